@@ -1,0 +1,75 @@
+"""Words of shared memory, plain and atomic, for the runner and the kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from .lanes import F32, I32, I64, element, emitted, intrinsic_function, pointer
+
+
+def _word(builder: Any, base: Any, index: Any) -> Any:
+    return pointer(builder, element(builder, base, index, I64), I64)
+
+
+@emitted(types.int64, types.int64, types.int64)
+def word(builder: Any, base: Any, index: Any) -> Any:
+    """Return int64 word `index` of the array at address `base`."""
+    return builder.load(_word(builder, base, index))
+
+
+@emitted(types.void, types.int64, types.int64, types.int64)
+def set_word(builder: Any, base: Any, index: Any, value: Any) -> None:
+    """Store int64 `value` as word `index` of the array at address `base`."""
+    builder.store(value, _word(builder, base, index))
+
+
+@emitted(types.float32, types.int64)
+def load_f32(builder: Any, address: Any) -> Any:
+    """Return the float32 at `address`."""
+    return builder.load(pointer(builder, address, F32))
+
+
+@emitted(types.void, types.int64, types.float32)
+def store_f32(builder: Any, address: Any, value: Any) -> None:
+    """Store a float32 at `address`."""
+    builder.store(value, pointer(builder, address, F32))
+
+
+@emitted(types.float32, types.int64)
+def float_of_bits(builder: Any, bits: Any) -> Any:
+    """Return the float32 whose pattern is the low half of `bits`."""
+    return builder.bitcast(builder.trunc(bits, I32), F32)
+
+
+@emitted(types.int64, types.int64, types.int64)
+def atomic_load(builder: Any, base: Any, index: Any) -> Any:
+    """Read a word; what its writer did before is visible (acquire)."""
+    return builder.load_atomic(_word(builder, base, index), "acquire", 8)
+
+
+@emitted(types.void, types.int64, types.int64, types.int64)
+def atomic_store(builder: Any, base: Any, index: Any, value: Any) -> None:
+    """Write a word in the one order that all workers see (sequentially consistent)."""
+    builder.store_atomic(value, _word(builder, base, index), "seq_cst", 8)
+
+
+@emitted(types.int64, types.int64, types.int64, types.int64)
+def atomic_add(builder: Any, base: Any, index: Any, amount: Any) -> Any:
+    """Add to a word and return what it was (sequentially consistent)."""
+    return builder.atomic_rmw("add", _word(builder, base, index), amount, "seq_cst")
+
+
+@emitted(types.void)
+def pause(builder: Any) -> None:
+    """Tell the core that it spins, where it has an instruction for that."""
+    if builder.module.triple.startswith("x86_64"):
+        builder.call(intrinsic_function(builder, "llvm.x86.sse2.pause", ir.VoidType()), [])
+
+
+@emitted(types.void)
+def yield_core(builder: Any) -> None:
+    """Let another thread have the core. The libc symbol is resolved when code is loaded, so cached code stays valid."""
+    builder.call(intrinsic_function(builder, "sched_yield", I32), [])

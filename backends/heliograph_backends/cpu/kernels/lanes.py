@@ -1,0 +1,253 @@
+"""Sixteen float32 lanes: a small language in which the kernels' vector code is written.
+
+Theory of operation. Numba's scalar code leaves it to LLVM whether a loop becomes vector code, refuses where it cannot
+prove that output and input do not overlap (in-place nodes are common here), and has no vector type. So the inner loops are
+emitted as LLVM vector IR: a Python function runs once, at compile time, over `Lanes` objects whose operators append
+instructions to the function being built. The IR is portable: `<16 x float>` is one register on AVX-512, two on AVX2, four
+on NEON, with the same bits, because every operator here is an IEEE operation on each lane and no fast-math flag is set.
+Only `fma` fuses; a multiplication followed by an addition is never contracted.
+
+`emitted` turns such a Python function into a numba intrinsic with a fixed signature, `subroutine` into a function of the
+module that is not inlined, so that each is optimised once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 16
+F32, F64 = ir.FloatType(), ir.DoubleType()
+I32, I64 = ir.IntType(32), ir.IntType(64)
+F32_VECTOR = ir.VectorType(F32, LANES)
+F64_VECTOR = ir.VectorType(F64, LANES)
+I32_VECTOR = ir.VectorType(I32, LANES)
+MASK = ir.VectorType(ir.IntType(1), LANES)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def jit(function: Function) -> Function:
+    """Compile with numba: no GIL, no contraction, no bounds checks; cached with its caller."""
+    compiled: Function = njit(nogil=True, error_model="numpy")(function)
+    return compiled
+
+
+def jit_entry(function: Function) -> Function:
+    """Like `jit`, for the functions that Python calls: these are what the disk cache holds."""
+    compiled: Function = njit(nogil=True, error_model="numpy", cache=True)(function)
+    return compiled
+
+
+def emitted(result: Any, *arguments: Any) -> Callable[[Function], Function]:
+    """Make an intrinsic of numba type `result(*arguments)` from `emit(builder, *values)`."""
+    signature = result(*arguments)
+
+    def decorate(emit: Function) -> Function:
+        def code(context: Any, builder: ir.IRBuilder, _: Any, values: Sequence[ir.Value]) -> Any:
+            value = emit(builder, *values)
+            return context.get_dummy_value() if result == types.void else value
+
+        def definition(_typing_context: Any, *_arguments: Any) -> Any:
+            return signature, code
+
+        parameters = list(inspect.signature(emit).parameters.values())
+        definition.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        definition.__name__, definition.__doc__ = emit.__name__, emit.__doc__
+        made: Function = intrinsic(definition)
+        return made
+
+    return decorate
+
+
+def subroutine(
+    caller: ir.IRBuilder,
+    name: str,
+    arguments: Sequence[ir.Type],
+    body: Callable[..., ir.Value | None],
+    result: ir.Type | None = None,
+) -> ir.Function:
+    """Return the module's function `name`, building it with `body(builder, *values)` at first use."""
+    module = caller.module
+    if name in module.globals:
+        return module.globals[name]
+    function = ir.Function(module, ir.FunctionType(result or ir.VoidType(), arguments), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    function.attributes.add("nounwind")
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    value = body(builder, *function.args)
+    if result is None:
+        builder.ret_void()
+    else:
+        builder.ret(value)
+    return function
+
+
+def intrinsic_function(builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: ir.Type) -> ir.Function:
+    """Declare an LLVM intrinsic or an external symbol."""
+    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
+
+
+def integer(value: int) -> ir.Constant:
+    """Return an int64 constant."""
+    return ir.Constant(I64, value)
+
+
+@contextmanager
+def loop(builder: ir.IRBuilder, start: ir.Value, stop: ir.Value, step: int) -> Iterator[ir.Value]:
+    """Emit `for index in range(start, stop, step)` over int64 values."""
+    with cgutils.for_range_slice(builder, start, stop, integer(step), I64) as (index, _):
+        yield index
+
+
+def pointer(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
+    """Turn an address in bytes into a pointer."""
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def element(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, kind: ir.Type = F32) -> ir.Value:
+    """Return the address of element `index` of the array of `kind` at address `base`."""
+    size = {F32: 4, F64: 8, I64: 8}[kind]
+    return builder.add(base, builder.mul(index, integer(size)))
+
+
+def tail_mask(builder: ir.IRBuilder, count: ir.Value) -> ir.Value:
+    """Return the mask of the lanes below `count` (int64, taken as at most 16)."""
+    wide = builder.select(builder.icmp_signed("<", count, integer(LANES)), count, integer(LANES))
+    limit = splat(builder, builder.trunc(wide, I32), I32_VECTOR)
+    return builder.icmp_signed("<", ir.Constant(I32_VECTOR, list(range(LANES))), limit)
+
+
+def splat(builder: ir.IRBuilder, scalar: ir.Value, kind: ir.VectorType) -> ir.Value:
+    """Return a vector of `kind` with `scalar` in each lane."""
+    undefined = ir.Constant(kind, ir.Undefined)
+    first = builder.insert_element(undefined, scalar, ir.Constant(I32, 0))
+    zeros = ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count)
+    return builder.shuffle_vector(first, undefined, zeros)
+
+
+class Lanes:
+    """Sixteen float32 values of the code being emitted; operators append IEEE instructions."""
+
+    __slots__ = ("builder", "value")
+
+    def __init__(self, builder: ir.IRBuilder, value: ir.Value) -> None:
+        self.builder = builder
+        self.value = value
+
+    @staticmethod
+    def constant(builder: ir.IRBuilder, number: float) -> Lanes:
+        return Lanes(builder, ir.Constant(F32_VECTOR, [number] * LANES))
+
+    @staticmethod
+    def broadcast(builder: ir.IRBuilder, scalar: ir.Value) -> Lanes:
+        return Lanes(builder, splat(builder, scalar, F32_VECTOR))
+
+    @staticmethod
+    def load(builder: ir.IRBuilder, address: ir.Value) -> Lanes:
+        return Lanes(builder, builder.load(pointer(builder, address, F32_VECTOR), align=4))
+
+    @staticmethod
+    def load_masked(builder: ir.IRBuilder, address: ir.Value, mask: ir.Value, other: float = 0.0) -> Lanes:
+        """Load the lanes of `mask`; the rest are `other`, and their memory is not touched."""
+        kind = F32_VECTOR.as_pointer()
+        load = intrinsic_function(builder, "llvm.masked.load.v16f32.p0", F32_VECTOR, kind, I32, MASK, F32_VECTOR)
+        fill = ir.Constant(F32_VECTOR, [other] * LANES)
+        arguments = [builder.inttoptr(address, kind), ir.Constant(I32, 4), mask, fill]
+        return Lanes(builder, builder.call(load, arguments))
+
+    def store(self, address: ir.Value) -> None:
+        self.builder.store(self.value, pointer(self.builder, address, F32_VECTOR), align=4)
+
+    def store_masked(self, address: ir.Value, mask: ir.Value) -> None:
+        kind = F32_VECTOR.as_pointer()
+        void = ir.VoidType()
+        store = intrinsic_function(
+            self.builder, "llvm.masked.store.v16f32.p0", void, F32_VECTOR, kind, I32, MASK
+        )
+        place = self.builder.inttoptr(address, kind)
+        self.builder.call(store, [self.value, place, ir.Constant(I32, 4), mask])
+
+    def lift(self, other: Lanes | float) -> Lanes:
+        """Return `other`, a number or lanes, as lanes."""
+        return other if isinstance(other, Lanes) else Lanes.constant(self.builder, other)
+
+    def __add__(self, other: Lanes | float) -> Lanes:
+        return Lanes(self.builder, self.builder.fadd(self.value, self.lift(other).value))
+
+    def __sub__(self, other: Lanes | float) -> Lanes:
+        return Lanes(self.builder, self.builder.fsub(self.value, self.lift(other).value))
+
+    def __rsub__(self, other: float) -> Lanes:
+        return self.lift(other) - self
+
+    def __mul__(self, other: Lanes | float) -> Lanes:
+        return Lanes(self.builder, self.builder.fmul(self.value, self.lift(other).value))
+
+    def __truediv__(self, other: Lanes | float) -> Lanes:
+        return Lanes(self.builder, self.builder.fdiv(self.value, self.lift(other).value))
+
+    def __rtruediv__(self, other: float) -> Lanes:
+        return self.lift(other) / self
+
+    def __neg__(self) -> Lanes:
+        return Lanes(self.builder, self.builder.fneg(self.value))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def call(self, name: str, *others: Lanes | float) -> Lanes:
+        """Call the LLVM intrinsic `name` lane by lane."""
+        values = [self.value, *(self.lift(other).value for other in others)]
+        function = intrinsic_function(self.builder, f"{name}.v16f32", F32_VECTOR, *[F32_VECTOR] * len(values))
+        return Lanes(self.builder, self.builder.call(function, values))
+
+    def fma(self, factor: Lanes | float, addend: Lanes | float) -> Lanes:
+        """Return self * factor + addend, rounded once."""
+        return self.call("llvm.fma", factor, addend)
+
+    def sqrt(self) -> Lanes:
+        return self.call("llvm.sqrt")
+
+    def abs(self) -> Lanes:
+        return self.call("llvm.fabs")
+
+    def maximum(self, other: Lanes | float) -> Lanes:
+        """Return the larger; NaN where either is NaN, as numpy.maximum."""
+        return self.call("llvm.maximum", other)
+
+    def minimum(self, other: Lanes | float) -> Lanes:
+        """Return the smaller; NaN where either is NaN, as numpy.minimum."""
+        return self.call("llvm.minimum", other)
+
+    def copysign(self, sign: Lanes) -> Lanes:
+        return self.call("llvm.copysign", sign)
+
+    def where(self, condition: str, than: Lanes | float, yes: Lanes | float, no: Lanes | float) -> Lanes:
+        """Return `yes` in the lanes where `self condition than` (an ordered comparison), else `no`."""
+        mask = self.builder.fcmp_ordered(condition, self.value, self.lift(than).value)
+        return Lanes(self.builder, self.builder.select(mask, self.lift(yes).value, self.lift(no).value))
+
+    def bits(self) -> ir.Value:
+        """Return the lanes' bit patterns as sixteen int32."""
+        return self.builder.bitcast(self.value, I32_VECTOR)
+
+    @staticmethod
+    def from_bits(builder: ir.IRBuilder, bits: ir.Value) -> Lanes:
+        return Lanes(builder, builder.bitcast(bits, F32_VECTOR))
+
+    def widen(self) -> ir.Value:
+        """Return the lanes as sixteen float64."""
+        return self.builder.fpext(self.value, F64_VECTOR)
+
+    @staticmethod
+    def narrow(builder: ir.IRBuilder, wide: ir.Value) -> Lanes:
+        """Round sixteen float64 to float32."""
+        return Lanes(builder, builder.fptrunc(wide, F32_VECTOR))

@@ -1,0 +1,172 @@
+"""The words in which a program is encoded: shared by the builder, which is plain Python, and the native runner.
+
+A program is one array of int64 words: a header, then steps. A step is
+
+    header | space | operands ... | what its kind needs
+
+Every step walks one space of six outer dimensions, rows and columns, cut into blocks of ROW_BLOCK by COLUMN_BLOCK;
+BLOCKS_PER_TILE consecutive blocks are one tile, the unit that a worker claims. All of it follows from shapes alone. An
+operand names a slot of the table of base addresses that is bound at run time, so one program runs on any memory.
+
+All offsets, strides and sizes below are counted in bytes, all positions in words.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+WORD_BYTES: Final = 8
+CACHE_LINE_BYTES: Final = 64
+OUTER_DIMENSIONS: Final = 6
+PANEL_COLUMNS: Final = 32
+
+# Program header.
+STEP_COUNT: Final = 0
+PROGRAM_HEADER_WORDS: Final = 8
+
+# Step header and space.
+KIND: Final = 0
+STEP_WORDS: Final = 1
+TILES: Final = 2
+BLOCKS: Final = 3
+BLOCKS_PER_TILE: Final = 4
+COUNTER: Final = 5  # number of the step among the shared ones, or -1: worker 0 runs it alone
+ROWS: Final = 6
+COLUMNS: Final = 7
+ROW_BLOCK: Final = 8
+COLUMN_BLOCK: Final = 9
+ROW_BLOCKS: Final = 10
+COLUMN_BLOCKS: Final = 11
+OUTER_SIZES: Final = 12
+STEP_HEADER_WORDS: Final = OUTER_SIZES + OUTER_DIMENSIONS
+
+# Operand.
+SLOT: Final = 0
+OFFSET: Final = 1
+ROW_STRIDE: Final = 2
+COLUMN_STRIDE: Final = 3
+OUTER_STRIDES: Final = 4
+OPERAND_WORDS: Final = OUTER_STRIDES + OUTER_DIMENSIONS
+
+# Matrix product, after the step header: three operands, then these words, then the epilogue's body.
+LEFT: Final = STEP_HEADER_WORDS
+RIGHT: Final = LEFT + OPERAND_WORDS
+PRODUCT: Final = RIGHT + OPERAND_WORDS
+DEPTH: Final = PRODUCT + OPERAND_WORDS
+DEPTH_BLOCK: Final = DEPTH + 1
+PACK_LEFT: Final = DEPTH + 2
+PACK_RIGHT: Final = DEPTH + 3
+HAS_EPILOGUE: Final = DEPTH + 4
+EPILOGUE: Final = DEPTH + 5
+
+# Row kernels, after the step header: four operands (SLOT -1 where absent), then two float32 parameters.
+SOURCE: Final = STEP_HEADER_WORDS
+WEIGHT: Final = SOURCE + OPERAND_WORDS  # of soft_max: the mask
+BIAS: Final = WEIGHT + OPERAND_WORDS
+TARGET: Final = BIAS + OPERAND_WORDS
+PARAMETER: Final = TARGET + OPERAND_WORDS
+ROW_STEP_WORDS: Final = PARAMETER + 1
+
+# Elementwise body: at STEP_HEADER_WORDS of an elementwise step, at EPILOGUE of a matrix product. After it come the
+# operands (one ACCESS word behind each), the constants (one word each) and the instructions.
+OPERANDS: Final = 0
+REGISTERS: Final = 1
+CONSTANTS: Final = 2
+INSTRUCTIONS: Final = 3
+CHUNK: Final = 4
+BODY_HEADER_WORDS: Final = 5
+ACCESS: Final = OPERAND_WORDS
+BODY_OPERAND_WORDS: Final = OPERAND_WORDS + 1
+READ: Final = 1
+WRITTEN: Final = 2
+
+# Instruction: values are numbered operands first, then registers, then constants.
+OPERATION: Final = 0
+RESULT: Final = 1
+FIRST: Final = 2
+SECOND: Final = 3
+IMMEDIATES: Final = 4  # two float32, the first in the low half
+INSTRUCTION_WORDS: Final = 5
+
+# Each worker's scratch, in bytes: the block's outer indices, the addresses of the values in this chunk, those of the
+# operands in this block, buffers, packed matrices.
+INDEX_AT: Final = 0
+MAXIMUM_VALUES: Final = 64
+TABLE_AT: Final = 64
+BASES_AT: Final = TABLE_AT + MAXIMUM_VALUES * WORD_BYTES
+BUFFERS_AT: Final = BASES_AT + MAXIMUM_VALUES * WORD_BYTES
+BUFFER_AREA_BYTES: Final = 128 * 1024
+PACK_AT: Final = BUFFERS_AT + BUFFER_AREA_BYTES
+STRIP_GAP_BYTES: Final = 64
+
+# The control block; what different workers write lies on different cache lines.
+ABORT: Final = 0
+STATUS: Final = 8
+FAILED_STEP: Final = 9
+INSIDE: Final = 16
+CLOSED: Final = 24
+PROGRESS: Final = 32  # number of shared steps opened so far
+COUNTERS: Final = 40
+CLAIMED: Final = 0
+DONE: Final = 8
+COUNTER_WORDS: Final = 16
+FINISHED: Final = 1 << 62  # value of PROGRESS after the last step
+
+
+class Kind(IntEnum):
+    """What a step computes."""
+
+    ELEMENTWISE = 0
+    MATMUL = 1
+    LAYER_NORM = 2
+    RMS_NORM = 3
+    SOFT_MAX = 4
+    L2_NORM = 5
+    SUM = 6
+    MEAN = 7
+    MAX = 8
+
+
+class Status(IntEnum):
+    """How a run ended."""
+
+    OK = 0
+    ABORTED = 1
+    INVALID = 2  # a step of an unknown kind; the builder makes none
+
+
+class Operation(IntEnum):
+    """The instructions of elementwise programs; x and y are sources, p and q immediates.
+
+    Each rounds to float32 as written, operator by operator, so a chain has the same bits fused and unfused.
+    """
+
+    COPY = 0
+    ADD = 1
+    SUB = 2
+    MUL = 3
+    DIV = 4
+    MAXIMUM = 5  # NaN where either is, as numpy
+    MINIMUM = 6
+    NEG = 7
+    ABS = 8
+    SQRT = 9
+    RSQRT = 10  # 1 / sqrt(x)
+    SQUARE = 11
+    EXP = 12
+    LOG = 13
+    ERF = 14
+    TANH = 15
+    SIGMOID = 16  # 1 / (1 + exp(-x))
+    RELU = 17  # maximum(x, 0)
+    GELU_ERF = 18  # 0.5 * x * (1 + erf(x * sqrt(1/2)))
+    GELU = 19  # 0.5 * x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3)))
+    GELU_QUICK = 20  # x / (1 + exp(-1.702 * x))
+    SILU = 21  # x / (1 + exp(-x))
+    SCALE_BIAS = 22  # x * p + q
+    CLAMP = 23  # minimum(maximum(x, p), q)
+
+
+BINARY: Final = frozenset({Operation.ADD, Operation.SUB, Operation.MUL, Operation.DIV, Operation.MAXIMUM, Operation.MINIMUM})
+IMMEDIATE_COUNTS: Final = {Operation.SCALE_BIAS: 2, Operation.CLAMP: 2}

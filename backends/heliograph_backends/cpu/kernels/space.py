@@ -1,0 +1,112 @@
+"""From a block's number to its place, from a place to an operand's address, and copies between strided blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import types
+
+from .atomics import load_f32, set_word, store_f32, word
+from .lanes import LANES, Lanes, element, emitted, integer, jit, loop, tail_mask
+from .layout import (
+    COLUMN_BLOCK,
+    COLUMN_BLOCKS,
+    COLUMN_STRIDE,
+    COLUMNS,
+    INDEX_AT,
+    OFFSET,
+    OUTER_DIMENSIONS,
+    OUTER_SIZES,
+    OUTER_STRIDES,
+    ROW_BLOCK,
+    ROW_BLOCKS,
+    ROW_STRIDE,
+    ROWS,
+    SLOT,
+)
+
+
+@jit
+def locate(step: int, block: int, scratch: int) -> tuple[int, int, int, int]:
+    """Return (first row, rows, first column, columns) of a block and leave its outer indices in scratch."""
+    column_blocks, row_blocks = word(step, COLUMN_BLOCKS), word(step, ROW_BLOCKS)
+    column = block % column_blocks * word(step, COLUMN_BLOCK)
+    rest = block // column_blocks
+    row = rest % row_blocks * word(step, ROW_BLOCK)
+    rest = rest // row_blocks
+    for dimension in range(OUTER_DIMENSIONS - 1, -1, -1):
+        size = word(step, OUTER_SIZES + dimension)
+        if size == 1:
+            set_word(scratch + INDEX_AT, dimension, 0)
+        else:
+            set_word(scratch + INDEX_AT, dimension, rest % size)
+            rest = rest // size
+    rows = min(word(step, ROW_BLOCK), word(step, ROWS) - row)
+    columns = min(word(step, COLUMN_BLOCK), word(step, COLUMNS) - column)
+    return row, rows, column, columns
+
+
+@jit
+def operand_base(operand: int, slots: int, scratch: int) -> int:
+    """Return the address of an operand's element (0, 0) at the block's outer indices."""
+    address = word(slots, word(operand, SLOT)) + word(operand, OFFSET)
+    for dimension in range(OUTER_DIMENSIONS):
+        address += word(scratch + INDEX_AT, dimension) * word(operand, OUTER_STRIDES + dimension)
+    return address
+
+
+@jit
+def operand_address(operand: int, slots: int, scratch: int, row: int, column: int) -> int:
+    """Return the address of an operand's element (row, column) at the block's outer indices."""
+    base = operand_base(operand, slots, scratch)
+    return base + row * word(operand, ROW_STRIDE) + column * word(operand, COLUMN_STRIDE)
+
+
+@emitted(types.void, types.int64, types.int64, types.int64)
+def copy_row(builder: Any, target: Any, source: Any, count: Any) -> None:
+    """Copy `count` contiguous float32."""
+    with loop(builder, integer(0), count, LANES) as index:
+        mask = tail_mask(builder, builder.sub(count, index))
+        lanes = Lanes.load_masked(builder, element(builder, source, index), mask)
+        lanes.store_masked(element(builder, target, index), mask)
+
+
+@emitted(types.void, types.int64, types.float32, types.int64)
+def fill_row(builder: Any, target: Any, value: Any, count: Any) -> None:
+    """Store `count` contiguous float32 of one value."""
+    lanes = Lanes.broadcast(builder, value)
+    with loop(builder, integer(0), count, LANES) as index:
+        mask = tail_mask(builder, builder.sub(count, index))
+        lanes.store_masked(element(builder, target, index), mask)
+
+
+@jit
+def copy_scattered(target: int, target_step: int, source: int, source_step: int, count: int) -> None:
+    """Copy `count` float32 between any strides."""
+    for _ in range(count):
+        store_f32(target, load_f32(source))
+        target += target_step
+        source += source_step
+
+
+@jit
+def copy_block(
+    target: int,
+    target_row: int,
+    target_column: int,
+    source: int,
+    source_row: int,
+    source_column: int,
+    rows: int,
+    columns: int,
+) -> None:
+    """Copy rows by columns of float32 between any byte strides."""
+    for _ in range(rows):
+        if target_column == 4 and source_column == 4:
+            copy_row(target, source, columns)
+        elif target_column == 4 and source_column == 0:
+            fill_row(target, load_f32(source), columns)
+        else:
+            copy_scattered(target, target_column, source, source_column, columns)
+        target += target_row
+        source += source_row

@@ -1,0 +1,16 @@
+"""The contract between client and server, and the pure modules that give its messages meaning.
+
+`v1/` holds the .proto files and the code generated from them. The other modules know no socket,
+clock or device: dtypes, the op table and its shape inference, graphs, errors, addresses, and the
+conversion between messages and the frozen dataclasses that live inside client and server.
+"""
+
+#: The versions of the contract that this package speaks.
+VERSION_MIN = 1
+VERSION_MAX = 1
+
+#: The optional features that this package knows, as the handshake names them.
+FEATURES = ("sha256", "fusion")
+
+#: The version of the program, client and server alike.
+__version__ = "0.1.0"

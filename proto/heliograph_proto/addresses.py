@@ -1,0 +1,99 @@
+"""URLs of daemons: `local:`, `unix:///path`, `grpc://host:port`, and `host:port` for the last."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+from heliograph_proto.errors import InvalidArgumentError
+
+Scheme: TypeAlias = Literal["local", "unix", "grpc"]
+
+DEFAULT_PORT = 7070
+DEFAULT_URL = f"grpc://127.0.0.1:{DEFAULT_PORT}"
+ADVICE = "use local:, unix:///path/to/socket, or grpc://host:port"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a daemon is."""
+
+    scheme: Scheme
+    host: str = ""
+    port: int = 0
+    path: str = ""
+    #: The device that `URL#device` names; empty if none.
+    device: str = ""
+
+    def __str__(self) -> str:
+        device = f"#{self.device}" if self.device else ""
+        match self.scheme:
+            case "local":
+                return f"local:{device}"
+            case "unix":
+                return f"unix://{self.path}{device}"
+        return f"grpc://{self._host_port()}{device}"
+
+    def _host_port(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def grpc_target(self) -> str:
+        """What gRPC calls it. An address that is numeric skips name resolution."""
+        if self.scheme == "unix":
+            return f"unix:{self.path}"
+        try:
+            version = ipaddress.ip_address(self.host).version
+        except ValueError:
+            return f"dns:{self._host_port()}"
+        return f"ipv{version}:{self._host_port()}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this host can reach it."""
+        if self.scheme != "grpc" or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def parse_address(url: str) -> Address:
+    """The address that a URL names. Raises InvalidArgumentError."""
+    url, _, device = url.strip().partition("#")
+    if url.rstrip("/") in ("local:", "local"):
+        return Address("local", device=device)
+    if "://" not in url:
+        url = f"grpc://{url}"
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return _unix(unquote(parts.netloc + parts.path), device)
+    if parts.scheme == "grpcs":
+        raise InvalidArgumentError("grpcs:// is not offered by this version", advice=ADVICE)
+    if parts.scheme != "grpc":
+        raise InvalidArgumentError(f"unknown scheme {parts.scheme!r} in {url!r}", advice=ADVICE)
+    return _grpc(url, device)
+
+
+def _unix(path: str, device: str) -> Address:
+    if not path.startswith("/"):
+        raise InvalidArgumentError("a unix address needs an absolute path", advice=ADVICE)
+    # The kernel's sockaddr_un holds 107 bytes and a terminator.
+    if len(path.encode()) > 107:
+        raise InvalidArgumentError(f"the socket path has {len(path.encode())} bytes; at most 107 fit")
+    return Address("unix", path=path, device=device)
+
+
+def _grpc(url: str, device: str) -> Address:
+    parts = urlsplit(url)
+    try:
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise InvalidArgumentError(f"bad address {url!r}: {error}", advice=ADVICE) from None
+    if not host or parts.path.strip("/") or parts.query or parts.username:
+        raise InvalidArgumentError(f"bad address {url!r}: a host is needed, no path", advice=ADVICE)
+    return Address("grpc", host=host, port=DEFAULT_PORT if port is None else port, device=device)

@@ -1,0 +1,176 @@
+"""Commands and completions as frozen dataclasses: what command.proto carries, without protobuf.
+
+The meaning of each field is in command.proto; the names are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from heliograph_proto.errors import HeliographError
+from heliograph_proto.types import TensorType
+
+#: Bytes that ride in a command or a completion. A client may hand in a view of an array.
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+#: Handles with this bit are made by the server; a client's must not have it.
+SERVER_HANDLE = 1 << 63
+#: The stream that exists without being made.
+DEFAULT_STREAM = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    tensor: int
+    type: TensorType
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    tensor: int
+    source: int
+    offset_bytes: int
+    type: TensorType
+    #: Empty: contiguous.
+    strides_bytes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CreateStream:
+    stream: int
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SetTensor:
+    """`data` is None when a transfer carries the bytes."""
+
+    tensor: int
+    offset_bytes: int
+    data: Bytes | None = None
+    transfer: int = 0
+    #: Of the transfer.
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GetTensor:
+    tensor: int
+    offset_bytes: int
+    size_bytes: int
+    #: 0: the bytes ride in the completion.
+    transfer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Memset:
+    tensor: int
+    offset_bytes: int
+    size_bytes: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTensor:
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class InputBinding:
+    """`data` is None when a tensor is bound."""
+
+    input: int
+    data: Bytes | None = None
+    tensor: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBinding:
+    output: int
+    #: 0: no tensor.
+    tensor: int = 0
+    fetch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    plan: int
+    inputs: tuple[InputBinding, ...]
+    outputs: tuple[OutputBinding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    event: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    event: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    handles: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronize:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    sequence: int
+
+
+CommandKind: TypeAlias = (
+    Allocate
+    | View
+    | CreateStream
+    | SetTensor
+    | GetTensor
+    | Memset
+    | CopyTensor
+    | Run
+    | Record
+    | Wait
+    | Free
+    | Synchronize
+    | Cancel
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command of the stream."""
+
+    sequence: int
+    kind: CommandKind
+    stream: int = DEFAULT_STREAM
+    notify: bool = False
+    #: 0: none.
+    timeout_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The end of one command."""
+
+    sequence: int
+    error: HeliographError | None = None
+    data: Bytes = b""
+    #: (output's place, bytes) of a run.
+    outputs: tuple[tuple[int, Bytes], ...] = ()
+    device_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionBatch:
+    """What is done: everything up to a number, and those listed by themselves."""
+
+    completed_through: int
+    completions: tuple[Completion, ...] = ()

@@ -1,0 +1,294 @@
+"""Every error that Heliograph raises, on either side of the wire.
+
+    HeliographError
+    ├── InvalidArgumentError       a malformed argument; also a ValueError
+    │   ├── InvalidGraphError      the graph breaks a rule of the op table or of its own structure
+    │   │   └── UnknownOpError     no such op in the table
+    │   ├── InvalidInputError      a run's inputs do not match its plan
+    │   └── OutOfRangeError        an offset, size or index outside a tensor; also an IndexError
+    ├── UnsupportedError           no device of the plan runs this op with these types
+    ├── HandleError                a handle, name or content that the session does not have
+    │   ├── UnknownHandleError     never made, foreign, or freed
+    │   ├── HandleExistsError      made twice
+    │   ├── UnknownDeviceError     no device of this name; also a LookupError
+    │   └── MissingContentError    a weight that was not uploaded
+    ├── ResourceError              something does not fit
+    │   ├── OutOfMemoryError       the device's memory; also a MemoryError
+    │   └── LimitExceededError     a limit of the handshake
+    ├── WorkError                  work that began did not end well
+    │   ├── CancelledError         it was cancelled
+    │   ├── DeadlineExceededError  it was not done in time; also a TimeoutError
+    │   └── ComputeFailedError     the device failed
+    ├── ConnectionError            there is no session to talk to; also a builtin ConnectionError
+    │   ├── UnavailableError       the server cannot be reached, or the connection broke
+    │   ├── NotHeliographError     something else answers at that address
+    │   ├── DrainingError          the server is shutting down
+    │   ├── SessionClosedError     the session was closed or its lease ended
+    │   ├── VersionMismatchError   no common version of the contract
+    │   └── ProtocolError          the other side broke the contract
+    ├── ContentMismatchError       uploaded bytes do not have the digest announced
+    ├── InvalidModelError          a model's files are missing or damaged
+    ├── ConfigurationError         a configuration file or command line is wrong
+    └── InternalError              a defect of Heliograph
+
+Each class has one reason, a number of the contract (`Reason` in error.proto). Programs decide by
+class or reason; the text is for people.
+"""
+
+from __future__ import annotations
+
+import builtins
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from heliograph_proto.types import TensorType
+from heliograph_proto.v1 import error_pb2
+
+Reason = error_pb2.Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an error began."""
+
+    op: str = ""
+    #: The node's number in its graph.
+    node: int = 0
+    node_name: str = ""
+    operands: tuple[TensorType, ...] = ()
+    #: The sequence number of the command that first failed; 0 outside the command stream.
+    sequence: int = 0
+    #: "file.py:12 in function: source text" of the user's code that built the node; client only.
+    source: str = ""
+
+    def __str__(self) -> str:
+        parts = []
+        if self.op:
+            named = f" {self.node_name!r}" if self.node_name else ""
+            parts.append(f"op {self.op}{named}({', '.join(map(str, self.operands))})")
+        if self.source:
+            parts.append(f"built at {self.source}")
+        return ", ".join(parts)
+
+
+class HeliographError(Exception):
+    """The root: every error has a reason, an origin (perhaps empty) and advice (perhaps empty)."""
+
+    reason: ClassVar[Reason.ValueType] = Reason.REASON_INTERNAL
+
+    def __init__(self, message: str, *, advice: str = "", origin: Origin | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.advice = advice
+        self.origin = origin if origin is not None else Origin()
+
+    def __str__(self) -> str:
+        lines = [self.message]
+        if where := str(self.origin):
+            lines.append(f"  where: {where}")
+        if self.advice:
+            lines.append(f"  advice: {self.advice}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (rebuild, (type(self), self.message, self.advice, self.origin))
+
+    def at(self, origin: Origin) -> HeliographError:
+        """The same error with another origin; a copy, since errors are shared between threads."""
+        return type(self)(self.message, advice=self.advice, origin=origin)
+
+    def from_command(self, sequence: int) -> HeliographError:
+        """The same error, begun by this command, unless an earlier one is known."""
+        if self.origin.sequence:
+            return self
+        return self.at(replace(self.origin, sequence=sequence))
+
+
+class InvalidArgumentError(HeliographError, ValueError):
+    """An argument is malformed or out of its domain."""
+
+    reason = Reason.REASON_INVALID_ARGUMENT
+
+
+class InvalidGraphError(InvalidArgumentError):
+    """The graph breaks a rule of the op table or of its own structure."""
+
+    reason = Reason.REASON_INVALID_GRAPH
+
+
+class UnknownOpError(InvalidGraphError):
+    """The op is not in the op table."""
+
+    reason = Reason.REASON_UNKNOWN_OP
+
+
+class InvalidInputError(InvalidArgumentError):
+    """A run's inputs do not match its plan: missing, misnamed, of another shape or data type."""
+
+    reason = Reason.REASON_INVALID_INPUT
+
+
+class OutOfRangeError(InvalidArgumentError, IndexError):
+    """An offset, a size or an index lies outside the tensor."""
+
+    reason = Reason.REASON_OUT_OF_RANGE
+
+
+class UnsupportedError(HeliographError):
+    """No device of the plan runs this op with these types."""
+
+    reason = Reason.REASON_UNSUPPORTED
+
+
+class HandleError(HeliographError):
+    """A handle, name or content that the session does not have, or has already."""
+
+
+class UnknownHandleError(HandleError):
+    """The handle was never made in this session, or was freed."""
+
+    reason = Reason.REASON_UNKNOWN_HANDLE
+
+
+class HandleExistsError(HandleError):
+    """The handle is in use already."""
+
+    reason = Reason.REASON_HANDLE_EXISTS
+
+
+class UnknownDeviceError(HandleError, LookupError):
+    """No device has this name."""
+
+    reason = Reason.REASON_UNKNOWN_DEVICE
+
+
+class MissingContentError(HandleError):
+    """The plan needs weights that the session does not hold."""
+
+    reason = Reason.REASON_MISSING_CONTENT
+
+
+class ResourceError(HeliographError):
+    """Something does not fit."""
+
+
+class OutOfMemoryError(ResourceError, MemoryError):
+    """The device's memory does not suffice."""
+
+    reason = Reason.REASON_OUT_OF_MEMORY
+
+
+class LimitExceededError(ResourceError):
+    """A limit of the handshake was passed."""
+
+    reason = Reason.REASON_LIMIT_EXCEEDED
+
+
+class WorkError(HeliographError):
+    """Work that began did not end well."""
+
+
+class CancelledError(WorkError):
+    """The work was cancelled before it was done."""
+
+    reason = Reason.REASON_CANCELLED
+
+
+class DeadlineExceededError(WorkError, TimeoutError):
+    """The work was not done within the time given with it."""
+
+    reason = Reason.REASON_DEADLINE_EXCEEDED
+
+
+class ComputeFailedError(WorkError):
+    """The device failed while it computed."""
+
+    reason = Reason.REASON_COMPUTE_FAILED
+
+
+class ConnectionError(HeliographError, builtins.ConnectionError):
+    """There is no session to talk to."""
+
+
+class UnavailableError(ConnectionError):
+    """The server cannot be reached, or the connection broke."""
+
+    reason = Reason.REASON_UNAVAILABLE
+
+
+class NotHeliographError(ConnectionError):
+    """Something else answers at that address."""
+
+    reason = Reason.REASON_NOT_HELIOGRAPH
+
+
+class DrainingError(ConnectionError):
+    """The server is shutting down and takes nothing new."""
+
+    reason = Reason.REASON_DRAINING
+
+
+class SessionClosedError(ConnectionError):
+    """The session is unknown, was closed, or its lease has ended."""
+
+    reason = Reason.REASON_SESSION_CLOSED
+
+
+class VersionMismatchError(ConnectionError):
+    """The other side speaks no version of the contract that we speak."""
+
+    reason = Reason.REASON_VERSION_MISMATCH
+
+
+class ProtocolError(ConnectionError):
+    """The other side broke a rule of the contract."""
+
+    reason = Reason.REASON_PROTOCOL_VIOLATION
+
+
+class ContentMismatchError(HeliographError):
+    """Uploaded bytes do not have the digest that was announced."""
+
+    reason = Reason.REASON_CONTENT_MISMATCH
+
+
+class InvalidModelError(HeliographError):
+    """A model's files are missing or damaged."""
+
+    reason = Reason.REASON_INVALID_MODEL
+
+
+class ConfigurationError(HeliographError):
+    """A configuration file or a command line is wrong."""
+
+    reason = Reason.REASON_INVALID_CONFIGURATION
+
+
+class InternalError(HeliographError):
+    """A defect of Heliograph; worth a report."""
+
+    reason = Reason.REASON_INTERNAL
+
+
+def rebuild(
+    kind: type[HeliographError], message: str, advice: str, origin: Origin
+) -> HeliographError:
+    """Used by copy and by processes that pass errors on."""
+    return kind(message, advice=advice, origin=origin)
+
+
+def concrete_classes() -> list[type[HeliographError]]:
+    """Every class that has a reason of its own, in the order of the tree."""
+    found: list[type[HeliographError]] = []
+    pending: list[type[HeliographError]] = [HeliographError]
+    while pending:
+        kind = pending.pop(0)
+        pending = kind.__subclasses__() + pending
+        if "reason" in vars(kind) and kind is not HeliographError:
+            found.append(kind)
+    return found
+
+
+def class_for(reason: int) -> type[HeliographError]:
+    """The class of a reason; InternalError for one that a newer peer may have added."""
+    return next((kind for kind in concrete_classes() if kind.reason == reason), InternalError)

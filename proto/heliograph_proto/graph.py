@@ -1,0 +1,197 @@
+"""Graphs as frozen dataclasses, and their validation.
+
+Values are numbered: the leaves first, then the nodes in order. A graph that came from the wire is
+worth nothing before `validate` has passed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from heliograph_proto.errors import HeliographError, InvalidGraphError, LimitExceededError, Origin
+from heliograph_proto.limits import Limits
+from heliograph_proto.ops import infer
+from heliograph_proto.types import TensorType, shape_problem
+
+#: The longest name of a leaf, a node or an output, in characters.
+MAX_NAME = 1024
+DIGEST_BYTES = 32
+
+
+class LeafKind(Enum):
+    """What feeds a graph from outside."""
+
+    INPUT = "input"
+    WEIGHT = "weight"
+    VARIABLE = "variable"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor that a graph takes from outside."""
+
+    kind: LeafKind
+    name: str
+    type: TensorType
+    #: SHA-256 of a weight's bytes; empty for the others.
+    digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An op applied to values that come before it."""
+
+    op: str
+    operands: tuple[int, ...]
+    type: TensorType
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A value that a run returns, under a name."""
+
+    name: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Leaves, nodes in topological order, outputs."""
+
+    leaves: tuple[Leaf, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Output, ...]
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.leaves)} leaves, {len(self.nodes)} nodes, {len(self.outputs)} outputs"
+        return f"<Graph {counts}>"
+
+    def type_of(self, value: int) -> TensorType:
+        """The type of a value by its number."""
+        count = len(self.leaves)
+        return self.leaves[value].type if value < count else self.nodes[value - count].type
+
+    def of_kind(self, kind: LeafKind) -> tuple[Leaf, ...]:
+        """The leaves of a kind, in order."""
+        return tuple(leaf for leaf in self.leaves if leaf.kind is kind)
+
+    @property
+    def inputs(self) -> tuple[Leaf, ...]:
+        return self.of_kind(LeafKind.INPUT)
+
+    @property
+    def weights(self) -> tuple[Leaf, ...]:
+        return self.of_kind(LeafKind.WEIGHT)
+
+    @property
+    def variables(self) -> tuple[Leaf, ...]:
+        return self.of_kind(LeafKind.VARIABLE)
+
+    def origin(self, number: int) -> Origin:
+        """The origin of an error of node `number`."""
+        node = self.nodes[number]
+        operands = tuple(self.type_of(value) for value in node.operands)
+        return Origin(op=node.op, node=number, node_name=node.name, operands=operands)
+
+
+def validate(graph: Graph, limits: Limits) -> Graph:
+    """Checks everything about a graph and returns it with attributes complete.
+
+    Linear in the graph's size and without recursion. Raises LimitExceededError, InvalidGraphError or
+    UnknownOpError, with the node as origin.
+    """
+    if len(graph.nodes) > limits.graph_nodes:
+        raise LimitExceededError(
+            f"the graph has {len(graph.nodes):,} nodes; this server takes {limits.graph_nodes:,}",
+            advice="split the graph, or raise the limit in the server's configuration",
+        )
+    _check_leaves(graph)
+    nodes, depth = _check_nodes(graph)
+    if depth > limits.graph_depth:
+        raise LimitExceededError(
+            f"the graph is {depth:,} nodes deep; this server takes {limits.graph_depth:,}",
+            advice="split the graph, or raise the limit in the server's configuration",
+        )
+    _check_outputs(graph)
+    return Graph(graph.leaves, nodes, graph.outputs)
+
+
+def _check_leaves(graph: Graph) -> None:
+    seen: set[tuple[LeafKind, str]] = set()
+    for leaf in graph.leaves:
+        _check_name(leaf.name, f"{leaf.kind.value}", required=True)
+        if (leaf.kind, leaf.name) in seen:
+            raise InvalidGraphError(f"two {leaf.kind.value}s are named {leaf.name!r}")
+        seen.add((leaf.kind, leaf.name))
+        if problem := shape_problem(leaf.type):
+            raise InvalidGraphError(f"{leaf.kind.value} {leaf.name!r}: {problem}")
+        if (leaf.kind is LeafKind.WEIGHT) != (len(leaf.digest) == DIGEST_BYTES):
+            raise InvalidGraphError(f"{leaf.kind.value} {leaf.name!r}: weights alone have a digest")
+
+
+def _check_name(name: str, what: str, *, required: bool) -> None:
+    if len(name) > MAX_NAME or not name.isprintable() or (required and not name):
+        raise InvalidGraphError(
+            f"{what}: the name {name[:40]!r} is empty, longer than {MAX_NAME} characters, "
+            "or has characters that cannot be printed"
+        )
+
+
+def _check_nodes(graph: Graph) -> tuple[tuple[Node, ...], int]:
+    """The nodes with complete attributes, and the length of the longest path."""
+    types = [leaf.type for leaf in graph.leaves]
+    depths = [0] * len(types)
+    complete = []
+    for number, node in enumerate(graph.nodes):
+        try:
+            checked = _check_node(graph, node, types)
+        except HeliographError as error:
+            raise error.at(_partial_origin(number, node, types)) from None
+        complete.append(checked)
+        types.append(checked.type)
+        depths.append(1 + max((depths[value] for value in node.operands), default=0))
+    return tuple(complete), max(depths, default=0)
+
+
+def _check_node(graph: Graph, node: Node, types: list[TensorType]) -> Node:
+    _check_name(node.name, "node", required=False)
+    for value in node.operands:
+        if not 0 <= value < len(types):
+            raise InvalidGraphError(
+                f"an operand is value {value}, which does not come before this node",
+                advice="nodes stand after their operands; a graph has no cycles",
+            )
+    found, attributes = infer(node.op, [types[value] for value in node.operands], node.attributes)
+    if node.op == "assign" and not _is_variable(graph, node.operands[0]):
+        raise InvalidGraphError("assign: the first operand is not a variable")
+    if found != node.type:
+        raise InvalidGraphError(f"the result is {found}, but the graph says {node.type}")
+    return Node(node.op, node.operands, found, attributes, node.name)
+
+
+def _is_variable(graph: Graph, value: int) -> bool:
+    return value < len(graph.leaves) and graph.leaves[value].kind is LeafKind.VARIABLE
+
+
+def _partial_origin(number: int, node: Node, types: list[TensorType]) -> Origin:
+    operands = tuple(types[value] for value in node.operands[:8] if 0 <= value < len(types))
+    return Origin(op=node.op[:64], node=number, node_name=node.name[:64], operands=operands)
+
+
+def _check_outputs(graph: Graph) -> None:
+    names: set[str] = set()
+    count = len(graph.leaves) + len(graph.nodes)
+    if not graph.outputs:
+        raise InvalidGraphError("the graph has no outputs", advice="name one: g.output('y', y)")
+    for output in graph.outputs:
+        _check_name(output.name, "output", required=True)
+        if output.name in names:
+            raise InvalidGraphError(f"two outputs are named {output.name!r}")
+        names.add(output.name)
+        if not 0 <= output.value < count:
+            raise InvalidGraphError(f"output {output.name!r} is value {output.value} of {count}")

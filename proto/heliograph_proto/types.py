@@ -1,0 +1,216 @@
+"""Data types and tensor types: what a tensor is, wherever it lies.
+
+Sizes are counted in bits per element, and for ggml's quantized types in bytes per block, so that
+one function gives the bytes of any shape.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from heliograph_proto.v1 import tensor_pb2
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+Kind: TypeAlias = Literal["float", "int", "uint", "bool", "quantized"]
+
+#: The most dimensions of a tensor.
+MAX_DIMENSIONS = 8
+#: The most bytes of a tensor: offsets and sizes stay below 2**63.
+MAX_BYTES = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """The type of a tensor's elements, or of its blocks."""
+
+    name: str
+    number: tensor_pb2.DataType.ValueType
+    kind: Kind
+    block_bytes: int
+    #: Elements in a block; 1 unless quantized.
+    block_size: int = 1
+    #: NumPy's full name; empty where NumPy has no such type.
+    numpy_name: str = ""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"dtype({self.name})"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element; 0 for quantized types, whose unit is the block."""
+        return self.block_bytes if self.block_size == 1 else 0
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The NumPy dtype. Raises TypeError where there is none."""
+        if self.name == "bf16":
+            bfloat16: np.dtype[Any] = np.dtype(_bfloat16())
+            return bfloat16
+        if not self.numpy_name:
+            raise TypeError(f"{self.name} has no NumPy dtype: it is stored in blocks of bytes")
+        return np.dtype(self.numpy_name)
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind in ("int", "uint")
+
+
+def _bfloat16() -> Any:
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise TypeError("bf16 in NumPy needs the package ml_dtypes: pip install ml_dtypes") from None
+    return ml_dtypes.bfloat16
+
+
+def _table() -> dict[str, DType]:
+    number = tensor_pb2.DataType.Value
+    rows = [
+        DType("f64", number("DATA_TYPE_F64"), "float", 8, numpy_name="float64"),
+        DType("f32", number("DATA_TYPE_F32"), "float", 4, numpy_name="float32"),
+        DType("f16", number("DATA_TYPE_F16"), "float", 2, numpy_name="float16"),
+        DType("bf16", number("DATA_TYPE_BF16"), "float", 2),
+        DType("bool", number("DATA_TYPE_BOOL"), "bool", 1, numpy_name="bool"),
+    ]
+    for bits in (8, 16, 32, 64):
+        signed, unsigned = number(f"DATA_TYPE_I{bits}"), number(f"DATA_TYPE_U{bits}")
+        rows.append(DType(f"i{bits}", signed, "int", bits // 8, numpy_name=f"int{bits}"))
+        rows.append(DType(f"u{bits}", unsigned, "uint", bits // 8, numpy_name=f"uint{bits}"))
+    small = {"q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "q8_0": 34}
+    large = {"q2_k": 84, "q3_k": 110, "q4_k": 144, "q5_k": 176, "q6_k": 210}
+    for size, blocks in ((32, small), (256, large)):
+        for name, block_bytes in blocks.items():
+            value = number(f"DATA_TYPE_{name.upper()}")
+            rows.append(DType(name, value, "quantized", block_bytes, size))
+    return {row.name: row for row in rows}
+
+
+#: Every data type by its name.
+DTYPES: dict[str, DType] = _table()
+F64, F32, F16, BOOL, I32, I64 = (DTYPES[n] for n in ("f64", "f32", "f16", "bool", "i32", "i64"))
+
+_BY_NUMBER = {int(row.number): row for row in DTYPES.values()}
+_BY_NUMPY_NAME = {row.numpy_name: row for row in DTYPES.values() if row.numpy_name}
+
+DTypeArgument: TypeAlias = "DType | str | DTypeLike"
+
+
+def dtype(argument: DTypeArgument) -> DType:
+    """The data type that an argument names: ours ("f32"), a NumPy dtype, or its full name.
+
+    NumPy's short codes are ours here ("i8" is eight bits), and codes with a byte order, such as
+    "<i8", are refused, since to NumPy the same letters count bytes. Raises TypeError.
+    """
+    if isinstance(argument, DType):
+        return argument
+    if isinstance(argument, str):
+        return _by_name(argument)
+    if argument is None:
+        raise TypeError("a data type is missing; name one, such as 'f32'")
+    found = np.dtype(argument)
+    if found.name == "bfloat16":
+        return DTYPES["bf16"]
+    if found.name not in _BY_NUMPY_NAME or not found.isnative:
+        raise TypeError(f"no tensor can have NumPy's dtype {found!r}; known: {', '.join(DTYPES)}")
+    return _BY_NUMPY_NAME[found.name]
+
+
+def _by_name(name: str) -> DType:
+    if name in DTYPES:
+        return DTYPES[name]
+    if name in _BY_NUMPY_NAME:
+        return _BY_NUMPY_NAME[name]
+    if name == "bfloat16":
+        return DTYPES["bf16"]
+    if name[:1] in "<>=|":
+        raise TypeError(
+            f"dtype {name!r}: codes with a byte order count bytes in NumPy and bits here; "
+            "use a full name such as 'int64', or ours, such as 'i64'"
+        )
+    raise TypeError(f"unknown dtype {name!r}; known: {', '.join(DTYPES)}")
+
+
+def dtype_from_number(number: int) -> DType | None:
+    """The data type of a number of the contract, or None."""
+    return _BY_NUMBER.get(number)
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Data type and shape (row-major; () is a scalar) of a tensor.
+
+    Built by `tensor_type`, which checks; the constructor trusts, for the hot paths.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...] = field(default=())
+
+    def __str__(self) -> str:
+        return f"{self.dtype.name}[{', '.join(map(str, self.shape))}]"
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @cached_property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The number of bytes, contiguous."""
+        return self.size // self.dtype.block_size * self.dtype.block_bytes
+
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        """Byte strides when contiguous. Quantized: of rows; the last one is the block's."""
+        return contiguous_strides(self.shape, self.dtype)
+
+
+def contiguous_strides(shape: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
+    """Byte strides of a contiguous row-major tensor."""
+    strides: list[int] = []
+    step = dtype.block_bytes
+    for place, size in enumerate(reversed(shape)):
+        strides.append(step)
+        step *= size if place else size // dtype.block_size
+    return tuple(reversed(strides))
+
+
+def tensor_type(dtype_argument: DTypeArgument, shape: tuple[int, ...]) -> TensorType:
+    """A checked tensor type. Raises TypeError or ValueError, saying what is wrong."""
+    made = TensorType(dtype(dtype_argument), tuple(int(size) for size in shape))
+    if problem := shape_problem(made):
+        raise ValueError(problem)
+    return made
+
+
+def shape_problem(found: TensorType) -> str:
+    """What is wrong with the shape of a tensor, in words; empty if nothing is."""
+    if found.ndim > MAX_DIMENSIONS:
+        return f"{found.ndim} dimensions; a tensor has at most {MAX_DIMENSIONS}"
+    if any(size < 0 for size in found.shape):
+        return f"shape {found.shape}: a dimension cannot be negative"
+    # Each non-zero dimension counts, even beside a zero, so that strides stay below 2**63 too.
+    widest = math.prod(size for size in found.shape if size) * found.dtype.block_bytes
+    if widest > MAX_BYTES:
+        return f"shape {found.shape} of {found.dtype} passes 2**63 bytes"
+    block = found.dtype.block_size
+    if block > 1 and (not found.shape or found.shape[-1] % block):
+        return f"shape {found.shape}: rows of {found.dtype} are whole blocks of {block} elements"
+    return ""
