@@ -71,5 +71,7 @@ def pause(builder: Any) -> None:
 
 @emitted(types.void)
 def yield_core(builder: Any) -> None:
-    """Let another thread have the core. The libc symbol is resolved when code is loaded, so cached code stays valid."""
+    """Let another thread have the core. The libc symbol is resolved when code is loaded, so cached
+    code stays valid.
+    """
     builder.call(intrinsic_function(builder, "sched_yield", I32), [])

@@ -1,9 +1,10 @@
 """The interpreter of elementwise programs, over one block of rows by columns.
 
-Theory of operation (as numexpr: Cooke, Hochberg, Alted). A program runs over chunks of about a thousand elements, so that
-its registers stay in the L1 cache and the cost of an instruction's dispatch is spread. A chunk is a piece of one row, or
-several whole short rows. Where an operand's part of the chunk is contiguous, instructions read and write it in place;
-where it is broadcast or strided, it is staged through a buffer: gathered before the first instruction, scattered after the
+Theory of operation (as numexpr: Cooke, Hochberg, Alted). A program runs over chunks of about a
+thousand elements, so that its registers stay in the L1 cache and the cost of an instruction's
+dispatch is spread. A chunk is a piece of one row, or several whole short rows. Where an operand's
+part of the chunk is contiguous, instructions read and write it in place; where it is broadcast or
+strided, it is staged through a buffer: gathered before the first instruction, scattered after the
 last. Chunks change no bits, for every instruction treats each element alone.
 """
 
@@ -38,19 +39,23 @@ from .layout import (
 from .operations import apply_operation
 from .space import copy_block, fill_row, locate, operand_base
 
-# Rows at least this wide are chunks by themselves: staging them to make longer chunks would cost more than it saves.
+# Rows at least this wide are chunks by themselves: staging them to make longer chunks would cost
+# more than it saves.
 WIDE_ROW = 96
 
 
 @jit
 def buffer_of(body: int, scratch: int, value: int) -> int:
     """Return the address of a value's own buffer."""
-    return scratch + BUFFERS_AT + value * word(body, CHUNK) * 4
+    address: int = scratch + BUFFERS_AT + value * word(body, CHUNK) * 4
+    return address
 
 
 @jit
 def prepare(body: int, slots: int, scratch: int, elements: int) -> None:
-    """Fill the table: operands' bases for this block, registers' buffers, constants spread over a chunk."""
+    """Fill the table: operands' bases for this block, registers' buffers, constants spread over a
+    chunk.
+    """
     operands, registers = word(body, OPERANDS), word(body, REGISTERS)
     for number in range(operands):
         operand = body + 8 * (BODY_HEADER_WORDS + number * BODY_OPERAND_WORDS)
@@ -69,14 +74,24 @@ def is_direct(operand: int, rows: int, columns: int) -> bool:
     """Tell whether an operand's part of a chunk is contiguous."""
     if word(operand, COLUMN_STRIDE) != 4 and columns > 1:
         return False
-    return rows == 1 or word(operand, ROW_STRIDE) == 4 * columns
+    contiguous: bool = rows == 1 or word(operand, ROW_STRIDE) == 4 * columns
+    return contiguous
 
 
 @jit
 def gather(
-    body: int, scratch: int, row: int, rows: int, column: int, columns: int, whole_rows: bool, again: bool
+    body: int,
+    scratch: int,
+    row: int,
+    rows: int,
+    column: int,
+    columns: int,
+    whole_rows: bool,
+    again: bool,
 ) -> None:
-    """Point the table at each operand's part of the chunk, staging those that are read and not contiguous."""
+    """Point the table at each operand's part of the chunk, staging those that are read and not
+    contiguous.
+    """
     for number in range(word(body, OPERANDS)):
         operand = body + 8 * (BODY_HEADER_WORDS + number * BODY_OPERAND_WORDS)
         row_stride, column_stride = word(operand, ROW_STRIDE), word(operand, COLUMN_STRIDE)
@@ -86,7 +101,8 @@ def gather(
             continue
         buffer = buffer_of(body, scratch, number)
         set_word(scratch + TABLE_AT, number, buffer)
-        # What is the same for every chunk of the block was staged with the first, which is the largest.
+        # What is the same for every chunk of the block was staged with the first, which is the
+        # largest.
         same = again and row_stride == 0 and (column_stride == 0 or whole_rows)
         if word(operand, ACCESS) & READ and not same:
             copy_block(buffer, 4 * columns, 4, place, row_stride, column_stride, rows, columns)
@@ -125,7 +141,9 @@ def scatter(body: int, scratch: int, row: int, rows: int, column: int, columns: 
 
 
 @jit
-def run_body(body: int, slots: int, scratch: int, row: int, rows: int, column: int, columns: int) -> None:
+def run_body(
+    body: int, slots: int, scratch: int, row: int, rows: int, column: int, columns: int
+) -> None:
     """Run an elementwise program over rows by columns at the block's outer indices."""
     chunk = word(body, CHUNK)
     height, width = 1, min(columns, chunk)

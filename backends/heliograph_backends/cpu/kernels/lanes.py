@@ -1,14 +1,16 @@
 """Sixteen float32 lanes: a small language in which the kernels' vector code is written.
 
-Theory of operation. Numba's scalar code leaves it to LLVM whether a loop becomes vector code, refuses where it cannot
-prove that output and input do not overlap (in-place nodes are common here), and has no vector type. So the inner loops are
-emitted as LLVM vector IR: a Python function runs once, at compile time, over `Lanes` objects whose operators append
-instructions to the function being built. The IR is portable: `<16 x float>` is one register on AVX-512, two on AVX2, four
-on NEON, with the same bits, because every operator here is an IEEE operation on each lane and no fast-math flag is set.
-Only `fma` fuses; a multiplication followed by an addition is never contracted.
+Theory of operation. Numba's scalar code leaves it to LLVM whether a loop becomes vector code,
+refuses where it cannot prove that output and input do not overlap (in-place nodes are common here),
+and has no vector type. So the inner loops are emitted as LLVM vector IR: a Python function runs
+once, at compile time, over `Lanes` objects whose operators append instructions to the function
+being built. The IR is portable: `<16 x float>` is one register on AVX-512, two on AVX2, four on
+NEON, with the same bits, because every operator here is an IEEE operation on each lane and no
+fast-math flag is set. Only `fma` fuses; a multiplication followed by an addition is never
+contracted.
 
-`emitted` turns such a Python function into a numba intrinsic with a fixed signature, `subroutine` into a function of the
-module that is not inlined, so that each is optimised once.
+`emitted` turns such a Python function into a numba intrinsic with a fixed signature, `subroutine`
+into a function of the module that is not inlined, so that each is optimised once.
 """
 
 from __future__ import annotations
@@ -32,25 +34,37 @@ I32_VECTOR = ir.VectorType(I32, LANES)
 MASK = ir.VectorType(ir.IntType(1), LANES)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+# Untyped on purpose: how much of numba is typed differs between its versions.
+_njit: Any = njit
+_get_or_insert: Any = cgutils.get_or_insert_function
 
 
 def jit(function: Function) -> Function:
     """Compile with numba: no GIL, no contraction, no bounds checks; cached with its caller."""
-    compiled: Function = njit(nogil=True, error_model="numpy")(function)
+    compiled: Function = _njit(nogil=True, error_model="numpy")(function)
     return compiled
+
+
+def use_disk_cache(enabled: bool) -> None:
+    """Choose whether functions that `jit_entry` makes from now on are kept on disk."""
+    global _disk_cache
+    _disk_cache = enabled
+
+
+_disk_cache = False
 
 
 def jit_entry(function: Function) -> Function:
     """Like `jit`, for the functions that Python calls: these are what the disk cache holds."""
-    compiled: Function = njit(nogil=True, error_model="numpy", cache=True)(function)
+    compiled: Function = _njit(nogil=True, error_model="numpy", cache=_disk_cache)(function)
     return compiled
 
 
-def emitted(result: Any, *arguments: Any) -> Callable[[Function], Function]:
+def emitted(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make an intrinsic of numba type `result(*arguments)` from `emit(builder, *values)`."""
     signature = result(*arguments)
 
-    def decorate(emit: Function) -> Function:
+    def decorate(emit: Callable[..., Any]) -> Callable[..., Any]:
         def code(context: Any, builder: ir.IRBuilder, _: Any, values: Sequence[ir.Value]) -> Any:
             value = emit(builder, *values)
             return context.get_dummy_value() if result == types.void else value
@@ -58,10 +72,11 @@ def emitted(result: Any, *arguments: Any) -> Callable[[Function], Function]:
         def definition(_typing_context: Any, *_arguments: Any) -> Any:
             return signature, code
 
-        parameters = list(inspect.signature(emit).parameters.values())
-        definition.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        # numba asks for the parameters by name; the first, the builder, stands for its typing
+        # context.
+        definition.__dict__["__signature__"] = inspect.signature(emit)
         definition.__name__, definition.__doc__ = emit.__name__, emit.__doc__
-        made: Function = intrinsic(definition)
+        made: Callable[..., Any] = intrinsic(definition)
         return made
 
     return decorate
@@ -74,7 +89,7 @@ def subroutine(
     body: Callable[..., ir.Value | None],
     result: ir.Type | None = None,
 ) -> ir.Function:
-    """Return the module's function `name`, building it with `body(builder, *values)` at first use."""
+    """Return the module's function `name`, built with `body(builder, *values)` at first use."""
     module = caller.module
     if name in module.globals:
         return module.globals[name]
@@ -91,9 +106,11 @@ def subroutine(
     return function
 
 
-def intrinsic_function(builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: ir.Type) -> ir.Function:
+def intrinsic_function(
+    builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: ir.Type
+) -> ir.Function:
     """Declare an LLVM intrinsic or an external symbol."""
-    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
+    return _get_or_insert(builder.module, ir.FunctionType(result, arguments), name)
 
 
 def integer(value: int) -> ir.Constant:
@@ -113,7 +130,9 @@ def pointer(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value
     return builder.inttoptr(address, kind.as_pointer())
 
 
-def element(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, kind: ir.Type = F32) -> ir.Value:
+def element(
+    builder: ir.IRBuilder, base: ir.Value, index: ir.Value, kind: ir.Type = F32
+) -> ir.Value:
     """Return the address of element `index` of the array of `kind` at address `base`."""
     size = {F32: 4, F64: 8, I64: 8}[kind]
     return builder.add(base, builder.mul(index, integer(size)))
@@ -156,10 +175,14 @@ class Lanes:
         return Lanes(builder, builder.load(pointer(builder, address, F32_VECTOR), align=4))
 
     @staticmethod
-    def load_masked(builder: ir.IRBuilder, address: ir.Value, mask: ir.Value, other: float = 0.0) -> Lanes:
+    def load_masked(
+        builder: ir.IRBuilder, address: ir.Value, mask: ir.Value, other: float = 0.0
+    ) -> Lanes:
         """Load the lanes of `mask`; the rest are `other`, and their memory is not touched."""
         kind = F32_VECTOR.as_pointer()
-        load = intrinsic_function(builder, "llvm.masked.load.v16f32.p0", F32_VECTOR, kind, I32, MASK, F32_VECTOR)
+        load = intrinsic_function(
+            builder, "llvm.masked.load.v16f32.p0", F32_VECTOR, kind, I32, MASK, F32_VECTOR
+        )
         fill = ir.Constant(F32_VECTOR, [other] * LANES)
         arguments = [builder.inttoptr(address, kind), ir.Constant(I32, 4), mask, fill]
         return Lanes(builder, builder.call(load, arguments))
@@ -206,7 +229,9 @@ class Lanes:
     def call(self, name: str, *others: Lanes | float) -> Lanes:
         """Call the LLVM intrinsic `name` lane by lane."""
         values = [self.value, *(self.lift(other).value for other in others)]
-        function = intrinsic_function(self.builder, f"{name}.v16f32", F32_VECTOR, *[F32_VECTOR] * len(values))
+        function = intrinsic_function(
+            self.builder, f"{name}.v16f32", F32_VECTOR, *[F32_VECTOR] * len(values)
+        )
         return Lanes(self.builder, self.builder.call(function, values))
 
     def fma(self, factor: Lanes | float, addend: Lanes | float) -> Lanes:
@@ -230,10 +255,14 @@ class Lanes:
     def copysign(self, sign: Lanes) -> Lanes:
         return self.call("llvm.copysign", sign)
 
-    def where(self, condition: str, than: Lanes | float, yes: Lanes | float, no: Lanes | float) -> Lanes:
-        """Return `yes` in the lanes where `self condition than` (an ordered comparison), else `no`."""
+    def where(
+        self, condition: str, than: Lanes | float, yes: Lanes | float, no: Lanes | float
+    ) -> Lanes:
+        """Return `yes` in the lanes where `self condition than` holds (ordered), else `no`."""
         mask = self.builder.fcmp_ordered(condition, self.value, self.lift(than).value)
-        return Lanes(self.builder, self.builder.select(mask, self.lift(yes).value, self.lift(no).value))
+        return Lanes(
+            self.builder, self.builder.select(mask, self.lift(yes).value, self.lift(no).value)
+        )
 
     def bits(self) -> ir.Value:
         """Return the lanes' bit patterns as sixteen int32."""

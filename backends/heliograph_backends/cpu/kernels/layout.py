@@ -1,12 +1,14 @@
-"""The words in which a program is encoded: shared by the builder, which is plain Python, and the native runner.
+"""The words in which a program is encoded: shared by the builder, which is plain Python, and the
+native runner.
 
 A program is one array of int64 words: a header, then steps. A step is
 
     header | space | operands ... | what its kind needs
 
-Every step walks one space of six outer dimensions, rows and columns, cut into blocks of ROW_BLOCK by COLUMN_BLOCK;
-BLOCKS_PER_TILE consecutive blocks are one tile, the unit that a worker claims. All of it follows from shapes alone. An
-operand names a slot of the table of base addresses that is bound at run time, so one program runs on any memory.
+Every step walks one space of six outer dimensions, rows and columns, cut into blocks of ROW_BLOCK
+by COLUMN_BLOCK; BLOCKS_PER_TILE consecutive blocks are one tile, the unit that a worker claims. All
+of it follows from shapes alone. An operand names a slot of the table of base addresses that is
+bound at run time, so one program runs on any memory.
 
 All offsets, strides and sizes below are counted in bytes, all positions in words.
 """
@@ -60,7 +62,8 @@ PACK_RIGHT: Final = DEPTH + 3
 HAS_EPILOGUE: Final = DEPTH + 4
 EPILOGUE: Final = DEPTH + 5
 
-# Row kernels, after the step header: four operands (SLOT -1 where absent), then two float32 parameters.
+# Row kernels, after the step header: four operands (SLOT -1 where absent), then two float32
+# parameters.
 SOURCE: Final = STEP_HEADER_WORDS
 WEIGHT: Final = SOURCE + OPERAND_WORDS  # of soft_max: the mask
 BIAS: Final = WEIGHT + OPERAND_WORDS
@@ -68,8 +71,9 @@ TARGET: Final = BIAS + OPERAND_WORDS
 PARAMETER: Final = TARGET + OPERAND_WORDS
 ROW_STEP_WORDS: Final = PARAMETER + 1
 
-# Elementwise body: at STEP_HEADER_WORDS of an elementwise step, at EPILOGUE of a matrix product. After it come the
-# operands (one ACCESS word behind each), the constants (one word each) and the instructions.
+# Elementwise body: at STEP_HEADER_WORDS of an elementwise step, at EPILOGUE of a matrix product.
+# After it come the operands (one ACCESS word behind each), the constants (one word each) and the
+# instructions.
 OPERANDS: Final = 0
 REGISTERS: Final = 1
 CONSTANTS: Final = 2
@@ -89,8 +93,8 @@ SECOND: Final = 3
 IMMEDIATES: Final = 4  # two float32, the first in the low half
 INSTRUCTION_WORDS: Final = 5
 
-# Each worker's scratch, in bytes: the block's outer indices, the addresses of the values in this chunk, those of the
-# operands in this block, buffers, packed matrices.
+# Each worker's scratch, in bytes: the block's outer indices, the addresses of the values in this
+# chunk, those of the operands in this block, buffers, packed matrices.
 INDEX_AT: Final = 0
 MAXIMUM_VALUES: Final = 64
 TABLE_AT: Final = 64
@@ -139,7 +143,8 @@ class Status(IntEnum):
 class Operation(IntEnum):
     """The instructions of elementwise programs; x and y are sources, p and q immediates.
 
-    Each rounds to float32 as written, operator by operator, so a chain has the same bits fused and unfused.
+    Each rounds to float32 as written, operator by operator, so a chain has the same bits fused and
+    unfused.
     """
 
     COPY = 0
@@ -168,5 +173,14 @@ class Operation(IntEnum):
     CLAMP = 23  # minimum(maximum(x, p), q)
 
 
-BINARY: Final = frozenset({Operation.ADD, Operation.SUB, Operation.MUL, Operation.DIV, Operation.MAXIMUM, Operation.MINIMUM})
+BINARY: Final = frozenset(
+    {
+        Operation.ADD,
+        Operation.SUB,
+        Operation.MUL,
+        Operation.DIV,
+        Operation.MAXIMUM,
+        Operation.MINIMUM,
+    }
+)
 IMMEDIATE_COUNTS: Final = {Operation.SCALE_BIAS: 2, Operation.CLAMP: 2}

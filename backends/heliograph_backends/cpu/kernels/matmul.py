@@ -1,4 +1,6 @@
-"""One block of a matrix product: pack what must be packed, multiply strip by strip, run the epilogue while C is hot."""
+"""One block of a matrix product: pack what must be packed, multiply strip by strip, run the
+epilogue while C is hot.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def multiply_panels(
     depth: int,
     first: int,
 ) -> None:
-    """Multiply rows of a by consecutive panels; a panel stays in cache while all rows go over it."""
+    """Multiply rows of a by consecutive panels; a panel stays in cache for all rows."""
     strips = (rows + KERNEL_ROWS - 1) // KERNEL_ROWS
     height = (rows + strips - 1) // strips
     for column in range(0, columns, KERNEL_COLUMNS):
@@ -60,7 +62,15 @@ def multiply_panels(
 
 @jit
 def multiply_slice(
-    step: int, slots: int, scratch: int, row: int, rows: int, column: int, columns: int, start: int, depth: int
+    step: int,
+    slots: int,
+    scratch: int,
+    row: int,
+    rows: int,
+    column: int,
+    columns: int,
+    start: int,
+    depth: int,
 ) -> None:
     """Continue the block's sums over `depth` values of k from `start`."""
     packed = scratch + PACK_AT
@@ -75,7 +85,10 @@ def multiply_slice(
     if word(step, PACK_RIGHT):
         right, panel_bytes = packed, (depth + 15) // 16 * 16 * PANEL_ROW_BYTES
         source = operand_address(step + 8 * RIGHT, slots, scratch, start, column)
-        row_step, column_step = word(step + 8 * RIGHT, ROW_STRIDE), word(step + 8 * RIGHT, COLUMN_STRIDE)
+        row_step, column_step = (
+            word(step + 8 * RIGHT, ROW_STRIDE),
+            word(step + 8 * RIGHT, COLUMN_STRIDE),
+        )
         pack_panels(right, panel_bytes, source, row_step, column_step, depth, columns)
     else:
         panel_bytes = word(step, DEPTH) * PANEL_ROW_BYTES
@@ -84,7 +97,9 @@ def multiply_slice(
     product = operand_address(step + 8 * PRODUCT, slots, scratch, row, column)
     product_row = word(step + 8 * PRODUCT, ROW_STRIDE)
     first = 1 if start == 0 else 0
-    multiply_panels(product, product_row, left, left_row, right, panel_bytes, rows, columns, depth, first)
+    multiply_panels(
+        product, product_row, left, left_row, right, panel_bytes, rows, columns, depth, first
+    )
 
 
 @jit

@@ -1,14 +1,16 @@
 """The inner loop of the f32 matrix product, and the packing of its right side.
 
-Contract. Each element of the product is one chain `acc = fma(a[m, k], b[k, n], acc)` over k = 0, 1, ... from +0. The chain
-does not depend on the vector width, the tile, the number of rows, or the threads, so neither do the bits. When K is cut in
-blocks, the accumulators travel through C in float32, which continues the same chain.
+Contract. Each element of the product is one chain `acc = fma(a[m, k], b[k, n], acc)` over k = 0, 1,
+... from +0. The chain does not depend on the vector width, the tile, the number of rows, or the
+threads, so neither do the bits. When K is cut in blocks, the accumulators travel through C in
+float32, which continues the same chain.
 
-Theory of operation. The right side is packed in panels of 32 columns, `[N/32][K][32]`, zero padded, so that the inner loop
-reads it in order. With AVX-512 a kernel call keeps 12 rows by 32 columns in 24 registers; each step of k costs two loads of
-b, twelve broadcasts of a and 24 multiply-adds (the scheme of BLIS: Van Zee, van de Geijn, "BLIS: a framework for rapidly
-instantiating BLAS functionality", 2015). Elsewhere it keeps 6 by 16, and goes over the panel in two halves. There is one
-kernel for each number of rows, so that short tiles waste nothing.
+Theory of operation. The right side is packed in panels of 32 columns, `[N/32][K][32]`, zero padded,
+so that the inner loop reads it in order. With AVX-512 a kernel call keeps 12 rows by 32 columns in
+24 registers; each step of k costs two loads of b, twelve broadcasts of a and 24 multiply-adds (the
+scheme of BLIS: Van Zee, van de Geijn, "BLIS: a framework for rapidly instantiating BLAS
+functionality", 2015). Elsewhere it keeps 6 by 16, and goes over the panel in two halves. There is
+one kernel for each number of rows, so that short tiles waste nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 
 from llvmlite import binding, ir
 from numba import types
-from numba.core import cgutils, config
+from numba.core import config
 
 from .lanes import (
     F32,
@@ -39,7 +41,7 @@ from .lanes import (
 
 def has_avx512() -> bool:
     """Tell whether numba compiles for a machine with 32 registers of 512 bits."""
-    features = config.CPU_FEATURES
+    features = getattr(config, "CPU_FEATURES", None)
     if features is None:
         features = binding.get_host_cpu_features().flatten()
     return "+avx512f" in features
@@ -51,7 +53,9 @@ PREFETCH_BYTES = 2048
 _ARGUMENTS = (I64,) * 8
 
 
-def _load_accumulators(builder: Any, cells: list[Any], rows: int, c: Any, c_row: Any, columns: Any) -> None:
+def _load_accumulators(
+    builder: Any, cells: list[Any], rows: int, c: Any, c_row: Any, columns: Any
+) -> None:
     for row in range(rows):
         for vector in range(VECTORS):
             offset = builder.add(builder.mul(c_row, integer(row)), integer(64 * vector))
@@ -60,7 +64,9 @@ def _load_accumulators(builder: Any, cells: list[Any], rows: int, c: Any, c_row:
             builder.store(old.value, cells[row * VECTORS + vector])
 
 
-def _store_accumulators(builder: Any, cells: list[Any], rows: int, c: Any, c_row: Any, columns: Any) -> None:
+def _store_accumulators(
+    builder: Any, cells: list[Any], rows: int, c: Any, c_row: Any, columns: Any
+) -> None:
     full = builder.icmp_signed(">=", columns, integer(KERNEL_COLUMNS))
     with builder.if_else(full) as (whole, part):
         for branch, masked in ((whole, False), (part, True)):
@@ -78,25 +84,42 @@ def _store_accumulators(builder: Any, cells: list[Any], rows: int, c: Any, c_row
 
 
 def _kernel(rows: int) -> Callable[..., None]:
-    def body(builder: Any, c: Any, c_row: Any, a: Any, a_row: Any, b: Any, depth: Any, columns: Any, first: Any) -> None:
+    def body(
+        builder: Any,
+        c: Any,
+        c_row: Any,
+        a: Any,
+        a_row: Any,
+        b: Any,
+        depth: Any,
+        columns: Any,
+        first: Any,
+    ) -> None:
         cells = [builder.alloca(F32_VECTOR) for _ in range(rows * VECTORS)]
         for cell in cells:
             builder.store(ir.Constant(F32_VECTOR, [0.0] * LANES), cell)
         with builder.if_then(builder.icmp_signed("==", first, integer(0))):
             _load_accumulators(builder, cells, rows, c, c_row, columns)
-        # Rows are addressed as three per base, which the machine's base + index * scale form covers:
-        # four pointers move instead of twelve.
-        bases = [builder.add(a, builder.mul(a_row, integer(3 * group))) for group in range((rows + 2) // 3)]
+        # Rows are addressed as three per base, which the machine's base + index * scale form
+        # covers: four pointers move instead of twelve.
+        bases = [
+            builder.add(a, builder.mul(a_row, integer(3 * group)))
+            for group in range((rows + 2) // 3)
+        ]
         prefetch = intrinsic_function(
             builder, "llvm.prefetch.p0", ir.VoidType(), ir.IntType(8).as_pointer(), I32, I32, I32
         )
         with loop(builder, integer(0), depth, 1) as index:
             here = builder.add(b, builder.mul(index, integer(128)))
-            right = [Lanes.load(builder, builder.add(here, integer(64 * v))) for v in range(VECTORS)]
+            right = [
+                Lanes.load(builder, builder.add(here, integer(64 * v))) for v in range(VECTORS)
+            ]
             for vector in range(VECTORS):
                 ahead = builder.add(here, integer(PREFETCH_BYTES + 64 * vector))
                 place = pointer(builder, ahead, ir.IntType(8))
-                builder.call(prefetch, [place, ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1)])
+                builder.call(
+                    prefetch, [place, ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1)]
+                )
             step = builder.mul(index, integer(4))
             for row in range(rows):
                 moving = builder.add(bases[row // 3], step)
@@ -113,7 +136,16 @@ def _kernel(rows: int) -> Callable[..., None]:
 
 @emitted(types.void, *[types.int64] * 9)
 def multiply_strip(
-    builder: Any, rows: Any, c: Any, c_row: Any, a: Any, a_row: Any, b: Any, depth: Any, columns: Any, first: Any
+    builder: Any,
+    rows: Any,
+    c: Any,
+    c_row: Any,
+    a: Any,
+    a_row: Any,
+    b: Any,
+    depth: Any,
+    columns: Any,
+    first: Any,
 ) -> None:
     """Multiply up to KERNEL_ROWS rows of a by one panel (or half) of b; strides in bytes."""
     done = builder.append_basic_block("strip.done")
@@ -125,6 +157,3 @@ def multiply_strip(
             switch.add_case(integer(count), builder.block)
             builder.branch(done)
     builder.position_at_end(done)
-
-
-__all__ = ["KERNEL_COLUMNS", "KERNEL_ROWS", "cgutils", "multiply_strip"]

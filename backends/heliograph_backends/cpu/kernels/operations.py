@@ -1,7 +1,9 @@
-"""Elementwise instructions: one loop for each, over contiguous float32 buffers that may be the same ones.
+"""Elementwise instructions: one loop for each, over contiguous float32 buffers that may be the same
+ones.
 
-Each loop loads sixteen lanes, computes, stores, so a result may overwrite a source of the same place. The last lanes are
-masked and take the same instructions, so an element's bits do not depend on where a chunk ends.
+Each loop loads sixteen lanes, computes, stores, so a result may overwrite a source of the same
+place. The last lanes are masked and take the same instructions, so an element's bits do not depend
+on where a chunk ends.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from typing import Any
 from numba import types
 
 from . import vector_math as m
-from .layout import Operation as Op
 from .lanes import F32, I64, LANES, Lanes, element, emitted, integer, loop, subroutine, tail_mask
+from .layout import Operation as Op
 
 # x, y: the two sources; p, q: the two immediates.
 Formula = Callable[[Lanes, Lanes, Lanes, Lanes], Lanes]
@@ -48,19 +50,25 @@ UNROLL = 2
 
 
 def _body(formula: Formula) -> Callable[..., None]:
-    def body(builder: Any, result: Any, first: Any, second: Any, p: Any, q: Any, count: Any) -> None:
+    def body(
+        builder: Any, result: Any, first: Any, second: Any, p: Any, q: Any, count: Any
+    ) -> None:
         immediates = Lanes.broadcast(builder, p), Lanes.broadcast(builder, q)
         whole = builder.and_(count, integer(-LANES * UNROLL))
         with loop(builder, integer(0), whole, LANES * UNROLL) as index:
             places = [builder.add(index, integer(LANES * part)) for part in range(UNROLL)]
             sources = [
-                [Lanes.load(builder, element(builder, base, place)) for base in (first, second)] for place in places
+                [Lanes.load(builder, element(builder, base, place)) for base in (first, second)]
+                for place in places
             ]
             for place, (x, y) in zip(places, sources, strict=True):
                 formula(x, y, *immediates).store(element(builder, result, place))
         with loop(builder, whole, count, LANES) as index:
             mask = tail_mask(builder, builder.sub(count, index))
-            x, y = (Lanes.load_masked(builder, element(builder, base, index), mask) for base in (first, second))
+            x, y = (
+                Lanes.load_masked(builder, element(builder, base, index), mask)
+                for base in (first, second)
+            )
             formula(x, y, *immediates).store_masked(element(builder, result, index), mask)
 
     return body
@@ -70,7 +78,9 @@ def _body(formula: Formula) -> Callable[..., None]:
 def apply_operation(
     builder: Any, operation: Any, result: Any, first: Any, second: Any, p: Any, q: Any, count: Any
 ) -> None:
-    """Compute `count` float32 at address `result` from those at `first` and `second` and two immediates."""
+    """Compute `count` float32 at address `result` from those at `first` and `second` and two
+    immediates.
+    """
     done = builder.append_basic_block("operation.done")
     switch = builder.switch(operation, done)
     for op, formula in FORMULAS.items():

@@ -1,15 +1,17 @@
 """Kernels along the last axis: normalisation, soft_max, reductions.
 
-Sums are taken in float64, in 32 partial sums (element i goes to sum i mod 32) which one fixed tree adds up: their bits
-depend on the row alone. Passes over a row, which stays in cache between them:
+Sums are taken in float64, in 32 partial sums (element i goes to sum i mod 32) which one fixed tree
+adds up: their bits depend on the row alone. Passes over a row, which stays in cache between them:
 
-    layer_norm   sum; sum of squared deviations; ((x - mean) * rstd in float64) rounded, then * weight, then + bias
+    layer_norm   sum; sum of squared deviations; ((x - mean) * rstd in float64) rounded, then
+                 * weight, then + bias
     rms_norm     sum of squares; (x * rrms in float64) rounded, then * weight
     l2_norm      sum of squares; x / max(sqrt(sum), eps) in float64, rounded
     soft_max     t = x * scale + mask and its maximum; e = exp(t - maximum) and their sum; e / sum
     sum, mean    one; the float64 result is rounded
 
-A NaN in a row makes its soft_max and max NaN; so does a row that is -inf everywhere, as exp(x - max) / sum has it.
+A NaN in a row makes its soft_max and max NaN; so does a row that is -inf everywhere, as exp(x -
+max) / sum has it.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from .lanes import (
     subroutine,
     tail_mask,
 )
-from .layout import BIAS, PARAMETER, SLOT, SOURCE, TARGET, WEIGHT, Kind
+from .layout import BIAS, PARAMETER, ROW_STRIDE, SLOT, SOURCE, TARGET, WEIGHT, Kind
 from .space import locate, operand_address
 
 PARTS = 2
@@ -58,7 +60,9 @@ def _tree(builder: Any, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
 
 
 def _each(builder: Any, count: Any, act: Callable[[Any, Any, int], None]) -> None:
-    """Call `act(index, mask, part)` for each group of sixteen elements; `mask` is None where all are there."""
+    """Call `act(index, mask, part)` for each group of sixteen elements; `mask` is None where all
+    are there.
+    """
     whole = builder.and_(count, integer(-LANES * PARTS))
     with loop(builder, integer(0), whole, LANES * PARTS) as index:
         for part in range(PARTS):
@@ -79,7 +83,11 @@ def _each(builder: Any, count: Any, act: Callable[[Any, Any, int], None]) -> Non
 
 def _load(builder: Any, base: Any, index: Any, mask: Any, other: float = 0.0) -> Lanes:
     place = element(builder, base, index)
-    return Lanes.load(builder, place) if mask is None else Lanes.load_masked(builder, place, mask, other)
+    return (
+        Lanes.load(builder, place)
+        if mask is None
+        else Lanes.load_masked(builder, place, mask, other)
+    )
 
 
 def _store(builder: Any, lanes: Lanes, base: Any, index: Any, mask: Any) -> None:
@@ -131,7 +139,7 @@ def _sqrt(builder: Any, value: Any) -> Any:
 
 
 def _scale_row(builder: Any, arguments: Any, center: Any, factor: Any) -> None:
-    """Write ((x - center) * factor) rounded, then times weight and plus bias where there are any."""
+    """Write ((x - center) * factor) rounded, times weight and plus bias where there are any."""
     target, source, weight, bias, count, _ = arguments
     center, factor = splat(builder, center, F64_VECTOR), splat(builder, factor, F64_VECTOR)
     zero = integer(0)
@@ -142,7 +150,13 @@ def _scale_row(builder: Any, arguments: Any, center: Any, factor: Any) -> None:
                 builder.icmp_signed("!=" if with_bias else "==", bias, zero),
             )
 
-            def act(index: Any, mask: Any, part: int, weighted: bool = with_weight, biased: bool = with_bias) -> None:
+            def act(
+                index: Any,
+                mask: Any,
+                part: int,
+                weighted: bool = with_weight,
+                biased: bool = with_bias,
+            ) -> None:
                 wide = _load(builder, source, index, mask).widen()
                 lanes = Lanes.narrow(builder, builder.fmul(builder.fsub(wide, center), factor))
                 if weighted:
@@ -212,7 +226,9 @@ class _Maximum:
         return _tree(builder, combine(*(builder.load(cell) for cell in self.cells)), combine)
 
 
-def _soft_max(builder: Any, target: Any, source: Any, mask_row: Any, _: Any, count: Any, scale: Any) -> None:
+def _soft_max(
+    builder: Any, target: Any, source: Any, mask_row: Any, _: Any, count: Any, scale: Any
+) -> None:
     maximum, total = _Maximum(builder), _Sum(builder)
     factor = Lanes.broadcast(builder, scale)
     for masked in (True, False):
@@ -247,19 +263,29 @@ def _put(builder: Any, target: Any, value: Any) -> None:
     builder.store(value, pointer(builder, target, F32))
 
 
-def _sum(builder: Any, target: Any, source: Any, weight: Any, bias: Any, count: Any, parameter: Any) -> None:
+def _sum(
+    builder: Any, target: Any, source: Any, weight: Any, bias: Any, count: Any, parameter: Any
+) -> None:
     total = _total(builder, source, count, lambda wide: wide)
     _put(builder, target, builder.fptrunc(total, F32))
 
 
-def _mean(builder: Any, target: Any, source: Any, weight: Any, bias: Any, count: Any, parameter: Any) -> None:
+def _mean(
+    builder: Any, target: Any, source: Any, weight: Any, bias: Any, count: Any, parameter: Any
+) -> None:
     total = _total(builder, source, count, lambda wide: wide)
     _put(builder, target, builder.fptrunc(builder.fdiv(total, builder.sitofp(count, F64)), F32))
 
 
-def _max(builder: Any, target: Any, source: Any, weight: Any, bias: Any, count: Any, parameter: Any) -> None:
+def _max(
+    builder: Any, target: Any, source: Any, weight: Any, bias: Any, count: Any, parameter: Any
+) -> None:
     maximum = _Maximum(builder)
-    _each(builder, count, lambda index, mask, part: maximum.add(_load(builder, source, index, mask), mask, part))
+    _each(
+        builder,
+        count,
+        lambda index, mask, part: maximum.add(_load(builder, source, index, mask), mask, part),
+    )
     _put(builder, target, maximum.total())
 
 
@@ -276,7 +302,14 @@ BODIES: dict[Kind, Callable[..., None]] = {
 
 @emitted(types.void, *[types.int64] * 6, types.float32)
 def apply_row(
-    builder: Any, kind: Any, target: Any, source: Any, weight: Any, bias: Any, count: Any, parameter: Any
+    builder: Any,
+    kind: Any,
+    target: Any,
+    source: Any,
+    weight: Any,
+    bias: Any,
+    count: Any,
+    parameter: Any,
 ) -> None:
     """Run a row kernel over one row of `count` float32; addresses of what is absent are 0."""
     done = builder.append_basic_block("row.done")
@@ -291,25 +324,28 @@ def apply_row(
 
 
 @jit
-def optional_address(operand: int, slots: int, scratch: int, row: int) -> int:
-    """Return the address of an operand's row, 0 for an operand that is absent."""
+def first_row(operand: int, slots: int, scratch: int, row: int) -> int:
+    """Return the address of an operand's row, 0 for an operand that is absent (its row stride is 0
+    too).
+    """
     if word(operand, SLOT) < 0:
         return 0
-    return operand_address(operand, slots, scratch, row, 0)
+    address: int = operand_address(operand, slots, scratch, row, 0)
+    return address
 
 
 @jit
 def rows_block(kind: int, step: int, block: int, slots: int, scratch: int) -> None:
     """Run one block of a row step."""
-    first, rows, _, columns = locate(step, block, scratch)
+    row, rows, _, columns = locate(step, block, scratch)
     parameter = float_of_bits(word(step, PARAMETER))
-    for row in range(first, first + rows):
-        apply_row(
-            kind,
-            optional_address(step + 8 * TARGET, slots, scratch, row),
-            optional_address(step + 8 * SOURCE, slots, scratch, row),
-            optional_address(step + 8 * WEIGHT, slots, scratch, row),
-            optional_address(step + 8 * BIAS, slots, scratch, row),
-            columns,
-            parameter,
-        )
+    target = first_row(step + 8 * TARGET, slots, scratch, row)
+    source = first_row(step + 8 * SOURCE, slots, scratch, row)
+    weight = first_row(step + 8 * WEIGHT, slots, scratch, row)
+    bias = first_row(step + 8 * BIAS, slots, scratch, row)
+    for _ in range(rows):
+        apply_row(kind, target, source, weight, bias, columns, parameter)
+        target += word(step + 8 * TARGET, ROW_STRIDE)
+        source += word(step + 8 * SOURCE, ROW_STRIDE)
+        weight += word(step + 8 * WEIGHT, ROW_STRIDE)
+        bias += word(step + 8 * BIAS, ROW_STRIDE)

@@ -1,23 +1,26 @@
 """The native runner: a whole program without Python between its steps, on any number of workers.
 
-Theory of operation. Worker 0, the thread that called, leads. It runs the steps that have one tile by itself; before a
-shared step it publishes how many shared steps are open (PROGRESS), then claims tiles of it like everybody else, with an
-atomic addition to the step's own counter, and waits until as many tiles are done as there are. Helpers look at PROGRESS
-alone and never run ahead: a helper that comes late finds steps closed or their tiles claimed, and does nothing. So tiny
-steps cost no traffic between cores, and a step's tiles see everything that earlier steps wrote.
+Theory of operation. Worker 0, the thread that called, leads. It runs the steps that have one tile
+by itself; before a shared step it publishes how many shared steps are open (PROGRESS), then claims
+tiles of it like everybody else, with an atomic addition to the step's own counter, and waits until
+as many tiles are done as there are. Helpers look at PROGRESS alone and never run ahead: a helper
+that comes late finds steps closed or their tiles claimed, and does nothing. So tiny steps cost no
+traffic between cores, and a step's tiles see everything that earlier steps wrote.
 
-A helper may wake after the run has ended, when the program is being prepared for its next run. It therefore enters
-(INSIDE += 1), looks whether the program is CLOSED, and leaves if so. The leader closes at its end and waits until nobody is
-inside; both sides use one total order, so either the helper sees CLOSED or the leader sees it INSIDE.
+A helper may wake after the run has ended, when the program is being prepared for its next run. It
+therefore enters (INSIDE += 1), looks whether the program is CLOSED, and leaves if so. The leader
+closes at its end and waits until nobody is inside; both sides use one total order, so either the
+helper sees CLOSED or the leader sees it INSIDE.
 
-Tiles are fixed by shapes, and each element is computed by one worker in one order: bits do not depend on who claims what.
+Tiles are fixed by shapes, and each element is computed by one worker in one order: bits do not
+depend on who claims what.
 """
 
 from __future__ import annotations
 
 from numba import types
 
-from .atomics import atomic_add, atomic_load, atomic_store, pause, word, yield_core
+from .atomics import atomic_add, atomic_load, atomic_store, pause, set_word, word, yield_core
 from .elementwise import elementwise_block
 from .lanes import jit, jit_entry
 from .layout import (
@@ -67,9 +70,11 @@ def run_tile(step: int, tile: int, slots: int, scratch: int) -> None:
 
 @jit
 def wait_for(base: int, index: int, value: int) -> int:
-    """Wait until a word is at least `value` and return it: spin first, then give the core away between looks."""
+    """Wait until a word is at least `value` and return it: spin first, then give the core away
+    between looks.
+    """
     spins = 0
-    seen = atomic_load(base, index)
+    seen: int = atomic_load(base, index)
     while seen < value:
         spins += 1
         if spins < SPINS_BEFORE_YIELD:
@@ -89,7 +94,9 @@ def wait_until_empty(control: int) -> None:
 
 @jit
 def claim_tiles(step: int, slots: int, control: int, scratch: int) -> None:
-    """Claim and run tiles of a shared step until none is left. After an abort tiles are claimed but not run."""
+    """Claim and run tiles of a shared step until none is left. After an abort tiles are claimed but
+    not run.
+    """
     tiles = word(step, TILES)
     counter = control + 8 * (COUNTERS + word(step, COUNTER) * COUNTER_WORDS)
     tile = atomic_add(counter, CLAIMED, 1)
@@ -154,7 +161,8 @@ def help_along(code: int, slots: int, control: int, scratch: int) -> None:
 
 @jit_entry
 def run_program(code: int, slots: int, control: int, scratch: int, worker: int) -> int:
-    """Run an encoded program: worker 0 leads with helpers, -1 leads alone, others help. All but `worker` are addresses.
+    """Run an encoded program: worker 0 leads with helpers, -1 leads alone, others help. All but
+    `worker` are addresses.
 
     Returns the status to the leader, and OK to a helper.
     """
@@ -174,10 +182,32 @@ def run_program(code: int, slots: int, control: int, scratch: int, worker: int) 
 
 
 @jit_entry
-def pack_matrix(target: int, panel_bytes: int, source: int, row_step: int, column_step: int, depth: int, columns: int) -> None:
+def open_program(control: int, shared_steps: int) -> None:
+    """Make a program ready for helpers; nobody is inside. The last store publishes all that was
+    written before.
+    """
+    for index in range(COUNTERS, COUNTERS + shared_steps * COUNTER_WORDS):
+        set_word(control, index, 0)
+    set_word(control, PROGRESS, 0)
+    atomic_store(control, CLOSED, 0)
+
+
+@jit_entry
+def pack_matrix(
+    target: int,
+    panel_bytes: int,
+    source: int,
+    row_step: int,
+    column_step: int,
+    depth: int,
+    columns: int,
+) -> None:
     """Pack a whole matrix into panels, see `packing.pack_panels`."""
     pack_panels(target, panel_bytes, source, row_step, column_step, depth, columns)
 
 
-RUN_PROGRAM_ARGUMENTS = (types.int64,) * 5
-PACK_MATRIX_ARGUMENTS = (types.int64,) * 7
+ENTRIES = {
+    run_program: (types.int64,) * 5,
+    open_program: (types.int64,) * 2,
+    pack_matrix: (types.int64,) * 7,
+}

@@ -1,4 +1,6 @@
-"""From a block's number to its place, from a place to an operand's address, and copies between strided blocks."""
+"""From a block's number to its place, from a place to an operand's address, and copies between
+strided blocks.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from .layout import (
 
 @jit
 def locate(step: int, block: int, scratch: int) -> tuple[int, int, int, int]:
-    """Return (first row, rows, first column, columns) of a block and leave its outer indices in scratch."""
+    """Return (first row, rows, first column, columns) of a block and leave its outer indices in
+    scratch.
+    """
     column_blocks, row_blocks = word(step, COLUMN_BLOCKS), word(step, ROW_BLOCKS)
     column = block % column_blocks * word(step, COLUMN_BLOCK)
     rest = block // column_blocks
@@ -49,7 +53,7 @@ def locate(step: int, block: int, scratch: int) -> tuple[int, int, int, int]:
 @jit
 def operand_base(operand: int, slots: int, scratch: int) -> int:
     """Return the address of an operand's element (0, 0) at the block's outer indices."""
-    address = word(slots, word(operand, SLOT)) + word(operand, OFFSET)
+    address: int = word(slots, word(operand, SLOT)) + word(operand, OFFSET)
     for dimension in range(OUTER_DIMENSIONS):
         address += word(scratch + INDEX_AT, dimension) * word(operand, OUTER_STRIDES + dimension)
     return address
@@ -58,8 +62,9 @@ def operand_base(operand: int, slots: int, scratch: int) -> int:
 @jit
 def operand_address(operand: int, slots: int, scratch: int, row: int, column: int) -> int:
     """Return the address of an operand's element (row, column) at the block's outer indices."""
-    base = operand_base(operand, slots, scratch)
-    return base + row * word(operand, ROW_STRIDE) + column * word(operand, COLUMN_STRIDE)
+    address: int = operand_base(operand, slots, scratch)
+    address += row * word(operand, ROW_STRIDE) + column * word(operand, COLUMN_STRIDE)
+    return address
 
 
 @emitted(types.void, types.int64, types.int64, types.int64)
@@ -81,7 +86,9 @@ def fill_row(builder: Any, target: Any, value: Any, count: Any) -> None:
 
 
 @jit
-def copy_scattered(target: int, target_step: int, source: int, source_step: int, count: int) -> None:
+def copy_scattered(
+    target: int, target_step: int, source: int, source_step: int, count: int
+) -> None:
     """Copy `count` float32 between any strides."""
     for _ in range(count):
         store_f32(target, load_f32(source))

@@ -1,0 +1,47 @@
+"""Float32 kernels for CPUs: a program of steps, built in Python and run without it.
+
+    builder = ProgramBuilder()
+    builder.gemm(16, 384, 384, left, PackedOperand(1), product)
+    bound = builder.build().bind([inputs_address, pack_weight(w).address, ...])
+    status = bound.run(WorkerPool(2))
+
+Building is plain Python. Binding and packing compile the kernels, or load them from the disk cache,
+at first use, unless `warmup` did; they need numba, and `available` tells whether it is installed.
+Importing this package imports no numba.
+
+Bits do not depend on the number of workers, on how steps are cut into tiles, or on whether an
+elementwise program runs as a step or as the epilogue of a matrix product. The files, bottom up:
+layout (words), program (values), geometry (tiles), builder; lanes, atomics, vector_math,
+operations, space, elementwise, row_kernels, packing, matmul_kernel, matmul, runner (native code);
+native (compile and cache), memory, bound, workers.
+"""
+
+from .bound import BoundProgram
+from .builder import ProgramBuilder
+from .layout import Operation, Status
+from .memory import PackedWeight, pack_weight
+from .native import CacheState, Refusal, available, cache_state, warmup
+from .program import Elementwise, Input, Instruction, Operand, PackedOperand, Program, Register
+from .workers import WorkerPool
+
+__all__ = [
+    "BoundProgram",
+    "CacheState",
+    "Elementwise",
+    "Input",
+    "Instruction",
+    "Operand",
+    "Operation",
+    "PackedOperand",
+    "PackedWeight",
+    "Program",
+    "ProgramBuilder",
+    "Refusal",
+    "Register",
+    "Status",
+    "WorkerPool",
+    "available",
+    "cache_state",
+    "pack_weight",
+    "warmup",
+]

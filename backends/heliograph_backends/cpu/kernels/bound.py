@@ -1,0 +1,90 @@
+"""A program bound to memory, and one run of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import layout, native
+from .layout import Status
+from .memory import aligned_bytes, aligned_words
+from .program import Program
+
+if TYPE_CHECKING:
+    from .workers import WorkerPool
+
+# Waking a helper costs it some 30 us until it is there.
+WAKE_NS = 30_000.0
+_STATUSES = tuple(Status)
+
+
+class BoundProgram:
+    """A program with its addresses, control block and scratch. One run at a time; `abort` from any
+    thread.
+    """
+
+    def __init__(self, program: Program, slots: Sequence[int]) -> None:
+        self.program = program
+        self._entries = native.entries()
+        self._slots = np.zeros(max(1, program.slots), dtype=np.int64)
+        self._control = aligned_words(layout.COUNTERS + program.shared_steps * layout.COUNTER_WORDS)
+        self._control[layout.CLOSED] = 1
+        self._code_at = int(program.code.ctypes.data)
+        self._slots_at = int(self._slots.ctypes.data)
+        self._control_at = int(self._control.ctypes.data)
+        self._scratch: list[NDArray[np.uint8]] = []
+        self._scratch_at: list[int] = []
+        self._reserve(1)
+        # Whether the shared steps take longer than it takes to wake a helper.
+        self._worth_sharing = program.shared_steps > 0 and program.shared_cost_ns > WAKE_NS
+        self.rebind(slots)
+
+    def rebind(self, slots: Sequence[int]) -> None:
+        """Give other base addresses; not during a run."""
+        if len(slots) < self.program.slots:
+            raise ValueError(f"{len(slots)} slots for a program of {self.program.slots}")
+        self._slots[: self.program.slots] = slots[: self.program.slots]
+
+    def run(self, workers: WorkerPool | None = None) -> Status:
+        """Run all steps and return how that ended; helpers are woken when the shared steps are
+        worth it.
+        """
+        if workers is None or workers.helpers == 0 or not self._worth_sharing:
+            return _STATUSES[self._run(0, -1)]
+        self._reserve(workers.helpers + 1)
+        self._entries.open_program(self._control_at, self.program.shared_steps)
+        workers.wake(self)
+        return _STATUSES[self._run(0, 0)]
+
+    def help(self, worker: int) -> None:
+        """Take part as helper `worker` (1, 2, ...) in the run in progress; harmless when there is
+        none.
+        """
+        self._run(worker, worker)
+
+    def abort(self) -> None:
+        """End the run in progress, or else the next, with ABORTED; holds until `clear_abort`."""
+        self._control[layout.ABORT] = 1
+
+    def clear_abort(self) -> None:
+        """Let runs proceed again."""
+        self._control[layout.ABORT] = 0
+
+    @property
+    def failed_step(self) -> int:
+        """The step at which the last run that was not OK stopped."""
+        return int(self._control[layout.FAILED_STEP])
+
+    def _reserve(self, workers: int) -> None:
+        while len(self._scratch) < workers:
+            self._scratch.append(aligned_bytes(self.program.scratch_bytes))
+            self._scratch_at.append(int(self._scratch[-1].ctypes.data))
+
+    def _run(self, scratch: int, worker: int) -> int:
+        status: int = self._entries.run_program(
+            self._code_at, self._slots_at, self._control_at, self._scratch_at[scratch], worker
+        )
+        return status

@@ -1,0 +1,157 @@
+"""The compiled entries, with the disk cache in a folder that is ours alone.
+
+numba's cache files are pickles: whoever can write them runs code in this process. So the folder
+must belong to this user and be writable by nobody else; otherwise nothing is cached, and
+`cache_state` says why. The name of the inner folder is a digest of the package's sources, because
+numba looks only at the file of the function it loads, not at those that it calls.
+
+The machine's instruction set is part of numba's own key, so one home folder may serve several kinds
+of machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import stat
+import threading
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT_VARIABLE = "HELIOGRAPH_KERNEL_CACHE"
+
+
+class Refusal(Enum):
+    """Why a folder is not used."""
+
+    NOT_CREATED = "the folder cannot be created"
+    NOT_A_DIRECTORY = "it is not a directory"
+    NOT_OURS = "it belongs to another user"
+    WRITABLE_BY_OTHERS = "others can write to it"
+    NOT_WRITABLE = "we cannot write to it"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheState:
+    """Where compiled kernels are kept, or why they are not."""
+
+    folder: Path | None
+    refusal: Refusal | None = None
+
+
+def available() -> bool:
+    """Tell whether numba can be imported; imports nothing."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def default_folder() -> Path:
+    """Return the folder of the environment variable, else `heliograph/kernels` in the user's cache
+    folder.
+    """
+    chosen = os.environ.get(ENVIRONMENT_VARIABLE)
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "heliograph" / "kernels"
+
+
+def source_digest() -> str:
+    """Return a digest of this package's sources."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def check_folder(folder: Path) -> Refusal | None:
+    """Say why `folder` cannot hold pickles, or None when it can."""
+    try:
+        status = os.lstat(folder)
+    except OSError:
+        return Refusal.NOT_CREATED
+    if not stat.S_ISDIR(status.st_mode):
+        return Refusal.NOT_A_DIRECTORY
+    if hasattr(os, "getuid") and status.st_uid != os.getuid():
+        return Refusal.NOT_OURS
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return Refusal.WRITABLE_BY_OTHERS
+    return None if os.access(folder, os.W_OK | os.X_OK) else Refusal.NOT_WRITABLE
+
+
+def open_cache(folder: Path) -> CacheState:
+    """Create `folder` with mode 0700 where it is missing, check it, and make the inner one for
+    these sources.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:
+        return CacheState(None, Refusal.NOT_A_DIRECTORY)
+    except OSError:
+        return CacheState(None, Refusal.NOT_CREATED)
+    inner = folder / source_digest()
+    refusal = check_folder(folder)
+    if refusal is None:
+        inner.mkdir(mode=0o700, exist_ok=True)
+        refusal = check_folder(inner)
+    return CacheState(inner) if refusal is None else CacheState(None, refusal)
+
+
+class _Native:
+    """The compiled entries of this process; loaded once, under a lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.runner: Any = None
+        self.cache = CacheState(None)
+
+    def load(self, folder: Path | None) -> Any:
+        with self.lock:
+            if self.runner is None:
+                self.cache = open_cache(folder or default_folder())
+                self.runner = _compile(self.cache.folder)
+            return self.runner
+
+
+def _compile(folder: Path | None) -> Any:
+    """Import the kernels with numba's cache folder set while their decorators look at it, and
+    compile or load them.
+    """
+    config: Any = importlib.import_module("numba.core.config")
+    before = config.CACHE_DIR
+    config.CACHE_DIR = "" if folder is None else str(folder)
+    try:
+        lanes = importlib.import_module(".lanes", __package__)
+        lanes.use_disk_cache(folder is not None)
+        runner = importlib.import_module(".runner", __package__)
+        for entry, arguments in runner.ENTRIES.items():
+            entry.compile(arguments)
+    finally:
+        config.CACHE_DIR = before
+    return runner
+
+
+_native = _Native()
+
+
+def warmup(folder: str | os.PathLike[str] | None = None) -> CacheState:
+    """Compile all kernels or load them from the cache; the first call decides on the folder.
+
+    Raises ImportError where numba is missing.
+    """
+    _native.load(None if folder is None else Path(folder))
+    return _native.cache
+
+
+def cache_state() -> CacheState:
+    """Return where the kernels were kept; no folder and no refusal before `warmup`."""
+    return _native.cache
+
+
+def entries() -> Any:
+    """Return the module of the compiled entries: `run_program`, `open_program`, `pack_matrix`."""
+    return _native.load(None)

@@ -1,0 +1,164 @@
+"""Host memory with a budget: the CPU's buffer type and buffers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from heliograph_backends.contract import Buffer, BufferType, Device, Usage
+from heliograph_proto.errors import OutOfMemoryError
+from heliograph_proto.types import TensorType
+
+ALIGNMENT = 64
+
+
+def machine_memory_bytes() -> int:
+    """What this process may use: the machine's memory, or less where a control group says so."""
+    sizes = []
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            sizes.append(int(Path(path).read_text()))
+        except (OSError, ValueError):
+            continue
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            sizes.append(int(line.split()[1]) * 1024)
+    return min(sizes, default=0)
+
+
+class Budget:
+    """Counts the bytes of a device and refuses what does not fit, before any memory is taken."""
+
+    def __init__(self, device_name: str, total_bytes: int) -> None:
+        self.device_name = device_name
+        self.total_bytes = total_bytes
+        self._lock = threading.Lock()
+        self.used_bytes = 0
+
+    def take(self, size_bytes: int) -> None:
+        """Raises OutOfMemoryError, saying by how much."""
+        with self._lock:
+            free = self.total_bytes - self.used_bytes
+            if size_bytes > free:
+                raise OutOfMemoryError(
+                    f"device {self.device_name} has {free:,} bytes free; {size_bytes:,} are needed",
+                    advice="free tensors or plans, or give the device more: --device cpu:memory=...",
+                )
+            self.used_bytes += size_bytes
+
+    def give(self, size_bytes: int) -> None:
+        with self._lock:
+            self.used_bytes -= size_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        return self.total_bytes - self.used_bytes
+
+
+def aligned_bytes(size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Uninitialised bytes whose first one lies on a multiple of ALIGNMENT. Raises MemoryError."""
+    raw = np.empty(size_bytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size_bytes]
+
+
+class HostBufferType(BufferType):
+    """Ordinary host memory."""
+
+    is_host = True
+    alignment = ALIGNMENT
+
+    def __init__(self, device: Device, budget: Budget) -> None:
+        self.name = device.name
+        self.device = device
+        self.budget = budget
+
+    def allocate(self, size_bytes: int, usage: Usage = Usage.ANY) -> HostBuffer:
+        self.budget.take(size_bytes)
+        try:
+            memory = aligned_bytes(size_bytes)
+        except (MemoryError, ValueError):
+            self.budget.give(size_bytes)
+            raise OutOfMemoryError(
+                f"the host refused {size_bytes:,} bytes", advice="use a smaller tensor"
+            ) from None
+        return HostBuffer(self, memory, usage, on_free=lambda: self.budget.give(size_bytes))
+
+    def wrap(self, memory: memoryview) -> HostBuffer:
+        """A buffer over somebody else's memory, which is not counted."""
+        array = np.frombuffer(memory, np.uint8) if memory.nbytes else aligned_bytes(0)
+        return HostBuffer(self, array, Usage.ANY, on_free=lambda: None)
+
+
+class HostBuffer(Buffer):
+    """A block of host memory, and what kernels keep beside it, such as packed weights."""
+
+    buffer_type: HostBufferType
+
+    def __init__(
+        self,
+        buffer_type: HostBufferType,
+        memory: np.ndarray[Any, np.dtype[np.uint8]],
+        usage: Usage,
+        on_free: Callable[[], None],
+    ) -> None:
+        self.buffer_type = buffer_type
+        self.size_bytes = memory.nbytes
+        self.usage = usage
+        self.memory = memory
+        self.address = int(memory.ctypes.data)
+        self._extras: dict[object, tuple[Any, int]] = {}
+        self._lock = threading.Lock()
+        self._on_free: Callable[[], None] | None = on_free
+
+    def __repr__(self) -> str:
+        state = "freed" if self._on_free is None else self.usage.value
+        return f"<HostBuffer {self.size_bytes} bytes, {state}>"
+
+    def set(self, offset_bytes: int, data: memoryview) -> None:
+        if data.nbytes:
+            self.memory[offset_bytes : offset_bytes + data.nbytes] = np.frombuffer(data, np.uint8)
+
+    def get(self, offset_bytes: int, out: memoryview) -> None:
+        if out.nbytes:
+            np.frombuffer(out, np.uint8)[:] = self.memory[offset_bytes : offset_bytes + out.nbytes]
+
+    def memset(self, offset_bytes: int, size_bytes: int, value: int) -> None:
+        self.memory[offset_bytes : offset_bytes + size_bytes] = value
+
+    def array(self, type: TensorType, offset_bytes: int, strides: tuple[int, ...]) -> Any:
+        if type.dtype.block_size > 1:
+            raw = self.memory[offset_bytes : offset_bytes + type.nbytes]
+            return raw.reshape(*type.shape[:-1], -1)
+        if type.size == 0:
+            return np.empty(type.shape, type.dtype.numpy)
+        return np.ndarray(type.shape, type.dtype.numpy, self.memory, offset_bytes, strides)
+
+    def extra(self, key: object, size_bytes: int, make: Callable[[], Any]) -> Any:
+        """What `make` gave for this key, counted as memory of the device until reset or free."""
+        with self._lock:
+            if key not in self._extras:
+                self.buffer_type.budget.take(size_bytes)
+                try:
+                    self._extras[key] = (make(), size_bytes)
+                except BaseException:
+                    self.buffer_type.budget.give(size_bytes)
+                    raise
+            return self._extras[key][0]
+
+    def reset(self) -> None:
+        with self._lock:
+            self.buffer_type.budget.give(sum(size for _, size in self._extras.values()))
+            self._extras.clear()
+
+    def free(self) -> None:
+        with self._lock:
+            on_free, self._on_free = self._on_free, None
+        if on_free is not None:
+            self.reset()
+            self.memory = aligned_bytes(0)
+            on_free()

@@ -1,0 +1,267 @@
+"""The living definition of every op, written to be read: NumPy, or CuPy, by the parameter `xp`.
+
+`define(op, attributes, xp)` gives a function `kernel(*operands, out)` that writes the result into
+`out`. It works in the operands' own precision, except that sums over f16 run in f32. Other kernels are
+compared with these; a device without faster ones runs these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy
+
+from heliograph_backends.special import erf
+from heliograph_proto.errors import OutOfRangeError
+
+Array: TypeAlias = Any
+#: kernel(*operands, out); returns whatever, usually `out`.
+Kernel: TypeAlias = Callable[..., Any]
+Attributes: TypeAlias = Mapping[str, Any]
+#: (xp, attributes, *operands) -> result; written into `out` by `define`.
+Formula: TypeAlias = Callable[..., Array]
+
+#: Ops that are one ufunc, called as ufunc(*operands, out).
+UFUNCS = {
+    "neg": "negative", "abs": "absolute", "sgn": "sign", "sqr": "square", "sqrt": "sqrt",
+    "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "sin": "sin", "cos": "cos",
+    "tanh": "tanh", "floor": "floor", "ceil": "ceil", "round": "rint", "trunc": "trunc",
+    "logical_not": "logical_not", "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite",
+    "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "pow": "power",
+    "floor_divide": "floor_divide", "remainder": "remainder",
+    "maximum": "maximum", "minimum": "minimum", "equal": "equal", "not_equal": "not_equal",
+    "less": "less", "less_equal": "less_equal", "greater": "greater",
+    "greater_equal": "greater_equal", "logical_and": "logical_and", "logical_or": "logical_or",
+    "logical_xor": "logical_xor", "matmul": "matmul",
+}  # fmt: skip
+
+
+def define(op: str, attributes: Attributes, xp: Any = numpy) -> Kernel:
+    """The kernel of an op with its attributes bound."""
+    if op in UFUNCS:
+        ufunc: Kernel = getattr(xp, UFUNCS[op])
+        return ufunc
+    formula = FORMULAS[op]
+
+    def kernel(*operands_and_out: Array) -> None:
+        *operands, out = operands_and_out
+        out[...] = formula(xp, attributes, *operands)
+
+    return kernel
+
+
+def wide(xp: Any, x: Array) -> Array:
+    """f16 as f32, since its sums overflow and its rounding adds up; others as they are."""
+    return x.astype(xp.float32) if x.dtype == xp.float16 else x
+
+
+def constant(x: Array, value: float) -> Any:
+    """A number in the data type of x, so that nothing is promoted."""
+    return x.dtype.type(value)
+
+
+# Elementwise
+
+
+def sigmoid(xp: Any, attributes: Attributes, x: Array) -> Array:
+    one = constant(x, 1)
+    return one / (one + xp.exp(-x))
+
+
+def silu(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return x / (constant(x, 1) + xp.exp(-x))
+
+
+def gelu(xp: Any, attributes: Attributes, x: Array) -> Array:
+    wide_x = wide(xp, x)
+    inner = constant(wide_x, 0.7978845608028654) * (wide_x + constant(wide_x, 0.044715) * wide_x**3)
+    return constant(wide_x, 0.5) * wide_x * (constant(wide_x, 1) + xp.tanh(inner))
+
+
+def gelu_erf(xp: Any, attributes: Attributes, x: Array) -> Array:
+    wide_x = wide(xp, x)
+    half = constant(wide_x, 0.5) * wide_x
+    return half * (constant(wide_x, 1) + erf(xp, wide_x * constant(wide_x, 0.7071067811865476)))
+
+
+def gelu_quick(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return x / (constant(x, 1) + xp.exp(constant(x, -1.702) * x))
+
+
+def softplus(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return xp.logaddexp(x, constant(x, 0))
+
+
+def elu(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return xp.where(x > 0, x, xp.expm1(xp.minimum(x, constant(x, 0))))
+
+
+def hardsigmoid(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return xp.clip(x + constant(x, 3), constant(x, 0), constant(x, 6)) / constant(x, 6)
+
+
+def hardswish(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return x * hardsigmoid(xp, attributes, x)
+
+
+def scale(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return x * constant(x, attributes["scale"]) + constant(x, attributes["bias"])
+
+
+def clamp(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return xp.clip(x, constant(x, attributes["min"]), constant(x, attributes["max"]))
+
+
+def leaky_relu(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return xp.where(x > 0, x, x * constant(x, attributes["slope"]))
+
+
+def cast(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return x.astype(attributes["dtype"].numpy)
+
+
+# Reductions
+
+
+def _axes(attributes: Attributes, x: Array) -> tuple[int, ...]:
+    return tuple(attributes["axes"]) or tuple(range(x.ndim))
+
+
+def reducing(name: str) -> Formula:
+    """The reduction of this name over `axes`."""
+
+    def formula(xp: Any, attributes: Attributes, x: Array) -> Array:
+        function = getattr(xp, name)
+        # Integers keep their width: NumPy would widen a sum, and the cast back would be the same.
+        accumulator = {} if name in ("max", "min") else {"dtype": wide(xp, x).dtype}
+        axes = _axes(attributes, x)
+        if x.ndim == 0:
+            return x
+        return function(x, axis=axes, keepdims=attributes["keepdims"], **accumulator)
+
+    return formula
+
+
+def argmax(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return xp.argmax(x, axis=-1)
+
+
+# Rows
+
+
+def norm(xp: Any, attributes: Attributes, x: Array) -> Array:
+    x = wide(xp, x)
+    centered = x - x.mean(-1, keepdims=True)
+    variance = (centered * centered).mean(-1, keepdims=True)
+    return centered / xp.sqrt(variance + constant(x, attributes["eps"]))
+
+
+def rms_norm(xp: Any, attributes: Attributes, x: Array) -> Array:
+    x = wide(xp, x)
+    mean_square = (x * x).mean(-1, keepdims=True)
+    return x / xp.sqrt(mean_square + constant(x, attributes["eps"]))
+
+
+def l2_norm(xp: Any, attributes: Attributes, x: Array) -> Array:
+    x = wide(xp, x)
+    length = xp.sqrt((x * x).sum(-1, keepdims=True))
+    return x / xp.maximum(length, constant(x, attributes["eps"]))
+
+
+def soft_max(xp: Any, attributes: Attributes, x: Array, mask: Array | None = None) -> Array:
+    x = wide(xp, x) * constant(wide(xp, x), attributes["scale"])
+    if mask is not None:
+        x = x + mask
+    powers = xp.exp(x - x.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+# Gather, moves, views, sources
+
+
+def get_rows(xp: Any, attributes: Attributes, rows: Array, indices: Array) -> Array:
+    count = rows.shape[-2]
+    if indices.size and not (indices.min() >= 0 and indices.max() < count):
+        wrong = indices[(indices < 0) | (indices >= count)].flat[0]
+        raise OutOfRangeError(f"get_rows: index {int(wrong)} is not one of {count} rows")
+    if indices.ndim == 1:
+        return rows[indices]
+    return xp.take_along_axis(rows, indices[..., None], axis=-2)
+
+
+def same(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return x
+
+
+def concat(xp: Any, attributes: Attributes, *operands: Array) -> Array:
+    return xp.concatenate(operands, axis=attributes["axis"])
+
+
+def reshape(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return x.reshape(attributes["shape"])
+
+
+def permute(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return x.transpose(attributes["axes"])
+
+
+def broadcast_to(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return xp.broadcast_to(x, attributes["shape"])
+
+
+def slice_(xp: Any, attributes: Attributes, x: Array) -> Array:
+    triples = zip(attributes["start"], attributes["stop"], attributes["step"], strict=True)
+    return x[tuple(slice(*triple) for triple in triples)]
+
+
+def fill(xp: Any, attributes: Attributes) -> Array:
+    return attributes["value"]
+
+
+def arange(xp: Any, attributes: Attributes) -> Array:
+    start, stop, step = (attributes[name] for name in ("start", "stop", "step"))
+    return xp.arange(start, stop, step, dtype=xp.float64)
+
+
+#: Ops that are more than one ufunc.
+FORMULAS: Mapping[str, Formula] = {
+    "rsqrt": lambda xp, attributes, x: constant(x, 1) / xp.sqrt(x),
+    "erf": lambda xp, attributes, x: erf(xp, x),
+    "sigmoid": sigmoid,
+    "relu": lambda xp, attributes, x: xp.maximum(x, constant(x, 0)),
+    "elu": elu,
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_erf": gelu_erf,
+    "gelu_quick": gelu_quick,
+    "softplus": softplus,
+    "hardswish": hardswish,
+    "hardsigmoid": hardsigmoid,
+    "step": lambda xp, attributes, x: x > 0,
+    "scale": scale,
+    "clamp": clamp,
+    "leaky_relu": leaky_relu,
+    "cast": cast,
+    "where": lambda xp, attributes, condition, a, b: xp.where(condition, a, b),
+    "reduce_sum": reducing("sum"),
+    "reduce_mean": reducing("mean"),
+    "reduce_prod": reducing("prod"),
+    "reduce_max": reducing("max"),
+    "reduce_min": reducing("min"),
+    "argmax": argmax,
+    "norm": norm,
+    "rms_norm": rms_norm,
+    "l2_norm": l2_norm,
+    "soft_max": soft_max,
+    "get_rows": get_rows,
+    "cont": same,
+    "concat": concat,
+    "reshape": reshape,
+    "permute": permute,
+    "broadcast_to": broadcast_to,
+    "slice": slice_,
+    "fill": fill,
+    "arange": arange,
+    "assign": lambda xp, attributes, variable, value: value,
+}
