@@ -69,7 +69,6 @@ WEIGHT: Final = SOURCE + OPERAND_WORDS  # of soft_max: the mask
 BIAS: Final = WEIGHT + OPERAND_WORDS
 TARGET: Final = BIAS + OPERAND_WORDS
 PARAMETER: Final = TARGET + OPERAND_WORDS
-ROW_STEP_WORDS: Final = PARAMETER + 1
 
 # Elementwise body: at STEP_HEADER_WORDS of an elementwise step, at EPILOGUE of a matrix product.
 # After it come the operands (one ACCESS word behind each), the constants (one word each) and the

@@ -49,7 +49,9 @@ def has_avx512() -> bool:
 
 KERNEL_ROWS, KERNEL_COLUMNS = (12, 32) if has_avx512() else (6, 16)
 VECTORS = KERNEL_COLUMNS // LANES
-PREFETCH_BYTES = 2048
+# With few rows the panels stream from memory: measured on Zen 5, 16 rows gain a quarter from 8 KiB
+# on, and more than 12 KiB changes nothing. Beyond the last panel a prefetch does nothing.
+PREFETCH_BYTES = 16 * 1024
 _ARGUMENTS = (I64,) * 8
 
 

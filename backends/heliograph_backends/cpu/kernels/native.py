@@ -33,6 +33,7 @@ class Refusal(Enum):
     NOT_OURS = "it belongs to another user"
     WRITABLE_BY_OTHERS = "others can write to it"
     NOT_WRITABLE = "we cannot write to it"
+    UNSAFE_PARENT = "others can replace a folder above it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,20 @@ def check_folder(folder: Path) -> Refusal | None:
     return None if os.access(folder, os.W_OK | os.X_OK) else Refusal.NOT_WRITABLE
 
 
+def parents_are_safe(folder: Path) -> bool:
+    """Tell whether nobody else can rename or replace a folder on the way to `folder`."""
+    if not hasattr(os, "getuid"):
+        return True
+    for parent in folder.resolve().parents:
+        status = os.stat(parent)
+        writable = (
+            status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+        )
+        if writable or status.st_uid not in (0, os.getuid()):
+            return False
+    return True
+
+
 def open_cache(folder: Path) -> CacheState:
     """Create `folder` with mode 0700 where it is missing, check it, and make the inner one for
     these sources.
@@ -95,6 +110,8 @@ def open_cache(folder: Path) -> CacheState:
         return CacheState(None, Refusal.NOT_CREATED)
     inner = folder / source_digest()
     refusal = check_folder(folder)
+    if refusal is None and not parents_are_safe(folder):
+        refusal = Refusal.UNSAFE_PARENT
     if refusal is None:
         inner.mkdir(mode=0o700, exist_ok=True)
         refusal = check_folder(inner)

@@ -88,8 +88,13 @@ def wait_for(base: int, index: int, value: int) -> int:
 @jit
 def wait_until_empty(control: int) -> None:
     """Wait until no helper is inside the program."""
+    spins = 0
     while atomic_load(control, INSIDE) != 0:
-        yield_core()
+        spins += 1
+        if spins < SPINS_BEFORE_YIELD:
+            pause()
+        else:
+            yield_core()
 
 
 @jit

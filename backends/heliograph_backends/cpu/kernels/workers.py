@@ -49,11 +49,15 @@ class _Helper:
     def _run(self) -> None:
         while True:
             self._wake.acquire()
-            program, self._program = self._program, None
             if self._closing:
                 return
-            if program is not None:
-                program.help(self.worker)
+            self._help()
+
+    def _help(self) -> None:
+        """Join the newest program. Missing one is harmless: its leader does what nobody claims."""
+        program, self._program = self._program, None
+        if program is not None:
+            program.help(self.worker)
 
 
 class WorkerPool:

