@@ -37,7 +37,8 @@ def embed(weights: dict[str, Array], ids: Array, mask: Array, heads: int, layers
 
     batch, length = ids.shape
     x = w["embeddings.word_embeddings.weight"][ids]
-    x = x + w["embeddings.position_embeddings.weight"][:length] + w["embeddings.token_type_embeddings.weight"][0]
+    x = x + w["embeddings.position_embeddings.weight"][:length]
+    x = x + w["embeddings.token_type_embeddings.weight"][0]
     x = norm("embeddings.LayerNorm", x)
     size = x.shape[-1] // heads
 

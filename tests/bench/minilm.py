@@ -16,8 +16,9 @@ import psutil
 from figures import Figure, paired_medians, seconds_of
 
 import heliograph as hg
-from heliograph.demo import SENTENCES, find_model, running_daemon
+from heliograph.demo import SENTENCES, find_model
 from heliograph.models.minilm import Embedder
+from heliograph.testing import running_daemon
 
 TOKENS = 16
 BARS = {1: 0.7, 8: 0.9, 32: 0.9}
@@ -113,10 +114,9 @@ def _batch_figure(embedder: Embedder, peer: Peer, batch: int, bar: float) -> Fig
 def memory() -> Iterator[Figure]:
     """The daemon's resident memory after the demo's work."""
     model = find_model()
-    with running_daemon() as url:
-        with hg.connect(url) as session:
-            Embedder(session, model).embed(SENTENCES)
-            resident = _daemon_resident_bytes()
+    with running_daemon() as url, hg.connect(url) as session:
+        Embedder(session, model).embed(SENTENCES)
+        resident = _daemon_resident_bytes()
     weights = (model / "model.safetensors").stat().st_size
     limit = weights + 300e6
     yield Figure("memory/daemon", resident / 1e6, limit / 1e6, 1.0, "MB", "weights plus 300 MB")

@@ -9,7 +9,7 @@ import numpy as np
 from figures import Figure, seconds_of
 
 import heliograph as hg
-from heliograph.demo import running_daemon
+from heliograph.testing import running_daemon
 
 NODES = 1_000
 SHAPE = (16,)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from figures import Figure
 
-from heliograph.demo import running_daemon
+from heliograph.testing import running_daemon
 
 LIMIT_SECONDS = 0.1
 HEALTH_SECONDS = 2.0

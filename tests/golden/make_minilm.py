@@ -29,7 +29,8 @@ def main() -> None:
     folder = Path(sys.argv[1])
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"])
+    limits = json.loads((folder / "sentence_bert_config.json").read_text())
+    tokenizer.enable_truncation(limits["max_seq_length"])
     model = BertModel.from_pretrained(folder, attn_implementation="eager").double().eval()
     rows = []
     with torch.inference_mode():

@@ -1,0 +1,71 @@
+"""What tests share: one daemon for the run, sessions over every road, and a check that nothing is left."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import heliograph as hg
+
+ROADS = ("local", "unix", "tcp")
+
+
+@dataclass(frozen=True)
+class DaemonUrls:
+    """Where the daemon of this test run listens."""
+
+    tcp: str
+    unix: str
+
+
+@pytest.fixture(scope="session")
+def daemon() -> Iterator[DaemonUrls]:
+    """A daemon in a process of its own, on a free port and a unix socket, with two threads."""
+    from heliograph.testing import running_daemon
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "heliograph.sock")
+        with running_daemon("--listen", f"unix://{path}", "--device", "cpu:threads=2,memory=2GiB") as url:
+            yield DaemonUrls(url, f"unix://{path}")
+
+
+@pytest.fixture(params=ROADS)
+def url(request: pytest.FixtureRequest) -> str:
+    """An address of each kind."""
+    if request.param == "local":
+        return "local:"
+    urls: DaemonUrls = request.getfixturevalue("daemon")
+    return urls.tcp if request.param == "tcp" else urls.unix
+
+
+@pytest.fixture
+def session(url: str) -> Iterator[hg.Session]:
+    """A session over each road, after which the device's memory is as it was before."""
+    import heliograph as hg
+
+    with hg.connect(url) as watcher:
+        before = watcher.devices[0].memory().free_bytes
+        with hg.connect(url) as made:
+            yield made
+        if url != "local:":
+            assert watcher.devices[0].memory().free_bytes == before
+
+
+@pytest.fixture(autouse=True)
+def no_threads_are_left() -> Iterator[None]:
+    """Every thread that a test started has ended when it is over."""
+    before = set(threading.enumerate())
+    yield
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        # What ends by itself may need a moment; what does not is a leak.
+        thread.join(10)
+        assert not thread.is_alive(), f"{thread.name} is left"
