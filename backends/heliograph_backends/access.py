@@ -1,7 +1,8 @@
 """Reading, writing and copying tensors as bytes, whatever their strides.
 
 Offsets and sizes count a tensor's elements in row-major order, as if it were contiguous; on a tensor
-with gaps both must be whole elements.
+with gaps both must be whole elements. What is written must not overlap itself: a view that repeats
+(stride 0) can be read, but how much of it there is bounds no memory and no time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ import numpy as np
 
 from heliograph_backends.contract import Tensor, host_bytes
 from heliograph_proto.errors import InvalidArgumentError
+from heliograph_proto.types import DTYPES, TensorType
+
+#: Unsigned integers by their bytes: bytes are moved, so a data type that NumPy lacks moves too.
+_RAW = {DTYPES[name].block_bytes: DTYPES[name] for name in ("u8", "u16", "u32", "u64")}
 
 
 def write(tensor: Tensor, offset_bytes: int, data: memoryview) -> None:
@@ -20,8 +25,11 @@ def write(tensor: Tensor, offset_bytes: int, data: memoryview) -> None:
     if tensor.is_contiguous:
         tensor.buffer.set(tensor.offset_bytes + offset_bytes, data)
         return
+    _require_separate(tensor)
     first, last = _elements(tensor, offset_bytes, data.nbytes)
-    tensor.array.flat[first:last] = _as_array_of(tensor, data)
+    if first < last:
+        raw = _raw(tensor)
+        raw.flat[first:last] = np.frombuffer(data, raw.dtype)
 
 
 def read(tensor: Tensor, offset_bytes: int, out: memoryview) -> None:
@@ -31,7 +39,9 @@ def read(tensor: Tensor, offset_bytes: int, out: memoryview) -> None:
         tensor.buffer.get(tensor.offset_bytes + offset_bytes, out)
         return
     first, last = _elements(tensor, offset_bytes, out.nbytes)
-    _as_array_of(tensor, out)[:] = tensor.array.flat[first:last]
+    if first < last:
+        raw = _raw(tensor)
+        np.frombuffer(out, raw.dtype)[:] = raw.flat[first:last]
 
 
 def memset(tensor: Tensor, offset_bytes: int, size_bytes: int, value: int) -> None:
@@ -42,19 +52,33 @@ def memset(tensor: Tensor, offset_bytes: int, size_bytes: int, value: int) -> No
     if tensor.is_contiguous:
         tensor.buffer.memset(tensor.offset_bytes + offset_bytes, size_bytes, value)
         return
-    write(tensor, offset_bytes, memoryview(bytes([value]) * size_bytes))
+    _require_separate(tensor)
+    first, last = _elements(tensor, offset_bytes, size_bytes)
+    raw = _raw(tensor)
+    raw.flat[first:last] = int.from_bytes(bytes([value]) * raw.itemsize, "little")
 
 
 def copy(source: Tensor, destination: Tensor) -> None:
-    """Copies a whole tensor to another of the same type, on any device, through host memory if needed."""
+    """Copies a whole tensor to another of the same type, on any device, through host memory if needed.
+
+    Raises InvalidArgumentError where the types differ or the destination overlaps itself.
+    """
     if source.type != destination.type:
         raise InvalidArgumentError(f"copy of {source.type} to {destination.type}: the types differ")
+    _require_separate(destination)
     if source.buffer.buffer_type.is_host and destination.buffer.buffer_type.is_host:
-        np.copyto(destination.array, source.array)
+        np.copyto(_raw(destination), _raw(source))
         return
     bounce = np.empty(source.type.nbytes, np.uint8)
     read(source, 0, host_bytes(bounce))
     write(destination, 0, host_bytes(bounce))
+
+
+def _require_separate(tensor: Tensor) -> None:
+    if tensor.overlaps_itself:
+        raise InvalidArgumentError(
+            f"{tensor.type} with strides {tensor.byte_strides} cannot be written: elements share bytes"
+        )
 
 
 def _elements(tensor: Tensor, offset_bytes: int, size_bytes: int) -> tuple[int, int]:
@@ -67,5 +91,10 @@ def _elements(tensor: Tensor, offset_bytes: int, size_bytes: int) -> tuple[int, 
     return offset_bytes // item, (offset_bytes + size_bytes) // item
 
 
-def _as_array_of(tensor: Tensor, data: memoryview) -> np.ndarray[Any, Any]:
-    return np.frombuffer(data, tensor.type.dtype.numpy)
+def _raw(tensor: Tensor) -> Any:
+    """The tensor's elements as unsigned integers; of quantized types its bytes."""
+    dtype = tensor.type.dtype
+    if dtype.block_size > 1:
+        return tensor.array
+    type = TensorType(_RAW[dtype.block_bytes], tensor.type.shape)
+    return tensor.buffer.array(type, tensor.offset_bytes, tensor.byte_strides)

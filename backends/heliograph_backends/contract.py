@@ -220,8 +220,25 @@ class Tensor:
         """The view as the device's array library has it."""
         return self.buffer.array(self.type, self.offset_bytes, self.byte_strides)
 
+    @property
+    def overlaps_itself(self) -> bool:
+        """Whether two elements may share bytes, as in a view that repeats with stride 0."""
+        if self.is_contiguous:
+            return False
+        reach = self.type.dtype.block_bytes
+        for step, size in sorted(zip(self.byte_strides, self.type.shape, strict=True)):
+            if size > 1 and step < reach:
+                return True
+            reach += (size - 1) * step
+        return False
+
     def view(self, type: TensorType, offset_bytes: int, strides: tuple[int, ...] = ()) -> Tensor:
-        """A part of this tensor. Raises OutOfRangeError if it reaches outside."""
+        """A part of this tensor: byte strides for every dimension, or none at all for contiguous.
+
+        Raises OutOfRangeError if it reaches outside.
+        """
+        if strides and len(strides) != type.ndim:
+            raise OutOfRangeError(f"a view of {type} with {len(strides)} strides for {type.ndim} dimensions")
         made = Tensor(type, self.buffer, self.offset_bytes + offset_bytes, strides)
         inside = offset_bytes >= 0 and all(step >= 0 for step in made.byte_strides)
         if not inside or offset_bytes + made.extent_bytes > self.extent_bytes:
@@ -242,29 +259,33 @@ class Abort:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._hook: Callable[[], None] | None = None
+        self._hooks: list[Callable[[], None]] = []
         self.is_set = False
 
     def set(self) -> None:
         """Asks once; later calls do nothing."""
         with self._lock:
+            if self.is_set:
+                return
             self.is_set = True
-            hook = self._hook
-            if hook is not None:
+            for hook in self._hooks:
                 hook()
 
     @contextmanager
     def watch(self, hook: Callable[[], None]) -> Iterator[None]:
-        """Calls `hook` if set before or during the block, never after it. The hook must not block."""
+        """Calls `hook` once if set before or during the block, never after it. The hook must not block.
+
+        Several threads may watch at once: the splits of one run share its abort.
+        """
         with self._lock:
-            self._hook = hook
+            self._hooks.append(hook)
             if self.is_set:
                 hook()
         try:
             yield
         finally:
             with self._lock:
-                self._hook = None
+                self._hooks.remove(hook)
 
 
 class Stream(ABC):
@@ -277,7 +298,8 @@ class Stream(ABC):
         """Queues `work`, which issues device work (a plan, reads, writes) in this stream's order.
 
         Returns at once. `done` is called exactly once, after what `work` issued has been computed, or
-        with what it raised. Work that was queued on a stream that is closed is done with an error.
+        with what it raised; it must not raise. Work that was queued on a stream that is closed is done
+        with CancelledError.
         """
 
     @abstractmethod
@@ -309,7 +331,11 @@ class Event:
     def wait(self, stream: Stream) -> None:
         """Makes the stream's later work wait for the mark, without blocking the host."""
         mark = self._reached
-        stream.submit(lambda: (mark.wait(), None)[1], lambda _error: None)
+
+        def wait_for_mark() -> None:
+            mark.wait()
+
+        stream.submit(wait_for_mark, lambda _error: None)
 
     def synchronize(self, timeout: float) -> None:
         """Waits for the mark. Raises DeadlineExceededError."""
@@ -348,8 +374,10 @@ class Plan(ABC):
     def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
         """Runs once, from inside a stream's work. Tensors in the graph's order; None: not wanted.
 
-        Raises CancelledError after an abort, OutOfRangeError for an index outside, and
-        ComputeFailedError, with the node as origin.
+        Outputs overlap neither inputs nor variables nor each other. An output that is a variable itself
+        has the value that the run leaves in it. Raises CancelledError after an abort, OutOfRangeError for
+        an index outside, and ComputeFailedError, with the node as origin; InvalidInputError for tensors
+        of other types than the graph's; UnknownHandleError once the plan was freed.
         """
 
     @abstractmethod

@@ -1,12 +1,13 @@
 """The living definition of every op, written to be read: NumPy, or CuPy, by the parameter `xp`.
 
 `define(op, attributes, xp)` gives a function `kernel(*operands, out)` that writes the result into
-`out`. It works in the operands' own precision, except that sums over f16 run in f32. Other kernels are
-compared with these; a device without faster ones runs these.
+`out`. It works in the operands' own precision, except that f16 is computed in f32 and rounded once, at
+the end. Other kernels are compared with these; a device without faster ones runs these.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -41,7 +42,8 @@ def define(op: str, attributes: Attributes, xp: Any = numpy) -> Kernel:
     """The kernel of an op with its attributes bound."""
     if op in UFUNCS:
         ufunc: Kernel = getattr(xp, UFUNCS[op])
-        return ufunc
+        # NumPy wants their third argument by name, since min(a, b, c) would be another thing.
+        return (lambda a, b, out: ufunc(a, b, out=out)) if op in ("maximum", "minimum") else ufunc
     formula = FORMULAS[op]
 
     def kernel(*operands_and_out: Array) -> None:
@@ -54,6 +56,15 @@ def define(op: str, attributes: Attributes, xp: Any = numpy) -> Kernel:
 def wide(xp: Any, x: Array) -> Array:
     """f16 as f32, since its sums overflow and its rounding adds up; others as they are."""
     return x.astype(xp.float32) if x.dtype == xp.float16 else x
+
+
+def in_wide(formula: Formula) -> Formula:
+    """The formula on wide operands."""
+
+    def widened(xp: Any, attributes: Attributes, *operands: Array) -> Array:
+        return formula(xp, attributes, *(wide(xp, x) for x in operands))
+
+    return widened
 
 
 def constant(x: Array, value: float) -> Any:
@@ -74,15 +85,13 @@ def silu(xp: Any, attributes: Attributes, x: Array) -> Array:
 
 
 def gelu(xp: Any, attributes: Attributes, x: Array) -> Array:
-    wide_x = wide(xp, x)
-    inner = constant(wide_x, 0.7978845608028654) * (wide_x + constant(wide_x, 0.044715) * wide_x**3)
-    return constant(wide_x, 0.5) * wide_x * (constant(wide_x, 1) + xp.tanh(inner))
+    inner = constant(x, 0.7978845608028654) * (x + constant(x, 0.044715) * x**3)
+    return constant(x, 0.5) * x * (constant(x, 1) + xp.tanh(inner))
 
 
 def gelu_erf(xp: Any, attributes: Attributes, x: Array) -> Array:
-    wide_x = wide(xp, x)
-    half = constant(wide_x, 0.5) * wide_x
-    return half * (constant(wide_x, 1) + erf(xp, wide_x * constant(wide_x, 0.7071067811865476)))
+    half = constant(x, 0.5) * x
+    return half * (constant(x, 1) + erf(xp, x * constant(x, 0.7071067811865476)))
 
 
 def gelu_quick(xp: Any, attributes: Attributes, x: Array) -> Array:
@@ -135,12 +144,23 @@ def reducing(name: str) -> Formula:
         function = getattr(xp, name)
         # Integers keep their width: NumPy would widen a sum, and the cast back would be the same.
         accumulator = {} if name in ("max", "min") else {"dtype": wide(xp, x).dtype}
-        axes = _axes(attributes, x)
         if x.ndim == 0:
             return x
-        return function(x, axis=axes, keepdims=attributes["keepdims"], **accumulator)
+        return function(x, axis=_axes(attributes, x), keepdims=attributes["keepdims"], **accumulator)
 
     return formula
+
+
+def mean(xp: Any, attributes: Attributes, x: Array) -> Array:
+    """Of integers: their sum in 64 bits, divided towards zero."""
+    if x.ndim == 0:
+        return x
+    if x.dtype.kind == "f":
+        return reducing("mean")(xp, attributes, x)
+    total = x.sum(axis=_axes(attributes, x), keepdims=attributes["keepdims"])
+    count = total.dtype.type(x.size // max(1, total.size))
+    # fmod has the sign of the sum, so what is left divides without a rest.
+    return (total - xp.fmod(total, count)) // count
 
 
 def argmax(xp: Any, attributes: Attributes, x: Array) -> Array:
@@ -150,27 +170,28 @@ def argmax(xp: Any, attributes: Attributes, x: Array) -> Array:
 # Rows
 
 
+def row_mean(x: Array) -> Array:
+    """The mean of each row; of empty ones 0, without NumPy's warning."""
+    return x.sum(-1, keepdims=True) / constant(x, max(1, x.shape[-1]))
+
+
 def norm(xp: Any, attributes: Attributes, x: Array) -> Array:
-    x = wide(xp, x)
-    centered = x - x.mean(-1, keepdims=True)
-    variance = (centered * centered).mean(-1, keepdims=True)
+    centered = x - row_mean(x)
+    variance = row_mean(centered * centered)
     return centered / xp.sqrt(variance + constant(x, attributes["eps"]))
 
 
 def rms_norm(xp: Any, attributes: Attributes, x: Array) -> Array:
-    x = wide(xp, x)
-    mean_square = (x * x).mean(-1, keepdims=True)
-    return x / xp.sqrt(mean_square + constant(x, attributes["eps"]))
+    return x / xp.sqrt(row_mean(x * x) + constant(x, attributes["eps"]))
 
 
 def l2_norm(xp: Any, attributes: Attributes, x: Array) -> Array:
-    x = wide(xp, x)
     length = xp.sqrt((x * x).sum(-1, keepdims=True))
     return x / xp.maximum(length, constant(x, attributes["eps"]))
 
 
 def soft_max(xp: Any, attributes: Attributes, x: Array, mask: Array | None = None) -> Array:
-    x = wide(xp, x) * constant(wide(xp, x), attributes["scale"])
+    x = x * constant(x, attributes["scale"])
     if mask is not None:
         x = x + mask
     powers = xp.exp(x - x.max(-1, keepdims=True))
@@ -221,39 +242,41 @@ def fill(xp: Any, attributes: Attributes) -> Array:
 
 def arange(xp: Any, attributes: Attributes) -> Array:
     start, stop, step = (attributes[name] for name in ("start", "stop", "step"))
-    return xp.arange(start, stop, step, dtype=xp.float64)
+    count = max(0, math.ceil((stop - start) / step))
+    # NumPy's own arange(start, stop, step) adds up start + step - start, which rounds where start is large.
+    return start + step * xp.arange(count, dtype=xp.float64)
 
 
 #: Ops that are more than one ufunc.
 FORMULAS: Mapping[str, Formula] = {
-    "rsqrt": lambda xp, attributes, x: constant(x, 1) / xp.sqrt(x),
+    "rsqrt": in_wide(lambda xp, attributes, x: constant(x, 1) / xp.sqrt(x)),
     "erf": lambda xp, attributes, x: erf(xp, x),
-    "sigmoid": sigmoid,
+    "sigmoid": in_wide(sigmoid),
     "relu": lambda xp, attributes, x: xp.maximum(x, constant(x, 0)),
-    "elu": elu,
-    "silu": silu,
-    "gelu": gelu,
-    "gelu_erf": gelu_erf,
-    "gelu_quick": gelu_quick,
-    "softplus": softplus,
-    "hardswish": hardswish,
-    "hardsigmoid": hardsigmoid,
+    "elu": in_wide(elu),
+    "silu": in_wide(silu),
+    "gelu": in_wide(gelu),
+    "gelu_erf": in_wide(gelu_erf),
+    "gelu_quick": in_wide(gelu_quick),
+    "softplus": in_wide(softplus),
+    "hardswish": in_wide(hardswish),
+    "hardsigmoid": in_wide(hardsigmoid),
     "step": lambda xp, attributes, x: x > 0,
-    "scale": scale,
+    "scale": in_wide(scale),
     "clamp": clamp,
-    "leaky_relu": leaky_relu,
+    "leaky_relu": in_wide(leaky_relu),
     "cast": cast,
     "where": lambda xp, attributes, condition, a, b: xp.where(condition, a, b),
     "reduce_sum": reducing("sum"),
-    "reduce_mean": reducing("mean"),
+    "reduce_mean": mean,
     "reduce_prod": reducing("prod"),
     "reduce_max": reducing("max"),
     "reduce_min": reducing("min"),
     "argmax": argmax,
-    "norm": norm,
-    "rms_norm": rms_norm,
-    "l2_norm": l2_norm,
-    "soft_max": soft_max,
+    "norm": in_wide(norm),
+    "rms_norm": in_wide(rms_norm),
+    "l2_norm": in_wide(l2_norm),
+    "soft_max": in_wide(soft_max),
     "get_rows": get_rows,
     "cont": same,
     "concat": concat,

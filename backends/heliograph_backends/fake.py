@@ -33,7 +33,7 @@ from heliograph_backends.cpu.device import CpuDevice
 from heliograph_backends.cpu.memory import Budget, HostBuffer, HostBufferType
 from heliograph_backends.cpu.plan import CpuPlan
 from heliograph_proto.description import Capabilities, DeviceType
-from heliograph_proto.errors import CancelledError
+from heliograph_proto.errors import CancelledError, UnsupportedError
 from heliograph_proto.graph import Graph
 
 #: Kinds of work that a script can hold up.
@@ -116,6 +116,13 @@ class FakeDevice(CpuDevice):
         self.script = Script()
         self.description = "scripted delays and failures"
         self._buffer_type = _FakeBufferType(self, self._budget)
+
+    @property
+    def host_buffer_type(self) -> None:
+        return None
+
+    def buffer_from_host(self, memory: memoryview) -> HostBuffer:
+        raise UnsupportedError(f"device {self.name} cannot use host memory in place")
 
     def compile(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
         self.script.pass_("compile")

@@ -14,9 +14,8 @@ from heliograph_proto.errors import ConfigurationError, HeliographError, Unknown
 
 #: Parameters of each backend; all are numbers, sizes may have a unit.
 PARAMETERS: Mapping[str, tuple[str, ...]] = {"cpu": ("threads", "memory"), "fake": ("memory",)}
-#: Backends that a later version has, and what to say until then.
-PLANNED: Mapping[str, str] = {}
 
+SIZES = ("memory",)
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -31,6 +30,8 @@ def parse_specification(text: str) -> tuple[str, dict[str, int]]:
         if key not in PARAMETERS[name]:
             message = f"backend {name!r} has no parameter {key!r}"
             raise ConfigurationError(message, advice=_suggest(key, PARAMETERS[name]))
+        if key in parameters:
+            raise ConfigurationError(f"backend {name!r} has the parameter {key!r} twice")
         parameters[key] = _number(key, value)
     return name, parameters
 
@@ -41,8 +42,8 @@ def _suggest(word: str, known: Mapping[str, object] | Sequence[str]) -> str:
 
 
 def _number(key: str, value: str) -> int:
-    match = re.fullmatch(r"(\d+)([A-Za-z]*)", value)
-    if match is None or match[2] not in _UNITS:
+    match = re.fullmatch(r"([0-9]{1,18})([A-Za-z]*)", value)
+    if match is None or match[2] not in _UNITS or (match[2] and key not in SIZES):
         advice = "a whole number, for sizes with a unit such as 512MiB or 2GiB"
         raise ConfigurationError(f"{key}={value!r} is no number", advice=advice)
     return int(match[1]) * _UNITS[match[2]]

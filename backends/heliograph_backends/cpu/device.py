@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from heliograph_backends.contract import (
     Backend,
@@ -65,7 +65,7 @@ class CpuDevice(Device):
         self.description = f"{processor_name()}, {self.threads} threads"
         self._budget = Budget(name, memory_bytes or machine_memory_bytes())
         self._buffer_type = HostBufferType(self, self._budget)
-        self._blas = _one_blas_thread()
+        self._blas = _BlasHold()
         self._numbers = count()
         # Helpers serve one program at a time; whoever finds them busy computes alone, with the same bits.
         self._helpers_free = threading.Lock()
@@ -84,7 +84,7 @@ class CpuDevice(Device):
         return self._buffer_type
 
     @property
-    def host_buffer_type(self) -> HostBufferType:
+    def host_buffer_type(self) -> HostBufferType | None:
         return self._buffer_type
 
     def stream(self) -> CpuStream:
@@ -116,12 +116,34 @@ class CpuDevice(Device):
 
     def close(self) -> None:
         self._workers.close()
-        if self._blas is not None:
-            self._blas.restore_original_limits()
+        self._blas.release()
+
+
+class _BlasHold:
+    """Holds BLAS to one thread until the last hold is released: bits must not depend on threads."""
+
+    _lock = threading.Lock()
+    _holds = 0
+    _limits: ClassVar[Any] = None
+
+    def __init__(self) -> None:
+        self._held = True
+        with self._lock:
+            _BlasHold._holds += 1
+            if _BlasHold._holds == 1:
+                _BlasHold._limits = _one_blas_thread()
+
+    def release(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            _BlasHold._holds -= self._held
+            self._held = False
+            if _BlasHold._holds == 0 and _BlasHold._limits is not None:
+                _BlasHold._limits.restore_original_limits()
+                _BlasHold._limits = None
 
 
 def _one_blas_thread() -> Any:
-    """Holds BLAS to one thread: results must not depend on the number of threads."""
     try:
         from threadpoolctl import threadpool_limits
     except ImportError:

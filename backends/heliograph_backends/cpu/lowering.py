@@ -44,6 +44,8 @@ class Lowering:
         self.graph = graph
         self.places = places
         self.leaves = len(graph.leaves)
+        self.types = [*(leaf.type for leaf in graph.leaves), *(node.type for node in graph.nodes)]
+        self._kernels: dict[int, bool] = {}
 
     # What has a kernel
 
@@ -60,14 +62,21 @@ class Lowering:
 
     def has_kernel(self, number: int) -> bool:
         """Whether a native step runs this node."""
+        found = self._kernels.get(number)
+        if found is None:
+            found = self._kernels[number] = self._find_kernel(number)
+        return found
+
+    def _find_kernel(self, number: int) -> bool:
         node = self.graph.nodes[number]
-        types = [self.graph.type_of(value) for value in node.operands]
-        if node.type.dtype != F32 or any(found.dtype != F32 for found in types):
+        if node.type.dtype != F32 or any(self.types[value].dtype != F32 for value in node.operands):
             return False
         if node.op in INSTRUCTIONS or node.op in ("matmul", "concat"):
             return True
         if OPS[node.op].group == "rows":
-            return all(self._has_contiguous_rows(value) for value in node.operands)
+            # A mask may broadcast over rows, but kernels read each row of it whole.
+            whole = all(self.types[value].shape[-1:] == node.type.shape[-1:] for value in node.operands)
+            return whole and all(self._has_contiguous_rows(value) for value in node.operands)
         if node.op in REDUCTIONS:
             return self._reduces_rows(node)
         if node.op == "assign":
@@ -76,14 +85,14 @@ class Lowering:
 
     def is_row_operand(self, value: int) -> bool:
         """Whether norms can take this value as their weight or bias."""
-        return self.graph.type_of(value).dtype == F32 and self._has_contiguous_rows(value)
+        return self.types[value].dtype == F32 and self._has_contiguous_rows(value)
 
     def _has_contiguous_rows(self, value: int) -> bool:
-        found = self.graph.type_of(value)
+        found = self.types[value]
         return found.ndim > 0 and (found.shape[-1] == 1 or self.places[value].strides[-1] == 4)
 
     def _reduces_rows(self, node: Node) -> bool:
-        source = self.graph.type_of(node.operands[0])
+        source = self.types[node.operands[0]]
         axes = node.attributes["axes"] or tuple(range(source.ndim))
         rows = source.ndim > 0 and tuple(axis % source.ndim for axis in axes) == (source.ndim - 1,)
         return rows and self._has_contiguous_rows(node.operands[0])
@@ -110,7 +119,7 @@ class Lowering:
     def operand(self, storage: Storage, value: int) -> k.Operand:
         """A value as an operand of a step. Dimensions of size 1 have stride 0, so that they repeat."""
         slot, offset, strides = storage.locate(value)
-        sizes = self.graph.type_of(value).shape
+        sizes = self.types[value].shape
         steps = tuple(0 if size == 1 else step for size, step in zip(sizes, strides, strict=True))
         return k.Operand(slot, offset, steps)
 
@@ -158,14 +167,14 @@ class Lowering:
         right_operand: k.Operand | k.PackedOperand = (
             k.PackedOperand(packed(right)) if self.can_pack(right) else self.operand(storage, right)
         )
-        depth = self.graph.type_of(left).shape[-1]
+        depth = self.types[left].shape[-1]
         result = self._result(storage, group.last)
         left_operand = self.operand(storage, left)
         builder.gemm(rows, columns, depth, left_operand, right_operand, result, batch, epilogue)
 
     def can_pack(self, value: int) -> bool:
         """Whether a value is a matrix of a weight, which is packed once and for all."""
-        return self.graph.type_of(value).ndim == 2 and is_weight(self.graph, self.places[value].root)
+        return self.types[value].ndim == 2 and is_weight(self.graph, self.places[value].root)
 
     def _norm(self, builder: k.ProgramBuilder, group: Group, storage: Storage) -> None:
         first = self.graph.nodes[group.nodes[0]]
@@ -195,7 +204,7 @@ class Lowering:
 
     def _reduction(self, builder: k.ProgramBuilder, number: int, storage: Storage) -> None:
         node = self.graph.nodes[number]
-        shape = self.graph.type_of(node.operands[0]).shape
+        shape = self.types[node.operands[0]].shape
         slot, offset, _ = storage.locate(self.leaves + number)
         target = k.Operand(slot, offset, contiguous_strides(shape[:-1], F32))
         source = self.operand(storage, node.operands[0])
@@ -208,8 +217,9 @@ class Lowering:
             self._concat(builder, number, storage)
             return
         value = node.operands[-1]
-        source_type = self.graph.type_of(value)
-        target = self._result(storage, number)
+        source_type = self.types[value]
+        # An assignment writes its variable, wherever its result is read.
+        target = self.operand(storage, node.operands[0] if node.op == "assign" else self.leaves + number)
         if node.op == "reshape":
             # Over the source's shape the copy is contiguous, whatever its own shape is.
             plain = k.Operand(target.slot, target.offset, source_type.strides)
@@ -228,7 +238,7 @@ class Lowering:
         slot, offset, strides = storage.locate(self.leaves + number)
         axis = node.attributes["axis"] % node.type.ndim
         for value in node.operands:
-            found = self.graph.type_of(value)
+            found = self.types[value]
             copy(builder, found.shape, self.operand(storage, value), k.Operand(slot, offset, strides))
             offset += found.shape[axis] * strides[axis]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from heliograph_backends.contract import Buffer, BufferType, Device, Usage
+from heliograph_backends.contract import Buffer, BufferType, Device, Tensor, Usage
 from heliograph_proto.errors import OutOfMemoryError
 from heliograph_proto.types import TensorType
 
@@ -18,16 +19,13 @@ ALIGNMENT = 64
 
 def machine_memory_bytes() -> int:
     """What this process may use: the machine's memory, or less where a control group says so."""
-    sizes = []
+    sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             sizes.append(int(Path(path).read_text()))
         except (OSError, ValueError):
             continue
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
-            sizes.append(int(line.split()[1]) * 1024)
-    return min(sizes, default=0)
+    return min(sizes)
 
 
 class Budget:
@@ -121,6 +119,7 @@ class HostBuffer(Buffer):
 
     def set(self, offset_bytes: int, data: memoryview) -> None:
         if data.nbytes:
+            self._drop_extras()
             self.memory[offset_bytes : offset_bytes + data.nbytes] = np.frombuffer(data, np.uint8)
 
     def get(self, offset_bytes: int, out: memoryview) -> None:
@@ -128,18 +127,23 @@ class HostBuffer(Buffer):
             np.frombuffer(out, np.uint8)[:] = self.memory[offset_bytes : offset_bytes + out.nbytes]
 
     def memset(self, offset_bytes: int, size_bytes: int, value: int) -> None:
+        self._drop_extras()
         self.memory[offset_bytes : offset_bytes + size_bytes] = value
 
     def array(self, type: TensorType, offset_bytes: int, strides: tuple[int, ...]) -> Any:
         if type.dtype.block_size > 1:
+            row_bytes = type.shape[-1] // type.dtype.block_size * type.dtype.block_bytes
             raw = self.memory[offset_bytes : offset_bytes + type.nbytes]
-            return raw.reshape(*type.shape[:-1], -1)
+            return raw.reshape(*type.shape[:-1], row_bytes)
         if type.size == 0:
             return np.empty(type.shape, type.dtype.numpy)
         return np.ndarray(type.shape, type.dtype.numpy, self.memory, offset_bytes, strides)
 
     def extra(self, key: object, size_bytes: int, make: Callable[[], Any]) -> Any:
-        """What `make` gave for this key, counted as memory of the device until reset or free."""
+        """What `make` gave for this key, counted as memory of the device until reset or free.
+
+        Made from the buffer's bytes, so it is dropped when those are written. Raises OutOfMemoryError.
+        """
         with self._lock:
             if key not in self._extras:
                 self.buffer_type.budget.take(size_bytes)
@@ -149,6 +153,13 @@ class HostBuffer(Buffer):
                     self.buffer_type.budget.give(size_bytes)
                     raise
             return self._extras[key][0]
+
+    def free_tensor(self, tensor: Tensor) -> None:
+        self._drop_extras()
+
+    def _drop_extras(self) -> None:
+        if self._extras:
+            self.reset()
 
     def reset(self) -> None:
         with self._lock:

@@ -10,19 +10,21 @@ again with each run.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from heliograph_backends.access import copy as copy_tensor
-from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Plan, Tensor, Usage
+from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Plan, Tensor
 from heliograph_backends.cpu import kernels as k
+from heliograph_backends.cpu.binding import PlanMemory
 from heliograph_backends.cpu.lowering import Lowering
 from heliograph_backends.cpu.memory import HostBuffer
-from heliograph_backends.cpu.storage import ARENA, CONSTANTS, Storage, plan_storage
+from heliograph_backends.cpu.storage import plan_storage
 from heliograph_backends.definition import define
 from heliograph_backends.planning.fusion import Group, group_nodes
 from heliograph_backends.planning.layout import place_values
@@ -31,10 +33,10 @@ from heliograph_proto.errors import (
     ComputeFailedError,
     HeliographError,
     OutOfMemoryError,
+    UnknownHandleError,
 )
-from heliograph_proto.graph import Graph, LeafKind
+from heliograph_proto.graph import Graph
 from heliograph_proto.ops import OPS
-from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
     from heliograph_backends.cpu.device import CpuDevice
@@ -53,48 +55,55 @@ class CpuPlan(Plan):
         lowering = Lowering(graph, places)
         kernels = lowering if device.native else _DefinitionOnly()
         groups = group_nodes(graph, places, kernels, fusion=options.fusion)
-        self._storage = plan_storage(graph, places, groups)
-        self._memory = _PlanMemory(device, graph, self._storage, bindings)
+        self.storage = plan_storage(graph, places, groups)
+        products = sum(group.role == "matmul" for group in groups)
+        self.memory = PlanMemory(device, graph, self.storage, bindings, packed=products)
+        self.scratch = k.Scratch()
+        self._freed = False
         try:
-            self._steps = _Compiler(self, lowering, groups, native=device.native).steps
+            with np.errstate(all="ignore"):
+                self._steps = _Compiler(self, lowering, groups, native=device.native).steps
         except BaseException:
-            self._memory.free()
+            self.memory.free()
             raise
-        self.compute_bytes = self._memory.compute_bytes
+        self._native = [step for step in self._steps if isinstance(step, _NativeStep)]
+        self.compute_bytes = self.memory.compute_bytes
         self.steps = sum(step.count for step in self._steps)
 
     def __repr__(self) -> str:
         return f"<CpuPlan of {len(self.graph.nodes)} nodes in {self.steps} steps on {self.device.name}>"
 
-    @property
-    def memory(self) -> _PlanMemory:
-        return self._memory
-
-    @property
-    def storage(self) -> Storage:
-        return self._storage
-
     def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
-        with self._lock, np.errstate(all="ignore"), abort.watch(self._request_abort):
+        with self._lock:
+            if self._freed:
+                raise UnknownHandleError("the plan was freed")
             try:
-                self._memory.bind_run(inputs, outputs)
-                for step in self._steps:
-                    if abort.is_set:
-                        raise CancelledError("the run was cancelled")
-                    step.run()
+                with np.errstate(all="ignore"), abort.watch(self._request_abort):
+                    self.memory.bind_run(inputs, outputs)
+                    self._run_steps(abort)
+                    self.memory.finish_run()
             finally:
-                self._memory.unbind_run()
-                for step in self._steps:
+                # When the abort can no longer call: a late request must not end the next run.
+                for step in self._native:
                     step.clear_abort()
+                self.memory.unbind_run()
+
+    def _run_steps(self, abort: Abort) -> None:
+        for step in self._steps:
+            if abort.is_set:
+                raise CancelledError("the run was cancelled")
+            step.run()
 
     def _request_abort(self) -> None:
-        for step in self._steps:
+        for step in self._native:
             step.abort()
 
     def free(self) -> None:
         with self._lock:
+            self._freed = True
             self._steps = []
-            self._memory.free()
+            self._native = []
+            self.memory.free()
 
 
 class _DefinitionOnly:
@@ -107,122 +116,15 @@ class _DefinitionOnly:
         return False
 
 
-class _PlanMemory:
-    """The tensors behind the slots: the plan's own, the leaves', and those of the present run."""
-
-    def __init__(self, device: CpuDevice, graph: Graph, storage: Storage, bindings: LeafBindings) -> None:
-        self.device = device
-        self.graph = graph
-        self.storage = storage
-        self._own: list[HostBuffer] = []
-        self._spares: dict[int, Tensor] = {}
-        self._temporary: list[HostBuffer] = []
-        count = 2 + len(graph.leaves) + len(graph.outputs)
-        #: The base of each slot; None while it is bound to nothing.
-        self.tensors: list[Tensor | None] = [None] * count
-        #: Base addresses by slot, with those of packed weights behind them.
-        self.addresses: list[int] = [0] * count
-        for slot, size in ((ARENA, storage.arena_bytes), (CONSTANTS, storage.constant_bytes)):
-            self._bind(slot, Tensor(_bytes_type(size), self._allocate(size)))
-        for value, tensor in {**bindings.weights, **bindings.variables}.items():
-            self._bind(storage.leaf_slots[value], tensor)
-        inputs = [v for v, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.INPUT]
-        self._input_slots = [storage.leaf_slots[value] for value in inputs]
-
-    @property
-    def compute_bytes(self) -> int:
-        return sum(buffer.size_bytes for buffer in self._own)
-
-    @property
-    def run_slots(self) -> frozenset[int]:
-        """Slots that get other memory with each run."""
-        return frozenset((*self._input_slots, *self.storage.output_slots))
-
-    def bind_run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]) -> None:
-        for slot, tensor in zip(self._input_slots, inputs, strict=True):
-            self._bind(slot, self._readable(tensor))
-        for place, (slot, output) in enumerate(zip(self.storage.output_slots, outputs, strict=True)):
-            self._bind(slot, output or self._spare(place))
-
-    def unbind_run(self) -> None:
-        """Lets go of the run's tensors, so that they can be freed."""
-        for slot in self.run_slots:
-            self.tensors[slot] = None
-        for buffer in self._temporary:
-            buffer.free()
-        self._temporary.clear()
-
-    def array(self, value: int) -> Any:
-        """The NumPy view of a value, in the memory that is bound now."""
-        slot, offset, strides = self.storage.locate(value)
-        return self.slot_array(slot, self.graph.type_of(value), offset, strides)
-
-    def slot_array(self, slot: int, type: TensorType, offset: int, strides: tuple[int, ...]) -> Any:
-        base = self.tensors[slot]
-        assert base is not None, "a step reads memory that nothing is bound to"
-        return base.buffer.array(type, base.offset_bytes + offset, strides)
-
-    def add_packed(self, address: int) -> int:
-        """A slot for a packed weight."""
-        self.addresses.append(address)
-        return len(self.addresses) - 1
-
-    def free(self) -> None:
-        for buffer in (*self._own, *self._temporary):
-            buffer.free()
-        self._own.clear()
-        self._spares.clear()
-
-    def _bind(self, slot: int, tensor: Tensor) -> None:
-        buffer = tensor.buffer
-        assert isinstance(buffer, HostBuffer), "the CPU computes on host memory"
-        self.tensors[slot] = tensor
-        self.addresses[slot] = buffer.address + tensor.offset_bytes
-
-    def _allocate(self, size: int) -> HostBuffer:
-        buffer = self.device.buffer_type.allocate(size, Usage.COMPUTE)
-        self._own.append(buffer)
-        return buffer
-
-    def _readable(self, tensor: Tensor) -> Tensor:
-        """The tensor, or a contiguous copy where kernels could not read it in place."""
-        aligned = tensor.offset_bytes % tensor.type.dtype.block_bytes == 0
-        if isinstance(tensor.buffer, HostBuffer) and tensor.is_contiguous and aligned:
-            return tensor
-        buffer = self.device.buffer_type.allocate(tensor.type.nbytes, Usage.COMPUTE)
-        self._temporary.append(buffer)
-        plain = Tensor(tensor.type, buffer)
-        copy_tensor(tensor, plain)
-        return plain
-
-    def _spare(self, place: int) -> Tensor:
-        """Memory for an output that nobody wants."""
-        if place not in self._spares:
-            type = self.graph.type_of(self.graph.outputs[place].value)
-            self._spares[place] = Tensor(type, self._allocate(type.nbytes))
-        return self._spares[place]
-
-
-def _bytes_type(size: int) -> TensorType:
-    from heliograph_proto.types import DTYPES
-
-    return TensorType(DTYPES["u8"], (size,))
-
-
-class _Step:
+class _Step(ABC):
     """A part of a plan that runs without returning to the plan."""
 
     #: How many steps of the plan it stands for.
     count = 1
 
+    @abstractmethod
     def run(self) -> None:
-        raise NotImplementedError
-
-    def abort(self) -> None:
-        """Asks the run in progress to end between two nodes. Default: the plan polls before each step."""
-
-    def clear_abort(self) -> None:
-        """Forgets an abort. Default: nothing to forget."""
+        """Runs once, in memory that is bound."""
 
 
 class _NativeStep(_Step):
@@ -231,11 +133,9 @@ class _NativeStep(_Step):
     def __init__(self, plan: CpuPlan, program: k.Program) -> None:
         self.count = program.steps
         self._device = plan.device
-        self._memory = plan.memory
-        self._bound = program.bind(plan.memory.addresses)
+        self._bound = program.bind(plan.memory.addresses, plan.scratch)
 
     def run(self) -> None:
-        self._bound.rebind(self._memory.addresses)
         status = self._device.run_program(self._bound)
         if status == k.Status.ABORTED:
             raise CancelledError("the run was cancelled")
@@ -243,32 +143,30 @@ class _NativeStep(_Step):
             raise ComputeFailedError(f"native step {self._bound.failed_step} ended with {status.name}")
 
     def abort(self) -> None:
+        """Asks the run in progress to end between two tiles."""
         self._bound.abort()
 
     def clear_abort(self) -> None:
+        """Forgets an abort."""
         self._bound.clear_abort()
 
 
 class _DefinitionStep(_Step):
-    """One node on the definition. Arrays are made once, or with each run where memory changes."""
+    """One node on the definition, between arrays that the plan's memory keeps."""
 
     def __init__(self, plan: CpuPlan, number: int) -> None:
+        node = plan.graph.nodes[number]
+        values = (*node.operands, _target(plan.graph, number))
+        plan.memory.use(values)
         self._graph = plan.graph
         self._number = number
-        node = plan.graph.nodes[number]
-        kernel = define(node.op, node.attributes)
-        values = (*node.operands, len(plan.graph.leaves) + number)
-        memory = plan.memory
-        changing = {plan.storage.locate(value)[0] for value in values} & memory.run_slots
-        self._call: Callable[[], Any]
-        if changing:
-            self._call = lambda: kernel(*(memory.array(value) for value in values))
-        else:
-            self._call = partial(kernel, *(memory.array(value) for value in values))
+        self._kernel = define(node.op, node.attributes)
+        self._arrays = plan.memory.arrays
+        self._operands_and_out = itemgetter(*values)
 
     def run(self) -> None:
         try:
-            self._call()
+            self._kernel(*self._operands_and_out(self._arrays))
         except HeliographError as error:
             raise error.at(self._graph.origin(self._number)) from None
         except MemoryError:
@@ -279,18 +177,36 @@ class _DefinitionStep(_Step):
             raise ComputeFailedError(f"{type(error).__name__}: {error}", origin=origin) from error
 
 
+def _target(graph: Graph, number: int) -> int:
+    """The value that a node writes: its own, or the variable that it assigns to."""
+    node = graph.nodes[number]
+    return node.operands[0] if node.op == "assign" else len(graph.leaves) + number
+
+
+class _ValueCopy(_Step):
+    """The result of an assignment as it is now, since a later one overwrites the variable."""
+
+    def __init__(self, plan: CpuPlan, source: int, target: int) -> None:
+        plan.memory.use((source, target))
+        self._arrays = plan.memory.arrays
+        self._source, self._target = source, target
+
+    def run(self) -> None:
+        np.copyto(self._arrays[self._target], self._arrays[self._source])
+
+
 class _OutputCopy(_Step):
     """An output that is a view, a leaf, or wanted twice: copied when all is computed."""
 
     def __init__(self, plan: CpuPlan, place: int) -> None:
         self._memory = plan.memory
+        self._place = place
         self._value = plan.graph.outputs[place].value
-        self._slot = plan.storage.output_slots[place]
-        self._type = plan.graph.type_of(self._value)
 
     def run(self) -> None:
-        target = self._memory.slot_array(self._slot, self._type, 0, self._type.strides)
-        np.copyto(target, self._memory.array(self._value))
+        target = self._memory.output_array(self._place)
+        if target is not None:
+            np.copyto(target, self._memory.array(self._value))
 
 
 class _Compiler:
@@ -310,13 +226,26 @@ class _Compiler:
     def _add(self, group: Group, native: bool) -> None:
         node = self.plan.graph.nodes[group.last]
         if OPS[node.op].group == "source":
-            _DefinitionStep(self.plan, group.last).run()
+            value = len(self.plan.graph.leaves) + group.last
+            define(node.op, node.attributes)(self.plan.memory.array(value))
         elif native and self.lowering.has_kernel(group.last):
-            self._builder = self._builder or k.ProgramBuilder()
+            if self._builder is None:
+                self._builder = k.ProgramBuilder()
             self.lowering.append(self._builder, group, self.plan.storage, self._pack)
         else:
-            self._close_program()
-            self.steps.append(_DefinitionStep(self.plan, group.last))
+            self._append(_DefinitionStep(self.plan, group.last))
+        if node.op == "assign":
+            self._keep_assigned(group.last)
+
+    def _append(self, step: _Step) -> None:
+        self._close_program()
+        self.steps.append(step)
+
+    def _keep_assigned(self, number: int) -> None:
+        """Copies an assignment's result that does not lie in the variable."""
+        graph, value = self.plan.graph, len(self.plan.graph.leaves) + number
+        if self.plan.storage.places[value].root == value:
+            self._append(_ValueCopy(self.plan, graph.nodes[number].operands[0], value))
 
     def _close_program(self) -> None:
         builder, self._builder = self._builder, None
@@ -334,6 +263,6 @@ class _Compiler:
             weight = self.plan.memory.tensors[self.plan.storage.leaf_slots[place.root]]
             assert weight is not None and isinstance(weight.buffer, HostBuffer)
             key = replace(place, root=weight.offset_bytes), matrix.shape
-            packed = weight.buffer.extra(key, matrix.nbytes, partial(k.pack_weight, matrix))
-            self._packed[value] = self.plan.memory.add_packed(packed.address)
+            packed = weight.buffer.extra(key, k.packed_bytes(*matrix.shape), partial(k.pack_weight, matrix))
+            self._packed[value] = self.plan.memory.add_packed(packed)
         return self._packed[value]

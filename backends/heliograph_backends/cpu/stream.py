@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     Item: TypeAlias = tuple[Callable[[], None], Done]
+
+logger = logging.getLogger(__name__)
 
 #: How long close waits for the running work, which an abort should end between two nodes.
 CLOSE_SECONDS = 30.0
@@ -42,7 +45,7 @@ class CpuStream(Stream):
             if not closed:
                 self._queue.append((work, done))
         if closed:
-            done(CancelledError("the stream is closed"))
+            _report(done, CancelledError("the stream is closed"))
         else:
             self._ready.release()
 
@@ -60,7 +63,7 @@ class CpuStream(Stream):
                 break
             self._run_one(*self._queue.popleft())
         while self._queue:
-            self._queue.popleft()[1](CancelledError("the stream was closed"))
+            _report(self._queue.popleft()[1], CancelledError("the stream was closed"))
 
     @staticmethod
     def _run_one(work: Callable[[], None], done: Done) -> None:
@@ -69,4 +72,12 @@ class CpuStream(Stream):
             work()
         except BaseException as error:  # whatever it is, it belongs to who submitted the work
             failure = error
+        _report(done, failure)
+
+
+def _report(done: Done, failure: BaseException | None) -> None:
+    """Calls `done`. What that raises must not end the thread: the work behind would never be done."""
+    try:
         done(failure)
+    except Exception:
+        logger.exception("reporting the end of work on a stream failed")

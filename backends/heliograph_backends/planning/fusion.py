@@ -31,9 +31,9 @@ class Kernels(Protocol):
         """Whether norms can take this value as their weight or bias."""
 
 
-#: Bounds that keep a chain's operands and temporaries in the first-level cache.
+#: Keeps a chain's operands and temporaries in the first-level cache: a group is a tree of nodes with at
+#: most two operands each, so it reads at most one value more than it has nodes.
 MAX_NODES = 12
-MAX_OPERANDS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +129,12 @@ class _Grouping:
         if len(roles) > 1 or (group.role == producer.role != "elementwise"):
             return None
         nodes = tuple(sorted({*group.nodes, *producer.nodes}))
-        if len(nodes) > MAX_NODES or len(self._external(nodes)) > MAX_OPERANDS:
+        if len(nodes) > MAX_NODES:
             return None
         merged = Group(roles.pop() if roles else "elementwise", nodes)
         if merged.role == "norm" and not is_affine_norm(self.graph, nodes, self.kernels):
             return None
         return merged
-
-    def _external(self, nodes: tuple[int, ...]) -> set[int]:
-        inside = {self.leaves + number for number in nodes}
-        return {value for number in nodes for value in self.graph.nodes[number].operands} - inside
 
 
 def _count_uses(graph: Graph) -> Counter[int]:
@@ -159,7 +155,9 @@ def is_affine_norm(graph: Graph, nodes: tuple[int, ...], kernels: Kernels) -> bo
     value = len(graph.leaves) + nodes[0]
     for number, node in zip(nodes[1:], rest, strict=True):
         row = other_operand(node.operands, value)
-        if row == value or not is_row(graph.type_of(row), node.type) or not kernels.is_row_operand(row):
+        if value not in node.operands or row == value:
+            return False
+        if not is_row(graph.type_of(row), node.type) or not kernels.is_row_operand(row):
             return False
         value = len(graph.leaves) + number
     return True

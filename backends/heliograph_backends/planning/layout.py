@@ -2,7 +2,8 @@
 
 A view op shares its source's bytes when strides can express it; a reshape that they cannot express
 becomes a copy. So does a view of a variable that a later node assigns to: what was read before the
-assignment keeps the old value.
+assignment keeps the old value. The result of an assignment lies in the variable itself, unless it is read
+and the variable is assigned to again later.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ class Place:
 def place_values(graph: Graph) -> tuple[Place, ...]:
     """The place of every value, leaves first. A value with root == its own number owns storage."""
     assigned = last_assignments(graph)
+    read = read_values(graph) if assigned else frozenset()
     places = [Place(value, 0, leaf.type.strides) for value, leaf in enumerate(graph.leaves)]
     for number, node in enumerate(graph.nodes):
         value = len(graph.leaves) + number
         place = None
         if node.op == "assign":
-            place = places[node.operands[0]]
+            if assigned[node.operands[0]] == number or value not in read:
+                place = places[node.operands[0]]
         elif OPS[node.op].is_view:
             source = places[node.operands[0]]
             if assigned.get(source.root, -1) < number:
@@ -44,6 +47,12 @@ def place_values(graph: Graph) -> tuple[Place, ...]:
                 place = view(node.op, node.attributes, source_type, node.type, source)
         places.append(place or Place(value, 0, node.type.strides))
     return tuple(places)
+
+
+def read_values(graph: Graph) -> frozenset[int]:
+    """Every value that is an operand or an output."""
+    operands = (value for node in graph.nodes for value in node.operands)
+    return frozenset(operands) | {output.value for output in graph.outputs}
 
 
 def last_assignments(graph: Graph) -> dict[int, int]:

@@ -6,6 +6,7 @@ holds it; when its last reader has run, its block is free again and joins its ne
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,27 +28,21 @@ class Arena:
     size_bytes: int
 
 
-@dataclass(slots=True)
-class _Block:
-    offset: int
-    size: int
-
-
 def plan_arena(lifetimes: Sequence[Lifetime], alignment: int = 64) -> Arena:
-    """Packs lifetimes so that no two that overlap in time overlap in memory."""
+    """Packs lifetimes so that no two that overlap in time overlap in memory. n log n."""
     offsets = [0] * len(lifetimes)
+    sizes = [padded(lifetime.size_bytes, alignment) for lifetime in lifetimes]
     starts = sorted(range(len(lifetimes)), key=lambda i: (lifetimes[i].first_step, i))
     ends = sorted(range(len(lifetimes)), key=lambda i: (lifetimes[i].last_step, i))
-    free: list[_Block] = []
-    top, ended = 0, 0
+    space = _Space()
+    ended = 0
     for index in starts:
-        while ended < len(ends) and lifetimes[ends[ended]].last_step < lifetimes[index].first_step:
+        while lifetimes[ends[ended]].last_step < lifetimes[index].first_step:
             gone = ends[ended]
-            release(free, offsets[gone], padded(lifetimes[gone].size_bytes, alignment))
+            space.release(offsets[gone], sizes[gone])
             ended += 1
-        size = padded(lifetimes[index].size_bytes, alignment)
-        offsets[index], top = take(free, size, top)
-    return Arena(tuple(offsets), top)
+        offsets[index] = space.take(sizes[index])
+    return Arena(tuple(offsets), space.top)
 
 
 def padded(size: int, alignment: int) -> int:
@@ -55,26 +50,48 @@ def padded(size: int, alignment: int) -> int:
     return max(1, -(-size // alignment)) * alignment
 
 
-def take(free: list[_Block], size: int, top: int) -> tuple[int, int]:
-    """An offset for `size` bytes and the new end of the arena; the last free block may grow."""
-    fitting = [block for block in free if block.size >= size]
-    if fitting:
-        best = min(fitting, key=lambda block: (block.size, block.offset))
-        offset = best.offset
-        best.offset, best.size = best.offset + size, best.size - size
-        if not best.size:
-            free.remove(best)
-        return offset, top
-    if free and free[-1].offset + free[-1].size == top:
-        last = free.pop()
-        return last.offset, last.offset + size
-    return top, top + size
+class _Space:
+    """Memory from 0 to `top`, which grows, and the free blocks in it; no two of them touch."""
 
+    def __init__(self) -> None:
+        self.top = 0
+        #: (size, offset), sorted, for best fit; the lowest of equals first.
+        self._by_size: list[tuple[int, int]] = []
+        self._size_at: dict[int, int] = {}
+        self._offset_before: dict[int, int] = {}
 
-def release(free: list[_Block], offset: int, size: int) -> None:
-    """Gives a block back and joins it with its free neighbours. `free` is sorted by offset."""
-    place = next((i for i, block in enumerate(free) if block.offset > offset), len(free))
-    free.insert(place, _Block(offset, size))
-    for i in (place, place - 1):
-        if 0 <= i < len(free) - 1 and free[i].offset + free[i].size == free[i + 1].offset:
-            free[i].size += free.pop(i + 1).size
+    def take(self, size: int) -> int:
+        """An offset for `size` bytes; the last free block may grow."""
+        place = bisect_left(self._by_size, (size, 0))
+        if place < len(self._by_size):
+            found, offset = self._by_size[place]
+            self._remove(offset)
+            if found > size:
+                self._add(offset + size, found - size)
+            return offset
+        offset = self._offset_before.get(self.top, self.top)
+        if offset < self.top:
+            self._remove(offset)
+        self.top = offset + size
+        return offset
+
+    def release(self, offset: int, size: int) -> None:
+        """Gives a block back and joins it with its free neighbours."""
+        end = offset + size
+        if end in self._size_at:
+            end += self._remove(end)
+        if offset in self._offset_before:
+            offset = self._offset_before[offset]
+            self._remove(offset)
+        self._add(offset, end - offset)
+
+    def _add(self, offset: int, size: int) -> None:
+        insort(self._by_size, (size, offset))
+        self._size_at[offset] = size
+        self._offset_before[offset + size] = offset
+
+    def _remove(self, offset: int) -> int:
+        size = self._size_at.pop(offset)
+        del self._offset_before[offset + size]
+        del self._by_size[bisect_left(self._by_size, (size, offset))]
+        return size

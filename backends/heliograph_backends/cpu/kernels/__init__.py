@@ -19,7 +19,7 @@ native (compile and cache), memory, bound, workers.
 from .bound import BoundProgram
 from .builder import ProgramBuilder
 from .layout import Operation, Status
-from .memory import PackedWeight, pack_weight
+from .memory import PackedWeight, Scratch, pack_weight, packed_bytes
 from .native import CacheState, Refusal, available, cache_state, warmup
 from .program import Elementwise, Input, Instruction, Operand, PackedOperand, Program, Register
 from .workers import WorkerPool
@@ -38,10 +38,12 @@ __all__ = [
     "ProgramBuilder",
     "Refusal",
     "Register",
+    "Scratch",
     "Status",
     "WorkerPool",
     "available",
     "cache_state",
     "pack_weight",
+    "packed_bytes",
     "warmup",
 ]

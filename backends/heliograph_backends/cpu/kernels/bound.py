@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from . import layout, native
 from .layout import Status
-from .memory import aligned_bytes, aligned_words
+from .memory import Scratch, aligned_words
 from .program import Program
 
 if TYPE_CHECKING:
@@ -23,26 +23,31 @@ _STATUSES = tuple(Status)
 
 class BoundProgram:
     """A program with its addresses, control block and scratch. One run at a time; `abort` from any
-    thread.
+    thread. Programs that share scratch do not run at the same time.
     """
 
-    def __init__(self, program: Program, slots: Sequence[int]) -> None:
+    def __init__(
+        self, program: Program, slots: Sequence[int] | NDArray[np.int64], scratch: Scratch | None = None
+    ) -> None:
         self.program = program
         self._entries = native.entries()
-        self._slots = np.zeros(max(1, program.slots), dtype=np.int64)
+        if isinstance(slots, np.ndarray):
+            self._slots = slots
+        else:
+            self._slots = np.zeros(max(1, program.slots), dtype=np.int64)
         self._control = aligned_words(layout.COUNTERS + program.shared_steps * layout.COUNTER_WORDS)
         self._control[layout.CLOSED] = 1
         self._code_at = int(program.code.ctypes.data)
         self._slots_at = int(self._slots.ctypes.data)
         self._control_at = int(self._control.ctypes.data)
-        self._scratch: list[NDArray[np.uint8]] = []
-        self._scratch_at: list[int] = []
-        self._reserve(1)
+        self._scratch = Scratch() if scratch is None else scratch
+        self._scratch.require(program.scratch_bytes)
+        self._scratch_at = self._scratch.addresses
         # Whether the shared steps take longer than it takes to wake a helper.
         self._worth_sharing = program.shared_steps > 0 and program.shared_cost_ns > WAKE_NS
         self.rebind(slots)
 
-    def rebind(self, slots: Sequence[int]) -> None:
+    def rebind(self, slots: Sequence[int] | NDArray[np.int64]) -> None:
         """Give other base addresses; not during a run."""
         if len(slots) < self.program.slots:
             raise ValueError(f"{len(slots)} slots for a program of {self.program.slots}")
@@ -52,6 +57,8 @@ class BoundProgram:
         """Run all steps and return how that ended; helpers are woken when the shared steps are
         worth it.
         """
+        if not self._scratch_at:
+            self._reserve(1)
         if workers is None or workers.helpers == 0 or not self._worth_sharing:
             return _STATUSES[self._run(0, -1)]
         self._reserve(workers.helpers + 1)
@@ -79,9 +86,7 @@ class BoundProgram:
         return int(self._control[layout.FAILED_STEP])
 
     def _reserve(self, workers: int) -> None:
-        while len(self._scratch) < workers:
-            self._scratch.append(aligned_bytes(self.program.scratch_bytes))
-            self._scratch_at.append(int(self._scratch[-1].ctypes.data))
+        self._scratch.reserve(workers)
 
     def _run(self, scratch: int, worker: int) -> int:
         status: int = self._entries.run_program(

@@ -27,6 +27,34 @@ def aligned_words(count: int) -> NDArray[np.int64]:
     return words
 
 
+class Scratch:
+    """Working memory for programs that run one after the other: a block for each worker."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._blocks: list[NDArray[np.uint8]] = []
+        self.addresses: list[int] = []
+        """Of each worker's block, leader first."""
+
+    def require(self, size: int) -> None:
+        """Make blocks at least `size` bytes; before the first run."""
+        if size > self._size:
+            self._size = size
+            self._blocks.clear()
+            self.addresses.clear()
+
+    def reserve(self, workers: int) -> None:
+        """Have at least `workers` blocks."""
+        while len(self._blocks) < workers:
+            self._blocks.append(aligned_bytes(self._size))
+            self.addresses.append(int(self._blocks[-1].ctypes.data))
+
+
+def packed_bytes(depth: int, columns: int) -> int:
+    """Return the bytes of a packed weight, padded to whole panels."""
+    return -(-columns // PANEL_COLUMNS) * depth * PANEL_COLUMNS * 4 + _SPILL_BYTES
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeight:
     """A float32 matrix [depth, columns] as panels `[columns/32][depth][32]`, for all plans and
@@ -58,7 +86,7 @@ def pack_weight(matrix: NDArray[np.float32]) -> PackedWeight:
         raise ValueError(f"a weight is a float32 matrix, not {matrix.dtype}{list(matrix.shape)}")
     depth, columns = matrix.shape
     panel_bytes = depth * PANEL_COLUMNS * 4
-    panels = aligned_bytes(-(-columns // PANEL_COLUMNS) * panel_bytes + _SPILL_BYTES)
+    panels = aligned_bytes(packed_bytes(depth, columns))
     row_step, column_step = matrix.strides
     entries().pack_matrix(
         panels.ctypes.data, panel_bytes, matrix.ctypes.data, row_step, column_step, depth, columns

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import logging
 import os
 import stat
 import threading
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 ENVIRONMENT_VARIABLE = "HELIOGRAPH_KERNEL_CACHE"
 
@@ -130,8 +133,17 @@ class _Native:
         with self.lock:
             if self.runner is None:
                 self.cache = open_cache(folder or default_folder())
+                _announce(self.cache)
                 self.runner = _compile(self.cache.folder)
             return self.runner
+
+
+def _announce(cache: CacheState) -> None:
+    """Say it when loading will take long, and why the kernels are not kept."""
+    if cache.refusal is not None:
+        logger.warning("CPU kernels are not kept on disk: %s", cache.refusal.value)
+    if cache.folder is None or not any(cache.folder.rglob("*.nbi")):
+        logger.info("compiling the CPU kernels: about 15 seconds, once per machine and version")
 
 
 def _compile(folder: Path | None) -> Any:

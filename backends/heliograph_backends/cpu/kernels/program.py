@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .bound import BoundProgram
+    from .memory import Scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,15 @@ class Program:
     shared_cost_ns: float
     """Rough estimate of the time that one worker needs for the shared steps."""
 
-    def bind(self, slots: Sequence[int]) -> BoundProgram:
+    def bind(
+        self, slots: Sequence[int] | NDArray[np.int64], scratch: Scratch | None = None
+    ) -> BoundProgram:
         """Give each slot its base address in bytes; the caller keeps that memory alive. Needs
         numba.
+
+        An int64 array is used as it is and may change between runs; other sequences are copied.
+        Programs that never run at the same time may share `scratch`.
         """
         from .bound import BoundProgram
 
-        return BoundProgram(self, slots)
+        return BoundProgram(self, slots, scratch)

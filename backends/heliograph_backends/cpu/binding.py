@@ -1,0 +1,213 @@
+"""The memory behind a plan's slots: the plan's own, the leaves', and that of the present run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from heliograph_backends.access import copy as copy_tensor
+from heliograph_backends.contract import LeafBindings, Tensor, Usage
+from heliograph_backends.cpu.memory import HostBuffer
+from heliograph_backends.cpu.storage import ARENA, CONSTANTS, Storage
+from heliograph_proto.errors import InvalidInputError
+from heliograph_proto.graph import Graph, LeafKind
+from heliograph_proto.types import DTYPES, TensorType
+
+if TYPE_CHECKING:
+    from heliograph_backends.cpu.device import CpuDevice
+
+
+class PlanMemory:
+    """Slots are bound once, but for those of inputs and outputs, which each run binds.
+
+    Native programs read `addresses`, definition steps read `arrays`; both stay the same objects.
+    """
+
+    def __init__(
+        self, device: CpuDevice, graph: Graph, storage: Storage, bindings: LeafBindings, packed: int
+    ) -> None:
+        """`packed`: the most packed weights that will be added.
+
+        Raises OutOfMemoryError, InvalidInputError.
+        """
+        self.device = device
+        self.graph = graph
+        self.storage = storage
+        count = 2 + len(graph.leaves) + len(graph.outputs)
+        #: The tensor of each slot; None while it is bound to nothing.
+        self.tensors: list[Tensor | None] = [None] * count
+        #: Base addresses by slot, with those of packed weights behind them.
+        self.addresses = np.zeros(count + packed, np.int64)
+        #: NumPy views by value, of the values that steps asked for with `use`.
+        self.arrays: list[Any] = [None] * (len(graph.leaves) + len(graph.nodes))
+        #: What must live as long as the addresses: freeing a buffer does not free memory in use here.
+        self._kept: dict[int, Any] = {}
+        self._packed = count
+        #: Values in `use` that lie in other memory with each run.
+        self._changing: dict[int, None] = {}
+        self._own: list[HostBuffer] = []
+        self._spares: dict[int, Tensor] = {}
+        self._temporary: list[HostBuffer] = []
+        #: (where a run wrote, where it belongs), for outputs that kernels cannot write in place.
+        self._late: list[tuple[Tensor, Tensor]] = []
+        self._input_slots = _slots_of_inputs(graph, storage)
+        self._output_types = [graph.type_of(output.value) for output in graph.outputs]
+        self._copied = frozenset(storage.copied_outputs)
+        self.run_slots = frozenset((*self._input_slots, *storage.output_slots))
+        try:
+            self._bind_lasting(bindings)
+        except BaseException:
+            self.free()
+            raise
+
+    @property
+    def compute_bytes(self) -> int:
+        return sum(buffer.size_bytes for buffer in self._own)
+
+    # Once
+
+    def use(self, values: Iterable[int]) -> None:
+        """Has the NumPy views of these values in `arrays`, from now or from each run's begin on."""
+        for value in values:
+            if self.storage.locate(value)[0] in self.run_slots:
+                self._changing[value] = None
+            elif self.arrays[value] is None:
+                self.arrays[value] = self.array(value)
+
+    def array(self, value: int) -> Any:
+        """The NumPy view of a value, in the memory that is bound now."""
+        slot, offset, strides = self.storage.locate(value)
+        base = self.tensors[slot]
+        assert base is not None, "a step reads memory that nothing is bound to"
+        return base.buffer.array(self.graph.type_of(value), base.offset_bytes + offset, strides)
+
+    def add_packed(self, packed: Any) -> int:
+        """A slot for a packed weight, which is kept alive."""
+        slot = self._packed
+        self._packed += 1
+        self.addresses[slot] = packed.address
+        self._kept[slot] = packed
+        return slot
+
+    def free(self) -> None:
+        """Gives the plan's own memory back. Idempotent."""
+        self.unbind_run()
+        self._changing.clear()
+        for buffer in self._own:
+            buffer.free()
+        self._own.clear()
+        self._spares.clear()
+        self._kept.clear()
+        self.arrays.clear()
+
+    # With each run
+
+    def bind_run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]) -> None:
+        """Binds a run's tensors. Raises InvalidInputError, OutOfMemoryError."""
+        for (slot, type), tensor in zip(self._input_slots.items(), inputs, strict=True):
+            self._bind(slot, self._readable(tensor), type)
+        for place, (slot, output) in enumerate(zip(self.storage.output_slots, outputs, strict=True)):
+            target = self._target(place, output)
+            if target is not None:
+                self._bind(slot, target, self._output_types[place])
+        for value in self._changing:
+            self.arrays[value] = self.array(value)
+
+    def finish_run(self) -> None:
+        """Copies outputs to where they belong, if they could not be written there."""
+        for source, target in self._late:
+            copy_tensor(source, target)
+
+    def unbind_run(self) -> None:
+        """Lets go of the run's tensors, so that they can be freed."""
+        for slot in self.run_slots:
+            self.tensors[slot] = None
+            self._kept.pop(slot, None)
+        for value in self._changing:
+            self.arrays[value] = None
+        self._late.clear()
+        for buffer in self._temporary:
+            buffer.free()
+        self._temporary.clear()
+
+    def output_array(self, place: int) -> Any:
+        """The NumPy view of an output's own memory, or None if it is not wanted."""
+        base = self.tensors[self.storage.output_slots[place]]
+        return None if base is None else base.array
+
+    # Parts
+
+    def _bind_lasting(self, bindings: LeafBindings) -> None:
+        for slot, size in ((ARENA, self.storage.arena_bytes), (CONSTANTS, self.storage.constant_bytes)):
+            type = TensorType(DTYPES["u8"], (size,))
+            self._bind(slot, Tensor(type, self._allocate(size)), type)
+        for value, tensor in {**bindings.weights, **bindings.variables}.items():
+            if not _can_use(tensor):
+                raise InvalidInputError(f"leaf {value} lies with gaps or unaligned, and so cannot be bound")
+            self._bind(self.storage.leaf_slots[value], tensor, self.graph.type_of(value))
+
+    def _bind(self, slot: int, tensor: Tensor, expected: TensorType) -> None:
+        """Native code trusts addresses, so this is the place that checks what lies there."""
+        if tensor.type != expected:
+            raise InvalidInputError(f"a tensor of {tensor.type} where the plan has {expected}")
+        buffer = tensor.buffer
+        assert isinstance(buffer, HostBuffer), "the CPU computes on host memory"
+        memory = buffer.memory
+        if tensor.offset_bytes + expected.nbytes > memory.nbytes:
+            raise InvalidInputError(f"a tensor of {expected} reaches outside {buffer!r}")
+        self.tensors[slot] = tensor
+        self.addresses[slot] = buffer.address + tensor.offset_bytes
+        self._kept[slot] = memory
+
+    def _allocate(self, size: int) -> HostBuffer:
+        buffer = self.device.buffer_type.allocate(size, Usage.COMPUTE)
+        self._own.append(buffer)
+        return buffer
+
+    def _readable(self, tensor: Tensor) -> Tensor:
+        """The tensor, or a contiguous copy where kernels could not read it in place."""
+        if _can_use(tensor):
+            return tensor
+        plain = self._plain(tensor.type)
+        copy_tensor(tensor, plain)
+        return plain
+
+    def _target(self, place: int, output: Tensor | None) -> Tensor | None:
+        """Where a run writes an output: there, or into memory of ours; None if nothing needs to."""
+        if output is None:
+            return None if place in self._copied else self._spare(place)
+        if _can_use(output):
+            return output
+        plain = self._plain(output.type)
+        self._late.append((plain, output))
+        return plain
+
+    def _plain(self, type: TensorType) -> Tensor:
+        buffer = self.device.buffer_type.allocate(type.nbytes, Usage.COMPUTE)
+        self._temporary.append(buffer)
+        return Tensor(type, buffer)
+
+    def _spare(self, place: int) -> Tensor:
+        """Memory for an output that nobody wants."""
+        if place not in self._spares:
+            type = self._output_types[place]
+            self._spares[place] = Tensor(type, self._allocate(type.nbytes))
+        return self._spares[place]
+
+
+def _slots_of_inputs(graph: Graph, storage: Storage) -> dict[int, TensorType]:
+    return {
+        storage.leaf_slots[value]: leaf.type
+        for value, leaf in enumerate(graph.leaves)
+        if leaf.kind is LeafKind.INPUT
+    }
+
+
+def _can_use(tensor: Tensor) -> bool:
+    """Whether kernels can read and write the tensor where it lies."""
+    buffer = tensor.buffer
+    if not isinstance(buffer, HostBuffer) or not tensor.is_contiguous:
+        return False
+    return (buffer.address + tensor.offset_bytes) % tensor.type.dtype.block_bytes == 0

@@ -1,0 +1,411 @@
+"""The asyncio shell: one session over grpc.aio, or over the core in this process, on one event loop.
+
+The same core and the same procedures as the blocking shell; what differs is how an effect is waited
+for. The core is touched on the loop's thread alone, so there is no lock; destructors in other threads
+only append to the core's garbage and ring. Tasks: a writer, a reader, and one for each upload and each
+submission that has to wait for credit; all of them end with the session.
+"""
+
+# The timeouts are those of the blocking API; each ends in a typed error of ours.
+# ruff: noqa: ASYNC109
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import grpc
+
+from heliograph import _bulk, _grpc
+from heliograph._calls import unary
+from heliograph._deadline import Deadline
+from heliograph._effects import Call, Compute, Download, Effect, Procedure, Upload, Wait
+from heliograph._outcome import Outcome, Transfer, logger
+from heliograph.protocol import ClientCore
+from heliograph_proto.addresses import Address
+from heliograph_proto.commands import Command, CompletionBatch
+from heliograph_proto.description import SessionInfo
+from heliograph_proto.errors import HeliographError, InternalError, SessionClosedError, UnavailableError
+from heliograph_proto.messages import decode_completions
+from heliograph_proto.v1 import bulk_pb2, command_pb2
+
+T = TypeVar("T")
+
+
+class AioShell(ABC):
+    """Runs procedures as coroutines; how bytes travel is the subclass's."""
+
+    def __init__(self, address: Address, info: SessionInfo) -> None:
+        self.address = address
+        self.info = info
+        self.core = ClientCore(info.limits)
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    async def drive(self, procedure: Procedure[T], timeout: float | None = None) -> T:
+        """Runs a procedure to its end. Raises DeadlineExceededError when the time is over."""
+        return await self.resume(procedure, lambda: next(procedure), Deadline(timeout))
+
+    async def resume(self, procedure: Procedure[T], step: Callable[[], Effect], deadline: Deadline) -> T:
+        """Runs a procedure from a step on."""
+        try:
+            while True:
+                step = await self._performed(procedure, self.advance(step), deadline)
+        except StopIteration as stop:
+            value: T = stop.value
+        return value
+
+    async def _performed(
+        self, procedure: Procedure[T], effect: Effect, deadline: Deadline
+    ) -> Callable[[], Effect]:
+        """Performs an effect; what continues the procedure with its result or its error."""
+        try:
+            result = await self._perform(effect, deadline)
+        except BaseException as error:
+            raised = error
+            return lambda: procedure.throw(raised)
+        return lambda: procedure.send(result)
+
+    def advance(self, step: Callable[[], T]) -> T:
+        """One step of the core; fires what it settled and sends what it queued."""
+        try:
+            return step()
+        finally:
+            for outcome in self.core.take_settled():
+                outcome.fire()
+            if self.core.has_output:
+                self._ring()
+
+    async def _perform(self, effect: Effect, deadline: Deadline) -> Any:
+        match effect:
+            case Wait(outcome):
+                return await self.wait(outcome, deadline)
+            case Compute(function):
+                return await asyncio.to_thread(function)
+            case Upload():
+                return self._start_upload(effect)
+            case Download():
+                return await self._download(effect, deadline)
+        return await self._call(effect, deadline)
+
+    async def wait(self, outcome: Outcome, deadline: Deadline) -> None:
+        """Waits until an outcome is done. Raises DeadlineExceededError."""
+        if outcome.done:
+            return
+        done = asyncio.Event()
+        outcome.add_callback(done.set)
+        try:
+            async with asyncio.timeout(deadline.remaining()):
+                await done.wait()
+        except TimeoutError:
+            raise deadline.error() from None
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task that ends with the session at the latest."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def release(self, handle: int) -> None:
+        """Frees a handle soon. Safe in destructors and in other threads."""
+        had_garbage = self.core.has_garbage
+        self.core.release(handle)
+        if not had_garbage and self.core.lost is None:
+            self.on_loop(self._ring)
+
+    def on_loop(self, callback: Callable[..., object], *arguments: Any) -> None:
+        """Calls back on the loop's thread; not at all when the loop is closed."""
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            pass
+
+    def apply(self, batch: CompletionBatch) -> None:
+        """Completions came."""
+        self.advance(lambda: self.core.apply(batch))
+
+    def _lose(self, error: HeliographError) -> bool:
+        """Fails everything pending. Whether the session had not ended before."""
+        if self.core.lost is not None:
+            return False
+        self.advance(lambda: self.core.connection_lost(error))
+        return True
+
+    def _upload_ended(self, upload: Upload, transfer: Transfer, error: HeliographError | None) -> None:
+        def end() -> None:
+            if error is not None and upload.pending is not None:
+                self.core.cancel(upload.pending, error)
+            self.core.settle(transfer.taken)
+            self.core.settle(transfer.ended, error)
+
+        self.advance(end)
+
+    async def close(self) -> None:
+        """Ends the session; what is pending fails with SessionClosedError. Idempotent, and bounded."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._disconnect(self._lose(SessionClosedError("the session was closed")))
+        for task in list(self._tasks):
+            if task is not asyncio.current_task():
+                task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @abstractmethod
+    def _ring(self) -> None:
+        """There may be something to send. On the loop's thread."""
+
+    @abstractmethod
+    def _start_upload(self, upload: Upload) -> Transfer: ...
+
+    @abstractmethod
+    async def _download(self, download: Download, deadline: Deadline) -> None: ...
+
+    @abstractmethod
+    async def _call(self, call: Call, deadline: Deadline) -> Any: ...
+
+    @abstractmethod
+    async def _disconnect(self, was_open: bool) -> None:
+        """Frees connections, in bounded time. The core is closed already; `was_open`: the other side
+        does not know of it yet."""
+
+
+class AioGrpcShell(AioShell):
+    """A session over grpc.aio: one channel for commands and calls, one for bulk."""
+
+    def __init__(self, address: Address, info: SessionInfo, channel: grpc.aio.Channel) -> None:
+        super().__init__(address, info)
+        self._channel = channel
+        self._bulk = _channel(address)
+        self._bell = asyncio.Event()
+        execute: Any = channel.stream_stream(_grpc.EXECUTE, None, command_pb2.CompletionBatch.FromString)
+        self._stream: Any = execute()
+        self.spawn(self._write())
+        self.spawn(self._read())
+
+    @classmethod
+    async def open(cls, address: Address, timeout: float) -> AioGrpcShell:
+        """Connects and shakes hands. Raises as `hg.connect` does."""
+        channel = _channel(address)
+        try:
+            call: Any = channel.unary_unary(_grpc.OPEN, None, None)
+            answer = await call(_grpc.open_request(), timeout=timeout)
+            return cls(address, _grpc.decode_open(answer, address), channel)
+        except grpc.aio.AioRpcError as error:
+            await channel.close()
+            raise await asyncio.to_thread(_grpc.open_error, error, address, timeout) from None
+        except BaseException:
+            await channel.close()
+            raise
+
+    async def _write(self) -> None:
+        try:
+            await self._stream.write(_grpc.encode_batch([], self.info.session))
+            while self.core.lost is None:
+                if commands := self._take():
+                    await self._stream.write(_grpc.encode_batch(commands, b""))
+                else:
+                    await self._wait_for_output()
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            logger.debug("the command stream ended; the reader tells why")
+
+    def _take(self) -> list[Command]:
+        return self.core.take(self.info.limits.message_bytes // 2)
+
+    async def _wait_for_output(self) -> None:
+        self._bell.clear()
+        if not self.core.has_only_garbage:
+            await self._bell.wait()
+        if not self.core.has_only_garbage:
+            return
+        # Frees may come together for a moment, unless something else is to be sent.
+        self._bell.clear()
+        try:
+            async with asyncio.timeout(_grpc.GATHER_SECONDS):
+                await self._bell.wait()
+        except TimeoutError:
+            pass
+
+    def _ring(self) -> None:
+        self._bell.set()
+
+    async def _read(self) -> None:
+        error: Any = None
+        try:
+            async for message in self._stream:
+                self.apply(decode_completions(message))
+        except grpc.aio.AioRpcError as broken:
+            error = broken
+        except Exception as defect:
+            logger.exception("a completion could not be understood")
+            self._lose(InternalError(f"a completion could not be understood: {defect}"))
+        self._lose(_grpc.stream_error(error, self.address))
+        self._ring()
+
+    async def _call(self, call: Call, deadline: Deadline) -> Any:
+        made = unary(call, self.info.session, self.info.limits.message_bytes)
+        method: Any = self._channel.unary_unary(made.path, None, None)
+        try:
+            return made.decode(await method(made.request, timeout=deadline.remaining()))
+        except grpc.aio.AioRpcError as error:
+            self.core.check()
+            raise _grpc.typed_error(error, self.address, type(call).__name__) from None
+        except grpc.aio.UsageError:
+            self.core.check()
+            raise
+
+    def _start_upload(self, upload: Upload) -> Transfer:
+        task = self.spawn(self._upload(upload, lambda: transfer))
+        transfer = Transfer(task.cancel)
+        return transfer
+
+    async def _upload(self, upload: Upload, get_transfer: Callable[[], Transfer]) -> None:
+        transfer = get_transfer()
+        error: HeliographError | None = UnavailableError("the upload was broken off")
+        try:
+            await self._send_chunks(upload, transfer)
+            error = None
+        except grpc.aio.AioRpcError as broken:
+            error = _grpc.typed_error(broken, self.address, "take an upload")
+        finally:
+            self._upload_ended(upload, transfer, error)
+
+    async def _send_chunks(self, upload: Upload, transfer: Transfer) -> None:
+        method: Any = self._bulk.stream_unary(_grpc.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
+        target = _bulk.upload_target(self.info.session, upload.target, upload.data.nbytes)
+        chunk_bytes = self.info.limits.chunk_bytes
+        call = method()
+        try:
+            for message in _bulk.upload_messages(target, upload.data, chunk_bytes):
+                await call.write(message)
+                if upload.progress is not None:
+                    upload.progress(min(chunk_bytes, upload.data.nbytes))
+            self.advance(lambda: self.core.settle(transfer.taken))
+            await call.done_writing()
+        except asyncio.InvalidStateError:
+            pass  # the server has answered early; the answer says why
+        finally:
+            if not call.done() and (task := asyncio.current_task()) and task.cancelling():
+                call.cancel()
+        await call
+
+    async def _download(self, download: Download, deadline: Deadline) -> None:
+        method: Any = self._bulk.unary_stream(_grpc.DOWNLOAD, None, None)
+        request = bulk_pb2.DownloadRequest(session=self.info.session, transfer=download.transfer)
+        call = method(request.SerializeToString(), timeout=deadline.remaining())
+        receiver = _bulk.Receiver(download.out)
+        try:
+            async for message in call:
+                receiver.piece(message)
+            receiver.finish()
+        except grpc.aio.AioRpcError as error:
+            self.core.check()
+            raise _grpc.typed_error(error, self.address, "give a tensor's bytes") from None
+        finally:
+            call.cancel()
+
+    async def _disconnect(self, was_open: bool) -> None:
+        self._ring()
+        close: Any = self._channel.unary_unary(_grpc.CLOSE, None, None)
+        try:
+            if was_open:
+                await close(_grpc.close_request(self.info.session), timeout=_grpc.CLOSE_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            logger.debug("closing the session: %s", error.details())
+        finally:
+            self._stream.cancel()
+
+    async def close(self) -> None:
+        try:
+            await super().close()
+        finally:
+            await self._bulk.close()
+            await self._channel.close()
+
+
+def _channel(address: Address) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address.grpc_target, _grpc.CHANNEL_OPTIONS)
+
+
+class AioLocalShell(AioShell):
+    """A session of the core in this process."""
+
+    def __init__(self, address: Address, transport: Any) -> None:
+        self._transport = transport
+        super().__init__(address, transport.info)
+        self._scheduled = False
+        # The core may outlive this shell, which must not be kept by it.
+        me = weakref.ref(self)
+        transport.session.attach(
+            lambda batch: _tell(me, "apply", batch), lambda error: _tell(me, "_lose", error)
+        )
+
+    @classmethod
+    async def open(cls, address: Address) -> AioLocalShell:
+        """Starts this process's devices at first use."""
+        from heliograph._local import LocalTransport
+
+        return cls(address, await asyncio.to_thread(LocalTransport))
+
+    def _ring(self) -> None:
+        """Sends at the end of this turn of the loop, so that commands go together."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        self._scheduled = False
+        while commands := self.core.take(self.info.limits.message_bytes):
+            try:
+                self._transport.session.submit(commands)
+            except HeliographError as error:
+                self._lose(error)
+
+    async def _call(self, call: Call, deadline: Deadline) -> Any:
+        work = asyncio.ensure_future(asyncio.to_thread(self._transport.call, call))
+        try:
+            async with asyncio.timeout(deadline.remaining()):
+                return await asyncio.shield(work)
+        except TimeoutError:
+            work.add_done_callback(lambda done: self._undo(call, done))
+            raise deadline.error() from None
+        except asyncio.CancelledError:
+            work.add_done_callback(lambda done: self._undo(call, done))
+            raise
+
+    def _undo(self, call: Call, work: asyncio.Future[Any]) -> None:
+        if not work.cancelled() and work.exception() is None:
+            self._transport.undo(call)
+
+    def _start_upload(self, upload: Upload) -> Transfer:
+        transfer = Transfer(lambda: None)
+        self.spawn(self._upload(upload, transfer))
+        return transfer
+
+    async def _upload(self, upload: Upload, transfer: Transfer) -> None:
+        error: HeliographError | None = UnavailableError("the upload was broken off")
+        try:
+            await asyncio.to_thread(self._transport.upload, upload)
+            error = None
+        except HeliographError as refused:
+            error = refused
+        finally:
+            self._upload_ended(upload, transfer, error)
+
+    async def _download(self, download: Download, deadline: Deadline) -> None:
+        await asyncio.to_thread(self._transport.download, download, deadline)
+
+    async def _disconnect(self, was_open: bool) -> None:
+        await asyncio.to_thread(self._transport.close)
+
+
+def _tell(shell: weakref.ref[AioLocalShell], method: str, argument: Any) -> None:
+    """Passes an event of a device's thread on to the loop."""
+    found = shell()
+    if found is not None:
+        found.on_loop(getattr(found, method), argument)

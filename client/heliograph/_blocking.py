@@ -1,0 +1,334 @@
+"""The blocking shell: one session over gRPC, driven by the threads that call it.
+
+Two threads of its own move batches: gRPC's, which pulls commands out of `_batches`, and the reader,
+which applies completions. Everything else happens in the caller's thread. The core is touched only
+under `_lock`; outcomes are fired, and threads woken, outside of it.
+
+    caller ── drive(procedure) ─▸ core ◂─ _batches ─▸ gRPC ─▸ server ─▸ gRPC ─▸ reader ─▸ core ─▸ fire
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import grpc
+
+from heliograph import _bulk, _grpc
+from heliograph._calls import unary
+from heliograph._deadline import Deadline
+from heliograph._effects import Call, Compute, Download, Effect, Procedure, Upload, Wait
+from heliograph._outcome import Outcome, Transfer, logger
+from heliograph.protocol import ClientCore
+from heliograph_proto.addresses import Address
+from heliograph_proto.commands import Command, CompletionBatch
+from heliograph_proto.description import SessionInfo
+from heliograph_proto.errors import HeliographError, SessionClosedError
+from heliograph_proto.messages import decode_completions
+from heliograph_proto.v1 import bulk_pb2, command_pb2
+
+T = TypeVar("T")
+
+
+class BlockingShell(ABC):
+    """Runs procedures in the caller's thread; how bytes travel is the subclass's."""
+
+    def __init__(self, address: Address, info: SessionInfo) -> None:
+        self.address = address
+        self.info = info
+        self.core = ClientCore(info.limits)
+        # Reentrant, since a destructor may run, and touch the session, while this thread holds it.
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+        self._closed = False
+        _SHELLS.add(self)
+
+    def drive(self, procedure: Procedure[T], timeout: float | None = None) -> T:
+        """Runs a procedure to its end. Raises DeadlineExceededError when the time is over."""
+        deadline = Deadline(timeout)
+        step: Callable[[], Effect] = lambda: next(procedure)  # noqa: E731
+        try:
+            while True:
+                step = self._performed(procedure, self.advance(step), deadline)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        except BaseException:
+            # Also for Ctrl-C between two effects: the procedure cleans up, under the lock.
+            self.advance(procedure.close)
+            raise
+
+    def _performed(self, procedure: Procedure[T], effect: Effect, deadline: Deadline) -> Callable[[], Effect]:
+        """Performs an effect; what continues the procedure with its result or its error."""
+        try:
+            result = self._perform(effect, deadline)
+        except BaseException as error:
+            raised = error
+            return lambda: procedure.throw(raised)
+        return lambda: procedure.send(result)
+
+    def advance(self, step: Callable[[], T]) -> T:
+        """One step of the core, under the lock; fires what it settled and sends what it queued."""
+        settled: list[Outcome] = []
+        try:
+            with self._lock:
+                try:
+                    return step()
+                finally:
+                    settled = self.core.take_settled()
+                    output = self.core.has_output
+        finally:
+            for outcome in settled:
+                outcome.fire()
+            if output:
+                self._ring()
+
+    def _perform(self, effect: Effect, deadline: Deadline) -> Any:
+        match effect:
+            case Wait(outcome):
+                return wait(outcome, deadline)
+            case Compute(function):
+                return function()
+            case Upload():
+                return self._start_upload(effect)
+            case Download():
+                return self._download(effect, deadline)
+        return self._call(effect, deadline)
+
+    def release(self, handle: int) -> None:
+        """Frees a handle soon. Safe in destructors: takes no lock."""
+        had_garbage = self.core.has_garbage
+        self.core.release(handle)
+        if not had_garbage:
+            self._ring()
+
+    def close(self) -> None:
+        """Ends the session; what is pending fails with SessionClosedError. Idempotent, and bounded."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if not closed and self._process == os.getpid():
+            self._disconnect(self._lose(SessionClosedError("the session was closed")))
+
+    def abandon(self) -> None:
+        """In the child of a fork: the session stays with the parent; nothing here may wait for it."""
+        self._lock = threading.RLock()
+        self._lose(
+            SessionClosedError("the session belongs to the process that forked", advice="connect again")
+        )
+
+    def apply(self, batch: CompletionBatch) -> None:
+        """Completions came."""
+        self.advance(lambda: self.core.apply(batch))
+
+    def _lose(self, error: HeliographError) -> bool:
+        """Fails everything pending. Whether the session had not ended before."""
+        if self.core.lost is not None:
+            return False
+        self.advance(lambda: self.core.connection_lost(error))
+        return True
+
+    @abstractmethod
+    def _ring(self) -> None:
+        """There may be something to send. Safe in destructors."""
+
+    @abstractmethod
+    def _start_upload(self, upload: Upload) -> Transfer: ...
+
+    @abstractmethod
+    def _download(self, download: Download, deadline: Deadline) -> None: ...
+
+    @abstractmethod
+    def _call(self, call: Call, deadline: Deadline) -> Any: ...
+
+    @abstractmethod
+    def _disconnect(self, was_open: bool) -> None:
+        """Frees threads and connections, in bounded time. The core is closed already; `was_open`: the
+        other side does not know of it yet."""
+
+
+def wait(outcome: Outcome, deadline: Deadline) -> None:
+    """Blocks until an outcome is done. Raises DeadlineExceededError."""
+    if outcome.done:
+        return
+    done = threading.Event()
+    outcome.add_callback(done.set)
+    if not done.wait(deadline.remaining()):
+        raise deadline.error()
+
+
+class GrpcShell(BlockingShell):
+    """A session over gRPC: one channel for commands and calls, one for bulk."""
+
+    def __init__(self, address: Address, timeout: float) -> None:
+        self._channel = _channel(address)
+        try:
+            info = self._open(address, timeout)
+        except BaseException:
+            self._channel.close()
+            raise
+        super().__init__(address, info)
+        self._bulk = _channel(address)
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        execute: Any = self._channel.stream_stream(
+            _grpc.EXECUTE, None, command_pb2.CompletionBatch.FromString
+        )
+        self._stream = execute(self._batches())
+        self._reader = threading.Thread(target=self._read, name="heliograph-reader", daemon=True)
+        self._reader.start()
+
+    def _open(self, address: Address, timeout: float) -> SessionInfo:
+        call: Any = self._channel.unary_unary(_grpc.OPEN, None, None)
+        try:
+            answer = call.future(_grpc.open_request(), timeout=timeout).result()
+        except grpc.RpcError as error:
+            raise _grpc.open_error(error, address, timeout) from None
+        return _grpc.decode_open(answer, address)
+
+    # Commands out, completions in
+
+    def _batches(self) -> Iterator[bytes]:
+        """What gRPC's thread sends, until the session ends."""
+        yield _grpc.encode_batch([], self.info.session)
+        while self.core.lost is None:
+            if commands := self._take():
+                yield _grpc.encode_batch(commands, b"")
+                continue
+            self._bell.get()
+            if self.core.has_only_garbage:
+                self._gather()
+
+    def _take(self) -> list[Command]:
+        with self._lock:
+            return self.core.take(self.info.limits.message_bytes // 2)
+
+    def _gather(self) -> None:
+        """Lets frees come together, unless something else is to be sent."""
+        try:
+            self._bell.get(timeout=_grpc.GATHER_SECONDS)
+        except Empty:
+            pass
+
+    def _ring(self) -> None:
+        self._bell.put(None)
+
+    def _read(self) -> None:
+        error: Any = None
+        try:
+            for message in self._stream:
+                self.apply(decode_completions(message))
+        except grpc.RpcError as broken:
+            error = broken
+        except Exception as defect:
+            logger.exception("a completion could not be understood")
+            self._lose(SessionClosedError(f"a completion could not be understood: {defect}"))
+        self._lose(_grpc.stream_error(error, self.address))
+
+    # Calls and bulk
+
+    def _call(self, call: Call, deadline: Deadline) -> Any:
+        made = unary(call, self.info.session, self.info.limits.message_bytes)
+        method: Any = self._channel.unary_unary(made.path, None, None)
+        future = method.future(made.request, timeout=deadline.remaining())
+        try:
+            return made.decode(future.result())
+        except grpc.RpcError as error:
+            self.advance(self.core.check)
+            raise _grpc.typed_error(error, self.address, type(call).__name__) from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _start_upload(self, upload: Upload) -> Transfer:
+        method: Any = self._bulk.stream_unary(_grpc.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
+        call: Any = None
+        transfer = Transfer(lambda: call.cancel())
+        call = method.future(self._chunks(upload, transfer))
+        call.add_done_callback(lambda _: self._upload_ended(upload, transfer, call))
+        return transfer
+
+    def _chunks(self, upload: Upload, transfer: Transfer) -> Iterator[bytes]:
+        target = _bulk.upload_target(self.info.session, upload.target, upload.data.nbytes)
+        left = max(upload.data.nbytes, 1)
+        chunk_bytes = self.info.limits.chunk_bytes
+        for message in _bulk.upload_messages(target, upload.data, chunk_bytes):
+            taken = min(chunk_bytes, left)
+            left -= taken
+            if not left:
+                self.advance(lambda: self.core.settle(transfer.taken))
+            if upload.progress is not None:
+                upload.progress(min(taken, upload.data.nbytes))
+            yield message
+
+    def _upload_ended(self, upload: Upload, transfer: Transfer, call: Any) -> None:
+        status = call.exception() if not call.cancelled() else call
+        error = None if status is None else _grpc.typed_error(status, self.address, "take an upload")
+
+        def end() -> None:
+            if error is not None and upload.pending is not None:
+                self.core.cancel(upload.pending, error)
+            self.core.settle(transfer.taken)
+            self.core.settle(transfer.ended, error)
+
+        self.advance(end)
+
+    def _download(self, download: Download, deadline: Deadline) -> None:
+        method: Any = self._bulk.unary_stream(_grpc.DOWNLOAD, None, None)
+        request = bulk_pb2.DownloadRequest(session=self.info.session, transfer=download.transfer)
+        call = method(request.SerializeToString(), timeout=deadline.remaining())
+        receiver = _bulk.Receiver(download.out)
+        try:
+            for message in call:
+                receiver.piece(message)
+            receiver.finish()
+        except grpc.RpcError as error:
+            self.advance(self.core.check)
+            raise _grpc.typed_error(error, self.address, "give a tensor's bytes") from None
+        finally:
+            call.cancel()
+
+    def _disconnect(self, was_open: bool) -> None:
+        self._ring()
+        if was_open:
+            self._say_goodbye()
+        self._stream.cancel()
+        self._bulk.close()
+        self._channel.close()
+        if self._reader is not threading.current_thread():
+            self._reader.join(_grpc.CLOSE_SECONDS)
+
+    def _say_goodbye(self) -> None:
+        close: Any = self._channel.unary_unary(_grpc.CLOSE, None, None)
+        request = _grpc.close_request(self.info.session)
+        try:
+            close.future(request, timeout=_grpc.CLOSE_SECONDS).result()
+        except grpc.RpcError as error:
+            logger.debug("closing the session: %s", error)
+
+
+def _channel(address: Address) -> grpc.Channel:
+    return grpc.insecure_channel(address.grpc_target, _grpc.CHANNEL_OPTIONS)
+
+
+#: Sessions to be closed when the interpreter ends, and abandoned in the child of a fork.
+_SHELLS: weakref.WeakSet[BlockingShell] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for shell in list(_SHELLS):
+        shell.close()
+
+
+def _abandon_all() -> None:
+    for shell in list(_SHELLS):
+        shell.abandon()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)

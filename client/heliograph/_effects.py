@@ -1,0 +1,90 @@
+"""What a procedure may ask of the shell that runs it.
+
+A procedure is a generator: it changes the core (`ClientCore`) and yields effects; the shell performs
+each and sends back its result, or throws its error in. So everything that waits is written once, and
+the blocking and the asyncio shell differ in a few lines. While a procedure runs between two yields
+nobody else touches the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from heliograph._outcome import Outcome, Pending
+from heliograph_proto.description import DeviceList, Memory, PlanInfo
+from heliograph_proto.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Until an outcome is done. Gives None; does not raise the outcome's error."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Work for the processor that is too long for an event loop. Gives what the function returns."""
+
+    function: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """Starts carrying bytes to the server. Gives a `Transfer` at once."""
+
+    #: A number that a command names, or the digest of a content.
+    target: int | bytes
+    data: memoryview
+    #: The command that waits for the bytes; it is cancelled if the upload breaks.
+    pending: Pending | None = None
+    #: Told the number of bytes that were taken each time.
+    progress: Callable[[int], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """Receives a transfer's bytes into `out`. Gives None when all have come."""
+
+    transfer: int
+    out: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class FindMissing:
+    """Asks which contents the session does not hold. Gives a tuple of digests."""
+
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compile:
+    """Compiles a graph under a handle. Gives a PlanInfo."""
+
+    plan: int
+    graph: Graph
+    devices: tuple[str, ...]
+    fusion: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GetMemory:
+    """Asks for a device's memory. Gives a Memory."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListDevices:
+    """Asks for all devices. Gives a DeviceList."""
+
+
+#: Questions to the server that have one answer.
+Call: TypeAlias = FindMissing | Compile | GetMemory | ListDevices
+Answer: TypeAlias = tuple[bytes, ...] | PlanInfo | Memory | DeviceList
+Effect: TypeAlias = Wait | Compute | Upload | Download | Call
+
+T = TypeVar("T")
+Procedure: TypeAlias = Generator[Effect, Any, T]

@@ -1,0 +1,160 @@
+"""What both gRPC shells share: channel options, the handshake's messages, and errors from statuses."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import grpc
+
+from heliograph_proto import FEATURES, VERSION_MAX, VERSION_MIN, __version__
+from heliograph_proto.addresses import Address
+from heliograph_proto.commands import Command
+from heliograph_proto.description import SessionInfo
+from heliograph_proto.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    HeliographError,
+    InternalError,
+    LimitExceededError,
+    NotHeliographError,
+    ProtocolError,
+    SessionClosedError,
+    UnavailableError,
+)
+from heliograph_proto.messages import decode_session, encode_command
+from heliograph_proto.status import error_from_metadata
+from heliograph_proto.v1 import command_pb2, session_pb2
+
+EXECUTE = "/heliograph.v1.CommandService/Execute"
+OPEN = "/heliograph.v1.SessionService/Open"
+CLOSE = "/heliograph.v1.SessionService/Close"
+UPLOAD = "/heliograph.v1.BulkService/Upload"
+DOWNLOAD = "/heliograph.v1.BulkService/Download"
+
+#: How long closing a session may take.
+CLOSE_SECONDS = 2.0
+#: How long frees may gather before they are sent.
+GATHER_SECONDS = 0.005
+
+#: A server that is gone or stopped is noticed after the sum of the two keepalive times.
+KEEPALIVE_TIME_MS = 10_000
+KEEPALIVE_TIMEOUT_MS = 5_000
+
+CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A session lives on one connection; nothing is sent twice.
+    ("grpc.enable_retries", 0),
+    # Bulk has a connection of its own only if channels do not share them.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+_ADVICE = "is the daemon running? start one with: heliograph serve"
+
+
+def open_request() -> bytes:
+    """The first message: what this client speaks."""
+    return session_pb2.OpenRequest(
+        version_min=VERSION_MIN,
+        version_max=VERSION_MAX,
+        features=FEATURES,
+        client=f"heliograph-python/{__version__}",
+    ).SerializeToString()
+
+
+def decode_open(answer: bytes, address: Address) -> SessionInfo:
+    """What was agreed. Raises NotHeliographError for an answer that makes no sense."""
+    try:
+        info = decode_session(session_pb2.OpenResponse.FromString(answer))
+    except Exception as error:
+        raise NotHeliographError(f"{address} gave an answer that cannot be read: {error}") from None
+    if not (info.session and info.devices and VERSION_MIN <= info.version <= VERSION_MAX):
+        raise NotHeliographError(f"{address} gave an answer without session, devices or version")
+    if min(info.limits.in_flight_bytes, info.limits.chunk_bytes, info.limits.message_bytes) < 1:
+        raise NotHeliographError(f"{address} gave limits of 0")
+    return info
+
+
+def close_request(session: bytes) -> bytes:
+    """The last message."""
+    return session_pb2.CloseRequest(session=session).SerializeToString()
+
+
+def encode_batch(commands: list[Command], session: bytes) -> bytes:
+    """A CommandBatch; `session` in the first one only."""
+    return command_pb2.CommandBatch(
+        session=session, commands=map(encode_command, commands)
+    ).SerializeToString()
+
+
+def typed_error(error: Any, address: Address, doing: str) -> HeliographError:
+    """The error of a status: the server's own where it sent one, else what the code means."""
+    trailing = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    if (sent := error_from_metadata(tuple(trailing or ()))) is not None:
+        return sent
+    details = error.details() or ""
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE:
+            return UnavailableError(f"cannot reach {address} to {doing}: {details}", advice=_ADVICE)
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineExceededError(f"{address} did not {doing} in time")
+        case grpc.StatusCode.CANCELLED:
+            return CancelledError(f"cancelled: {doing}")
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return LimitExceededError(f"{address} refused to {doing}: {details}")
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return ProtocolError(f"{address} does not know how to {doing}: {details}")
+    return InternalError(f"{address} failed to {doing}: {error.code().name}: {details}")
+
+
+def open_error(error: Any, address: Address, timeout: float) -> HeliographError:
+    """Why a session could not be opened: nobody there, silence, or somebody else."""
+    found = typed_error(error, address, "open a session")
+    if isinstance(found, UnavailableError) and "http" not in found.message.lower() and not answers(address):
+        return UnavailableError(f"nobody answers at {address}", advice=_ADVICE)
+    if isinstance(found, UnavailableError | ProtocolError | InternalError):
+        if error_from_metadata(tuple(error.trailing_metadata() or ())) is not None:
+            return found
+        return NotHeliographError(
+            f"{address} answers, but not as a Heliograph server: {error.details() or error.code().name}",
+            advice="check the port; `heliograph serve` listens on 7070 unless told otherwise",
+        )
+    if isinstance(found, DeadlineExceededError):
+        return UnavailableError(f"{address} did not answer within {timeout:g} s", advice=_ADVICE)
+    return found
+
+
+def answers(address: Address) -> bool:
+    """Whether anything accepts connections there; asked only after gRPC has failed."""
+    family = socket.AF_UNIX if address.scheme == "unix" else None
+    try:
+        if family is not None:
+            with socket.socket(family) as probe:
+                probe.settimeout(1.0)
+                probe.connect(address.path)
+        else:
+            socket.create_connection((address.host, address.port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def stream_error(error: Any, address: Address) -> HeliographError:
+    """Why the command stream ended."""
+    if error is None:
+        return SessionClosedError(f"{address} ended the session")
+    found = typed_error(error, address, "go on with the session")
+    if isinstance(found, CancelledError):
+        return SessionClosedError("the session was closed")
+    if isinstance(found, UnavailableError):
+        return UnavailableError(
+            f"the connection to {address} broke: {error.details() or 'no reason given'}",
+            advice="everything of the session is gone; connect again, compile and run",
+        )
+    return found

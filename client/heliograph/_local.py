@@ -1,0 +1,236 @@
+"""`local:`: the server's core in this process, without gRPC or another process.
+
+Commands go straight from the caller's thread into the core's session; completions come back from
+the devices' threads. A small thread of each session sends the frees that destructors leave behind.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from heliograph import _grpc
+from heliograph._blocking import BlockingShell, wait
+from heliograph._deadline import Deadline
+from heliograph._effects import Call, Compile, Download, FindMissing, GetMemory, ListDevices, Upload
+from heliograph._outcome import Outcome, Transfer
+from heliograph_proto import __version__
+from heliograph_proto.addresses import Address
+from heliograph_proto.commands import Command
+from heliograph_proto.errors import HeliographError, InternalError
+
+if TYPE_CHECKING:
+    from heliograph_server.core.runtime import Host, Session
+
+#: What an upload hands over at once, so that progress can be told.
+_CHUNK_BYTES = 8 * 2**20
+
+
+class _SharedHost:
+    """The devices of this process: started by the first session, ended with the last one."""
+
+    def __init__(self) -> None:
+        self._host: Host | None = None
+        self._users = 0
+        self._lock = threading.Lock()
+
+    def acquire(self) -> Host:
+        with self._lock:
+            if self._host is None:
+                from heliograph_backends.registry import open_registry
+                from heliograph_server.core.runtime import Host
+
+                self._host = Host(open_registry())
+            self._users += 1
+            return self._host
+
+    def release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._host is not None:
+                self._host.close()
+                self._host = None
+
+    def forget(self) -> None:
+        """In the child of a fork, whose parent keeps the devices' threads."""
+        self.__init__()  # type: ignore[misc]
+
+
+_SHARED = _SharedHost()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_SHARED.forget)
+
+
+class LocalTransport:
+    """A session of the core, and what the effects are there. Blocking; used from any thread."""
+
+    def __init__(self) -> None:
+        self.host = _SHARED.acquire()
+        try:
+            self.info = self.host.open_session(f"heliograph-python/{__version__}")
+            self.session: Session = self.host.session(self.info.session)
+        except BaseException:
+            _SHARED.release()
+            raise
+
+    def close(self) -> None:
+        """Ends the session, and the devices with the last one. Once."""
+        try:
+            self.session.close()
+        finally:
+            _SHARED.release()
+
+    def call(self, call: Call) -> Any:
+        """Answers a question."""
+        match call:
+            case FindMissing(digests):
+                return self.session.missing_contents(digests)
+            case Compile(plan, graph, devices, fusion):
+                return self.session.compile(plan, graph, devices, fusion)
+            case GetMemory(device):
+                return self.host.memory(device)
+            case ListDevices():
+                return self.host.device_list()
+
+    def undo(self, call: Call) -> None:
+        """Takes back what a call did whose caller no longer waits."""
+        if isinstance(call, Compile):
+            self.session.discard_plan(call.plan)
+
+    def upload(self, upload: Upload) -> None:
+        """Carries bytes. Raises what the core refuses them with."""
+        receiver = self.session.begin_upload(upload.target, upload.data.nbytes)
+        for offset in range(0, upload.data.nbytes, _CHUNK_BYTES):
+            chunk = upload.data[offset : offset + _CHUNK_BYTES]
+            receiver.write(offset, chunk)
+            if upload.progress is not None:
+                upload.progress(chunk.nbytes)
+        receiver.finish()
+
+    def download(self, download: Download, deadline: Deadline) -> None:
+        """Receives bytes. Raises the error of the command, DeadlineExceededError."""
+        source = self.session.open_download(download.transfer)
+        try:
+            arrived = Outcome()
+            source.future.add_done_callback(lambda _: arrived.finish())
+            wait(arrived, deadline)
+            download.out[:] = source.future.result()
+        finally:
+            source.close()
+
+
+class LocalShell(BlockingShell):
+    """A session of the core in this process."""
+
+    def __init__(self, address: Address) -> None:
+        self._transport = LocalTransport()
+        super().__init__(address, self._transport.info)
+        self._sending = threading.Lock()
+        self._dirty = False
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._transport.session.attach(self.apply, self._ended)
+        self._sweeper = threading.Thread(target=self._sweep, name="heliograph-sweeper", daemon=True)
+        self._sweeper.start()
+
+    def _ended(self, error: HeliographError) -> None:
+        self._lose(error)
+
+    def _ring(self) -> None:
+        """Sends what is queued, in this thread unless another one is at it."""
+        self._dirty = True
+        while self._dirty and self._sending.acquire(blocking=False):
+            try:
+                self._dirty = False
+                if commands := self._take():
+                    self._dirty = True
+                    self._send(commands)
+            finally:
+                self._sending.release()
+
+    def _take(self) -> list[Command]:
+        with self._lock:
+            return self.core.take(self.info.limits.message_bytes)
+
+    def _send(self, commands: list[Command]) -> None:
+        try:
+            self._transport.session.submit(commands)
+        except HeliographError as error:
+            self._lose(error)
+
+    def release(self, handle: int) -> None:
+        # A destructor may run while this thread holds any lock of the core's: it must not send.
+        self.core.release(handle)
+        self._bell.put(None)
+
+    def _sweep(self) -> None:
+        while self.core.lost is None:
+            self._bell.get()
+            try:
+                while self._bell.get(timeout=_grpc.GATHER_SECONDS) is None:
+                    pass
+            except Empty:
+                self._ring()
+
+    def _start_upload(self, upload: Upload) -> Transfer:
+        transfer = Transfer(lambda: None)
+        error: HeliographError | None = None
+        try:
+            self._transport.upload(upload)
+        except HeliographError as refused:
+            error = refused
+
+        def end() -> None:
+            if error is not None and upload.pending is not None:
+                self.core.cancel(upload.pending, error)
+            self.core.settle(transfer.taken)
+            self.core.settle(transfer.ended, error)
+
+        self.advance(end)
+        return transfer
+
+    def _download(self, download: Download, deadline: Deadline) -> None:
+        self._transport.download(download, deadline)
+
+    def _call(self, call: Call, deadline: Deadline) -> Any:
+        if not isinstance(call, Compile):
+            return self._transport.call(call)
+        answer = _Answer(lambda: self._transport.call(call))
+        try:
+            return answer.get(deadline)
+        except BaseException:
+            answer.ended.add_callback(lambda: self._transport.undo(call))
+            raise
+
+    def _disconnect(self, was_open: bool) -> None:
+        self._bell.put(None)
+        self._transport.close()
+        if self._sweeper is not threading.current_thread():
+            self._sweeper.join(_grpc.CLOSE_SECONDS)
+
+
+class _Answer:
+    """A call that runs in a thread of its own, since it must be possible to stop waiting for it."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.ended = Outcome()
+        self._function = function
+        self._result: Any = None
+        self._error: BaseException | None = InternalError("the call did not end")
+        threading.Thread(target=self._run, name="heliograph-call", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._result, self._error = self._function(), None
+        except BaseException as error:
+            self._error = error
+        self.ended.finish()
+
+    def get(self, deadline: Deadline) -> Any:
+        wait(self.ended, deadline)
+        if self._error is not None:
+            raise self._error
+        return self._result

@@ -1,0 +1,110 @@
+"""Plans: checking what a run is given and what it is to return, for both APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+from heliograph._common import Handle, Shell
+from heliograph._running import Bound, PlanSpec, Wanted, choose_outputs, empty_array
+from heliograph._tensors import TensorBase, as_elements
+from heliograph_proto.description import Port
+from heliograph_proto.errors import InvalidArgumentError, InvalidInputError
+from heliograph_proto.types import TensorType
+
+Inputs = Mapping[str, Any] | None
+#: Whether outputs come as arrays (True) or stay as tensors (False), or the names of those that come.
+Fetch = bool | Collection[str]
+
+
+class PlanBase(Handle):
+    """A graph compiled for a set of devices."""
+
+    _kind = "plan"
+
+    def __init__(self, shell: Shell, spec: PlanSpec) -> None:
+        super().__init__(shell, spec.handle)
+        self._spec = spec
+
+    @property
+    def inputs(self) -> dict[str, TensorType]:
+        """What every run must be given, by name."""
+        return {port.name: port.type for port in self._spec.info.inputs}
+
+    @property
+    def outputs(self) -> dict[str, TensorType]:
+        """What a run returns, by name."""
+        return {port.name: port.type for port in self._spec.info.outputs}
+
+    @property
+    def device(self) -> str:
+        """The name of the device that runs it."""
+        return self._spec.info.device
+
+    @property
+    def compute_bytes(self) -> int:
+        """The memory taken for intermediate results."""
+        return self._spec.info.compute_bytes
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that the nodes became."""
+        return self._spec.info.steps
+
+    def __repr__(self) -> str:
+        taken = ", ".join(f"{name}: {type_}" for name, type_ in self.inputs.items())
+        given = ", ".join(f"{name}: {type_}" for name, type_ in self.outputs.items())
+        return f"<Plan ({taken}) -> ({given}) on {self.device}, {self.steps} steps, {self._state}>"
+
+    def _bind(self, inputs: Inputs, keywords: Mapping[str, Any]) -> list[Bound]:
+        """The inputs in the plan's order, checked. Raises InvalidInputError."""
+        given = dict(inputs or {})
+        if twice := given.keys() & keywords.keys():
+            raise InvalidInputError(f"input {min(twice)!r} is given twice")
+        given.update(keywords)
+        ports = self._spec.info.inputs
+        if given.keys() != {port.name for port in ports}:
+            self._refuse_names(given)
+        return [self._bound(port, given[port.name]) for port in ports]
+
+    def _refuse_names(self, given: Mapping[str, Any]) -> None:
+        known = list(self.inputs)
+        for name in given:
+            if name not in known:
+                near = get_close_matches(str(name), known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
+                raise InvalidInputError(f"the plan has no input {name!r}", advice=hint)
+        missing = [f"{name!r} ({type_})" for name, type_ in self.inputs.items() if name not in given]
+        raise InvalidInputError(f"inputs are missing: {', '.join(missing)}")
+
+    def _bound(self, port: Port, value: Any) -> Bound:
+        if isinstance(value, TensorBase):
+            if value.type != port.type:
+                raise InvalidInputError(f"input {port.name!r} is {port.type}, not {value.type}")
+            return value._used_in(self._shell)
+        try:
+            array = as_elements(value, port.type.dtype)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"input {port.name!r}: {error.message}", advice=error.advice) from None
+        expected = port.type.shape if port.type.dtype.kind != "quantized" else empty_array(port.type).shape
+        if array.shape != expected:
+            raise InvalidInputError(f"input {port.name!r} has shape {array.shape}; the plan needs {expected}")
+        return np.ascontiguousarray(array).reshape(array.shape)
+
+    def _choose(self, fetch: Fetch) -> tuple[list[Wanted], list[Wanted]]:
+        """The outputs that are fetched and those that stay as tensors."""
+        names = self.outputs
+        if isinstance(fetch, bool):
+            chosen = list(names)
+        else:
+            chosen = [fetch] if isinstance(fetch, str) else list(fetch)
+            for name in chosen:
+                if name not in names:
+                    raise InvalidArgumentError(f"the plan has no output {name!r}: {', '.join(names)}")
+        wanted = self._shell.advance(
+            lambda: choose_outputs(self._shell.core, self._spec.info, chosen, fetch is not False)
+        )
+        return ([], wanted) if fetch is False else (wanted, [])

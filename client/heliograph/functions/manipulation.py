@@ -1,0 +1,142 @@
+"""Functions that move elements: the array API's names and rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from operator import index
+
+from heliograph import _lowering as lowering
+from heliograph._lowering import Operand
+from heliograph._source import invalid
+from heliograph.value import Value
+from heliograph_proto.types import I64
+
+
+def reshape(x: Operand, /, shape: Sequence[int]) -> Value:
+    """The same elements in row-major order in another shape; one size may be -1."""
+    return lowering.reshape(lowering.one_value(x), shape)
+
+
+def permute_dims(x: Operand, /, axes: Sequence[int]) -> Value:
+    """The dimensions in the order `axes`."""
+    value = lowering.one_value(x)
+    if len(axes) != value.ndim:
+        raise invalid(f"permute_dims of {value.type} by {tuple(axes)}: every axis exactly once")
+    return lowering.permute(value, axes)
+
+
+def matrix_transpose(x: Operand, /) -> Value:
+    """The last two dimensions exchanged."""
+    return lowering.one_value(x).mT
+
+
+def expand_dims(x: Operand, /, *, axis: int = 0) -> Value:
+    """A new dimension of size 1 at the place `axis` of the result."""
+    value = lowering.one_value(x)
+    place = index(axis)
+    if not -value.ndim - 1 <= place <= value.ndim:
+        raise invalid(f"expand_dims of {value.type}: axis {axis} is outside the result")
+    place %= value.ndim + 1
+    return lowering.reshape(value, (*value.shape[:place], 1, *value.shape[place:]))
+
+
+def squeeze(x: Operand, /, axis: int | Sequence[int]) -> Value:
+    """Without the dimensions `axis`, each of size 1."""
+    value = lowering.one_value(x)
+    places = lowering.axes_of(value, axis)
+    if wide := [place for place in places if value.shape[place] != 1]:
+        raise invalid(f"squeeze of {value.type}: dimension {wide[0]} is not of size 1")
+    return lowering.reshape(value, [size for place, size in enumerate(value.shape) if place not in places])
+
+
+def flatten(x: Operand, /) -> Value:
+    """One dimension, in row-major order."""
+    value = lowering.one_value(x)
+    return lowering.reshape(value, (value.size,))
+
+
+def broadcast_to(x: Operand, /, shape: Sequence[int]) -> Value:
+    """x repeated to a shape that it broadcasts to."""
+    value, target = lowering.one_value(x), tuple(map(index, shape))
+    return value if value.shape == target else lowering.apply("broadcast_to", value, shape=target)
+
+
+def concat(arrays: Sequence[Operand], /, *, axis: int | None = 0) -> Value:
+    """The arrays, promoted to one data type, joined along an axis; None joins them flattened."""
+    if not arrays:
+        raise invalid("concat of nothing")
+    values = lowering.promoted(*arrays)
+    if axis is None:
+        values, axis = [flatten(value) for value in values], 0
+    if len(values) == 1:
+        lowering.axis_of(values[0], axis)
+        return values[0]
+    return lowering.apply("concat", *values, axis=index(axis))
+
+
+def stack(arrays: Sequence[Operand], /, *, axis: int = 0) -> Value:
+    """The arrays, all of one shape, joined along a new axis."""
+    if not arrays:
+        raise invalid("stack of nothing")
+    values = lowering.promoted(*arrays)
+    if wrong := [value for value in values if value.shape != values[0].shape]:
+        raise invalid(f"stack of {values[0].type} and {wrong[0].type}: the shapes must be equal")
+    return concat([expand_dims(value, axis=axis) for value in values], axis=axis)
+
+
+def split(x: Operand, /, sections: int | Sequence[int], *, axis: int = 0) -> list[Value]:
+    """Parts along an axis: so many equal ones, or cut before each of the given places (as NumPy's)."""
+    value = lowering.one_value(x)
+    place = lowering.axis_of(value, axis)
+    size = value.shape[place]
+    if isinstance(sections, int):
+        if sections < 1 or size % sections:
+            raise invalid(f"split of {value.type}: {size} does not divide into {sections} equal parts")
+        cuts = [part * (size // sections) for part in range(1, sections)]
+    else:
+        cuts = [index(cut) for cut in sections]
+    edges = [0, *cuts, size]
+    whole = (slice(None),) * place
+    return [value[(*whole, slice(*pair))] for pair in zip(edges, edges[1:], strict=False)]
+
+
+def tile(x: Operand, /, repetitions: Sequence[int]) -> Value:
+    """x repeated so many times along each dimension."""
+    value = lowering.one_value(x)
+    rank = max(value.ndim, len(repetitions))
+    shape = (1,) * (rank - value.ndim) + value.shape
+    times = (1,) * (rank - len(repetitions)) + tuple(map(index, repetitions))
+    pairs = list(zip(times, shape, strict=True))
+    spread = lowering.reshape(value, [part for _, size in pairs for part in (1, size)])
+    wide = broadcast_to(spread, [part for time, size in pairs for part in (time, size)])
+    return lowering.reshape(wide, [time * size for time, size in pairs])
+
+
+def take(x: Operand, indices: Operand, /, *, axis: int | None = None) -> Value:
+    """The elements of x at the indices (integers) along an axis.
+
+    The result has the indices' shape in place of that dimension. An index outside x is an error of
+    the run. `axis` may be left out when x has one dimension.
+    """
+    graph = lowering.graph_of(x, indices)
+    value, places = lowering.lift(graph, x), lowering.lift(graph, indices)
+    if axis is None and value.ndim != 1:
+        raise invalid(f"take from {value.type} needs an axis")
+    if not places.dtype.is_integer:
+        raise invalid(f"take: the indices are {places.type}", "convert them first: hg.astype(i, 'i64')")
+    place = lowering.axis_of(value, 0 if axis is None else axis)
+    if places.dtype.name not in ("i32", "i64"):
+        places = lowering.cast(places, I64)
+    return _take(value, places, place)
+
+
+def _take(x: Value, places: Value, axis: int) -> Value:
+    """By rows: the axis goes first, the others become the row."""
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    first = lowering.permute(x, [axis, *range(axis), *range(axis + 1, x.ndim)])
+    rows = lowering.reshape(first, (x.shape[axis], math.prod(before + after)))
+    found = lowering.apply("get_rows", rows, lowering.reshape(places, (places.size,)))
+    wide = lowering.reshape(lowering.cast(found, x.dtype), (*places.shape, *before, *after))
+    new, old = range(places.ndim), range(places.ndim, wide.ndim)
+    return lowering.permute(wide, [*old[:axis], *new, *old[axis:]])

@@ -1,0 +1,1 @@
+"""Models that Heliograph knows by itself, written as graphs; they need the extra `models`."""

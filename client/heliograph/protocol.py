@@ -1,0 +1,419 @@
+"""The client's side of the command stream, without any input or output.
+
+Commands go in by `send`, leave by `take`; completions come in by `apply`. Sequence numbers are given
+when a command leaves, so that the wire sees them without gaps whatever was queued meanwhile. The
+shells (blocking and asyncio) move batches between this and a transport, one caller at a time.
+
+    send ─▸ outbox ─▸ take ─▸ (transport) ─▸ apply ─▸ take_settled, to be fired by the shell
+
+Credits. A session may have only so many bytes staged on the server and so many commands unanswered
+(`Limits`). `reserve` grants bytes in the order of asking; commands beyond the limit stay in the outbox.
+Handles that nobody refers to any more are collected by `release`, from any thread and from
+destructors, and leave in one Free behind everything queued so far.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, replace
+
+from heliograph._outcome import Outcome, Pending, logger
+from heliograph_proto import commands as c
+from heliograph_proto.errors import CancelledError, HeliographError, LimitExceededError
+from heliograph_proto.limits import Limits
+
+#: Room below Limits.in_flight_commands that is kept for cancelling.
+_RESERVED_FOR_CANCEL = 16
+#: What a command's own fields take on the wire, at most, beside names and data.
+_COMMAND_BYTES = 128
+#: The most handles in one Free.
+_FREE_HANDLES = 10_000
+#: The most commands that wait for credit in the client, as a multiple of Limits.in_flight_commands.
+_BACKLOG = 2
+#: How many errors of commands are remembered.
+_REMEMBERED = 1_000
+
+
+class Gate:
+    """A place in the outbox whose commands come later; what was queued behind it waits."""
+
+    __slots__ = ("closed", "queue")
+
+    def __init__(self) -> None:
+        self.queue: deque[Pending] = deque()
+        self.closed = False
+
+
+class Grant(Outcome):
+    """A number of bytes of credit that was asked for."""
+
+    __slots__ = ("gate", "size_bytes")
+
+    def __init__(self, size_bytes: int, gate: Gate | None) -> None:
+        super().__init__()
+        self.size_bytes = size_bytes
+        self.gate = gate
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolStatistics:
+    """Counts of the command stream, at one moment."""
+
+    sent_commands: int
+    completed_commands: int
+    queued_commands: int
+    in_flight_bytes: int
+
+
+class ClientCore:
+    """Handles, sequence numbers, what is pending, and credits of one session."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        #: Where commands go that name no stream.
+        self.default_stream = c.DEFAULT_STREAM
+        #: Handles of the streams that were made and not freed.
+        self.streams: set[int] = set()
+        #: Why the session ended; commands are refused with it.
+        self.lost: HeliographError | None = None
+        self._next_handle = 1
+        self._next_transfer = 1
+        self._next_sequence = 1
+        self._outbox: deque[Pending | Gate] = deque()
+        #: Those that are open, in order.
+        self._gates: deque[Gate] = deque()
+        self._cancels: deque[Pending] = deque()
+        #: Sent and not done, in order of their sequence numbers.
+        self._in_flight: OrderedDict[int, Pending] = OrderedDict()
+        self._completed_through = 0
+        self._garbage: deque[int] = deque()
+        self._credit_bytes = 0
+        # The server may still hold a transfer for a moment after it has reported the command.
+        self._credit_limit_bytes = limits.in_flight_bytes * 3 // 4
+        self._waiting: deque[Grant] = deque()
+        #: Outcomes to be fired by the shell.
+        self._settled: list[Outcome] = []
+        self._unobserved: deque[HeliographError] = deque(maxlen=_REMEMBERED)
+        #: By the sequence number of the command that failed: its error, with what only we know.
+        self._known: OrderedDict[int, HeliographError] = OrderedDict()
+
+    # Numbers
+
+    def handle(self) -> int:
+        """A new handle: 1 to 2**63 - 1, never used before in this session."""
+        self._next_handle += 1
+        return self._next_handle - 1
+
+    def transfer(self) -> int:
+        """A new transfer's number."""
+        self._next_transfer += 1
+        return self._next_transfer - 1
+
+    # Commands
+
+    def send(
+        self,
+        kind: c.CommandKind,
+        *,
+        stream: int | None = None,
+        observed: bool = False,
+        notify: bool | None = None,
+        timeout_ms: int = 0,
+        credit_bytes: int = 0,
+        gate: Gate | None = None,
+    ) -> Pending:
+        """Queues a command. Raises what ended the session, or LimitExceededError.
+
+        `observed`: somebody waits for it, so it is listed at once (unless `notify` is False), and its
+        error is not kept for `raise_unobserved`.
+        """
+        self.check()
+        self._check_backlog()
+        where = self.default_stream if stream is None else stream
+        pending = Pending(kind, where, observed if notify is None else notify, timeout_ms)
+        pending.observed, pending.credit_bytes = observed, credit_bytes
+        if gate is None:
+            self._outbox.append(pending)
+        else:
+            gate.queue.append(pending)
+        return pending
+
+    def check(self) -> None:
+        """Raises what ended the session."""
+        if self.lost is not None:
+            raise self.lost.at(self.lost.origin)
+
+    def _check_backlog(self) -> None:
+        if len(self._outbox) > _BACKLOG * self.limits.in_flight_commands:
+            raise LimitExceededError(
+                f"{len(self._outbox):,} commands are queued behind those that the server works on",
+                advice="wait for some results, or for session.synchronize(), before sending more",
+            )
+
+    def cancel(self, pending: Pending, why: HeliographError | None = None) -> None:
+        """Asks the server to cancel a command; `why` is reported in place of its CancelledError."""
+        if pending.done or self.lost is not None:
+            return
+        if pending.substitute is None:
+            pending.substitute = why
+        self._cancels.append(pending)
+
+    def open_gate(self) -> Gate:
+        """Keeps a place in the order of commands for some that come later."""
+        gate = Gate()
+        self._outbox.append(gate)
+        self._gates.append(gate)
+        return gate
+
+    def close_gate(self, gate: Gate) -> None:
+        """No more commands come at this place. Idempotent."""
+        gate.closed = True
+        if gate in self._gates:
+            self._gates.remove(gate)
+            self._grant()
+
+    def release(self, handle: int) -> None:
+        """Frees a handle behind everything queued so far. Safe in destructors and from any thread."""
+        if self.lost is None:
+            self._garbage.append(handle)
+
+    @property
+    def has_garbage(self) -> bool:
+        """Whether handles wait to be freed."""
+        return bool(self._garbage)
+
+    @property
+    def has_only_garbage(self) -> bool:
+        """Whether there is nothing to send but frees, which may gather for a moment."""
+        return bool(self._garbage) and not self._outbox and not self._cancels
+
+    @property
+    def has_output(self) -> bool:
+        """Whether `take` might have something to give."""
+        return bool(self._outbox or self._cancels or self._garbage)
+
+    def take(self, most_bytes: int) -> list[c.Command]:
+        """The commands that leave now: what credit allows, in a message of about that many bytes."""
+        taken: list[c.Command] = []
+        size = 0
+        self._collect()
+        while self.lost is None and size < most_bytes:
+            pending = self._next_cancel() or self._next(most_bytes - size, first=not taken)
+            if pending is None:
+                break
+            pending.sequence = self._next_sequence
+            self._next_sequence += 1
+            self._in_flight[pending.sequence] = pending
+            taken.append(_command(pending))
+            size += size_of(pending.kind)
+        return taken
+
+    def _collect(self) -> None:
+        """Turns collected handles into Free commands at the end of the outbox."""
+        while self._garbage and self.lost is None:
+            count = min(len(self._garbage), _FREE_HANDLES)
+            handles = tuple(self._garbage.popleft() for _ in range(count))
+            self._outbox.append(Pending(c.Free(handles), self.default_stream, False, 0))
+
+    def _next_cancel(self) -> Pending | None:
+        """A cancel may pass the queue, but not the command that it cancels."""
+        for _ in range(len(self._cancels)):
+            target = self._cancels.popleft()
+            if target.done:
+                continue
+            if target.sequence:
+                return Pending(c.Cancel(target.sequence), self.default_stream, False, 0)
+            self._cancels.append(target)
+        return None
+
+    def _next(self, room: int, first: bool) -> Pending | None:
+        if self._unanswered >= max(1, self.limits.in_flight_commands - _RESERVED_FOR_CANCEL):
+            return None
+        while self._outbox:
+            head = self._outbox[0]
+            queue = head.queue if isinstance(head, Gate) else self._outbox
+            if isinstance(head, Gate) and not head.queue:
+                if not head.closed:
+                    return None
+                self._outbox.popleft()
+                continue
+            pending = queue[0]
+            assert isinstance(pending, Pending)
+            if not first and size_of(pending.kind) > room:
+                return None
+            queue.popleft()
+            return pending
+        return None
+
+    @property
+    def _unanswered(self) -> int:
+        return self._next_sequence - 1 - self._completed_through
+
+    # Completions
+
+    def apply(self, batch: c.CompletionBatch) -> None:
+        """Settles what a batch of completions reports."""
+        for completion in batch.completions:
+            pending = self._in_flight.pop(completion.sequence, None)
+            if pending is not None:
+                self._complete(pending, completion)
+        self._completed_through = max(self._completed_through, batch.completed_through)
+        while self._in_flight:
+            sequence = next(iter(self._in_flight))
+            if sequence > batch.completed_through:
+                break
+            self._complete(self._in_flight.pop(sequence), None)
+
+    def _complete(self, pending: Pending, completion: c.Completion | None) -> None:
+        pending.completion = completion
+        error = self._explain(pending, completion.error) if completion and completion.error else None
+        self.settle(pending, error)
+        if error is not None and not pending.observed:
+            self._note(pending, error)
+        if pending.credit_bytes:
+            self.give_back(pending.credit_bytes)
+
+    def settle(self, outcome: Outcome, error: HeliographError | None = None) -> None:
+        """Makes an outcome done, unless it is."""
+        if outcome.settle(error):
+            self._settled.append(outcome)
+
+    def take_settled(self) -> list[Outcome]:
+        """What was settled since the last call; the shell fires it, outside of any lock."""
+        settled, self._settled = self._settled, []
+        return settled
+
+    def _explain(self, pending: Pending, error: HeliographError) -> HeliographError:
+        """The error with what only the client knows: why it cancelled, and the line of user code.
+
+        A later command that met a poisoned handle carries the sequence number of the first.
+        """
+        first = error.origin.sequence or pending.sequence
+        if first == pending.sequence:
+            if pending.substitute is not None and isinstance(error, CancelledError):
+                self._remember(first, pending.substitute)
+            elif error.origin.op and pending.source_of is not None:
+                source = pending.source_of(error.origin.node)
+                self._remember(first, error.at(replace(error.origin, source=source)))
+        return self._known.get(first, error)
+
+    def _remember(self, sequence: int, error: HeliographError) -> None:
+        self._known[sequence] = error
+        while len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+
+    def _note(self, pending: Pending, error: HeliographError) -> None:
+        if isinstance(pending.kind, c.Free | c.Cancel):
+            logger.debug("%r failed: %s", pending, error)
+        else:
+            self._unobserved.append(error)
+
+    def raise_error(self, outcome: Outcome) -> None:
+        """Raises an outcome's error, if any, which is thereby seen."""
+        if outcome.error is not None:
+            first = outcome.error.origin.sequence
+            seen = [one for one in self._unobserved if first and one.origin.sequence == first]
+            for one in seen:
+                self._unobserved.remove(one)
+            outcome.raise_error()
+
+    def raise_unobserved(self) -> None:
+        """Raises the first error that nobody has seen, and forgets the others."""
+        if self._unobserved:
+            first = self._unobserved.popleft()
+            self._unobserved.clear()
+            raise first.at(first.origin)
+
+    # Credits
+
+    def could_reserve(self, size_bytes: int, gate: Gate | None = None) -> bool:
+        """Whether a grant would come at once. Something larger than the limit goes alone."""
+        queued = any(self._may_ask(grant.gate) for grant in self._waiting)
+        return not queued and self._may_ask(gate) and self._has_room(size_bytes)
+
+    def _may_ask(self, gate: Gate | None) -> bool:
+        """What is behind an open gate must not hold credit that the gate's own commands wait for."""
+        return not self._gates or gate is self._gates[0]
+
+    def _has_room(self, size_bytes: int) -> bool:
+        return self._credit_bytes + size_bytes <= self._credit_limit_bytes or not self._credit_bytes
+
+    def reserve(self, size_bytes: int, gate: Gate | None = None) -> Grant:
+        """Asks for bytes of credit; granted in the order of asking, first to the first open gate."""
+        grant = Grant(size_bytes, gate)
+        if self.lost is not None:
+            grant.settle(self.lost)
+        elif self.could_reserve(size_bytes, gate):
+            self._credit_bytes += size_bytes
+            grant.settle()
+        else:
+            self._waiting.append(grant)
+        return grant
+
+    def withdraw(self, grant: Grant) -> None:
+        """Gives up a grant, whether it has come or not."""
+        if not grant.done:
+            self._waiting.remove(grant)
+            self._grant()
+        elif grant.error is None:
+            self.give_back(grant.size_bytes)
+
+    def give_back(self, size_bytes: int) -> None:
+        """Returns credit, which may settle the grants of others."""
+        if self.lost is None:
+            self._credit_bytes -= size_bytes
+            self._grant()
+
+    def _grant(self) -> None:
+        for grant in [one for one in self._waiting if self._may_ask(one.gate)]:
+            if not self._has_room(grant.size_bytes):
+                break
+            self._waiting.remove(grant)
+            self._credit_bytes += grant.size_bytes
+            self.settle(grant)
+
+    # The end
+
+    def connection_lost(self, error: HeliographError) -> None:
+        """Ends the session: everything pending fails with this error, and so does what comes."""
+        if self.lost is not None:
+            return
+        self.lost = error
+        queued = [one for item in self._outbox for one in (item.queue if isinstance(item, Gate) else (item,))]
+        for outcome in (*self._in_flight.values(), *queued, *self._waiting):
+            self.settle(outcome, error)
+        for held in (self._in_flight, self._outbox, self._gates, self._waiting, self._cancels, self._garbage):
+            held.clear()
+        self._credit_bytes = 0
+
+    def statistics(self) -> ProtocolStatistics:
+        """Counts, now."""
+        return ProtocolStatistics(
+            sent_commands=self._next_sequence - 1,
+            completed_commands=self._next_sequence - 1 - len(self._in_flight),
+            queued_commands=len(self._outbox),
+            in_flight_bytes=self._credit_bytes,
+        )
+
+
+def _command(pending: Pending) -> c.Command:
+    return c.Command(pending.sequence, pending.kind, pending.stream, pending.notify, pending.timeout_ms)
+
+
+def size_of(kind: c.CommandKind) -> int:
+    """About the bytes of a command on the wire, never less."""
+    match kind:
+        case c.SetTensor(data=data) if data is not None:
+            return _COMMAND_BYTES + len(data)
+        case c.Run(inputs=inputs, outputs=outputs):
+            data_bytes = sum(len(one.data) for one in inputs if one.data is not None)
+            return _COMMAND_BYTES + data_bytes + 32 * (len(inputs) + len(outputs))
+        case c.Free(handles):
+            return _COMMAND_BYTES + 10 * len(handles)
+    return 2 * _COMMAND_BYTES
+
+
+def split_pieces(size_bytes: int, piece_bytes: int, item_bytes: int) -> list[tuple[int, int]]:
+    """(offset, size) of the pieces of a large transfer, each of whole items."""
+    step = max(item_bytes, piece_bytes // item_bytes * item_bytes)
+    return [(offset, min(step, size_bytes - offset)) for offset in range(0, size_bytes, step)]

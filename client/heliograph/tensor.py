@@ -1,0 +1,92 @@
+"""`hg.Tensor`: a tensor in a device's memory, read and written from here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+
+from heliograph._outcome import Pending
+from heliograph._procedures import Sending, byte_view, read, wait_for_all, write
+from heliograph._tensors import TensorBase
+
+if TYPE_CHECKING:
+    from heliograph._blocking import BlockingShell
+
+
+class WriteFuture:
+    """A write whose array must stay as it is until the write is done."""
+
+    def __init__(self, shell: BlockingShell, pendings: list[Pending]) -> None:
+        self._shell, self._pendings = shell, pendings
+
+    def done(self) -> bool:
+        """Whether the array may be overwritten."""
+        return all(pending.done for pending in self._pendings)
+
+    def result(self, timeout: float | None = None) -> None:
+        """Blocks until the write is done. Raises its error, or DeadlineExceededError."""
+        self._shell.drive(wait_for_all(self._shell.core, self._pendings), timeout)
+
+    def __repr__(self) -> str:
+        return f"<WriteFuture {'done' if self.done() else 'pending'}>"
+
+
+class Tensor(TensorBase):
+    """A tensor in a device's memory: made by `session.empty`, `session.put`, or a run.
+
+    It is freed when it is collected, or by `free`. Indexing gives views: `t[10:20].set(array)`.
+    """
+
+    _shell: BlockingShell
+
+    @overload
+    def set(
+        self, array: Any, offset_bytes: int = 0, *, copy: Literal[True] = True, timeout: float | None = None
+    ) -> None: ...
+    @overload
+    def set(
+        self, array: Any, offset_bytes: int = 0, *, copy: Literal[False], timeout: float | None = None
+    ) -> WriteFuture: ...
+    def set(
+        self, array: Any, offset_bytes: int = 0, *, copy: bool = True, timeout: float | None = None
+    ) -> WriteFuture | None:
+        """Writes an array of the tensor's data type and shape; one of one dimension may be a part.
+
+        Returns when the array may be overwritten; the write's own errors appear at the next use of the
+        tensor or in `session.synchronize`. With `copy=False` it returns as soon as it can, with a
+        future, and the array must stay as it is until that is done.
+
+        Raises InvalidInputError, OutOfRangeError, DeadlineExceededError.
+        """
+        command, data = self._writing(array, offset_bytes)
+        how = Sending(observed=not copy, keep=not copy)
+        procedure = write(self._shell.core, command, data, self._item_bytes, how)
+        pendings = self._shell.drive(procedure, timeout)
+        return None if copy else WriteFuture(self._shell, pendings)
+
+    def get(
+        self,
+        out: np.ndarray[Any, Any] | None = None,
+        offset_bytes: int = 0,
+        size_bytes: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> np.ndarray[Any, Any]:
+        """The elements, once everything sent before has been computed.
+
+        A part (offset and size count bytes in row-major order) comes in one dimension. `out`: a
+        contiguous array of exactly as many bytes, which is filled and returned.
+
+        Raises OutOfRangeError, the error of what was to compute the tensor, DeadlineExceededError.
+        """
+        command, array = self._reading(out, offset_bytes, size_bytes)
+        self._shell.drive(read(self._shell.core, command, byte_view(array), self._item_bytes), timeout)
+        return array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """For np.asarray(tensor)."""
+        if copy is False:
+            raise ValueError("a tensor's elements are on the server; an array of them is always a copy")
+        found = self.get()
+        return found if dtype is None else found.astype(dtype, copy=False)

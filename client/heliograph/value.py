@@ -1,0 +1,199 @@
+"""`hg.Value`: what stands for a tensor while a graph is built.
+
+A value has a shape and a data type but no elements; operators add nodes to its graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from heliograph import _lowering as lowering
+from heliograph._indexing import with_origin
+from heliograph._lowering import Axis, Operand
+from heliograph._source import invalid
+from heliograph._symbol import Symbol
+from heliograph_proto.types import DTypeArgument, dtype
+
+
+class Value(Symbol):
+    """A tensor to be computed. Made by `hg.Graph` and by functions under `hg.`, never directly.
+
+    Operators follow the array API: Python scalars take the other operand's data type, NumPy arrays
+    become constants of the graph, operands of one kind promote, shapes broadcast.
+    """
+
+    __slots__ = ()
+
+    # NumPy must leave `array + value` to us instead of building an array of objects.
+    __array_ufunc__ = None
+
+    def __repr__(self) -> str:
+        return f"<Value {self.op} {self.name!r} shape={self.shape} dtype={self.dtype}>"
+
+    def __add__(self, other: Operand) -> Value:
+        return lowering.elementwise("add", self, other)
+
+    def __radd__(self, other: Operand) -> Value:
+        return lowering.elementwise("add", other, self)
+
+    def __sub__(self, other: Operand) -> Value:
+        return lowering.elementwise("sub", self, other)
+
+    def __rsub__(self, other: Operand) -> Value:
+        return lowering.elementwise("sub", other, self)
+
+    def __mul__(self, other: Operand) -> Value:
+        return lowering.elementwise("mul", self, other)
+
+    def __rmul__(self, other: Operand) -> Value:
+        return lowering.elementwise("mul", other, self)
+
+    def __truediv__(self, other: Operand) -> Value:
+        return lowering.elementwise("div", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Value:
+        return lowering.elementwise("div", other, self)
+
+    def __floordiv__(self, other: Operand) -> Value:
+        return lowering.elementwise("floor_divide", self, other)
+
+    def __rfloordiv__(self, other: Operand) -> Value:
+        return lowering.elementwise("floor_divide", other, self)
+
+    def __mod__(self, other: Operand) -> Value:
+        return lowering.elementwise("remainder", self, other)
+
+    def __rmod__(self, other: Operand) -> Value:
+        return lowering.elementwise("remainder", other, self)
+
+    def __pow__(self, other: Operand) -> Value:
+        return lowering.power(self, other)
+
+    def __rpow__(self, other: Operand) -> Value:
+        return lowering.power(other, self)
+
+    def __matmul__(self, other: Operand) -> Value:
+        return lowering.matmul(self, other)
+
+    def __rmatmul__(self, other: Operand) -> Value:
+        return lowering.matmul(other, self)
+
+    def __neg__(self) -> Value:
+        return lowering.apply("neg", self)
+
+    def __pos__(self) -> Value:
+        return self
+
+    def __abs__(self) -> Value:
+        return lowering.apply("abs", self)
+
+    def __invert__(self) -> Value:
+        return lowering.apply("logical_not", self)
+
+    def __and__(self, other: Operand) -> Value:
+        return lowering.elementwise("logical_and", self, other)
+
+    def __rand__(self, other: Operand) -> Value:
+        return lowering.elementwise("logical_and", other, self)
+
+    def __or__(self, other: Operand) -> Value:
+        return lowering.elementwise("logical_or", self, other)
+
+    def __ror__(self, other: Operand) -> Value:
+        return lowering.elementwise("logical_or", other, self)
+
+    def __xor__(self, other: Operand) -> Value:
+        return lowering.elementwise("logical_xor", self, other)
+
+    def __rxor__(self, other: Operand) -> Value:
+        return lowering.elementwise("logical_xor", other, self)
+
+    def __eq__(self, other: Operand) -> Value:  # type: ignore[override]
+        return lowering.elementwise("equal", self, other)
+
+    def __ne__(self, other: Operand) -> Value:  # type: ignore[override]
+        return lowering.elementwise("not_equal", self, other)
+
+    def __lt__(self, other: Operand) -> Value:
+        return lowering.elementwise("less", self, other)
+
+    def __le__(self, other: Operand) -> Value:
+        return lowering.elementwise("less_equal", self, other)
+
+    def __gt__(self, other: Operand) -> Value:
+        return lowering.elementwise("greater", self, other)
+
+    def __ge__(self, other: Operand) -> Value:
+        return lowering.elementwise("greater_equal", self, other)
+
+    # Two values are equal only in a run, so that == cannot serve dictionaries.
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getitem__(self, key: Any) -> Value:
+        """Basic indexing: ints, slices with a positive step, None, Ellipsis. To gather, use hg.take."""
+        found = with_origin(self.shape, key, invalid)
+        part = self
+        if found.sizes != self.shape:
+            part = lowering.apply("slice", self, start=found.start, stop=found.stop, step=found.step)
+        return lowering.reshape(part, found.shape)
+
+    def __bool__(self) -> NoReturn:
+        self._refuse("a truth value", "use hg.where, or & | ~ instead of and, or, not")
+
+    def __iter__(self) -> NoReturn:
+        self._refuse("elements to iterate over", "index it: [x[i] for i in range(x.shape[0])]")
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a value of shape () has no length")
+        return self.shape[0]
+
+    def __array__(self, *arguments: Any, **options: Any) -> NoReturn:
+        self._refuse("elements", "name it as an output, compile the graph and run the plan")
+
+    def __float__(self) -> NoReturn:
+        self._refuse("elements", "name it as an output, compile the graph and run the plan")
+
+    __int__ = __index__ = __complex__ = __float__
+
+    def _refuse(self, what: str, advice: str) -> NoReturn:
+        raise TypeError(f"{self!r} has no {what} while the graph is being built; {advice}")
+
+    @property
+    def T(self) -> Value:
+        """The transpose of a matrix: two dimensions."""
+        if self.ndim != 2:
+            raise invalid(f".T is for matrices, not {self.type}", "use .mT or hg.permute_dims")
+        return lowering.permute(self, (1, 0))
+
+    @property
+    def mT(self) -> Value:
+        """The last two dimensions exchanged."""
+        if self.ndim < 2:
+            raise invalid(f".mT needs two dimensions, not {self.type}")
+        return lowering.swap_axes(self, self.ndim - 2, self.ndim - 1)
+
+    def reshape(self, *shape: Any) -> Value:
+        """The same elements in another shape: x.reshape(2, -1) or x.reshape((2, -1))."""
+        sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        return lowering.reshape(self, sizes)
+
+    def astype(self, target: DTypeArgument) -> Value:
+        """The elements as another data type."""
+        return lowering.cast(self, dtype(target))
+
+    def sum(self, axis: Axis = None, *, keepdims: bool = False) -> Value:
+        """As hg.sum."""
+        return lowering.reduce("reduce_sum", lowering.accumulator(self), axis, keepdims)
+
+    def mean(self, axis: Axis = None, *, keepdims: bool = False) -> Value:
+        """As hg.mean."""
+        return lowering.mean(self, axis, keepdims)
+
+    def max(self, axis: Axis = None, *, keepdims: bool = False) -> Value:
+        """As hg.max."""
+        return lowering.reduce("reduce_max", self, axis, keepdims)
+
+    def min(self, axis: Axis = None, *, keepdims: bool = False) -> Value:
+        """As hg.min."""
+        return lowering.reduce("reduce_min", self, axis, keepdims)

@@ -1,0 +1,197 @@
+"""The daemon: a gRPC server around a host, from its start to its end.
+
+    starting ──(devices ready)──▸ serving ──(SIGTERM, SIGINT)──▸ draining ──▸ stopped
+
+Ports are bound first, so that a mistake shows at once; health says NOT_SERVING until the devices are
+ready, and again while draining. Draining lets running work end, for `drain_seconds` at most; a second
+signal cuts it short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from heliograph_backends.registry import open_registry
+from heliograph_proto.addresses import Address
+from heliograph_proto.errors import DrainingError
+from heliograph_proto.limits import Limits
+from heliograph_proto.v1 import (
+    bulk_pb2,
+    bulk_pb2_grpc,
+    command_pb2,
+    command_pb2_grpc,
+    device_pb2,
+    device_pb2_grpc,
+    plan_pb2,
+    plan_pb2_grpc,
+    session_pb2,
+    session_pb2_grpc,
+)
+from heliograph_server.config import ServerConfig
+from heliograph_server.core.runtime import Host
+from heliograph_server.listening import bind, unbind
+from heliograph_server.services.bulk import BulkService
+from heliograph_server.services.command import CommandService
+from heliograph_server.services.device import DeviceService
+from heliograph_server.services.plan import PlanService
+from heliograph_server.services.refusals import HostSlot
+from heliograph_server.services.session import SessionService
+
+logger = logging.getLogger(__name__)
+
+#: Names of the services, as health and reflection know them.
+SERVICES = tuple(
+    module.DESCRIPTOR.services_by_name[name].full_name
+    for module, name in (
+        (session_pb2, "SessionService"),
+        (device_pb2, "DeviceService"),
+        (plan_pb2, "PlanService"),
+        (bulk_pb2, "BulkService"),
+        (command_pb2, "CommandService"),
+    )
+)
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+COMPILE_THREADS = 2
+BULK_THREADS = 4
+#: Sessions that end at the same moment beyond this wait for one another.
+CLOSE_THREADS = 16
+#: How long calls may take to end once their sessions are closed.
+STOP_SECONDS = 2.0
+
+
+def server_options(limits: Limits) -> list[tuple[str, Any]]:
+    """gRPC's options: message size, no shared ports, and keepalive that notices a vanished client."""
+    return [
+        ("grpc.max_receive_message_length", limits.message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ]
+
+
+class Daemon:
+    """One gRPC server and its host. `open_host` starts the devices; it blocks."""
+
+    def __init__(self, config: ServerConfig, open_host: Callable[[], Host] | None = None) -> None:
+        self._config = config
+        self._open_host = open_host or (lambda: Host(open_registry(config.devices), config.limits))
+        self._slot = HostSlot()
+        sizes = {"compile": COMPILE_THREADS, "bulk": BULK_THREADS, "close": CLOSE_THREADS}
+        self._pools = [ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()]
+        self._server: aio.Server | None = None
+        self._health = health_aio.HealthServicer()
+        #: Where it listens, with the ports that were chosen.
+        self.addresses: tuple[Address, ...] = ()
+        self.host: Host | None = None
+
+    def __repr__(self) -> str:
+        return f"<Daemon at {', '.join(map(str, self.addresses)) or 'no address yet'}: {self.host}>"
+
+    async def start(self) -> None:
+        """Binds, serves, and starts the devices. Raises ConfigurationError; `stop` cleans up."""
+        self._server = aio.server(options=server_options(self._config.limits))
+        self._add_services(self._server)
+        await self._tell_health(NOT_SERVING)
+        for address in self._config.addresses:
+            self.addresses += (bind(self._server, address),)
+        await self._server.start()
+        self.host = await asyncio.to_thread(self._open_host)
+        self._slot.fill(self.host)
+        await self._tell_health(SERVING)
+
+    def _add_services(self, server: aio.Server) -> None:
+        compilers, hashers, closers = self._pools
+        session_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(self._slot, closers), server)
+        device_pb2_grpc.add_DeviceServiceServicer_to_server(DeviceService(self._slot), server)
+        plan_pb2_grpc.add_PlanServiceServicer_to_server(PlanService(self._slot, compilers), server)
+        bulk_pb2_grpc.add_BulkServiceServicer_to_server(BulkService(self._slot, hashers), server)
+        command_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(self._slot, closers), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+
+    async def _tell_health(self, status: Any) -> None:
+        for name in ("", *SERVICES):
+            await self._health.set(name, status)
+
+    async def drain(self) -> bool:
+        """Refuses new sessions and waits for running work, for `drain_seconds`. Whether it ended."""
+        await self._tell_health(NOT_SERVING)
+        if self.host is None:
+            return True
+        self.host.drain()
+        return await asyncio.to_thread(self.host.wait_quiet, self._config.drain_seconds)
+
+    def hurry(self) -> None:
+        """Ends `drain` at once."""
+        if self.host is not None:
+            self.host.hurry()
+
+    async def stop(self) -> None:
+        """Ends all sessions, the server, the devices and the threads."""
+        if self.host is not None:
+            error = DrainingError("the server is shutting down", advice="try later, or elsewhere")
+            await asyncio.to_thread(self.host.close_sessions, error)
+        if self._server is not None:
+            await self._server.stop(STOP_SECONDS)
+        if self.host is not None:
+            await asyncio.to_thread(self.host.close)
+        for address in self.addresses:
+            unbind(address)
+        for pool in self._pools:
+            await asyncio.to_thread(pool.shutdown)
+
+
+class Signals:
+    """SIGTERM and SIGINT: the first one asks to drain, the second one to hurry."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self._on_second: Callable[[], None] = lambda: None
+
+    def install(self, numbers: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)) -> None:
+        loop = asyncio.get_running_loop()
+        for number in numbers:
+            loop.add_signal_handler(number, self._arrived, number)
+
+    def on_second(self, callback: Callable[[], None]) -> None:
+        self._on_second = callback
+
+    def _arrived(self, number: signal.Signals) -> None:
+        logger.info("%s: %s", number.name, "hurrying" if self.stop.is_set() else "draining")
+        if self.stop.is_set():
+            self._on_second()
+        self.stop.set()
+
+
+async def serve(config: ServerConfig, ready: Callable[[Daemon], None] | None = None) -> None:
+    """Serves until a signal comes. Calls `ready` once it listens and the devices are there."""
+    signals = Signals()
+    signals.install()
+    daemon = Daemon(config)
+    signals.on_second(daemon.hurry)
+    try:
+        await daemon.start()
+        if ready is not None:
+            ready(daemon)
+        await signals.stop.wait()
+        if not await daemon.drain():
+            logger.warning("work did not end within %.0f s and is cut short", config.drain_seconds)
+    finally:
+        await daemon.stop()

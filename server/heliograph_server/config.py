@@ -1,0 +1,177 @@
+"""The server's configuration: defaults, then a TOML file, then the command line.
+
+    listen = ["grpc://127.0.0.1:7070", "unix:///run/heliograph/socket"]
+    devices = ["cpu:threads=2"]
+    drain_seconds = 30
+
+    [limits]
+    tensors = 100000
+
+Whatever is wrong raises ConfigurationError, with advice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address
+from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
+from heliograph_proto.limits import Limits
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+#: The most seconds that draining may be given; what is longer is a mistake.
+MAX_DRAIN_SECONDS = 86_400.0
+#: Limits travel in 32 or 64 bits.
+MAX_LIMIT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Everything that an operator decides."""
+
+    #: Where to listen: grpc://HOST:PORT (port 0: any free one) or unix:///PATH.
+    listen: tuple[str, ...] = (DEFAULT_URL,)
+    #: Whether others than this host may connect, in the clear and without authentication.
+    insecure: bool = False
+    #: Backends and their parameters, such as "cpu:threads=2,memory=4GiB".
+    devices: tuple[str, ...] = ("cpu",)
+    #: How long running work may go on after SIGTERM.
+    drain_seconds: float = 30.0
+    limits: Limits = field(default_factory=Limits)
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if not self.listen or not self.devices:
+            raise ConfigurationError("listen and devices must name at least one each")
+        for address in self.addresses:
+            _check_reach(address, self.insecure)
+        if not 0 <= self.drain_seconds <= MAX_DRAIN_SECONDS:
+            limits = f"it is 0 to {MAX_DRAIN_SECONDS:.0f}"
+            raise ConfigurationError(f"drain_seconds is {self.drain_seconds}", advice=limits)
+        if self.log_level not in LOG_LEVELS:
+            advice = suggest(self.log_level, LOG_LEVELS)
+            raise ConfigurationError(f"log_level is {self.log_level!r}", advice=advice)
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """`listen`, parsed."""
+        return tuple(map(_listen_address, self.listen))
+
+    @property
+    def log_level_number(self) -> int:
+        return logging.getLevelNamesMapping()[self.log_level.upper()]
+
+
+def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> ServerConfig:
+    """The configuration of a TOML file, if any, with overrides by field name. Raises ConfigurationError."""
+    table = _read(path) if path is not None else {}
+    where = f"{path}: " if path is not None else ""
+    values = _checked(table, where)
+    return ServerConfig(**(values | dict(overrides or {})))
+
+
+def suggest(word: str, known: Collection[str]) -> str:
+    """Advice for a word that is not among those known."""
+    near = get_close_matches(word, known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `heliograph serve`."""
+    add = parser.add_argument
+    add("--config", type=Path, metavar="FILE.toml", help="a configuration file; options here win")
+    add("--listen", action="append", metavar="URL", help=f"grpc://HOST:PORT or unix:///PATH ({DEFAULT_URL})")
+    add("--insecure", action="store_true", default=None, help="let other hosts connect, in the clear")
+    add("--device", action="append", dest="devices", metavar="SPEC", help="such as cpu:threads=2 (cpu)")
+    add("--drain-seconds", type=float, metavar="N", help="how long running work may go on at the end (30)")
+    add("--log-level", choices=LOG_LEVELS, help="(info)")
+
+
+def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
+    """The configuration that a command line asks for. Raises ConfigurationError."""
+    overrides: dict[str, Any] = {}
+    for name in ("listen", "insecure", "devices", "drain_seconds", "log_level"):
+        value = getattr(arguments, name)
+        if value is not None:
+            overrides[name] = tuple(value) if isinstance(value, list) else value
+    return load_config(arguments.config, overrides)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}", advice="check --config") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is no TOML: {error}") from None
+
+
+def _checked(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    known = {one.name: one for one in fields(ServerConfig)}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            raise ConfigurationError(f"{where}unknown key {key!r}", advice=suggest(key, known))
+        values[key] = _limits(value, where) if key == "limits" else _value(key, value, where)
+    return values
+
+
+def _value(key: str, value: Any, where: str) -> Any:
+    """A value of the type that the field has."""
+    match key, value:
+        case "listen" | "devices", list() if all(isinstance(one, str) for one in value):
+            return tuple(value)
+        case "insecure", bool():
+            return value
+        case "drain_seconds", int() | float() if not isinstance(value, bool):
+            return float(value)
+        case "log_level", str():
+            return value
+    expected = {
+        "listen": "a list of texts",
+        "devices": "a list of texts",
+        "insecure": "true or false",
+        "drain_seconds": "a number",
+        "log_level": "a text",
+    }[key]
+    raise ConfigurationError(f"{where}{key} is {value!r}", advice=f"it must be {expected}")
+
+
+def _limits(table: Any, where: str) -> Limits:
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{where}limits is {table!r}", advice="write a table: [limits]")
+    known = [one.name for one in fields(Limits)]
+    for key, value in table.items():
+        if key not in known:
+            raise ConfigurationError(f"{where}unknown limit {key!r}", advice=suggest(key, known))
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_LIMIT:
+            advice = f"it must be 1 to {MAX_LIMIT}"
+            raise ConfigurationError(f"{where}limit {key} is {value!r}", advice=advice)
+    return replace(Limits(), **table)
+
+
+def _listen_address(url: str) -> Address:
+    try:
+        address = parse_address(url)
+    except InvalidArgumentError as error:
+        raise ConfigurationError(f"cannot listen at {url!r}: {error.message}", advice=error.advice) from None
+    if address.scheme == "local" or address.device:
+        raise ConfigurationError(
+            f"cannot listen at {url!r}", advice="give grpc://HOST:PORT or unix:///PATH, without a device"
+        )
+    return address
+
+
+def _check_reach(address: Address, insecure: bool) -> None:
+    if not address.is_loopback and not insecure:
+        raise ConfigurationError(
+            f"{address} can be reached from other hosts, in the clear and without authentication",
+            advice="listen at 127.0.0.1 and use an SSH tunnel, or say --insecure if the network is trusted",
+        )

@@ -1,0 +1,225 @@
+"""The runtime's side of uploads: bytes into staging, for a command, or into contents, for plans.
+
+An upload is written piece by piece, in order. It ends with `finish` or `abort`; the session aborts
+those that are open when it closes, from another thread. Locks are taken in the order upload, session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from heliograph_backends.contract import Buffer, Device, Tensor, Usage
+from heliograph_proto.errors import (
+    ContentMismatchError,
+    HeliographError,
+    InvalidGraphError,
+    ProtocolError,
+)
+from heliograph_proto.graph import DIGEST_BYTES, Leaf
+from heliograph_server.core.execution import typed
+from heliograph_server.core.staging import Staging
+
+
+class Upload(ABC):
+    """Bytes on their way in."""
+
+    def __init__(self, size_bytes: int, over: Callable[[Upload], None]) -> None:
+        self.size_bytes = size_bytes
+        self.received_bytes = 0
+        self._over = over
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.received_bytes:,} of {self.size_bytes:,} bytes>"
+
+    def write(self, offset_bytes: int, data: bytes | memoryview) -> None:
+        """The next piece. Raises ProtocolError for a gap or too many bytes; the upload is over then."""
+        view = memoryview(data)
+        with self._lock:
+            try:
+                self._check(offset_bytes, view.nbytes)
+                self._write(view)
+            except BaseException as error:
+                self.abort(typed(error, "an upload"))
+                raise
+            self.received_bytes += view.nbytes
+
+    def _check(self, offset_bytes: int, size_bytes: int) -> None:
+        if offset_bytes != self.received_bytes:
+            due = self.received_bytes
+            raise ProtocolError(f"a piece at byte {offset_bytes}, where byte {due} was due")
+        if offset_bytes + size_bytes > self.size_bytes:
+            raise ProtocolError(f"more bytes than the {self.size_bytes} that were announced")
+
+    def finish(self) -> int:
+        """All bytes were sent: how many. The upload is over in any case.
+
+        Raises ProtocolError, ContentMismatchError, or the error of the command that wanted them.
+        """
+        with self._lock:
+            try:
+                if self.received_bytes != self.size_bytes:
+                    came, announced = self.received_bytes, self.size_bytes
+                    raise ProtocolError(f"{came} bytes came of the {announced} announced")
+                self._finish()
+            except HeliographError as error:
+                self.abort(error)
+                raise
+            self._over(self)
+        return self.received_bytes
+
+    def abort(self, error: HeliographError) -> None:
+        """Gives everything back; the command that waits for the bytes fails. Idempotent."""
+        with self._lock:
+            self._abort(error)
+            self._over(self)
+
+    @abstractmethod
+    def _abort(self, error: HeliographError) -> None: ...
+
+    @abstractmethod
+    def _write(self, data: memoryview) -> None: ...
+
+    @abstractmethod
+    def _finish(self) -> None: ...
+
+
+class TransferUpload(Upload):
+    """Bytes for a SetTensor, staged in host memory."""
+
+    def __init__(
+        self,
+        size_bytes: int,
+        staging: Staging,
+        arrived: Callable[[memoryview], None],
+        broke: Callable[[HeliographError], None],
+        over: Callable[[Upload], None],
+    ) -> None:
+        super().__init__(size_bytes, over)
+        self._staging = staging
+        self._arrived = arrived
+        self._broke = broke
+        self._staged: memoryview | None = staging.take(size_bytes)
+
+    def _write(self, data: memoryview) -> None:
+        if self._staged is None:
+            raise ProtocolError("the upload is over")
+        self._staged[self.received_bytes : self.received_bytes + data.nbytes] = data.cast("B")
+
+    def _finish(self) -> None:
+        staged = self._staged
+        if staged is None:
+            raise ProtocolError("the upload is over")
+        self._arrived(staged)
+        self._staged = None
+
+    def _abort(self, error: HeliographError) -> None:
+        staged, self._staged = self._staged, None
+        if staged is not None:
+            self._staging.give(staged.nbytes)
+            self._broke(error)
+
+
+class ContentUpload(Upload):
+    """A content, received straight into the memory of a device, and hashed on the way."""
+
+    def __init__(
+        self, digest: bytes, size_bytes: int, contents: Contents, over: Callable[[Upload], None]
+    ) -> None:
+        super().__init__(size_bytes, over)
+        if len(digest) != DIGEST_BYTES:
+            raise ProtocolError(f"a digest of {len(digest)} bytes; SHA-256 has {DIGEST_BYTES}")
+        self._digest = digest
+        self._hash = hashlib.sha256()
+        self._contents = contents
+        self._buffer: Buffer | None = contents.allocate(size_bytes)
+
+    def _write(self, data: memoryview) -> None:
+        if self._buffer is None:
+            raise ProtocolError("the upload is over")
+        self._hash.update(data)
+        self._buffer.set(self.received_bytes, data)
+
+    def _finish(self) -> None:
+        if self._buffer is None:
+            raise ProtocolError("the upload is over")
+        if self._hash.digest() != self._digest:
+            raise ContentMismatchError("the bytes do not have the digest announced", advice="send them again")
+        self._contents.add(self._digest, self._buffer)
+        self._buffer = None
+
+    def _abort(self, error: HeliographError) -> None:
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            buffer.free()
+
+
+class Contents:
+    """The contents of a session: bytes by digest on the first device, copied to others on demand."""
+
+    def __init__(self, home: Device) -> None:
+        self._home = home
+        self._lock = threading.Lock()
+        self._buffers: dict[tuple[bytes, str], Buffer] = {}
+        self._closed: HeliographError | None = None
+
+    def __repr__(self) -> str:
+        return f"<Contents {len(self._buffers)}, {self.size_bytes:,} bytes>"
+
+    @property
+    def size_bytes(self) -> int:
+        with self._lock:
+            return sum(buffer.size_bytes for buffer in self._buffers.values())
+
+    def allocate(self, size_bytes: int, device: Device | None = None) -> Buffer:
+        """Memory for a content. Raises OutOfMemoryError before any is taken."""
+        return (device or self._home).buffer_type.allocate(size_bytes, Usage.WEIGHTS)
+
+    def add(self, digest: bytes, buffer: Buffer) -> None:
+        """Keeps verified bytes; the second of two equal ones goes. Raises the error of a closed session."""
+        self._keep((digest, self._home.name), buffer)
+
+    def missing(self, digests: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """Those that are not here, in their order."""
+        with self._lock:
+            return tuple(one for one in digests if (one, self._home.name) not in self._buffers)
+
+    def tensor(self, leaf: Leaf, device: Device) -> Tensor:
+        """A weight's tensor on a device. The content must be here. Raises InvalidGraphError."""
+        with self._lock:
+            home = self._buffers[leaf.digest, self._home.name]
+            there = self._buffers.get((leaf.digest, device.name))
+        if home.size_bytes != leaf.type.nbytes:
+            raise InvalidGraphError(
+                f"weight {leaf.name!r} is {leaf.type} of {leaf.type.nbytes} bytes, "
+                f"but its content has {home.size_bytes}"
+            )
+        return Tensor(leaf.type, there or self._copy(leaf.digest, home, device))
+
+    def _copy(self, digest: bytes, home: Buffer, device: Device) -> Buffer:
+        buffer = self.allocate(home.size_bytes, device)
+        bounce = memoryview(bytearray(home.size_bytes))
+        home.get(0, bounce)
+        buffer.set(0, bounce)
+        return self._keep((digest, device.name), buffer)
+
+    def _keep(self, key: tuple[bytes, str], buffer: Buffer) -> Buffer:
+        with self._lock:
+            if self._closed is not None:
+                buffer.free()
+                raise self._closed
+            kept = self._buffers.setdefault(key, buffer)
+        if kept is not buffer:
+            buffer.free()
+        return kept
+
+    def close(self, error: HeliographError) -> None:
+        """Frees all; uploads that are not finished will fail with this error."""
+        with self._lock:
+            self._closed = error
+            buffers, self._buffers = self._buffers, {}
+        for buffer in buffers.values():
+            buffer.free()

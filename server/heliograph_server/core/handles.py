@@ -1,0 +1,295 @@
+"""The handle table: what each handle of a session is, and whether it can be used.
+
+    number ──▸ TensorHandle ──▸ Storage     several tensors (views) may share one storage
+               PlanHandle   ──▸ Storage     of the variables that the plan reads and assigns
+               StreamHandle ──▸ Lane        several streams never share a lane, except the device's own
+               EventHandle  ──▸ Entry       the recorded mark
+
+A handle is alive from the arrival of the command that makes it until the arrival of the command
+that frees it; what it stands for lives on until the commands between them are done. A poisoned
+handle holds an error: its own, when it was never made, or one on the bytes of its storage, when
+the command that was to write them failed. Poison on bytes is a range, so that a view of healthy
+bytes stays usable, and writing the whole range anew heals it.
+
+`buffer`, `stream` and `plan` are the runtime's own objects; nothing here looks into them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+
+from heliograph_backends.contract import Buffer, Tensor
+from heliograph_proto.commands import SERVER_HANDLE
+from heliograph_proto.description import Port
+from heliograph_proto.errors import (
+    HandleExistsError,
+    HeliographError,
+    InvalidArgumentError,
+    LimitExceededError,
+    UnknownHandleError,
+)
+from heliograph_proto.limits import Limits
+from heliograph_proto.types import TensorType
+
+if TYPE_CHECKING:
+    from heliograph_server.core.ordering import Entry
+
+#: The most streams of a session; each may cost the device a thread.
+MAX_STREAMS = 64
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One ordered queue of a device: work submitted to it starts in the order of submission."""
+
+    device: str
+    #: Why it could not be made; its work fails with this.
+    error: HeliographError | None = None
+    #: The runtime's stream.
+    stream: Any = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Poison:
+    """A range of bytes that a failed command was to write."""
+
+    start: int
+    end: int
+    error: HeliographError
+    tensor: TensorHandle
+
+
+@dataclass(slots=True, eq=False)
+class Storage:
+    """Bytes on a device, and who waits for whom on them."""
+
+    size_bytes: int
+    device: str
+    #: The runtime's buffer; None before it was allocated and after it was released.
+    buffer: Any = None
+    #: Tensors that share these bytes and were not released yet.
+    tensors: int = 0
+    #: The last command that writes, and those after it that read, while they are not done.
+    writer: Entry | None = None
+    readers: dict[Entry, None] = field(default_factory=dict)
+    poisons: list[Poison] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class TensorHandle:
+    """A tensor or a view: a layout on a storage."""
+
+    #: Geometry alone: its buffer is not there yet. See `placed`.
+    layout: Tensor
+    #: None if it was never made; then `error` says why.
+    storage: Storage | None = None
+    #: Given when it is made, if at all.
+    error: HeliographError | None = None
+
+    def __post_init__(self) -> None:
+        if self.storage is not None:
+            self.storage.tensors += 1
+
+    @property
+    def type(self) -> TensorType:
+        return self.layout.type
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First byte and end in the storage; never empty, so that empty tensors can be poisoned."""
+        start = self.layout.offset_bytes
+        return start, start + max(1, self.layout.extent_bytes)
+
+    @property
+    def placed(self) -> Tensor:
+        """The tensor for a device. Only between the commands that made and freed it."""
+        assert self.storage is not None and self.storage.buffer is not None
+        layout = self.layout
+        return Tensor(layout.type, self.storage.buffer, layout.offset_bytes, layout.strides)
+
+    def problem(self) -> HeliographError | None:
+        """The error that whoever uses these bytes now must fail with."""
+        if self.storage is None or self.error is not None:
+            return self.error
+        if not self.storage.poisons:
+            return None
+        start, end = self.span
+        hits = (one for one in self.storage.poisons if one.start < end and start < one.end)
+        return next((one.error for one in hits), None)
+
+    def poison(self, error: HeliographError) -> None:
+        """Marks the bytes as never written; the first error stays."""
+        if self.storage is not None and self.problem() is None:
+            self.storage.poisons.append(Poison(*self.span, error, self))
+
+    def heal(self) -> None:
+        """Called when all of its bytes were written anew."""
+        if self.storage is None or not self.storage.poisons:
+            return
+        start, end = self.span
+        whole = self.layout.is_contiguous
+        self.storage.poisons = [
+            one
+            for one in self.storage.poisons
+            if one.tensor is not self and not (whole and start <= one.start and one.end <= end)
+        ]
+
+
+@dataclass(slots=True, eq=False)
+class PlanHandle:
+    """A compiled plan. Its runs are serial: each waits for `last_run`."""
+
+    device: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    #: Variables that the graph reads only, and those that it assigns.
+    read: tuple[TensorHandle, ...]
+    assigned: tuple[TensorHandle, ...]
+    #: The runtime's.
+    plan: Any = None
+    last_run: Entry | None = None
+    error: HeliographError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class StreamHandle:
+    """An order of commands. Its work goes to its lane, or to one of the device that must do it."""
+
+    lane: Lane
+    #: The last command that does device work, and the last wait that is not over.
+    tail: Entry | None = None
+    gate: Entry | None = None
+    #: Records that are not reached, oldest first, for `first error since the last mark`.
+    records: list[Entry] = field(default_factory=list)
+    #: The first error after the last of them.
+    failure: HeliographError | None = None
+    error: HeliographError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class EventHandle:
+    """A mark; None: never recorded, which counts as reached."""
+
+    mark: Entry | None = None
+    error: HeliographError | None = None
+
+
+Handle: TypeAlias = TensorHandle | PlanHandle | StreamHandle | EventHandle
+_H = TypeVar("_H", TensorHandle, PlanHandle, StreamHandle, EventHandle)
+
+_NAMES: dict[type, str] = {
+    TensorHandle: "a tensor",
+    PlanHandle: "a plan",
+    StreamHandle: "a stream",
+    EventHandle: "an event",
+}
+
+
+def layout(type: TensorType) -> Tensor:
+    """A contiguous layout without a buffer."""
+    return Tensor(type, cast(Buffer, None))
+
+
+class HandleTable:
+    """Numbers to handles, within the limits of the handshake."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._handles: dict[int, Handle] = {}
+        self._counts: dict[type, int] = dict.fromkeys(_NAMES, 0)
+        # Handles that were never made take no room from the others, but need memory all the same.
+        self._poisoned = 0
+        self._limits: dict[type, int] = {
+            TensorHandle: limits.tensors,
+            PlanHandle: limits.plans,
+            StreamHandle: MAX_STREAMS,
+            EventHandle: limits.tensors,
+        }
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{name.split()[1]}s: {self._counts[kind]}" for kind, name in _NAMES.items())
+        return f"<HandleTable {counts}>"
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def count(self, kind: type[Handle]) -> int:
+        return self._counts[kind]
+
+    def values(self) -> list[Handle]:
+        return list(self._handles.values())
+
+    def peek(self, number: int, kind: type[_H]) -> _H | None:
+        """The handle, or None where `get` would refuse it."""
+        found = self._handles.get(number)
+        return found if isinstance(found, kind) else None
+
+    def get(self, number: int, kind: type[_H]) -> _H:
+        """The handle. Raises UnknownHandleError, InvalidArgumentError, or the error it holds."""
+        found = self._handles.get(number)
+        if found is None:
+            raise unknown(number)
+        if not isinstance(found, kind):
+            raise InvalidArgumentError(
+                f"handle {number} is {_NAMES[type(found)]}, but {_NAMES[kind]} is needed"
+            )
+        if found.error is not None:
+            raise found.error
+        return found
+
+    def check_new(self, number: int, kind: type[Handle], more: int = 1) -> None:
+        """Raises InvalidArgumentError, HandleExistsError or LimitExceededError."""
+        if not 0 < number < SERVER_HANDLE:
+            raise InvalidArgumentError(
+                f"handle {number} cannot be chosen by a client",
+                advice="a handle is a number from 1 to 2**63 - 1",
+            )
+        if number in self._handles:
+            raise HandleExistsError(f"handle {number} is in use: it is {self._name(number)}")
+        self.check_room(kind, more)
+
+    def check_room(self, kind: type[Handle], more: int = 1) -> None:
+        """Raises LimitExceededError."""
+        limit = self._limits[kind]
+        if self._counts[kind] + more > limit:
+            raise LimitExceededError(
+                f"the session has {limit:,} {_NAMES[kind].split()[1]}s, the most that this server takes",
+                advice="free some",
+            )
+
+    def add(self, number: int, handle: Handle) -> None:
+        self._handles[number] = handle
+        self._counts[type(handle)] += 1
+
+    def add_poisoned(self, number: int, handle: Handle) -> None:
+        """Adds a handle that holds an error, if its number is free and there is room for it."""
+        possible = 0 < number < SERVER_HANDLE and number not in self._handles
+        if possible and self._poisoned < self._limits[TensorHandle]:
+            self._handles[number] = handle
+            self._poisoned += 1
+
+    def remove(self, number: int) -> Handle:
+        """Frees the number. Raises UnknownHandleError, and InvalidArgumentError for a variable's."""
+        if number not in self._handles:
+            raise unknown(number)
+        if number >= SERVER_HANDLE:
+            raise InvalidArgumentError("a variable lives as long as its session and cannot be freed")
+        found = self._handles.pop(number)
+        if found.error is None:
+            self._counts[type(found)] -= 1
+        else:
+            self._poisoned -= 1
+        return found
+
+    def clear(self) -> None:
+        self._handles.clear()
+        self._poisoned = 0
+        self._counts = dict.fromkeys(_NAMES, 0)
+
+    def _name(self, number: int) -> str:
+        return _NAMES[type(self._handles[number])]
+
+
+def unknown(number: int) -> UnknownHandleError:
+    """The error for a number that is no handle."""
+    return UnknownHandleError(f"handle {number} was never made in this session, or was freed")

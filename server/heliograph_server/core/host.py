@@ -1,0 +1,244 @@
+"""The host: devices, and the sessions that share them."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+from heliograph_backends.contract import Device
+from heliograph_proto import FEATURES, VERSION_MAX, VERSION_MIN, __version__
+from heliograph_proto.description import DeviceInfo, DeviceList, Memory, SessionInfo, UnavailableBackend
+from heliograph_proto.errors import (
+    ConfigurationError,
+    DrainingError,
+    HeliographError,
+    LimitExceededError,
+    SessionClosedError,
+    VersionMismatchError,
+)
+from heliograph_proto.limits import Limits
+from heliograph_server.core.deadlines import Deadlines, Timer
+from heliograph_server.core.session import CLOSE_SECONDS, Session, SessionStatistics
+
+logger = logging.getLogger(__name__)
+
+SERVER = f"heliograph/{__version__}"
+#: The most sessions at once.
+MAX_SESSIONS = 1000
+
+
+class DeviceRegistry(Protocol):
+    """What the host needs of `heliograph_backends.registry.Registry`."""
+
+    @property
+    def devices(self) -> Sequence[Device]: ...
+
+    @property
+    def unavailable(self) -> Sequence[UnavailableBackend]: ...
+
+    def device(self, name: str = "") -> Device: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatistics:
+    """What all sessions hold now. All zero when there are none."""
+
+    sessions: int = 0
+    tensors: int = 0
+    plans: int = 0
+    streams: int = 0
+    events: int = 0
+    storages: int = 0
+    staged_bytes: int = 0
+    content_bytes: int = 0
+    commands_in_flight: int = 0
+    timers: int = 0
+
+
+class Host:
+    """Devices and sessions of this process. Thread-safe. Owns the registry: `close` closes it.
+
+    Raises ConfigurationError when there is no device.
+    """
+
+    def __init__(self, registry: DeviceRegistry, limits: Limits | None = None) -> None:
+        if not registry.devices:
+            whys = "; ".join(f"{one.backend}: {one.why}" for one in registry.unavailable)
+            raise ConfigurationError(f"there is no device ({whys or 'no backend was asked for'})")
+        self.limits = limits or Limits()
+        #: Another one means that another life of the server answers.
+        self.incarnation = secrets.token_bytes(16)
+        self._registry = registry
+        self._deadlines = Deadlines()
+        self._changed = threading.Condition()
+        self._sessions: dict[bytes, Session] = {}
+        self._reapers: dict[bytes, Timer] = {}
+        self._draining = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "draining" if self._draining else "open"
+        return f"<Host {state}: {len(self._registry.devices)} devices, {len(self._sessions)} sessions>"
+
+    def statistics(self) -> HostStatistics:
+        parts = [one.statistics() for one in self._all_sessions()]
+        names = [field.name for field in fields(SessionStatistics)]
+        sums = {name: sum(getattr(part, name) for part in parts) for name in names}
+        return HostStatistics(sessions=len(parts), timers=self._deadlines.pending, **sums)
+
+    # Devices
+
+    def device_list(self) -> DeviceList:
+        """All devices, and the backends that could not start."""
+        return DeviceList(self._describe(), tuple(self._registry.unavailable), SERVER)
+
+    def memory(self, name: str = "") -> Memory:
+        """A device's memory, now. Raises UnknownDeviceError."""
+        return self._registry.device(name).memory()
+
+    def _describe(self) -> tuple[DeviceInfo, ...]:
+        return tuple(
+            DeviceInfo(
+                name=one.name,
+                description=one.description,
+                type=one.type,
+                backend=one.backend,
+                capabilities=one.capabilities,
+                memory=one.memory(),
+            )
+            for one in self._registry.devices
+        )
+
+    # Sessions
+
+    def open_session(
+        self,
+        client: str = "",
+        versions: tuple[int, int] = (VERSION_MIN, VERSION_MAX),
+        features: Sequence[str] = FEATURES,
+    ) -> SessionInfo:
+        """A new session, which must be attached in time.
+
+        Raises DrainingError, VersionMismatchError, LimitExceededError.
+        """
+        version = _common_version(*versions)
+        token = secrets.token_bytes(16)
+        session = Session(
+            _printable(client),
+            self.limits,
+            self._registry.devices,
+            self._deadlines,
+            lambda _session: self._forget(token),
+        )
+        with self._changed:
+            self._check_room()
+            self._sessions[token] = session
+            seconds = self.limits.attach_timeout_ms / 1e3
+            self._reapers[token] = self._deadlines.after(seconds, lambda: self._reap(session))
+        return SessionInfo(
+            session=token,
+            version=version,
+            features=tuple(one for one in FEATURES if one in features),
+            limits=self.limits,
+            incarnation=self.incarnation,
+            server=SERVER,
+            devices=self._describe(),
+        )
+
+    def session(self, token: bytes) -> Session:
+        """Raises SessionClosedError for a token that names none, or none any more."""
+        with self._changed:
+            found = self._sessions.get(token)
+        if found is None:
+            raise SessionClosedError("the session is unknown or was closed", advice="open another")
+        return found
+
+    def _check_room(self) -> None:
+        if self._draining:
+            raise DrainingError("the server is shutting down", advice="try later, or elsewhere")
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise LimitExceededError(f"{MAX_SESSIONS} sessions are open", advice="try later")
+
+    def _reap(self, session: Session) -> None:
+        if not session.is_attached:
+            logger.info("%r did not attach in time", session)
+            error = SessionClosedError("the command stream did not come in time", advice="open another")
+            # Closing may wait for a compile, which the timer thread must not.
+            threading.Thread(target=session.close, args=(error,), name="heliograph-reaper").start()
+
+    def _forget(self, token: bytes) -> None:
+        with self._changed:
+            self._sessions.pop(token, None)
+            if (reaper := self._reapers.pop(token, None)) is not None:
+                self._deadlines.cancel(reaper)
+            self._changed.notify_all()
+
+    def _all_sessions(self) -> list[Session]:
+        with self._changed:
+            return list(self._sessions.values())
+
+    # The end
+
+    def drain(self) -> None:
+        """From now on refuses new sessions. Idempotent."""
+        with self._changed:
+            self._draining = True
+        for session in self._all_sessions():
+            session.watch(self._notify)
+
+    def wait_quiet(self, timeout: float) -> bool:
+        """After `drain`: waits until no session has work, `timeout` seconds at most. Whether so."""
+        with self._changed:
+            return self._changed.wait_for(self._is_quiet, timeout)
+
+    def hurry(self) -> None:
+        """Ends `wait_quiet`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _is_quiet(self) -> bool:
+        return self._closed or all(session.is_quiet for session in self._sessions.values())
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def close_sessions(self, error: HeliographError) -> None:
+        """Ends all sessions at once, each within its bound."""
+        closers = [
+            threading.Thread(target=one.close, args=(error,), name="heliograph-close")
+            for one in self._all_sessions()
+        ]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join(3 * CLOSE_SECONDS)
+
+    def close(self) -> None:
+        """Ends all sessions, threads and devices. Idempotent."""
+        self.drain()
+        self.close_sessions(DrainingError("the server is shutting down", advice="try later, or elsewhere"))
+        self.hurry()
+        self._deadlines.close()
+        self._registry.close()
+
+
+def _common_version(lowest: int, highest: int) -> int:
+    if lowest > VERSION_MAX or highest < VERSION_MIN or lowest > highest:
+        raise VersionMismatchError(
+            f"the client speaks versions {lowest} to {highest}, this server {VERSION_MIN} to {VERSION_MAX}",
+            advice="upgrade one side",
+        )
+    return min(highest, VERSION_MAX)
+
+
+def _printable(client: str) -> str:
+    """A name that is safe in a log."""
+    return "".join(one if one.isprintable() else "?" for one in client[:100])

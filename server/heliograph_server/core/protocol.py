@@ -1,0 +1,568 @@
+"""The protocol of a session, pure: events in, instructions out.
+
+`SessionCore` knows no clock, lock, thread, device or socket. Event methods change its state; what is
+to be done about it collects, in order, in `take_instructions`, and what is done in
+`take_completions`. The runtime carries the instructions out and reports back:
+
+    receive, refuse ──▸ Start ──▸ (work begins) begin ──▸ (work fails) fail ──▸ (done) finish
+    upload_started, upload_arrived, upload_broke, read_ended
+    cancel, expire, close
+
+A command passes through these steps:
+
+1. *Arrival* looks up its handles and finds every static error (`arrival.py`).
+2. *Ordering* lets it wait: for its stream, for earlier commands on its tensors, for the runs of its
+   plan, for its upload (`ordering.py`). Nothing is decided from the health of its tensors yet.
+3. Its *turn*: a device command is submitted to its lane, also one that is known to fail, so that the
+   order of the lane is the order of the failures; any other is settled here.
+4. It *begins*: poison is looked at now, when everything before it is known.
+5. It is *reported*, and *retires*; see `Entry` for the difference.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from heliograph_proto import commands as c
+from heliograph_proto.description import Port
+from heliograph_proto.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    HeliographError,
+    InvalidArgumentError,
+    LimitExceededError,
+    ProtocolError,
+)
+from heliograph_proto.limits import Limits
+from heliograph_proto.types import TensorType
+from heliograph_server.core.arrival import Arrivals
+from heliograph_server.core.handles import (
+    EventHandle,
+    Handle,
+    HandleTable,
+    Lane,
+    PlanHandle,
+    Storage,
+    StreamHandle,
+    TensorHandle,
+    layout,
+)
+from heliograph_server.core.ordering import (
+    Entry,
+    Phase,
+    enter_storages,
+    leave_storages,
+    unblocked_by_retirement,
+    unblocked_by_submission,
+    wait_for_users,
+)
+from heliograph_server.core.tasks import (
+    AbortWork,
+    CloseLane,
+    Deliver,
+    Disarm,
+    DropRead,
+    DropUpload,
+    FreeTask,
+    Instruction,
+    OpenLane,
+    ReadTask,
+    ReleasePlan,
+    ReleaseStorage,
+    RunTask,
+    Start,
+    WriteTask,
+)
+from heliograph_server.core.transfers import Uploads
+
+
+class SessionCore:
+    """The state of one session. `devices` are names by priority."""
+
+    def __init__(self, limits: Limits, devices: Sequence[str]) -> None:
+        self._limits = limits
+        self.handles = HandleTable(limits)
+        self._arrivals = Arrivals(self.handles, limits, tuple(devices), self._open_lane)
+        self._uploads = Uploads()
+        #: Transfers of reads whose bytes nobody has taken yet.
+        self._reading: set[int] = set()
+        #: Names of variables to their handles; they live as long as the session.
+        self.variables: dict[str, tuple[int, TensorHandle]] = {}
+        self._plans: dict[PlanHandle, None] = {}
+        self._storages: dict[Storage, None] = {}
+        self._lanes: dict[Lane, None] = {}
+        #: Commands that were not reported, and those that have not retired, by sequence number.
+        self._open: dict[int, Entry] = {}
+        self._entries: dict[int, Entry] = {}
+        self._last_sequence = 0
+        self._completed_through = 0
+        self._reported_through = 0
+        self._completions: list[c.Completion] = []
+        self._instructions: list[Instruction] = []
+        self._ready: deque[Entry] = deque()
+        self.closed: HeliographError | None = None
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{len(self._open)} commands in flight"
+        return f"<SessionCore {state}, {len(self.handles)} handles, completed {self._completed_through}>"
+
+    # What can be asked
+
+    @property
+    def in_flight(self) -> int:
+        """Commands that were not reported."""
+        return len(self._open)
+
+    @property
+    def unretired(self) -> int:
+        """Commands that something may still wait for; 0 once all is quiet."""
+        return len(self._entries)
+
+    @property
+    def lanes(self) -> list[Lane]:
+        return list(self._lanes)
+
+    @property
+    def completed_through(self) -> int:
+        return self._completed_through
+
+    @property
+    def storages(self) -> int:
+        return len(self._storages)
+
+    def is_reading(self, transfer: int) -> bool:
+        """Whether a command that reads for this transfer came, and its bytes were not taken."""
+        return transfer in self._reading
+
+    def take_completions(self) -> c.CompletionBatch | None:
+        """What was done since the last call; None if nothing."""
+        if not self._completions and self._completed_through == self._reported_through:
+            return None
+        listed, self._completions = tuple(self._completions), []
+        self._reported_through = self._completed_through
+        return c.CompletionBatch(self._completed_through, listed)
+
+    def take_instructions(self) -> list[Instruction]:
+        """What is to be done since the last call, in order."""
+        taken, self._instructions = self._instructions, []
+        return taken
+
+    # Commands arrive
+
+    def receive(self, command: c.Command) -> None:
+        """The next command of the stream. Raises ProtocolError for a gap: the session is over then."""
+        self._expect(command.sequence)
+        if (refusal := self._over_limit(command)) is not None:
+            self._add(refusal, command.kind)
+            self._settle()
+            return
+        entry = self._arrivals.admit(command)
+        self._add(entry, command.kind)
+        if isinstance(command.kind, c.Cancel):
+            self._interrupt(command.kind.sequence, CancelledError("the command was cancelled"))
+        self._settle()
+
+    def refuse(
+        self, sequence: int, error: HeliographError, tensors: tuple[int, ...] = ()
+    ) -> None:
+        """A command that could not be read; `tensors` are the handles that it was to make."""
+        self._expect(sequence)
+        entry = Entry(sequence)
+        produced = c.Run(0, (), tuple(c.OutputBinding(0, number) for number in tensors))
+        self._arrivals.refuse(entry, produced, error.from_command(sequence))
+        self._add(entry, produced)
+        self._settle()
+
+    def _expect(self, sequence: int) -> None:
+        if self.closed is not None:
+            raise self.closed
+        if sequence != self._last_sequence + 1:
+            raise ProtocolError(
+                f"command {sequence} came after command {self._last_sequence}; sequence numbers have no gaps"
+            )
+        self._last_sequence = sequence
+
+    def _over_limit(self, command: c.Command) -> Entry | None:
+        limit = self._limits.in_flight_commands
+        if len(self._open) < limit and len(self._entries) < 2 * limit:
+            return None
+        entry = Entry(command.sequence, notify=command.notify, timed=command.timeout_ms > 0)
+        error = LimitExceededError(
+            f"{limit:,} commands are in flight, the most that this server takes",
+            advice="wait for completions",
+        )
+        self._arrivals.refuse(entry, command.kind, error.from_command(command.sequence))
+        # It takes no place in the order, so it cannot spoil tensors in its turn.
+        entry.targets, entry.lane = (), None
+        return entry
+
+    def _add(self, entry: Entry, kind: c.CommandKind) -> None:
+        """Puts an entry into the order; it is ready at once if nothing is in its way."""
+        self._open[entry.sequence] = self._entries[entry.sequence] = entry
+        self._bind_transfer(entry, kind)
+        self._order(entry, kind)
+        if entry.blockers == 0:
+            self._ready.append(entry)
+
+    def _order(self, entry: Entry, kind: c.CommandKind) -> None:
+        if isinstance(kind, c.Cancel):
+            return
+        gates = isinstance(kind, c.Wait) and self._wait_for_event(entry, kind)
+        if isinstance(entry.task, FreeTask):
+            self._wait_for_freed(entry, entry.task)
+        elif isinstance(entry.task, RunTask):
+            entry.wait_for(entry.task.plan.last_run)
+            entry.task.plan.last_run = entry
+        if entry.lane is None:
+            wait_for_users(entry, entry.uses)
+        else:
+            self._storages.update((one.storage, None) for one in entry.targets if one.storage)
+            enter_storages(entry)
+        if entry.stream is not None:
+            _enter_stream(entry, entry.stream, marks=isinstance(kind, c.Record), gates=gates)
+
+    def _wait_for_event(self, entry: Entry, kind: c.Wait) -> bool:
+        """Whether there is something to wait for."""
+        event = self.handles.peek(kind.event, EventHandle)
+        if event is not None:
+            entry.wait_for(event.mark)
+        return entry.blockers > 0
+
+    def _wait_for_freed(self, entry: Entry, task: FreeTask) -> None:
+        for handle in task.handles:
+            match handle:
+                case TensorHandle():
+                    wait_for_users(entry, (handle,))
+                case PlanHandle():
+                    entry.wait_for(handle.last_run)
+                case StreamHandle():
+                    entry.wait_for(handle.tail)
+                    entry.wait_for(handle.gate)
+
+    # Their turn
+
+    def _settle(self) -> None:
+        """Lets everything that is ready have its turn."""
+        while self._ready:
+            entry = self._ready.popleft()
+            if entry.lane is not None and entry.lane.error is None:
+                entry.phase = Phase.SUBMITTED
+                self._instructions.append(Start(entry))
+                self._ready.extend(unblocked_by_submission(entry))
+            else:
+                self._pass(entry)
+
+    def _pass(self, entry: Entry) -> None:
+        """The turn of an entry that needs no device, or whose device has none for it."""
+        if entry.error is None and not entry.reported:
+            entry.error = entry.lane.error if entry.lane is not None else self._problem(entry)
+        if isinstance(entry.task, FreeTask):
+            self._release_handles(entry.task.handles)
+        self._end(entry, c.Completion(entry.sequence))
+
+    def begin(self, sequence: int) -> bool:
+        """The entry's work begins, on its lane. False: there is nothing to do any more."""
+        entry = self._entries[sequence]
+        if entry.error is None:
+            entry.error = self._problem(entry)
+        if entry.error is not None:
+            self._spoil(entry)
+            return False
+        entry.phase = Phase.RUNNING
+        return True
+
+    def fail(self, sequence: int, error: HeliographError) -> None:
+        """Its work failed, but is not done yet: what was submitted after it must know now."""
+        entry = self._entries[sequence]
+        entry.error = entry.error or error
+        self._spoil(entry)
+
+    def finish(
+        self, sequence: int, error: HeliographError | None, result: c.Completion
+    ) -> None:
+        """Its work is done: computed, or failed with this error."""
+        entry = self._entries[sequence]
+        if error is not None:
+            self.fail(sequence, error)
+        elif entry.error is None:
+            # A device that works asynchronously may tell only now that an earlier command failed.
+            entry.error = self._problem(entry)
+        self._end(entry, result)
+        self._settle()
+
+    def _problem(self, entry: Entry) -> HeliographError | None:
+        return next((found for one in entry.uses if (found := one.problem()) is not None), None)
+
+    # Their end
+
+    def _end(self, entry: Entry, result: c.Completion) -> None:
+        if entry.error is not None:
+            self._spoil(entry)
+            self._note_failure(entry)
+        elif entry.heals is not None:
+            entry.heals.heal()
+        if not entry.reported:
+            self._report(entry, result)
+        self._retire(entry)
+
+    def _spoil(self, entry: Entry) -> None:
+        assert entry.error is not None
+        entry.error = entry.error.from_command(entry.sequence)
+        for target in entry.targets:
+            target.poison(entry.error)
+
+    def _report(self, entry: Entry, result: c.Completion) -> None:
+        entry.reported = True
+        del self._open[entry.sequence]
+        while self._completed_through < self._last_sequence and self._completed_through + 1 not in self._open:
+            self._completed_through += 1
+        if entry.error is not None:
+            self._completions.append(c.Completion(entry.sequence, entry.error))
+        elif entry.notify or _has_data(entry, result):
+            self._completions.append(result)
+        if entry.timed:
+            self._instructions.append(Disarm(entry.sequence))
+        if entry.reads_for:
+            self._instructions.append(Deliver(entry.reads_for, entry.sequence, entry.error))
+
+    def _retire(self, entry: Entry) -> None:
+        entry.phase = Phase.RETIRED
+        del self._entries[entry.sequence]
+        self._arrivals.inline_bytes -= entry.inline_bytes
+        leave_storages(entry)
+        if isinstance(entry.task, WriteTask) and self._uploads.release(entry.task.transfer, entry):
+            self._instructions.append(DropUpload(entry.task.transfer))
+        if entry.reads_for:
+            self._instructions.append(DropRead(entry.sequence))
+        if entry.stream is not None:
+            _leave_stream(entry.stream, entry)
+        if isinstance(entry.task, RunTask) and entry.task.plan.last_run is entry:
+            entry.task.plan.last_run = None
+        self._ready.extend(unblocked_by_retirement(entry))
+
+    def _note_failure(self, entry: Entry) -> None:
+        """Gives the failure to the stream's next mark, unless an earlier one failed before it."""
+        stream = entry.stream
+        if stream is None or entry in stream.records:
+            return
+        following = (one for one in stream.records if one.sequence > entry.sequence)
+        if (mark := next(following, None)) is None:
+            stream.failure = stream.failure or entry.error
+        elif mark.error is None:
+            mark.error = entry.error
+
+    # Cancelling
+
+    def cancel(self, sequence: int) -> None:
+        """Ends a command early, as a Cancel command does."""
+        self._interrupt(sequence, CancelledError("the command was cancelled"))
+        self._settle()
+
+    def expire(self, sequence: int) -> None:
+        """The command's time is over."""
+        self._interrupt(sequence, DeadlineExceededError("the command was not done in its time"))
+        self._settle()
+
+    def _interrupt(self, sequence: int, error: HeliographError) -> None:
+        entry = self._open.get(sequence)
+        # What a Free command names is gone already; there is nothing to take back.
+        if entry is None or isinstance(entry.task, FreeTask):
+            return
+        if entry.phase is Phase.RUNNING and isinstance(entry.task, RunTask):
+            self._instructions.append(AbortWork(sequence))
+        entry.error = entry.error or error.from_command(sequence)
+        self._stop_waiting(entry, entry.error)
+        self._report(entry, c.Completion(sequence))
+
+    def _stop_waiting(self, entry: Entry, error: HeliographError) -> None:
+        if not isinstance(entry.task, WriteTask) or not entry.task.transfer:
+            return
+        stopped = self._uploads.stop_waiting(entry.task.transfer, entry, error)
+        if stopped and entry.blockers == 0:
+            self._ready.append(entry)
+
+    # Transfers
+
+    def _bind_transfer(self, entry: Entry, kind: c.CommandKind) -> None:
+        """Finds the bytes of a write, or lets it wait for them; keeps the number of a read."""
+        try:
+            match kind:
+                case c.SetTensor(data=None, transfer=transfer):
+                    self._bind_upload(entry, transfer, kind.size_bytes)
+                case c.GetTensor(transfer=transfer) if transfer:
+                    self._bind_read(entry, transfer)
+        except HeliographError as error:
+            self._arrivals.refuse(entry, kind, error.from_command(entry.sequence))
+            entry.task = None
+
+    def _bind_upload(self, entry: Entry, transfer: int, size_bytes: int) -> None:
+        if entry.error is None:
+            self._uploads.check_free(transfer)
+            self._uploads.expect(entry, transfer, size_bytes)
+        elif self._uploads.refuse(transfer, entry.error):
+            self._instructions.append(DropUpload(transfer))
+
+    def _bind_read(self, entry: Entry, transfer: int) -> None:
+        if transfer in self._reading:
+            if entry.error is not None:
+                return
+            raise InvalidArgumentError(f"transfer {transfer} is read by an earlier command")
+        if len(self._reading) >= self._limits.in_flight_commands:
+            raise LimitExceededError("too many reads whose bytes nobody has taken", advice="download them")
+        self._reading.add(transfer)
+        entry.reads_for = transfer
+
+    def read_ended(self, transfer: int) -> None:
+        """The bytes of a read were taken, or nobody wants them: the number is free again."""
+        self._reading.discard(transfer)
+
+    def upload_started(self, transfer: int, size_bytes: int) -> None:
+        """Raises what the upload is to be refused with; a command that waits for it fails with it."""
+        if self.closed is not None:
+            raise self.closed
+        if (refusal := self._uploads.started(transfer, size_bytes)) is not None:
+            self.upload_broke(transfer, refusal)
+            raise refusal
+        self._settle()
+
+    def upload_arrived(self, transfer: int) -> None:
+        """All bytes are staged. Raises why they are not wanted any more, if so."""
+        if self.closed is not None:
+            raise self.closed
+        found = self._uploads.arrived(transfer)
+        if isinstance(found, HeliographError):
+            raise found
+        if found is not None and found.blockers == 0:
+            self._ready.append(found)
+        self._settle()
+
+    def upload_broke(self, transfer: int, error: HeliographError) -> None:
+        """The upload ended before its time; the command that waits for it fails."""
+        entry = self._uploads.broke(transfer, error)
+        if entry is not None:
+            entry.error = entry.error or error
+            if entry.blockers == 0:
+                self._ready.append(entry)
+        self._settle()
+
+    # Plans and variables
+
+    def add_variable(self, name: str, type: TensorType, device: str, buffer: object) -> int:
+        """A variable and its server-made handle. Raises LimitExceededError, or why the session closed."""
+        if self.closed is not None:
+            raise self.closed
+        self.handles.check_room(TensorHandle)
+        number = c.SERVER_HANDLE | (len(self.variables) + 1)
+        tensor = TensorHandle(layout(type), Storage(type.nbytes, device, buffer))
+        self.handles.add(number, tensor)
+        self.variables[name] = (number, tensor)
+        self._storages[_storage_of(tensor)] = None
+        return number
+
+    def check_plan(self, number: int) -> None:
+        """Raises what a plan of this number would be refused with."""
+        if self.closed is not None:
+            raise self.closed
+        self.handles.check_new(number, PlanHandle)
+
+    def add_plan(
+        self,
+        number: int,
+        device: str,
+        ports: tuple[Sequence[Port], Sequence[Port]],
+        variables: tuple[Iterable[str], Iterable[str]],
+        plan: object,
+    ) -> None:
+        """A compiled plan: its inputs and outputs, the variables that it reads and assigns."""
+        self.check_plan(number)
+        inputs, outputs = map(tuple, ports)
+        read, assigned = (tuple(self.variables[name][1] for name in names) for names in variables)
+        made = PlanHandle(device, inputs, outputs, read, assigned, plan)
+        self.handles.add(number, made)
+        self._plans[made] = None
+
+    def discard_plan(self, number: int) -> None:
+        """Frees a plan whose client left while it was compiled, before any command could name it."""
+        if (plan := self.handles.peek(number, PlanHandle)) is not None:
+            self.handles.remove(number)
+            self._release_handles((plan,))
+        self._settle()
+
+    # Lanes, and the end
+
+    def _open_lane(self, lane: Lane) -> None:
+        self._lanes[lane] = None
+        self._instructions.append(OpenLane(lane))
+
+    def lane_failed(self, lane: Lane, error: HeliographError) -> None:
+        """The device could not make the lane: its work fails."""
+        # The command that needed the lane first is the one that came last.
+        lane.error = error.from_command(self._last_sequence)
+        self._lanes.pop(lane, None)
+
+    def _release_handles(self, handles: Iterable[Handle]) -> None:
+        for handle in handles:
+            match handle:
+                case TensorHandle(storage=Storage() as storage):
+                    storage.tensors -= 1
+                    if storage.tensors == 0:
+                        self._storages.pop(storage, None)
+                        self._instructions.append(ReleaseStorage(storage))
+                case PlanHandle() if handle in self._plans:
+                    del self._plans[handle]
+                    self._instructions.append(ReleasePlan(handle))
+                case StreamHandle(lane=lane) if lane in self._lanes:
+                    del self._lanes[lane]
+                    self._instructions.append(CloseLane(lane))
+
+    def close(self, error: HeliographError) -> None:
+        """Everything ends: running work is asked to, the rest fails with this error."""
+        if self.closed is None:
+            self.closed = error
+            for sequence in list(self._open):
+                self._interrupt(sequence, error)
+        self._settle()
+
+    def release_all(self) -> None:
+        """After `close`, once the lanes are quiet: gives everything back."""
+        self._instructions.extend(ReleasePlan(plan) for plan in self._plans)
+        self._instructions.extend(ReleaseStorage(storage) for storage in self._storages)
+        self._instructions.extend(CloseLane(lane) for lane in self._lanes)
+        for table in (self._plans, self._storages, self._lanes, self.variables, self._reading):
+            table.clear()
+        self.handles.clear()
+        self._uploads.clear()
+
+
+def _enter_stream(entry: Entry, stream: StreamHandle, *, marks: bool, gates: bool) -> None:
+    """Takes the next place in the stream. What needs no device is in nobody's way, but for a wait."""
+    entry.wait_for(stream.tail)
+    entry.wait_for(stream.gate)
+    if entry.lane is not None:
+        stream.tail = entry
+    if marks:
+        stream.records.append(entry)
+        entry.error, stream.failure = entry.error or stream.failure, None
+    if gates:
+        stream.gate = entry
+
+
+def _leave_stream(stream: StreamHandle, entry: Entry) -> None:
+    if stream.tail is entry:
+        stream.tail = None
+    if stream.gate is entry:
+        stream.gate = None
+    if stream.records and entry in stream.records:
+        stream.records.remove(entry)
+
+
+def _has_data(entry: Entry, result: c.Completion) -> bool:
+    """Whether the client waits for more than success."""
+    inline_read = isinstance(entry.task, ReadTask) and not entry.task.transfer
+    return inline_read or bool(result.outputs)
+
+
+def _storage_of(tensor: TensorHandle) -> Storage:
+    assert tensor.storage is not None
+    return tensor.storage

@@ -1,0 +1,53 @@
+"""`heliograph serve`: one process, one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+import sys
+from collections.abc import Callable
+
+from heliograph_proto import __version__
+from heliograph_proto.errors import HeliographError
+from heliograph_server.app import Daemon, serve
+from heliograph_server.config import ServerConfig
+
+logger = logging.getLogger("heliograph")
+
+
+def run(config: ServerConfig) -> int:
+    """Serves until SIGTERM or SIGINT; the process's exit status: 0, or 1 if it could not start."""
+    logging.basicConfig(
+        level=config.log_level_number,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+    )
+    factory, loop_name = _loop_factory()
+    logger.info("heliograph %s on Python %s, %s", __version__, platform.python_version(), loop_name)
+    try:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(serve(config, _announce))
+    except HeliographError as error:
+        logger.error("%s", error)
+        return 1
+    return 0
+
+
+def _loop_factory() -> tuple[Callable[[], asyncio.AbstractEventLoop] | None, str]:
+    try:
+        import uvloop
+    except ImportError:
+        return None, "asyncio (uvloop is not installed: pip install 'heliograph[server]' is faster)"
+    return uvloop.new_event_loop, "uvloop"
+
+
+def _announce(daemon: Daemon) -> None:
+    """Says where it listens: to people on stderr, to programs on stdout."""
+    assert daemon.host is not None
+    for device in daemon.host.device_list().devices:
+        gibibytes = device.memory.total_bytes / 2**30
+        logger.info("device %s: %s, %.1f GiB", device.name, device.description, gibibytes)
+    for address in daemon.addresses:
+        logger.info("listening on %s", address)
+        print(f"listening on {address}", flush=True)

@@ -1,0 +1,131 @@
+"""Completions on their way from the devices' threads to the event loop that writes them.
+
+Only `put` and `end` may be called from other threads. What was put between two turns of the loop is
+written as one message, up to a size; then flow control of the stream decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+
+from heliograph_proto import messages
+from heliograph_proto.commands import Completion, CompletionBatch
+from heliograph_proto.errors import HeliographError
+from heliograph_proto.v1 import command_pb2
+
+#: While more than this is unwritten, the command stream is not read.
+HIGH_WATER_BYTES = 16 * 2**20
+#: About the size of the largest message: far below what a client accepts.
+MESSAGE_BYTES = 2**20
+#: What a completion without data costs, roughly.
+COMPLETION_BYTES = 64
+
+
+class Outbox:
+    """A queue of completions for one stream."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._pieces: deque[tuple[CompletionBatch, int]] = deque()
+        # Two counters with one writer each, instead of one that needs a lock.
+        self._put_bytes = 0
+        self._taken_bytes = 0
+        self._written_through = 0
+        #: The stream ends when this is acknowledged; None while the client may send more.
+        self._finish_at: int | None = None
+        #: Why the stream ends; None for a good end.
+        self.error: HeliographError | None = None
+        self._woken = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._wake_pending = False
+
+    def __repr__(self) -> str:
+        return f"<Outbox {self.unwritten_bytes:,} bytes, written through {self._written_through}>"
+
+    @property
+    def unwritten_bytes(self) -> int:
+        return self._put_bytes - self._taken_bytes
+
+    # From any thread
+
+    def put(self, batch: CompletionBatch) -> None:
+        """Queues what is done. Calls come one at a time."""
+        for piece in _split(batch):
+            self._put_bytes += piece[1]
+            self._pieces.append(piece)
+        self._wake_soon()
+
+    def end(self, error: HeliographError) -> None:
+        """Ends the stream with this error once all that is queued was written."""
+        self.error = self.error or error
+        self._wake_soon()
+
+    def _wake_soon(self) -> None:
+        if self._wake_pending:
+            return
+        self._wake_pending = True
+        try:
+            self._loop.call_soon_threadsafe(self._wake)
+        except RuntimeError:
+            pass  # the loop is closed: nobody is there to read this
+
+    # On the loop
+
+    def _wake(self) -> None:
+        self._wake_pending = False
+        self._woken.set()
+
+    def finish_at(self, sequence: int) -> None:
+        """The client will send no more: the stream ends well once this number is acknowledged."""
+        self._finish_at = sequence
+        self._woken.set()
+
+    async def has_room(self) -> None:
+        """Waits while too much is unwritten."""
+        if self.unwritten_bytes > HIGH_WATER_BYTES:
+            self._room.clear()
+            await self._room.wait()
+
+    async def take(self) -> command_pb2.CompletionBatch | None:
+        """The next message, or None when the stream ends."""
+        while not self._pieces:
+            if self.error is not None or self._finish_at == self._written_through:
+                return None
+            self._woken.clear()
+            if not self._pieces:
+                await self._woken.wait()
+        return self._encode_next()
+
+    def _encode_next(self) -> command_pb2.CompletionBatch:
+        listed: list[Completion] = []
+        size = 0
+        while self._pieces and size < MESSAGE_BYTES:
+            batch, more = self._pieces.popleft()
+            listed.extend(batch.completions)
+            size += more
+            self._written_through = max(self._written_through, batch.completed_through)
+        self._taken_bytes += size
+        if self.unwritten_bytes <= HIGH_WATER_BYTES:
+            self._room.set()
+        return messages.encode_completions(CompletionBatch(self._written_through, tuple(listed)))
+
+
+def _split(batch: CompletionBatch) -> Iterator[tuple[CompletionBatch, int]]:
+    """Pieces of about MESSAGE_BYTES and their sizes; the last one alone acknowledges."""
+    listed: list[Completion] = []
+    size = COMPLETION_BYTES
+    for one in batch.completions:
+        listed.append(one)
+        size += _size_of(one)
+        if size >= MESSAGE_BYTES:
+            yield CompletionBatch(0, tuple(listed)), size
+            listed, size = [], COMPLETION_BYTES
+    yield CompletionBatch(batch.completed_through, tuple(listed)), size
+
+
+def _size_of(one: Completion) -> int:
+    data = sum(len(data) for _, data in one.outputs)
+    return COMPLETION_BYTES + len(one.data) + data

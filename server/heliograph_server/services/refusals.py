@@ -1,0 +1,68 @@
+"""How an exception leaves a handler: as a gRPC status with the typed error beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc import aio
+
+from heliograph_proto.errors import HeliographError, ProtocolError, UnavailableError
+from heliograph_proto.status import code_for, error_to_metadata
+from heliograph_server.core.execution import typed
+from heliograph_server.core.runtime import Host
+
+logger = logging.getLogger(__name__)
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+_R = TypeVar("_R")
+
+
+class HostSlot:
+    """Where services find the host, once the devices are ready."""
+
+    def __init__(self, host: Host | None = None) -> None:
+        self._host = host
+
+    def fill(self, host: Host) -> None:
+        self._host = host
+
+    @property
+    def host(self) -> Host:
+        """Raises UnavailableError while the devices are starting."""
+        if self._host is None:
+            raise UnavailableError("the server is starting its devices", advice="try again in a moment")
+        return self._host
+
+
+def refusals(handler: Callable[..., Awaitable[_R]]) -> Callable[..., Awaitable[_R]]:
+    """Lets a handler raise typed errors; anything else becomes INTERNAL and a line in the log."""
+
+    @functools.wraps(handler)
+    async def wrapped(self: object, request: Any, context: aio.ServicerContext[Message, Message]) -> _R:
+        try:
+            return await handler(self, request, context)
+        except (asyncio.CancelledError, aio.AbortError):
+            raise
+        except Exception as error:
+            await _abort(context, _typed(error, handler.__name__))
+            raise
+
+    return wrapped
+
+
+def _typed(error: Exception, doing: str) -> HeliographError:
+    if isinstance(error, DecodeError):
+        return ProtocolError("a message could not be decoded", advice="is the client a Heliograph client?")
+    return typed(error, doing)
+
+
+async def _abort(context: aio.ServicerContext[Message, Message], error: HeliographError) -> None:
+    # gRPC carries the details in a header, where long texts and line ends do harm.
+    details = " ".join(error.message.split())[:1000]
+    await context.abort(_CODES[code_for(error)], details, error_to_metadata(error))
