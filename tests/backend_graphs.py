@@ -117,9 +117,10 @@ class Loaded:
     def run(self, abort: Abort | None = None, *, wanted: Sequence[bool] | None = None) -> list[Array | None]:
         """One run; the outputs, None for those not wanted."""
         types = [self.graph.type_of(output.value) for output in self.graph.outputs]
+        chosen = [True] * len(types) if wanted is None else wanted
         outputs = [
-            place(self.device, np.zeros(type.shape, type.dtype.numpy)) if wanted is None or wanted[i] else None
-            for i, type in enumerate(types)
+            place(self.device, np.zeros(type.shape, type.dtype.numpy)) if wants else None
+            for type, wants in zip(types, chosen, strict=True)
         ]
         try:
             self.plan.compute(self.inputs, outputs, abort or Abort())

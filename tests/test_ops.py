@@ -47,12 +47,12 @@ class Case:
 
 
 def data(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
-    """Seeded elements of a data type; small numbers, so that no reference leaves float16's range."""
+    """Seeded elements of a data type; small numbers, so that nothing leaves float16's range or cancels."""
     target = DTYPES[name].numpy
     if name == "bool":
         return random.random(shape) < 0.5
     if name in FLOATS:
-        return np.asarray(random.standard_normal(shape) * 2).astype(target)
+        return np.clip(random.standard_normal(shape) * 2, -3, 3).astype(target)
     return random.integers(0 if name[0] == "u" else -100, 100, shape).astype(target)
 
 
@@ -67,7 +67,8 @@ def narrow(array: Any, target: np.dtype[Any]) -> Array:
     found = np.asarray(array)
     if target.kind in "iu" and found.dtype.kind not in "fb":
         bits = target.itemsize * 8
-        return np.asarray(found.astype(object) % 2**bits, object).astype(np.uint64).astype(f"u{target.itemsize}").view(target)
+        wrapped = np.asarray(found.astype(object) % 2**bits, object).astype(np.uint64)
+        return wrapped.astype(f"u{target.itemsize}").view(target)
     with np.errstate(all="ignore"):
         return found.astype(target)
 
@@ -310,7 +311,7 @@ def soft_max_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
         for mask_shape in dict.fromkeys((shape, shape[-1:], (1,), (), (*shape[:-1], 1))):
             mask = data(random, name, mask_shape)
             yield Case(op, [x, mask], soft_max(wide(x), wide(mask), 0.5), {"scale": 0.5})
-        causal = np.where(np.tri(shape[-1])[-1:] > 0, 0, -np.inf).astype(x.dtype)
+        causal = np.where(np.arange(shape[-1]) < 1, 0, -np.inf).astype(x.dtype)
         yield Case(op, [x, causal], soft_max(wide(x), wide(causal)))
 
 
@@ -711,7 +712,7 @@ REFUSED: list[tuple[str, str, list[TensorType], dict[str, Any], str]] = [
     ("filled blocks", "fill", [], {"shape": (32,), "value": 0, "dtype": DTYPES["q8_0"]}, "is not offered"),
     ("a negative fill", "fill", [], {"shape": (-1,), "value": 0, "dtype": DTYPES["f32"]}, "negative"),
     ("2**63 bytes", "fill", [], {"shape": (2**61,), "value": 0, "dtype": DTYPES["f32"]}, "passes 2**63"),
-    ("2**63 bytes beside zero", "fill", [], {"shape": (0, 2**62), "value": 0, "dtype": DTYPES["f32"]}, "2**63"),
+    ("2**63 beside zero", "fill", [], {"shape": (0, 2**62), "value": 0, "dtype": DTYPES["f32"]}, "2**63"),
     ("nine dimensions", "broadcast_to", [t("f32")], {"shape": (1,) * 9}, "at most 8 dimensions"),
     ("a product of nine", "matmul", [t("f32", *(1,) * 9), t("f32", 1, 1)], {}, "9 dimensions"),
     ("a step of nothing", "arange", [], {"start": 0, "stop": 1, "step": 0}, "step not 0"),
@@ -723,7 +724,9 @@ REFUSED: list[tuple[str, str, list[TensorType], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("op", "types", "attributes", "message"), [c[1:] for c in REFUSED], ids=[c[0] for c in REFUSED])
+@pytest.mark.parametrize(
+    ("op", "types", "attributes", "message"), [c[1:] for c in REFUSED], ids=[c[0] for c in REFUSED]
+)
 def test_a_node_that_breaks_a_rule_is_refused_with_what_was_wrong(
     op: str, types: list[TensorType], attributes: dict[str, Any], message: str
 ) -> None:
@@ -733,12 +736,12 @@ def test_a_node_that_breaks_a_rule_is_refused_with_what_was_wrong(
     assert len(str(caught.value)) < 100_000
 
 
-def test_every_op_with_rules_refuses_something() -> None:
-    total = {name for name, row in OPS.items() if row.operands}
-    for name in total:
-        row = OPS[name]
-        with pytest.raises(InvalidGraphError):
-            infer(name, [t("q8_0", 32)] * row.least_operands, {})
+@pytest.mark.parametrize("op", [name for name, row in OPS.items() if row.operands and name != "assign"])
+def test_no_op_computes_on_blocks(op: str) -> None:
+    values = {"real": 1.0, "integer": 0, "integers": (0,), "boolean": False, "dtype": DTYPES["f32"]}
+    attributes = {attribute.name: values[attribute.kind] for attribute in OPS[op].attributes}
+    with pytest.raises(InvalidGraphError, match="takes|data types"):
+        infer(op, [t("q8_0", 32)] * OPS[op].least_operands, attributes)
 
 
 def test_an_unknown_op_is_refused_with_the_nearest_name() -> None:

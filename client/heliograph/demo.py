@@ -88,10 +88,10 @@ def main() -> int:
 
     model = find_model()
     console.print(
-        "starting a daemon (its first start on a machine compiles the CPU kernels: about 15 seconds)"
+        "starting a daemon; its first start on a machine compiles the CPU kernels (15 s)"
     )
     with (
-        running_daemon() as url,
+        running_daemon("--log-level", "warning") as url,
         upload_progress(console) as progress,
         hg.connect(url, progress=progress) as session,
     ):

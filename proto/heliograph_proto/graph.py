@@ -105,11 +105,7 @@ def validate(graph: Graph, limits: Limits) -> Graph:
     Linear in the graph's size and without recursion. Raises LimitExceededError, InvalidGraphError or
     UnknownOpError, with the node as origin.
     """
-    if len(graph.nodes) > limits.graph_nodes:
-        raise LimitExceededError(
-            f"the graph has {len(graph.nodes):,} nodes; this server takes {limits.graph_nodes:,}",
-            advice="split the graph, or raise the limit in the server's configuration",
-        )
+    check_size(len(graph.nodes), limits)
     _check_leaves(graph)
     nodes, depth = _check_nodes(graph)
     if depth > limits.graph_depth:
@@ -119,6 +115,15 @@ def validate(graph: Graph, limits: Limits) -> Graph:
         )
     _check_outputs(graph)
     return Graph(graph.leaves, nodes, graph.outputs)
+
+
+def check_size(nodes: int, limits: Limits) -> None:
+    """Raises LimitExceededError for a graph of too many nodes."""
+    if nodes > limits.graph_nodes:
+        raise LimitExceededError(
+            f"the graph has {nodes:,} nodes; this server takes {limits.graph_nodes:,}",
+            advice="split the graph, or raise the limit in the server's configuration",
+        )
 
 
 def _check_leaves(graph: Graph) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from heliograph_proto import rules
 from heliograph_proto.errors import HeliographError, InvalidGraphError, UnknownOpError
 from heliograph_proto.rules import FLOATS, INTEGERS, NUMBERS, PLAIN, Rule
-from heliograph_proto.types import DType, TensorType
+from heliograph_proto.types import MAX_DIMENSIONS, DType, TensorType
 
 AttributeKind: TypeAlias = Literal["real", "integer", "integers", "boolean", "dtype"]
 Group: TypeAlias = Literal[
@@ -312,6 +312,11 @@ def convert_attribute(row: Op, attribute: Attribute, value: Any) -> Any:
             return _bounded(row, attribute, value)
         case "real", int() | float() if not isinstance(value, bool):
             return _bounded(row, attribute, value) if isinstance(value, int) else float(value)
+        case "integers", list() | tuple() if len(value) > MAX_DIMENSIONS:
+            raise InvalidGraphError(
+                f"{row.name}: attribute {attribute.name!r} has {len(value)} numbers; "
+                f"a tensor has at most {MAX_DIMENSIONS} dimensions"
+            )
         case "integers", list() | tuple() if all(type(number) is int for number in value):
             return tuple(_bounded(row, attribute, number) for number in value)
     raise InvalidGraphError(

@@ -247,6 +247,7 @@ def reshape(types: Types, attributes: Attributes) -> TensorType:
 
 def permute(types: Types, attributes: Attributes) -> TensorType:
     """Dimensions in another order."""
+    require_kind(types, PLAIN)
     shape, axes = types[0].shape, attributes["axes"]
     if len(axes) != len(shape):
         raise InvalidGraphError(f"permute of {types[0]} by {tuple(axes)}: every axis exactly once")
@@ -256,6 +257,7 @@ def permute(types: Types, attributes: Attributes) -> TensorType:
 
 def broadcast_to(types: Types, attributes: Attributes) -> TensorType:
     """Dimensions of size 1 repeated, and new ones in front."""
+    require_kind(types, PLAIN)
     target = tuple(attributes["shape"])
     if any(size < 0 for size in target) or len(target) > MAX_DIMENSIONS:
         raise InvalidGraphError(f"broadcast_to {target}: at most {MAX_DIMENSIONS} sizes, none < 0")
@@ -266,6 +268,7 @@ def broadcast_to(types: Types, attributes: Attributes) -> TensorType:
 
 def slice_(types: Types, attributes: Attributes) -> TensorType:
     """[start, stop) by step along every dimension, all within the operand."""
+    require_kind(types, PLAIN)
     shape = types[0].shape
     triples = [attributes["start"], attributes["stop"], attributes["step"]]
     if any(len(numbers) != len(shape) for numbers in triples):

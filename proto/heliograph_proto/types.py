@@ -26,9 +26,9 @@ MAX_DIMENSIONS = 8
 MAX_BYTES = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """The type of a tensor's elements, or of its blocks."""
+    """The type of a tensor's elements, or of its blocks. There is one object of each."""
 
     name: str
     number: tensor_pb2.DataType.ValueType
@@ -44,6 +44,9 @@ class DType:
 
     def __repr__(self) -> str:
         return f"dtype({self.name})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (dtype, (self.name,))
 
     @property
     def itemsize(self) -> int:

@@ -80,7 +80,7 @@ def _peer(model: Path) -> Iterator[Peer]:
 def figures() -> Iterator[Figure]:
     """One figure for each batch size."""
     model = find_model()
-    with running_daemon() as url, hg.connect(url) as session, _peer(model) as peer:
+    with running_daemon("--log-level", "warning") as url, hg.connect(url) as session, _peer(model) as peer:
         embedder = Embedder(session, model)
         for batch, bar in BARS.items():
             yield _batch_figure(embedder, peer, batch, bar)
@@ -114,7 +114,7 @@ def _batch_figure(embedder: Embedder, peer: Peer, batch: int, bar: float) -> Fig
 def memory() -> Iterator[Figure]:
     """The daemon's resident memory after the demo's work."""
     model = find_model()
-    with running_daemon() as url, hg.connect(url) as session:
+    with running_daemon("--log-level", "warning") as url, hg.connect(url) as session:
         Embedder(session, model).embed(SENTENCES)
         resident = _daemon_resident_bytes()
     weights = (model / "model.safetensors").stat().st_size

@@ -16,6 +16,7 @@ SHAPE = (16,)
 #: Microseconds a node above NumPy's own calls.
 BAR_US = 1.0
 RUNS = 60
+NUMPY = {"f32": np.float32, "f64": np.float64}
 
 
 def chain(nodes: int, dtype: str) -> hg.Graph:
@@ -30,7 +31,7 @@ def chain(nodes: int, dtype: str) -> hg.Graph:
 
 def numpy_seconds(dtype: str) -> float:
     """The same additions as NumPy calls with out=, arguments bound beforehand."""
-    x, y, z = (np.ones(SHAPE, hg.dtype(dtype).numpy) for _ in range(3))
+    x, y, z = (np.ones(SHAPE, NUMPY[dtype]) for _ in range(3))
     calls = [(x, y, z)] * NODES
 
     def run() -> None:
@@ -43,7 +44,7 @@ def numpy_seconds(dtype: str) -> float:
 def plan_seconds(session: hg.Session, nodes: int, dtype: str) -> float:
     """A run of the chain, whole, as the client sees it."""
     plan = session.compile(chain(nodes, dtype), fusion=False)
-    x = np.ones(SHAPE, hg.dtype(dtype).numpy)
+    x = np.ones(SHAPE, NUMPY[dtype])
     run: Callable[[], object] = lambda: plan.run(x=x, y=x)  # noqa: E731
     return statistics.median(seconds_of(run, RUNS))
 
@@ -53,7 +54,7 @@ def figures() -> Iterator[Figure]:
     for dtype in ("f32", "f64"):
         with hg.connect("local:") as session:
             yield _figure(session, f"plan-cost/local-{dtype}", dtype)
-    with running_daemon() as url, hg.connect(url) as session:
+    with running_daemon("--log-level", "warning") as url, hg.connect(url) as session:
         yield _figure(session, "plan-cost/daemon-f32", "f32")
 
 

@@ -66,7 +66,9 @@ def main() -> int:
     found: list[Figure] = []
     for name in chosen(arguments.only):
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
-        found += BENCHMARKS[name]()
+        for figure in BENCHMARKS[name]():
+            found.append(figure)
+            print(f"  {figure.name}: {figure.ours:.3f} {figure.unit}, {figure.ratio:.3f}", file=sys.stderr)
     width = 160 if not sys.stdout.isatty() else None
     Console(width=width).print(table_of(found))
     if arguments.json:

@@ -20,7 +20,7 @@ from heliograph_server.core.tasks import FreeTask, Task
 
 
 class Phase(Enum):
-    """How far a command is. An arrow each way does not exist: phases only go forward."""
+    """How far a command is; it only goes forward."""
 
     QUEUED = "queued"
     #: In its lane's queue.

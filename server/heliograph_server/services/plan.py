@@ -9,6 +9,7 @@ from grpc import aio
 
 from heliograph_proto import messages
 from heliograph_proto.description import PlanInfo
+from heliograph_proto.graph import check_size
 from heliograph_proto.v1 import plan_pb2, plan_pb2_grpc
 from heliograph_server.core.runtime import Session
 from heliograph_server.services.refusals import HostSlot, refusals
@@ -38,6 +39,8 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
 
 
 def _compile(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
+    # Before anything is made of it: a graph that is too large costs no more than its message.
+    check_size(len(request.graph.nodes), session.limits)
     graph = messages.decode_graph(request.graph)
     fusion = request.fusion != plan_pb2.FUSION_OFF
     return session.compile(request.plan, graph, tuple(request.devices), fusion)

@@ -114,6 +114,7 @@ def log(x: Lanes) -> Lanes:
 
 
 def erf(x: Lanes) -> Lanes:
+    """The error function: 1 - exp(p(|x|)) far from 0, x + x q(x^2) near it; at most 1 ulp off."""
     t, s = x.abs(), x * x
     high = polynomial(t, -1.72853470e-5, 3.83197126e-4).fma(
         s, polynomial(t, -3.88396438e-3, 2.42546219e-2)

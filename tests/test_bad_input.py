@@ -1,0 +1,264 @@
+"""What a hostile or unlucky client does to a daemon in another process: it gets a typed error, the daemon
+serves the others on, and its memory is back where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import grpc
+import numpy as np
+import pytest
+from raw_client import F32, SECONDS, RawSession, f32, graph_of, node, raw_channel
+
+import heliograph as hg
+from heliograph_proto.v1 import bulk_pb2, command_pb2, graph_pb2, session_pb2, session_pb2_grpc, tensor_pb2
+
+if TYPE_CHECKING:
+    from conftest import DaemonUrls
+
+
+@pytest.fixture
+def raw(daemon: DaemonUrls) -> Iterator[RawSession]:
+    """A raw session; afterwards the daemon still serves, and holds what it held before."""
+    with hg.connect(daemon.tcp) as watcher:
+        before = watcher.devices[0].memory()
+        with raw_channel(daemon.tcp) as channel:
+            session = RawSession(channel).attach()
+            try:
+                yield session
+            finally:
+                session.close()
+        still_serves(daemon.tcp)
+        wait_for_memory(watcher, before.free_bytes)
+
+
+def wait_for_memory(watcher: hg.Session, free_bytes: int) -> None:
+    """Memory comes back once the daemon has seen that a client left; each question is a round trip."""
+    for _ in range(5_000):
+        if watcher.devices[0].memory().free_bytes == free_bytes:
+            return
+    raise AssertionError(f"{watcher.devices[0].memory()} is not {free_bytes} free")
+
+
+def still_serves(url: str) -> None:
+    with hg.connect(url) as session:
+        g = hg.Graph()
+        g.output("y", g.input("x", (2,), "f32") + 1.0)
+        assert session.compile(g).run(x=np.zeros(2, np.float32))["y"].tolist() == [1.0, 1.0]
+
+
+# Graphs
+
+
+@pytest.mark.parametrize(
+    ("graph", "error", "words"),
+    [
+        (graph_of(node("frobnicate", 0)), hg.UnknownOpError, "frobnicate"),
+        (graph_of(node("exp", 0, shape=(3, 4))), hg.InvalidGraphError, r"f32\[4, 3\]"),
+        (graph_of(node("exp", 1)), hg.InvalidGraphError, "before"),
+        (graph_of(node("exp", 2), node("exp", 1)), hg.InvalidGraphError, "cycle"),
+        (graph_of(node("exp", 2**32 - 1)), hg.InvalidGraphError, "before"),
+        (graph_of(node("add", 0)), hg.InvalidGraphError, "operands"),
+        (graph_of(node("exp", 0), output=7), hg.InvalidGraphError, "value 7"),
+        (graph_pb2.Graph(), hg.InvalidGraphError, "no outputs"),
+        (graph_of(node("assign", 0, 0)), hg.InvalidGraphError, "variable"),
+    ],
+)
+def test_a_wrong_graph_is_refused_by_the_server_too(
+    raw: RawSession, graph: graph_pb2.Graph, error: type[hg.HeliographError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        raw.compile(graph)
+
+
+def test_a_wrong_dtype_is_refused(raw: RawSession) -> None:
+    graph = graph_of(node("exp", 0))
+    graph.leaves[0].type.data_type = tensor_pb2.DATA_TYPE_I32
+    graph.nodes[0].result.data_type = tensor_pb2.DATA_TYPE_I32
+    with pytest.raises(hg.InvalidGraphError, match="float"):
+        raw.compile(graph)
+    graph.leaves[0].type.data_type = 200  # type: ignore[assignment]
+    with pytest.raises(hg.InvalidArgumentError, match="200"):
+        raw.compile(graph)
+
+
+def test_a_weight_that_was_never_uploaded_is_refused(raw: RawSession) -> None:
+    graph = graph_of(node("exp", 0))
+    graph.leaves[0].kind = graph_pb2.LEAF_KIND_WEIGHT
+    graph.leaves[0].digest = bytes(32)
+    with pytest.raises(hg.MissingContentError):
+        raw.compile(graph)
+
+
+def deep_graph(nodes: int) -> graph_pb2.Graph:
+    """x, exp(x), exp(exp(x)), ...; each node deeper than the one before, written byte by byte."""
+    graph = graph_of(output=nodes)
+    parts = bytearray(graph.SerializeToString())
+    for value in range(nodes):
+        one = graph_pb2.Node(op="neg", operands=[value], result=f32(4, 3)).SerializeToString()
+        parts += bytes((0x12, len(one))) + one
+    return graph_pb2.Graph.FromString(bytes(parts))
+
+
+def test_a_graph_a_million_deep_is_refused_by_a_limit(raw: RawSession) -> None:
+    with pytest.raises(hg.LimitExceededError, match="1,000,000 nodes"):
+        raw.compile(deep_graph(1_000_000))
+
+
+def test_a_graph_at_the_limit_of_depth_is_no_danger(raw: RawSession) -> None:
+    """Nothing walks a graph by recursion."""
+    assert raw.compile(deep_graph(100_000)).outputs[0].name == "y"
+
+
+def test_ten_million_nodes_never_leave_the_client() -> None:
+    """The client knows the limit from the handshake and says so before it encodes anything."""
+    g = hg.Graph()
+    x = g.input("x", (1,), "f32")
+    with hg.connect("local:") as session:
+        for _ in range(session.limits.graph_nodes + 1):
+            x = -x
+        g.output("y", x)
+        with pytest.raises(hg.LimitExceededError, match="nodes"):
+            session.compile(g)
+
+
+def test_a_message_over_the_limit_is_refused(raw: RawSession) -> None:
+    huge = graph_of(node("exp", 0))
+    huge.nodes[0].name = "x" * (raw.limits.message_bytes + 1)
+    with pytest.raises(grpc.RpcError) as refusal:
+        raw.compile(huge)
+    assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+
+
+# Commands
+
+
+def test_unknown_foreign_and_freed_handles_are_refused(raw: RawSession, daemon: DaemonUrls) -> None:
+    get = command_pb2.GetTensor(tensor=77, size_bytes=4)
+    assert isinstance(raw.failure(get_tensor=get), hg.UnknownHandleError)
+    with raw_channel(daemon.tcp) as channel:
+        other = RawSession(channel).attach()
+        other.answer(other.allocate(77, 4))
+        assert isinstance(raw.failure(get_tensor=get), hg.UnknownHandleError)
+        other.close()
+    raw.allocate(77, 4)
+    raw.send(free=command_pb2.Free(handles=[77]))
+    assert isinstance(raw.failure(get_tensor=get), hg.UnknownHandleError)
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"), [(0, 17), (16, 1), (17, 0), (2**63, 1), (2**64 - 1, 2), (2**64 - 4, 4), (4, 2**64 - 1)]
+)
+def test_bytes_past_the_end_are_refused(raw: RawSession, offset: int, size: int) -> None:
+    raw.allocate(5, 4)
+    found = raw.failure(get_tensor=command_pb2.GetTensor(tensor=5, offset_bytes=offset, size_bytes=size))
+    assert isinstance(found, (hg.OutOfRangeError, hg.LimitExceededError))
+    memset = command_pb2.Memset(tensor=5, offset_bytes=offset, size_bytes=size)
+    assert isinstance(raw.failure(memset=memset), hg.OutOfRangeError)
+
+
+def test_a_view_outside_its_tensor_is_refused(raw: RawSession) -> None:
+    raw.allocate(5, 4)
+    for view in (
+        command_pb2.View(tensor=6, source=5, offset_bytes=4, type=f32(4)),
+        command_pb2.View(tensor=7, source=5, type=f32(2), strides_bytes=[16]),
+        command_pb2.View(tensor=8, source=5, type=f32(2), strides_bytes=[-4]),
+        command_pb2.View(tensor=9, source=5, type=f32(2), strides_bytes=[2**62]),
+    ):
+        assert isinstance(raw.failure(view=view), hg.InvalidArgumentError)
+
+
+@pytest.mark.parametrize(
+    "shape", [(2**62,), (2**31, 2**31, 2**31), (-1,), (1,) * 9, (2**40,), (0, 2**63 - 1, 2**63 - 1)]
+)
+def test_a_tensor_bigger_than_memory_is_refused_before_memory_is_taken(
+    raw: RawSession, shape: tuple[int, ...]
+) -> None:
+    found = raw.failure(allocate=command_pb2.Allocate(tensor=5, type=f32(*shape)))
+    assert isinstance(found, (hg.InvalidArgumentError, hg.OutOfMemoryError))
+
+
+def test_a_run_with_wrong_inputs_fails_alone(raw: RawSession) -> None:
+    raw.compile(graph_of(node("exp", 0)))
+    data = np.zeros((4, 3), np.float32).tobytes()
+    bind, run = command_pb2.InputBinding, command_pb2.Run
+    for wrong in (
+        run(plan=1),
+        run(plan=1, inputs=[bind(input=1, data=data)]),
+        run(plan=1, inputs=[bind(input=0, data=data[:-1])]),
+        run(plan=1, inputs=[bind(input=0, data=data), bind(input=0, data=data)]),
+    ):
+        assert isinstance(raw.failure(run=wrong), hg.InvalidInputError)
+    out = [command_pb2.OutputBinding(output=9, fetch=True)]
+    found = raw.failure(run=run(plan=1, inputs=[bind(input=0, data=data)], outputs=out))
+    assert isinstance(found, hg.InvalidArgumentError)
+    good = run(plan=1, inputs=[bind(input=0, data=data)], outputs=[command_pb2.OutputBinding(fetch=True)])
+    assert raw.answer(raw.send(run=good)).outputs[0].data == np.ones((4, 3), np.float32).tobytes()
+
+
+# Clients that leave
+
+
+def test_a_client_that_leaves_in_the_middle_of_an_upload_leaves_nothing(raw: RawSession) -> None:
+    """The `raw` fixture sees the memory come back."""
+    target = bulk_pb2.UploadTarget(session=raw.token, digest=bytes(32), size_bytes=2**26)
+
+    def pieces() -> Iterator[bulk_pb2.UploadRequest]:
+        yield bulk_pb2.UploadRequest(target=target, data=bytes(2**20))
+        raise KeyboardInterrupt
+
+    with pytest.raises((grpc.RpcError, KeyboardInterrupt)):
+        raw.bulk.Upload(pieces(), timeout=SECONDS)
+
+
+def test_a_client_that_leaves_before_it_reads_its_answer_harms_nobody(raw: RawSession) -> None:
+    for tensor in range(1, 50):
+        raw.allocate(tensor, 1000)
+        raw.send(get_tensor=command_pb2.GetTensor(tensor=tensor, size_bytes=4000))
+
+
+def test_a_client_that_says_nothing_keeps_nobody_waiting(daemon: DaemonUrls) -> None:
+    """Neither one that opens a session and goes no further, nor a bare connection."""
+    import socket
+
+    host, _, port = daemon.tcp.removeprefix("grpc://").rpartition(":")
+    with socket.create_connection((host, int(port))), raw_channel(daemon.tcp) as channel:
+        session_pb2_grpc.SessionServiceStub(channel).Open(
+            session_pb2.OpenRequest(version_min=1, version_max=1), timeout=SECONDS
+        )
+        still_serves(daemon.tcp)
+
+
+def test_bytes_that_are_no_http_harm_nobody(daemon: DaemonUrls) -> None:
+    import socket
+
+    host, _, port = daemon.tcp.removeprefix("grpc://").rpartition(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(b"\x00\xff" * 5000)
+        still_serves(daemon.tcp)
+
+
+# Data is data
+
+
+def test_nan_and_infinity_are_data(session: hg.Session) -> None:
+    g = hg.Graph()
+    x = g.input("x", (3,), "f32")
+    g.output("y", x * 2.0)
+    given = np.array([np.nan, np.inf, -np.inf], np.float32)
+    assert np.array_equal(session.compile(g).run(x=given)["y"], given, equal_nan=True)
+
+
+def test_an_index_outside_is_an_error_of_the_run_with_its_line(session: hg.Session) -> None:
+    g = hg.Graph()
+    rows, indices = g.input("rows", (3, 2), "f32"), g.input("indices", (2,), "i32")
+    g.output("y", hg.take(rows, indices, axis=0))
+    plan = session.compile(g)
+    with pytest.raises(hg.OutOfRangeError, match="test_bad_input.py"):
+        plan.run(rows=np.zeros((3, 2), np.float32), indices=np.array([0, 3], np.int32))
+    assert plan.run(rows=np.ones((3, 2), np.float32), indices=np.array([0, 2], np.int32))["y"].sum() == 4
+
+
+def test_dtype_numbers_of_the_contract_do_not_change() -> None:
+    assert (F32, tensor_pb2.DATA_TYPE_F64, tensor_pb2.DATA_TYPE_Q6_K) == (2, 1, 23)
