@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -178,7 +177,6 @@ def nothing_left(device: CpuDevice) -> Iterator[CpuDevice]:
     """The device, closed afterwards, when its budget must be untouched."""
     try:
         yield device
-        gc.collect()
         assert used_bytes(device) == 0, f"{used_bytes(device):,} bytes are left"
     finally:
         device.close()

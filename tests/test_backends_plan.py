@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -583,6 +584,20 @@ def long_graph(dtype: type, nodes: int = 400, size: int = 20_000) -> Maker:
     return made
 
 
+class AnnouncedAbort(Abort):
+    """Tells when a run has begun to watch it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched = threading.Event()
+
+    @contextmanager
+    def watch(self, hook: Callable[[], None]) -> Iterator[None]:
+        with super().watch(hook):
+            self.watched.set()
+            yield
+
+
 def test_an_abort_before_a_run_cancels_it_and_the_plan_stays_usable(device: CpuDevice) -> None:
     with loaded(device, some_outputs()) as it:
         abort = Abort()
@@ -595,14 +610,11 @@ def test_an_abort_before_a_run_cancels_it_and_the_plan_stays_usable(device: CpuD
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_an_abort_during_a_run_cancels_it_and_the_plan_stays_usable(dtype: type, device: CpuDevice) -> None:
-    made = long_graph(dtype, nodes=4000)
-    with loaded(device, made, fusion=False) as it:
-        abort = Abort()
-        begun = threading.Event()
-        thread = threading.Thread(target=lambda: (begun.wait(30), abort.set()))
+    with loaded(device, long_graph(dtype, nodes=4000), fusion=False) as it:
+        abort = AnnouncedAbort()
+        thread = threading.Thread(target=lambda: abort.watched.wait(30) and abort.set())
         thread.start()
-        with abort.watch(lambda: None), pytest.raises(CancelledError):
-            begun.set()
+        with pytest.raises(CancelledError):
             it.run(abort)
         thread.join()
         assert it.run()[0] is not None

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -544,18 +544,25 @@ session.close()
 def test_a_server_that_goes_away_in_mid_run(end: signal.Signals) -> None:
     """One that is stopped keeps its connections, and is noticed by keepalive within about 15 s."""
     with running_daemon() as url:
+        daemon = newest_daemon()
         command = [sys.executable, "-c", SLOW, url]
-        client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            out, status = communicate(command, lambda: daemon.send_signal(end))
+        finally:
+            if end is signal.SIGSTOP:
+                daemon.send_signal(signal.SIGCONT)
+    assert (out.split(), status) == (["UnavailableError", "UnavailableError"], 0)
+
+
+def communicate(command: list[str], when_running: Callable[[], None]) -> tuple[str, int]:
+    """What a client prints after "running", and its status."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
         try:
             assert client.stdout is not None and client.stdout.readline() == "running\n"
-            daemon = newest_daemon()
-            daemon.send_signal(end)
-            out, _ = client.communicate(timeout=30)
+            when_running()
+            return client.communicate(timeout=30)[0], client.returncode
         finally:
             client.kill()
-            daemon.send_signal(signal.SIGCONT)
-    assert out.split() == ["UnavailableError", "UnavailableError"]
-    assert client.returncode == 0
 
 
 def newest_daemon() -> psutil.Process:

@@ -387,4 +387,4 @@ class Plan(ABC):
 
 def host_bytes(array: np.ndarray[Any, Any]) -> memoryview:
     """The bytes of a contiguous array, without a copy, also of an empty or zero-dimensional one."""
-    return array.reshape(-1).view(np.uint8).data
+    return array.reshape(-1).view("u1").data

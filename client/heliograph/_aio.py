@@ -28,7 +28,7 @@ from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command, CompletionBatch
 from heliograph_proto.description import SessionInfo
-from heliograph_proto.errors import HeliographError, InternalError, SessionClosedError, UnavailableError
+from heliograph_proto.errors import CancelledError, HeliographError, InternalError, SessionClosedError
 from heliograph_proto.messages import decode_completions
 from heliograph_proto.v1 import bulk_pb2, command_pb2
 
@@ -266,7 +266,7 @@ class AioGrpcShell(AioShell):
 
     async def _upload(self, upload: Upload, get_transfer: Callable[[], Transfer]) -> None:
         transfer = get_transfer()
-        error: HeliographError | None = UnavailableError("the upload was broken off")
+        error: HeliographError | None = CancelledError("the upload was cancelled")
         try:
             await self._send_chunks(upload, transfer)
             error = None
@@ -388,7 +388,7 @@ class AioLocalShell(AioShell):
         return transfer
 
     async def _upload(self, upload: Upload, transfer: Transfer) -> None:
-        error: HeliographError | None = UnavailableError("the upload was broken off")
+        error: HeliographError | None = CancelledError("the upload was cancelled")
         try:
             await asyncio.to_thread(self._transport.upload, upload)
             error = None

@@ -196,6 +196,8 @@ def _stop(core: ClientCore, pendings: list[Pending], transfers: list[Transfer]) 
     for transfer in transfers:
         transfer.cancel()
     for pending in pendings:
+        # The caller learns of it by the exception that broke the writing off.
+        pending.observed = True
         core.cancel(pending)
 
 

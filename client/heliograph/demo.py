@@ -87,9 +87,7 @@ def main() -> int:
         seconds[name] = time.perf_counter() - start
 
     model = find_model()
-    console.print(
-        "starting a daemon; its first start on a machine compiles the CPU kernels (15 s)"
-    )
+    console.print("starting a daemon; its first start on a machine compiles the CPU kernels (15 s)")
     with (
         running_daemon("--log-level", "warning") as url,
         upload_progress(console) as progress,

@@ -61,7 +61,8 @@ def aligned_bytes(size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Uninitialised bytes whose first one lies on a multiple of ALIGNMENT. Raises MemoryError."""
     raw = np.empty(size_bytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size_bytes]
+    # In two slices: NumPy lets an empty one begin anywhere.
+    return raw[start:][:size_bytes]
 
 
 class HostBufferType(BufferType):

@@ -88,7 +88,22 @@ def _place_in_arena(
     regions: dict[int, Region],
     copied_outputs: Sequence[int],
 ) -> int:
-    """Liveness over the steps; a view keeps the storage of its source alive."""
+    """Gives the roots that have no region yet one in the arena; the arena's bytes."""
+    lifetimes = _lifetimes(graph, places, groups, regions, copied_outputs)
+    arena = plan_arena(list(lifetimes.values()), ALIGNMENT)
+    for root, offset in zip(lifetimes, arena.offsets, strict=True):
+        regions[root] = Region(ARENA, offset)
+    return arena.size_bytes
+
+
+def _lifetimes(
+    graph: Graph,
+    places: tuple[Place, ...],
+    groups: Sequence[Group],
+    regions: dict[int, Region],
+    copied_outputs: Sequence[int],
+) -> dict[int, Lifetime]:
+    """Liveness over the steps, by root; a view keeps the storage of its source alive."""
     leaves = len(graph.leaves)
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -101,13 +116,7 @@ def _place_in_arena(
                 last[places[value].root] = step
     for output in copied_outputs:
         last[places[graph.outputs[output].value].root] = len(groups)
-    roots = list(first)
-    sizes = [graph.type_of(root).nbytes for root in roots]
-    lifetimes = [Lifetime(s, first[r], last[r]) for s, r in zip(sizes, roots, strict=True)]
-    arena = plan_arena(lifetimes, ALIGNMENT)
-    for root, offset in zip(roots, arena.offsets, strict=True):
-        regions[root] = Region(ARENA, offset)
-    return arena.size_bytes if roots else 0
+    return {root: Lifetime(graph.type_of(root).nbytes, step, last[root]) for root, step in first.items()}
 
 
 def is_weight(graph: Graph, value: int) -> bool:
