@@ -149,7 +149,8 @@ def test_unknown_foreign_and_freed_handles_are_refused(raw: RawSession, daemon: 
 
 
 @pytest.mark.parametrize(
-    ("offset", "size"), [(0, 17), (16, 1), (17, 0), (2**63, 1), (2**64 - 1, 2), (2**64 - 4, 4), (4, 2**64 - 1)]
+    ("offset", "size"),
+    [(0, 17), (16, 1), (17, 0), (2**63, 1), (2**64 - 1, 2), (2**64 - 4, 4), (4, 2**64 - 1)],
 )
 def test_bytes_past_the_end_are_refused(raw: RawSession, offset: int, size: int) -> None:
     raw.allocate(5, 4)

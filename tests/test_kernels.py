@@ -171,13 +171,9 @@ def test_every_operation_is_tested() -> None:
 
 
 @pytest.mark.parametrize("operation", EXACT)
-def test_ieee_operations_equal_numpy_bit_for_bit(
-    operation: Operation, random: np.random.Generator
-) -> None:
+def test_ieee_operations_equal_numpy_bit_for_bit(operation: Operation, random: np.random.Generator) -> None:
     arity = 2 if operation in {Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.MAXIMUM, Op.MINIMUM} else 1
-    sources = [
-        np.concatenate([normal(random, 3001), random.permutation(SPECIAL)]) for _ in range(arity)
-    ]
+    sources = [np.concatenate([normal(random, 3001), random.permutation(SPECIAL)]) for _ in range(arity)]
     with np.errstate(all="ignore"):
         expected = EXACT[operation](*sources)
     assert np.array_equal(apply(operation, *sources), expected, equal_nan=True)
@@ -193,17 +189,13 @@ def test_functions_are_within_their_bound_over_all_magnitudes(operation: Operati
         reference = function(points.astype(np.float64))
         # 1 / (1 + exp(-x)) in float32 is zero where the reference is about to be a denormal.
         normal_range = (
-            ~(np.abs(reference) < 1.2e-38)
-            if operation is Op.SIGMOID
-            else np.full(points.shape, True)
+            ~(np.abs(reference) < 1.2e-38) if operation is Op.SIGMOID else np.full(points.shape, True)
         )
     assert ulps(apply(operation, points)[normal_range], reference[normal_range]) <= bound
 
 
 @pytest.mark.parametrize("operation", COMPOSITES)
-def test_activations_are_close_to_float64(
-    operation: Operation, random: np.random.Generator
-) -> None:
+def test_activations_are_close_to_float64(operation: Operation, random: np.random.Generator) -> None:
     x = 4 * normal(random, 20_000)
     assert nmse(apply(operation, x), COMPOSITES[operation](x.astype(np.float64))) <= 1e-13
 
@@ -263,17 +255,13 @@ def test_an_operation_may_run_in_place(random: np.random.Generator) -> None:
     x = normal(random, 5003)
     expected = apply(Op.EXP, x)
     builder = ProgramBuilder()
-    builder.elementwise(
-        x.shape, Elementwise((over(0, x),), (Instruction(Op.EXP, Input(0), (Input(0),)),))
-    )
+    builder.elementwise(x.shape, Elementwise((over(0, x),), (Instruction(Op.EXP, Input(0), (Input(0),)),)))
     run(builder, [x])
     assert same_bits(x, expected)
 
 
 @pytest.mark.parametrize("operation", [*FUNCTIONS, *COMPOSITES])
-def test_an_element_has_the_bits_it_has_alone(
-    operation: Operation, random: np.random.Generator
-) -> None:
+def test_an_element_has_the_bits_it_has_alone(operation: Operation, random: np.random.Generator) -> None:
     x = np.abs(normal(random, 70_001))
     whole = apply(operation, x)
     for start, stop in ((0, 1), (1023, 1025), (32_767, 32_769), (69_990, 70_001), (17, 5000)):
@@ -303,9 +291,7 @@ def test_a_fused_chain_has_the_bits_of_its_parts(random: np.random.Generator) ->
         first, second = np.empty_like(x), np.empty_like(x)
         arrays = [x, bias, first, second]
         builder = ProgramBuilder()
-        builder.elementwise(
-            shape, Elementwise(tuple(over(*each) for each in enumerate(arrays)), chain())
-        )
+        builder.elementwise(shape, Elementwise(tuple(over(*each) for each in enumerate(arrays)), chain()))
         run(builder, arrays)
         gelu = apply(Op.GELU_ERF, apply(Op.ADD, x, bias))
         scaled = apply(Op.MUL, apply(Op.MUL, gelu, x), np.full(x.shape, 1.3, np.float32))
@@ -384,9 +370,7 @@ def test_an_element_is_one_chain_of_fused_multiply_adds(random: np.random.Genera
     left, right = normal(random, 9, 40), normal(random, 40, 35)
     chain = np.zeros((9, 35), np.float32)
     for k in range(40):
-        chain = (chain + np.multiply.outer(left[:, k].astype(np.float64), right[k])).astype(
-            np.float32
-        )
+        chain = (chain + np.multiply.outer(left[:, k].astype(np.float64), right[k])).astype(np.float32)
     assert (multiply(left, right, packed=True) == chain).mean() > 0.99
 
 
@@ -534,21 +518,13 @@ def test_what_the_runner_cannot_do_is_refused() -> None:
     with pytest.raises(ValueError, match="contiguous rows"):
         builder.soft_max((4, 10), column, flat)
     with pytest.raises(ValueError, match="broadcast axis"):
-        builder.elementwise(
-            (4, 10), Elementwise((flat, row), (Instruction(Op.COPY, Input(1), (Input(0),)),))
-        )
+        builder.elementwise((4, 10), Elementwise((flat, row), (Instruction(Op.COPY, Input(1), (Input(0),)),)))
     with pytest.raises(ValueError, match="takes 2 sources"):
-        builder.elementwise(
-            (4, 10), Elementwise((flat,), (Instruction(Op.ADD, Input(0), (Input(0),)),))
-        )
+        builder.elementwise((4, 10), Elementwise((flat,), (Instruction(Op.ADD, Input(0), (Input(0),)),)))
     with pytest.raises(ValueError, match="nothing wrote"):
-        builder.elementwise(
-            (4, 10), Elementwise((flat,), (Instruction(Op.NEG, Input(0), (Register(0),)),))
-        )
+        builder.elementwise((4, 10), Elementwise((flat,), (Instruction(Op.NEG, Input(0), (Register(0),)),)))
     with pytest.raises(ValueError, match="slots"):
-        builder.elementwise(
-            (4, 10), Elementwise((flat,), (Instruction(Op.NEG, Input(0), (Input(0),)),))
-        )
+        builder.elementwise((4, 10), Elementwise((flat,), (Instruction(Op.NEG, Input(0), (Input(0),)),)))
         builder.build().bind([])
 
 
@@ -587,14 +563,10 @@ class Layer:
             (hidden, over(2, self.bias)),
             (activate, Instruction(Op.GELU_ERF, Input(0), (Register(0),))),
         )
-        builder.gemm(
-            tokens, 2 * width, width, over(0, self.x), PackedOperand(1), hidden, epilogue=body
-        )
+        builder.gemm(tokens, 2 * width, width, over(0, self.x), PackedOperand(1), hidden, epilogue=body)
         builder.gemm(tokens, tokens, width, queries, keys, over(4, self.scores))
         builder.soft_max((tokens, tokens), over(4, self.scores), over(4, self.scores), scale=0.05)
-        builder.gemm(
-            tokens, width, tokens, over(4, self.scores), over(0, self.x), over(5, self.mixed)
-        )
+        builder.gemm(tokens, width, tokens, over(4, self.scores), over(0, self.x), over(5, self.mixed))
         builder.layer_norm((tokens, width), over(5, self.mixed), over(6, self.result))
         return builder
 
@@ -643,9 +615,7 @@ def test_an_aborted_run_says_so_and_the_next_one_can_succeed(
         assert layer.run(pool) == expected
 
 
-def test_abort_stops_a_run_in_progress(
-    random: np.random.Generator, pools: list[WorkerPool | None]
-) -> None:
+def test_abort_stops_a_run_in_progress(random: np.random.Generator, pools: list[WorkerPool | None]) -> None:
     x = normal(random, 200, 256)
     weight, product, mark = (
         pack_weight(normal(random, 256, 256)),
@@ -653,9 +623,7 @@ def test_abort_stops_a_run_in_progress(
         np.zeros(1, np.float32),
     )
     builder = ProgramBuilder()
-    count = Elementwise(
-        (over(3, mark),), (Instruction(Op.SCALE_BIAS, Input(0), (Input(0),), (1.0, 1.0)),)
-    )
+    count = Elementwise((over(3, mark),), (Instruction(Op.SCALE_BIAS, Input(0), (Input(0),), (1.0, 1.0)),))
     for _ in range(20_000):
         builder.elementwise((1,), count)
         builder.gemm(200, 256, 256, over(0, x), PackedOperand(1), over(2, product))
@@ -663,9 +631,7 @@ def test_abort_stops_a_run_in_progress(
     for pool in pools:
         mark[0] = 0
         statuses: list[Status] = []
-        thread = threading.Thread(
-            target=lambda pool=pool, into=statuses: into.append(bound.run(pool))
-        )
+        thread = threading.Thread(target=lambda pool=pool, into=statuses: into.append(bound.run(pool)))
         thread.start()
         while mark[0] == 0:
             assert thread.is_alive()
@@ -714,9 +680,7 @@ def test_helpers_that_come_at_any_moment_change_nothing(
             each.join()
 
 
-def test_programs_take_turns_on_one_pool(
-    random: np.random.Generator, pools: list[WorkerPool | None]
-) -> None:
+def test_programs_take_turns_on_one_pool(random: np.random.Generator, pools: list[WorkerPool | None]) -> None:
     layers = [Layer(random), Layer(random, tokens=97)]
     expected = [layer.run(None) for layer in layers]
     for turn in range(60):
@@ -738,10 +702,7 @@ def test_the_package_imports_no_numba() -> None:
         "import sys, heliograph_backends.cpu.kernels as k;"
         "k.ProgramBuilder().build(); sys.exit('numba' in sys.modules)"
     )
-    assert (
-        subprocess.run([sys.executable, "-c", code], env=_environment(), check=False).returncode
-        == 0
-    )
+    assert subprocess.run([sys.executable, "-c", code], env=_environment(), check=False).returncode == 0
 
 
 def _environment() -> dict[str, str]:

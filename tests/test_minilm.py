@@ -32,8 +32,7 @@ SMALL = BertConfig(
 def small_weights(seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     return {
-        name: rng.normal(0.0, 0.3, shape).astype(np.float32)
-        for name, shape in weight_shapes(SMALL).items()
+        name: rng.normal(0.0, 0.3, shape).astype(np.float32) for name, shape in weight_shapes(SMALL).items()
     }
 
 

@@ -170,8 +170,7 @@ class FakeBackend(Backend):
 
     def __init__(self, parameters: Sequence[Mapping[str, int]] = ({},)) -> None:
         self._devices = tuple(
-            FakeDevice(f"fake{number}", one.get("memory", 2**30))
-            for number, one in enumerate(parameters)
+            FakeDevice(f"fake{number}", one.get("memory", 2**30)) for number, one in enumerate(parameters)
         )
 
     def devices(self) -> tuple[FakeDevice, ...]:

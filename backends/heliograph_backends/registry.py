@@ -20,7 +20,7 @@ _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def parse_specification(text: str) -> tuple[str, dict[str, int]]:
-    """"NAME[:key=value,...]" as a name and numbers. Raises ConfigurationError with a suggestion."""
+    """ "NAME[:key=value,...]" as a name and numbers. Raises ConfigurationError with a suggestion."""
     name, _, rest = text.strip().partition(":")
     if name not in PARAMETERS:
         raise ConfigurationError(f"unknown backend {name!r}", advice=_suggest(name, PARAMETERS))
@@ -56,9 +56,7 @@ class Registry:
         self.backends = tuple(backends)
         self.devices: tuple[Device, ...] = tuple(d for one in backends for d in one.devices())
         self.unavailable = tuple(
-            UnavailableBackend(one.name, one.why_unavailable())
-            for one in backends
-            if not one.devices()
+            UnavailableBackend(one.name, one.why_unavailable()) for one in backends if not one.devices()
         )
 
     def __repr__(self) -> str:

@@ -186,7 +186,7 @@ class AioGrpcShell(AioShell):
         execute: Any = channel.stream_stream(_grpc.EXECUTE, None, command_pb2.CompletionBatch.FromString)
         self._stream: Any = execute()
         self.spawn(self._write())
-        self.spawn(self._read())
+        self._reader = self.spawn(self._read())
 
     @classmethod
     async def open(cls, address: Address, timeout: float) -> AioGrpcShell:
@@ -315,10 +315,14 @@ class AioGrpcShell(AioShell):
         try:
             if was_open:
                 await close(_grpc.close_request(self.info.session), timeout=_grpc.CLOSE_SECONDS)
+                # The server ends the stream now. A call that is cancelled instead leaves a task and a
+                # thread of grpc.aio behind when the loop ends soon after.
+                await asyncio.wait([self._reader], timeout=_grpc.CLOSE_SECONDS)
         except grpc.aio.AioRpcError as error:
             logger.debug("closing the session: %s", error.details())
         finally:
-            self._stream.cancel()
+            if not self._stream.done():
+                self._stream.cancel()
 
     async def close(self) -> None:
         try:

@@ -178,8 +178,10 @@ class GrpcShell(BlockingShell):
         execute: Any = self._channel.stream_stream(
             _grpc.EXECUTE, None, command_pb2.CompletionBatch.FromString
         )
-        self._stream = execute(self._batches())
-        self._reader = threading.Thread(target=self._read, name="heliograph-reader", daemon=True)
+        self._stream: Any = execute(self._batches())
+        self._reader = threading.Thread(
+            target=self._read, args=(self._stream,), name="heliograph-reader", daemon=True
+        )
         self._reader.start()
 
     def _open(self, address: Address, timeout: float) -> SessionInfo:
@@ -217,10 +219,10 @@ class GrpcShell(BlockingShell):
     def _ring(self) -> None:
         self._bell.put(None)
 
-    def _read(self) -> None:
+    def _read(self, stream: Any) -> None:
         error: Any = None
         try:
-            for message in self._stream:
+            for message in stream:
                 self.apply(decode_completions(message))
         except grpc.RpcError as broken:
             error = broken
@@ -301,6 +303,9 @@ class GrpcShell(BlockingShell):
         self._channel.close()
         if self._reader is not threading.current_thread():
             self._reader.join(_grpc.CLOSE_SECONDS)
+        # The destructor of a call takes a lock that gRPC's threads use. While the interpreter ends, one
+        # of them may be frozen with it, so the call must go now.
+        self._stream = None
 
     def _say_goodbye(self) -> None:
         close: Any = self._channel.unary_unary(_grpc.CLOSE, None, None)

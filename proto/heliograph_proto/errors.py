@@ -270,9 +270,7 @@ class InternalError(HeliographError):
     reason = Reason.REASON_INTERNAL
 
 
-def rebuild(
-    kind: type[HeliographError], message: str, advice: str, origin: Origin
-) -> HeliographError:
+def rebuild(kind: type[HeliographError], message: str, advice: str, origin: Origin) -> HeliographError:
     """Used by copy and by processes that pass errors on."""
     return kind(message, advice=advice, origin=origin)
 

@@ -222,9 +222,7 @@ def decode_device(message: device_pb2.Device) -> DeviceInfo:
         description=message.description,
         type=DeviceType(message.type) if message.type in known else DeviceType.ACCELERATOR,
         backend=message.backend,
-        capabilities=Capabilities(
-            getattr(can, "async"), can.host_buffer, can.buffer_from_host, can.events
-        ),
+        capabilities=Capabilities(getattr(can, "async"), can.host_buffer, can.buffer_from_host, can.events),
         memory=decode_memory(message.memory),
     )
 
@@ -292,8 +290,7 @@ def encode_plan(info: PlanInfo) -> plan_pb2.CompileResponse:
         inputs=map(_encode_port, info.inputs),
         outputs=map(_encode_port, info.outputs),
         variables=[
-            plan_pb2.VariablePort(port=_encode_port(one.port), tensor=one.tensor)
-            for one in info.variables
+            plan_pb2.VariablePort(port=_encode_port(one.port), tensor=one.tensor) for one in info.variables
         ],
         device=info.device,
         compute_bytes=info.compute_bytes,
@@ -306,9 +303,7 @@ def decode_plan(message: plan_pb2.CompileResponse) -> PlanInfo:
     return PlanInfo(
         inputs=tuple(map(_decode_port, message.inputs)),
         outputs=tuple(map(_decode_port, message.outputs)),
-        variables=tuple(
-            VariablePort(_decode_port(one.port), one.tensor) for one in message.variables
-        ),
+        variables=tuple(VariablePort(_decode_port(one.port), one.tensor) for one in message.variables),
         device=message.device,
         compute_bytes=message.compute_bytes,
         steps=message.steps,
@@ -448,9 +443,7 @@ def _decode_run(run: command_pb2.Run) -> c.Run:
 
 def _decode_set(message: command_pb2.SetTensor) -> c.SetTensor:
     data = message.data if message.HasField("data") else None
-    return c.SetTensor(
-        message.tensor, message.offset_bytes, data, message.transfer, message.size_bytes
-    )
+    return c.SetTensor(message.tensor, message.offset_bytes, data, message.transfer, message.size_bytes)
 
 
 def encode_completions(batch: c.CompletionBatch) -> command_pb2.CompletionBatch:
@@ -462,8 +455,7 @@ def encode_completions(batch: c.CompletionBatch) -> command_pb2.CompletionBatch:
                 error=encode_error(one.error) if one.error else None,
                 data=bytes(one.data),
                 outputs=[
-                    command_pb2.OutputValue(output=place, data=bytes(data))
-                    for place, data in one.outputs
+                    command_pb2.OutputValue(output=place, data=bytes(data)) for place, data in one.outputs
                 ],
                 device_us=one.device_us,
             )

@@ -21,8 +21,7 @@ def main() -> None:
     folder, threads = sys.argv[1], int(sys.argv[2])
     torch.set_num_threads(threads)
     models = {
-        name: BertModel.from_pretrained(folder, attn_implementation=name).eval()
-        for name in ("eager", "sdpa")
+        name: BertModel.from_pretrained(folder, attn_implementation=name).eval() for name in ("eager", "sdpa")
     }
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:

@@ -243,9 +243,7 @@ class Lowering:
             offset += found.shape[axis] * strides[axis]
 
 
-def copy(
-    builder: k.ProgramBuilder, shape: tuple[int, ...], source: k.Operand, target: k.Operand
-) -> None:
+def copy(builder: k.ProgramBuilder, shape: tuple[int, ...], source: k.Operand, target: k.Operand) -> None:
     """Appends a copy of f32 elements."""
     if math.prod(shape):
         instruction = k.Instruction(Operation.COPY, k.Input(0), (k.Input(1),))

@@ -63,9 +63,7 @@ def plan_storage(graph: Graph, places: tuple[Place, ...], groups: Sequence[Group
         else:
             regions[output.value] = Region(output_slots[place])
     arena_bytes = _place_in_arena(graph, places, groups, regions, copied)
-    return Storage(
-        places, regions, arena_bytes, constant_bytes, leaf_slots, output_slots, tuple(copied)
-    )
+    return Storage(places, regions, arena_bytes, constant_bytes, leaf_slots, output_slots, tuple(copied))
 
 
 def _place_constants(

@@ -57,9 +57,7 @@ def read_values(graph: Graph) -> frozenset[int]:
 
 def last_assignments(graph: Graph) -> dict[int, int]:
     """For each variable that is assigned to, by value number: the last node that does."""
-    return {
-        node.operands[0]: number for number, node in enumerate(graph.nodes) if node.op == "assign"
-    }
+    return {node.operands[0]: number for number, node in enumerate(graph.nodes) if node.op == "assign"}
 
 
 def assigned_variables(graph: Graph) -> frozenset[str]:
@@ -98,9 +96,7 @@ def broadcast_strides(shape: tuple[int, ...], strides: Strides, target: tuple[in
     return (0,) * extra + tuple(kept)
 
 
-def reshape_strides(
-    shape: tuple[int, ...], strides: Strides, target: tuple[int, ...]
-) -> Strides | None:
+def reshape_strides(shape: tuple[int, ...], strides: Strides, target: tuple[int, ...]) -> Strides | None:
     """Strides of a reshape that moves nothing; None if there are none.
 
     Both shapes are cut into runs of dimensions with equal products; within a run the old dimensions

@@ -35,10 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Embeds the texts of a file."""
     texts = read_texts(arguments.file)
+    # The first texts are read before anything is opened, so that a missing file is said at once.
+    batch = list(islice(texts, BATCH))
     with upload_progress() as progress, hg.connect(arguments.server, progress=progress) as session:
         embedder = Embedder(session, arguments.model)
-        while batch := list(islice(texts, BATCH)):
+        while batch:
             write(batch, embedder.embed(batch))
+            batch = list(islice(texts, BATCH))
     return 0
 
 

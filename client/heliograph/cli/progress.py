@@ -17,6 +17,9 @@ def upload_progress(console: Console | None = None) -> Iterator[Callable[[int, i
 
     Gives None where nobody would see it: without rich, or when stderr is no terminal.
     """
+    if console is None and not sys.stderr.isatty():
+        yield None
+        return
     try:
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn

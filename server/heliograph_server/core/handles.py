@@ -16,7 +16,10 @@ bytes stays usable, and writing the whole range anew heals it.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from heliograph_backends.contract import Buffer, Tensor
@@ -34,6 +37,8 @@ from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
     from heliograph_server.core.ordering import Entry
+
+_START, _END = attrgetter("start"), attrgetter("end")
 
 #: The most streams of a session; each may cost the device a thread.
 MAX_STREAMS = 64
@@ -73,6 +78,10 @@ class Storage:
     #: The last command that writes, and those after it that read, while they are not done.
     writer: Entry | None = None
     readers: dict[Entry, None] = field(default_factory=dict)
+    #: The last join (see `ordering`), and the readers since.
+    join: Entry | None = None
+    unjoined: dict[Entry, None] = field(default_factory=dict)
+    #: In the order of their bytes; they never overlap, since what is poisoned is not poisoned again.
     poisons: list[Poison] = field(default_factory=list)
 
 
@@ -114,26 +123,27 @@ class TensorHandle:
             return self.error
         if not self.storage.poisons:
             return None
-        start, end = self.span
-        hits = (one for one in self.storage.poisons if one.start < end and start < one.end)
-        return next((one.error for one in hits), None)
+        (start, end), poisons = self.span, self.storage.poisons
+        # The first that ends behind our start; whether it begins before our end.
+        place = bisect_right(poisons, start, key=_END)
+        return poisons[place].error if place < len(poisons) and poisons[place].start < end else None
 
     def poison(self, error: HeliographError) -> None:
         """Marks the bytes as never written; the first error stays."""
         if self.storage is not None and self.problem() is None:
-            self.storage.poisons.append(Poison(*self.span, error, self))
+            poison = Poison(*self.span, error, self)
+            self.storage.poisons.insert(bisect_left(self.storage.poisons, poison.start, key=_START), poison)
 
     def heal(self) -> None:
         """Called when all of its bytes were written anew."""
         if self.storage is None or not self.storage.poisons:
             return
-        start, end = self.span
-        whole = self.layout.is_contiguous
-        self.storage.poisons = [
-            one
-            for one in self.storage.poisons
-            if one.tensor is not self and not (whole and start <= one.start and one.end <= end)
-        ]
+        (start, end), poisons = self.span, self.storage.poisons
+        first = bisect_left(poisons, start, key=_START)
+        if self.layout.is_contiguous:
+            del poisons[first : max(first, bisect_right(poisons, end, key=_END))]
+        elif first < len(poisons) and poisons[first].tensor is self:
+            del poisons[first]
 
 
 @dataclass(slots=True, eq=False)
@@ -160,8 +170,9 @@ class StreamHandle:
     #: The last command that does device work, and the last wait that is not over.
     tail: Entry | None = None
     gate: Entry | None = None
-    #: Records that are not reached, oldest first, for `first error since the last mark`.
-    records: list[Entry] = field(default_factory=list)
+    #: Records that are not reached, oldest first, for `first error since the last mark`. Ordered: the
+    #: first of a plain dict is slow to find once many before it are gone.
+    records: OrderedDict[Entry, None] = field(default_factory=OrderedDict)
     #: The first error after the last of them.
     failure: HeliographError | None = None
     error: HeliographError | None = None

@@ -5,18 +5,25 @@ Every entry counts its blockers. Two on the same lane are in order as soon as th
 *retired*. So a chain on one lane is submitted ahead without a thread hop per command, and the
 dependencies between lanes, which cost one, are those that the client asked for.
 
-All dependencies point to earlier commands, so there is no cycle and nothing can lock up.
+All dependencies point to earlier commands, so there is no cycle and nothing can lock up. Their number
+grows with that of the commands, not with its square: a crowd of readers that many commands wait for is
+waited for once, by a *join*, and those commands wait for that.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
 from heliograph_proto.errors import HeliographError
-from heliograph_server.core.handles import Lane, StreamHandle, TensorHandle
+from heliograph_server.core.handles import Lane, Storage, StreamHandle, TensorHandle
 from heliograph_server.core.tasks import FreeTask, Task
+
+
+#: More readers of a storage than this are waited for by way of a join.
+FEW_READERS = 16
 
 
 class Phase(Enum):
@@ -59,6 +66,10 @@ class Entry:
     error: HeliographError | None = None
     phase: Phase = Phase.QUEUED
     reported: bool = False
+    #: It takes no place in the order.
+    is_refused: bool = False
+    #: It is no command, but stands for others: it retires with the last of them.
+    is_join: bool = False
     blockers: int = 0
     dependents: list[Entry] = field(default_factory=list)
 
@@ -88,10 +99,11 @@ def enter_storages(entry: Entry) -> None:
             entry.wait_for(reader)
         storage.writer = entry
         storage.readers.clear()
+        storage.unjoined.clear()
     for source in read:
         if source is not None:
             entry.wait_for(source.writer)
-            source.readers[entry] = None
+            source.readers[entry] = source.unjoined[entry] = None
 
 
 def leave_storages(entry: Entry) -> None:
@@ -99,17 +111,39 @@ def leave_storages(entry: Entry) -> None:
     for tensor in (*entry.targets, *entry.uses):
         if tensor.storage is not None:
             tensor.storage.readers.pop(entry, None)
+            tensor.storage.unjoined.pop(entry, None)
             if tensor.storage.writer is entry:
                 tensor.storage.writer = None
 
 
-def wait_for_users(entry: Entry, tensors: Iterable[TensorHandle]) -> None:
-    """Waits for all earlier commands on tensors, without being in the way of later ones."""
+def wait_for_writers(entry: Entry, tensors: Iterable[TensorHandle]) -> None:
+    """Waits until it is known whether tensors are healthy, without being in the way of later commands."""
     for tensor in tensors:
         if tensor.storage is not None:
             entry.wait_for(tensor.storage.writer)
-            for reader in tensor.storage.readers:
+
+
+def wait_for_users(entry: Entry, storages: Iterable[Storage]) -> None:
+    """Waits for all earlier commands on storages, without being in the way of later ones."""
+    for storage in storages:
+        entry.wait_for(storage.writer)
+        if len(storage.readers) > FEW_READERS:
+            entry.wait_for(_join(storage))
+        else:
+            for reader in storage.readers:
                 entry.wait_for(reader)
+
+
+def _join(storage: Storage) -> Entry:
+    """An entry that retires with the present readers; each of them blocks one join only."""
+    if storage.unjoined or storage.join is None:
+        join = Entry(0, is_join=True)
+        join.wait_for(storage.join)
+        for reader in storage.unjoined:
+            join.wait_for(reader)
+        storage.unjoined.clear()
+        storage.join = join
+    return storage.join
 
 
 def unblocked_by_submission(entry: Entry) -> Iterator[Entry]:
@@ -126,7 +160,13 @@ def unblocked_by_retirement(entry: Entry) -> Iterator[Entry]:
 
 
 def _unblock(waiting: Iterable[Entry]) -> Iterator[Entry]:
-    for one in waiting:
+    pending = deque(waiting)
+    while pending:
+        one = pending.popleft()
         one.blockers -= 1
-        if one.blockers == 0:
+        if one.blockers == 0 and one.is_join:
+            one.phase = Phase.RETIRED
+            pending.extend(one.dependents)
+            one.dependents = []
+        elif one.blockers == 0:
             yield one

@@ -56,6 +56,7 @@ from heliograph_server.core.ordering import (
     unblocked_by_retirement,
     unblocked_by_submission,
     wait_for_users,
+    wait_for_writers,
 )
 from heliograph_server.core.tasks import (
     AbortWork,
@@ -194,7 +195,7 @@ class SessionCore:
         )
         self._arrivals.refuse(entry, command.kind, error.from_command(command.sequence))
         # It takes no place in the order, so it cannot spoil tensors in its turn.
-        entry.targets, entry.lane = (), None
+        entry.targets, entry.lane, entry.is_refused = (), None, True
         return entry
 
     def _add(self, entry: Entry, kind: c.CommandKind) -> None:
@@ -206,7 +207,8 @@ class SessionCore:
             self._ready.append(entry)
 
     def _order(self, entry: Entry, kind: c.CommandKind) -> None:
-        if isinstance(kind, c.Cancel):
+        # What was refused for want of room waits for nothing, else it would be kept after all.
+        if isinstance(kind, c.Cancel) or entry.is_refused:
             return
         gates = isinstance(kind, c.Wait) and self._wait_for_event(entry, kind)
         if isinstance(entry.task, FreeTask):
@@ -215,7 +217,7 @@ class SessionCore:
             entry.wait_for(entry.task.plan.last_run)
             entry.task.plan.last_run = entry
         if entry.lane is None:
-            wait_for_users(entry, entry.uses)
+            wait_for_writers(entry, entry.uses)
         else:
             self._storages.update((one.storage, None) for one in entry.targets if one.storage)
             enter_storages(entry)
@@ -230,10 +232,10 @@ class SessionCore:
         return entry.blockers > 0
 
     def _wait_for_freed(self, entry: Entry, task: FreeTask) -> None:
+        storages = (one.storage for one in task.handles if isinstance(one, TensorHandle))
+        wait_for_users(entry, dict.fromkeys(one for one in storages if one is not None))
         for handle in task.handles:
             match handle:
-                case TensorHandle():
-                    wait_for_users(entry, (handle,))
                 case PlanHandle():
                     entry.wait_for(handle.last_run)
                 case StreamHandle():
@@ -542,7 +544,7 @@ def _enter_stream(entry: Entry, stream: StreamHandle, *, marks: bool, gates: boo
     if entry.lane is not None:
         stream.tail = entry
     if marks:
-        stream.records.append(entry)
+        stream.records[entry] = None
         entry.error, stream.failure = entry.error or stream.failure, None
     if gates:
         stream.gate = entry
@@ -553,8 +555,7 @@ def _leave_stream(stream: StreamHandle, entry: Entry) -> None:
         stream.tail = None
     if stream.gate is entry:
         stream.gate = None
-    if stream.records and entry in stream.records:
-        stream.records.remove(entry)
+    stream.records.pop(entry, None)
 
 
 def _has_data(entry: Entry, result: c.Completion) -> bool:

@@ -156,9 +156,7 @@ class ProgramBuilder:
         """Write the soft maximum of x * scale + mask over the last axis."""
         self._rows(Kind.SOFT_MAX, shape, source, target, mask, None, scale)
 
-    def l2_norm(
-        self, shape: Sequence[int], source: Operand, target: Operand, epsilon: float = 1e-12
-    ) -> None:
+    def l2_norm(self, shape: Sequence[int], source: Operand, target: Operand, epsilon: float = 1e-12) -> None:
         """Write x / max(sqrt(sum(x**2)), epsilon) over the last axis."""
         self._rows(Kind.L2_NORM, shape, source, target, None, None, epsilon)
 
@@ -192,9 +190,7 @@ class ProgramBuilder:
 
     def _reduce(self, kind: Kind, shape: Sequence[int], source: Operand, target: Operand) -> None:
         leading = _broadcast(target, len(shape) - 1)
-        self._rows(
-            kind, shape, source, Operand(target.slot, target.offset, (*leading, 4)), None, None, 0.0
-        )
+        self._rows(kind, shape, source, Operand(target.slot, target.offset, (*leading, 4)), None, None, 0.0)
 
     def _rows(
         self,
@@ -313,9 +309,7 @@ def _number_values(body: Elementwise) -> dict[Source, int]:
     ordered += in_order
     ordered += list(dict.fromkeys(value for value in values if isinstance(value, float)))
     if len(ordered) > layout.MAXIMUM_VALUES:
-        raise ValueError(
-            f"an elementwise program of {len(ordered)} values: at most {layout.MAXIMUM_VALUES}"
-        )
+        raise ValueError(f"an elementwise program of {len(ordered)} values: at most {layout.MAXIMUM_VALUES}")
     return {value: number for number, value in enumerate(ordered)}
 
 
@@ -349,9 +343,7 @@ def _check_results(body: Elementwise, shape: Sequence[int], strides: Sequence[St
             if isinstance(source, Register) and source not in written:
                 raise ValueError(f"{instruction} reads a register that nothing wrote")
         values = (instruction.result, *instruction.sources)
-        if any(
-            isinstance(value, Input) and not 0 <= value.number < len(strides) for value in values
-        ):
+        if any(isinstance(value, Input) and not 0 <= value.number < len(strides) for value in values):
             raise ValueError(f"{instruction} names an operand that is not there")
         if isinstance(instruction.result, Register):
             written.add(instruction.result)

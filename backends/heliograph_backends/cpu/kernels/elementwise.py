@@ -141,9 +141,7 @@ def scatter(body: int, scratch: int, row: int, rows: int, column: int, columns: 
 
 
 @jit
-def run_body(
-    body: int, slots: int, scratch: int, row: int, rows: int, column: int, columns: int
-) -> None:
+def run_body(body: int, slots: int, scratch: int, row: int, rows: int, column: int, columns: int) -> None:
     """Run an elementwise program over rows by columns at the block's outer indices."""
     chunk = word(body, CHUNK)
     height, width = 1, min(columns, chunk)

@@ -54,15 +54,9 @@ class Space:
         return -(-self.blocks // self.blocks_per_tile)
 
 
-def coalesce(
-    shape: Sequence[int], strides: Sequence[Strides]
-) -> tuple[tuple[int, ...], list[Strides]]:
+def coalesce(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[tuple[int, ...], list[Strides]]:
     """Drop axes of size 1 and merge neighbours that every operand walks as one."""
-    axes = [
-        (size, tuple(each[axis] for each in strides))
-        for axis, size in enumerate(shape)
-        if size != 1
-    ]
+    axes = [(size, tuple(each[axis] for each in strides)) for axis, size in enumerate(shape) if size != 1]
     merged: list[tuple[int, Strides]] = []
     for size, steps in axes:
         if merged and merged[-1][1] == tuple(step * size for step in steps):
@@ -85,9 +79,7 @@ def split_axes(
     return (1,) * missing + tuple(shape), [(0,) * missing + tuple(each) for each in strides]
 
 
-def cut_elements(
-    outer: tuple[int, ...], rows: int, columns: int, whole_rows: bool = False
-) -> Space:
+def cut_elements(outer: tuple[int, ...], rows: int, columns: int, whole_rows: bool = False) -> Space:
     """Cut into blocks of about `TILE_ELEMENTS`; small blocks of several outer indices make one
     tile.
     """

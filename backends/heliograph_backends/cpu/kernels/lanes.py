@@ -106,9 +106,7 @@ def subroutine(
     return function
 
 
-def intrinsic_function(
-    builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: ir.Type
-) -> ir.Function:
+def intrinsic_function(builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: ir.Type) -> ir.Function:
     """Declare an LLVM intrinsic or an external symbol."""
     return _get_or_insert(builder.module, ir.FunctionType(result, arguments), name)
 
@@ -130,9 +128,7 @@ def pointer(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value
     return builder.inttoptr(address, kind.as_pointer())
 
 
-def element(
-    builder: ir.IRBuilder, base: ir.Value, index: ir.Value, kind: ir.Type = F32
-) -> ir.Value:
+def element(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, kind: ir.Type = F32) -> ir.Value:
     """Return the address of element `index` of the array of `kind` at address `base`."""
     size = {F32: 4, F64: 8, I64: 8}[kind]
     return builder.add(base, builder.mul(index, integer(size)))
@@ -175,9 +171,7 @@ class Lanes:
         return Lanes(builder, builder.load(pointer(builder, address, F32_VECTOR), align=4))
 
     @staticmethod
-    def load_masked(
-        builder: ir.IRBuilder, address: ir.Value, mask: ir.Value, other: float = 0.0
-    ) -> Lanes:
+    def load_masked(builder: ir.IRBuilder, address: ir.Value, mask: ir.Value, other: float = 0.0) -> Lanes:
         """Load the lanes of `mask`; the rest are `other`, and their memory is not touched."""
         kind = F32_VECTOR.as_pointer()
         load = intrinsic_function(
@@ -229,9 +223,7 @@ class Lanes:
     def call(self, name: str, *others: Lanes | float) -> Lanes:
         """Call the LLVM intrinsic `name` lane by lane."""
         values = [self.value, *(self.lift(other).value for other in others)]
-        function = intrinsic_function(
-            self.builder, f"{name}.v16f32", F32_VECTOR, *[F32_VECTOR] * len(values)
-        )
+        function = intrinsic_function(self.builder, f"{name}.v16f32", F32_VECTOR, *[F32_VECTOR] * len(values))
         return Lanes(self.builder, self.builder.call(function, values))
 
     def fma(self, factor: Lanes | float, addend: Lanes | float) -> Lanes:
@@ -255,14 +247,10 @@ class Lanes:
     def copysign(self, sign: Lanes) -> Lanes:
         return self.call("llvm.copysign", sign)
 
-    def where(
-        self, condition: str, than: Lanes | float, yes: Lanes | float, no: Lanes | float
-    ) -> Lanes:
+    def where(self, condition: str, than: Lanes | float, yes: Lanes | float, no: Lanes | float) -> Lanes:
         """Return `yes` in the lanes where `self condition than` holds (ordered), else `no`."""
         mask = self.builder.fcmp_ordered(condition, self.value, self.lift(than).value)
-        return Lanes(
-            self.builder, self.builder.select(mask, self.lift(yes).value, self.lift(no).value)
-        )
+        return Lanes(self.builder, self.builder.select(mask, self.lift(yes).value, self.lift(no).value))
 
     def bits(self) -> ir.Value:
         """Return the lanes' bit patterns as sixteen int32."""

@@ -97,9 +97,7 @@ def multiply_slice(
     product = operand_address(step + 8 * PRODUCT, slots, scratch, row, column)
     product_row = word(step + 8 * PRODUCT, ROW_STRIDE)
     first = 1 if start == 0 else 0
-    multiply_panels(
-        product, product_row, left, left_row, right, panel_bytes, rows, columns, depth, first
-    )
+    multiply_panels(product, product_row, left, left_row, right, panel_bytes, rows, columns, depth, first)
 
 
 @jit

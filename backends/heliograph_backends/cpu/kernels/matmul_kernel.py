@@ -55,9 +55,7 @@ PREFETCH_BYTES = 16 * 1024
 _ARGUMENTS = (I64,) * 8
 
 
-def _load_accumulators(
-    builder: Any, cells: list[Any], rows: int, c: Any, c_row: Any, columns: Any
-) -> None:
+def _load_accumulators(builder: Any, cells: list[Any], rows: int, c: Any, c_row: Any, columns: Any) -> None:
     for row in range(rows):
         for vector in range(VECTORS):
             offset = builder.add(builder.mul(c_row, integer(row)), integer(64 * vector))
@@ -66,9 +64,7 @@ def _load_accumulators(
             builder.store(old.value, cells[row * VECTORS + vector])
 
 
-def _store_accumulators(
-    builder: Any, cells: list[Any], rows: int, c: Any, c_row: Any, columns: Any
-) -> None:
+def _store_accumulators(builder: Any, cells: list[Any], rows: int, c: Any, c_row: Any, columns: Any) -> None:
     full = builder.icmp_signed(">=", columns, integer(KERNEL_COLUMNS))
     with builder.if_else(full) as (whole, part):
         for branch, masked in ((whole, False), (part, True)):
@@ -104,24 +100,17 @@ def _kernel(rows: int) -> Callable[..., None]:
             _load_accumulators(builder, cells, rows, c, c_row, columns)
         # Rows are addressed as three per base, which the machine's base + index * scale form
         # covers: four pointers move instead of twelve.
-        bases = [
-            builder.add(a, builder.mul(a_row, integer(3 * group)))
-            for group in range((rows + 2) // 3)
-        ]
+        bases = [builder.add(a, builder.mul(a_row, integer(3 * group))) for group in range((rows + 2) // 3)]
         prefetch = intrinsic_function(
             builder, "llvm.prefetch.p0", ir.VoidType(), ir.IntType(8).as_pointer(), I32, I32, I32
         )
         with loop(builder, integer(0), depth, 1) as index:
             here = builder.add(b, builder.mul(index, integer(128)))
-            right = [
-                Lanes.load(builder, builder.add(here, integer(64 * v))) for v in range(VECTORS)
-            ]
+            right = [Lanes.load(builder, builder.add(here, integer(64 * v))) for v in range(VECTORS)]
             for vector in range(VECTORS):
                 ahead = builder.add(here, integer(PREFETCH_BYTES + 64 * vector))
                 place = pointer(builder, ahead, ir.IntType(8))
-                builder.call(
-                    prefetch, [place, ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1)]
-                )
+                builder.call(prefetch, [place, ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1)])
             step = builder.mul(index, integer(4))
             for row in range(rows):
                 moving = builder.add(bases[row // 3], step)

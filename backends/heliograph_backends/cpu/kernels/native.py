@@ -92,9 +92,7 @@ def parents_are_safe(folder: Path) -> bool:
         return True
     for parent in folder.resolve().parents:
         status = os.stat(parent)
-        writable = (
-            status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
-        )
+        writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
         if writable or status.st_uid not in (0, os.getuid()):
             return False
     return True

@@ -50,9 +50,7 @@ UNROLL = 2
 
 
 def _body(formula: Formula) -> Callable[..., None]:
-    def body(
-        builder: Any, result: Any, first: Any, second: Any, p: Any, q: Any, count: Any
-    ) -> None:
+    def body(builder: Any, result: Any, first: Any, second: Any, p: Any, q: Any, count: Any) -> None:
         immediates = Lanes.broadcast(builder, p), Lanes.broadcast(builder, q)
         whole = builder.and_(count, integer(-LANES * UNROLL))
         with loop(builder, integer(0), whole, LANES * UNROLL) as index:
@@ -66,8 +64,7 @@ def _body(formula: Formula) -> Callable[..., None]:
         with loop(builder, whole, count, LANES) as index:
             mask = tail_mask(builder, builder.sub(count, index))
             x, y = (
-                Lanes.load_masked(builder, element(builder, base, index), mask)
-                for base in (first, second)
+                Lanes.load_masked(builder, element(builder, base, index), mask) for base in (first, second)
             )
             formula(x, y, *immediates).store_masked(element(builder, result, index), mask)
 

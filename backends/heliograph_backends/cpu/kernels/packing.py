@@ -35,17 +35,13 @@ def _copy_rows(builder: Any, target: Any, source: Any, step: Any, depth: Any, co
     with loop(builder, integer(0), depth, 1) as k:
         for half in range(PANEL_COLUMNS // LANES):
             mask = tail_mask(builder, builder.sub(columns, integer(half * LANES)))
-            place = builder.add(
-                source, builder.add(builder.mul(k, step), integer(4 * LANES * half))
-            )
+            place = builder.add(source, builder.add(builder.mul(k, step), integer(4 * LANES * half)))
             lanes = Lanes.load_masked(builder, place, mask)
             row = builder.add(target, builder.mul(k, integer(PANEL_ROW_BYTES)))
             lanes.store(builder.add(row, integer(4 * LANES * half)))
 
 
-def _transpose_rows(
-    builder: Any, target: Any, source: Any, step: Any, depth: Any, columns: Any
-) -> None:
+def _transpose_rows(builder: Any, target: Any, source: Any, step: Any, depth: Any, columns: Any) -> None:
     """Whole groups of sixteen k are written: the panel must have room for K rounded up."""
     for half in range(PANEL_COLUMNS // LANES):
         with loop(builder, integer(0), depth, LANES) as k:
@@ -58,9 +54,7 @@ def _transpose_rows(
                 )
                 present = builder.icmp_signed("<", column, columns)
                 nothing = ir.Constant(mask.type, [0] * LANES)
-                rows.append(
-                    Lanes.load_masked(builder, place, builder.select(present, mask, nothing)).value
-                )
+                rows.append(Lanes.load_masked(builder, place, builder.select(present, mask, nothing)).value)
             start = builder.add(target, builder.mul(k, integer(PANEL_ROW_BYTES)))
             for number, value in enumerate(transpose(builder, rows)):
                 place = builder.add(start, integer(number * PANEL_ROW_BYTES + 4 * LANES * half))
@@ -75,9 +69,7 @@ def pack_rows(builder: Any, target: Any, source: Any, step: Any, depth: Any, col
 
 
 @emitted(types.void, *[types.int64] * 5)
-def pack_transposed(
-    builder: Any, target: Any, source: Any, step: Any, depth: Any, columns: Any
-) -> None:
+def pack_transposed(builder: Any, target: Any, source: Any, step: Any, depth: Any, columns: Any) -> None:
     """Pack a panel from columns `step` bytes apart whose rows are contiguous."""
     function = subroutine(builder, "pack_transposed", (I64,) * 5, _transpose_rows)
     builder.call(function, [target, source, step, depth, columns])
@@ -90,9 +82,7 @@ def pack_scattered(
     """Pack a panel from any strides."""
     for k in range(depth):
         for column in range(PANEL_COLUMNS):
-            value = (
-                load_f32(source + k * row_step + column * column_step) if column < columns else 0.0
-            )
+            value = load_f32(source + k * row_step + column * column_step) if column < columns else 0.0
             store_f32(target + (k * PANEL_COLUMNS + column) * 4, value)
 
 

@@ -98,9 +98,7 @@ class Program:
     shared_cost_ns: float
     """Rough estimate of the time that one worker needs for the shared steps."""
 
-    def bind(
-        self, slots: Sequence[int] | NDArray[np.int64], scratch: Scratch | None = None
-    ) -> BoundProgram:
+    def bind(self, slots: Sequence[int] | NDArray[np.int64], scratch: Scratch | None = None) -> BoundProgram:
         """Give each slot its base address in bytes; the caller keeps that memory alive. Needs
         numba.
 

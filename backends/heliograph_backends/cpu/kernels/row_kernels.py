@@ -83,11 +83,7 @@ def _each(builder: Any, count: Any, act: Callable[[Any, Any, int], None]) -> Non
 
 def _load(builder: Any, base: Any, index: Any, mask: Any, other: float = 0.0) -> Lanes:
     place = element(builder, base, index)
-    return (
-        Lanes.load(builder, place)
-        if mask is None
-        else Lanes.load_masked(builder, place, mask, other)
-    )
+    return Lanes.load(builder, place) if mask is None else Lanes.load_masked(builder, place, mask, other)
 
 
 def _store(builder: Any, lanes: Lanes, base: Any, index: Any, mask: Any) -> None:
@@ -226,9 +222,7 @@ class _Maximum:
         return _tree(builder, combine(*(builder.load(cell) for cell in self.cells)), combine)
 
 
-def _soft_max(
-    builder: Any, target: Any, source: Any, mask_row: Any, _: Any, count: Any, scale: Any
-) -> None:
+def _soft_max(builder: Any, target: Any, source: Any, mask_row: Any, _: Any, count: Any, scale: Any) -> None:
     maximum, total = _Maximum(builder), _Sum(builder)
     factor = Lanes.broadcast(builder, scale)
     for masked in (True, False):
@@ -263,23 +257,17 @@ def _put(builder: Any, target: Any, value: Any) -> None:
     builder.store(value, pointer(builder, target, F32))
 
 
-def _sum(
-    builder: Any, target: Any, source: Any, weight: Any, bias: Any, count: Any, parameter: Any
-) -> None:
+def _sum(builder: Any, target: Any, source: Any, weight: Any, bias: Any, count: Any, parameter: Any) -> None:
     total = _total(builder, source, count, lambda wide: wide)
     _put(builder, target, builder.fptrunc(total, F32))
 
 
-def _mean(
-    builder: Any, target: Any, source: Any, weight: Any, bias: Any, count: Any, parameter: Any
-) -> None:
+def _mean(builder: Any, target: Any, source: Any, weight: Any, bias: Any, count: Any, parameter: Any) -> None:
     total = _total(builder, source, count, lambda wide: wide)
     _put(builder, target, builder.fptrunc(builder.fdiv(total, builder.sitofp(count, F64)), F32))
 
 
-def _max(
-    builder: Any, target: Any, source: Any, weight: Any, bias: Any, count: Any, parameter: Any
-) -> None:
+def _max(builder: Any, target: Any, source: Any, weight: Any, bias: Any, count: Any, parameter: Any) -> None:
     maximum = _Maximum(builder)
     _each(
         builder,

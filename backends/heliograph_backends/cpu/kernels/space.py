@@ -86,9 +86,7 @@ def fill_row(builder: Any, target: Any, value: Any, count: Any) -> None:
 
 
 @jit
-def copy_scattered(
-    target: int, target_step: int, source: int, source_step: int, count: int
-) -> None:
+def copy_scattered(target: int, target_step: int, source: int, source_step: int, count: int) -> None:
     """Copy `count` float32 between any strides."""
     for _ in range(count):
         store_f32(target, load_f32(source))

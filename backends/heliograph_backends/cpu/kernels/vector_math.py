@@ -116,9 +116,7 @@ def log(x: Lanes) -> Lanes:
 def erf(x: Lanes) -> Lanes:
     """The error function: 1 - exp(p(|x|)) far from 0, x + x q(x^2) near it; at most 1 ulp off."""
     t, s = x.abs(), x * x
-    high = polynomial(t, -1.72853470e-5, 3.83197126e-4).fma(
-        s, polynomial(t, -3.88396438e-3, 2.42546219e-2)
-    )
+    high = polynomial(t, -1.72853470e-5, 3.83197126e-4).fma(s, polynomial(t, -3.88396438e-3, 2.42546219e-2))
     high = high.fma(t, -1.06777877e-1).fma(t, -6.34846687e-1).fma(t, -1.28717512e-1).fma(t, -t)
     # Below -17.5, 1 - exp is 1; denormals would be slow.
     high = high.where("<", -17.5, -17.5, high)

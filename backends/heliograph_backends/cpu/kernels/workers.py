@@ -23,9 +23,7 @@ class _Helper:
         self._wake.acquire()
         self._program: BoundProgram | None = None
         self._closing = False
-        self._thread = threading.Thread(
-            target=self._run, name=f"heliograph-kernel-{worker}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name=f"heliograph-kernel-{worker}", daemon=True)
         self._thread.start()
 
     def wake(self, program: BoundProgram) -> None:
