@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -577,6 +578,23 @@ def test_an_interpreter_ends_with_a_session_open(daemon: Any) -> None:
     for url in (daemon.tcp, "local:"):
         ended = subprocess.run([sys.executable, "-c", code, url], capture_output=True, text=True, timeout=30)
         assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["closed", "broken off"])
+def test_a_session_leaves_no_call_of_grpc_behind(daemon: Any, broken: bool) -> None:
+    """Not even until the next garbage collection: a call's destructor may hang at the interpreter's end."""
+    gc.collect()
+    gc.disable()
+    try:
+        session = hg.connect(daemon.tcp)
+        call = weakref.ref(session._shell._stream)  # type: ignore[attr-defined]
+        session.put(BIG)
+        if broken:
+            call().cancel()
+        session.close()
+        assert call() is None
+    finally:
+        gc.enable()
 
 
 def test_a_forked_child_gets_errors_and_does_not_hang(daemon: Any) -> None:

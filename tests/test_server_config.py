@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from heliograph_proto.errors import ConfigurationError
+from heliograph_proto.limits import Limits
 from heliograph_server.config import (
     ServerConfig,
     add_serve_arguments,
@@ -100,3 +103,18 @@ def test_what_is_wrong_is_said_with_advice(tmp_path: Path, text: str, said: str)
 def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot read"):
         load_config(tmp_path / "none.toml")
+
+
+EXAMPLE = Path(__file__).parents[1] / "deploy" / "heliograph.toml"
+
+
+def test_the_example_has_every_setting_with_its_default() -> None:
+    assert load_config(EXAMPLE) == ServerConfig()
+    table = tomllib.loads(EXAMPLE.read_text())
+    assert set(table) == {field.name for field in fields(ServerConfig)}
+    assert set(table["limits"]) == {field.name for field in fields(Limits)}
+
+
+def test_the_example_explains_every_setting() -> None:
+    paragraphs = EXAMPLE.read_text().split("\n\n")
+    assert all(paragraph.startswith("#") for paragraph in paragraphs)

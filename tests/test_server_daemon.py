@@ -172,9 +172,7 @@ def play(request: pytest.FixtureRequest) -> Callable[..., None]:
     """Runs a scenario against a fresh daemon on a fresh loop, and checks that nothing is left."""
 
     def run(scenario: Scenario, limits: Limits | None = None, drain_seconds: float = 5.0) -> None:
-        config = ServerConfig(
-            ("grpc://127.0.0.1:0",), limits=limits or Limits(), drain_seconds=drain_seconds
-        )
+        config = ServerConfig(("grpc://127.0.0.1:0",), limits=limits or Limits(), drain_seconds=drain_seconds)
         with asyncio.Runner(loop_factory=request.param) as runner:
             runner.run(_play(scenario, config))
 

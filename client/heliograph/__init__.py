@@ -14,7 +14,10 @@
 the raw op of the op table. Every error is an `hg.HeliographError`; the tree is in `heliograph.errors`.
 """
 
-from heliograph import aio, errors
+import importlib
+from typing import TYPE_CHECKING
+
+from heliograph import errors
 from heliograph.builder import Graph, assign
 from heliograph.errors import (
     CancelledError,
@@ -162,6 +165,9 @@ from heliograph.value import Value
 from heliograph_proto import __version__
 from heliograph_proto.types import DType, TensorType
 
+if TYPE_CHECKING:
+    from heliograph import aio as aio
+
 __all__ = [
     "CancelledError",
     "ComputeFailedError",
@@ -305,3 +311,10 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """`hg.aio` is loaded when it is first used: who writes blocking code does not pay for it."""
+    if name == "aio":
+        return importlib.import_module("heliograph.aio")
+    raise AttributeError(f"module 'heliograph' has no attribute {name!r}")

@@ -4,6 +4,11 @@ Two threads of its own move batches: gRPC's, which pulls commands out of `_batch
 which applies completions. Everything else happens in the caller's thread. The core is touched only
 under `_lock`; outcomes are fired, and threads woken, outside of it.
 
+The destructor of a call takes a lock that gRPC's daemon threads use too. While the interpreter ends, one
+of them may be frozen with it, and the destructor would wait for ever. So no call may live until
+then: closing drops the stream, and errors of ours are raised outside of `except`, where they would
+keep gRPC's (which are the calls themselves) as their context.
+
     caller ── drive(procedure) ─▸ core ◂─ _batches ─▸ gRPC ─▸ server ─▸ gRPC ─▸ reader ─▸ core ─▸ fire
 """
 
@@ -29,7 +34,7 @@ from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command, CompletionBatch
 from heliograph_proto.description import SessionInfo
-from heliograph_proto.errors import HeliographError, SessionClosedError
+from heliograph_proto.errors import HeliographError, InternalError, SessionClosedError
 from heliograph_proto.messages import decode_completions
 from heliograph_proto.v1 import bulk_pb2, command_pb2
 
@@ -189,8 +194,10 @@ class GrpcShell(BlockingShell):
         try:
             answer = call.future(_grpc.open_request(), timeout=timeout).result()
         except grpc.RpcError as error:
-            raise _grpc.open_error(error, address, timeout) from None
-        return _grpc.decode_open(answer, address)
+            refused = _grpc.open_error(error, address, timeout)
+        else:
+            return _grpc.decode_open(answer, address)
+        raise refused
 
     # Commands out, completions in
 
@@ -220,16 +227,16 @@ class GrpcShell(BlockingShell):
         self._bell.put(None)
 
     def _read(self, stream: Any) -> None:
-        error: Any = None
+        end: HeliographError = _grpc.stream_error(None, self.address)
         try:
             for message in stream:
                 self.apply(decode_completions(message))
-        except grpc.RpcError as broken:
-            error = broken
+        except grpc.RpcError as error:
+            end = _grpc.stream_error(error, self.address)
         except Exception as defect:
             logger.exception("a completion could not be understood")
-            self._lose(SessionClosedError(f"a completion could not be understood: {defect}"))
-        self._lose(_grpc.stream_error(error, self.address))
+            end = InternalError(f"a completion could not be understood: {defect}")
+        self._lose(end)
 
     # Calls and bulk
 
@@ -240,11 +247,12 @@ class GrpcShell(BlockingShell):
         try:
             return made.decode(future.result())
         except grpc.RpcError as error:
-            self.advance(self.core.check)
-            raise _grpc.typed_error(error, self.address, type(call).__name__) from None
+            refused = _grpc.typed_error(error, self.address, type(call).__name__)
         except BaseException:
             future.cancel()
             raise
+        self.advance(self.core.check)
+        raise refused
 
     def _start_upload(self, upload: Upload) -> Transfer:
         method: Any = self._bulk.stream_unary(_grpc.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
@@ -288,11 +296,13 @@ class GrpcShell(BlockingShell):
             for message in call:
                 receiver.piece(message)
             receiver.finish()
+            return
         except grpc.RpcError as error:
-            self.advance(self.core.check)
-            raise _grpc.typed_error(error, self.address, "give a tensor's bytes") from None
+            broken = _grpc.typed_error(error, self.address, "give a tensor's bytes")
         finally:
             call.cancel()
+        self.advance(self.core.check)
+        raise broken
 
     def _disconnect(self, was_open: bool) -> None:
         self._ring()
@@ -303,8 +313,7 @@ class GrpcShell(BlockingShell):
         self._channel.close()
         if self._reader is not threading.current_thread():
             self._reader.join(_grpc.CLOSE_SECONDS)
-        # The destructor of a call takes a lock that gRPC's threads use. While the interpreter ends, one
-        # of them may be frozen with it, so the call must go now.
+        # See the module's docstring.
         self._stream = None
 
     def _say_goodbye(self) -> None:
@@ -314,6 +323,7 @@ class GrpcShell(BlockingShell):
             close.future(request, timeout=_grpc.CLOSE_SECONDS).result()
         except grpc.RpcError as error:
             logger.debug("closing the session: %s", error)
+            _grpc.forget_traceback(error)
 
 
 def _channel(address: Address) -> grpc.Channel:

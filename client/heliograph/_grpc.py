@@ -97,6 +97,7 @@ def encode_batch(commands: list[Command], session: bytes) -> bytes:
 
 def typed_error(error: Any, address: Address, doing: str) -> HeliographError:
     """The error of a status: the server's own where it sent one, else what the code means."""
+    forget_traceback(error)
     trailing = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     if (sent := error_from_metadata(tuple(trailing or ()))) is not None:
         return sent
@@ -113,6 +114,13 @@ def typed_error(error: Any, address: Address, doing: str) -> HeliographError:
         case grpc.StatusCode.UNIMPLEMENTED:
             return ProtocolError(f"{address} does not know how to {doing}: {details}")
     return InternalError(f"{address} failed to {doing}: {error.code().name}: {details}")
+
+
+def forget_traceback(error: Any) -> None:
+    """Lets go of a call that gRPC has raised: its traceback refers to itself, and so would keep it until
+    some garbage collection, perhaps the interpreter's last (see `_blocking`)."""
+    if isinstance(error, BaseException):
+        error.__traceback__ = None
 
 
 def open_error(error: Any, address: Address, timeout: float) -> HeliographError:

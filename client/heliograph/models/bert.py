@@ -75,7 +75,14 @@ def join_attention_weights(weights: Weights, config: BertConfig) -> dict[str, An
         for kind in ("weight", "bias"):
             parts = [joined.pop(f"{prefix}{name}.{kind}") for name in ("query", "key", "value")]
             joined[f"{prefix}{kind}"] = np.concatenate(parts)
-    return joined
+    return {name: frozen(array) for name, array in joined.items()}
+
+
+def frozen(array: Any) -> Any:
+    """A copy that nobody can change, so that one digest of it serves the graphs of all shapes."""
+    copy = np.array(array)
+    copy.flags.writeable = False
+    return copy
 
 
 class BertEncoder:
