@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import signal
 import socket
 import stat
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +48,8 @@ from heliograph_proto.v1 import (
     session_pb2,
     session_pb2_grpc,
 )
-from heliograph_server.app import Daemon
+from heliograph_server import app
+from heliograph_server.app import Daemon, _started, is_starting
 from heliograph_server.config import ServerConfig
 from heliograph_server.core.runtime import Host, HostStatistics, Upload
 
@@ -682,3 +685,127 @@ def test_calls_before_the_devices_are_ready_are_refused() -> None:
 
     with pytest.raises(UnavailableError):
         _ = HostSlot().host
+
+
+def test_a_socket_in_a_folder_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no folder"):
+        asyncio.run(_start_and_stop(ServerConfig((f"unix://{tmp_path}/none/socket",))))
+
+
+def test_a_name_that_does_not_resolve_is_a_clear_error() -> None:
+    config = ServerConfig(("grpc://no-such-host.invalid:1",), insecure=True)
+    with pytest.raises(ConfigurationError, match="does not resolve"):
+        asyncio.run(_start_and_stop(config))
+
+
+def test_an_address_of_another_host_is_a_clear_error() -> None:
+    with pytest.raises(ConfigurationError, match="not this host's"):
+        asyncio.run(_start_and_stop(ServerConfig(("grpc://192.0.2.1:0",), insecure=True)))
+
+
+def test_one_daemon_listens_at_several_addresses(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        listen = ("grpc://127.0.0.1:0", "grpc://[::1]:0", f"unix://{tmp_path}/socket")
+        daemon = Daemon(ServerConfig(listen), lambda: Host(Devices()))
+        try:
+            await daemon.start()
+            for address in daemon.addresses:
+                async with aio.insecure_channel(address.grpc_target) as channel:
+                    stub = device_pb2_grpc.DeviceServiceStub(channel)
+                    assert await stub.ListDevices(device_pb2.ListDevicesRequest(), timeout=SECONDS)
+        finally:
+            await daemon.stop()
+
+    asyncio.run(scenario())
+
+
+def test_stopping_does_not_wait_for_devices_that_are_starting() -> None:
+    """They may compile kernels for a minute. Once they are there, they are closed."""
+    begun, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(Devices):
+        def close(self) -> None:
+            super().close()
+            closed.set()
+
+    def open_host() -> Host:
+        begun.set()
+        assert go_on.wait(SECONDS)
+        return Host(Slow())
+
+    async def scenario() -> None:
+        daemon, stop = Daemon(ServerConfig(("grpc://127.0.0.1:0",)), open_host), asyncio.Event()
+        starting = asyncio.ensure_future(_started(daemon, stop))
+        assert await asyncio.to_thread(begun.wait, SECONDS)
+        stop.set()
+        assert await asyncio.wait_for(starting, SECONDS) is False
+        await asyncio.wait_for(daemon.stop(), SECONDS)
+        assert is_starting()
+
+    asyncio.run(scenario())
+    go_on.set()
+    assert closed.wait(SECONDS)
+
+
+def test_an_error_of_the_devices_ends_the_start() -> None:
+    def open_host() -> Host:
+        raise ConfigurationError("no device")
+
+    async def scenario() -> None:
+        daemon = Daemon(ServerConfig(("grpc://127.0.0.1:0",)), open_host)
+        try:
+            with pytest.raises(ConfigurationError, match="no device"):
+                await _started(daemon, asyncio.Event())
+        finally:
+            await daemon.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_second_signal_ends_the_process_even_if_work_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(app, "leave", left.append)
+    monkeypatch.setattr(app, "HURRY_SECONDS", 0.0)
+
+    async def scenario() -> None:
+        signals, hurried = app.Signals(), asyncio.Event()
+        signals.on_second(hurried.set)
+        signals._arrived(signal.SIGTERM)
+        assert signals.stop.is_set() and not hurried.is_set()
+        signals._arrived(signal.SIGTERM)
+        assert hurried.is_set()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+    assert left == [1]
+
+
+def test_the_log_has_a_line_for_each_end_of_a_session_and_no_secrets(
+    play: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens: list[bytes] = []
+
+    async def scenario(peer: Peer) -> None:
+        stream = await peer.attach()
+        tokens.append(peer.token)
+        await peer.send(stream, c.Synchronize())
+        await peer.collect(stream)
+        stream.cancel()
+
+    caplog.set_level("DEBUG")
+    play(scenario)
+    said = [one for one in caplog.messages if "of test" in one]
+    assert len(said) == 2 and "began" in said[0] and "ended" in said[1] and "1 commands" in said[1]
+    assert not any(tokens[0].hex() in one or repr(tokens[0]) in one or "<" in one for one in said)
+
+
+def test_questions_about_too_many_contents_are_refused(play: Callable[..., None]) -> None:
+    async def scenario(peer: Peer) -> None:
+        stream = await peer.attach()
+        ask = bulk_pb2.FindMissingContentsRequest(session=peer.token, digests=[b""] * 11)
+        code, error = await refused(peer.bulk.FindMissingContents(ask))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error is not None and error.reason == Reason.REASON_LIMIT_EXCEEDED
+        stream.cancel()
+
+    play(scenario, replace(Limits(), graph_nodes=10))

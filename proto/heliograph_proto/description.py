@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from heliograph_proto.limits import Limits
@@ -69,7 +69,8 @@ class DeviceList:
 class SessionInfo:
     """What the handshake agreed on."""
 
-    session: bytes
+    #: The secret that names the session: not for logs.
+    session: bytes = field(repr=False)
     version: int
     features: tuple[str, ...]
     limits: Limits

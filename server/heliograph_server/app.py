@@ -10,11 +10,15 @@ signal cuts it short.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NoReturn
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -69,6 +73,9 @@ BULK_THREADS = 4
 CLOSE_THREADS = 16
 #: How long calls may take to end once their sessions are closed.
 STOP_SECONDS = 2.0
+#: How long work may take to end after the second signal.
+HURRY_SECONDS = 5.0
+STARTER = "heliograph-start"
 
 
 def server_options(limits: Limits) -> list[tuple[str, Any]]:
@@ -82,6 +89,8 @@ def server_options(limits: Limits) -> list[tuple[str, Any]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        # grpcio heeds keepalive_timeout_ms only together with this one.
+        ("grpc.http2.ping_timeout_ms", 5_000),
     ]
 
 
@@ -111,7 +120,7 @@ class Daemon:
         for address in self._config.addresses:
             self.addresses += (bind(self._server, address),)
         await self._server.start()
-        self.host = await asyncio.to_thread(self._open_host)
+        self.host = await asyncio.wrap_future(_in_thread_of_its_own(self._open_host))
         self._slot.fill(self.host)
         await self._tell_health(SERVING)
 
@@ -158,8 +167,38 @@ class Daemon:
             await asyncio.to_thread(pool.shutdown)
 
 
+def _in_thread_of_its_own(open_host: Callable[[], Host]) -> Future[Host]:
+    """Starts the devices in a thread that the end of the process need not wait for: on a new machine
+    they compile kernels for a minute, which nothing can cut short. A host that comes too late is closed.
+    """
+    opening: Future[Host] = Future()
+
+    def run() -> None:
+        try:
+            host = open_host()
+        except BaseException as error:  # the caller's, who waits for it
+            if opening.set_running_or_notify_cancel():
+                opening.set_exception(error)
+            return
+        if opening.set_running_or_notify_cancel():
+            opening.set_result(host)
+        else:
+            host.close()
+
+    threading.Thread(target=run, name=STARTER, daemon=True).start()
+    return opening
+
+
+def is_starting() -> bool:
+    """Whether devices are being started that nobody waits for any more."""
+    return any(thread.name == STARTER for thread in threading.enumerate())
+
+
 class Signals:
-    """SIGTERM and SIGINT: the first one asks to drain, the second one to hurry."""
+    """SIGTERM and SIGINT: the first one asks to drain, the second one to hurry.
+
+    Work that cannot be cut short then still has HURRY_SECONDS before the process ends all the same.
+    """
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
@@ -177,7 +216,20 @@ class Signals:
         logger.info("%s: %s", number.name, "hurrying" if self.stop.is_set() else "draining")
         if self.stop.is_set():
             self._on_second()
+            asyncio.get_running_loop().call_later(HURRY_SECONDS, _give_up)
         self.stop.set()
+
+
+def _give_up() -> None:
+    logger.error("work did not end within %.0f s after the second signal; leaving it", HURRY_SECONDS)
+    leave(1)
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process without waiting for its threads."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)
 
 
 async def serve(config: ServerConfig, ready: Callable[[Daemon], None] | None = None) -> None:
@@ -187,11 +239,38 @@ async def serve(config: ServerConfig, ready: Callable[[Daemon], None] | None = N
     daemon = Daemon(config)
     signals.on_second(daemon.hurry)
     try:
-        await daemon.start()
+        if not await _started(daemon, signals.stop):
+            logger.info("ending before the devices were ready")
+            return
         if ready is not None:
             ready(daemon)
+        _freeze()
         await signals.stop.wait()
         if not await daemon.drain():
             logger.warning("work did not end within %.0f s and is cut short", config.drain_seconds)
     finally:
         await daemon.stop()
+        logger.info("stopped")
+
+
+def _freeze() -> None:
+    """What is there now stays to the end: a collection need not look at it again. Beside a compiler's
+    half a million objects it takes a twentieth of a second, in the middle of somebody's command.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+async def _started(daemon: Daemon, stop: asyncio.Event) -> bool:
+    """Starts a daemon, unless it is to stop before that is done. Raises what `start` does."""
+    starting = asyncio.ensure_future(daemon.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+        return starting.done()
+    finally:
+        starting.cancel()
+        stopping.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)

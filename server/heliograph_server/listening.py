@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -18,6 +19,11 @@ from heliograph_proto.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_REASONS = {
+    errno.EADDRINUSE: "the address is taken",
+    errno.EADDRNOTAVAIL: "the address is not this host's",
+    errno.EACCES: "ports below 1024 are for root",
+}
 #: How long to wait for an answer from a socket that may be stale.
 PROBE_SECONDS = 1.0
 
@@ -25,6 +31,7 @@ PROBE_SECONDS = 1.0
 def bind(server: aio.Server, address: Address) -> Address:
     """Binds; the address with the port that was chosen. Raises ConfigurationError."""
     if address.scheme == "unix":
+        _check_folder(Path(address.path).parent)
         _remove_stale(Path(address.path))
         with _private_files():
             _add_port(server, address)
@@ -47,10 +54,35 @@ def _add_port(server: aio.Server, address: Address) -> int:
         port = 0
     if port == 0:
         raise ConfigurationError(
-            f"cannot listen at {address}: the address is taken, or is not this host's",
+            f"cannot listen at {address}: {_why(address)}",
             advice="end the other server, or choose another address: --listen grpc://127.0.0.1:0",
         )
     return port
+
+
+def _why(address: Address) -> str:
+    """Why gRPC could not listen there, which it does not tell: by trying the same without it."""
+    if address.scheme == "unix":
+        return "the socket could not be made"
+    try:
+        for family, kind, protocol, _, where in socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(where)
+    except socket.gaierror as error:
+        return f"the name does not resolve ({error.strerror})"
+    except OSError as error:
+        return _REASONS.get(error.errno or 0, error.strerror or "refused by the system")
+    return "the address is taken"
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises ConfigurationError for one where no socket can be made."""
+    if not folder.is_dir():
+        raise ConfigurationError(f"there is no folder {folder} for the socket", advice=f"mkdir -p {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"no socket can be made in {folder}: permission denied")
 
 
 def _remove_stale(path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from heliograph_proto import __version__
 from heliograph_proto.errors import HeliographError
-from heliograph_server.app import Daemon, serve
+from heliograph_server.app import Daemon, is_starting, leave, serve
 from heliograph_server.config import ServerConfig
 
 logger = logging.getLogger("heliograph")
@@ -31,6 +31,9 @@ def run(config: ServerConfig) -> int:
     except HeliographError as error:
         logger.error("%s", error)
         return 1
+    if is_starting():
+        # The thread would otherwise be in native code while the interpreter is taken down around it.
+        leave(0)
     return 0
 
 

@@ -16,11 +16,15 @@ from heliograph_proto.errors import (
     ContentMismatchError,
     HeliographError,
     InvalidGraphError,
+    LimitExceededError,
     ProtocolError,
 )
 from heliograph_proto.graph import DIGEST_BYTES, Leaf
 from heliograph_server.core.execution import typed
 from heliograph_server.core.staging import Staging
+
+#: The most contents of a session; their bytes count as the device's memory.
+MAX_CONTENTS = 250_000
 
 
 class Upload(ABC):
@@ -179,7 +183,10 @@ class Contents:
         return (device or self._home).buffer_type.allocate(size_bytes, Usage.WEIGHTS)
 
     def add(self, digest: bytes, buffer: Buffer) -> None:
-        """Keeps verified bytes; the second of two equal ones goes. Raises the error of a closed session."""
+        """Keeps verified bytes; the second of two equal ones goes.
+
+        Raises the error of a closed session, and LimitExceededError.
+        """
         self._keep((digest, self._home.name), buffer)
 
     def missing(self, digests: tuple[bytes, ...]) -> tuple[bytes, ...]:
@@ -208,9 +215,14 @@ class Contents:
 
     def _keep(self, key: tuple[bytes, str], buffer: Buffer) -> Buffer:
         with self._lock:
-            if self._closed is not None:
+            refusal = self._closed
+            if refusal is None and len(self._buffers) >= MAX_CONTENTS:
+                refusal = LimitExceededError(
+                    f"the session holds {MAX_CONTENTS:,} contents, the most there may be"
+                )
+            if refusal is not None:
                 buffer.free()
-                raise self._closed
+                raise refusal
             kept = self._buffers.setdefault(key, buffer)
         if kept is not buffer:
             buffer.free()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from heliograph_backends.contract import CompileOptions, Device, LeafBindings, Plan, Tensor
 from heliograph_proto.description import PlanInfo, Port, VariablePort
@@ -23,6 +23,7 @@ from heliograph_proto.limits import Limits
 from heliograph_server.core.bulk import Contents
 from heliograph_server.core.execution import LoadedPlan, new_buffer, typed
 from heliograph_server.core.handles import TensorHandle
+from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.protocol import SessionCore
 
 
@@ -36,6 +37,7 @@ class Compiler:
         limits: Limits,
         device: Callable[[str], Device],
         contents: Contents,
+        occupancies: Mapping[str, Occupancy],
     ) -> None:
         self._core = core
         #: Guards the core.
@@ -43,6 +45,7 @@ class Compiler:
         self._limits = limits
         self._device = device
         self._contents = contents
+        self._occupancies = occupancies
         #: Held while compiling; whoever frees contents and variables takes it first.
         self.busy = threading.Lock()
 
@@ -54,8 +57,10 @@ class Compiler:
         with self.busy:
             with self._lock:
                 self._core.check_plan(handle)
-            bindings = self._bind(checked, device)
-            loaded = LoadedPlan(_compile(device, checked, bindings, fusion), device)
+            # Weights are packed by the device's workers.
+            with self._occupancies[device.name]:
+                bindings = self._bind(checked, device)
+                loaded = LoadedPlan(_compile(device, checked, bindings, fusion), device)
             try:
                 return self._commit(handle, checked, loaded, started)
             except BaseException:

@@ -7,6 +7,7 @@ a success. Whatever goes wrong is raised; `typed` makes a HeliographError of it.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,6 +49,8 @@ class LoadedPlan:
         self.device = device
         self._scratch: dict[object, Tensor] = {}
         self._wraps_host = device.capabilities.buffer_from_host
+        #: How long the next run may take, all in all: as long as the slowest of the last few.
+        self.expected_us = math.inf
 
     def __repr__(self) -> str:
         return f"<LoadedPlan of {self.plan.graph} on {self.device.name}>"
@@ -73,6 +76,11 @@ class LoadedPlan:
             buffer = self.device.buffer_type.allocate(type.nbytes, Usage.COMPUTE)
             self._scratch[key] = Tensor(type, buffer)
         return self._scratch[key]
+
+    def note(self, took_us: float) -> None:
+        """A run took so long. What was slower once is forgotten by half each time."""
+        before = self.expected_us / 2 if math.isfinite(self.expected_us) else 0.0
+        self.expected_us = max(took_us, before)
 
     def trim(self) -> None:
         """After a run: keeps only what is small."""
@@ -155,6 +163,7 @@ class Execution:
 
     def _run(self, sequence: int, task: RunTask, abort: Abort) -> Completion:
         loaded: LoadedPlan = task.plan.plan
+        begun = time.perf_counter()
         try:
             inputs = self._inputs(loaded, task)
             outputs = self._outputs(loaded, task)
@@ -164,6 +173,7 @@ class Execution:
             fetched = tuple((one.output, _bytes_of(outputs[one.output])) for one in task.outputs if one.fetch)
         finally:
             loaded.trim()
+            loaded.note((time.perf_counter() - begun) * 1e6)
         return Completion(sequence, outputs=fetched, device_us=device_us)
 
     def _inputs(self, loaded: LoadedPlan, task: RunTask) -> list[Tensor]:

@@ -51,8 +51,9 @@ class Lane:
     device: str
     #: Why it could not be made; its work fails with this.
     error: HeliographError | None = None
-    #: The runtime's stream.
+    #: The runtime's stream, and how many pieces of work it has been given that are not done.
     stream: Any = None
+    queued: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
 import threading
@@ -22,6 +23,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.limits import Limits
 from heliograph_server.core.deadlines import Deadlines, Timer
+from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.session import CLOSE_SECONDS, Session, SessionStatistics
 
 logger = logging.getLogger(__name__)
@@ -46,18 +48,10 @@ class DeviceRegistry(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class HostStatistics:
+class HostStatistics(SessionStatistics):
     """What all sessions hold now. All zero when there are none."""
 
     sessions: int = 0
-    tensors: int = 0
-    plans: int = 0
-    streams: int = 0
-    events: int = 0
-    storages: int = 0
-    staged_bytes: int = 0
-    content_bytes: int = 0
-    commands_in_flight: int = 0
     timers: int = 0
 
 
@@ -75,10 +69,12 @@ class Host:
         #: Another one means that another life of the server answers.
         self.incarnation = secrets.token_bytes(16)
         self._registry = registry
+        self._occupancies = {one.name: Occupancy() for one in registry.devices}
         self._deadlines = Deadlines()
         self._changed = threading.Condition()
         self._sessions: dict[bytes, Session] = {}
         self._reapers: dict[bytes, Timer] = {}
+        self._numbers = itertools.count(1)
         self._draining = False
         self._closed = False
 
@@ -130,9 +126,11 @@ class Host:
         version = _common_version(*versions)
         token = secrets.token_bytes(16)
         session = Session(
+            next(self._numbers),
             _printable(client),
             self.limits,
             self._registry.devices,
+            self._occupancies,
             self._deadlines,
             lambda _session: self._forget(token),
         )
@@ -167,7 +165,7 @@ class Host:
 
     def _reap(self, session: Session) -> None:
         if not session.is_attached:
-            logger.info("%r did not attach in time", session)
+            logger.info("%s: the command stream did not come in time", session)
             error = SessionClosedError("the command stream did not come in time", advice="open another")
             # Closing may wait for a compile, which the timer thread must not.
             threading.Thread(target=session.close, args=(error,), name="heliograph-reaper").start()

@@ -21,7 +21,6 @@ from heliograph_proto.errors import HeliographError
 from heliograph_server.core.handles import Lane, Storage, StreamHandle, TensorHandle
 from heliograph_server.core.tasks import FreeTask, Task
 
-
 #: More readers of a storage than this are waited for by way of a join.
 FEW_READERS = 16
 
@@ -87,6 +86,40 @@ class Entry:
             return
         self.blockers += 1
         earlier.dependents.append(self)
+
+
+def enter_stream(entry: Entry, stream: StreamHandle, *, marks: bool, gates: bool) -> None:
+    """Takes the next place in the stream. What needs no device is in nobody's way, but for a wait."""
+    entry.wait_for(stream.tail)
+    entry.wait_for(stream.gate)
+    if entry.lane is not None:
+        stream.tail = entry
+    if marks:
+        stream.records[entry] = None
+        entry.error, stream.failure = entry.error or stream.failure, None
+    if gates:
+        stream.gate = entry
+
+
+def leave_stream(entry: Entry, stream: StreamHandle) -> None:
+    """Forgets a retired entry."""
+    if stream.tail is entry:
+        stream.tail = None
+    if stream.gate is entry:
+        stream.gate = None
+    stream.records.pop(entry, None)
+
+
+def note_failure(entry: Entry) -> None:
+    """Gives the failure to the stream's next mark, unless an earlier one failed before it."""
+    stream = entry.stream
+    if stream is None or entry in stream.records:
+        return
+    following = (one for one in stream.records if one.sequence > entry.sequence)
+    if (mark := next(following, None)) is None:
+        stream.failure = stream.failure or entry.error
+    elif mark.error is None:
+        mark.error = entry.error
 
 
 def enter_storages(entry: Entry) -> None:

@@ -52,7 +52,10 @@ from heliograph_server.core.ordering import (
     Entry,
     Phase,
     enter_storages,
+    enter_stream,
     leave_storages,
+    leave_stream,
+    note_failure,
     unblocked_by_retirement,
     unblocked_by_submission,
     wait_for_users,
@@ -85,7 +88,7 @@ class SessionCore:
         self._limits = limits
         self.handles = HandleTable(limits)
         self._arrivals = Arrivals(self.handles, limits, tuple(devices), self._open_lane)
-        self._uploads = Uploads()
+        self._uploads = Uploads(limits.in_flight_commands)
         #: Transfers of reads whose bytes nobody has taken yet.
         self._reading: set[int] = set()
         #: Names of variables to their handles; they live as long as the session.
@@ -114,6 +117,15 @@ class SessionCore:
     def in_flight(self) -> int:
         """Commands that were not reported."""
         return len(self._open)
+
+    @property
+    def last_sequence(self) -> int:
+        """The number of the last command that came."""
+        return self._last_sequence
+
+    def is_open(self, sequence: int) -> bool:
+        """Whether the command came and was not reported."""
+        return sequence in self._open
 
     @property
     def unretired(self) -> int:
@@ -164,9 +176,7 @@ class SessionCore:
             self._interrupt(command.kind.sequence, CancelledError("the command was cancelled"))
         self._settle()
 
-    def refuse(
-        self, sequence: int, error: HeliographError, tensors: tuple[int, ...] = ()
-    ) -> None:
+    def refuse(self, sequence: int, error: HeliographError, tensors: tuple[int, ...] = ()) -> None:
         """A command that could not be read; `tensors` are the handles that it was to make."""
         self._expect(sequence)
         entry = Entry(sequence)
@@ -222,7 +232,7 @@ class SessionCore:
             self._storages.update((one.storage, None) for one in entry.targets if one.storage)
             enter_storages(entry)
         if entry.stream is not None:
-            _enter_stream(entry, entry.stream, marks=isinstance(kind, c.Record), gates=gates)
+            enter_stream(entry, entry.stream, marks=isinstance(kind, c.Record), gates=gates)
 
     def _wait_for_event(self, entry: Entry, kind: c.Wait) -> bool:
         """Whether there is something to wait for."""
@@ -280,9 +290,7 @@ class SessionCore:
         entry.error = entry.error or error
         self._spoil(entry)
 
-    def finish(
-        self, sequence: int, error: HeliographError | None, result: c.Completion
-    ) -> None:
+    def finish(self, sequence: int, error: HeliographError | None, result: c.Completion) -> None:
         """Its work is done: computed, or failed with this error."""
         entry = self._entries[sequence]
         if error is not None:
@@ -301,7 +309,7 @@ class SessionCore:
     def _end(self, entry: Entry, result: c.Completion) -> None:
         if entry.error is not None:
             self._spoil(entry)
-            self._note_failure(entry)
+            note_failure(entry)
         elif entry.heals is not None:
             entry.heals.heal()
         if not entry.reported:
@@ -338,21 +346,10 @@ class SessionCore:
         if entry.reads_for:
             self._instructions.append(DropRead(entry.sequence))
         if entry.stream is not None:
-            _leave_stream(entry.stream, entry)
+            leave_stream(entry, entry.stream)
         if isinstance(entry.task, RunTask) and entry.task.plan.last_run is entry:
             entry.task.plan.last_run = None
         self._ready.extend(unblocked_by_retirement(entry))
-
-    def _note_failure(self, entry: Entry) -> None:
-        """Gives the failure to the stream's next mark, unless an earlier one failed before it."""
-        stream = entry.stream
-        if stream is None or entry in stream.records:
-            return
-        following = (one for one in stream.records if one.sequence > entry.sequence)
-        if (mark := next(following, None)) is None:
-            stream.failure = stream.failure or entry.error
-        elif mark.error is None:
-            mark.error = entry.error
 
     # Cancelling
 
@@ -535,27 +532,6 @@ class SessionCore:
             table.clear()
         self.handles.clear()
         self._uploads.clear()
-
-
-def _enter_stream(entry: Entry, stream: StreamHandle, *, marks: bool, gates: bool) -> None:
-    """Takes the next place in the stream. What needs no device is in nobody's way, but for a wait."""
-    entry.wait_for(stream.tail)
-    entry.wait_for(stream.gate)
-    if entry.lane is not None:
-        stream.tail = entry
-    if marks:
-        stream.records[entry] = None
-        entry.error, stream.failure = entry.error or stream.failure, None
-    if gates:
-        stream.gate = entry
-
-
-def _leave_stream(stream: StreamHandle, entry: Entry) -> None:
-    if stream.tail is entry:
-        stream.tail = None
-    if stream.gate is entry:
-        stream.gate = None
-    stream.records.pop(entry, None)
 
 
 def _has_data(entry: Entry, result: c.Completion) -> bool:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from heliograph_backends.contract import Abort, Device
 from heliograph_proto.commands import Command, Completion, CompletionBatch
-from heliograph_proto.description import PlanInfo
+from heliograph_proto.description import DeviceType, PlanInfo
 from heliograph_proto.errors import HandleExistsError, HeliographError, SessionClosedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.limits import Limits
@@ -27,8 +27,8 @@ from heliograph_server.core.compiling import Compiler
 from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.downloads import Download, Downloads
 from heliograph_server.core.execution import Execution, LoadedPlan, typed
-from heliograph_server.core.handles import EventHandle, Lane, PlanHandle, StreamHandle, TensorHandle
-from heliograph_server.core.ordering import Entry
+from heliograph_server.core.handles import EventHandle, PlanHandle, StreamHandle, TensorHandle
+from heliograph_server.core.occupancy import SHORT_US, Occupancy
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
@@ -46,6 +46,7 @@ from heliograph_server.core.tasks import (
     RunTask,
     Start,
 )
+from heliograph_server.core.work import Work
 
 logger = logging.getLogger(__name__)
 
@@ -72,23 +73,30 @@ class Session:
 
     def __init__(
         self,
+        number: int,
         client: str,
         limits: Limits,
         devices: Sequence[Device],
+        occupancies: Mapping[str, Occupancy],
         deadlines: Deadlines,
         on_closed: Callable[[Session], None],
     ) -> None:
-        self.client = client
+        #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
+        self.number = number
+        self.client = client or "somebody"
         self.limits = limits
         self._devices = {device.name: device for device in devices}
         self._first = devices[0]
+        self._occupancies = occupancies
         self._deadlines = deadlines
         self._on_closed = on_closed
         self._lock = threading.RLock()
         self._core = SessionCore(limits, tuple(self._devices))
         self._staging = Staging(limits.in_flight_bytes)
+        #: Graphs that wait to be compiled. One message may always wait, however low the limit.
+        self.requests = Staging(max(limits.in_flight_bytes, limits.message_bytes), "graphs")
         self._contents = Contents(self._first)
-        self._compiler = Compiler(self._core, self._lock, limits, self._device, self._contents)
+        self._compiler = Compiler(self._core, self._lock, limits, self._device, self._contents, occupancies)
         self._downloads = Downloads(self._core, self._lock, self._staging)
         self._uploads: dict[int, memoryview] = {}
         self._open_uploads: set[Upload] = set()
@@ -98,6 +106,7 @@ class Session:
         self._on_batch: Callable[[CompletionBatch], None] | None = None
         self._on_end: Callable[[HeliographError], None] | None = None
         self._on_quiet: Callable[[], None] | None = None
+        self._at_once = False
         #: Calls to make without the lock, and whether some thread is making them.
         self._calls: list[Callable[[], object]] = []
         self._delivering = False
@@ -119,7 +128,11 @@ class Session:
         }
 
     def __repr__(self) -> str:
-        return f"<Session of {self.client or 'somebody'}: {self._core}>"
+        counts = f"{self._core.in_flight} commands in flight, {len(self._core.handles)} handles"
+        return f"<Session {self.number} of {self.client}: {counts}>"
+
+    def __str__(self) -> str:
+        return f"session {self.number} of {self.client}"
 
     def statistics(self) -> SessionStatistics:
         with self._lock:
@@ -140,6 +153,11 @@ class Session:
         return self._on_batch is not None
 
     @property
+    def commands(self) -> int:
+        """How many came so far."""
+        return self._core.last_sequence
+
+    @property
     def is_quiet(self) -> bool:
         """Whether no work is queued or running."""
         with self._lock:
@@ -151,9 +169,12 @@ class Session:
         self,
         on_batch: Callable[[CompletionBatch], None],
         on_end: Callable[[HeliographError], None] | None = None,
+        *,
+        at_once: bool = False,
     ) -> None:
         """Begins the command stream. The callbacks come from any thread, one at a time, and must not
-        block or raise; `on_end` tells why the session closed, after the last batch.
+        block or raise; `on_end` tells why the session closed, after the last batch. With `at_once`,
+        `submit` itself does runs that are short; its thread must be one that no KeyboardInterrupt ends.
 
         Raises HandleExistsError for a second stream, or why the session was closed.
         """
@@ -162,17 +183,21 @@ class Session:
                 raise self._core.closed
             if self._on_batch is not None:
                 raise HandleExistsError("the session has its command stream already")
-            self._on_batch, self._on_end = on_batch, on_end
+            self._on_batch, self._on_end, self._at_once = on_batch, on_end, at_once
 
     def submit(self, commands: Sequence[Command]) -> None:
         """The next commands. Raises ProtocolError for a gap (close the session then), or why it closed."""
         try:
             for command in commands:
-                if command.timeout_ms:
-                    self._arm(command)
-                self._decide(partial(self._core.receive, command))
+                self._decide(partial(self._receive, command))
         finally:
             self._deliver()
+
+    def _receive(self, command: Command) -> None:
+        self._core.receive(command)
+        # Not before: a time that passed while the core did not know the command would be lost.
+        if command.timeout_ms and self._core.is_open(command.sequence):
+            self._arm(command)
 
     def refuse(self, sequence: int, error: HeliographError, tensors: tuple[int, ...] = ()) -> None:
         """A command that could not be read fails with this error; so do the tensors it was to make."""
@@ -282,7 +307,7 @@ class Session:
     def _release_everything(self, error: HeliographError) -> None:
         if not self._quiet.wait(CLOSE_SECONDS) or not self._compiler.busy.acquire(timeout=CLOSE_SECONDS):
             # Memory that work may still touch is better lost than given away.
-            logger.error("%r: work did not end within %.0f s; its memory is lost", self, CLOSE_SECONDS)
+            logger.error("%s: work did not end within %.0f s; its memory is lost", self, CLOSE_SECONDS)
             return
         try:
             self._event(self._core.release_all)
@@ -339,7 +364,7 @@ class Session:
         try:
             self._carry_out[type(instruction)](instruction)
         except Exception:
-            logger.exception("%r: %s failed", self, type(instruction).__name__)
+            logger.exception("%s: %s failed", self, type(instruction).__name__)
 
     def _note_quiet(self) -> None:
         if self._core.closed is not None:
@@ -358,7 +383,7 @@ class Session:
                 try:
                     call()
                 except Exception:
-                    logger.exception("%r: a callback failed", self)
+                    logger.exception("%s: a callback failed", self)
 
     def _next_calls(self) -> list[Callable[[], object]] | None:
         with self._lock:
@@ -393,37 +418,48 @@ class Session:
 
     def _start(self, instruction: Start) -> None:
         entry = instruction.entry
-        work = _Work(self, entry)
+        assert entry.lane is not None
+        work = Work(self, entry, entry.lane, self._occupancies[entry.lane.device])
         if isinstance(entry.task, RunTask):
             self._aborts[entry.sequence] = work.abort
-        lane = entry.lane
-        assert lane is not None
+        work.lane.queued += 1
         try:
-            self._submit(lane, work)
+            self._submit(work)
         except Exception as error:
             self.work_done(work, error)
 
-    def _submit(self, lane: Lane, work: _Work) -> None:
-        if lane.error is not None:
-            raise lane.error
-        lane.stream.submit(work.run, partial(self.work_done, work))
+    def _submit(self, work: Work) -> None:
+        if work.lane.error is not None:
+            raise work.lane.error
+        if self._is_short(work) and work.occupancy.at_once(work.run_at_once):
+            self.work_done(work, None)
+        else:
+            work.lane.stream.submit(work.run, partial(self.work_done, work))
+
+    def _is_short(self, work: Work) -> bool:
+        """Whether it is best done here and now: a quick run on an idle lane, done when it returns."""
+        task = work.entry.task
+        if not self._at_once or work.lane.queued > 1 or not isinstance(task, RunTask):
+            return False
+        loaded: LoadedPlan = task.plan.plan
+        return loaded.expected_us < SHORT_US and loaded.device.type is DeviceType.CPU
 
     def _abort_work(self, instruction: AbortWork) -> None:
         if (abort := self._aborts.get(instruction.sequence)) is not None:
             abort.set()
 
-    def begin_work(self, work: _Work) -> bool:
+    def begin_work(self, work: Work) -> bool:
         """Called by the lane: whether there is something to do."""
         with self._lock:
             return self._core.begin(work.entry.sequence)
 
-    def do_work(self, work: _Work) -> Completion:
+    def do_work(self, work: Work) -> Completion:
         """Called by the lane, after `begin_work` said so. Raises anything."""
         entry = work.entry
         assert not isinstance(entry.task, FreeTask)
         return self._execution.perform(entry.sequence, entry.task, work.abort)
 
-    def work_failed(self, work: _Work, error: BaseException) -> None:
+    def work_failed(self, work: Work, error: BaseException) -> None:
         """Called by the lane, before it starts what comes next."""
         entry = work.entry
         computing = isinstance(entry.task, RunTask)
@@ -431,12 +467,13 @@ class Session:
         with self._lock:
             self._core.fail(entry.sequence, failure)
 
-    def work_done(self, work: _Work, error: BaseException | None) -> None:
+    def work_done(self, work: Work, error: BaseException | None) -> None:
         """Called by the lane: the work is computed, or did not run."""
         sequence = work.entry.sequence
         failure = None if error is None else typed(error, f"command {sequence}", computing=True)
         with self._lock:
             self._aborts.pop(sequence, None)
+            work.lane.queued -= 1
             self._decide(partial(self._core.finish, sequence, failure, work.result))
         self._deliver()
 
@@ -468,32 +505,9 @@ class Session:
 
     def _arm(self, command: Command) -> None:
         expire = partial(self._event, partial(self._core.expire, command.sequence))
-        with self._lock:
-            if command.sequence not in self._timers:
-                timer = self._deadlines.after(command.timeout_ms / 1e3, expire)
-                self._timers[command.sequence] = timer
+        self._timers[command.sequence] = self._deadlines.after(command.timeout_ms / 1e3, expire)
 
     def _disarm(self, instruction: Disarm) -> None:
         timer = self._timers.pop(instruction.sequence, None)
         if timer is not None:
             self._deadlines.cancel(timer)
-
-
-class _Work:
-    """One entry on its lane."""
-
-    __slots__ = ("abort", "entry", "result", "session")
-
-    def __init__(self, session: Session, entry: Entry) -> None:
-        self.session = session
-        self.entry = entry
-        self.abort = Abort()
-        self.result = Completion(entry.sequence)
-
-    def run(self) -> None:
-        if not self.session.begin_work(self):
-            return
-        try:
-            self.result = self.session.do_work(self)
-        except BaseException as error:  # it becomes the command's error
-            self.session.work_failed(self, error)

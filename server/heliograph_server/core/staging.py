@@ -1,17 +1,20 @@
-"""Bytes that the server holds for one session between a bulk call and the command that names it."""
+"""Bytes that the server holds for one session between a call and the work that it is for."""
 
 from __future__ import annotations
 
 import threading
 
+import numpy as np
+
 from heliograph_proto.errors import LimitExceededError
 
 
 class Staging:
-    """Counts staged bytes, both ways together, and refuses what passes the limit before it is taken."""
+    """Counts bytes and refuses what passes the limit before it is taken. `what` they are, for errors."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, what: str = "transfers") -> None:
         self._limit_bytes = limit_bytes
+        self._what = what
         self._lock = threading.Lock()
         self.used_bytes = 0
 
@@ -20,20 +23,22 @@ class Staging:
 
     def take(self, size_bytes: int) -> memoryview:
         """Memory for a transfer, to be given back. Raises LimitExceededError."""
-        self._reserve(size_bytes)
+        self.reserve(size_bytes)
         try:
-            return memoryview(bytearray(size_bytes))
+            # Not zeroed: all of it is written before any of it is read, and this is called on the loop.
+            return np.empty(size_bytes, np.uint8).data
         except BaseException:
             self.give(size_bytes)
             raise
 
-    def _reserve(self, size_bytes: int) -> None:
+    def reserve(self, size_bytes: int) -> None:
+        """Counts what the caller holds already. Raises LimitExceededError."""
         with self._lock:
             if self.used_bytes + size_bytes > self._limit_bytes:
                 raise LimitExceededError(
-                    f"{self.used_bytes:,} bytes of transfers are staged, {size_bytes:,} more would pass "
+                    f"{self.used_bytes:,} bytes of {self._what} are held, {size_bytes:,} more would pass "
                     f"the limit of {self._limit_bytes:,}",
-                    advice="wait for earlier transfers",
+                    advice=f"wait for earlier {self._what}",
                 )
             self.used_bytes += size_bytes
 

@@ -11,7 +11,12 @@ has retired (uploads) or its bytes were read (downloads).
 
 from __future__ import annotations
 
-from heliograph_proto.errors import HeliographError, InvalidArgumentError, ProtocolError
+from heliograph_proto.errors import (
+    HeliographError,
+    InvalidArgumentError,
+    LimitExceededError,
+    ProtocolError,
+)
 from heliograph_server.core.ordering import Entry
 
 #: How many failures of one side are kept for the other; the oldest are forgotten first.
@@ -21,7 +26,9 @@ MAX_REMEMBERED = 10_000
 class Uploads:
     """The uploads of a session and the commands that wait for them. Pure: sizes and errors alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        #: The most that may come or lie here without a command; their bytes are counted elsewhere.
+        self._limit = limit
         #: Announced sizes, while the bytes are coming.
         self._started: dict[int, int] = {}
         self._arrived: dict[int, int] = {}
@@ -58,11 +65,18 @@ class Uploads:
             _remember(self._refused, transfer, entry.error)
 
     def started(self, transfer: int, size_bytes: int) -> HeliographError | None:
-        """An upload began. Returns why it is not wanted, if so; raises ProtocolError for a second one."""
+        """An upload began. Returns why it is not wanted, if so.
+
+        Raises ProtocolError for a second one, LimitExceededError.
+        """
         if transfer <= 0 or any(transfer in one for one in (self._started, self._arrived, self._claimed)):
             raise ProtocolError(f"transfer {transfer} cannot be uploaded: 0, or uploaded already")
         if transfer in self._refused:
             return self._refused.pop(transfer)
+        if len(self._started) + len(self._arrived) >= self._limit:
+            raise LimitExceededError(
+                f"{self._limit:,} uploads wait for their commands", advice="send the commands"
+            )
         self._started[transfer] = size_bytes
         _, expected = self._waiting.get(transfer, (None, size_bytes))
         return None if expected == size_bytes else _size_error(transfer, expected, size_bytes)
@@ -118,7 +132,8 @@ class Uploads:
         return True
 
     def clear(self) -> None:
-        self.__init__()  # type: ignore[misc]
+        """Forgets everything: the session is over."""
+        self.__init__(self._limit)  # type: ignore[misc]
 
 
 def _remember(errors: dict[int, HeliographError], transfer: int, error: HeliographError) -> None:
@@ -128,6 +143,4 @@ def _remember(errors: dict[int, HeliographError], transfer: int, error: Heliogra
 
 
 def _size_error(transfer: int, expected: int, announced: int) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"transfer {transfer} has {announced} bytes, but its command says {expected}"
-    )
+    return InvalidArgumentError(f"transfer {transfer} has {announced} bytes, but its command says {expected}")

@@ -85,9 +85,7 @@ class BulkService(bulk_pb2_grpc.BulkServiceServicer):
             data = await asyncio.wrap_future(download.future)
             for offset in range(0, max(1, data.nbytes), session.limits.chunk_bytes):
                 piece = bytes(data[offset : offset + session.limits.chunk_bytes])
-                response = bulk_pb2.DownloadResponse(
-                    offset_bytes=offset, size_bytes=data.nbytes, data=piece
-                )
+                response = bulk_pb2.DownloadResponse(offset_bytes=offset, size_bytes=data.nbytes, data=piece)
                 await context.write(response)
         finally:
             download.close()
@@ -101,7 +99,13 @@ class BulkService(bulk_pb2_grpc.BulkServiceServicer):
         ],
     ) -> bulk_pb2.FindMissingContentsResponse:
         session = self._slot.host.session(request.session)
-        missing = session.missing_contents(tuple(request.digests))
+        if len(request.digests) > (limit := session.limits.graph_nodes):
+            raise LimitExceededError(
+                f"{len(request.digests):,} digests at once; this server takes {limit:,}",
+                advice="ask in parts",
+            )
+        loop = asyncio.get_running_loop()
+        missing = await loop.run_in_executor(self._hashers, session.missing_contents, request.digests)
         return bulk_pb2.FindMissingContentsResponse(missing_digests=missing)
 
 

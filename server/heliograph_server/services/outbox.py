@@ -7,6 +7,7 @@ written as one message, up to a size; then flow control of the stream decides.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Iterator
 
@@ -21,13 +22,16 @@ HIGH_WATER_BYTES = 16 * 2**20
 MESSAGE_BYTES = 2**20
 #: What a completion without data costs, roughly.
 COMPLETION_BYTES = 64
+#: What an error holds in memory beyond that, roughly.
+ERROR_BYTES = 1024
 
 
 class Outbox:
-    """A queue of completions for one stream."""
+    """A queue of completions for one stream. Made on its loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._thread = threading.get_ident()
         self._pieces: deque[tuple[CompletionBatch, int]] = deque()
         # Two counters with one writer each, instead of one that needs a lock.
         self._put_bytes = 0
@@ -65,6 +69,9 @@ class Outbox:
 
     def _wake_soon(self) -> None:
         if self._wake_pending:
+            return
+        if threading.get_ident() == self._thread:
+            self._woken.set()
             return
         self._wake_pending = True
         try:
@@ -128,4 +135,5 @@ def _split(batch: CompletionBatch) -> Iterator[tuple[CompletionBatch, int]]:
 
 def _size_of(one: Completion) -> int:
     data = sum(len(data) for _, data in one.outputs)
-    return COMPLETION_BYTES + len(one.data) + data
+    error = ERROR_BYTES if one.error is not None else 0
+    return COMPLETION_BYTES + error + len(one.data) + data

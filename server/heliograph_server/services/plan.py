@@ -9,9 +9,9 @@ from grpc import aio
 
 from heliograph_proto import messages
 from heliograph_proto.description import PlanInfo
-from heliograph_proto.graph import check_size
 from heliograph_proto.v1 import plan_pb2, plan_pb2_grpc
 from heliograph_server.core.runtime import Session
+from heliograph_server.services.extent import check_graph
 from heliograph_server.services.refusals import HostSlot, refusals
 
 
@@ -29,7 +29,10 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         context: aio.ServicerContext[plan_pb2.CompileRequest, plan_pb2.CompileResponse],
     ) -> plan_pb2.CompileResponse:
         session = self._slot.host.session(request.session)
+        size_bytes = request.ByteSize()
+        session.requests.reserve(size_bytes)
         compiling = self._compilers.submit(_compile, session, request)
+        compiling.add_done_callback(lambda _done: session.requests.give(size_bytes))
         try:
             info = await asyncio.wrap_future(compiling)
         except asyncio.CancelledError:
@@ -40,7 +43,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
 
 def _compile(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
     # Before anything is made of it: a graph that is too large costs no more than its message.
-    check_size(len(request.graph.nodes), session.limits)
+    check_graph(request.graph, session.limits)
     graph = messages.decode_graph(request.graph)
     fusion = request.fusion != plan_pb2.FUSION_OFF
     return session.compile(request.plan, graph, tuple(request.devices), fusion)

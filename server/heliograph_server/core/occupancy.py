@@ -1,0 +1,45 @@
+"""Whether a device computes, so that a short run can be done at once, in the thread that brought it.
+
+Two changes of thread cost more than a small plan computes. Doing it at once is safe for an event loop
+only if it cannot wait for somebody else's long run on the same workers. So all who compute on a device
+sign in; what is done at once holds the door shut meanwhile, and is not begun while anybody is inside.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+#: A plan that is expected to take longer than this goes to its device's thread.
+SHORT_US = 50.0
+
+
+class Occupancy:
+    """Who computes on one device. Used as a context by those who compute in threads of their own."""
+
+    def __init__(self) -> None:
+        self._door = threading.Lock()
+        self._inside = 0
+
+    def __repr__(self) -> str:
+        return f"<Occupancy {self._inside}>"
+
+    def __enter__(self) -> None:
+        with self._door:
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._door:
+            self._inside -= 1
+
+    def at_once(self, work: Callable[[], None]) -> bool:
+        """Does short work here and now, unless somebody computes. Whether it did."""
+        if not self._door.acquire(blocking=False):
+            return False
+        try:
+            if self._inside:
+                return False
+            work()
+            return True
+        finally:
+            self._door.release()

@@ -1,0 +1,45 @@
+"""A command's work, as a lane sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from heliograph_backends.contract import Abort
+from heliograph_proto.commands import Completion
+from heliograph_server.core.handles import Lane
+from heliograph_server.core.occupancy import Occupancy
+from heliograph_server.core.ordering import Entry
+
+if TYPE_CHECKING:
+    from heliograph_server.core.session import Session
+
+
+class Work:
+    """One entry on its lane. Its methods report to the session as they go."""
+
+    __slots__ = ("abort", "entry", "lane", "occupancy", "result", "session")
+
+    def __init__(self, session: Session, entry: Entry, lane: Lane, occupancy: Occupancy) -> None:
+        self.session = session
+        self.entry = entry
+        self.lane = lane
+        self.occupancy = occupancy
+        self.abort = Abort()
+        self.result = Completion(entry.sequence)
+
+    def run(self) -> None:
+        """On the lane's thread."""
+        if self.session.begin_work(self):
+            with self.occupancy:
+                self._perform()
+
+    def run_at_once(self) -> None:
+        """On the thread that brought the command, which holds the session's lock."""
+        if self.session.begin_work(self):
+            self._perform()
+
+    def _perform(self) -> None:
+        try:
+            self.result = self.session.do_work(self)
+        except BaseException as error:  # it becomes the command's error
+            self.session.work_failed(self, error)

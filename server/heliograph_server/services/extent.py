@@ -1,0 +1,59 @@
+"""How much a message may hold, looked at before anything is made of it.
+
+gRPC bounds a message's bytes. That is not enough: a list of numbers takes one byte each on the wire and
+thirty in Python, and a loop over ten million of them keeps everybody else waiting.
+"""
+
+from __future__ import annotations
+
+from heliograph_proto.errors import InvalidArgumentError, LimitExceededError
+from heliograph_proto.graph import check_size
+from heliograph_proto.limits import Limits
+from heliograph_proto.types import MAX_DIMENSIONS
+from heliograph_proto.v1 import command_pb2, graph_pb2
+
+#: The most handles of one Free; giving so many back takes some 50 ms.
+MAX_FREED = 10_000
+#: The most operands, attributes and dimensions of a graph, for each node that it may have.
+PARTS_PER_NODE = 64
+
+
+def check_command(message: command_pb2.Command, limits: Limits) -> None:
+    """Raises LimitExceededError or InvalidArgumentError for longer lists than any that could succeed."""
+    match message.WhichOneof("kind"):
+        case "run":
+            _check(len(message.run.inputs), limits.graph_nodes, "inputs")
+            _check(len(message.run.outputs), limits.graph_nodes, "outputs")
+        case "allocate":
+            _check_dimensions(len(message.allocate.type.shape))
+        case "view":
+            _check_dimensions(len(message.view.type.shape))
+            _check_dimensions(len(message.view.strides_bytes))
+        case "free":
+            _check(len(message.free.handles), MAX_FREED, "handles")
+
+
+def check_graph(graph: graph_pb2.Graph, limits: Limits) -> None:
+    """Raises LimitExceededError."""
+    check_size(len(graph.nodes), limits)
+    _check(len(graph.leaves), limits.graph_nodes, "leaves")
+    _check(len(graph.outputs), limits.graph_nodes, "outputs")
+    parts = sum(map(_node_parts, graph.nodes)) + sum(len(leaf.type.shape) for leaf in graph.leaves)
+    _check(parts, PARTS_PER_NODE * limits.graph_nodes, "operands, attributes and dimensions")
+
+
+def _node_parts(node: graph_pb2.Node) -> int:
+    lists = sum(len(one.integers.values) for one in node.attributes)
+    return len(node.operands) + len(node.attributes) + len(node.result.shape) + lists
+
+
+def _check_dimensions(count: int) -> None:
+    if count > MAX_DIMENSIONS:
+        raise InvalidArgumentError(f"{count:,} dimensions; a tensor has at most {MAX_DIMENSIONS}")
+
+
+def _check(count: int, limit: int, what: str) -> None:
+    if count > limit:
+        raise LimitExceededError(
+            f"{count:,} {what} in one message; this server takes {limit:,}", advice="send fewer"
+        )
