@@ -368,12 +368,25 @@ def test_writing_a_tensor_wholly_heals_it(script: Script) -> None:
     assert script.done[healed] is None
 
 
-def test_writing_a_part_of_a_poisoned_tensor_fails(script: Script) -> None:
+def test_writing_a_part_of_a_poisoned_tensor_heals_that_part(script: Script) -> None:
+    """So a large tensor that is written in pieces is whole again after the last one."""
     script.tensor(1)
-    wrong = script.send(c.SetTensor(1, 8, bytes(16)))
-    part = script.send(c.SetTensor(1, 0, bytes(4)))
+    script.send(c.SetTensor(1, 8, bytes(16)))
+    half = script.send(c.SetTensor(1, 0, bytes(8)))
+    still = script.read(1)
+    script.send(c.SetTensor(1, 8, bytes(8)))
+    healed = script.read(1)
     script.run_all()
-    assert script.done[part] is script.done[wrong]
+    assert script.done[half] is None and script.done[healed] is None
+    assert isinstance(script.done[still], OutOfRangeError)
+
+
+def test_what_was_never_allocated_cannot_be_written_not_even_by_a_view(script: Script) -> None:
+    made = script.send(c.Allocate(1, tensor_type("f32", (4,)), "nowhere"))
+    script.send(c.View(2, 1, 0, tensor_type("f32", (2,))))
+    writes = [script.send(c.SetTensor(2, 0, bytes(8))), script.send(c.SetTensor(1, 0, bytes(16)))]
+    script.run_all()
+    assert all(isinstance(script.done[one], type(script.done[made])) for one in writes)
 
 
 def test_poison_on_one_half_leaves_a_view_of_the_other_usable(script: Script) -> None:

@@ -151,13 +151,13 @@ class Arrivals:
 
     def _allocate(self, entry: Entry, kind: c.Allocate) -> None:
         self._table.check_new(kind.tensor, TensorHandle)
-        tensor = self._new_tensor(kind.type, self._device(kind.device))
+        tensor = self._new_tensor(entry, kind.type, self._device(kind.device))
         self._work(entry, AllocateTask(tensor), _storage(tensor).device)
         entry.targets = (tensor,)
         self._table.add(kind.tensor, tensor)
 
-    def _new_tensor(self, type: TensorType, device: str) -> TensorHandle:
-        return TensorHandle(layout(type), Storage(type.nbytes, device))
+    def _new_tensor(self, entry: Entry, type: TensorType, device: str) -> TensorHandle:
+        return TensorHandle(layout(type), Storage(type.nbytes, device, maker=entry.sequence))
 
     def _view(self, entry: Entry, kind: c.View) -> None:
         self._table.check_new(kind.tensor, TensorHandle)
@@ -198,9 +198,8 @@ class Arrivals:
         size = self._sent_bytes(kind)
         check_range(tensor.layout, kind.offset_bytes, size)
         self._hold(entry, 0 if kind.data is None else size)
-        whole = kind.offset_bytes == 0 and size == tensor.type.nbytes
         task = WriteTask(tensor, kind.offset_bytes, kind.data, kind.transfer)
-        self._write(entry, task, tensor, whole)
+        self._write(entry, task, tensor, kind.offset_bytes, size)
 
     def _sent_bytes(self, kind: c.SetTensor) -> int:
         if kind.data is not None:
@@ -219,15 +218,16 @@ class Arrivals:
         check_range(tensor.layout, kind.offset_bytes, kind.size_bytes)
         if not 0 <= kind.value <= 255:
             raise InvalidArgumentError(f"memset with {kind.value}; a byte is 0 to 255")
-        whole = kind.offset_bytes == 0 and kind.size_bytes == tensor.type.nbytes
         task = FillTask(tensor, kind.offset_bytes, kind.size_bytes, kind.value)
-        self._write(entry, task, tensor, whole)
+        self._write(entry, task, tensor, kind.offset_bytes, kind.size_bytes)
 
-    def _write(self, entry: Entry, task: Task, tensor: TensorHandle, whole: bool) -> None:
+    def _write(self, entry: Entry, task: Task, tensor: TensorHandle, offset: int, size: int) -> None:
         self._work(entry, task, _storage(tensor).device)
         entry.targets = (tensor,)
-        if whole:
+        if offset == 0 and size == tensor.type.nbytes:
             entry.heals = tensor
+        elif tensor.layout.is_contiguous:
+            entry.heals, entry.part = tensor, tensor.part(offset, size)
         else:
             entry.uses = (tensor,)
 
@@ -266,7 +266,7 @@ class Arrivals:
     def _run(self, entry: Entry, kind: c.Run) -> None:
         plan = self._table.get(kind.plan, PlanHandle)
         inputs = self._inputs(plan, kind.inputs)
-        outputs = self._outputs(plan, kind.outputs)
+        outputs = self._outputs(entry, plan, kind.outputs)
         sent = sum(len_bytes(one) for one in inputs if not isinstance(one, TensorHandle))
         fetched = sum(plan.outputs[one.output].type.nbytes for one in outputs if one.fetch)
         self._hold(entry, sent + fetched)
@@ -309,16 +309,16 @@ class Arrivals:
         self._check_inline(size, "a command")
         return binding.data
 
-    def _outputs(self, plan: PlanHandle, bindings: tuple[c.OutputBinding, ...]) -> tuple[Wanted, ...]:
+    def _outputs(
+        self, entry: Entry, plan: PlanHandle, bindings: tuple[c.OutputBinding, ...]
+    ) -> tuple[Wanted, ...]:
         self._check_outputs(plan, bindings)
-        return tuple(
-            Wanted(
-                binding.output,
-                self._new_tensor(plan.outputs[binding.output].type, plan.device) if binding.tensor else None,
-                binding.fetch,
-            )
-            for binding in bindings
-        )
+        wanted = []
+        for binding in bindings:
+            type = plan.outputs[binding.output].type
+            tensor = self._new_tensor(entry, type, plan.device) if binding.tensor else None
+            wanted.append(Wanted(binding.output, tensor, binding.fetch))
+        return tuple(wanted)
 
     def _check_outputs(self, plan: PlanHandle, bindings: tuple[c.OutputBinding, ...]) -> None:
         places, numbers = set(), set()

@@ -9,7 +9,7 @@ A handle is alive from the arrival of the command that makes it until the arriva
 that frees it; what it stands for lives on until the commands between them are done. A poisoned
 handle holds an error: its own, when it was never made, or one on the bytes of its storage, when
 the command that was to write them failed. Poison on bytes is a range, so that a view of healthy
-bytes stays usable, and writing the whole range anew heals it.
+bytes stays usable, and writing bytes anew heals them.
 
 `buffer`, `stream` and `plan` are the runtime's own objects; nothing here looks into them.
 """
@@ -74,6 +74,10 @@ class Storage:
     device: str
     #: The runtime's buffer; None before it was allocated and after it was released.
     buffer: Any = None
+    #: The sequence number of the command that allocates it; 0 for a variable.
+    maker: int = 0
+    #: Why there are no bytes at all: that command failed.
+    error: HeliographError | None = None
     #: Tensors that share these bytes and were not released yet.
     tensors: int = 0
     #: The last command that writes, and those after it that read, while they are not done.
@@ -84,6 +88,29 @@ class Storage:
     unjoined: dict[Entry, None] = field(default_factory=dict)
     #: In the order of their bytes; they never overlap, since what is poisoned is not poisoned again.
     poisons: list[Poison] = field(default_factory=list)
+
+    def poison(self, start: int, end: int, error: HeliographError, tensor: TensorHandle) -> None:
+        """Marks those bytes of a range that are not poisoned yet; the first error stays."""
+        place = bisect_right(self.poisons, start, key=_END)
+        while start < end:
+            following = self.poisons[place] if place < len(self.poisons) else None
+            gap_end = end if following is None else min(end, following.start)
+            if start < gap_end:
+                self.poisons.insert(place, Poison(start, gap_end, error, tensor))
+                place += 1
+            if following is None:
+                return
+            start, place = max(start, following.end), place + 1
+
+    def heal(self, start: int, end: int) -> None:
+        """Takes the poison off a range; what reaches over its edges keeps its rest."""
+        place = bisect_right(self.poisons, start, key=_END)
+        while place < len(self.poisons) and self.poisons[place].start < end:
+            old = self.poisons.pop(place)
+            rest = [(old.start, min(old.end, start)), (max(old.start, end), old.end)]
+            kept = [Poison(low, high, old.error, old.tensor) for low, high in rest if low < high]
+            self.poisons[place:place] = kept
+            place += len(kept)
 
 
 @dataclass(slots=True, eq=False)
@@ -122,29 +149,32 @@ class TensorHandle:
         """The error that whoever uses these bytes now must fail with."""
         if self.storage is None or self.error is not None:
             return self.error
-        if not self.storage.poisons:
-            return None
+        if self.storage.error is not None or not self.storage.poisons:
+            return self.storage.error
         (start, end), poisons = self.span, self.storage.poisons
         # The first that ends behind our start; whether it begins before our end.
         place = bisect_right(poisons, start, key=_END)
         return poisons[place].error if place < len(poisons) and poisons[place].start < end else None
 
-    def poison(self, error: HeliographError) -> None:
-        """Marks the bytes as never written; the first error stays."""
-        if self.storage is not None and self.problem() is None:
-            poison = Poison(*self.span, error, self)
-            self.storage.poisons.insert(bisect_left(self.storage.poisons, poison.start, key=_START), poison)
+    def part(self, offset_bytes: int, size_bytes: int) -> tuple[int, int]:
+        """Bytes of a contiguous tensor as a range of its storage."""
+        start = self.layout.offset_bytes + offset_bytes
+        return start, start + size_bytes
 
-    def heal(self) -> None:
-        """Called when all of its bytes were written anew."""
+    def poison(self, error: HeliographError, part: tuple[int, int] | None = None) -> None:
+        """Marks the bytes, or a part of them, as never written; the first error stays."""
+        if self.storage is not None:
+            self.storage.poison(*(part or self.span), error, self)
+
+    def heal(self, part: tuple[int, int] | None = None) -> None:
+        """Called when all of its bytes, or a part of them, were written anew."""
         if self.storage is None or not self.storage.poisons:
             return
-        (start, end), poisons = self.span, self.storage.poisons
-        first = bisect_left(poisons, start, key=_START)
-        if self.layout.is_contiguous:
-            del poisons[first : max(first, bisect_right(poisons, end, key=_END))]
-        elif first < len(poisons) and poisons[first].tensor is self:
-            del poisons[first]
+        if part is not None or self.layout.is_contiguous:
+            self.storage.heal(*(part or self.span))
+        else:
+            # Between its elements are bytes that it did not write.
+            self.storage.poisons = [one for one in self.storage.poisons if one.tensor is not self]
 
 
 @dataclass(slots=True, eq=False)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from heliograph_proto import commands as c
 from heliograph_proto.description import Port
@@ -302,7 +303,10 @@ class SessionCore:
         self._settle()
 
     def _problem(self, entry: Entry) -> HeliographError | None:
-        return next((found for one in entry.uses if (found := one.problem()) is not None), None)
+        used = (one.problem() for one in entry.uses)
+        # Whatever is written, there must be bytes to write to.
+        written = (one.storage.error for one in entry.targets if one.storage is not None)
+        return next((found for found in chain(used, written) if found is not None), None)
 
     # Their end
 
@@ -311,7 +315,7 @@ class SessionCore:
             self._spoil(entry)
             note_failure(entry)
         elif entry.heals is not None:
-            entry.heals.heal()
+            entry.heals.heal(entry.part)
         if not entry.reported:
             self._report(entry, result)
         self._retire(entry)
@@ -320,7 +324,9 @@ class SessionCore:
         assert entry.error is not None
         entry.error = entry.error.from_command(entry.sequence)
         for target in entry.targets:
-            target.poison(entry.error)
+            target.poison(entry.error, entry.part)
+            if target.storage is not None and target.storage.maker == entry.sequence:
+                target.storage.error = target.storage.error or entry.error
 
     def _report(self, entry: Entry, result: c.Completion) -> None:
         entry.reported = True
