@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import op_cases_activations
+import op_cases_attention
 import op_cases_products
 import pytest
 from backend_graphs import Array, Maker, normalised_error, nothing_left, run, same_bits
@@ -28,6 +30,7 @@ from op_cases import (
     t,
     wide,
 )
+from op_cases_attention import soft_max
 
 from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.cpu.kernels import available
@@ -109,6 +112,16 @@ WITH_ATTRIBUTES: dict[str, list[tuple[dict[str, float], Callable[[Array], Array]
         ({"min": -1, "max": 0.5}, lambda x: np.clip(x, -1, 0.5)),
         ({"min": -math.inf, "max": 1}, lambda x: np.minimum(x, 1)),
     ],
+    "xielu": [
+        (
+            {"alpha_n": 0.7, "alpha_p": 1.1, "beta": 0.5, "eps": -1e-6},
+            lambda x: np.where(
+                x > 0,
+                math.log1p(math.exp(1.1)) * x * x + 0.5 * x,
+                (np.expm1(np.minimum(x, -1e-6)) - x) * (0.5 + math.log1p(math.exp(0.7))) + 0.5 * x,
+            ),
+        ),
+    ],
     "leaky_relu": [
         ({"slope": 0.125}, lambda x: np.where(x > 0, x, 0.125 * x)),
         ({}, lambda x: np.where(x > 0, x, 0.01 * x)),
@@ -164,12 +177,6 @@ def rms_norm(x: Array, eps: float) -> Array:
 
 def l2_norm(x: Array, eps: float) -> Array:
     return x / np.maximum(np.sqrt((x * x).sum(-1, keepdims=True)), eps)
-
-
-def soft_max(x: Array, mask: Array | float = 0.0, scale: float = 1.0) -> Array:
-    scores = x * scale + mask
-    powers = np.exp(scores - scores.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
 
 
 # Cases
@@ -269,17 +276,6 @@ def norm_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
     yield Case(op, [np.zeros((3, 0), np.float32)], np.zeros((3, 0)), {"eps": 1e-5})
 
 
-def soft_max_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
-    for name, shape in itertools.product(FLOATS, ROWS):
-        x = data(random, name, shape)
-        yield Case(op, [x], soft_max(wide(x)))
-        for mask_shape in dict.fromkeys((shape, shape[-1:], (1,), (), (*shape[:-1], 1))):
-            mask = data(random, name, mask_shape)
-            yield Case(op, [x, mask], soft_max(wide(x), wide(mask), 0.5), {"scale": 0.5})
-        causal = np.where(np.arange(shape[-1]) < 1, 0, -np.inf).astype(x.dtype)
-        yield Case(op, [x, causal], soft_max(wide(x), wide(causal)))
-
-
 def get_rows_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
     for name, index in itertools.product(PLAIN, ("i32", "i64")):
         rows = data(random, name, (9, 5))
@@ -360,6 +356,8 @@ def assign_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
 
 
 CASES: dict[str, Cases] = {
+    **op_cases_activations.CASES,
+    **op_cases_attention.CASES,
     **op_cases_products.CASES,
     **dict.fromkeys((*UNARY_OF_FLOATS, *UNARY_OF_NUMBERS), unary_cases),
     **dict.fromkeys(WITH_ATTRIBUTES, attribute_cases),
@@ -372,7 +370,6 @@ CASES: dict[str, Cases] = {
     "where": where_cases,
     "argmax": argmax_cases,
     "matmul": matmul_cases,
-    "soft_max": soft_max_cases,
     "get_rows": get_rows_cases,
     "concat": concat_cases,
     "fill": fill_cases,
@@ -583,11 +580,13 @@ def test_the_mean_of_small_integers_does_not_wrap(definition: CpuDevice) -> None
 # Refusals
 
 REFUSED: list[Refusal] = [
+    *op_cases_activations.REFUSED,
+    *op_cases_attention.REFUSED,
     *op_cases_products.REFUSED,
     ("no operand", "exp", [], {}, "takes the operands"),
     ("too many operands", "exp", [t("f32"), t("f32")], {}, "takes the operands"),
     ("one operand of two", "add", [t("f32")], {}, "takes the operands"),
-    ("three for soft_max", "soft_max", [t("f32", 1)] * 3, {}, "takes the operands"),
+    ("four for soft_max", "soft_max", [t("f32", 1)] * 4, {}, "takes the operands"),
     ("operands of a source", "fill", [t("f32")], {}, "takes the operands"),
     ("more than a variadic op takes", "concat", [t("f32", 1)] * (MAX_OPERANDS + 1), {}, "takes the operands"),
     ("nothing to join", "concat", [], {}, "takes the operands"),
@@ -638,7 +637,7 @@ REFUSED: list[Refusal] = [
     ("a product of integers", "matmul", [t("i32", 1, 1)] * 2, {}, "takes float"),
     ("an empty soft_max", "soft_max", [t("f32", 2, 0)], {}, "empty rows"),
     ("a scale that is NaN", "soft_max", [t("f32", 2)], {"scale": math.nan}, "must be finite"),
-    ("a mask of another type", "soft_max", [t("f32", 2), t("f16", 2)], {}, "different data types"),
+    ("a mask of another type", "soft_max", [t("f32", 2), t("f64", 2)], {}, "data types"),
     ("a mask too large", "soft_max", [t("f32", 2), t("f32", 3, 2)], {}, "does not broadcast to"),
     ("an index that is a float", "get_rows", [t("f32", 2, 2), t("f32", 1)], {}, "must be i32 or i64"),
     ("an index that is unsigned", "get_rows", [t("f32", 2, 2), t("u32", 1)], {}, "must be i32 or i64"),

@@ -15,7 +15,7 @@ from typing import Any
 from heliograph_proto import rules
 from heliograph_proto.errors import HeliographError, InvalidGraphError, UnknownOpError
 from heliograph_proto.rules import INTEGERS
-from heliograph_proto.table import basic, products
+from heliograph_proto.table import activations, attention, basic, products
 from heliograph_proto.table.row import (
     DEFAULT_TOLERANCE,
     EXACT,
@@ -33,7 +33,9 @@ __all__ = [
 ]  # fmt: skip
 
 #: Every op by its name.
-OPS: Mapping[str, Op] = {row.name: row for row in (*basic.ROWS, *products.ROWS)}
+OPS: Mapping[str, Op] = {
+    row.name: row for row in (*basic.ROWS, *activations.ROWS, *attention.ROWS, *products.ROWS)
+}
 
 #: The integer ops among the elementwise ones, for documentation.
 INTEGER_KINDS = INTEGERS

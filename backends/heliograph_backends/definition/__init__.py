@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 
-from heliograph_backends.definition import basic, products, rows
+from heliograph_backends.definition import activations, attention, basic, products, rows
 from heliograph_backends.definition.base import Array, Attributes, Formula, Kernel, Writer
 
 #: Ops that are one ufunc, called as ufunc(*operands, out).
@@ -30,7 +30,9 @@ UFUNCS = {
 }  # fmt: skip
 
 #: Ops that are more than one ufunc.
-FORMULAS: Mapping[str, Formula] = {**basic.FORMULAS, **products.FORMULAS, **rows.FORMULAS}
+FORMULAS: Mapping[str, Formula] = {
+    **activations.FORMULAS, **attention.FORMULAS, **basic.FORMULAS, **products.FORMULAS, **rows.FORMULAS,
+}  # fmt: skip
 #: Ops that write parts of their result one after the other.
 WRITERS: Mapping[str, Writer] = {**rows.WRITERS}
 

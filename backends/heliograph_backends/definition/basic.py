@@ -135,14 +135,6 @@ def l2_norm(xp: Any, attributes: Attributes, x: Array) -> Array:
     return x / xp.maximum(length, constant(x, attributes["eps"]))
 
 
-def soft_max(xp: Any, attributes: Attributes, x: Array, mask: Array | None = None) -> Array:
-    x = x * constant(x, attributes["scale"])
-    if mask is not None:
-        x = x + mask
-    powers = xp.exp(x - x.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
-
-
 # Gather, moves, views, sources
 
 
@@ -218,7 +210,6 @@ FORMULAS: Mapping[str, Formula] = {
     "norm": in_wide(norm),
     "rms_norm": in_wide(rms_norm),
     "l2_norm": in_wide(l2_norm),
-    "soft_max": in_wide(soft_max),
     "get_rows": get_rows,
     "cont": same,
     "concat": concat,

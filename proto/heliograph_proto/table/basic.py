@@ -190,16 +190,6 @@ ROWS: tuple[Op, ...] = (
         1e-6,
     ),
     Op(
-        "soft_max",
-        ("x", "mask?"),
-        "rows",
-        rules.soft_max,
-        "exp(y - max(y)) / sum, for each row of y = x * scale + mask.",
-        (Attribute("scale", "real", 1.0),),
-        (0,),
-        1e-6,
-    ),
-    Op(
         "get_rows",
         ("rows", "indices"),
         "gather",
