@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 
-from heliograph_backends.definition import activations, attention, basic, products, rows
+from heliograph_backends.definition import activations, attention, basic, products, rope, rows
 from heliograph_backends.definition.base import Array, Attributes, Formula, Kernel, Writer
 
 #: Ops that are one ufunc, called as ufunc(*operands, out).
@@ -29,10 +29,11 @@ UFUNCS = {
     "logical_xor": "logical_xor", "matmul": "matmul",
 }  # fmt: skip
 
+_FAMILIES = (activations, attention, basic, products, rope, rows)
 #: Ops that are more than one ufunc.
 FORMULAS: Mapping[str, Formula] = {
-    **activations.FORMULAS, **attention.FORMULAS, **basic.FORMULAS, **products.FORMULAS, **rows.FORMULAS,
-}  # fmt: skip
+    name: formula for family in _FAMILIES for name, formula in family.FORMULAS.items()
+}
 #: Ops that write parts of their result one after the other.
 WRITERS: Mapping[str, Writer] = {**rows.WRITERS}
 
