@@ -11,6 +11,7 @@ import numpy as np
 import op_cases_activations
 import op_cases_attention
 import op_cases_products
+import op_cases_reductions
 import op_cases_rope
 import pytest
 from backend_graphs import Array, Maker, normalised_error, nothing_left, run, same_bits
@@ -360,6 +361,7 @@ CASES: dict[str, Cases] = {
     **op_cases_activations.CASES,
     **op_cases_attention.CASES,
     **op_cases_products.CASES,
+    **op_cases_reductions.CASES,
     **op_cases_rope.CASES,
     **dict.fromkeys((*UNARY_OF_FLOATS, *UNARY_OF_NUMBERS), unary_cases),
     **dict.fromkeys(WITH_ATTRIBUTES, attribute_cases),
@@ -585,6 +587,7 @@ REFUSED: list[Refusal] = [
     *op_cases_activations.REFUSED,
     *op_cases_attention.REFUSED,
     *op_cases_products.REFUSED,
+    *op_cases_reductions.REFUSED,
     *op_cases_rope.REFUSED,
     ("no operand", "exp", [], {}, "takes the operands"),
     ("too many operands", "exp", [t("f32"), t("f32")], {}, "takes the operands"),

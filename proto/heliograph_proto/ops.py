@@ -15,7 +15,7 @@ from typing import Any
 from heliograph_proto import rules
 from heliograph_proto.errors import HeliographError, InvalidGraphError, UnknownOpError
 from heliograph_proto.rules import INTEGERS
-from heliograph_proto.table import activations, attention, basic, products, rope
+from heliograph_proto.table import activations, attention, basic, products, reductions, rope
 from heliograph_proto.table.row import (
     DEFAULT_TOLERANCE,
     EXACT,
@@ -34,7 +34,8 @@ __all__ = [
 
 #: Every op by its name.
 OPS: Mapping[str, Op] = {
-    row.name: row for row in (*basic.ROWS, *activations.ROWS, *attention.ROWS, *products.ROWS, *rope.ROWS)
+    row.name: row
+    for row in (*basic.ROWS, *activations.ROWS, *attention.ROWS, *products.ROWS, *reductions.ROWS, *rope.ROWS)
 }
 
 #: The integer ops among the elementwise ones, for documentation.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 
-from heliograph_backends.definition import activations, attention, basic, products, rope, rows
+from heliograph_backends.definition import activations, attention, basic, products, reductions, rope, rows
 from heliograph_backends.definition.base import Array, Attributes, Formula, Kernel, Writer
 
 #: Ops that are one ufunc, called as ufunc(*operands, out).
@@ -29,7 +29,7 @@ UFUNCS = {
     "logical_xor": "logical_xor", "matmul": "matmul",
 }  # fmt: skip
 
-_FAMILIES = (activations, attention, basic, products, rope, rows)
+_FAMILIES = (activations, attention, basic, products, reductions, rope, rows)
 #: Ops that are more than one ufunc.
 FORMULAS: Mapping[str, Formula] = {
     name: formula for family in _FAMILIES for name, formula in family.FORMULAS.items()

@@ -1,4 +1,4 @@
-"""Formulas: softmax with ALiBi and sinks, and group norm."""
+"""Formulas: softmax with ALiBi and sinks, attention, and group norm."""
 
 from __future__ import annotations
 
@@ -6,8 +6,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from heliograph_backends.definition.base import Array, Attributes, Formula, constant, in_wide
+from heliograph_backends.definition.base import (
+    Array,
+    Attributes,
+    Formula,
+    accumulated,
+    constant,
+    cycled,
+    in_wide,
+)
 from heliograph_backends.definition.basic import norm
+from heliograph_backends.definition.products import repeated_matmul
+
+#: The most scores that are held at once, as far as whole rows of all heads allow.
+BLOCK_SCORES = 2**23
 
 
 def alibi_slopes(xp: Any, heads: int, max_bias: float) -> Array:
@@ -53,6 +65,64 @@ def scaled_mask(xp: Any, attributes: Attributes, mask: Array, scores: Array) -> 
     return by_head(slopes, scores.ndim) * mask
 
 
+def flash_attn_ext(
+    xp: Any,
+    attributes: Attributes,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None = None,
+    sinks: Array | None = None,
+) -> Array:
+    """Some rows of q at a time, whose number depends on shapes alone: [batch, rows, heads, dv]."""
+    batch, heads, rows, _ = q.shape
+    (k, v) = accumulated(xp, k, v)
+    result = xp.empty((batch, rows, heads, v.shape[-1]), k.dtype)
+    step = max(1, BLOCK_SCORES // max(1, batch * heads * k.shape[-2]))
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        (some,) = accumulated(xp, q[:, :, part])
+        shown = None if mask is None else mask[..., part, :]
+        found = _attend(xp, attributes, some, k, v, shown, sinks)
+        result[:, part] = found.transpose(0, 2, 1, 3)
+    return result
+
+
+def _attend(
+    xp: Any,
+    attributes: Attributes,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    sinks: Array | None,
+) -> Array:
+    """Attention of whole rows of scores; a row that the mask hides whole, and that has no sink, is 0."""
+    scores = _scores(xp, attributes, q, k)
+    if mask is not None:
+        # An infinite mask hides, whatever the score and the slope are.
+        scores = scores + scaled_mask(xp, attributes, cycled(xp, mask, scores.shape), scores)
+    top = scores.max(-1, keepdims=True, initial=-math.inf)
+    if sinks is not None:
+        top = xp.maximum(top, by_head(sinks, 4).astype(scores.dtype))
+    shift = xp.where(xp.isneginf(top), constant(scores, 0), top)
+    powers = xp.exp(scores - shift)
+    total = powers.sum(-1, keepdims=True)
+    if sinks is not None:
+        total = total + xp.exp(by_head(sinks, 4).astype(scores.dtype) - shift)
+    weights = powers / xp.where(total == 0, constant(total, 1), total)
+    # Several heads of q share one of k and v: the product with v^T has it on the left.
+    return repeated_matmul(xp, v.swapaxes(-1, -2), weights.swapaxes(-1, -2)).swapaxes(-1, -2)
+
+
+def _scores(xp: Any, attributes: Attributes, q: Array, k: Array) -> Array:
+    cap = attributes["logit_softcap"]
+    scores = repeated_matmul(xp, k, q.swapaxes(-1, -2)).swapaxes(-1, -2)
+    if not cap:
+        return scores * constant(scores, attributes["scale"])
+    return constant(scores, cap) * xp.tanh(scores * constant(scores, attributes["scale"] / cap))
+
+
 def group_norm(xp: Any, attributes: Attributes, x: Array) -> Array:
     """As in ggml, groups have ceil(channels / groups) channels, and the last one what is left."""
     channels = x.shape[-3]
@@ -71,4 +141,8 @@ def _norm_of(xp: Any, attributes: Attributes, x: Array, step: int) -> Array:
     return norm(xp, attributes, rows).reshape(x.shape)
 
 
-FORMULAS: Mapping[str, Formula] = {"soft_max": in_wide(soft_max), "group_norm": in_wide(group_norm)}
+FORMULAS: Mapping[str, Formula] = {
+    "soft_max": in_wide(soft_max),
+    "flash_attn_ext": flash_attn_ext,
+    "group_norm": in_wide(group_norm),
+}

@@ -1,10 +1,11 @@
-"""Rules of softmax with ALiBi and sinks, and of group norm."""
+"""Rules of softmax with ALiBi and sinks, of attention, and of group norm."""
 
 from __future__ import annotations
 
 from heliograph_proto.errors import InvalidGraphError
 from heliograph_proto.rules import FLOATS, Attributes, Types, broadcast_shapes, require_kind, require_rank
 from heliograph_proto.rules.activations import require_finite, require_not_negative
+from heliograph_proto.rules.products import accumulated, require_repeats
 from heliograph_proto.rules.rows import require_within
 from heliograph_proto.types import DType, TensorType
 
@@ -44,6 +45,34 @@ def soft_max(types: Types, attributes: Attributes) -> TensorType:
     if len(types) > 2:
         require_sinks(types[2], x.shape[-3] if x.ndim > 2 else 1)
     return x
+
+
+def flash_attn_ext(types: Types, attributes: Attributes) -> TensorType:
+    """q [b, h, m, d], k [b', h', n, d], v [b', h', n, dv], mask [.., m, n], sinks [h] give [b, m, h, dv]."""
+    q, k, v = types[:3]
+    dtype = accumulated(types[:3])
+    require_kind(types, FLOATS)
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise InvalidGraphError(f"q {q}, k {k} and v {v}: four dimensions needed")
+    if q.shape[-1] != k.shape[-1] or k.shape[:-1] != v.shape[:-1]:
+        raise InvalidGraphError(f"q {q}, k {k} and v {v}: their sizes do not fit")
+    require_repeats(k, q, 2)
+    require_finite(attributes, "scale")
+    require_not_negative(attributes, "logit_softcap")
+    require_bias(types, attributes, 3)
+    require_bias_types(dtype, types[3:])
+    if len(types) > 3:
+        _require_mask(types[3], TensorType(dtype, (*q.shape[:-1], k.shape[-2])))
+    if len(types) > 4:
+        require_sinks(types[4], q.shape[1])
+    return TensorType(dtype, (q.shape[0], q.shape[2], q.shape[1], v.shape[-1]))
+
+
+def _require_mask(mask: TensorType, scores: TensorType) -> None:
+    require_rank(mask, 2)
+    if mask.shape[-2:] != scores.shape[-2:]:
+        raise InvalidGraphError(f"mask {mask} of scores {scores}: rows and columns must be equal")
+    require_repeats(mask, scores, 2)
 
 
 def group_norm(types: Types, attributes: Attributes) -> TensorType:
