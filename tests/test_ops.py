@@ -13,6 +13,7 @@ import op_cases_attention
 import op_cases_products
 import op_cases_reductions
 import op_cases_rope
+import op_cases_windows
 import pytest
 from backend_graphs import Array, Maker, normalised_error, nothing_left, run, same_bits
 from op_cases import (
@@ -36,6 +37,7 @@ from op_cases_attention import soft_max
 
 from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.cpu.kernels import available
+from heliograph_backends.definition import attention, windows
 from heliograph_proto.errors import HeliographError, InvalidGraphError, OutOfRangeError, UnknownOpError
 from heliograph_proto.ops import EXACT, MAX_OPERANDS, OPS, infer
 from heliograph_proto.types import DTYPES, TensorType, dtype
@@ -363,6 +365,7 @@ CASES: dict[str, Cases] = {
     **op_cases_products.CASES,
     **op_cases_reductions.CASES,
     **op_cases_rope.CASES,
+    **op_cases_windows.CASES,
     **dict.fromkeys((*UNARY_OF_FLOATS, *UNARY_OF_NUMBERS), unary_cases),
     **dict.fromkeys(WITH_ATTRIBUTES, attribute_cases),
     **dict.fromkeys(BINARY, binary_cases),
@@ -589,6 +592,7 @@ REFUSED: list[Refusal] = [
     *op_cases_products.REFUSED,
     *op_cases_reductions.REFUSED,
     *op_cases_rope.REFUSED,
+    *op_cases_windows.REFUSED,
     ("no operand", "exp", [], {}, "takes the operands"),
     ("too many operands", "exp", [t("f32"), t("f32")], {}, "takes the operands"),
     ("one operand of two", "add", [t("f32")], {}, "takes the operands"),
@@ -765,3 +769,37 @@ def test_an_index_outside_is_an_error_of_its_node(
     with pytest.raises(OutOfRangeError, match=f"{op}: index") as caught:
         run(request.getfixturevalue(device), made)
     assert caught.value.origin is not None and caught.value.origin.op == op
+
+
+@pytest.mark.parametrize("op", ["conv_2d", "conv_2d_dw", "pool_1d", "pool_2d", "flash_attn_ext"])
+def test_results_that_are_computed_in_parts_are_the_same(
+    op: str, definition: CpuDevice, random: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "TILE_ELEMENTS", 40)
+    monkeypatch.setattr(attention, "BLOCK_SCORES", 20)
+    for case in itertools.islice(cases_of(op, random), 40):
+        (found,) = run(definition, made_of(case, as_it_is))
+        check(case, found)
+
+
+HUGE = 2**40
+EMPTY: list[tuple[str, list[tuple[int, ...]], dict[str, Any]]] = [
+    ("repeat", [(0, 2)], {"shape": (0, HUGE)}),
+    ("diag", [(0, 1, 2**24)], {}),
+    ("diag_mask_inf", [(0, 2**24, HUGE // 2**24)], {}),
+    ("tri", [(0, 2**19, 2**19)], {"type": 0}),
+    ("timestep_embedding", [(0,)], {"dim": 2**31 - 1}),
+    ("pad", [(0, 3)], {"left": (0, 2**31 - 1), "right": (0, 0), "circular": True}),
+    ("pool_2d", [(0, 3, 3)], {"kernel": (2, 2), "padding": (2**30, 1)}),
+    ("conv_2d", [(2, 1, 1, 1), (0, 1, 3, 3)], {"padding": (2**30, 1)}),
+    ("im2col", [(2, 1, 1, 1), (0, 1, 3, 3)], {"padding": (2**30, 1)}),
+]
+
+
+@pytest.mark.parametrize(("op", "shapes", "attributes"), EMPTY, ids=[case[0] for case in EMPTY])
+def test_an_empty_result_takes_no_memory_however_long_its_other_sides_are(
+    op: str, shapes: list[tuple[int, ...]], attributes: dict[str, Any], definition: CpuDevice
+) -> None:
+    operands = [np.zeros(shape, np.float32) for shape in shapes]
+    (found,) = run(definition, made_of(Case(op, operands, np.zeros(0), attributes), as_it_is))
+    assert found.size == 0

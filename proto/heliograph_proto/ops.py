@@ -15,7 +15,7 @@ from typing import Any
 from heliograph_proto import rules
 from heliograph_proto.errors import HeliographError, InvalidGraphError, UnknownOpError
 from heliograph_proto.rules import INTEGERS
-from heliograph_proto.table import activations, attention, basic, products, reductions, rope
+from heliograph_proto.table import activations, attention, basic, products, reductions, rope, windows
 from heliograph_proto.table.row import (
     DEFAULT_TOLERANCE,
     EXACT,
@@ -32,11 +32,9 @@ __all__ = [
     "Group", "Op", "complete_attributes", "convert_attribute", "infer", "op",
 ]  # fmt: skip
 
+_FAMILIES = (basic, activations, attention, products, reductions, rope, windows)
 #: Every op by its name.
-OPS: Mapping[str, Op] = {
-    row.name: row
-    for row in (*basic.ROWS, *activations.ROWS, *attention.ROWS, *products.ROWS, *reductions.ROWS, *rope.ROWS)
-}
+OPS: Mapping[str, Op] = {row.name: row for family in _FAMILIES for row in family.ROWS}
 
 #: The integer ops among the elementwise ones, for documentation.
 INTEGER_KINDS = INTEGERS

@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy
 
-from heliograph_backends.definition import activations, attention, basic, products, reductions, rope, rows
+from heliograph_backends.definition import (
+    activations,
+    attention,
+    basic,
+    products,
+    reductions,
+    rope,
+    rows,
+    windows,
+)
 from heliograph_backends.definition.base import Array, Attributes, Formula, Kernel, Writer
 
 #: Ops that are one ufunc, called as ufunc(*operands, out).
@@ -29,13 +38,13 @@ UFUNCS = {
     "logical_xor": "logical_xor", "matmul": "matmul",
 }  # fmt: skip
 
-_FAMILIES = (activations, attention, basic, products, reductions, rope, rows)
+_FAMILIES = (activations, attention, basic, products, reductions, rope, rows, windows)
 #: Ops that are more than one ufunc.
 FORMULAS: Mapping[str, Formula] = {
     name: formula for family in _FAMILIES for name, formula in family.FORMULAS.items()
 }
 #: Ops that write parts of their result one after the other.
-WRITERS: Mapping[str, Writer] = {**rows.WRITERS}
+WRITERS: Mapping[str, Writer] = {**rows.WRITERS, **windows.WRITERS}
 
 
 def define(op: str, attributes: Attributes, xp: Any = numpy) -> Kernel:
@@ -50,7 +59,9 @@ def define(op: str, attributes: Attributes, xp: Any = numpy) -> Kernel:
 def _filling(formula: Formula, attributes: Attributes, xp: Any) -> Kernel:
     def kernel(*operands_and_out: Array) -> None:
         *operands, out = operands_and_out
-        out[...] = formula(xp, attributes, *operands)
+        # Nothing needs no work, and its other dimensions may be huge.
+        if out.size:
+            out[...] = formula(xp, attributes, *operands)
 
     return kernel
 
@@ -58,6 +69,7 @@ def _filling(formula: Formula, attributes: Attributes, xp: Any) -> Kernel:
 def _writing(writer: Writer, attributes: Attributes, xp: Any) -> Kernel:
     def kernel(*operands_and_out: Array) -> None:
         *operands, out = operands_and_out
-        writer(xp, attributes, out, *operands)
+        if out.size:
+            writer(xp, attributes, out, *operands)
 
     return kernel

@@ -102,7 +102,8 @@ def _attend(
     if mask is not None:
         # An infinite mask hides, whatever the score and the slope are.
         scores = scores + scaled_mask(xp, attributes, cycled(xp, mask, scores.shape), scores)
-    top = scores.max(-1, keepdims=True, initial=-math.inf)
+    # Without keys there is no largest score.
+    top = scores.max(-1, keepdims=True) if k.shape[-2] else xp.full((*q.shape[:-1], 1), -math.inf, q.dtype)
     if sinks is not None:
         top = xp.maximum(top, by_head(sinks, 4).astype(scores.dtype))
     shift = xp.where(xp.isneginf(top), constant(scores, 0), top)
