@@ -233,7 +233,11 @@ def test_arrays_that_no_tensor_can_be_are_refused(g: hg.Graph, array: np.ndarray
 
 def test_raw_ops_have_signatures_and_documentation(g: hg.Graph, x: hg.Value) -> None:
     y = hg.ops.soft_max(x, scale=0.5, name="s")
-    assert (y.op, y.name, g.freeze().nodes[-1].attributes) == ("soft_max", "s", {"scale": 0.5})
+    assert (y.op, y.name, g.freeze().nodes[-1].attributes) == (
+        "soft_max",
+        "s",
+        {"scale": 0.5, "max_bias": 0.0},
+    )
     assert "soft_max" in dir(hg.ops) and "scale" in str(hg.ops.soft_max.__doc__)
     assert hg.ops.arange(graph=g, start=0, stop=3, step=1).shape == (3,)
     assert hg.ops.cast(x, dtype="i32").dtype.name == "i32"

@@ -31,6 +31,8 @@ INSTRUCTIONS: Mapping[str, Operation] = {
     "cont": Operation.COPY,
 }  # fmt: skip
 IMMEDIATES = {"scale": ("scale", "bias"), "clamp": ("min", "max")}
+#: Ops on rows that have a kernel of their own.
+ROW_KERNELS = ("norm", "rms_norm", "l2_norm", "soft_max")
 REDUCTIONS = {"reduce_sum": "sum_rows", "reduce_mean": "mean_rows", "reduce_max": "max_rows"}
 
 #: Registers a packed weight and returns the slot that it will be bound to.
@@ -73,7 +75,10 @@ class Lowering:
             return False
         if node.op in INSTRUCTIONS or node.op in ("matmul", "concat"):
             return True
-        if OPS[node.op].group == "rows":
+        if node.op in ROW_KERNELS:
+            if len(node.operands) > 2 or node.attributes.get("max_bias"):
+                # The kernel of soft_max knows neither sinks nor slopes.
+                return False
             # A mask may broadcast over rows, but kernels read each row of it whole.
             whole = all(self.types[value].shape[-1:] == node.type.shape[-1:] for value in node.operands)
             return whole and all(self._has_contiguous_rows(value) for value in node.operands)
@@ -109,7 +114,7 @@ class Lowering:
             self._matmul(builder, group, storage, packed)
         elif group.role == "norm":
             self._norm(builder, group, storage)
-        elif OPS[node.op].group == "rows":
+        elif node.op in ROW_KERNELS:
             self._rows(builder, group.last, storage)
         elif node.op in REDUCTIONS:
             self._reduction(builder, group.last, storage)

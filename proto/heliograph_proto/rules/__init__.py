@@ -199,20 +199,6 @@ def matmul(types: Types, attributes: Attributes) -> TensorType:
     return TensorType(dtype, (*batch, left.shape[-2], right.shape[-1]))
 
 
-def soft_max(types: Types, attributes: Attributes) -> TensorType:
-    """A float operand, and optionally a mask of its data type that broadcasts to its shape."""
-    found = rows_with_eps(types[:1], {"eps": 0.0})
-    if found.shape[-1] == 0:
-        raise InvalidGraphError(f"operand {found} has empty rows")
-    if not math.isfinite(attributes["scale"]):
-        raise InvalidGraphError(f"scale is {attributes['scale']}; it must be finite")
-    if len(types) == 2:
-        require_one_dtype(types)
-        if broadcast_shapes(found.shape, types[1].shape) != found.shape:
-            raise InvalidGraphError(f"mask {types[1]} does not broadcast to {found}")
-    return found
-
-
 def get_rows(types: Types, attributes: Attributes) -> TensorType:
     """Rows [..., n, d] and indices [..., r], equal leading dimensions, give [..., r, d].
 

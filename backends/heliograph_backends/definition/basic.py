@@ -1,76 +1,21 @@
-"""The living definition of every op, written to be read: NumPy, or CuPy, by the parameter `xp`.
-
-`define(op, attributes, xp)` gives a function `kernel(*operands, out)` that writes the result into
-`out`. It works in the operands' own precision, except that f16 is computed in f32 and rounded once, at
-the end. Other kernels are compared with these; a device without faster ones runs these.
-"""
+"""Formulas: elementwise ops, reductions, norms, moves, views, sources and variables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
-import numpy
-
+from heliograph_backends.definition.base import (
+    Array,
+    Attributes,
+    Formula,
+    check_indices,
+    constant,
+    in_wide,
+    wide,
+)
 from heliograph_backends.special import erf
-from heliograph_proto.errors import OutOfRangeError
-
-Array: TypeAlias = Any
-#: kernel(*operands, out); returns whatever, usually `out`.
-Kernel: TypeAlias = Callable[..., Any]
-Attributes: TypeAlias = Mapping[str, Any]
-#: (xp, attributes, *operands) -> result; written into `out` by `define`.
-Formula: TypeAlias = Callable[..., Array]
-
-#: Ops that are one ufunc, called as ufunc(*operands, out).
-UFUNCS = {
-    "neg": "negative", "abs": "absolute", "sgn": "sign", "sqr": "square", "sqrt": "sqrt",
-    "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "sin": "sin", "cos": "cos",
-    "tanh": "tanh", "floor": "floor", "ceil": "ceil", "round": "rint", "trunc": "trunc",
-    "logical_not": "logical_not", "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite",
-    "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "pow": "power",
-    "floor_divide": "floor_divide", "remainder": "remainder",
-    "maximum": "maximum", "minimum": "minimum", "equal": "equal", "not_equal": "not_equal",
-    "less": "less", "less_equal": "less_equal", "greater": "greater",
-    "greater_equal": "greater_equal", "logical_and": "logical_and", "logical_or": "logical_or",
-    "logical_xor": "logical_xor", "matmul": "matmul",
-}  # fmt: skip
-
-
-def define(op: str, attributes: Attributes, xp: Any = numpy) -> Kernel:
-    """The kernel of an op with its attributes bound."""
-    if op in UFUNCS:
-        ufunc: Kernel = getattr(xp, UFUNCS[op])
-        # NumPy wants their third argument by name, since min(a, b, c) would be another thing.
-        return (lambda a, b, out: ufunc(a, b, out=out)) if op in ("maximum", "minimum") else ufunc
-    formula = FORMULAS[op]
-
-    def kernel(*operands_and_out: Array) -> None:
-        *operands, out = operands_and_out
-        out[...] = formula(xp, attributes, *operands)
-
-    return kernel
-
-
-def wide(xp: Any, x: Array) -> Array:
-    """f16 as f32, since its sums overflow and its rounding adds up; others as they are."""
-    return x.astype(xp.float32) if x.dtype == xp.float16 else x
-
-
-def in_wide(formula: Formula) -> Formula:
-    """The formula on wide operands."""
-
-    def widened(xp: Any, attributes: Attributes, *operands: Array) -> Array:
-        return formula(xp, attributes, *(wide(xp, x) for x in operands))
-
-    return widened
-
-
-def constant(x: Array, value: float) -> Any:
-    """A number in the data type of x, so that nothing is promoted."""
-    return x.dtype.type(value)
-
 
 # Elementwise
 
@@ -190,22 +135,11 @@ def l2_norm(xp: Any, attributes: Attributes, x: Array) -> Array:
     return x / xp.maximum(length, constant(x, attributes["eps"]))
 
 
-def soft_max(xp: Any, attributes: Attributes, x: Array, mask: Array | None = None) -> Array:
-    x = x * constant(x, attributes["scale"])
-    if mask is not None:
-        x = x + mask
-    powers = xp.exp(x - x.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
-
-
 # Gather, moves, views, sources
 
 
 def get_rows(xp: Any, attributes: Attributes, rows: Array, indices: Array) -> Array:
-    count = rows.shape[-2]
-    if indices.size and not (indices.min() >= 0 and indices.max() < count):
-        wrong = indices[(indices < 0) | (indices >= count)].flat[0]
-        raise OutOfRangeError(f"get_rows: index {int(wrong)} is not one of {count} rows")
+    check_indices("get_rows", indices, rows.shape[-2], "rows")
     if indices.ndim == 1:
         return rows[indices]
     return xp.take_along_axis(rows, indices[..., None], axis=-2)
@@ -276,7 +210,6 @@ FORMULAS: Mapping[str, Formula] = {
     "norm": in_wide(norm),
     "rms_norm": in_wide(rms_norm),
     "l2_norm": in_wide(l2_norm),
-    "soft_max": in_wide(soft_max),
     "get_rows": get_rows,
     "cont": same,
     "concat": concat,

@@ -1,0 +1,75 @@
+"""The living definition of every op, written to be read: NumPy, or CuPy, by the parameter `xp`.
+
+`define(op, attributes, xp)` gives a function `kernel(*operands, out)` that writes the result into
+`out`. It works in the operands' own precision, except that f16 is computed in f32 and rounded once, at
+the end. Other kernels are compared with these; a device without faster ones runs these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy
+
+from heliograph_backends.definition import (
+    activations,
+    attention,
+    basic,
+    products,
+    reductions,
+    rope,
+    rows,
+    windows,
+)
+from heliograph_backends.definition.base import Array, Attributes, Formula, Kernel, Writer
+
+#: Ops that are one ufunc, called as ufunc(*operands, out).
+UFUNCS = {
+    "neg": "negative", "abs": "absolute", "sgn": "sign", "sqr": "square", "sqrt": "sqrt",
+    "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "sin": "sin", "cos": "cos",
+    "tanh": "tanh", "floor": "floor", "ceil": "ceil", "round": "rint", "trunc": "trunc",
+    "logical_not": "logical_not", "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite",
+    "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "pow": "power",
+    "floor_divide": "floor_divide", "remainder": "remainder",
+    "maximum": "maximum", "minimum": "minimum", "equal": "equal", "not_equal": "not_equal",
+    "less": "less", "less_equal": "less_equal", "greater": "greater",
+    "greater_equal": "greater_equal", "logical_and": "logical_and", "logical_or": "logical_or",
+    "logical_xor": "logical_xor", "matmul": "matmul",
+}  # fmt: skip
+
+_FAMILIES = (activations, attention, basic, products, reductions, rope, rows, windows)
+#: Ops that are more than one ufunc.
+FORMULAS: Mapping[str, Formula] = {
+    name: formula for family in _FAMILIES for name, formula in family.FORMULAS.items()
+}
+#: Ops that write parts of their result one after the other.
+WRITERS: Mapping[str, Writer] = {**rows.WRITERS, **windows.WRITERS}
+
+
+def define(op: str, attributes: Attributes, xp: Any = numpy) -> Kernel:
+    """The kernel of an op with its attributes bound."""
+    if op in UFUNCS:
+        ufunc: Kernel = getattr(xp, UFUNCS[op])
+        # NumPy wants their third argument by name, since min(a, b, c) would be another thing.
+        return (lambda a, b, out: ufunc(a, b, out=out)) if op in ("maximum", "minimum") else ufunc
+    return _writing(WRITERS[op], attributes, xp) if op in WRITERS else _filling(FORMULAS[op], attributes, xp)
+
+
+def _filling(formula: Formula, attributes: Attributes, xp: Any) -> Kernel:
+    def kernel(*operands_and_out: Array) -> None:
+        *operands, out = operands_and_out
+        # Nothing needs no work, and its other dimensions may be huge.
+        if out.size:
+            out[...] = formula(xp, attributes, *operands)
+
+    return kernel
+
+
+def _writing(writer: Writer, attributes: Attributes, xp: Any) -> Kernel:
+    def kernel(*operands_and_out: Array) -> None:
+        *operands, out = operands_and_out
+        if out.size:
+            writer(xp, attributes, out, *operands)
+
+    return kernel

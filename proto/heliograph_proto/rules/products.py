@@ -1,0 +1,85 @@
+"""Rules of ggml's matrix products, in row-major order."""
+
+from __future__ import annotations
+
+from heliograph_proto.errors import InvalidGraphError
+from heliograph_proto.rules import FLOATS, Attributes, Types, require_kind, require_rank
+from heliograph_proto.types import F32, F64, DType, TensorType
+
+
+def accumulated(types: Types) -> DType:
+    """The data type of sums of products, as in ggml f32; f64 where all operands are f64."""
+    require_kind(types, FLOATS)
+    wide = {found.dtype.name == "f64" for found in types}
+    if len(wide) > 1:
+        raise InvalidGraphError(
+            f"operands have different data types, one of them f64: {', '.join(map(str, types))}",
+            advice="convert: hg.astype(x, 'f64')",
+        )
+    return F64 if wide.pop() else F32
+
+
+def require_indices(found: TensorType) -> None:
+    """Raises unless the operand can index."""
+    if found.dtype.name not in ("i32", "i64"):
+        raise InvalidGraphError(f"indices are {found}; they must be i32 or i64")
+
+
+def divides(part: int, whole: int) -> bool:
+    """Whether a dimension of size `part` fills one of size `whole` by whole repetitions."""
+    return part == whole or (part > 0 and whole % part == 0)
+
+
+def require_repeats(part: TensorType, whole: TensorType, drop: int) -> None:
+    """Raises unless part's leading dimensions divide whole's; the last `drop` ones do not count."""
+    inner, outer = part.shape[: part.ndim - drop], whole.shape[: whole.ndim - drop]
+    aligned = (1,) * (len(outer) - len(inner)) + inner
+    if len(inner) > len(outer) or not all(map(divides, aligned, outer)):
+        raise InvalidGraphError(
+            f"the leading dimensions of {part} do not divide those of {whole}",
+            advice="the second operand's leading sizes are multiples of the first's",
+        )
+
+
+def mul_mat(types: Types, attributes: Attributes) -> TensorType:
+    """Weights [.., n, k] and activations [.., m, k] give [.., m, n]: activations @ weights^T."""
+    weights, activations = types
+    dtype = accumulated(types)
+    require_rank(weights, 2)
+    require_rank(activations, 2)
+    if weights.shape[-1] != activations.shape[-1]:
+        raise InvalidGraphError(
+            f"mul_mat of {weights} and {activations}: rows have {weights.shape[-1]} and "
+            f"{activations.shape[-1]} elements",
+            advice="both operands' rows are along the inner dimension: weights [n, k], activations [m, k]",
+        )
+    require_repeats(weights, activations, 2)
+    return TensorType(dtype, (*activations.shape[:-1], weights.shape[-2]))
+
+
+def out_prod(types: Types, attributes: Attributes) -> TensorType:
+    """[.., k, n] and [.., k, m] give [.., m, n]: b^T @ a, a sum of k outer products."""
+    a, b = types
+    dtype = accumulated(types)
+    require_rank(a, 2)
+    require_rank(b, 2)
+    if a.shape[-2] != b.shape[-2]:
+        raise InvalidGraphError(f"out_prod of {a} and {b}: {a.shape[-2]} and {b.shape[-2]} rows")
+    require_repeats(a, b, 2)
+    return TensorType(dtype, (*b.shape[:-2], b.shape[-1], a.shape[-1]))
+
+
+def mul_mat_id(types: Types, attributes: Attributes) -> TensorType:
+    """Experts [e, n, k], activations [t, u, k] and ids [t, used] give [t, used, n]; u divides used."""
+    experts, activations, ids = types
+    dtype = accumulated(types[:2])
+    require_indices(ids)
+    if (experts.ndim, activations.ndim, ids.ndim) != (3, 3, 2):
+        raise InvalidGraphError(
+            f"mul_mat_id of {experts}, {activations} and {ids}: [experts, n, k], [tokens, u, k] and "
+            "[tokens, used] needed"
+        )
+    tokens, own, inner = activations.shape
+    if inner != experts.shape[2] or tokens != ids.shape[0] or not divides(own, ids.shape[1]):
+        raise InvalidGraphError(f"mul_mat_id of {experts}, {activations} and {ids}: sizes do not fit")
+    return TensorType(dtype, (*ids.shape, experts.shape[1]))

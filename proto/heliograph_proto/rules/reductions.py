@@ -1,0 +1,72 @@
+"""Rules of ggml's reductions and sorts along the last dimension."""
+
+from __future__ import annotations
+
+from heliograph_proto.errors import InvalidGraphError
+from heliograph_proto.rules import (
+    FLOATS,
+    NUMBERS,
+    PLAIN,
+    Attributes,
+    Types,
+    require_kind,
+    require_one_dtype,
+    require_rank,
+)
+from heliograph_proto.rules.rows import LARGEST, require_within
+from heliograph_proto.types import F32, F64, I32, I64, TensorType
+
+
+def count_equal(types: Types, attributes: Attributes) -> TensorType:
+    """Two operands of one type give a scalar, i64."""
+    require_kind(types, PLAIN)
+    require_one_dtype(types)
+    if types[0].shape != types[1].shape:
+        raise InvalidGraphError(f"operands are {types[0]} and {types[1]}; their shapes must be equal")
+    return TensorType(I64, ())
+
+
+def sum_(types: Types, attributes: Attributes) -> TensorType:
+    """Anything to a scalar."""
+    require_kind(types, NUMBERS)
+    return TensorType(types[0].dtype, ())
+
+
+def sum_rows(types: Types, attributes: Attributes) -> TensorType:
+    """[.., n] to [.., 1]."""
+    require_kind(types, NUMBERS)
+    require_rank(types[0], 1)
+    return TensorType(types[0].dtype, (*types[0].shape[:-1], 1))
+
+
+def mean(types: Types, attributes: Attributes) -> TensorType:
+    """[.., n] to [.., 1], f32 as in ggml; f64 stays."""
+    (x,) = types
+    require_kind(types, FLOATS)
+    require_rank(x, 1)
+    if x.shape[-1] == 0:
+        raise InvalidGraphError(f"operand {x} has empty rows")
+    return TensorType(F64 if x.dtype is F64 else F32, (*x.shape[:-1], 1))
+
+
+def cumsum(types: Types, attributes: Attributes) -> TensorType:
+    """Rows; the type stays."""
+    require_kind(types, NUMBERS)
+    require_rank(types[0], 1)
+    return types[0]
+
+
+def argsort(types: Types, attributes: Attributes) -> TensorType:
+    """[.., n] to places (i32) [.., n]."""
+    (x,) = types
+    require_kind(types, NUMBERS)
+    require_rank(x, 1)
+    require_within("the length of the rows", x.shape[-1], 0)
+    return TensorType(I32, x.shape)
+
+
+def top_k(types: Types, attributes: Attributes) -> TensorType:
+    """[.., n] to places (i32) [.., k]."""
+    found = argsort(types, attributes)
+    require_within("k", attributes["k"], 1, min(LARGEST, found.shape[-1]))
+    return TensorType(I32, (*found.shape[:-1], attributes["k"]))

@@ -1,0 +1,122 @@
+"""Rules of the ops that put rows, blocks and triangles into a tensor."""
+
+from __future__ import annotations
+
+from heliograph_proto.errors import InvalidGraphError
+from heliograph_proto.rules import (
+    FLOATS,
+    NUMBERS,
+    PLAIN,
+    Attributes,
+    Rule,
+    Types,
+    require_kind,
+    require_one_dtype,
+    require_rank,
+)
+from heliograph_proto.rules.products import divides, require_indices, require_repeats
+from heliograph_proto.types import TensorType
+
+#: The largest size, stride or offset that an attribute may be: ggml's are 32 bits wide.
+LARGEST = 2**31 - 1
+
+
+def require_within(name: str, value: int, least: int, most: int = LARGEST) -> None:
+    """Raises unless least <= value <= most."""
+    if not least <= value <= most:
+        raise InvalidGraphError(f"{name} is {value}; it must be from {least} to {most}")
+
+
+def set_rows(types: Types, attributes: Attributes) -> TensorType:
+    """[.., n, d], rows [.., r, d] and indices [.., r], whose leading dimensions divide the others'."""
+    target, rows, indices = types
+    require_kind(types[:2], PLAIN)
+    require_indices(indices)
+    require_rank(target, 2)
+    require_rank(indices, 1)
+    if rows.dtype != target.dtype and not (rows.dtype.is_float and target.dtype.is_float):
+        raise InvalidGraphError(f"rows {rows} and target {target} have different data types")
+    if rows.shape[:-2] != target.shape[:-2] or rows.shape[-1:] != target.shape[-1:]:
+        raise InvalidGraphError(f"set_rows of {rows} in {target}: they may differ in dimension -2 alone")
+    if rows.ndim != target.ndim or indices.shape[-1] != rows.shape[-2]:
+        raise InvalidGraphError(f"set_rows of {rows} at {indices}: one index for each row needed")
+    require_repeats(TensorType(rows.dtype, (*indices.shape, 1)), rows, 2)
+    return target
+
+
+def add1(types: Types, attributes: Attributes) -> TensorType:
+    """A tensor and one number of its data type."""
+    require_kind(types, NUMBERS)
+    require_one_dtype(types)
+    if types[1].size != 1:
+        raise InvalidGraphError(f"add1: the second operand is {types[1]}; it must be one element")
+    return types[0]
+
+
+def add_id(types: Types, attributes: Attributes) -> TensorType:
+    """[.., t, used, n], biases [e, n] and ids [.., t, used]."""
+    a, biases, ids = types
+    require_kind(types[:2], FLOATS)
+    require_one_dtype(types[:2])
+    require_indices(ids)
+    require_rank(a, 1)
+    if biases.ndim != 2 or biases.shape[-1] != a.shape[-1] or ids.shape != a.shape[:-1]:
+        raise InvalidGraphError(f"add_id of {a}, {biases} and {ids}: [.., n], [e, n] and [..] needed")
+    return a
+
+
+def block(kinds: tuple[str, ...]) -> Rule:
+    """A tensor and a block of its rank, that lies in it at `start`."""
+
+    def rule(types: Types, attributes: Attributes) -> TensorType:
+        whole, part = types
+        require_kind(types, kinds)
+        require_one_dtype(types)
+        start = attributes["start"]
+        if not whole.ndim == part.ndim == len(start):
+            raise InvalidGraphError(f"{part} in {whole} at {start}: all must name as many dimensions")
+        for at, size, room in zip(start, part.shape, whole.shape, strict=True):
+            if at < 0 or at + size > room:
+                raise InvalidGraphError(f"{part} at {start} is not within {whole}")
+        return whole
+
+    return rule
+
+
+def diag(types: Types, attributes: Attributes) -> TensorType:
+    """[n] or [.., 1, n] give [.., n, n]."""
+    (x,) = types
+    require_kind(types, PLAIN)
+    require_rank(x, 1)
+    if x.ndim > 1 and x.shape[-2] != 1:
+        raise InvalidGraphError(f"diag of {x}: dimension -2 must be 1")
+    return TensorType(x.dtype, (*x.shape[:-2], x.shape[-1], x.shape[-1]))
+
+
+def diag_mask(types: Types, attributes: Attributes) -> TensorType:
+    """Matrices; n_past is not negative."""
+    require_kind(types, FLOATS)
+    require_rank(types[0], 2)
+    require_within("n_past", attributes["n_past"], 0)
+    return types[0]
+
+
+def tri(types: Types, attributes: Attributes) -> TensorType:
+    """Square matrices; the type is one of ggml's four."""
+    require_kind(types, NUMBERS)
+    require_rank(types[0], 2)
+    require_within("type", attributes["type"], 0, 3)
+    if types[0].shape[-1] != types[0].shape[-2]:
+        raise InvalidGraphError(f"tri of {types[0]}: the matrices must be square")
+    return types[0]
+
+
+def repeat(types: Types, attributes: Attributes) -> TensorType:
+    """To `shape`, whose sizes are multiples of the operand's; new dimensions in front."""
+    (x,) = types
+    require_kind(types, PLAIN)
+    shape = tuple(attributes["shape"])
+    aligned = (1,) * (len(shape) - x.ndim) + x.shape
+    if len(shape) < x.ndim or not all(map(divides, aligned, shape)):
+        raise InvalidGraphError(f"repeat of {x} to {shape}: sizes must be multiples of the operand's")
+    return TensorType(x.dtype, shape)

@@ -1,0 +1,64 @@
+"""What a row of the op table is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from heliograph_proto.rules import Rule
+
+AttributeKind: TypeAlias = Literal["real", "integer", "integers", "boolean", "dtype"]
+Group: TypeAlias = Literal[
+    "elementwise", "reduction", "matmul", "rows", "attention", "window", "gather", "move", "view",
+    "source", "variable",
+]  # fmt: skip
+
+#: Normalised mean squared error that a device's result may have against float64.
+EXACT = 0.0
+DEFAULT_TOLERANCE = 1e-7
+#: ggml's, of sums of products in whatever order and of the accumulator's precision.
+PRODUCT_TOLERANCE = 5e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A named constant of a node."""
+
+    name: str
+    kind: AttributeKind
+    #: None: it must be given.
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A row of the table."""
+
+    name: str
+    #: Names of the operands. The last ones may end in "?" (may be absent), or the last in "*" (one or more).
+    operands: tuple[str, ...]
+    group: Group
+    rule: Rule
+    doc: str
+    attributes: tuple[Attribute, ...] = ()
+    #: Places of the operands whose memory the result may take over when nobody else needs it.
+    in_place: tuple[int, ...] = ()
+    tolerance: float = DEFAULT_TOLERANCE
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the result may share the first operand's bytes."""
+        return self.group == "view"
+
+    @property
+    def least_operands(self) -> int:
+        return sum(not name.endswith("?") for name in self.operands)
+
+    @property
+    def most_operands(self) -> int:
+        variadic = bool(self.operands) and self.operands[-1].endswith("*")
+        return MAX_OPERANDS if variadic else len(self.operands)
+
+
+#: The most operands of a variadic op.
+MAX_OPERANDS = 1024
