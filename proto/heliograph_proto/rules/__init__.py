@@ -55,7 +55,7 @@ def require_kind(types: Types, kinds: Sequence[str]) -> None:
         if found.dtype.kind not in kinds:
             raise InvalidGraphError(
                 f"an operand is {found}, but this op takes {' or '.join(kinds)} elements",
-                advice="convert it first: hg.astype(x, 'f32')",
+                advice=f"convert the one that is {found.dtype}: hg.astype(..., 'f32')",
             )
 
 
@@ -65,7 +65,7 @@ def require_one_dtype(types: Types) -> DType:
     if len(names) > 1:
         raise InvalidGraphError(
             f"operands have different data types: {', '.join(map(str, types))}",
-            advice="convert one: hg.astype(x, dtype); functions under hg. promote by themselves",
+            advice="convert one of them: hg.astype(..., dtype); functions under hg. promote by themselves",
         )
     return types[0].dtype
 
@@ -193,7 +193,7 @@ def matmul(types: Types, attributes: Attributes) -> TensorType:
         raise InvalidGraphError(
             f"matmul of {left} and {right}: the left rows have {left.shape[-1]} elements, "
             f"the right columns {right.shape[-2]}",
-            advice="transpose one operand: hg.matrix_transpose(x)",
+            advice="transpose one of them: a @ b.mT",
         )
     batch = broadcast_shapes(left.shape[:-2], right.shape[:-2])
     return TensorType(dtype, (*batch, left.shape[-2], right.shape[-1]))
