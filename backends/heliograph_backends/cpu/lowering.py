@@ -35,8 +35,11 @@ IMMEDIATES = {"scale": ("scale", "bias"), "clamp": ("min", "max")}
 ROW_KERNELS = ("norm", "rms_norm", "l2_norm", "soft_max")
 REDUCTIONS = {"reduce_sum": "sum_rows", "reduce_mean": "mean_rows", "reduce_max": "max_rows"}
 
-#: Registers a packed weight and returns the slot that it will be bound to.
-PackedSlot: TypeAlias = Callable[[int], int]
+#: Matrix products; mul_mat's first operand is the right side, transposed.
+PRODUCTS = frozenset({"matmul", "mul_mat"})
+
+#: Registers a packed weight, or its transpose, and returns the slot that it will be bound to.
+PackedSlot: TypeAlias = Callable[[int, bool], int]
 
 
 class Lowering:
@@ -58,7 +61,7 @@ class Lowering:
             return "other"
         if node.op in INSTRUCTIONS:
             return "elementwise"
-        if node.op == "matmul":
+        if node.op in PRODUCTS:
             return "matmul"
         return "norm" if node.op in ("norm", "rms_norm") else "other"
 
@@ -75,6 +78,10 @@ class Lowering:
             return False
         if node.op in INSTRUCTIONS or node.op in ("matmul", "concat"):
             return True
+        if node.op == "mul_mat":
+            weights, activations = (self.types[value].shape[:-2] for value in node.operands)
+            # Strides can repeat one matrix for all, or none; ggml also repeats each for several.
+            return weights == activations or all(size == 1 for size in weights)
         if node.op in ROW_KERNELS:
             if len(node.operands) > 2 or node.attributes.get("max_bias"):
                 # The kernel of soft_max knows neither sinks nor slopes.
@@ -163,15 +170,19 @@ class Lowering:
         return k.Input(len(operands) - 1)
 
     def _matmul(self, builder: k.ProgramBuilder, group: Group, storage: Storage, packed: PackedSlot) -> None:
-        matmul = next(n for n in group.nodes if self.graph.nodes[n].op == "matmul")
-        node = self.graph.nodes[matmul]
-        left, right = node.operands
+        product = next(n for n in group.nodes if self.graph.nodes[n].op in PRODUCTS)
+        node = self.graph.nodes[product]
+        left, right = node.operands if node.op == "matmul" else reversed(node.operands)
         *batch, rows, columns = node.type.shape
-        rest = tuple(number for number in group.nodes if number != matmul)
-        epilogue = self._body(rest, storage, self.leaves + matmul) if rest else None
-        right_operand: k.Operand | k.PackedOperand = (
-            k.PackedOperand(packed(right)) if self.can_pack(right) else self.operand(storage, right)
-        )
+        rest = tuple(number for number in group.nodes if number != product)
+        epilogue = self._body(rest, storage, self.leaves + product) if rest else None
+        right_operand: k.Operand | k.PackedOperand
+        if self.can_pack(right):
+            right_operand = k.PackedOperand(packed(right, node.op == "mul_mat"))
+        else:
+            right_operand = self.operand(storage, right)
+            if node.op == "mul_mat":
+                right_operand = transposed(right_operand)
         depth = self.types[left].shape[-1]
         result = self._result(storage, group.last)
         left_operand = self.operand(storage, left)
@@ -253,3 +264,9 @@ def copy(builder: k.ProgramBuilder, shape: tuple[int, ...], source: k.Operand, t
     if math.prod(shape):
         instruction = k.Instruction(Operation.COPY, k.Input(0), (k.Input(1),))
         builder.elementwise(shape, k.Elementwise((target, source), (instruction,)))
+
+
+def transposed(operand: k.Operand) -> k.Operand:
+    """A matrix operand with rows and columns exchanged."""
+    *leading, row, column = operand.strides
+    return k.Operand(operand.slot, operand.offset, (*leading, column, row))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -216,7 +215,7 @@ class _Compiler:
         self.plan = plan
         self.lowering = lowering
         self.steps: list[_Step] = []
-        self._packed: dict[int, int] = {}
+        self._packed: dict[tuple[int, bool], int] = {}
         self._builder: k.ProgramBuilder | None = None
         for group in groups:
             self._add(group, native)
@@ -255,14 +254,16 @@ class _Compiler:
         if program.steps:
             self.steps.append(_NativeStep(self.plan, program))
 
-    def _pack(self, value: int) -> int:
+    def _pack(self, value: int, transpose: bool) -> int:
         """The slot of a weight's packed form, which is kept beside the weight for all plans."""
-        if value not in self._packed:
+        if (value, transpose) not in self._packed:
             matrix = self.plan.memory.array(value)
+            matrix = matrix.T if transpose else matrix
             place = self.plan.storage.places[value]
             weight = self.plan.memory.tensors[self.plan.storage.leaf_slots[place.root]]
             assert weight is not None and isinstance(weight.buffer, HostBuffer)
-            key = replace(place, root=weight.offset_bytes), matrix.shape
+            # Offset, strides and shape say which bytes go where, however the graph came to them.
+            key = weight.offset_bytes + place.offset_bytes, matrix.strides, matrix.shape
             packed = weight.buffer.extra(key, k.packed_bytes(*matrix.shape), partial(k.pack_weight, matrix))
-            self._packed[value] = self.plan.memory.add_packed(packed)
-        return self._packed[value]
+            self._packed[value, transpose] = self.plan.memory.add_packed(packed)
+        return self._packed[value, transpose]
