@@ -1,4 +1,4 @@
-"""URLs of daemons: `local:`, `unix:///path`, `grpc://host:port`, and `host:port` for the last."""
+"""URLs of daemons: `local:`, `unix:///path` (or gRPC's `unix:/path`), `grpc://host:port` (or `host:port`)."""
 
 from __future__ import annotations
 
@@ -67,6 +67,9 @@ def parse_address(url: str) -> Address:
     url, _, device = url.strip().partition("#")
     if url.rstrip("/") in ("local:", "local"):
         return Address("local", device=device)
+    if url.startswith("unix:") and not url.startswith("unix://"):
+        # As gRPC writes it.
+        return _unix(unquote(url.removeprefix("unix:")), device)
     if "://" not in url:
         url = f"grpc://{url}"
     parts = urlsplit(url)

@@ -16,7 +16,7 @@ bytes stays usable, and writing bytes anew heals them.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -38,7 +38,7 @@ from heliograph_proto.types import TensorType
 if TYPE_CHECKING:
     from heliograph_server.core.ordering import Entry
 
-_START, _END = attrgetter("start"), attrgetter("end")
+_END = attrgetter("end")
 
 #: The most streams of a session; each may cost the device a thread.
 MAX_STREAMS = 64
