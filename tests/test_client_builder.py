@@ -29,7 +29,7 @@ def test_a_value_says_what_it_is(g: hg.Graph, x: hg.Value) -> None:
     y = x + 1.0
     assert (y.shape, y.dtype.name, y.ndim, y.size) == ((4, 3), "f32", 2, 12)
     assert repr(y) == "<Value add 'add_1' shape=(4, 3) dtype=f32>"
-    assert repr(g) == "<Graph 1 leaves, 2 nodes, 0 outputs>"
+    assert repr(g) == "<Graph 1 leaf, 2 nodes, 0 outputs>"
     assert len(x) == 4
 
 

@@ -17,7 +17,9 @@ the raw op of the op table. Every error is an `hg.HeliographError`; the tree is 
 import importlib
 from typing import TYPE_CHECKING
 
+from heliograph import _early as _early
 from heliograph import errors
+from heliograph._names import hint
 from heliograph.builder import Graph, assign
 from heliograph.errors import (
     CancelledError,
@@ -317,4 +319,10 @@ def __getattr__(name: str) -> object:
     """`hg.aio` is loaded when it is first used: who writes blocking code does not pay for it."""
     if name == "aio":
         return importlib.import_module("heliograph.aio")
-    raise AttributeError(f"module 'heliograph' has no attribute {name!r}")
+    # With an `obj` of None Python adds no guess of its own behind ours.
+    raise AttributeError(f"module 'heliograph' has no attribute {name!r}{hint(name)}", name=name, obj=None)
+
+
+def __dir__() -> list[str]:
+    """What is exported."""
+    return sorted(__all__)

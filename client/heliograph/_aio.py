@@ -24,11 +24,17 @@ from heliograph._calls import unary
 from heliograph._deadline import Deadline
 from heliograph._effects import Call, Compute, Download, Effect, Procedure, Upload, Wait
 from heliograph._outcome import Outcome, Transfer, logger
+from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command, CompletionBatch
 from heliograph_proto.description import SessionInfo
-from heliograph_proto.errors import CancelledError, HeliographError, InternalError, SessionClosedError
+from heliograph_proto.errors import (
+    CancelledError,
+    HeliographError,
+    InternalError,
+    SessionClosedError,
+)
 from heliograph_proto.messages import decode_completions
 from heliograph_proto.v1 import bulk_pb2, command_pb2
 
@@ -46,9 +52,9 @@ class AioShell(ABC):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
-    async def drive(self, procedure: Procedure[T], timeout: float | None = None) -> T:
-        """Runs a procedure to its end. Raises DeadlineExceededError when the time is over."""
-        return await self.resume(procedure, lambda: next(procedure), Deadline(timeout))
+    async def drive(self, procedure: Procedure[T], timeout: float | None = None, what: What = ANSWER) -> T:
+        """Runs a procedure to its end. Raises DeadlineExceededError, of `what`, when the time is over."""
+        return await self.resume(procedure, lambda: next(procedure), Deadline(timeout, what))
 
     async def resume(self, procedure: Procedure[T], step: Callable[[], Effect], deadline: Deadline) -> T:
         """Runs a procedure from a step on."""
@@ -66,7 +72,8 @@ class AioShell(ABC):
         try:
             result = await self._perform(effect, deadline)
         except BaseException as error:
-            raised = error
+            # Whatever noticed that the time is over, the words are the same.
+            raised = deadline.worded(error)
             return lambda: procedure.throw(raised)
         return lambda: procedure.send(result)
 

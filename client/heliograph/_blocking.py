@@ -30,11 +30,16 @@ from heliograph._calls import unary
 from heliograph._deadline import Deadline
 from heliograph._effects import Call, Compute, Download, Effect, Procedure, Upload, Wait
 from heliograph._outcome import Outcome, Transfer, logger
+from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command, CompletionBatch
 from heliograph_proto.description import SessionInfo
-from heliograph_proto.errors import HeliographError, InternalError, SessionClosedError
+from heliograph_proto.errors import (
+    HeliographError,
+    InternalError,
+    SessionClosedError,
+)
 from heliograph_proto.messages import decode_completions
 from heliograph_proto.v1 import bulk_pb2, command_pb2
 
@@ -54,9 +59,9 @@ class BlockingShell(ABC):
         self._closed = False
         _SHELLS.add(self)
 
-    def drive(self, procedure: Procedure[T], timeout: float | None = None) -> T:
-        """Runs a procedure to its end. Raises DeadlineExceededError when the time is over."""
-        deadline = Deadline(timeout)
+    def drive(self, procedure: Procedure[T], timeout: float | None = None, what: What = ANSWER) -> T:
+        """Runs a procedure to its end. Raises DeadlineExceededError, of `what`, when the time is over."""
+        deadline = Deadline(timeout, what)
         step: Callable[[], Effect] = lambda: next(procedure)  # noqa: E731
         try:
             while True:
@@ -74,7 +79,8 @@ class BlockingShell(ABC):
         try:
             result = self._perform(effect, deadline)
         except BaseException as error:
-            raised = error
+            # Whatever noticed that the time is over, the words are the same.
+            raised = deadline.worded(error)
             return lambda: procedure.throw(raised)
         return lambda: procedure.send(result)
 

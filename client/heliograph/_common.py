@@ -6,11 +6,11 @@ The classes here send commands and check arguments; their subclasses in `session
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
+from heliograph._arguments import refuse_pickle
 from heliograph._effects import GetMemory, Procedure
 from heliograph._outcome import Pending
 from heliograph._procedures import Progress, compile_graph
@@ -55,15 +55,6 @@ class SessionStatistics:
     in_flight_bytes: int
 
 
-def timeout_ms(timeout: float | None) -> int:
-    """Seconds as the contract's milliseconds; 0 is none. Raises InvalidArgumentError."""
-    if timeout is None or timeout == math.inf:
-        return 0
-    if not timeout >= 0:
-        raise InvalidArgumentError(f"timeout is {timeout!r}", advice="seconds, 0 or more, or None")
-    return min(max(1, math.ceil(timeout * 1000)), 2**32 - 1)
-
-
 class Handle:
     """Something of the session that has a handle, and is freed when it is collected."""
 
@@ -82,6 +73,10 @@ class Handle:
         if self._owned:
             self._owned = False
             self._shell.release(self._handle)
+
+    def __reduce__(self) -> NoReturn:
+        advice = "pass its elements on: tensor.get()" if self._kind == "tensor" else "make it anew there"
+        raise refuse_pickle(self._kind, advice)
 
     def __del__(self) -> None:
         if getattr(self, "_owned", False):
@@ -183,6 +178,10 @@ class StreamBase(Handle):
 
     def wait(self, event: EventBase) -> None:
         """Makes the stream wait, before its next command, until the event is reached."""
+        if not isinstance(event, EventBase):
+            raise InvalidArgumentError(
+                f"a stream waits for events, not {event!r:.80}", advice="make one: stream.record()"
+            )
         number, stream = event._used_in(self._shell), self._live_handle
         self._shell.advance(lambda: self._shell.core.send(c.Wait(number), stream=stream))
 
@@ -236,6 +235,9 @@ class SessionBase:
             self._stream = make_stream(shell, device, StreamBase)
             shell.core.default_stream = self._stream._handle
 
+    def __reduce__(self) -> NoReturn:
+        raise refuse_pickle("session", "connect anew there: hg.connect(session.address)")
+
     def _compiling(
         self,
         graph: Graph,
@@ -244,6 +246,11 @@ class SessionBase:
         progress: Progress | None,
     ) -> Procedure[PlanSpec]:
         """Compiles a graph under a new handle."""
+        if not isinstance(graph, Graph):
+            raise InvalidArgumentError(
+                f"compile takes a graph, not {graph!r:.200}",
+                advice="name the value as an output, g.output('y', y), and compile its graph: compile(g)",
+            )
         core, names = self._shell.core, device_names(self._shell, devices)
 
         def procedure() -> Procedure[PlanSpec]:
@@ -298,9 +305,19 @@ def device_names(
     """The names of the devices of a plan, by priority."""
     if devices is None or isinstance(devices, DeviceBase | str):
         return (device_name(shell, devices),)
+    if not isinstance(devices, Iterable):
+        raise UnknownDeviceError(
+            f"{devices!r:.80} is no device", advice="a device, its name, or a sequence of them by priority"
+        )
     return tuple(device_name(shell, device) for device in devices)
 
 
 def stream_handle(shell: Shell, stream: StreamBase | None) -> int | None:
     """The handle of the stream that a command names; None for the session's own."""
-    return None if stream is None else stream._used_in(shell)
+    if stream is None:
+        return None
+    if not isinstance(stream, StreamBase):
+        raise InvalidArgumentError(
+            f"stream is {stream!r:.80}", advice="make one: session.stream() or session.devices[0].stream()"
+        )
+    return stream._used_in(shell)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
 from typing import Any
 
 import grpc
@@ -126,8 +128,10 @@ def forget_traceback(error: Any) -> None:
 def open_error(error: Any, address: Address, timeout: float) -> HeliographError:
     """Why a session could not be opened: nobody there, silence, or somebody else."""
     found = typed_error(error, address, "open a session")
-    if isinstance(found, UnavailableError) and "http" not in found.message.lower() and not answers(address):
-        return UnavailableError(f"nobody answers at {address}", advice=_ADVICE)
+    if isinstance(found, UnavailableError) and "http" not in found.message.lower():
+        cause, advice = why_nobody(address)
+        if cause:
+            return UnavailableError(f"nobody answers at {address}: {cause}", advice=advice)
     if isinstance(found, UnavailableError | ProtocolError | InternalError):
         if error_from_metadata(tuple(error.trailing_metadata() or ())) is not None:
             return found
@@ -140,19 +144,45 @@ def open_error(error: Any, address: Address, timeout: float) -> HeliographError:
     return found
 
 
-def answers(address: Address) -> bool:
-    """Whether anything accepts connections there; asked only after gRPC has failed."""
-    family = socket.AF_UNIX if address.scheme == "unix" else None
+def why_nobody(address: Address) -> tuple[str, str]:
+    """Why nothing accepts connections there, and what to do; empty if something does.
+
+    Asked only after gRPC has failed, which does not tell these apart.
+    """
     try:
-        if family is not None:
-            with socket.socket(family) as probe:
+        if address.scheme == "unix":
+            with socket.socket(socket.AF_UNIX) as probe:
                 probe.settimeout(1.0)
                 probe.connect(address.path)
         else:
             socket.create_connection((address.host, address.port), timeout=1.0).close()
-    except OSError:
-        return False
-    return True
+    except (OSError, UnicodeError) as error:
+        return _why_no_socket(address, error) if address.scheme == "unix" else _why_no_host(address, error)
+    return "", ""
+
+
+def _why_no_host(address: Address, error: Exception) -> tuple[str, str]:
+    port = f"is it the right port? is the daemon running? start one with: heliograph serve --listen {address}"
+    match error:
+        case socket.gaierror() | UnicodeError():
+            return f"the name {address.host!r} does not resolve", "check how the host's name is written"
+        case ConnectionRefusedError():
+            return "connection refused", port
+        case TimeoutError():
+            return "no reply", "is the host up, and does a firewall let the port through?"
+    return str(getattr(error, "strerror", None) or error).lower(), _ADVICE
+
+
+def _why_no_socket(address: Address, error: Exception) -> tuple[str, str]:
+    start = f"is the daemon running? start one with: heliograph serve --listen unix://{address.path}"
+    match error:
+        case FileNotFoundError():
+            return "there is no such file", start
+        case PermissionError():
+            return "permission denied", "the socket's owner may open it: run as that user, or change its mode"
+    if not stat.S_ISSOCK(os.stat(address.path).st_mode):
+        return "the file is no socket", "name the socket that the daemon listens on, or another path"
+    return "the socket is there, but no daemon listens on it", start
 
 
 def stream_error(error: Any, address: Address) -> HeliographError:

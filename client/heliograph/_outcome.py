@@ -80,6 +80,7 @@ class Pending(Outcome):
         "stream",
         "substitute",
         "timeout_ms",
+        "what",
     )
 
     def __init__(self, kind: CommandKind, stream: int, notify: bool, timeout_ms: int) -> None:
@@ -97,6 +98,8 @@ class Pending(Outcome):
         self.observed = False
         #: For a run: the line that built a node of its plan, by the node's number.
         self.source_of: Callable[[int], str] | None = None
+        #: What it does, in words for an error; None where nobody can cancel it by itself.
+        self.what: Callable[[], str] | None = None
         #: The error to report in place of the server's, when the client cancelled for a reason.
         self.substitute: HeliographError | None = None
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
+from keyword import iskeyword
 from typing import Any
 
 import numpy as np
 
+from heliograph._arguments import counted
 from heliograph._common import Handle, Shell
 from heliograph._running import Bound, PlanSpec, Wanted, choose_outputs, empty_array
 from heliograph._tensors import TensorBase, as_elements
@@ -18,6 +20,9 @@ from heliograph_proto.types import TensorType
 Inputs = Mapping[str, Any] | None
 #: Whether outputs come as arrays (True) or stay as tensors (False), or the names of those that come.
 Fetch = bool | Collection[str]
+
+#: Keywords that are options of a run, and so no inputs.
+_TAKEN = ("copy", "fetch", "stream", "timeout")
 
 
 class PlanBase(Handle):
@@ -55,12 +60,15 @@ class PlanBase(Handle):
         return self._spec.info.steps
 
     def __repr__(self) -> str:
-        taken = ", ".join(f"{name}: {type_}" for name, type_ in self.inputs.items())
-        given = ", ".join(f"{name}: {type_}" for name, type_ in self.outputs.items())
-        return f"<Plan ({taken}) -> ({given}) on {self.device}, {self.steps} steps, {self._state}>"
+        return f"<Plan {self._spec.signature}, {counted(self.steps, 'step')}, {self._state}>"
 
     def _bind(self, inputs: Inputs, keywords: Mapping[str, Any]) -> list[Bound]:
         """The inputs in the plan's order, checked. Raises InvalidInputError."""
+        if inputs is not None and not isinstance(inputs, Mapping):
+            raise InvalidInputError(
+                f"inputs are given by name; the {type(inputs).__name__} has none",
+                advice=self._form(self.inputs),
+            )
         given = dict(inputs or {})
         if twice := given.keys() & keywords.keys():
             raise InvalidInputError(f"input {min(twice)!r} is given twice")
@@ -78,7 +86,19 @@ class PlanBase(Handle):
                 hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
                 raise InvalidInputError(f"the plan has no input {name!r}", advice=hint)
         missing = [f"{name!r} ({type_})" for name, type_ in self.inputs.items() if name not in given]
-        raise InvalidInputError(f"inputs are missing: {', '.join(missing)}")
+        raise InvalidInputError(f"inputs are missing: {', '.join(missing)}", advice=self._form(self.inputs))
+
+    @staticmethod
+    def _form(names: Collection[str]) -> str:
+        """How a run is given inputs of these names."""
+        if not names:
+            return "the plan has no inputs: plan.run()"
+        if all(name.isidentifier() and not iskeyword(name) and name not in _TAKEN for name in names):
+            return f"name each: plan.run({', '.join(f'{name}={name.upper()}' for name in names)})"
+        taken = [name for name in names if name in _TAKEN]
+        why = f"; as a keyword, {taken[0]}= is an option of the run itself" if taken else ""
+        pairs = ", ".join(f"{name!r}: ARRAY" for name in names)
+        return f"pass a mapping: plan.run({{{pairs}}}){why}"
 
     def _bound(self, port: Port, value: Any) -> Bound:
         if isinstance(value, TensorBase):
@@ -100,6 +120,11 @@ class PlanBase(Handle):
         if isinstance(fetch, bool):
             chosen = list(names)
         else:
+            if not isinstance(fetch, Collection):
+                raise InvalidArgumentError(
+                    f"fetch is {fetch!r:.80}",
+                    advice="True, False, or the names of the outputs that come here",
+                )
             chosen = [fetch] if isinstance(fetch, str) else list(fetch)
             for name in chosen:
                 if name not in names:

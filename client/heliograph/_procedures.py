@@ -28,14 +28,17 @@ from heliograph._effects import (
     Wait,
 )
 from heliograph._outcome import Outcome, Pending, Transfer
+from heliograph._words import What, lost
 from heliograph.builder import Graph
 from heliograph.protocol import ClientCore, Gate, split_pieces
 from heliograph_proto import commands as c
 from heliograph_proto.description import PlanInfo
-from heliograph_proto.errors import HeliographError, MissingContentError
+from heliograph_proto.errors import DeadlineExceededError, HeliographError, MissingContentError
 
 #: How many pieces of one read are on their way at once, and how many contents are uploaded at once.
 _WINDOW = 3
+#: From here on a read asks first whether there is something to be read.
+_LARGE_BYTES = 64 * 2**20
 
 Progress = Callable[[int, int], None]
 
@@ -124,6 +127,22 @@ def read(
             core.give_back(piece.out.nbytes)
 
 
+def read_new(
+    core: ClientCore, source: c.GetTensor, make: Callable[[], np.ndarray[Any, Any]], item_bytes: int
+) -> Procedure[np.ndarray[Any, Any]]:
+    """As `read`, into an array that is made here.
+
+    A large one is made only when the server has given a first item: what went wrong over there says
+    more than that there is no room for it here.
+    """
+    if source.size_bytes > _LARGE_BYTES:
+        first = c.GetTensor(source.tensor, source.offset_bytes, item_bytes)
+        yield from observe(core, core.send(first, observed=True))
+    array = make()
+    yield from read(core, source, byte_view(array), item_bytes)
+    return array
+
+
 def _request(
     core: ClientCore, source: c.GetTensor, offset: int, out: memoryview, stream: int | None
 ) -> Procedure[_Read]:
@@ -163,6 +182,8 @@ class Sending:
     observed: bool = False
     #: Whether the bytes stay as they are until the commands are done, so that nobody need wait before.
     keep: bool = False
+    #: What is written, in words for errors; None for what nobody but this library sees.
+    what: What | None = None
 
 
 def write(
@@ -186,19 +207,25 @@ def write(
             transfers.append((yield Upload(number, data[offset : offset + size], pendings[-1])))
         for transfer in transfers if not how.keep else ():
             yield from wait_for(core, transfer.taken)
-    except BaseException:
-        _stop(core, pendings, transfers)
+    except BaseException as error:
+        why = lost(how.what, error) if how.what and pendings else None
+        _stop(core, pendings, transfers, why)
+        if why is not None and isinstance(error, DeadlineExceededError):
+            raise DeadlineExceededError(error.message, advice=why.advice) from None
         raise
     return pendings
 
 
-def _stop(core: ClientCore, pendings: list[Pending], transfers: list[Transfer]) -> None:
+def _stop(
+    core: ClientCore, pendings: list[Pending], transfers: list[Transfer], why: HeliographError | None = None
+) -> None:
+    for pending in pendings:
+        # The caller learns of it by the exception that broke the writing off; who meets what it left
+        # behind, by the reason.
+        pending.observed = True
+        core.cancel(pending, why)
     for transfer in transfers:
         transfer.cancel()
-    for pending in pendings:
-        # The caller learns of it by the exception that broke the writing off.
-        pending.observed = True
-        core.cancel(pending)
 
 
 def wait_for_all(core: ClientCore, pendings: Sequence[Pending]) -> Procedure[None]:

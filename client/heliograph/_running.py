@@ -7,6 +7,7 @@ is one message each way whenever its tensors are small.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -19,7 +20,7 @@ from heliograph._procedures import Sending, byte_view, credit, read, wait_for, w
 from heliograph.protocol import ClientCore
 from heliograph_proto import commands as c
 from heliograph_proto.description import PlanInfo, Port
-from heliograph_proto.errors import HeliographError
+from heliograph_proto.errors import HeliographError, OutOfMemoryError
 from heliograph_proto.types import TensorType
 
 #: An input of a run: an array of exactly the port's type, or the handle of a tensor.
@@ -37,6 +38,19 @@ class PlanSpec:
     info: PlanInfo
     #: The line of user code that built a node, by its number.
     source_of: Callable[[int], str]
+
+    def what(self) -> str:
+        """A run of the plan, in words."""
+        return f"the run of the plan {self.signature}"
+
+    @property
+    def signature(self) -> str:
+        """The inputs and outputs with their types, and the device."""
+        taken, given = (
+            ", ".join(f"{port.name}: {port.type}" for port in ports)
+            for ports in (self.info.inputs, self.info.outputs)
+        )
+        return f"({taken}) -> ({given}) on {self.info.device}"
 
 
 @dataclass(slots=True)
@@ -164,7 +178,7 @@ def _send_run(
     except HeliographError:
         core.give_back(inline_bytes)
         raise
-    pending.source_of = plan.source_of
+    pending.source_of, pending.what = plan.source_of, plan.what
     return pending
 
 
@@ -224,9 +238,21 @@ def _collect(core: ClientCore, run: Run) -> Procedure[dict[str, np.ndarray[Any, 
 def empty_array(type_: TensorType) -> np.ndarray[Any, Any]:
     """Room for a tensor's elements; of a quantized type, for its rows of bytes."""
     if type_.dtype.kind != "quantized":
-        return np.empty(type_.shape, type_.dtype.numpy)
+        return room_for(type_.shape, type_.dtype.numpy)
     row_bytes = type_.shape[-1] // type_.dtype.block_size * type_.dtype.block_bytes
-    return np.empty((*type_.shape[:-1], row_bytes), np.uint8)
+    return room_for((*type_.shape[:-1], row_bytes), np.dtype(np.uint8))
+
+
+def room_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """A new array. Raises OutOfMemoryError when there is no memory for it here, in the client."""
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError):
+        size = math.prod(shape) * dtype.itemsize
+    raise OutOfMemoryError(
+        f"an array of {size:,} bytes does not fit into this process's memory",
+        advice="read a part, tensor[:1000].get(), or leave outputs on the server, plan.run(..., fetch=False)",
+    )
 
 
 def run_once(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from operator import index
 from typing import Any, Self
 
 import numpy as np
 
+from heliograph._arguments import sizes_of
 from heliograph._common import Handle, Shell
 from heliograph._indexing import basic_index
 from heliograph._procedures import byte_view
-from heliograph._running import empty_array
+from heliograph._running import empty_array, room_for
 from heliograph_proto import commands as c
 from heliograph_proto.errors import InvalidArgumentError, InvalidInputError, OutOfRangeError
 from heliograph_proto.types import DType, DTypeArgument, TensorType, dtype, tensor_type
@@ -21,8 +23,9 @@ from heliograph_proto.types import DType, DTypeArgument, TensorType, dtype, tens
 def checked_type(of: DTypeArgument, shape: Sequence[int] | int) -> TensorType:
     """The type of a tensor to be made. Raises InvalidArgumentError."""
     try:
-        sizes = (index(shape),) if not isinstance(shape, Sequence) else tuple(map(index, shape))
-        return tensor_type(of, sizes)
+        return tensor_type(of, sizes_of(shape))
+    except InvalidArgumentError:
+        raise
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(str(error)) from None
 
@@ -141,6 +144,11 @@ class TensorBase(Handle):
 
     def copy_to(self, destination: TensorBase) -> None:
         """Copies the elements to another tensor of the same type, on any device of the session."""
+        if not isinstance(destination, TensorBase):
+            raise InvalidArgumentError(
+                f"copy to {type(destination).__name__}: the destination is a tensor",
+                advice="make one: session.empty(tensor.shape, tensor.dtype)",
+            )
         if destination.type != self.type:
             raise InvalidArgumentError(f"copy of {self.type} to {destination.type}: the types differ")
         command = c.CopyTensor(self._live_handle, destination._used_in(self._shell))
@@ -176,31 +184,54 @@ class TensorBase(Handle):
             )
         return np.ascontiguousarray(found).reshape(found.shape)
 
+    def _broadcast(self, value: Any) -> np.ndarray[Any, Any]:
+        """An array or a Python number in the tensor's shape. Raises InvalidInputError."""
+        found = as_elements(value, self.dtype)
+        shape = self.shape if self.dtype.kind != "quantized" else empty_array(self.type).shape
+        try:
+            return np.broadcast_to(found, shape)
+        except ValueError:
+            raise InvalidInputError(
+                f"an array of shape {found.shape} does not broadcast to {shape}",
+                advice="its shape must be that of the part that is written, or have sizes of 1",
+            ) from None
+
     def _reading(
         self, out: np.ndarray[Any, Any] | None, offset_bytes: int, size_bytes: int | None
-    ) -> tuple[c.GetTensor, np.ndarray[Any, Any]]:
-        """The command of a get, and the array that it fills."""
+    ) -> tuple[c.GetTensor, Callable[[], np.ndarray[Any, Any]]]:
+        """The command of a get, and what gives the array that it fills."""
         offset, size = self._range(offset_bytes, size_bytes)
+        command = c.GetTensor(self._live_handle, offset, size)
         if out is None:
-            out = self._room(offset, size)
-        elif out.nbytes != size or not (out.flags.c_contiguous and out.flags.writeable):
+            return command, self._room(offset, size)
+        if not isinstance(out, np.ndarray):
+            raise InvalidArgumentError(f"out is {type(out).__name__}", advice="a NumPy array to be filled")
+        if out.nbytes != size or not (out.flags.c_contiguous and out.flags.writeable):
             raise InvalidArgumentError(
                 f"out has {out.nbytes} bytes for {size}, or is not contiguous, or is read-only"
             )
-        return c.GetTensor(self._live_handle, offset, size), out
+        return command, lambda: out
 
-    def _room(self, offset: int, size: int) -> np.ndarray[Any, Any]:
-        """A new array: the whole tensor's, or of one dimension for a part of whole elements."""
+    def _room(self, offset: int, size: int) -> Callable[[], np.ndarray[Any, Any]]:
+        """Makes a new array: the whole tensor's, or of one dimension for a part of whole elements."""
         if (offset, size) == (0, self.nbytes):
-            return empty_array(self.type)
+            return partial(empty_array, self.type)
         if self.dtype.kind == "quantized":
-            return np.empty(size, np.uint8)
+            return partial(room_for, (size,), np.dtype(np.uint8))
         if size % self.dtype.block_bytes:
             raise OutOfRangeError(
                 f"{size} bytes are not whole elements of {self.dtype}",
                 advice="pass out=, an array of uint8",
             )
-        return np.empty(size // self.dtype.block_bytes, self.dtype.numpy)
+        return partial(room_for, (size // self.dtype.block_bytes,), self.dtype.numpy)
+
+    def _doing(self, what: str) -> Callable[[], str]:
+        """What is said of a wait that ends too early."""
+        return lambda: f"{what} {self._named}"
+
+    @property
+    def _named(self) -> str:
+        return f"the tensor {self.type} on {self.device}"
 
     @property
     def _item_bytes(self) -> int:

@@ -24,6 +24,7 @@ import numpy as np
 
 from heliograph import _common
 from heliograph._aio import AioGrpcShell, AioLocalShell, AioShell
+from heliograph._arguments import timeout_ms
 from heliograph._common import (
     DeviceBase,
     EventBase,
@@ -31,7 +32,6 @@ from heliograph._common import (
     StreamBase,
     device_name,
     stream_handle,
-    timeout_ms,
 )
 from heliograph._deadline import Deadline
 from heliograph._effects import Procedure
@@ -40,8 +40,7 @@ from heliograph._plans import Fetch, Inputs, PlanBase
 from heliograph._procedures import (
     Progress,
     Sending,
-    byte_view,
-    read,
+    read_new,
     synchronize,
     wait_for,
     wait_for_all,
@@ -49,13 +48,26 @@ from heliograph._procedures import (
 )
 from heliograph._running import Bound, Run, Wanted, collect, fits_inline, run_once, submit
 from heliograph._tensors import TensorBase, allocate, checked_type
+from heliograph._words import What, cancelled
 from heliograph.builder import Graph
 from heliograph.protocol import Gate
 from heliograph.session import address_of
 from heliograph_proto.addresses import Address
 from heliograph_proto.description import Memory
-from heliograph_proto.errors import CancelledError, HeliographError
+from heliograph_proto.errors import HeliographError
 from heliograph_proto.types import DTypeArgument
+
+__all__ = [
+    "Device",
+    "Event",
+    "Plan",
+    "RunFuture",
+    "Session",
+    "Stream",
+    "Tensor",
+    "WriteFuture",
+    "connect",
+]
 
 
 class connect:
@@ -106,7 +118,7 @@ class Event(EventBase):
 
     async def result(self, timeout: float | None = None) -> None:
         """Waits until the event is reached. Raises the first error of the stream since its last mark."""
-        await self._shell.drive(wait_for(self._shell.core, self._pending), timeout)
+        await self._shell.drive(wait_for(self._shell.core, self._pending), timeout, "the event")
 
     def __await__(self) -> Generator[Any, Any, None]:
         return self.result().__await__()
@@ -123,7 +135,9 @@ class Stream(StreamBase):
 
     async def synchronize(self, timeout: float | None = None) -> None:
         """Waits until everything before has been computed. Raises the first error nobody has seen."""
-        await self._shell.drive(synchronize(self._shell.core, (self._live_handle,)), timeout)
+        await self._shell.drive(
+            synchronize(self._shell.core, (self._live_handle,)), timeout, "the work on the stream"
+        )
 
 
 class Device(DeviceBase):
@@ -133,7 +147,9 @@ class Device(DeviceBase):
 
     async def memory(self, timeout: float | None = None) -> Memory:
         """Its free and total bytes, now."""
-        return await self._shell.drive(_common.ask_memory(self.name), timeout)
+        return await self._shell.drive(
+            _common.ask_memory(self.name), timeout, f"asking for the memory of {self.name}"
+        )
 
     def stream(self) -> Stream:
         """A new ordered queue of work."""
@@ -143,8 +159,8 @@ class Device(DeviceBase):
 class WriteFuture:
     """A write whose array must stay as it is until the write is done; awaitable."""
 
-    def __init__(self, shell: AioShell, pendings: list[Pending]) -> None:
-        self._shell, self._pendings = shell, pendings
+    def __init__(self, shell: AioShell, pendings: list[Pending], what: What) -> None:
+        self._shell, self._pendings, self._what = shell, pendings, what
 
     def done(self) -> bool:
         """Whether the array may be overwritten."""
@@ -152,7 +168,7 @@ class WriteFuture:
 
     async def result(self, timeout: float | None = None) -> None:
         """Waits until the write is done. Raises its error."""
-        await self._shell.drive(wait_for_all(self._shell.core, self._pendings), timeout)
+        await self._shell.drive(wait_for_all(self._shell.core, self._pendings), timeout, self._what)
 
     def __await__(self) -> Generator[Any, Any, None]:
         return self.result().__await__()
@@ -179,10 +195,11 @@ class Tensor(TensorBase):
     ) -> WriteFuture | None:
         """As hg.Tensor.set."""
         command, data = self._writing(array, offset_bytes)
-        how = Sending(observed=not copy, keep=not copy)
+        what = self._doing("writing")
+        how = Sending(observed=not copy, keep=not copy, what=what)
         procedure = write(self._shell.core, command, data, self._item_bytes, how)
-        pendings = await self._shell.drive(procedure, timeout)
-        return None if copy else WriteFuture(self._shell, pendings)
+        pendings = await self._shell.drive(procedure, timeout, what)
+        return None if copy else WriteFuture(self._shell, pendings, what)
 
     async def get(
         self,
@@ -193,9 +210,12 @@ class Tensor(TensorBase):
         timeout: float | None = None,
     ) -> np.ndarray[Any, Any]:
         """As hg.Tensor.get."""
-        command, array = self._reading(out, offset_bytes, size_bytes)
-        await self._shell.drive(read(self._shell.core, command, byte_view(array), self._item_bytes), timeout)
-        return array
+        command, make = self._reading(out, offset_bytes, size_bytes)
+        procedure = read_new(self._shell.core, command, make, self._item_bytes)
+        return await self._shell.drive(procedure, timeout, self._doing("reading"))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeError("under hg.aio a part is written with: await tensor[key].set(array)")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         raise TypeError("under hg.aio a tensor is read with: await tensor.get()")
@@ -204,8 +224,10 @@ class Tensor(TensorBase):
 class RunFuture:
     """A run that was sent, or waits to be; `await future` or `await future.result(timeout)`."""
 
-    def __init__(self, shell: AioShell, sent: asyncio.Future[Run], kept: dict[str, Tensor]) -> None:
-        self._shell, self._sent, self._kept = shell, sent, kept
+    def __init__(
+        self, shell: AioShell, sent: asyncio.Future[Run], kept: dict[str, Tensor], what: Callable[[], str]
+    ) -> None:
+        self._shell, self._sent, self._kept, self._what = shell, sent, kept, what
         self._ended = Outcome()
         sent.add_done_callback(self._was_sent)
         if sent.done():
@@ -239,9 +261,10 @@ class RunFuture:
         Raises the run's error, or DeadlineExceededError (the run goes on then). Cancelling the task
         that waits cancels the run.
         """
-        deadline = Deadline(timeout)
+        deadline = Deadline(timeout, self._what)
         run = await self._run(deadline)
-        arrays = await self._shell.drive(collect(self._shell.core, run, cancel=False), deadline.remaining())
+        procedure = collect(self._shell.core, run, cancel=False)
+        arrays = await self._shell.resume(procedure, lambda: next(procedure), deadline)
         return {**arrays, **self._kept}
 
     async def _run(self, deadline: Deadline) -> Run:
@@ -254,7 +277,7 @@ class RunFuture:
                 self.cancel()
                 raise
         if self._sent.cancelled():
-            raise CancelledError("the run was cancelled before it was sent")
+            raise cancelled(self._what)
         return self._sent.result()
 
     def __await__(self) -> Generator[Any, Any, dict[str, Any]]:
@@ -295,9 +318,10 @@ class Plan(PlanBase):
         **keywords: Any,
     ) -> dict[str, Any]:
         """As hg.Plan.run; cancelling the task cancels the run."""
+        bound = self._bind(inputs, keywords)
         how = Sending(stream_handle(self._shell, stream), observed=True, keep=not copy)
-        arguments = self._running(self._bind(inputs, keywords), fetch, timeout, how)
-        run = await self._shell.drive(run_once(*arguments), timeout)
+        arguments = self._running(bound, fetch, timeout, how)
+        run = await self._shell.drive(run_once(*arguments), timeout, self._spec.what)
         return {**(run.results or {}), **self._tensors(run.kept)}
 
     def submit(
@@ -320,15 +344,16 @@ class Plan(PlanBase):
         kept_alive = (inputs, keywords)
         if copy and not fits_inline(core, bound):
             bound = [one if isinstance(one, int) else one.copy() for one in bound]
+        where = stream_handle(self._shell, stream)
         gate = core.open_gate()
-        how = Sending(stream_handle(self._shell, stream), gate, observed=True, keep=True)
+        how = Sending(where, gate, observed=True, keep=True)
         try:
             arguments = self._running(bound, fetch, timeout, how)
         except BaseException:
             self._shell.advance(lambda: core.close_gate(gate))
             raise
-        sent = self._send(submit(*arguments), gate, Deadline(timeout), kept_alive)
-        return RunFuture(self._shell, sent, self._tensors(arguments[3][1]))
+        sent = self._send(submit(*arguments), gate, Deadline(timeout, self._spec.what), kept_alive)
+        return RunFuture(self._shell, sent, self._tensors(arguments[3][1]), self._spec.what)
 
     def _send(
         self, procedure: Procedure[Run], gate: Gate, deadline: Deadline, kept_alive: object
@@ -408,7 +433,8 @@ class Session(SessionBase):
         timeout: float | None = None,
     ) -> Plan:
         """As hg.Session.compile. Weights are hashed in a thread."""
-        spec = await self._shell.drive(self._compiling(graph, devices, fusion, self._progress), timeout)
+        procedure = self._compiling(graph, devices, fusion, self._progress)
+        spec = await self._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}")
         return Plan(self._shell, spec)
 
     def empty(
@@ -433,7 +459,9 @@ class Session(SessionBase):
 
     async def synchronize(self, timeout: float | None = None) -> None:
         """As hg.Session.synchronize."""
-        await self._shell.drive(synchronize(self._shell.core, self._all_streams()), timeout)
+        await self._shell.drive(
+            synchronize(self._shell.core, self._all_streams()), timeout, "the work of the session"
+        )
 
     async def close(self) -> None:
         """As hg.Session.close."""

@@ -13,11 +13,11 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import index
 from typing import Any
 
 import numpy as np
 
+from heliograph._arguments import counted, sizes_of
 from heliograph._promotion import Scalar, weak_scalar
 from heliograph._source import Source, caller, describe, invalid
 from heliograph._symbol import Symbol
@@ -52,12 +52,14 @@ class Graph:
         self._scalars: dict[tuple[str, str], Value] = {}
 
     def __repr__(self) -> str:
-        counts = f"{len(self._leaves)} leaves, {len(self._nodes)} nodes, {len(self._outputs)} outputs"
-        return f"<Graph {counts}>"
+        leaves = counted(len(self._leaves), "leaf", "leaves")
+        return (
+            f"<Graph {leaves}, {counted(len(self._nodes), 'node')}, {counted(len(self._outputs), 'output')}>"
+        )
 
     # What comes from outside
 
-    def input(self, name: str, shape: Sequence[int], dtype: DTypeArgument) -> Value:
+    def input(self, name: str, shape: Sequence[int] | int, dtype: DTypeArgument) -> Value:
         """A tensor that every run is given."""
         return self._leaf(LeafKind.INPUT, name, _type(dtype, shape))
 
@@ -72,7 +74,7 @@ class Graph:
         self._arrays[~value.reference] = np.ascontiguousarray(found).reshape(found.shape)
         return value
 
-    def variable(self, name: str, shape: Sequence[int], dtype: DTypeArgument) -> Value:
+    def variable(self, name: str, shape: Sequence[int] | int, dtype: DTypeArgument) -> Value:
         """A tensor that the session keeps under this name, for every plan that names it.
 
         It begins as zeros; `hg.assign` writes it.
@@ -98,7 +100,7 @@ class Graph:
         self._arrays[~value.reference] = found
         return value
 
-    def full(self, shape: Sequence[int], value: Scalar, dtype: DTypeArgument) -> Value:
+    def full(self, shape: Sequence[int] | int, value: Scalar, dtype: DTypeArgument) -> Value:
         """A tensor of one value."""
         type_ = _type(dtype, shape)
         if type_.shape == ():
@@ -140,6 +142,13 @@ class Graph:
 
     def output(self, name: str, value: Value) -> None:
         """Names a value that a run returns."""
+        if isinstance(name, Symbol):
+            raise invalid("an output's name comes first, then its value", "g.output('y', y)")
+        if not isinstance(value, Symbol):
+            raise invalid(
+                f"output {name!r:.40} is no value of a graph but {type(value).__name__} {value!r:.40}",
+                "an output is what an op, g.input, g.weight or g.constant gave",
+            )
         self._check_graph([value])
         full_name = self._scoped(_name(name, "output"))
         if (None, full_name) in self._names:
@@ -228,11 +237,11 @@ def assign(variable: Value, value: Value | Scalar | np.ndarray[Any, Any]) -> Val
 
     Reads of the variable that were built before see the old value, later ones the new.
     """
-    graph = variable.graph
-    if variable.op != LeafKind.VARIABLE.value:
+    if not isinstance(variable, Symbol) or variable.op != LeafKind.VARIABLE.value:
         raise invalid(
-            f"assign to {variable!r}, which is no variable", "make one: g.variable(name, shape, dtype)"
+            f"assign to {variable!r:.200}, which is no variable", "make one: g.variable(name, shape, dtype)"
         )
+    graph = variable.graph
     if not isinstance(value, Symbol):
         elements = np.asarray(value, variable.dtype.numpy) if isinstance(value, (bool, int, float)) else value
         value = graph.constant(np.asarray(elements))
@@ -245,9 +254,11 @@ def _renumber(references: tuple[int, ...], leaves: int) -> tuple[int, ...]:
     return tuple(leaves + number if number >= 0 else ~number for number in references)
 
 
-def _type(dtype: DTypeArgument, shape: Sequence[int]) -> TensorType:
+def _type(dtype: DTypeArgument, shape: Sequence[int] | int) -> TensorType:
     try:
-        return tensor_type(dtype, tuple(index(size) for size in shape))
+        return tensor_type(dtype, sizes_of(shape))
+    except InvalidArgumentError as error:
+        raise invalid(error.message, error.advice) from None
     except (TypeError, ValueError) as error:
         raise invalid(str(error)) from None
 

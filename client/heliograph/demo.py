@@ -6,9 +6,10 @@ over gRPC, and it computes.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
@@ -75,8 +76,10 @@ def timings_table(seconds: dict[str, float]) -> Table:
     return table
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the demo; 0 when it worked."""
+    parser = argparse.ArgumentParser(prog="python -m heliograph.demo", description=__doc__)
+    parser.parse_args(arguments)
     console = Console()
     seconds: dict[str, float] = {}
 

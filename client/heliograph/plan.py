@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from heliograph._common import StreamBase, stream_handle, timeout_ms
+from heliograph._arguments import timeout_ms
+from heliograph._common import StreamBase, stream_handle
 from heliograph._plans import Fetch, Inputs, PlanBase
 from heliograph._procedures import Sending
 from heliograph._running import Run, collect, run_once, submit
+from heliograph._words import What
 from heliograph.errors import HeliographError
 from heliograph.tensor import Tensor
 
@@ -24,8 +26,9 @@ Outputs = dict[str, Any]
 class RunFuture:
     """A run that was sent; `result` waits for its outputs."""
 
-    def __init__(self, shell: BlockingShell, run: Run, device: str) -> None:
+    def __init__(self, shell: BlockingShell, run: Run, device: str, what: What) -> None:
         self._shell = shell
+        self._what = what
         self._run = run
         self._kept = kept_tensors(shell, run, device)
 
@@ -50,7 +53,7 @@ class RunFuture:
         Raises the run's error, or DeadlineExceededError (the run goes on then). Ctrl-C while waiting
         cancels the run.
         """
-        arrays = self._shell.drive(collect(self._shell.core, self._run, cancel=False), timeout)
+        arrays = self._shell.drive(collect(self._shell.core, self._run, cancel=False), timeout, self._what)
         return {**arrays, **self._kept}
 
     def exception(self, timeout: float | None = None) -> HeliographError | None:
@@ -99,7 +102,7 @@ class Plan(PlanBase):
         is cancelled then, as it is by Ctrl-C).
         """
         run = self._shell.drive(
-            run_once(*self._running(inputs, keywords, fetch, timeout, stream, copy)), timeout
+            run_once(*self._running(inputs, keywords, fetch, timeout, stream, copy)), timeout, self._spec.what
         )
         return {**(run.results or {}), **kept_tensors(self._shell, run, self.device)}
 
@@ -120,9 +123,9 @@ class Plan(PlanBase):
         after the future is done. The run fails if it is not done `timeout` seconds after it arrived.
         """
         run = self._shell.drive(
-            submit(*self._running(inputs, keywords, fetch, timeout, stream, copy)), timeout
+            submit(*self._running(inputs, keywords, fetch, timeout, stream, copy)), timeout, self._spec.what
         )
-        return RunFuture(self._shell, run, self.device)
+        return RunFuture(self._shell, run, self.device, self._spec.what)
 
     def _running(
         self,
@@ -135,8 +138,8 @@ class Plan(PlanBase):
     ) -> tuple[Any, ...]:
         """The arguments of `submit` and `run_once`, checked."""
         self._live_handle  # noqa: B018 - raises when it was freed
-        how = Sending(stream_handle(self._shell, stream), observed=True, keep=not copy)
         bound = self._bind(inputs, keywords)
+        how = Sending(stream_handle(self._shell, stream), observed=True, keep=not copy)
         chosen = self._choose(fetch)
         return (self._shell.core, self._spec, bound, chosen, how, timeout_ms(timeout), self._shell.release)
 

@@ -18,8 +18,9 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, replace
 
 from heliograph._outcome import Outcome, Pending, logger
+from heliograph._words import cancelled, late
 from heliograph_proto import commands as c
-from heliograph_proto.errors import CancelledError, HeliographError, LimitExceededError
+from heliograph_proto.errors import CancelledError, DeadlineExceededError, HeliographError, LimitExceededError
 from heliograph_proto.limits import Limits
 
 #: Room below Limits.in_flight_commands that is kept for cancelling.
@@ -290,8 +291,8 @@ class ClientCore:
         """
         first = error.origin.sequence or pending.sequence
         if first == pending.sequence:
-            if pending.substitute is not None and isinstance(error, CancelledError):
-                self._remember(first, pending.substitute)
+            if isinstance(error, CancelledError | DeadlineExceededError):
+                self._remember(first, _in_our_words(pending, error).from_command(first))
             elif error.origin.op and pending.source_of is not None:
                 source = pending.source_of(error.origin.node)
                 self._remember(first, error.at(replace(error.origin, source=source)))
@@ -394,6 +395,16 @@ class ClientCore:
             queued_commands=len(self._outbox),
             in_flight_bytes=self._credit_bytes,
         )
+
+
+def _in_our_words(pending: Pending, error: HeliographError) -> HeliographError:
+    """Why a command was broken off, and what it was; the server knows neither."""
+    if isinstance(error, DeadlineExceededError):
+        what, seconds = pending.what, pending.timeout_ms / 1000
+        return error if what is None or not seconds else late(what, seconds).at(error.origin)
+    if pending.substitute is not None:
+        return pending.substitute
+    return error if pending.what is None else cancelled(pending.what).at(error.origin)
 
 
 def _command(pending: Pending) -> c.Command:

@@ -30,17 +30,29 @@ RawOp = Callable[..., Value]
 class RawOps:
     """The op table as functions; `dir(hg.ops)` lists them, `help(hg.ops.NAME)` explains one."""
 
+    def __init__(self) -> None:
+        self.__doc__ = listing()
+
     def __getattr__(self, name: str) -> RawOp:
         try:
             return raw_op(name)
         except UnknownOpError as error:
-            raise AttributeError(f"{error.message}; {error.advice}") from None
+            # With an `obj` of None Python adds no guess of its own behind ours.
+            raise AttributeError(f"{error.message}; {error.advice}", name=name, obj=None) from None
 
     def __dir__(self) -> list[str]:
         return sorted(OPS)
 
     def __repr__(self) -> str:
         return f"<the op table: {len(OPS)} ops>"
+
+
+def listing() -> str:
+    """What help(hg.ops) shows: every op with its operands and what it computes."""
+    lines = ["Every row of the op table as a function; help(hg.ops.NAME) has the attributes.", ""]
+    for row in OPS.values():
+        lines.append(f"{row.name}({', '.join(row.operands)}): {row.doc}")
+    return "\n".join(lines)
 
 
 ops = RawOps()

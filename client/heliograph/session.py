@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from heliograph import _common
+from heliograph._arguments import timeout_ms
 from heliograph._blocking import BlockingShell, GrpcShell
 from heliograph._common import DeviceBase, SessionBase, device_name
 from heliograph._procedures import Progress, synchronize
@@ -29,7 +30,13 @@ def address_of(url: str | None) -> Address:
     """The address of a URL, of $HELIOGRAPH_SERVER, or the default. Raises InvalidArgumentError."""
     if url is not None and not isinstance(url, str):
         raise InvalidArgumentError(
-            f"a URL is a string, not {type(url).__name__}", advice="one server at a time in this version"
+            f"a URL is a string, not {type(url).__name__}",
+            advice="such as 'grpc://127.0.0.1:7070', 'unix:///path' or 'local:'; one server at a time",
+        )
+    if url is not None and not url.strip():
+        raise InvalidArgumentError(
+            "the URL is empty",
+            advice=f"name a server, or leave the URL out for ${SERVER_VARIABLE}, else {DEFAULT_URL}",
         )
     return parse_address(url or os.environ.get(SERVER_VARIABLE) or DEFAULT_URL)
 
@@ -44,7 +51,7 @@ def connect(url: str | None = None, *, timeout: float = 10.0, progress: Progress
     something else does, VersionMismatchError, DrainingError, LimitExceededError.
     """
     address = address_of(url)
-    _common.timeout_ms(timeout)
+    timeout_ms(timeout)
     shell: BlockingShell
     if address.scheme == "local":
         from heliograph._local import LocalShell
@@ -97,7 +104,7 @@ class Session(SessionBase):
         UnknownDeviceError, DeadlineExceededError.
         """
         procedure = self._compiling(graph, devices, fusion, self._progress)
-        return Plan(self._shell, self._shell.drive(procedure, timeout))
+        return Plan(self._shell, self._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}"))
 
     def empty(
         self, shape: Sequence[int] | int, dtype: DTypeArgument, device: DeviceBase | str | None = None
@@ -121,7 +128,9 @@ class Session(SessionBase):
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Blocks until everything sent so far is done. Raises the first error that nobody has seen."""
-        self._shell.drive(synchronize(self._shell.core, self._all_streams()), timeout)
+        self._shell.drive(
+            synchronize(self._shell.core, self._all_streams()), timeout, "the work of the session"
+        )
 
     def close(self) -> None:
         """Ends the session; what is pending fails with SessionClosedError. Idempotent."""

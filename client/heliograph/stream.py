@@ -23,7 +23,7 @@ class Event(EventBase):
 
         Raises the first error of the stream since its last mark, or DeadlineExceededError.
         """
-        self._shell.drive(wait_for(self._shell.core, self._pending), timeout)
+        self._shell.drive(wait_for(self._shell.core, self._pending), timeout, "the event")
 
 
 class Stream(StreamBase):
@@ -40,7 +40,9 @@ class Stream(StreamBase):
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Blocks until everything before has been computed. Raises the first error nobody has seen."""
-        self._shell.drive(synchronize(self._shell.core, (self._live_handle,)), timeout)
+        self._shell.drive(
+            synchronize(self._shell.core, (self._live_handle,)), timeout, "the work on the stream"
+        )
 
 
 class Device(_common.DeviceBase):
@@ -50,7 +52,9 @@ class Device(_common.DeviceBase):
 
     def memory(self, timeout: float | None = None) -> Memory:
         """Its free and total bytes, now. Raises DeadlineExceededError."""
-        return self._shell.drive(_common.ask_memory(self.name), timeout)
+        return self._shell.drive(
+            _common.ask_memory(self.name), timeout, f"asking for the memory of {self.name}"
+        )
 
     def stream(self) -> Stream:
         """A new ordered queue of work."""

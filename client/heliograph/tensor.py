@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from heliograph._outcome import Pending
-from heliograph._procedures import Sending, byte_view, read, wait_for_all, write
+from heliograph._procedures import Sending, read_new, wait_for_all, write
 from heliograph._tensors import TensorBase
+from heliograph._words import What
 
 if TYPE_CHECKING:
     from heliograph._blocking import BlockingShell
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 class WriteFuture:
     """A write whose array must stay as it is until the write is done."""
 
-    def __init__(self, shell: BlockingShell, pendings: list[Pending]) -> None:
-        self._shell, self._pendings = shell, pendings
+    def __init__(self, shell: BlockingShell, pendings: list[Pending], what: What) -> None:
+        self._shell, self._pendings, self._what = shell, pendings, what
 
     def done(self) -> bool:
         """Whether the array may be overwritten."""
@@ -26,7 +27,7 @@ class WriteFuture:
 
     def result(self, timeout: float | None = None) -> None:
         """Blocks until the write is done. Raises its error, or DeadlineExceededError."""
-        self._shell.drive(wait_for_all(self._shell.core, self._pendings), timeout)
+        self._shell.drive(wait_for_all(self._shell.core, self._pendings), timeout, self._what)
 
     def __repr__(self) -> str:
         return f"<WriteFuture {'done' if self.done() else 'pending'}>"
@@ -60,10 +61,11 @@ class Tensor(TensorBase):
         Raises InvalidInputError, OutOfRangeError, DeadlineExceededError.
         """
         command, data = self._writing(array, offset_bytes)
-        how = Sending(observed=not copy, keep=not copy)
+        what = self._doing("writing")
+        how = Sending(observed=not copy, keep=not copy, what=what)
         procedure = write(self._shell.core, command, data, self._item_bytes, how)
-        pendings = self._shell.drive(procedure, timeout)
-        return None if copy else WriteFuture(self._shell, pendings)
+        pendings = self._shell.drive(procedure, timeout, what)
+        return None if copy else WriteFuture(self._shell, pendings, what)
 
     def get(
         self,
@@ -80,9 +82,17 @@ class Tensor(TensorBase):
 
         Raises OutOfRangeError, the error of what was to compute the tensor, DeadlineExceededError.
         """
-        command, array = self._reading(out, offset_bytes, size_bytes)
-        self._shell.drive(read(self._shell.core, command, byte_view(array), self._item_bytes), timeout)
-        return array
+        command, make = self._reading(out, offset_bytes, size_bytes)
+        procedure = read_new(self._shell.core, command, make, self._item_bytes)
+        return self._shell.drive(procedure, timeout, self._doing("reading"))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Writes a part: `t[1:3] = array`, broadcast to the part's shape; another tensor is copied."""
+        part = self[key]
+        if isinstance(value, TensorBase):
+            value.copy_to(part)
+        else:
+            part.set(part._broadcast(value))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """For np.asarray(tensor)."""

@@ -5,11 +5,14 @@ A value has a shape and a data type but no elements; operators add nodes to its 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from heliograph import _lowering as lowering
 from heliograph._indexing import with_origin
 from heliograph._lowering import Axis, Operand
+from heliograph._names import numpy_advice
 from heliograph._source import invalid
 from heliograph._symbol import Symbol
 from heliograph_proto.types import DTypeArgument, dtype
@@ -24,8 +27,13 @@ class Value(Symbol):
 
     __slots__ = ()
 
-    # NumPy must leave `array + value` to us instead of building an array of objects.
-    __array_ufunc__ = None
+    def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Value:
+        """NumPy asks here for `array + value` and for np.exp(value): operators work, functions are hg's."""
+        operator = _OPERATORS.get(ufunc.__name__)
+        if operator is None or method != "__call__" or options:
+            name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+            raise TypeError(f"np.{name} computes arrays, not {self!r}; {numpy_advice(ufunc.__name__)}")
+        return operator(*operands)
 
     def __repr__(self) -> str:
         return f"<Value {self.op} {self.name!r} shape={self.shape} dtype={self.dtype}>"
@@ -138,7 +146,7 @@ class Value(Symbol):
         return lowering.reshape(part, found.shape)
 
     def __bool__(self) -> NoReturn:
-        self._refuse("a truth value", "use hg.where, or & | ~ instead of and, or, not")
+        self._refuse("truth value", "use hg.where, or & | ~ instead of and, or, not")
 
     def __iter__(self) -> NoReturn:
         self._refuse("elements to iterate over", "index it: [x[i] for i in range(x.shape[0])]")
@@ -197,3 +205,30 @@ class Value(Symbol):
     def min(self, axis: Axis = None, *, keepdims: bool = False) -> Value:
         """As hg.min."""
         return lowering.reduce("reduce_min", self, axis, keepdims)
+
+
+#: What NumPy calls for an operator with an array on the left, by the ufunc's name.
+_OPERATORS: dict[str, Callable[..., Value]] = {
+    "power": lowering.power,
+    "matmul": lowering.matmul,
+    **{
+        ufunc: partial(lowering.elementwise, op)
+        for ufunc, op in (
+            ("add", "add"),
+            ("subtract", "sub"),
+            ("multiply", "mul"),
+            ("divide", "div"),
+            ("floor_divide", "floor_divide"),
+            ("remainder", "remainder"),
+            ("bitwise_and", "logical_and"),
+            ("bitwise_or", "logical_or"),
+            ("bitwise_xor", "logical_xor"),
+            ("equal", "equal"),
+            ("not_equal", "not_equal"),
+            ("less", "less"),
+            ("less_equal", "less_equal"),
+            ("greater", "greater"),
+            ("greater_equal", "greater_equal"),
+        )
+    },
+}

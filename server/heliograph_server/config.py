@@ -89,7 +89,13 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add("--config", type=Path, metavar="FILE.toml", help="a configuration file; options here win")
     add("--listen", action="append", metavar="URL", help=f"grpc://HOST:PORT or unix:///PATH ({DEFAULT_URL})")
     add("--insecure", action="store_true", default=None, help="let other hosts connect, in the clear")
-    add("--device", action="append", dest="devices", metavar="SPEC", help="such as cpu:threads=2 (cpu)")
+    add(
+        "--device",
+        action="append",
+        dest="devices",
+        metavar="SPEC",
+        help="such as cpu:threads=2,memory=8GiB (cpu); repeat for several",
+    )
     add("--drain-seconds", type=float, metavar="N", help="how long running work may go on at the end (30)")
     add("--log-level", choices=LOG_LEVELS, help="(info)")
 

@@ -8,19 +8,21 @@ from typing import Any
 
 from heliograph.cli.tables import print_table
 from heliograph.raw_ops import describe_attribute
-from heliograph_proto.ops import OPS, Op
+from heliograph_proto.ops import OPS, Op, op
 from heliograph_proto.types import DType
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--json."""
+    """--json, the ops."""
+    parser.add_argument("names", metavar="NAME", nargs="*", help="only these ops (default: all)")
     parser.add_argument("--json", action="store_true", help="one JSON array, for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints every op."""
+    """Prints the ops. Raises UnknownOpError."""
+    found = [op(name) for name in arguments.names] or list(OPS.values())
     if arguments.json:
-        print(json.dumps([as_json(row) for row in OPS.values()], indent=2))
+        print(json.dumps([as_json(row) for row in found], indent=2))
         return 0
     rows = [
         [
@@ -30,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
             ", ".join(map(describe_attribute, row.attributes)),
             row.doc,
         ]
-        for row in OPS.values()
+        for row in found
     ]
     print_table(["op", "group", "operands", "attributes", "result"], rows)
     return 0

@@ -5,7 +5,9 @@ Data types default to f32 for floats, i64 for ints and bool for bools.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import ParamSpec
 
 import numpy as np
 
@@ -15,23 +17,52 @@ from heliograph._promotion import Scalar, default_dtype
 from heliograph._source import invalid
 from heliograph.builder import Graph
 from heliograph.value import Value
+from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.types import F32, DTypeArgument, dtype
 
 #: Whole numbers up to here are exact in f32, the data type that the op "arange" counts in.
 _EXACT_F32 = 2**24
 
 
-def full(shape: Sequence[int], value: Scalar, dtype: DTypeArgument | None = None, *, graph: Graph) -> Value:
+_P = ParamSpec("_P")
+
+
+def _with_graph(function: Callable[_P, Value]) -> Callable[_P, Value]:
+    """Says how to name the graph, where Python would only say that `graph` is missing."""
+
+    @wraps(function)
+    def checked(*arguments: _P.args, **options: _P.kwargs) -> Value:
+        if not isinstance(options.get("graph"), Graph):
+            name = function.__name__
+            shown = ", ".join(f"{argument!r:.40}" for argument in arguments)
+            given = f"graph is {type(options['graph']).__name__}" if "graph" in options else "which graph?"
+            raise invalid(
+                f"hg.{name}: {given}",
+                f"name it, hg.{name}({shown}, graph=g); or use a Python number or a NumPy array as the "
+                "other operand: x + 1.0, x * np.ones(3, np.float32)",
+                InvalidArgumentError,
+            )
+        return function(*arguments, **options)
+
+    return checked
+
+
+@_with_graph
+def full(
+    shape: Sequence[int] | int, value: Scalar, dtype: DTypeArgument | None = None, *, graph: Graph
+) -> Value:
     """A tensor of one value."""
     return graph.full(shape, value, default_dtype(value) if dtype is None else dtype)
 
 
-def zeros(shape: Sequence[int], dtype: DTypeArgument = F32, *, graph: Graph) -> Value:
+@_with_graph
+def zeros(shape: Sequence[int] | int, dtype: DTypeArgument = F32, *, graph: Graph) -> Value:
     """A tensor of zeros."""
     return _of(graph, shape, 0, dtype)
 
 
-def ones(shape: Sequence[int], dtype: DTypeArgument = F32, *, graph: Graph) -> Value:
+@_with_graph
+def ones(shape: Sequence[int] | int, dtype: DTypeArgument = F32, *, graph: Graph) -> Value:
     """A tensor of ones."""
     return _of(graph, shape, 1, dtype)
 
@@ -54,7 +85,7 @@ def ones_like(x: Operand, dtype: DTypeArgument | None = None) -> Value:
     return _of(like.graph, like.shape, 1, like.dtype if dtype is None else dtype)
 
 
-def _of(graph: Graph, shape: Sequence[int], number: int, of: DTypeArgument) -> Value:
+def _of(graph: Graph, shape: Sequence[int] | int, number: int, of: DTypeArgument) -> Value:
     """A tensor of zeros or ones, which every data type has."""
     try:
         target = dtype(of)
@@ -63,6 +94,7 @@ def _of(graph: Graph, shape: Sequence[int], number: int, of: DTypeArgument) -> V
     return graph.full(shape, bool(number) if target.kind == "bool" else number, target)
 
 
+@_with_graph
 def arange(
     start: float,
     stop: float | None = None,
