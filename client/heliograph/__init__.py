@@ -158,17 +158,31 @@ from heliograph.functions.reductions import (
     sum,
     var,
 )
-from heliograph.plan import Plan, RunFuture
 from heliograph.raw_ops import ops
-from heliograph.session import Session, connect
-from heliograph.stream import Device, Event, Stream
-from heliograph.tensor import Tensor, WriteFuture
 from heliograph.value import Value
 from heliograph_proto import __version__
 from heliograph_proto.types import DType, TensorType
 
 if TYPE_CHECKING:
     from heliograph import aio as aio
+    from heliograph.plan import Plan, RunFuture
+    from heliograph.session import Session, connect
+    from heliograph.stream import Device, Event, Stream
+    from heliograph.tensor import Tensor, WriteFuture
+
+#: Names that are loaded when they are first used, and their modules: who builds graphs, or reads the op
+#: table, does not pay for talking to a server, nor who writes blocking code for asyncio.
+_LATER = {
+    "connect": "session",
+    "Device": "stream",
+    "Event": "stream",
+    "Plan": "plan",
+    "RunFuture": "plan",
+    "Session": "session",
+    "Stream": "stream",
+    "Tensor": "tensor",
+    "WriteFuture": "tensor",
+}
 
 __all__ = [
     "CancelledError",
@@ -316,9 +330,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """`hg.aio` is loaded when it is first used: who writes blocking code does not pay for it."""
+    """Loads what is loaded late; for other names, an error that suggests a near one."""
     if name == "aio":
         return importlib.import_module("heliograph.aio")
+    if name in _LATER:
+        found = getattr(importlib.import_module(f"heliograph.{_LATER[name]}"), name)
+        globals()[name] = found
+        return found
     # With an `obj` of None Python adds no guess of its own behind ours.
     raise AttributeError(f"module 'heliograph' has no attribute {name!r}{hint(name)}", name=name, obj=None)
 
