@@ -282,8 +282,9 @@ def test_a_set_that_was_broken_off_is_what_later_uses_meet_until_a_whole_one(dae
                 advice = late.advice
             if "whole" in advice:
                 break
+        # Which part was lost depends on how far it came; the whole tensor has it in any case.
         with pytest.raises(hg.CancelledError, match="contents were lost") as caught:
-            t[0, 0].get(timeout=30)
+            t.get(timeout=30)
         assert named in caught.value.message and "memset" in caught.value.advice
         t.set(array, timeout=60)
         assert t[0, 0].get(timeout=30).sum() == 1000
