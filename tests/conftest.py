@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,10 @@ import pytest
 
 if TYPE_CHECKING:
     import heliograph as hg
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it runs in the background so, and every child of ours would ignore Ctrl-C too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROADS = ("local", "unix", "tcp")
 
