@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from heliograph_backends.contract import Tensor, host_bytes
+from heliograph_backends.contract import Chunks, Tensor, host_bytes
+from heliograph_proto.description import CopyRoad
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.types import DTYPES, TensorType
 
@@ -26,9 +27,9 @@ def write(tensor: Tensor, offset_bytes: int, data: memoryview) -> None:
         tensor.buffer.set(tensor.offset_bytes + offset_bytes, data)
         return
     _require_separate(tensor)
-    first, last = _elements(tensor, offset_bytes, data.nbytes)
+    first, last = _element_range(tensor, offset_bytes, data.nbytes)
     if first < last:
-        raw = _raw(tensor)
+        raw = elements(tensor)
         raw.flat[first:last] = np.frombuffer(data, raw.dtype)
 
 
@@ -38,9 +39,9 @@ def read(tensor: Tensor, offset_bytes: int, out: memoryview) -> None:
     if tensor.is_contiguous:
         tensor.buffer.get(tensor.offset_bytes + offset_bytes, out)
         return
-    first, last = _elements(tensor, offset_bytes, out.nbytes)
+    first, last = _element_range(tensor, offset_bytes, out.nbytes)
     if first < last:
-        raw = _raw(tensor)
+        raw = elements(tensor)
         np.frombuffer(out, raw.dtype)[:] = raw.flat[first:last]
 
 
@@ -53,25 +54,51 @@ def memset(tensor: Tensor, offset_bytes: int, size_bytes: int, value: int) -> No
         tensor.buffer.memset(tensor.offset_bytes + offset_bytes, size_bytes, value)
         return
     _require_separate(tensor)
-    first, last = _elements(tensor, offset_bytes, size_bytes)
-    raw = _raw(tensor)
+    first, last = _element_range(tensor, offset_bytes, size_bytes)
+    raw = elements(tensor)
     raw.flat[first:last] = int.from_bytes(bytes([value]) * raw.itemsize, "little")
 
 
-def copy(source: Tensor, destination: Tensor) -> None:
-    """Copies a whole tensor to another of the same type, on any device, through host memory if needed.
+def write_2d(tensor: Tensor, offset_bytes: int, data: memoryview, chunks: Chunks) -> None:
+    """Writes chunks, packed in `data`, into a tensor. Raises OutOfRangeError, InvalidArgumentError."""
+    check_chunks(tensor, offset_bytes, chunks)
+    if chunks.total_bytes:
+        tensor.buffer.set_2d(tensor.offset_bytes + offset_bytes, data, chunks)
 
-    Raises InvalidArgumentError where the types differ or the destination overlaps itself.
+
+def read_2d(tensor: Tensor, offset_bytes: int, out: memoryview, chunks: Chunks) -> None:
+    """Reads chunks of a tensor, packed into `out`. Raises OutOfRangeError, InvalidArgumentError."""
+    check_chunks(tensor, offset_bytes, chunks)
+    if chunks.total_bytes:
+        tensor.buffer.get_2d(tensor.offset_bytes + offset_bytes, out, chunks)
+
+
+def check_chunks(tensor: Tensor, offset_bytes: int, chunks: Chunks) -> None:
+    """Raises OutOfRangeError, or InvalidArgumentError for a tensor with gaps."""
+    tensor.check_chunks(offset_bytes, chunks)
+    if not tensor.is_contiguous:
+        raise InvalidArgumentError(
+            "chunks of a tensor with gaps", advice="use a view: it has strides of its own"
+        )
+
+
+def copy(source: Tensor, destination: Tensor) -> CopyRoad:
+    """Copies a whole tensor to another of the same type, on any device; says which road it took.
+
+    The destination is asked first, then the source; else the bytes go through host memory. Raises
+    InvalidArgumentError where the types differ or the destination overlaps itself.
     """
     if source.type != destination.type:
         raise InvalidArgumentError(f"copy of {source.type} to {destination.type}: the types differ")
     _require_separate(destination)
-    if source.buffer.buffer_type.is_host and destination.buffer.buffer_type.is_host:
-        np.copyto(_raw(destination), _raw(source))
-        return
+    if destination.buffer.copy_from(source, destination):
+        return CopyRoad.DESTINATION
+    if source.buffer.copy_to(source, destination):
+        return CopyRoad.SOURCE
     bounce = np.empty(source.type.nbytes, np.uint8)
     read(source, 0, host_bytes(bounce))
     write(destination, 0, host_bytes(bounce))
+    return CopyRoad.HOST
 
 
 def _require_separate(tensor: Tensor) -> None:
@@ -81,7 +108,7 @@ def _require_separate(tensor: Tensor) -> None:
         )
 
 
-def _elements(tensor: Tensor, offset_bytes: int, size_bytes: int) -> tuple[int, int]:
+def _element_range(tensor: Tensor, offset_bytes: int, size_bytes: int) -> tuple[int, int]:
     item = tensor.type.dtype.block_bytes
     if offset_bytes % item or size_bytes % item:
         raise InvalidArgumentError(
@@ -91,7 +118,7 @@ def _elements(tensor: Tensor, offset_bytes: int, size_bytes: int) -> tuple[int, 
     return offset_bytes // item, (offset_bytes + size_bytes) // item
 
 
-def _raw(tensor: Tensor) -> Any:
+def elements(tensor: Tensor) -> Any:
     """The tensor's elements as unsigned integers; of quantized types its bytes."""
     dtype = tensor.type.dtype
     if dtype.block_size > 1:

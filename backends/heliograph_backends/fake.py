@@ -21,10 +21,13 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from heliograph_backends.contract import (
+    CONTRACT_VERSION,
     Abort,
     Backend,
     CompileOptions,
     LeafBindings,
+    Parameter,
+    ParameterKind,
     Plan,
     Tensor,
     Usage,
@@ -167,6 +170,8 @@ class FakeBackend(Backend):
     """Scripted devices."""
 
     name = "fake"
+    contract_version = CONTRACT_VERSION
+    parameters = (Parameter("memory", ParameterKind.SIZE, "memory that it may use"),)
 
     def __init__(self, parameters: Sequence[Mapping[str, int]] = ({},)) -> None:
         self._devices = tuple(

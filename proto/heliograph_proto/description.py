@@ -36,6 +36,17 @@ class Memory:
     total_bytes: int = 0
 
 
+class CopyRoad(Enum):
+    """Who copied the bytes of a tensor to another. The values are those of command.proto."""
+
+    #: The destination's device fetched them.
+    DESTINATION = 1
+    #: The source's device brought them.
+    SOURCE = 2
+    #: Neither knew how: they went through host memory.
+    HOST = 3
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """One device."""

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from heliograph_backends.contract import (
+    CONTRACT_VERSION,
     Backend,
     CompileOptions,
     Device,
     LeafBindings,
+    Parameter,
+    ParameterKind,
     Plan,
 )
 from heliograph_backends.cpu import kernels
@@ -93,7 +96,9 @@ class CpuDevice(Device):
     def compile(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
         return CpuPlan(self, graph, bindings, options)
 
-    def supports_op(self, op: str, operands: Sequence[TensorType], result: TensorType) -> str:
+    def supports_op(
+        self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
+    ) -> str:
         for found in (*operands, result):
             if found.dtype.kind not in PLAIN or found.dtype.name == "bf16":
                 return f"the CPU does not compute on {found.dtype}; convert it first"
@@ -156,6 +161,11 @@ class CpuBackend(Backend):
     """The CPU backend: as many devices as were asked for, each with its own threads and memory."""
 
     name = "cpu"
+    contract_version = CONTRACT_VERSION
+    parameters = (
+        Parameter("threads", ParameterKind.COUNT, "threads that compute; 0: one for each processor"),
+        Parameter("memory", ParameterKind.SIZE, "memory that it may use; 0: the machine's"),
+    )
 
     def __init__(self, parameters: Sequence[Mapping[str, int]] = ({},)) -> None:
         self._devices = tuple(

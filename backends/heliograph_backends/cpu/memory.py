@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from heliograph_backends.contract import Buffer, BufferType, Device, Tensor, Usage
+from heliograph_backends import access
+from heliograph_backends.contract import Buffer, BufferType, Chunks, Device, Tensor, Usage
 from heliograph_proto.errors import OutOfMemoryError
 from heliograph_proto.types import TensorType
 
@@ -130,6 +131,26 @@ class HostBuffer(Buffer):
     def memset(self, offset_bytes: int, size_bytes: int, value: int) -> None:
         self._drop_extras()
         self.memory[offset_bytes : offset_bytes + size_bytes] = value
+
+    def set_2d(self, offset_bytes: int, data: memoryview, chunks: Chunks) -> None:
+        if data.nbytes:
+            self._drop_extras()
+            self._strided(offset_bytes, chunks)[:] = np.frombuffer(data, np.uint8).reshape(chunks.count, -1)
+
+    def get_2d(self, offset_bytes: int, out: memoryview, chunks: Chunks) -> None:
+        if out.nbytes:
+            np.frombuffer(out, np.uint8).reshape(chunks.count, -1)[:] = self._strided(offset_bytes, chunks)
+
+    def _strided(self, offset_bytes: int, chunks: Chunks) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        shape, strides = (chunks.count, chunks.size_bytes), (chunks.stride_bytes, 1)
+        return np.ndarray(shape, np.uint8, self.memory, offset_bytes, strides)
+
+    def copy_from(self, source: Tensor, destination: Tensor) -> bool:
+        if not source.buffer.buffer_type.is_host:
+            return False
+        self._drop_extras()
+        np.copyto(access.elements(destination), access.elements(source))
+        return True
 
     def array(self, type: TensorType, offset_bytes: int, strides: tuple[int, ...]) -> Any:
         if type.dtype.block_size > 1:

@@ -161,7 +161,7 @@ def _compile(device: Device, graph: Graph, bindings: LeafBindings, fusion: bool)
 def _first_unsupported(graph: Graph, device: Device) -> UnsupportedError | None:
     for number, node in enumerate(graph.nodes):
         operands = [graph.type_of(value) for value in node.operands]
-        if why := device.supports_op(node.op, operands, node.type):
+        if why := device.supports_op(node.op, node.attributes, operands, node.type):
             return UnsupportedError(
                 f"device {device.name} cannot run op {node.op}: {why}", origin=graph.origin(number)
             )

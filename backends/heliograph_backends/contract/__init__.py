@@ -1,0 +1,55 @@
+"""The contract between Heliograph and a backend: ggml's backend model in Python.
+
+    Backend ── devices ──▸ Device ── buffer_type ──▸ BufferType ── allocate ──▸ Buffer
+                             │ stream                                            ▲
+                             │ event                                           Tensor (a placed view)
+                             ▼ compile
+                            Plan
+
+Each class stands on one screen. Methods that raise nothing but have a body here are optional; what
+they do when left alone is their default. Work is asynchronous by streams: `Stream.submit` queues
+host code that issues device work, and reports when that work has been *computed*.
+`heliograph_backends.conformance` tells a backend's author when it is right.
+"""
+
+from heliograph_backends.contract.device import (
+    CONTRACT_VERSION,
+    Backend,
+    Device,
+    Parameter,
+    ParameterKind,
+)
+from heliograph_backends.contract.memory import (
+    Buffer,
+    BufferType,
+    Chunks,
+    MultiBuffer,
+    Tensor,
+    Usage,
+    host_bytes,
+)
+from heliograph_backends.contract.plan import CompileOptions, Estimate, LeafBindings, Plan
+from heliograph_backends.contract.stream import Abort, Done, Event, Stream
+
+__all__ = [
+    "CONTRACT_VERSION",
+    "Abort",
+    "Backend",
+    "Buffer",
+    "BufferType",
+    "Chunks",
+    "CompileOptions",
+    "Device",
+    "Done",
+    "Estimate",
+    "Event",
+    "LeafBindings",
+    "MultiBuffer",
+    "Parameter",
+    "ParameterKind",
+    "Plan",
+    "Stream",
+    "Tensor",
+    "Usage",
+    "host_bytes",
+]

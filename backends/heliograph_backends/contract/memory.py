@@ -1,0 +1,295 @@
+"""Memory: buffer types, buffers, and tensors placed in them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from heliograph_backends.placement import Placement, place
+from heliograph_proto.errors import InvalidArgumentError, OutOfRangeError
+from heliograph_proto.types import TensorType
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from heliograph_backends.contract.device import Device
+
+
+class Usage(Enum):
+    """What a buffer is for; a hint to backends and the scheduler."""
+
+    ANY = "any"
+    WEIGHTS = "weights"
+    COMPUTE = "compute"
+
+
+class BufferType(ABC):
+    """Where and how memory is made."""
+
+    name: str
+    device: Device
+    #: Of every tensor's first byte; a power of two.
+    alignment: int = 64
+    #: The most bytes of one buffer.
+    max_size: int = 2**63 - 1
+    #: Whether its bytes are plain host memory, row-major, that anybody in this process may touch.
+    is_host: bool = False
+
+    @abstractmethod
+    def allocate(self, size_bytes: int, usage: Usage = Usage.ANY) -> Buffer:
+        """A buffer; size 0 is fine. Contents are undefined. Raises OutOfMemoryError."""
+
+    def alloc_size(self, tensor: TensorType) -> int:
+        """Bytes that a tensor takes, padding included. Default: its own."""
+        return tensor.nbytes
+
+    def place(self, tensors: Sequence[TensorType]) -> Placement:
+        """Where each of a list of tensors would lie, without taking memory: in their order, a new buffer
+        where the running size would pass `max_size`. Raises OutOfMemoryError for one that never fits."""
+        return place([self.alloc_size(one) for one in tensors], self.alignment, self.max_size)
+
+    def allocate_tensors(
+        self, tensors: Sequence[TensorType], usage: Usage = Usage.ANY
+    ) -> tuple[Buffer, tuple[Tensor, ...]]:
+        """Memory for a list of tensors: one buffer, or several behaving as one. Contents are undefined.
+
+        Raises OutOfMemoryError, with everything freed.
+        """
+        placement = self.place(tensors)
+        buffers: list[Buffer] = []
+        try:
+            buffers.extend(self.allocate(size, usage) for size in placement.buffer_bytes)
+            placed = tuple(
+                Tensor(type, buffers[where.buffer], where.offset_bytes)
+                for type, where in zip(tensors, placement.places, strict=True)
+            )
+            for tensor in placed:
+                tensor.buffer.init_tensor(tensor)
+        except BaseException:
+            for buffer in buffers:
+                buffer.free()
+            raise
+        return (buffers[0] if len(buffers) == 1 else MultiBuffer(self, buffers)), placed
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Pieces of equal size at equal distances: the two-dimensional form of a byte range.
+
+    Tightly packed on the other side. One chunk is a plain range.
+    """
+
+    size_bytes: int
+    count: int = 1
+    stride_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.size_bytes * self.count
+
+    @property
+    def extent_bytes(self) -> int:
+        """From the first byte of the first chunk to behind the last one."""
+        return (self.count - 1) * self.stride_bytes + self.size_bytes if self.total_bytes else 0
+
+
+class Buffer(ABC):
+    """A block of memory on a device. Offsets are checked by `Tensor`, not here."""
+
+    buffer_type: BufferType
+    size_bytes: int
+    usage: Usage
+
+    @abstractmethod
+    def set(self, offset_bytes: int, data: memoryview) -> None:
+        """Writes bytes."""
+
+    @abstractmethod
+    def get(self, offset_bytes: int, out: memoryview) -> None:
+        """Reads bytes into `out`."""
+
+    @abstractmethod
+    def memset(self, offset_bytes: int, size_bytes: int, value: int) -> None:
+        """Fills bytes."""
+
+    @abstractmethod
+    def array(self, type: TensorType, offset_bytes: int, strides: tuple[int, ...]) -> Any:
+        """A view as the device's array library has it (numpy.ndarray, cupy.ndarray).
+
+        Raises UnsupportedError where there is none, as for memory of another host.
+        """
+
+    @abstractmethod
+    def free(self) -> None:
+        """Gives the memory back. Idempotent."""
+
+    def set_2d(self, offset_bytes: int, data: memoryview, chunks: Chunks) -> None:
+        """Writes chunks, which are packed in `data`. Default: one `set` for each."""
+        for number in range(chunks.count):
+            start = number * chunks.size_bytes
+            self.set(offset_bytes + number * chunks.stride_bytes, data[start : start + chunks.size_bytes])
+
+    def get_2d(self, offset_bytes: int, out: memoryview, chunks: Chunks) -> None:
+        """Reads chunks, packed into `out`. Default: one `get` for each."""
+        for number in range(chunks.count):
+            start = number * chunks.size_bytes
+            self.get(offset_bytes + number * chunks.stride_bytes, out[start : start + chunks.size_bytes])
+
+    def copy_from(self, source: Tensor, destination: Tensor) -> bool:
+        """Copies a tensor of the same type into one of this buffer, if this side knows how. Default: no."""
+        return False
+
+    def copy_to(self, source: Tensor, destination: Tensor) -> bool:
+        """Copies a tensor of this buffer to another of the same type, if this side knows how. Default: no."""
+        return False
+
+    def set_usage(self, usage: Usage) -> None:
+        """Says what the buffer is for from now on."""
+        self.usage = usage
+
+    def clear(self, value: int = 0) -> None:
+        """Fills the whole buffer."""
+        self.memset(0, self.size_bytes, value)
+
+    def init_tensor(self, tensor: Tensor) -> None:
+        """Called when a tensor was placed here. Default: nothing."""
+
+    def free_tensor(self, tensor: Tensor) -> None:
+        """Called before a tensor that was placed here goes. Default: nothing."""
+
+    def reset(self) -> None:
+        """Drops what init_tensor attached, before tensors are placed anew. Default: nothing."""
+
+
+class MultiBuffer(Buffer):
+    """Several buffers that are freed, cleared, reset and used as one. It has no bytes of its own:
+    tensors lie in its parts, so reading and writing go there."""
+
+    def __init__(self, buffer_type: BufferType, parts: Sequence[Buffer]) -> None:
+        self.buffer_type = buffer_type
+        self.parts = tuple(parts)
+        self.size_bytes = sum(part.size_bytes for part in parts)
+        self.usage = parts[0].usage if parts else Usage.ANY
+
+    def set(self, offset_bytes: int, data: memoryview) -> None:
+        raise self._no_bytes()
+
+    def get(self, offset_bytes: int, out: memoryview) -> None:
+        raise self._no_bytes()
+
+    def memset(self, offset_bytes: int, size_bytes: int, value: int) -> None:
+        raise self._no_bytes()
+
+    def array(self, type: TensorType, offset_bytes: int, strides: tuple[int, ...]) -> Any:
+        raise self._no_bytes()
+
+    @staticmethod
+    def _no_bytes() -> InvalidArgumentError:
+        return InvalidArgumentError(
+            "a multi-buffer has no bytes of its own",
+            advice="read and write the tensors that lie in its parts",
+        )
+
+    def set_usage(self, usage: Usage) -> None:
+        self.usage = usage
+        for part in self.parts:
+            part.set_usage(usage)
+
+    def clear(self, value: int = 0) -> None:
+        for part in self.parts:
+            part.clear(value)
+
+    def reset(self) -> None:
+        for part in self.parts:
+            part.reset()
+
+    def free(self) -> None:
+        for part in self.parts:
+            part.free()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """A tensor placed in a buffer: type, offset, byte strides. A view is another Tensor on the same."""
+
+    type: TensorType
+    buffer: Buffer
+    offset_bytes: int = 0
+    strides: tuple[int, ...] = field(default=())
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether its elements lie in row-major order without gaps."""
+        pairs = zip(self.type.shape, self.byte_strides, self.type.strides, strict=True)
+        return self.type.size == 0 or all(size == 1 or mine == plain for size, mine, plain in pairs)
+
+    @property
+    def byte_strides(self) -> tuple[int, ...]:
+        return self.strides or self.type.strides
+
+    @property
+    def extent_bytes(self) -> int:
+        """From its first byte to behind its last one."""
+        if self.type.size == 0:
+            return 0
+        if self.type.dtype.block_size > 1:
+            return self.type.nbytes
+        reach = sum((n - 1) * step for n, step in zip(self.type.shape, self.byte_strides, strict=True))
+        return reach + self.type.dtype.block_bytes
+
+    @property
+    def array(self) -> Any:
+        """The view as the device's array library has it."""
+        return self.buffer.array(self.type, self.offset_bytes, self.byte_strides)
+
+    @property
+    def overlaps_itself(self) -> bool:
+        """Whether two elements may share bytes, as in a view that repeats with stride 0."""
+        if self.is_contiguous:
+            return False
+        reach = self.type.dtype.block_bytes
+        for step, size in sorted(zip(self.byte_strides, self.type.shape, strict=True)):
+            if size > 1 and step < reach:
+                return True
+            reach += (size - 1) * step
+        return False
+
+    def view(self, type: TensorType, offset_bytes: int, strides: tuple[int, ...] = ()) -> Tensor:
+        """A part of this tensor: byte strides for every dimension, or none at all for contiguous.
+
+        Raises OutOfRangeError if it reaches outside.
+        """
+        if strides and len(strides) != type.ndim:
+            raise OutOfRangeError(f"a view of {type} with {len(strides)} strides for {type.ndim} dimensions")
+        made = Tensor(type, self.buffer, self.offset_bytes + offset_bytes, strides)
+        inside = offset_bytes >= 0 and all(step >= 0 for step in made.byte_strides)
+        if not inside or offset_bytes + made.extent_bytes > self.extent_bytes:
+            raise OutOfRangeError(f"a view of {type} at byte {offset_bytes} reaches outside {self.type}")
+        return made
+
+    def check_chunks(self, offset_bytes: int, chunks: Chunks) -> None:
+        """Raises OutOfRangeError unless all chunks lie inside and none overlaps the next."""
+        if min(chunks.size_bytes, chunks.count) < 0 or (
+            chunks.count > 1 and chunks.stride_bytes < chunks.size_bytes
+        ):
+            raise OutOfRangeError(
+                f"{chunks.count} chunks of {chunks.size_bytes} bytes, {chunks.stride_bytes} apart, overlap",
+                advice="the stride is at least the size",
+            )
+        self.check_range(offset_bytes, chunks.extent_bytes)
+
+    def check_range(self, offset_bytes: int, size_bytes: int) -> None:
+        """Raises OutOfRangeError unless the bytes lie inside. Python's integers cannot overflow."""
+        if offset_bytes < 0 or size_bytes < 0 or offset_bytes + size_bytes > self.type.nbytes:
+            raise OutOfRangeError(
+                f"bytes {offset_bytes} to {offset_bytes + size_bytes} are not within "
+                f"a tensor of {self.type.nbytes} bytes ({self.type})"
+            )
+
+
+def host_bytes(array: np.ndarray[Any, Any]) -> memoryview:
+    """The bytes of a contiguous array, without a copy, also of an empty or zero-dimensional one."""
+    return array.reshape(-1).view("u1").data

@@ -1,0 +1,79 @@
+"""Plans: graphs compiled for a device."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from heliograph_backends.contract.memory import Tensor
+from heliograph_backends.contract.stream import Abort
+from heliograph_proto.graph import Graph
+
+if TYPE_CHECKING:
+    from heliograph_backends.contract.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class LeafBindings:
+    """Where a graph's constant and lasting leaves lie, by value number. Inputs come with each run.
+
+    The bytes of weights do not change while a plan is bound to them.
+    """
+
+    weights: Mapping[int, Tensor]
+    variables: Mapping[int, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """How to compile; none of these changes a result."""
+
+    fusion: bool = True
+    #: The most threads of the device that a run uses; 0: all of them.
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What compiling a graph would take of a device, in bytes."""
+
+    #: Of each buffer for intermediate results.
+    compute_bytes: tuple[int, ...]
+    #: What is kept beside weights, such as their packed form.
+    extra_bytes: int = 0
+
+
+class Plan(ABC):
+    """A graph compiled for a device, ready to run many times. Runs of one plan are serial."""
+
+    device: Device
+    graph: Graph
+    #: Bytes taken for intermediate results.
+    compute_bytes: int
+    #: What the nodes became.
+    steps: int
+
+    @abstractmethod
+    def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
+        """Runs once, from inside a stream's work. Tensors in the graph's order; None: not wanted.
+
+        Outputs overlap neither inputs nor variables nor each other. An output that is a variable itself
+        has the value that the run leaves in it. Raises CancelledError after an abort, OutOfRangeError for
+        an index outside, and ComputeFailedError, with the node as origin; InvalidInputError for tensors
+        of other types than the graph's; UnknownHandleError once the plan was freed.
+        """
+
+    @abstractmethod
+    def free(self) -> None:
+        """Gives its memory back. Idempotent; never during `compute`."""
+
+    def update(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
+        """A plan for another graph, which takes over this one's memory where that suffices. Frees this one.
+
+        Raises what `Device.compile` does, and leaves this plan as it was then. Default: compiles anew.
+        """
+        made = self.device.compile(graph, bindings, options)
+        self.free()
+        return made
