@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from heliograph_proto.description import CopyRoad, Usage
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.types import TensorType
 
@@ -25,6 +26,73 @@ class Allocate:
     tensor: int
     type: TensorType
     device: str = ""
+    #: Empty: the device's default.
+    buffer_type: str = ""
+    usage: Usage = Usage.ANY
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateBuffer:
+    buffer: int
+    size_bytes: int
+    device: str = ""
+    buffer_type: str = ""
+    usage: Usage = Usage.ANY
+    #: In one process only: bytes that the buffer is made of, kept alive and not copied.
+    memory: memoryview | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateTensors:
+    buffer: int
+    #: Handles and types.
+    tensors: tuple[tuple[int, TensorType], ...]
+    device: str = ""
+    buffer_type: str = ""
+    usage: Usage = Usage.ANY
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceTensor:
+    tensor: int
+    buffer: int
+    offset_bytes: int
+    type: TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class SetUsage:
+    buffer: int
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class ClearBuffer:
+    buffer: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResetBuffer:
+    buffer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Pieces of equal size at equal distances in a tensor; packed on the other side."""
+
+    size_bytes: int
+    count: int = 1
+    stride_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.size_bytes * self.count
+
+    @property
+    def extent_bytes(self) -> int:
+        """From the first byte of the first piece to behind the last one."""
+        return (self.count - 1) * self.stride_bytes + self.size_bytes if self.total_bytes else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +121,7 @@ class SetTensor:
     transfer: int = 0
     #: Of the transfer.
     size_bytes: int = 0
+    chunks: Chunks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +131,7 @@ class GetTensor:
     size_bytes: int
     #: 0: the bytes ride in the completion.
     transfer: int = 0
+    chunks: Chunks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +163,8 @@ class OutputBinding:
     #: 0: no tensor.
     tensor: int = 0
     fetch: bool = False
+    #: An existing tensor that is written; 0: none.
+    into: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +213,12 @@ CommandKind: TypeAlias = (
     | Free
     | Synchronize
     | Cancel
+    | AllocateBuffer
+    | AllocateTensors
+    | PlaceTensor
+    | SetUsage
+    | ClearBuffer
+    | ResetBuffer
 )
 
 
@@ -166,6 +244,8 @@ class Completion:
     #: (output's place, bytes) of a run.
     outputs: tuple[tuple[int, Bytes], ...] = ()
     device_us: float = 0.0
+    #: Of a copy.
+    road: CopyRoad | None = None
 
 
 @dataclass(frozen=True, slots=True)

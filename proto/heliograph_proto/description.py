@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType
@@ -36,6 +38,14 @@ class Memory:
     total_bytes: int = 0
 
 
+class Usage(Enum):
+    """What a buffer is for; a hint to backends and the scheduler. The values are those of command.proto."""
+
+    ANY = 0
+    WEIGHTS = 1
+    COMPUTE = 2
+
+
 class CopyRoad(Enum):
     """Who copied the bytes of a tensor to another. The values are those of command.proto."""
 
@@ -45,6 +55,28 @@ class CopyRoad(Enum):
     SOURCE = 2
     #: Neither knew how: they went through host memory.
     HOST = 3
+
+
+class BufferRole(Enum):
+    """Which of a device's buffer types one is. The values are those of device.proto."""
+
+    DEFAULT = 1
+    #: Host memory that the device reaches fast.
+    HOST = 2
+    EXTRA = 3
+
+
+@dataclass(frozen=True, slots=True)
+class BufferTypeInfo:
+    """How and where a device makes memory."""
+
+    name: str
+    role: BufferRole
+    alignment_bytes: int
+    max_size_bytes: int
+    is_host: bool
+    #: Names of the devices whose kernels read such memory in place.
+    readable_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +89,90 @@ class DeviceInfo:
     backend: str
     capabilities: Capabilities
     memory: Memory
+    #: Where the hardware is, such as "0000:c1:00.0"; empty where it has no such place.
+    id: str = ""
+    #: The default one first.
+    buffer_types: tuple[BufferTypeInfo, ...] = ()
+    #: Named facts, such as the instruction set.
+    features: Mapping[str, str] = field(default_factory=dict)
+    #: Optional parts that it does not offer here, by name, and why.
+    missing: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class UnavailableBackend:
-    """A backend that could not start, and why."""
+class BackendInfo:
+    """A backend of a server's registry."""
 
-    backend: str
-    why: str
+    name: str
+    #: Where it comes from: "built in", "entry point of PACKAGE", "module NAME", or a file's path.
+    origin: str = "built in"
+    contract_version: int = 0
+    #: Names of its devices.
+    devices: tuple[str, ...] = ()
+    #: Why it has none, in words.
+    why: str = ""
+    features: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceList:
-    """All devices of a server, by priority."""
+    """All devices of a server, by priority, and the backends behind them."""
 
     devices: tuple[DeviceInfo, ...]
-    unavailable_backends: tuple[UnavailableBackend, ...] = ()
+    backends: tuple[BackendInfo, ...] = ()
     server: str = ""
+
+    @property
+    def unavailable(self) -> tuple[BackendInfo, ...]:
+        """The backends that could not start."""
+        return tuple(one for one in self.backends if one.why)
+
+
+@dataclass(frozen=True, slots=True)
+class OpQuery:
+    """A node about which a device is asked. Attributes are complete."""
+
+    op: str
+    operands: tuple[TensorType, ...]
+    result: TensorType
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OpAnswer:
+    """What a device says of it."""
+
+    #: Why it cannot run it, in words; empty if it can.
+    why_not: str = ""
+    #: Whether fetching weights from host memory for it pays.
+    offload: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementInfo:
+    """What a list of tensors would take of a buffer type."""
+
+    #: Of each tensor, padding included.
+    tensor_bytes: tuple[int, ...]
+    #: Of each buffer.
+    buffer_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEstimate:
+    """What a graph would take of a device, in bytes."""
+
+    device: str
+    #: Of each buffer for intermediate results.
+    compute_bytes: tuple[int, ...]
+    weights_bytes: int
+    variables_bytes: int
+    #: What is kept beside weights, such as their packed form.
+    extra_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.compute_bytes) + self.weights_bytes + self.variables_bytes + self.extra_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ worth nothing before `validate` has passed it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from heliograph_proto.errors import HeliographError, InvalidGraphError, LimitExceededError, Origin
 from heliograph_proto.limits import Limits
-from heliograph_proto.ops import infer
+from heliograph_proto.ops import OPS, infer
 from heliograph_proto.types import TensorType, shape_problem
 
 #: The longest name of a leaf, a node or an output, in characters.
@@ -99,14 +99,15 @@ class Graph:
         return Origin(op=node.op, node=number, node_name=node.name, operands=operands)
 
 
-def validate(graph: Graph, limits: Limits) -> Graph:
+def validate(graph: Graph, limits: Limits, bound: Collection[int] = ()) -> Graph:
     """Checks everything about a graph and returns it with attributes complete.
 
-    Linear in the graph's size and without recursion. Raises LimitExceededError, InvalidGraphError or
+    `bound`: weights and variables, by number, whose bytes are given otherwise; such a weight needs no
+    digest. Linear in the graph's size and without recursion. Raises LimitExceededError, InvalidGraphError or
     UnknownOpError, with the node as origin.
     """
     check_size(len(graph.nodes), limits)
-    _check_leaves(graph)
+    _check_leaves(graph, bound)
     nodes, depth = _check_nodes(graph)
     if depth > limits.graph_depth:
         raise LimitExceededError(
@@ -126,15 +127,66 @@ def check_size(nodes: int, limits: Limits) -> None:
         )
 
 
-def _check_leaves(graph: Graph) -> None:
+def reordered(graph: Graph, order: Sequence[int]) -> Graph:
+    """The same graph with its nodes in another order: `order` has the old number of each.
+
+    Raises InvalidGraphError unless it names every node once, each behind its operands, and a variable's
+    reads and assignments as they were.
+    """
+    leaves = len(graph.leaves)
+    if sorted(order) != list(range(len(graph.nodes))):
+        raise InvalidGraphError("an order of nodes that does not name each of them once")
+    value_of = {value: value for value in range(leaves)}
+    nodes: list[Node] = []
+    for old in order:
+        node = graph.nodes[old]
+        if any(value not in value_of for value in node.operands):
+            raise InvalidGraphError(f"an order in which node {old} comes before one of its operands")
+        value_of[leaves + old] = leaves + len(nodes)
+        nodes.append(replace(node, operands=tuple(value_of[value] for value in node.operands)))
+    _check_variables_order(graph, order)
+    outputs = tuple(Output(one.name, value_of[one.value]) for one in graph.outputs)
+    return Graph(graph.leaves, tuple(nodes), outputs)
+
+
+def _check_variables_order(graph: Graph, order: Sequence[int]) -> None:
+    """Nodes that touch a variable that some node assigns to must stand among themselves as they did."""
+    assigned = {node.operands[0] for node in graph.nodes if node.op == "assign"}
+    touching = _touching(graph, assigned)
+    last: dict[int, int] = {}
+    for old in order:
+        for variable in touching[old]:
+            if last.get(variable, -1) > old:
+                raise InvalidGraphError(f"an order that moves node {old} over another of the same variable")
+            last[variable] = old
+
+
+def _touching(graph: Graph, variables: Set[int]) -> list[frozenset[int]]:
+    """For each node the variables that it reads or writes, also through views of them."""
+    through: dict[int, frozenset[int]] = {value: frozenset((value,)) for value in variables}
+    found = []
+    for number, node in enumerate(graph.nodes):
+        mine = frozenset().union(*(through.get(value, frozenset()) for value in node.operands))
+        found.append(mine)
+        if mine and (OPS[node.op].is_view or node.op == "assign"):
+            through[len(graph.leaves) + number] = mine
+    return found
+
+
+def _check_leaves(graph: Graph, bound: Collection[int]) -> None:
+    for number in bound:
+        if not 0 <= number < len(graph.leaves) or graph.leaves[number].kind is LeafKind.INPUT:
+            raise InvalidGraphError(f"value {number} is bound to a tensor, but is no weight or variable")
     seen: set[tuple[LeafKind, str]] = set()
-    for leaf in graph.leaves:
+    for number, leaf in enumerate(graph.leaves):
         _check_name(leaf.name, f"{leaf.kind.value}", required=True)
         if (leaf.kind, leaf.name) in seen:
             raise InvalidGraphError(f"two {leaf.kind.value}s are named {leaf.name!r}")
         seen.add((leaf.kind, leaf.name))
         if problem := shape_problem(leaf.type):
             raise InvalidGraphError(f"{leaf.kind.value} {leaf.name!r}: {problem}")
+        if number in bound and leaf.kind is LeafKind.WEIGHT:
+            continue
         if (leaf.kind is LeafKind.WEIGHT) != (len(leaf.digest) == DIGEST_BYTES):
             raise InvalidGraphError(f"{leaf.kind.value} {leaf.name!r}: weights alone have a digest")
 

@@ -22,14 +22,14 @@ from heliograph_backends.contract.device import (
 from heliograph_backends.contract.memory import (
     Buffer,
     BufferType,
-    Chunks,
     MultiBuffer,
     Tensor,
-    Usage,
     host_bytes,
 )
 from heliograph_backends.contract.plan import CompileOptions, Estimate, LeafBindings, Plan
 from heliograph_backends.contract.stream import Abort, Done, Event, Stream
+from heliograph_proto.commands import Chunks
+from heliograph_proto.description import Usage
 
 __all__ = [
     "CONTRACT_VERSION",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from heliograph_backends.placement import Placement, place
+from heliograph_proto.commands import Chunks
+from heliograph_proto.description import Usage
 from heliograph_proto.errors import InvalidArgumentError, OutOfRangeError
 from heliograph_proto.types import TensorType
 
@@ -16,14 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from heliograph_backends.contract.device import Device
-
-
-class Usage(Enum):
-    """What a buffer is for; a hint to backends and the scheduler."""
-
-    ANY = "any"
-    WEIGHTS = "weights"
-    COMPUTE = "compute"
 
 
 class BufferType(ABC):
@@ -73,27 +66,6 @@ class BufferType(ABC):
                 buffer.free()
             raise
         return (buffers[0] if len(buffers) == 1 else MultiBuffer(self, buffers)), placed
-
-
-@dataclass(frozen=True, slots=True)
-class Chunks:
-    """Pieces of equal size at equal distances: the two-dimensional form of a byte range.
-
-    Tightly packed on the other side. One chunk is a plain range.
-    """
-
-    size_bytes: int
-    count: int = 1
-    stride_bytes: int = 0
-
-    @property
-    def total_bytes(self) -> int:
-        return self.size_bytes * self.count
-
-    @property
-    def extent_bytes(self) -> int:
-        """From the first byte of the first chunk to behind the last one."""
-        return (self.count - 1) * self.stride_bytes + self.size_bytes if self.total_bytes else 0
 
 
 class Buffer(ABC):

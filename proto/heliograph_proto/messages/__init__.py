@@ -1,0 +1,67 @@
+"""Between the messages of the contract and the dataclasses that live inside client and server.
+
+Decoding trusts nothing but checks little: what a graph or a command means is checked where it is
+used. What is checked here is what a dataclass cannot express, such as an unknown data type.
+"""
+
+from heliograph_proto.messages.commands import decode_command, encode_command
+from heliograph_proto.messages.completions import decode_completions, encode_completions
+from heliograph_proto.messages.devices import (
+    decode_answers,
+    decode_device,
+    decode_device_list,
+    decode_memory,
+    decode_placement,
+    decode_query,
+    decode_session,
+    encode_answers,
+    encode_device,
+    encode_device_list,
+    encode_memory,
+    encode_placement,
+    encode_queries,
+    encode_session,
+)
+from heliograph_proto.messages.graphs import decode_graph, encode_graph
+from heliograph_proto.messages.plans import decode_estimate, decode_plan, encode_estimate, encode_plan
+from heliograph_proto.messages.types import (
+    decode_checked_type,
+    decode_dtype,
+    decode_error,
+    decode_type,
+    encode_error,
+    encode_type,
+)
+
+__all__ = [
+    "decode_answers",
+    "decode_checked_type",
+    "decode_command",
+    "decode_completions",
+    "decode_device",
+    "decode_device_list",
+    "decode_dtype",
+    "decode_error",
+    "decode_estimate",
+    "decode_graph",
+    "decode_memory",
+    "decode_placement",
+    "decode_plan",
+    "decode_query",
+    "decode_session",
+    "decode_type",
+    "encode_answers",
+    "encode_command",
+    "encode_completions",
+    "encode_device",
+    "encode_device_list",
+    "encode_error",
+    "encode_estimate",
+    "encode_graph",
+    "encode_memory",
+    "encode_placement",
+    "encode_plan",
+    "encode_queries",
+    "encode_session",
+    "encode_type",
+]

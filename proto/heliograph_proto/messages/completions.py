@@ -1,0 +1,46 @@
+"""Completions as messages."""
+
+from __future__ import annotations
+
+from heliograph_proto import commands as c
+from heliograph_proto.description import CopyRoad
+from heliograph_proto.messages.types import decode_error, encode_error
+from heliograph_proto.v1 import command_pb2
+
+_ROADS = {road.value: road for road in CopyRoad}
+
+
+def encode_completions(batch: c.CompletionBatch) -> command_pb2.CompletionBatch:
+    return command_pb2.CompletionBatch(
+        completed_through=batch.completed_through,
+        completions=[
+            command_pb2.Completion(
+                sequence=one.sequence,
+                error=encode_error(one.error) if one.error else None,
+                data=bytes(one.data),
+                outputs=[
+                    command_pb2.OutputValue(output=place, data=bytes(data)) for place, data in one.outputs
+                ],
+                device_us=one.device_us,
+                road=command_pb2.CopyRoad.ValueType(one.road.value if one.road else 0),
+            )
+            for one in batch.completions
+        ],
+    )
+
+
+def decode_completions(message: command_pb2.CompletionBatch) -> c.CompletionBatch:
+    return c.CompletionBatch(
+        completed_through=message.completed_through,
+        completions=tuple(
+            c.Completion(
+                sequence=one.sequence,
+                error=decode_error(one.error) if one.HasField("error") else None,
+                data=one.data,
+                outputs=tuple((value.output, value.data) for value in one.outputs),
+                device_us=one.device_us,
+                road=_ROADS.get(one.road),
+            )
+            for one in message.completions
+        ),
+    )

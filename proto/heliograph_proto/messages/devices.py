@@ -1,0 +1,198 @@
+"""Devices, backends and sessions as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from heliograph_proto.description import (
+    BackendInfo,
+    BufferRole,
+    BufferTypeInfo,
+    Capabilities,
+    DeviceInfo,
+    DeviceList,
+    DeviceType,
+    Memory,
+    OpAnswer,
+    OpQuery,
+    PlacementInfo,
+    SessionInfo,
+)
+from heliograph_proto.limits import Limits
+from heliograph_proto.messages.graphs import decode_attributes, encode_attributes
+from heliograph_proto.messages.types import decode_type, encode_type
+from heliograph_proto.ops import infer
+from heliograph_proto.v1 import device_pb2, session_pb2
+
+
+def encode_device(device: DeviceInfo) -> device_pb2.Device:
+    return device_pb2.Device(
+        name=device.name,
+        description=device.description,
+        type=device_pb2.DeviceType.ValueType(device.type.value),
+        backend=device.backend,
+        capabilities=device_pb2.Capabilities(
+            **{"async": device.capabilities.async_},  # a keyword in Python
+            host_buffer=device.capabilities.host_buffer,
+            buffer_from_host=device.capabilities.buffer_from_host,
+            events=device.capabilities.events,
+        ),
+        memory=encode_memory(device.memory),
+        id=device.id,
+        buffer_types=map(_encode_buffer_type, device.buffer_types),
+        features=device.features,
+        missing=device.missing,
+    )
+
+
+def _encode_buffer_type(found: BufferTypeInfo) -> device_pb2.BufferType:
+    return device_pb2.BufferType(
+        name=found.name,
+        role=device_pb2.BufferRole.ValueType(found.role.value),
+        alignment_bytes=found.alignment_bytes,
+        max_size_bytes=found.max_size_bytes,
+        is_host=found.is_host,
+        readable_by=found.readable_by,
+    )
+
+
+def _decode_buffer_type(message: device_pb2.BufferType) -> BufferTypeInfo:
+    known = {role.value for role in BufferRole}
+    return BufferTypeInfo(
+        name=message.name,
+        role=BufferRole(message.role) if message.role in known else BufferRole.EXTRA,
+        alignment_bytes=message.alignment_bytes,
+        max_size_bytes=message.max_size_bytes,
+        is_host=message.is_host,
+        readable_by=tuple(message.readable_by),
+    )
+
+
+def encode_memory(memory: Memory) -> device_pb2.Memory:
+    return device_pb2.Memory(free_bytes=memory.free_bytes, total_bytes=memory.total_bytes)
+
+
+def decode_memory(message: device_pb2.Memory) -> Memory:
+    return Memory(message.free_bytes, message.total_bytes)
+
+
+def decode_device(message: device_pb2.Device) -> DeviceInfo:
+    known = {kind.value for kind in DeviceType}
+    can = message.capabilities
+    return DeviceInfo(
+        name=message.name,
+        description=message.description,
+        type=DeviceType(message.type) if message.type in known else DeviceType.ACCELERATOR,
+        backend=message.backend,
+        capabilities=Capabilities(getattr(can, "async"), can.host_buffer, can.buffer_from_host, can.events),
+        memory=decode_memory(message.memory),
+        id=message.id,
+        buffer_types=tuple(map(_decode_buffer_type, message.buffer_types)),
+        features=dict(message.features),
+        missing=dict(message.missing),
+    )
+
+
+def encode_device_list(found: DeviceList) -> device_pb2.ListDevicesResponse:
+    return device_pb2.ListDevicesResponse(
+        devices=map(encode_device, found.devices),
+        backends=[
+            device_pb2.Backend(
+                name=one.name,
+                origin=one.origin,
+                contract_version=one.contract_version,
+                devices=one.devices,
+                why=one.why,
+                features=one.features,
+            )
+            for one in found.backends
+        ],
+        server=found.server,
+    )
+
+
+def decode_device_list(message: device_pb2.ListDevicesResponse) -> DeviceList:
+    return DeviceList(
+        devices=tuple(map(decode_device, message.devices)),
+        backends=tuple(
+            BackendInfo(
+                name=one.name,
+                origin=one.origin,
+                contract_version=one.contract_version,
+                devices=tuple(one.devices),
+                why=one.why,
+                features=dict(one.features),
+            )
+            for one in message.backends
+        ),
+        server=message.server,
+    )
+
+
+def encode_queries(device: str, queries: Sequence[OpQuery]) -> device_pb2.QueryOpsRequest:
+    return device_pb2.QueryOpsRequest(
+        device=device,
+        queries=[
+            device_pb2.OpQuery(
+                op=one.op,
+                attributes=encode_attributes(one.attributes),
+                operands=map(encode_type, one.operands),
+            )
+            for one in queries
+        ],
+    )
+
+
+def decode_query(message: device_pb2.OpQuery) -> OpQuery:
+    """Raises what `infer` does: the result is inferred here."""
+    operands = tuple(map(decode_type, message.operands))
+    attributes = decode_attributes(message.op, message.attributes)
+    result, complete = infer(message.op, operands, attributes)
+    return OpQuery(message.op, operands, result, complete)
+
+
+def encode_answers(answers: Sequence[OpAnswer]) -> device_pb2.QueryOpsResponse:
+    return device_pb2.QueryOpsResponse(
+        answers=[device_pb2.OpAnswer(why_not=one.why_not, offload=one.offload) for one in answers]
+    )
+
+
+def decode_answers(message: device_pb2.QueryOpsResponse) -> tuple[OpAnswer, ...]:
+    return tuple(OpAnswer(one.why_not, one.offload) for one in message.answers)
+
+
+def encode_placement(info: PlacementInfo) -> device_pb2.QueryPlacementResponse:
+    return device_pb2.QueryPlacementResponse(tensor_bytes=info.tensor_bytes, buffer_bytes=info.buffer_bytes)
+
+
+def decode_placement(message: device_pb2.QueryPlacementResponse) -> PlacementInfo:
+    return PlacementInfo(tuple(message.tensor_bytes), tuple(message.buffer_bytes))
+
+
+_LIMITS = tuple(Limits.__dataclass_fields__)
+
+
+def encode_session(info: SessionInfo) -> session_pb2.OpenResponse:
+    return session_pb2.OpenResponse(
+        session=info.session,
+        version=info.version,
+        features=info.features,
+        limits=session_pb2.Limits(**{name: getattr(info.limits, name) for name in _LIMITS}),
+        incarnation=info.incarnation,
+        server=info.server,
+        devices=map(encode_device, info.devices),
+        lease_ms=info.lease_ms,
+    )
+
+
+def decode_session(message: session_pb2.OpenResponse) -> SessionInfo:
+    return SessionInfo(
+        session=message.session,
+        version=message.version,
+        features=tuple(message.features),
+        limits=Limits(**{name: getattr(message.limits, name) for name in _LIMITS}),
+        incarnation=message.incarnation,
+        server=message.server,
+        devices=tuple(map(decode_device, message.devices)),
+        lease_ms=message.lease_ms,
+    )
