@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from heliograph_backends.contract import Tensor
 from heliograph_backends.cpu.device import CpuDevice
 from heliograph_backends.fake import FakeDevice
+from heliograph_backends.registry import Registry
 from heliograph_proto import commands as c
 from heliograph_proto.errors import (
     ComputeFailedError,
@@ -35,7 +36,7 @@ from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.handles import Storage, TensorHandle, layout
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.protocol import SessionCore
-from heliograph_server.core.runtime import Host, HostStatistics, Session
+from heliograph_server.core.runtime import CompileRequest, Host, HostStatistics, Session
 from heliograph_server.core.staging import Staging
 from heliograph_server.services import command
 from heliograph_server.services.extent import check_command, check_graph
@@ -241,21 +242,6 @@ def test_who_comes_while_something_is_done_at_once_waits() -> None:
     assert order == ["at once", "thread"]
 
 
-class Devices:
-    """A registry of one device."""
-
-    unavailable = ()
-
-    def __init__(self, device: CpuDevice) -> None:
-        self.devices = (device,)
-
-    def device(self, name: str = "") -> CpuDevice:
-        return self.devices[0]
-
-    def close(self) -> None:
-        self.devices[0].close()
-
-
 SMALL = tensor_type("f32", (4,))
 NEG = Graph((Leaf(LeafKind.INPUT, "x", SMALL),), (Node("neg", (0,), SMALL),), (Output("y", 1),))
 
@@ -264,13 +250,13 @@ class Attached:
     """A session with a plan, and what it answers."""
 
     def __init__(self, device: CpuDevice, at_once: bool = True) -> None:
-        self.host = Host(Devices(device))
+        self.host = Host(Registry.of(device))
         self.session: Session = self.host.session(self.host.open_session("test").session)
         self.changed = threading.Condition()
         self.done: dict[int, c.Completion] = {}
         self.threads: dict[int, threading.Thread] = {}
         self.session.attach(self.take, at_once=at_once)
-        self.session.compile(100, NEG)
+        self.session.compile(CompileRequest(100, NEG))
 
     def take(self, batch: c.CompletionBatch) -> None:
         with self.changed:

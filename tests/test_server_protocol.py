@@ -126,7 +126,9 @@ class Script:
         return self.send(c.Run(plan, (given_,), (c.OutputBinding(0, result, False),)), stream)
 
     def plan(self, number: int = PLAN, assigned: tuple[str, ...] = (), read: tuple[str, ...] = ()) -> None:
-        self.core.add_plan(number, "a", ([Port("x", T)], [Port("y", T)]), (read, assigned), object())
+        variables = [[self.core.variables[name][1] for name in names] for names in (read, assigned)]
+        ports = [Port("x", T)], [Port("y", T)]
+        self.core.add_plan(number, "a", ports, (variables[0], variables[1]), object())
 
 
 @pytest.fixture

@@ -9,22 +9,39 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
 
-from heliograph_backends.contract import CompileOptions, Device, LeafBindings, Plan, Tensor
-from heliograph_proto.description import PlanInfo, Port, VariablePort
+from heliograph_backends.contract import CompileOptions, Device, LeafBindings, Tensor
+from heliograph_proto.description import PlanEstimate, PlanInfo, Port, VariablePort
 from heliograph_proto.errors import (
     HeliographError,
     InvalidGraphError,
     MissingContentError,
     UnsupportedError,
 )
-from heliograph_proto.graph import Graph, Leaf, LeafKind, validate
+from heliograph_proto.graph import Graph, Leaf, LeafKind, reordered, validate
 from heliograph_proto.limits import Limits
 from heliograph_server.core.bulk import Contents
-from heliograph_server.core.execution import LoadedPlan, new_buffer, typed
-from heliograph_server.core.handles import TensorHandle
+from heliograph_server.core.execution import typed, zeroed
+from heliograph_server.core.handles import BoundLeaves, PlanHandle, TensorHandle
+from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.protocol import SessionCore
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRequest:
+    """A graph that nobody has checked yet, and what is to become of it. The meaning is in plan.proto."""
+
+    plan: int
+    graph: Graph
+    devices: tuple[str, ...] = ()
+    options: CompileOptions = field(default_factory=CompileOptions)
+    #: Handles of tensors by leaf.
+    bindings: Mapping[int, int] = field(default_factory=dict)
+    #: 0: none.
+    updates: int = 0
 
 
 class Compiler:
@@ -49,23 +66,33 @@ class Compiler:
         #: Held while compiling; whoever frees contents and variables takes it first.
         self.busy = threading.Lock()
 
-    def compile(self, handle: int, graph: Graph, devices: Sequence[str], fusion: bool) -> PlanInfo:
+    def compile(self, request: CompileRequest) -> PlanInfo:
         """Raises what PlanService.Compile is refused with."""
         started = time.perf_counter()
-        checked = validate(graph, self._limits)
-        device = self._choose(checked, devices)
-        with self.busy:
-            with self._lock:
-                self._core.check_plan(handle)
+        graph = validate(request.graph, self._limits, bound=request.bindings.keys())
+        device = self._choose(graph, request.devices)
+        with self.busy, _Compilation(self._core, self._lock, request, graph) as compilation:
             # Weights are packed by the device's workers.
             with self._occupancies[device.name]:
-                bindings = self._bind(checked, device)
-                loaded = LoadedPlan(_compile(device, checked, bindings, fusion), device)
-            try:
-                return self._commit(handle, checked, loaded, started)
-            except BaseException:
-                loaded.free()
-                raise
+                bindings = self._bind(graph, device, compilation.bound)
+                loaded = _compile(device, graph, bindings, request.options, compilation.idle_plan(device))
+            return self._commit(compilation, loaded, started)
+
+    def estimate(self, graph: Graph, devices: Sequence[str], options: CompileOptions) -> PlanEstimate:
+        """Raises what PlanService.Estimate is refused with."""
+        weights = frozenset(n for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.WEIGHT)
+        checked = validate(graph, self._limits, bound=weights)
+        device = self._choose(checked, devices)
+        ordered, _ = _ordered(device, checked)
+        found = device.estimate(ordered, options)
+        sizes = {kind: _sizes(device, checked.of_kind(kind)) for kind in LeafKind}
+        return PlanEstimate(
+            device=device.name,
+            compute_bytes=found.compute_bytes,
+            weights_bytes=sizes[LeafKind.WEIGHT],
+            variables_bytes=sizes[LeafKind.VARIABLE],
+            extra_bytes=found.extra_bytes,
+        )
 
     # Where
 
@@ -82,13 +109,23 @@ class Compiler:
 
     # What its leaves are
 
-    def _bind(self, graph: Graph, device: Device) -> LeafBindings:
-        self._check_contents(graph.weights)
-        leaves = list(enumerate(graph.leaves))
-        return LeafBindings(
-            weights={n: self._contents.tensor(x, device) for n, x in leaves if x.kind is LeafKind.WEIGHT},
-            variables={n: self._variable(x, device) for n, x in leaves if x.kind is LeafKind.VARIABLE},
+    def _bind(self, graph: Graph, device: Device, bound: BoundLeaves) -> LeafBindings:
+        self._check_contents(
+            [x for n, x in enumerate(graph.leaves) if x.kind is LeafKind.WEIGHT and n not in bound.tensors]
         )
+        weights: dict[int, Tensor] = {}
+        variables: dict[int, Tensor] = {}
+        for number, leaf in enumerate(graph.leaves):
+            if leaf.kind is LeafKind.INPUT:
+                continue
+            into = weights if leaf.kind is LeafKind.WEIGHT else variables
+            if number in bound.tensors:
+                into[number] = _on_device(bound.tensors[number].placed, leaf, device)
+            elif leaf.kind is LeafKind.WEIGHT:
+                into[number] = self._contents.tensor(leaf, device)
+            else:
+                into[number] = self._variable(leaf, device)
+        return LeafBindings(weights, variables)
 
     def _check_contents(self, weights: Sequence[Leaf]) -> None:
         missing = set(self._contents.missing(tuple(leaf.digest for leaf in weights)))
@@ -118,44 +155,137 @@ class Compiler:
     def _new_variable(self, leaf: Leaf, device: Device) -> Tensor:
         with self._lock:
             self._core.handles.check_room(TensorHandle)
-        buffer = new_buffer(device, leaf.type.nbytes)
+        buffer = zeroed(device.buffer_type, device.buffer_type.alloc_size(leaf.type))
         try:
             with self._lock:
                 self._core.add_variable(leaf.name, leaf.type, device.name, buffer)
         except BaseException:
             buffer.free()
             raise
-        return Tensor(leaf.type, buffer)
+        tensor = Tensor(leaf.type, buffer)
+        buffer.init_tensor(tensor)
+        return tensor
 
     # Its handle
 
-    def _commit(self, handle: int, graph: Graph, loaded: LoadedPlan, started: float) -> PlanInfo:
+    def _commit(self, compilation: _Compilation, loaded: LoadedPlan, started: float) -> PlanInfo:
+        graph, request, bound = compilation.graph, compilation.request, compilation.bound
         inputs = tuple(Port(leaf.name, leaf.type) for leaf in graph.inputs)
         outputs = tuple(Port(one.name, graph.type_of(one.value)) for one in graph.outputs)
-        names = [leaf.name for leaf in graph.variables]
-        assigned = {graph.leaves[node.operands[0]].name for node in graph.nodes if node.op == "assign"}
-        variables = ([one for one in names if one not in assigned], sorted(assigned))
-        with self._lock:
-            self._core.add_plan(handle, loaded.device.name, (inputs, outputs), variables, loaded)
-            numbers = {name: self._core.variables[name][0] for name in names}
+        assigned = {node.operands[0] for node in graph.nodes if node.op == "assign"}
+        numbered = [(n, leaf) for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.VARIABLE]
+        try:
+            with self._lock:
+                handles = {n: self._variable_handle(n, leaf, bound) for n, leaf in numbered}
+                variables = (
+                    [handles[n][1] for n, _ in numbered if n not in assigned],
+                    [handles[n][1] for n, _ in numbered if n in assigned],
+                )
+                ports = inputs, outputs
+                self._core.add_plan(request.plan, loaded.device.name, ports, variables, loaded, bound)
+        except BaseException:
+            loaded.free()
+            raise
+        compilation.is_committed = True
         return PlanInfo(
             inputs=inputs,
             outputs=outputs,
-            variables=tuple(VariablePort(Port(x.name, x.type), numbers[x.name]) for x in graph.variables),
+            variables=tuple(VariablePort(Port(x.name, x.type), handles[n][0]) for n, x in numbered),
             device=loaded.device.name,
             compute_bytes=loaded.plan.compute_bytes,
             steps=loaded.plan.steps,
             duration_ms=(time.perf_counter() - started) * 1e3,
         )
 
+    def _variable_handle(self, number: int, leaf: Leaf, bound: BoundLeaves) -> tuple[int, TensorHandle]:
+        """The handle's number and the handle of a variable: the client's tensor, or the session's."""
+        if number in bound.tensors:
+            return bound.numbers[number], bound.tensors[number]
+        return self._core.variables[leaf.name]
 
-def _compile(device: Device, graph: Graph, bindings: LeafBindings, fusion: bool) -> Plan:
+
+class _Compilation:
+    """What is held while a request is compiled, and let go of if that fails."""
+
+    def __init__(
+        self, core: SessionCore, lock: threading.RLock, request: CompileRequest, graph: Graph
+    ) -> None:
+        self._core = core
+        self._lock = lock
+        self.request = request
+        self.graph = graph
+        self.bound = BoundLeaves()
+        self.is_committed = False
+        self._old: PlanHandle | None = None
+
+    def __enter__(self) -> Self:
+        leaves = self.graph.leaves
+        weights = {n for n in self.request.bindings if leaves[n].kind is LeafKind.WEIGHT}
+        wanted = {n: (handle, leaves[n].type) for n, handle in self.request.bindings.items()}
+        with self._lock:
+            self._core.check_plan(self.request.plan)
+            self.bound = self._core.bind_leaves(wanted, weights)
+            try:
+                if self.request.updates:
+                    self._old = self._core.take_plan(self.request.updates)
+            except BaseException:
+                self._core.release_leaves(self.bound)
+                raise
+        return self
+
+    def idle_plan(self, device: Device) -> LoadedPlan | None:
+        """The plan whose memory may be taken over: nothing of it runs, and nothing will."""
+        if self._old is None or self._old.last_run is not None or self._old.device != device.name:
+            return None
+        loaded: LoadedPlan = self._old.plan
+        return loaded
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if not self.is_committed:
+                self._core.release_leaves(self.bound)
+            if self._old is None:
+                return
+            if self.is_committed:
+                self._core.release_plan(self._old)
+            else:
+                self._core.put_plan_back(self.request.updates, self._old)
+
+
+def _compile(
+    device: Device, graph: Graph, bindings: LeafBindings, options: CompileOptions, old: LoadedPlan | None
+) -> LoadedPlan:
     try:
-        return device.compile(graph, bindings, CompileOptions(fusion))
+        ordered, order = _ordered(device, graph)
+        plan = old.updated(ordered, bindings, options) if old else device.compile(ordered, bindings, options)
+        return LoadedPlan(plan, device, order)
     except HeliographError:
         raise
     except Exception as error:
         raise typed(error, "compiling") from error
+
+
+def _ordered(device: Device, graph: Graph) -> tuple[Graph, tuple[int, ...] | None]:
+    """The graph in the order that the device wants, and that order; None: as it is."""
+    order = tuple(device.optimize(graph))
+    if order == tuple(range(len(graph.nodes))):
+        return graph, None
+    return reordered(graph, order), order
+
+
+def _on_device(tensor: Tensor, leaf: Leaf, device: Device) -> Tensor:
+    """A client's tensor as a leaf. Raises UnsupportedError where the device cannot read it in place."""
+    if not device.supports_buffer_type(tensor.buffer.buffer_type):
+        where = tensor.buffer.buffer_type.device.name
+        raise UnsupportedError(
+            f"leaf {leaf.name!r} is bound to a tensor of device {where}, which {device.name} cannot read",
+            advice=f"copy it to device {device.name} first",
+        )
+    return tensor
+
+
+def _sizes(device: Device, leaves: Sequence[Leaf]) -> int:
+    return sum(device.buffer_type.alloc_size(leaf.type) for leaf in leaves)
 
 
 def _first_unsupported(graph: Graph, device: Device) -> UnsupportedError | None:

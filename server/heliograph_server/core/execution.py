@@ -7,93 +7,38 @@ a success. Whatever goes wrong is raised; `typed` makes a HeliographError of it.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from heliograph_backends import access
-from heliograph_backends.contract import Abort, Buffer, Device, Plan, Tensor, Usage
-from heliograph_proto.commands import Bytes, Completion
+from heliograph_backends.contract import Abort, Buffer, BufferType, Device, Tensor, Usage
+from heliograph_proto.commands import Completion
 from heliograph_proto.errors import (
     ComputeFailedError,
     HeliographError,
     InternalError,
     OutOfMemoryError,
-    UnsupportedError,
 )
-from heliograph_proto.types import TensorType
-from heliograph_server.core.handles import TensorHandle
+from heliograph_server.core.handles import Storage, TensorHandle
+from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
     AllocateTask,
+    ClearTask,
     CopyTask,
     FillTask,
+    PlaceTask,
     ReadTask,
+    ResetTask,
     RunTask,
     Task,
+    UsageTask,
     WriteTask,
 )
 
 logger = logging.getLogger(__name__)
-
-#: An output that is fetched but not kept lies in memory that the plan keeps, up to this size.
-MAX_SCRATCH_BYTES = 64 * 1024
-
-
-class LoadedPlan:
-    """A backend's plan, its device, and small buffers that its serial runs use again."""
-
-    def __init__(self, plan: Plan, device: Device) -> None:
-        self.plan = plan
-        self.device = device
-        self._scratch: dict[object, Tensor] = {}
-        self._wraps_host = device.capabilities.buffer_from_host
-        #: How long the next run may take, all in all: as long as the slowest of the last few.
-        self.expected_us = math.inf
-
-    def __repr__(self) -> str:
-        return f"<LoadedPlan of {self.plan.graph} on {self.device.name}>"
-
-    def input_of(self, place: int, type: TensorType, data: Bytes) -> Tensor:
-        """Bytes from a command as a tensor: in place where the device can, else copied."""
-        view = memoryview(data)
-        if self._wraps_host:
-            try:
-                return Tensor(type, self.device.buffer_from_host(view))
-            except UnsupportedError:
-                self._wraps_host = False
-        tensor = self._scratch_tensor(("input", place), type)
-        tensor.buffer.set(0, view)
-        return tensor
-
-    def output_for(self, place: int, type: TensorType) -> Tensor:
-        """Where an output that is only fetched is written."""
-        return self._scratch_tensor(("output", place), type)
-
-    def _scratch_tensor(self, key: object, type: TensorType) -> Tensor:
-        if key not in self._scratch:
-            buffer = self.device.buffer_type.allocate(type.nbytes, Usage.COMPUTE)
-            self._scratch[key] = Tensor(type, buffer)
-        return self._scratch[key]
-
-    def note(self, took_us: float) -> None:
-        """A run took so long. What was slower once is forgotten by half each time."""
-        before = self.expected_us / 2 if math.isfinite(self.expected_us) else 0.0
-        self.expected_us = max(took_us, before)
-
-    def trim(self) -> None:
-        """After a run: keeps only what is small."""
-        large = [key for key, one in self._scratch.items() if one.type.nbytes > MAX_SCRATCH_BYTES]
-        for key in large:
-            self._scratch.pop(key).buffer.free()
-
-    def free(self) -> None:
-        """Gives all memory back. Idempotent."""
-        self.plan.free()
-        for tensor in self._scratch.values():
-            tensor.buffer.free()
-        self._scratch.clear()
 
 
 class Execution:
@@ -114,6 +59,10 @@ class Execution:
         self._reads = reads
         self._tasks: dict[type, Callable[[int, Any, Abort], Completion]] = {
             AllocateTask: self._allocate,
+            PlaceTask: self._place,
+            UsageTask: self._set_usage,
+            ClearTask: self._clear,
+            ResetTask: self._reset,
             WriteTask: self._write,
             ReadTask: self._read,
             FillTask: self._fill,
@@ -128,24 +77,60 @@ class Execution:
         return self._tasks[type(task)](sequence, task, abort)
 
     def _allocate(self, sequence: int, task: AllocateTask, abort: Abort) -> Completion:
-        storage = task.tensor.storage
-        assert storage is not None
-        storage.buffer = new_buffer(self._device(storage.device), storage.size_bytes)
+        made: list[Buffer] = []
+        try:
+            for storage in task.storages:
+                made.append(self._new_buffer(storage))
+            for storage, buffer in zip(task.storages, made, strict=True):
+                storage.buffer = buffer
+            for tensor in task.tensors:
+                init_tensor(tensor)
+        except BaseException:
+            for storage, buffer in zip(task.storages, made, strict=False):
+                storage.buffer = None
+                buffer.free()
+            raise
+        return Completion(sequence)
+
+    def _new_buffer(self, storage: Storage) -> Buffer:
+        device = self._device(storage.device)
+        if storage.memory is not None:
+            return device.buffer_from_host(storage.memory)
+        return zeroed(find_buffer_type(device, storage.buffer_type), storage.size_bytes, storage.usage)
+
+    def _place(self, sequence: int, task: PlaceTask, abort: Abort) -> Completion:
+        init_tensor(task.tensor)
+        return Completion(sequence)
+
+    def _set_usage(self, sequence: int, task: UsageTask, abort: Abort) -> Completion:
+        for storage in task.storages:
+            storage.buffer.set_usage(task.usage)
+            storage.usage = task.usage
+        return Completion(sequence)
+
+    def _clear(self, sequence: int, task: ClearTask, abort: Abort) -> Completion:
+        for storage in task.storages:
+            storage.buffer.clear(task.value)
+        return Completion(sequence)
+
+    def _reset(self, sequence: int, task: ResetTask, abort: Abort) -> Completion:
+        for storage in task.storages:
+            storage.buffer.reset()
         return Completion(sequence)
 
     def _write(self, sequence: int, task: WriteTask, abort: Abort) -> Completion:
         data = self._uploads[task.transfer] if task.data is None else memoryview(task.data)
-        access.write(task.tensor.placed, task.offset_bytes, data)
+        write(task, data)
         return Completion(sequence)
 
     def _read(self, sequence: int, task: ReadTask, abort: Abort) -> Completion:
         if not task.transfer:
             data = bytearray(task.size_bytes)
-            access.read(task.tensor.placed, task.offset_bytes, memoryview(data))
+            read(task, memoryview(data))
             return Completion(sequence, data=data)
         staged = self._staging.take(task.size_bytes)
         try:
-            access.read(task.tensor.placed, task.offset_bytes, staged)
+            read(task, staged)
         except BaseException:
             self._staging.give(staged.nbytes)
             raise
@@ -157,9 +142,9 @@ class Execution:
         return Completion(sequence)
 
     def _copy(self, sequence: int, task: CopyTask, abort: Abort) -> Completion:
-        if task.source is not task.destination:
-            access.copy(task.source.placed, task.destination.placed)
-        return Completion(sequence)
+        if task.source is task.destination:
+            return Completion(sequence)
+        return Completion(sequence, road=access.copy(task.source.placed, task.destination.placed))
 
     def _run(self, sequence: int, task: RunTask, abort: Abort) -> Completion:
         loaded: LoadedPlan = task.plan.plan
@@ -168,13 +153,29 @@ class Execution:
             inputs = self._inputs(loaded, task)
             outputs = self._outputs(loaded, task)
             started = time.perf_counter()
-            loaded.plan.compute(inputs, outputs, abort)
+            self._compute(loaded, inputs, outputs, abort)
+            self._write_outputs(loaded, task, outputs)
             device_us = (time.perf_counter() - started) * 1e6
             fetched = tuple((one.output, _bytes_of(outputs[one.output])) for one in task.outputs if one.fetch)
         finally:
             loaded.trim()
             loaded.note((time.perf_counter() - begun) * 1e6)
         return Completion(sequence, outputs=fetched, device_us=device_us)
+
+    def _compute(
+        self, loaded: LoadedPlan, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort
+    ) -> None:
+        try:
+            loaded.plan.compute(inputs, outputs, abort)
+        except HeliographError as error:
+            raise loaded.explain(error) from None
+
+    def _write_outputs(self, loaded: LoadedPlan, task: RunTask, outputs: Sequence[Tensor | None]) -> None:
+        """Copies outputs to existing tensors that the device could not write in place."""
+        for wanted in task.outputs:
+            source = outputs[wanted.output]
+            if wanted.into is not None and source is not None and not loaded.writes(wanted.into.placed):
+                access.copy(source, wanted.into.placed)
 
     def _inputs(self, loaded: LoadedPlan, task: RunTask) -> list[Tensor]:
         return [
@@ -192,15 +193,40 @@ class Execution:
                 storage = wanted.tensor.storage
                 assert storage is not None
                 storage.buffer = loaded.device.buffer_type.allocate(storage.size_bytes)
+                init_tensor(wanted.tensor)
                 outputs[wanted.output] = wanted.tensor.placed
-            elif wanted.fetch:
+            elif wanted.into is not None and loaded.writes(wanted.into.placed):
+                outputs[wanted.output] = wanted.into.placed
+            elif wanted.fetch or wanted.into is not None:
                 outputs[wanted.output] = loaded.output_for(wanted.output, type)
         return outputs
 
 
-def new_buffer(device: Device, size_bytes: int, usage: Usage = Usage.ANY) -> Buffer:
+def write(task: WriteTask, data: memoryview) -> None:
+    """Carries a write out."""
+    if task.chunks is None:
+        access.write(task.tensor.placed, task.offset_bytes, data)
+    else:
+        access.write_2d(task.tensor.placed, task.offset_bytes, data, task.chunks)
+
+
+def read(task: ReadTask, out: memoryview) -> None:
+    """Carries a read out."""
+    if task.chunks is None:
+        access.read(task.tensor.placed, task.offset_bytes, out)
+    else:
+        access.read_2d(task.tensor.placed, task.offset_bytes, out, task.chunks)
+
+
+def init_tensor(tensor: TensorHandle) -> None:
+    """Tells the device of a tensor in memory that was made."""
+    placed = tensor.placed
+    placed.buffer.init_tensor(placed)
+
+
+def zeroed(buffer_type: BufferType, size_bytes: int, usage: Usage = Usage.ANY) -> Buffer:
     """A buffer of zeros. Raises OutOfMemoryError."""
-    buffer = device.buffer_type.allocate(size_bytes, usage)
+    buffer = buffer_type.allocate(size_bytes, usage)
     try:
         buffer.clear()
     except BaseException:

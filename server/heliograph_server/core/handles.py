@@ -1,7 +1,8 @@
 """The handle table: what each handle of a session is, and whether it can be used.
 
-    number ──▸ TensorHandle ──▸ Storage     several tensors (views) may share one storage
-               PlanHandle   ──▸ Storage     of the variables that the plan reads and assigns
+    number ──▸ TensorHandle ──▸ Storage     several tensors (views, placed ones) may share one storage
+               BufferHandle ──▸ TensorHandle  for each of its storages, one over all of its bytes
+               PlanHandle   ──▸ Storage     of the variables and of the weights that are bound to tensors
                StreamHandle ──▸ Lane        several streams never share a lane, except the device's own
                EventHandle  ──▸ Entry       the recorded mark
 
@@ -18,13 +19,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from heliograph_backends.contract import Buffer, Tensor
 from heliograph_proto.commands import SERVER_HANDLE
-from heliograph_proto.description import Port
+from heliograph_proto.description import Port, Usage
 from heliograph_proto.errors import (
     HandleExistsError,
     HeliographError,
@@ -33,12 +35,13 @@ from heliograph_proto.errors import (
     UnknownHandleError,
 )
 from heliograph_proto.limits import Limits
-from heliograph_proto.types import TensorType
+from heliograph_proto.types import TensorType, dtype
 
 if TYPE_CHECKING:
     from heliograph_server.core.ordering import Entry
 
 _END = attrgetter("end")
+_BYTE = dtype("u8")
 
 #: The most streams of a session; each may cost the device a thread.
 MAX_STREAMS = 64
@@ -74,12 +77,19 @@ class Storage:
     device: str
     #: The runtime's buffer; None before it was allocated and after it was released.
     buffer: Any = None
+    #: How its bytes are made: a name of the device's; empty: the default.
+    buffer_type: str = ""
+    usage: Usage = Usage.ANY
+    #: In one process only: the bytes that it is made of.
+    memory: memoryview | None = None
     #: The sequence number of the command that allocates it; 0 for a variable.
     maker: int = 0
     #: Why there are no bytes at all: that command failed.
     error: HeliographError | None = None
     #: Tensors that share these bytes and were not released yet.
     tensors: int = 0
+    #: Weights of plans that lie here: nobody may write there.
+    frozen: dict[TensorHandle, None] = field(default_factory=dict)
     #: The last command that writes, and those after it that read, while they are not done.
     writer: Entry | None = None
     readers: dict[Entry, None] = field(default_factory=dict)
@@ -123,6 +133,8 @@ class TensorHandle:
     storage: Storage | None = None
     #: Given when it is made, if at all.
     error: HeliographError | None = None
+    #: Whether the device knows of it; it does not of views.
+    is_placed: bool = False
 
     def __post_init__(self) -> None:
         if self.storage is not None:
@@ -178,6 +190,47 @@ class TensorHandle:
 
 
 @dataclass(slots=True, eq=False)
+class BufferHandle:
+    """A buffer, or several that behave as one. Its bytes live as long as any tensor that lies there."""
+
+    #: Each over all bytes of one storage, as unsigned bytes.
+    parts: tuple[TensorHandle, ...]
+    error: HeliographError | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundLeaves:
+    """Tensors of the client that are leaves of a plan, by leaf; those of `weights` are frozen."""
+
+    tensors: Mapping[int, TensorHandle] = field(default_factory=dict)
+    weights: frozenset[int] = frozenset()
+    #: Under which handle the client knows each.
+    numbers: Mapping[int, int] = field(default_factory=dict)
+
+
+NOTHING_BOUND = BoundLeaves()
+
+
+def hold_leaves(
+    tensors: Mapping[int, TensorHandle], weights: Set[int], numbers: Mapping[int, int]
+) -> BoundLeaves:
+    """Holds the bytes of tensors for a plan, whatever becomes of their own handles."""
+    held = {leaf: TensorHandle(one.layout, one.storage) for leaf, one in tensors.items()}
+    for leaf, one in held.items():
+        if one.storage is not None and leaf in weights:
+            one.storage.frozen[one] = None
+    return BoundLeaves(held, frozenset(weights), numbers)
+
+
+def let_go_of(bound: BoundLeaves) -> None:
+    """Thaws the weights; the tensors themselves are to be released."""
+    for leaf in bound.weights:
+        tensor = bound.tensors[leaf]
+        if tensor.storage is not None:
+            tensor.storage.frozen.pop(tensor, None)
+
+
+@dataclass(slots=True, eq=False)
 class PlanHandle:
     """A compiled plan. Its runs are serial: each waits for `last_run`."""
 
@@ -187,6 +240,8 @@ class PlanHandle:
     #: Variables that the graph reads only, and those that it assigns.
     read: tuple[TensorHandle, ...]
     assigned: tuple[TensorHandle, ...]
+    #: Tensors of the client that are leaves of it; released with it.
+    bound: BoundLeaves
     #: The runtime's.
     plan: Any = None
     last_run: Entry | None = None
@@ -217,20 +272,26 @@ class EventHandle:
     error: HeliographError | None = None
 
 
-Handle: TypeAlias = TensorHandle | PlanHandle | StreamHandle | EventHandle
-_H = TypeVar("_H", TensorHandle, PlanHandle, StreamHandle, EventHandle)
+Handle: TypeAlias = TensorHandle | BufferHandle | PlanHandle | StreamHandle | EventHandle
+_H = TypeVar("_H", TensorHandle, BufferHandle, PlanHandle, StreamHandle, EventHandle)
 
 _NAMES: dict[type, str] = {
     TensorHandle: "a tensor",
+    BufferHandle: "a buffer",
     PlanHandle: "a plan",
     StreamHandle: "a stream",
     EventHandle: "an event",
 }
 
 
-def layout(type: TensorType) -> Tensor:
+def layout(type: TensorType, offset_bytes: int = 0) -> Tensor:
     """A contiguous layout without a buffer."""
-    return Tensor(type, cast(Buffer, None))
+    return Tensor(type, cast(Buffer, None), offset_bytes)
+
+
+def whole(storage: Storage) -> TensorHandle:
+    """All bytes of a storage as a tensor."""
+    return TensorHandle(layout(TensorType(_BYTE, (storage.size_bytes,))), storage)
 
 
 class HandleTable:
@@ -243,6 +304,7 @@ class HandleTable:
         self._poisoned = 0
         self._limits: dict[type, int] = {
             TensorHandle: limits.tensors,
+            BufferHandle: limits.tensors,
             PlanHandle: limits.plans,
             StreamHandle: MAX_STREAMS,
             EventHandle: limits.tensors,

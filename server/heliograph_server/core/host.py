@@ -12,18 +12,30 @@ from typing import Protocol
 
 from heliograph_backends.contract import Device
 from heliograph_proto import FEATURES, VERSION_MAX, VERSION_MIN, __version__
-from heliograph_proto.description import DeviceInfo, DeviceList, Memory, SessionInfo, UnavailableBackend
+from heliograph_proto.description import (
+    BackendInfo,
+    DeviceList,
+    Memory,
+    OpAnswer,
+    OpQuery,
+    PlacementInfo,
+    SessionInfo,
+)
 from heliograph_proto.errors import (
     ConfigurationError,
     DrainingError,
     HeliographError,
     LimitExceededError,
     SessionClosedError,
+    UnavailableError,
     VersionMismatchError,
 )
 from heliograph_proto.limits import Limits
+from heliograph_proto.types import TensorType
 from heliograph_server.core.deadlines import Deadlines, Timer
+from heliograph_server.core.listing import describe
 from heliograph_server.core.occupancy import Occupancy
+from heliograph_server.core.queries import query_ops, query_placement
 from heliograph_server.core.session import CLOSE_SECONDS, Session, SessionStatistics
 
 logger = logging.getLogger(__name__)
@@ -40,9 +52,13 @@ class DeviceRegistry(Protocol):
     def devices(self) -> Sequence[Device]: ...
 
     @property
-    def unavailable(self) -> Sequence[UnavailableBackend]: ...
+    def backends(self) -> Sequence[BackendInfo]: ...
 
     def device(self, name: str = "") -> Device: ...
+
+    def acquire(self) -> Sequence[Device]: ...
+
+    def release(self, devices: Sequence[Device]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -63,13 +79,13 @@ class Host:
 
     def __init__(self, registry: DeviceRegistry, limits: Limits | None = None) -> None:
         if not registry.devices:
-            whys = "; ".join(f"{one.backend}: {one.why}" for one in registry.unavailable)
+            whys = "; ".join(f"{one.name}: {one.why}" for one in registry.backends if one.why)
             raise ConfigurationError(f"there is no device ({whys or 'no backend was asked for'})")
         self.limits = limits or Limits()
         #: Another one means that another life of the server answers.
         self.incarnation = secrets.token_bytes(16)
         self._registry = registry
-        self._occupancies = {one.name: Occupancy() for one in registry.devices}
+        self._occupancies: dict[str, Occupancy] = {}
         self._deadlines = Deadlines()
         self._changed = threading.Condition()
         self._sessions: dict[bytes, Session] = {}
@@ -91,25 +107,20 @@ class Host:
     # Devices
 
     def device_list(self) -> DeviceList:
-        """All devices, and the backends that could not start."""
-        return DeviceList(self._describe(), tuple(self._registry.unavailable), SERVER)
+        """All devices, and the backends behind them, with what could not start."""
+        return DeviceList(describe(self._registry.devices), tuple(self._registry.backends), SERVER)
 
     def memory(self, name: str = "") -> Memory:
         """A device's memory, now. Raises UnknownDeviceError."""
         return self._registry.device(name).memory()
 
-    def _describe(self) -> tuple[DeviceInfo, ...]:
-        return tuple(
-            DeviceInfo(
-                name=one.name,
-                description=one.description,
-                type=one.type,
-                backend=one.backend,
-                capabilities=one.capabilities,
-                memory=one.memory(),
-            )
-            for one in self._registry.devices
-        )
+    def query_ops(self, device: str, queries: Sequence[OpQuery]) -> tuple[OpAnswer, ...]:
+        """Whether a device can run nodes like these. Raises UnknownDeviceError."""
+        return query_ops(self._registry.device(device), queries)
+
+    def query_placement(self, device: str, buffer_type: str, tensors: Sequence[TensorType]) -> PlacementInfo:
+        """What tensors would take of a device. Raises UnknownDeviceError, InvalidArgumentError."""
+        return query_placement(self._registry.device(device), buffer_type, tensors)
 
     # Sessions
 
@@ -125,20 +136,12 @@ class Host:
         """
         version = _common_version(*versions)
         token = secrets.token_bytes(16)
-        session = Session(
-            next(self._numbers),
-            _printable(client),
-            self.limits,
-            self._registry.devices,
-            self._occupancies,
-            self._deadlines,
-            lambda _session: self._forget(token),
-        )
-        with self._changed:
-            self._check_room()
-            self._sessions[token] = session
-            seconds = self.limits.attach_timeout_ms / 1e3
-            self._reapers[token] = self._deadlines.after(seconds, lambda: self._reap(session))
+        devices = self._registry.acquire()
+        try:
+            self._add_session(token, client, devices)
+        except BaseException:
+            self._registry.release(devices)
+            raise
         return SessionInfo(
             session=token,
             version=version,
@@ -146,8 +149,30 @@ class Host:
             limits=self.limits,
             incarnation=self.incarnation,
             server=SERVER,
-            devices=self._describe(),
+            devices=describe(devices),
         )
+
+    def _add_session(self, token: bytes, client: str, devices: Sequence[Device]) -> None:
+        if not devices:
+            raise UnavailableError(
+                "the server has no device any more", advice="load a backend, or restart it"
+            )
+        for device in devices:
+            self._occupancies.setdefault(device.name, Occupancy())
+        session = Session(
+            next(self._numbers),
+            _printable(client),
+            self.limits,
+            devices,
+            self._occupancies,
+            self._deadlines,
+            lambda _session: self._forget(token, devices),
+        )
+        with self._changed:
+            self._check_room()
+            self._sessions[token] = session
+            seconds = self.limits.attach_timeout_ms / 1e3
+            self._reapers[token] = self._deadlines.after(seconds, lambda: self._reap(session))
 
     def session(self, token: bytes) -> Session:
         """Raises SessionClosedError for a token that names none, or none any more."""
@@ -170,7 +195,8 @@ class Host:
             # Closing may wait for a compile, which the timer thread must not.
             threading.Thread(target=session.close, args=(error,), name="heliograph-reaper").start()
 
-    def _forget(self, token: bytes) -> None:
+    def _forget(self, token: bytes, devices: Sequence[Device]) -> None:
+        self._registry.release(devices)
         with self._changed:
             self._sessions.pop(token, None)
             if (reaper := self._reapers.pop(token, None)) is not None:

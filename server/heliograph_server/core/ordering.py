@@ -55,9 +55,9 @@ class Entry:
     uses: tuple[TensorHandle, ...] = ()
     #: Tensors that are poisoned when it fails.
     targets: tuple[TensorHandle, ...] = ()
-    #: The target of which it writes every byte, or every byte of `part`, and so heals.
-    heals: TensorHandle | None = None
-    #: A range of the target's storage, if it writes no more than that.
+    #: The targets of which it writes every byte, or every byte of `part`, and so heals.
+    heals: tuple[TensorHandle, ...] = ()
+    #: A range of the one target's storage, if it writes no more than that.
     part: tuple[int, int] | None = None
     #: The transfer that its bytes are read for; 0: none.
     reads_for: int = 0

@@ -22,7 +22,7 @@ A command passes through these steps:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 
 from heliograph_proto import commands as c
@@ -38,7 +38,11 @@ from heliograph_proto.errors import (
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType
 from heliograph_server.core.arrival import Arrivals
+from heliograph_server.core.checks import check_leaf, check_weight
 from heliograph_server.core.handles import (
+    NOTHING_BOUND,
+    BoundLeaves,
+    BufferHandle,
     EventHandle,
     Handle,
     HandleTable,
@@ -47,8 +51,11 @@ from heliograph_server.core.handles import (
     Storage,
     StreamHandle,
     TensorHandle,
+    hold_leaves,
     layout,
+    let_go_of,
 )
+from heliograph_server.core.memories import FindMemory, plain_memory
 from heliograph_server.core.ordering import (
     Entry,
     Phase,
@@ -75,6 +82,7 @@ from heliograph_server.core.tasks import (
     ReadTask,
     ReleasePlan,
     ReleaseStorage,
+    ReleaseTensor,
     RunTask,
     Start,
     WriteTask,
@@ -85,16 +93,18 @@ from heliograph_server.core.transfers import Uploads
 class SessionCore:
     """The state of one session. `devices` are names by priority."""
 
-    def __init__(self, limits: Limits, devices: Sequence[str]) -> None:
+    def __init__(self, limits: Limits, devices: Sequence[str], memory: FindMemory = plain_memory) -> None:
         self._limits = limits
         self.handles = HandleTable(limits)
-        self._arrivals = Arrivals(self.handles, limits, tuple(devices), self._open_lane)
+        self._arrivals = Arrivals(self.handles, limits, tuple(devices), self._open_lane, memory)
         self._uploads = Uploads(limits.in_flight_commands)
         #: Transfers of reads whose bytes nobody has taken yet.
         self._reading: set[int] = set()
         #: Names of variables to their handles; they live as long as the session.
         self.variables: dict[str, tuple[int, TensorHandle]] = {}
         self._plans: dict[PlanHandle, None] = {}
+        #: Taken out of the table, to be freed when their runs are over.
+        self._to_release: list[PlanHandle] = []
         self._storages: dict[Storage, None] = {}
         self._lanes: dict[Lane, None] = {}
         #: Commands that were not reported, and those that have not retired, by sequence number.
@@ -243,8 +253,7 @@ class SessionCore:
         return entry.blockers > 0
 
     def _wait_for_freed(self, entry: Entry, task: FreeTask) -> None:
-        storages = (one.storage for one in task.handles if isinstance(one, TensorHandle))
-        wait_for_users(entry, dict.fromkeys(one for one in storages if one is not None))
+        wait_for_users(entry, dict.fromkeys(_storages_of(task.handles)))
         for handle in task.handles:
             match handle:
                 case PlanHandle():
@@ -314,8 +323,9 @@ class SessionCore:
         if entry.error is not None:
             self._spoil(entry)
             note_failure(entry)
-        elif entry.heals is not None:
-            entry.heals.heal(entry.part)
+        else:
+            for target in entry.heals:
+                target.heal(entry.part)
         if not entry.reported:
             self._report(entry, result)
         self._retire(entry)
@@ -355,6 +365,9 @@ class SessionCore:
             leave_stream(entry, entry.stream)
         if isinstance(entry.task, RunTask) and entry.task.plan.last_run is entry:
             entry.task.plan.last_run = None
+            if entry.task.plan in self._to_release:
+                self._to_release.remove(entry.task.plan)
+                self._release_handles((entry.task.plan,))
         self._ready.extend(unblocked_by_retirement(entry))
 
     # Cancelling
@@ -476,16 +489,60 @@ class SessionCore:
         number: int,
         device: str,
         ports: tuple[Sequence[Port], Sequence[Port]],
-        variables: tuple[Iterable[str], Iterable[str]],
+        variables: tuple[Iterable[TensorHandle], Iterable[TensorHandle]],
         plan: object,
+        bound: BoundLeaves = NOTHING_BOUND,
     ) -> None:
-        """A compiled plan: its inputs and outputs, the variables that it reads and assigns."""
+        """A compiled plan: its inputs and outputs, the variables that it reads and assigns, and the tensors
+        that are its leaves, which it holds from here on."""
         self.check_plan(number)
         inputs, outputs = map(tuple, ports)
-        read, assigned = (tuple(self.variables[name][1] for name in names) for names in variables)
-        made = PlanHandle(device, inputs, outputs, read, assigned, plan)
+        read, assigned = map(tuple, variables)
+        made = PlanHandle(device, inputs, outputs, read, assigned, bound, plan)
         self.handles.add(number, made)
         self._plans[made] = None
+
+    def bind_leaves(self, leaves: Mapping[int, tuple[int, TensorType]], weights: Set[int]) -> BoundLeaves:
+        """Holds tensors as leaves of a plan to be: handle and type by leaf; those of weights are frozen.
+
+        Raises UnknownHandleError, InvalidArgumentError, or the error of what was to write a weight.
+        """
+        if self.closed is not None:
+            raise self.closed
+        found = {leaf: self._bindable(leaf in weights, *what) for leaf, what in leaves.items()}
+        return hold_leaves(found, weights, {leaf: number for leaf, (number, _) in leaves.items()})
+
+    def _bindable(self, is_weight: bool, number: int, type: TensorType) -> TensorHandle:
+        tensor = self.handles.get(number, TensorHandle)
+        check_leaf(tensor, type, number)
+        if is_weight:
+            check_weight(tensor, number)
+        return tensor
+
+    def release_leaves(self, bound: BoundLeaves) -> None:
+        """Lets go of tensors that a plan held."""
+        let_go_of(bound)
+        self._release_handles(bound.tensors.values())
+        self._settle()
+
+    def take_plan(self, number: int) -> PlanHandle:
+        """Takes a plan out of the table, so that no command can name it. Raises UnknownHandleError."""
+        plan = self.handles.get(number, PlanHandle)
+        self.handles.remove(number)
+        return plan
+
+    def put_plan_back(self, number: int, plan: PlanHandle) -> None:
+        """Undoes `take_plan`."""
+        if self.closed is None:
+            self.handles.add(number, plan)
+
+    def release_plan(self, plan: PlanHandle) -> None:
+        """Frees a plan that was taken, once its runs are over."""
+        if plan.last_run is None:
+            self._release_handles((plan,))
+        else:
+            self._to_release.append(plan)
+        self._settle()
 
     def discard_plan(self, number: int) -> None:
         """Frees a plan whose client left while it was compiled, before any command could name it."""
@@ -509,14 +566,20 @@ class SessionCore:
     def _release_handles(self, handles: Iterable[Handle]) -> None:
         for handle in handles:
             match handle:
+                case BufferHandle(parts=parts):
+                    self._release_handles(parts)
                 case TensorHandle(storage=Storage() as storage):
                     storage.tensors -= 1
+                    if handle.is_placed:
+                        self._instructions.append(ReleaseTensor(handle))
                     if storage.tensors == 0:
                         self._storages.pop(storage, None)
                         self._instructions.append(ReleaseStorage(storage))
                 case PlanHandle() if handle in self._plans:
                     del self._plans[handle]
                     self._instructions.append(ReleasePlan(handle))
+                    let_go_of(handle.bound)
+                    self._release_handles(handle.bound.tensors.values())
                 case StreamHandle(lane=lane) if lane in self._lanes:
                     del self._lanes[lane]
                     self._instructions.append(CloseLane(lane))
@@ -538,6 +601,15 @@ class SessionCore:
             table.clear()
         self.handles.clear()
         self._uploads.clear()
+
+
+def _storages_of(handles: Iterable[Handle]) -> Iterator[Storage]:
+    for handle in handles:
+        match handle:
+            case TensorHandle(storage=Storage() as storage):
+                yield storage
+            case BufferHandle(parts=parts):
+                yield from _storages_of(parts)
 
 
 def _has_data(entry: Entry, result: c.Completion) -> bool:

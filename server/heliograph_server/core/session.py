@@ -15,19 +15,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from heliograph_backends.contract import Abort, Device
+from heliograph_backends.contract import Abort, BufferType, CompileOptions, Device
 from heliograph_proto.commands import Command, Completion, CompletionBatch
-from heliograph_proto.description import DeviceType, PlanInfo
+from heliograph_proto.description import DeviceType, PlanEstimate, PlanInfo
 from heliograph_proto.errors import HandleExistsError, HeliographError, SessionClosedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.limits import Limits
-from heliograph_server.core.arrival import unknown_device
 from heliograph_server.core.bulk import Contents, ContentUpload, TransferUpload, Upload
-from heliograph_server.core.compiling import Compiler
+from heliograph_server.core.checks import unknown_device
+from heliograph_server.core.compiling import Compiler, CompileRequest
 from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.downloads import Download, Downloads
-from heliograph_server.core.execution import Execution, LoadedPlan, typed
-from heliograph_server.core.handles import EventHandle, PlanHandle, StreamHandle, TensorHandle
+from heliograph_server.core.execution import Execution, typed
+from heliograph_server.core.handles import (
+    BufferHandle,
+    EventHandle,
+    PlanHandle,
+    StreamHandle,
+    TensorHandle,
+)
+from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.occupancy import SHORT_US, Occupancy
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.staging import Staging
@@ -43,6 +51,7 @@ from heliograph_server.core.tasks import (
     OpenLane,
     ReleasePlan,
     ReleaseStorage,
+    ReleaseTensor,
     RunTask,
     Start,
 )
@@ -52,6 +61,7 @@ logger = logging.getLogger(__name__)
 
 #: How long closing waits for work that was asked to end.
 CLOSE_SECONDS = 30.0
+ANY_OPTIONS = CompileOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,7 @@ class SessionStatistics:
     """What a session holds now. All zero once it has ended."""
 
     tensors: int = 0
+    buffers: int = 0
     plans: int = 0
     streams: int = 0
     events: int = 0
@@ -91,7 +102,7 @@ class Session:
         self._deadlines = deadlines
         self._on_closed = on_closed
         self._lock = threading.RLock()
-        self._core = SessionCore(limits, tuple(self._devices))
+        self._core = SessionCore(limits, tuple(self._devices), self._memory)
         self._staging = Staging(limits.in_flight_bytes)
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
         self.requests = Staging(max(limits.in_flight_bytes, limits.message_bytes), "graphs")
@@ -119,6 +130,7 @@ class Session:
             CloseLane: self._close_lane,
             Start: self._start,
             AbortWork: self._abort_work,
+            ReleaseTensor: self._release_tensor,
             ReleaseStorage: self._release_storage,
             ReleasePlan: self._release_plan,
             DropUpload: self._drop_upload,
@@ -139,6 +151,7 @@ class Session:
             count = self._core.handles.count
             return SessionStatistics(
                 tensors=count(TensorHandle),
+                buffers=count(BufferHandle),
                 plans=count(PlanHandle),
                 streams=count(StreamHandle),
                 events=count(EventHandle),
@@ -210,11 +223,20 @@ class Session:
 
     # Plans and contents
 
-    def compile(
-        self, handle: int, graph: Graph, devices: Sequence[str] = (), fusion: bool = True
-    ) -> PlanInfo:
+    def compile(self, request: CompileRequest) -> PlanInfo:
         """Compiles a graph that nobody has checked yet; blocks. Raises what Compile is refused with."""
-        return self._compiler.compile(handle, graph, devices, fusion)
+        try:
+            return self._compiler.compile(request)
+        finally:
+            # An update may have let go of the plan before.
+            self._event(lambda: None)
+
+    def estimate(
+        self, graph: Graph, devices: Sequence[str] = (), options: CompileOptions = ANY_OPTIONS
+    ) -> PlanEstimate:
+        """What compiling would take of a device's memory. Raises what Estimate is refused with."""
+        self._check_open()
+        return self._compiler.estimate(graph, devices, options)
 
     def discard_plan(self, handle: int) -> None:
         """Undoes a compile whose client left before it learned of it."""
@@ -405,6 +427,10 @@ class Session:
             raise unknown_device(name, self._devices)
         return self._devices[name] if name else self._first
 
+    def _memory(self, device: str, buffer_type: str) -> BufferType:
+        """How a device makes memory. Raises UnknownDeviceError, InvalidArgumentError."""
+        return find_buffer_type(self._device(device), buffer_type)
+
     def _open_lane(self, instruction: OpenLane) -> None:
         lane = instruction.lane
         try:
@@ -478,6 +504,12 @@ class Session:
         self._deliver()
 
     # Giving things back
+
+    def _release_tensor(self, instruction: ReleaseTensor) -> None:
+        tensor = instruction.tensor
+        if tensor.storage is not None and tensor.storage.buffer is not None:
+            placed = tensor.placed
+            placed.buffer.free_tensor(placed)
 
     def _release_storage(self, instruction: ReleaseStorage) -> None:
         storage = instruction.storage

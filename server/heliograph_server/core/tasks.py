@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from heliograph_proto.commands import Bytes
+from heliograph_proto.commands import Bytes, Chunks
+from heliograph_proto.description import Usage
 from heliograph_proto.errors import HeliographError
 from heliograph_server.core.handles import Handle, Lane, PlanHandle, Storage, TensorHandle
 
@@ -17,9 +18,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllocateTask:
-    """Makes the storage of a tensor and fills it with zeros."""
+    """Makes storages, fills them with zeros, and tells the device of the tensors that lie there."""
+
+    storages: tuple[Storage, ...]
+    tensors: tuple[TensorHandle, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlaceTask:
+    """Tells the device of a tensor that lies in a storage from now on."""
 
     tensor: TensorHandle
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UsageTask:
+    """Tells the device what storages are for from now on."""
+
+    storages: tuple[Storage, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClearTask:
+    """Fills storages with one value."""
+
+    storages: tuple[Storage, ...]
+    value: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResetTask:
+    """Drops what the device keeps beside the tensors of storages."""
+
+    storages: tuple[Storage, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +62,7 @@ class WriteTask:
     offset_bytes: int
     data: Bytes | None
     transfer: int = 0
+    chunks: Chunks | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +73,7 @@ class ReadTask:
     offset_bytes: int
     size_bytes: int
     transfer: int = 0
+    chunks: Chunks | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,8 +99,11 @@ class Wanted:
     """An output of a run that somebody wants."""
 
     output: int
+    #: New, made by the run.
     tensor: TensorHandle | None
     fetch: bool
+    #: Existing, to be written.
+    into: TensorHandle | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +116,18 @@ class RunTask:
 
 
 #: Work for a device. Everything else is settled by the core alone.
-Task: TypeAlias = AllocateTask | WriteTask | ReadTask | FillTask | CopyTask | RunTask
+Task: TypeAlias = (
+    AllocateTask
+    | PlaceTask
+    | UsageTask
+    | ClearTask
+    | ResetTask
+    | WriteTask
+    | ReadTask
+    | FillTask
+    | CopyTask
+    | RunTask
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +163,13 @@ class AbortWork:
     """Ask running work to end early."""
 
     sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseTensor:
+    """Tell the device that a tensor goes, if its storage was ever made."""
+
+    tensor: TensorHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +221,7 @@ Instruction: TypeAlias = (
     | CloseLane
     | Start
     | AbortWork
+    | ReleaseTensor
     | ReleaseStorage
     | ReleasePlan
     | DropUpload

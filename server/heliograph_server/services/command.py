@@ -164,4 +164,8 @@ def _tensors_of(message: command_pb2.Command) -> tuple[int, ...]:
             return (message.allocate.tensor,)
         case "view":
             return (message.view.tensor,)
+        case "place_tensor":
+            return (message.place_tensor.tensor,)
+        case "allocate_tensors":
+            return tuple(one.tensor for one in message.allocate_tensors.tensors)
     return ()

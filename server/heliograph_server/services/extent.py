@@ -6,11 +6,13 @@ thirty in Python, and a loop over ten million of them keeps everybody else waiti
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from heliograph_proto.errors import InvalidArgumentError, LimitExceededError
 from heliograph_proto.graph import check_size
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import MAX_DIMENSIONS
-from heliograph_proto.v1 import command_pb2, graph_pb2
+from heliograph_proto.v1 import command_pb2, device_pb2, graph_pb2
 
 #: The most handles of one Free; giving so many back takes some 50 ms.
 MAX_FREED = 10_000
@@ -29,8 +31,32 @@ def check_command(message: command_pb2.Command, limits: Limits) -> None:
         case "view":
             _check_dimensions(len(message.view.type.shape))
             _check_dimensions(len(message.view.strides_bytes))
+        case "place_tensor":
+            _check_dimensions(len(message.place_tensor.type.shape))
+        case "allocate_tensors":
+            tensors = message.allocate_tensors.tensors
+            _check(len(tensors), limits.graph_nodes, "tensors")
+            for one in tensors:
+                _check_dimensions(len(one.type.shape))
         case "free":
             _check(len(message.free.handles), MAX_FREED, "handles")
+
+
+def check_queries(request: device_pb2.QueryOpsRequest, limits: Limits) -> None:
+    """Raises LimitExceededError."""
+    _check(len(request.queries), limits.graph_nodes, "queries")
+    parts = sum(
+        len(one.operands) + sum(len(operand.shape) for operand in one.operands) + _lists(one.attributes)
+        for one in request.queries
+    )
+    _check(parts, PARTS_PER_NODE * limits.graph_nodes, "operands, attributes and dimensions")
+
+
+def check_placement(request: device_pb2.QueryPlacementRequest, limits: Limits) -> None:
+    """Raises LimitExceededError or InvalidArgumentError."""
+    _check(len(request.tensors), limits.tensors, "tensors")
+    for one in request.tensors:
+        _check_dimensions(len(one.shape))
 
 
 def check_graph(graph: graph_pb2.Graph, limits: Limits) -> None:
@@ -43,8 +69,11 @@ def check_graph(graph: graph_pb2.Graph, limits: Limits) -> None:
 
 
 def _node_parts(node: graph_pb2.Node) -> int:
-    lists = sum(len(one.integers.values) for one in node.attributes)
-    return len(node.operands) + len(node.attributes) + len(node.result.shape) + lists
+    return len(node.operands) + len(node.result.shape) + _lists(node.attributes)
+
+
+def _lists(attributes: Iterable[graph_pb2.Attribute]) -> int:
+    return sum(1 + len(one.integers.values) for one in attributes)
 
 
 def _check_dimensions(count: int) -> None:

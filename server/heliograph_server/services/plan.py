@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from typing import TypeVar
 
 from grpc import aio
 
+from heliograph_backends.contract import CompileOptions
 from heliograph_proto import messages
-from heliograph_proto.description import PlanInfo
-from heliograph_proto.v1 import plan_pb2, plan_pb2_grpc
-from heliograph_server.core.runtime import Session
+from heliograph_proto.description import PlanEstimate, PlanInfo
+from heliograph_proto.errors import InvalidGraphError
+from heliograph_proto.graph import Graph
+from heliograph_proto.v1 import graph_pb2, plan_pb2, plan_pb2_grpc
+from heliograph_server.core.runtime import CompileRequest, Session
 from heliograph_server.services.extent import check_graph
 from heliograph_server.services.refusals import HostSlot, refusals
+
+_R = TypeVar("_R", plan_pb2.CompileRequest, plan_pb2.EstimateRequest)
+_T = TypeVar("_T")
 
 
 class PlanService(plan_pb2_grpc.PlanServiceServicer):
@@ -29,10 +37,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         context: aio.ServicerContext[plan_pb2.CompileRequest, plan_pb2.CompileResponse],
     ) -> plan_pb2.CompileResponse:
         session = self._slot.host.session(request.session)
-        size_bytes = request.ByteSize()
-        session.requests.reserve(size_bytes)
-        compiling = self._compilers.submit(_compile, session, request)
-        compiling.add_done_callback(lambda _done: session.requests.give(size_bytes))
+        compiling = self._submit(session, _compile, request)
         try:
             info = await asyncio.wrap_future(compiling)
         except asyncio.CancelledError:
@@ -40,13 +45,56 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             raise
         return messages.encode_plan(info)
 
+    @refusals
+    async def Estimate(
+        self,
+        request: plan_pb2.EstimateRequest,
+        context: aio.ServicerContext[plan_pb2.EstimateRequest, plan_pb2.EstimateResponse],
+    ) -> plan_pb2.EstimateResponse:
+        session = self._slot.host.session(request.session)
+        found = await asyncio.wrap_future(self._submit(session, _estimate, request))
+        return messages.encode_estimate(found)
+
+    def _submit(self, session: Session, work: Callable[[Session, _R], _T], request: _R) -> Future[_T]:
+        """Work on a graph, whose bytes count until it is done."""
+        size_bytes = request.ByteSize()
+        session.requests.reserve(size_bytes)
+        future = self._compilers.submit(work, session, request)
+        future.add_done_callback(lambda _done: session.requests.give(size_bytes))
+        return future
+
 
 def _compile(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
+    graph = _graph(session, request.graph)
+    return session.compile(
+        CompileRequest(
+            plan=request.plan,
+            graph=graph,
+            devices=tuple(request.devices),
+            options=CompileOptions(request.fusion != plan_pb2.FUSION_OFF, request.threads),
+            bindings=_bindings(request, graph),
+            updates=request.updates,
+        )
+    )
+
+
+def _estimate(session: Session, request: plan_pb2.EstimateRequest) -> PlanEstimate:
+    options = CompileOptions(request.fusion != plan_pb2.FUSION_OFF)
+    return session.estimate(_graph(session, request.graph), tuple(request.devices), options)
+
+
+def _graph(session: Session, message: graph_pb2.Graph) -> Graph:
     # Before anything is made of it: a graph that is too large costs no more than its message.
-    check_graph(request.graph, session.limits)
-    graph = messages.decode_graph(request.graph)
-    fusion = request.fusion != plan_pb2.FUSION_OFF
-    return session.compile(request.plan, graph, tuple(request.devices), fusion)
+    check_graph(message, session.limits)
+    return messages.decode_graph(message)
+
+
+def _bindings(request: plan_pb2.CompileRequest, graph: Graph) -> dict[int, int]:
+    """Handles of tensors by leaf. Raises InvalidGraphError for a leaf that is bound twice."""
+    bindings = {one.leaf: one.tensor for one in request.bindings}
+    if len(bindings) < len(request.bindings):
+        raise InvalidGraphError("a leaf is bound to a tensor twice", advice="bind each of them once")
+    return bindings
 
 
 def _undo(session: Session, plan: int, done: Future[PlanInfo]) -> None:

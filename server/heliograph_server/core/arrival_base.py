@@ -1,0 +1,105 @@
+"""What every arriving command needs: where it runs, what it holds, and room for what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from heliograph_proto import commands as c
+from heliograph_proto.errors import LimitExceededError, OutOfMemoryError
+from heliograph_proto.limits import Limits
+from heliograph_proto.types import TensorType
+from heliograph_server.core.checks import unknown_device
+from heliograph_server.core.handles import HandleTable, Lane, Storage, StreamHandle, TensorHandle, layout
+from heliograph_server.core.memories import FindMemory, plain_memory
+from heliograph_server.core.ordering import Entry
+from heliograph_server.core.tasks import Task
+
+Allocation: TypeAlias = c.Allocate | c.AllocateBuffer | c.AllocateTensors
+
+
+class ArrivalBase:
+    """Handles, limits, memory and lanes. `open_lane` is called for each lane that is made."""
+
+    def __init__(
+        self,
+        table: HandleTable,
+        limits: Limits,
+        devices: tuple[str, ...],
+        open_lane: Callable[[Lane], None],
+        memory: FindMemory = plain_memory,
+    ) -> None:
+        self._table = table
+        self._limits = limits
+        self._open_lane = open_lane
+        self._memory = memory
+        #: Every device has a lane for what its named streams cannot do.
+        self.lanes: dict[str, Lane | None] = dict.fromkeys(devices)
+        self._default = StreamHandle(Lane(""))
+        #: Of commands that have not retired.
+        self.inline_bytes = 0
+
+    def _hold(self, entry: Entry, inline_bytes: int) -> None:
+        """Counts what is held in memory for the command. Raises LimitExceededError."""
+        if self.inline_bytes + inline_bytes > self._limits.in_flight_bytes:
+            raise LimitExceededError(
+                f"commands in flight hold {self.inline_bytes:,} bytes of data and results, "
+                f"{inline_bytes:,} more would pass the limit of {self._limits.in_flight_bytes:,}",
+                advice="wait for completions",
+            )
+        entry.inline_bytes = inline_bytes
+        self.inline_bytes += inline_bytes
+
+    def device_lane(self, device: str) -> Lane:
+        """The lane of a device for what no named stream does. Raises UnknownDeviceError."""
+        if device not in self.lanes:
+            raise unknown_device(device, self.lanes)
+        lane = self.lanes[device]
+        if lane is None:
+            lane = self.lanes[device] = Lane(device)
+            self._open_lane(lane)
+        return lane
+
+    # Streams, and where work runs
+
+    def _stream(self, number: int) -> StreamHandle:
+        if number != c.DEFAULT_STREAM:
+            return self._table.get(number, StreamHandle)
+        if not self._default.lane.device:
+            self._default.lane = self.device_lane(self._device(""))
+        return self._default
+
+    def _device(self, name: str) -> str:
+        if name:
+            self.device_lane(name)
+            return name
+        return next(iter(self.lanes))
+
+    def _work(self, entry: Entry, task: Task, device: str) -> None:
+        """Gives the entry its task, on its stream's lane if that is on the device."""
+        assert entry.stream is not None
+        own = entry.stream.lane
+        entry.lane = own if own.device == device else self.device_lane(device)
+        entry.task = task
+
+    # Making tensors
+
+    def _new_storage(self, entry: Entry, kind: Allocation, size_bytes: int) -> Storage:
+        device = self._device(kind.device)
+        most = self._memory(device, kind.buffer_type).max_size
+        if size_bytes > most:
+            raise OutOfMemoryError(f"{size_bytes:,} bytes in one buffer; it has {most:,} at most")
+        return Storage(
+            size_bytes, device, buffer_type=kind.buffer_type, usage=kind.usage, maker=entry.sequence
+        )
+
+    def _new_output(self, entry: Entry, type: TensorType, device: str) -> TensorHandle:
+        size_bytes = self._memory(device, "").alloc_size(type)
+        return TensorHandle(layout(type), Storage(size_bytes, device, maker=entry.sequence), is_placed=True)
+
+    def _check_inline(self, size: int, where: str) -> None:
+        if size > self._limits.inline_bytes:
+            raise LimitExceededError(
+                f"{size:,} bytes in {where}; this server takes {self._limits.inline_bytes:,}",
+                advice="use a transfer, or bind a tensor",
+            )

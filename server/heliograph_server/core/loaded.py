@@ -1,0 +1,89 @@
+"""Plans that were compiled: the backend's, and what the session keeps beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from heliograph_backends.contract import CompileOptions, Device, LeafBindings, Plan, Tensor, Usage
+from heliograph_proto.commands import Bytes
+from heliograph_proto.errors import HeliographError, UnsupportedError
+from heliograph_proto.graph import Graph
+from heliograph_proto.types import TensorType
+
+#: An output that is fetched but not kept lies in memory that the plan keeps, up to this size.
+MAX_SCRATCH_BYTES = 64 * 1024
+
+
+class LoadedPlan:
+    """A backend's plan, its device, and small buffers that its serial runs use again."""
+
+    def __init__(self, plan: Plan, device: Device, order: Sequence[int] | None = None) -> None:
+        self.plan = plan
+        self.device = device
+        #: Of each node that runs, its number in the client's graph; None: the same.
+        self._order = order
+        self._scratch: dict[object, Tensor] = {}
+        self._wraps_host = device.capabilities.buffer_from_host
+        #: How long the next run may take, all in all: as long as the slowest of the last few.
+        self.expected_us = math.inf
+
+    def __repr__(self) -> str:
+        return f"<LoadedPlan of {self.plan.graph} on {self.device.name}>"
+
+    def explain(self, error: HeliographError) -> HeliographError:
+        """An error of a run, with the client's number of the node."""
+        if self._order is None or not error.origin.op:
+            return error
+        return error.at(replace(error.origin, node=self._order[error.origin.node]))
+
+    def writes(self, tensor: Tensor) -> bool:
+        """Whether a run can write an output straight into a tensor."""
+        return self.device.supports_buffer_type(tensor.buffer.buffer_type)
+
+    def updated(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
+        """The plan of another graph in this one's memory, which is freed."""
+        plan = self.plan.update(graph, bindings, options)
+        self.free()
+        return plan
+
+    def input_of(self, place: int, type: TensorType, data: Bytes) -> Tensor:
+        """Bytes from a command as a tensor: in place where the device can, else copied."""
+        view = memoryview(data)
+        if self._wraps_host:
+            try:
+                return Tensor(type, self.device.buffer_from_host(view))
+            except UnsupportedError:
+                self._wraps_host = False
+        tensor = self._scratch_tensor(("input", place), type)
+        tensor.buffer.set(0, view)
+        return tensor
+
+    def output_for(self, place: int, type: TensorType) -> Tensor:
+        """Where an output that is only fetched is written."""
+        return self._scratch_tensor(("output", place), type)
+
+    def _scratch_tensor(self, key: object, type: TensorType) -> Tensor:
+        if key not in self._scratch:
+            buffer = self.device.buffer_type.allocate(type.nbytes, Usage.COMPUTE)
+            self._scratch[key] = Tensor(type, buffer)
+        return self._scratch[key]
+
+    def note(self, took_us: float) -> None:
+        """A run took so long. What was slower once is forgotten by half each time."""
+        before = self.expected_us / 2 if math.isfinite(self.expected_us) else 0.0
+        self.expected_us = max(took_us, before)
+
+    def trim(self) -> None:
+        """After a run: keeps only what is small."""
+        large = [key for key, one in self._scratch.items() if one.type.nbytes > MAX_SCRATCH_BYTES]
+        for key in large:
+            self._scratch.pop(key).buffer.free()
+
+    def free(self) -> None:
+        """Gives all memory back. Idempotent."""
+        self.plan.free()
+        for tensor in self._scratch.values():
+            tensor.buffer.free()
+        self._scratch.clear()

@@ -1,0 +1,91 @@
+"""A session of the core, driven by plain commands from a test's own thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from heliograph_backends.contract import CompileOptions, Device
+from heliograph_backends.registry import Registry
+from heliograph_proto import commands as c
+from heliograph_proto.description import PlanInfo
+from heliograph_proto.errors import HeliographError
+from heliograph_proto.graph import Graph
+from heliograph_proto.limits import Limits
+from heliograph_proto.types import TensorType
+from heliograph_server.core.runtime import CompileRequest, Host, HostStatistics, Session
+
+SECONDS = 10.0
+
+
+class CoreClient:
+    """A host of some devices and one session of it. As a context, it checks that nothing is left."""
+
+    def __init__(self, *devices: Device, limits: Limits | None = None) -> None:
+        self.host = Host(Registry.of(*devices), limits)
+        self.session: Session = self.host.session(self.host.open_session("test").session)
+        self._changed = threading.Condition()
+        self._done: dict[int, c.Completion] = {}
+        self._sequence = 0
+        self.session.attach(self._take)
+
+    def __enter__(self) -> CoreClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        memory = [(device, device.memory().total_bytes) for device in self.host._registry.devices]
+        self.session.close()
+        assert self.host.statistics() == HostStatistics()
+        for device, total in memory:
+            assert device.memory().free_bytes == total, f"memory of {device.name} is lost"
+        self.host.close()
+
+    def _take(self, batch: c.CompletionBatch) -> None:
+        with self._changed:
+            self._done.update((one.sequence, one) for one in batch.completions)
+            self._changed.notify_all()
+
+    def send(self, kind: c.CommandKind, stream: int = 0) -> int:
+        """Sends a command; its sequence number."""
+        self._sequence += 1
+        self.session.submit([c.Command(self._sequence, kind, stream, notify=True)])
+        return self._sequence
+
+    def wait(self, sequence: int) -> c.Completion:
+        """Its completion, whatever it is."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: sequence in self._done, SECONDS)
+            return self._done[sequence]
+
+    def do(self, kind: c.CommandKind) -> c.Completion:
+        """Sends a command and waits for it. Raises its error."""
+        done = self.wait(self.send(kind))
+        if done.error is not None:
+            raise done.error
+        return done
+
+    def refused(self, kind: c.CommandKind) -> HeliographError:
+        """The error that a command ends with."""
+        error = self.wait(self.send(kind)).error
+        assert error is not None, f"{kind} was not refused"
+        return error
+
+    def compile(
+        self,
+        plan: int,
+        graph: Graph,
+        bindings: Mapping[int, int] | None = None,
+        updates: int = 0,
+        **options: Any,
+    ) -> PlanInfo:
+        """Compiles a graph."""
+        request = CompileRequest(plan, graph, (), CompileOptions(**options), bindings or {}, updates)
+        return self.session.compile(request)
+
+    def get(self, tensor: int, type: TensorType) -> np.ndarray[Any, Any]:
+        """A tensor's elements."""
+        data = self.do(c.GetTensor(tensor, 0, type.nbytes)).data
+        return np.frombuffer(data, type.dtype.numpy).reshape(type.shape)
