@@ -122,16 +122,17 @@ def view_of(source: Tensor, kind: c.View) -> Tensor:
 
     Kernels read whole elements, so a view begins and steps at multiples of one.
     """
-    strides, item = kind.strides_bytes, kind.type.dtype.block_bytes
+    dtype = kind.type.dtype
+    # Blocks are read by the byte.
+    strides, item = kind.strides_bytes, dtype.block_bytes if dtype.block_size == 1 else 1
     if strides and (len(strides) != kind.type.ndim or kind.type.dtype.block_size > 1):
         raise InvalidArgumentError(
             f"{len(strides)} strides for a view of {kind.type}: one for each dimension, none for blocks"
         )
     if any(step < 0 for step in strides):
         raise OutOfRangeError(f"a view with the strides {strides}: each must be 0 or more")
-    # From the storage's first byte, which is aligned for every type; blocks are read by the byte.
-    base = source.offset_bytes if kind.type.dtype.block_size == 1 else 0
-    if any(number % item for number in (base + kind.offset_bytes, *strides)):
+    # From the storage's first byte, which is aligned for every type.
+    if any(number % item for number in (source.offset_bytes + kind.offset_bytes, *strides)):
         raise InvalidArgumentError(f"offset and strides of a view of {kind.type} must be multiples of {item}")
     return source.view(kind.type, kind.offset_bytes, strides)
 

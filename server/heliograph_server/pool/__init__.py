@@ -1,0 +1,13 @@
+"""Devices of other daemons behind the backend contract: what compiles and runs here, computes there.
+
+    RemoteBackend ─ RemoteDevice ─ RemoteBufferType ─ RemoteBuffer     one session with the member;
+                        │             handles of its tensors and plans stand for ours
+                    RemotePlan
+
+Nothing above this package knows that a device is remote.
+"""
+
+from heliograph_server.pool.backend import RemoteBackend, open_device
+from heliograph_server.pool.device import RemoteDevice
+
+__all__ = ["RemoteBackend", "RemoteDevice", "open_device"]

@@ -1,0 +1,132 @@
+"""A device of a member daemon."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any, TypeAlias
+
+import heliograph as hg
+from heliograph_backends.contract import (
+    CompileOptions,
+    Device,
+    Estimate,
+    LeafBindings,
+    Tensor,
+)
+from heliograph_backends.cpu.stream import CpuStream
+from heliograph_proto.description import BufferRole, Capabilities, Memory, OpAnswer, OpQuery
+from heliograph_proto.graph import Graph
+from heliograph_proto.types import TensorType
+from heliograph_server.pool.memory import RemoteBuffer, RemoteBufferType
+from heliograph_server.pool.plan import RemotePlan
+
+#: Answers about ops that are remembered.
+MAX_ANSWERS = 10_000
+#: How long the member may take to say how much memory it has.
+ANSWER_SECONDS = 10.0
+
+_Question: TypeAlias = tuple[str, tuple[tuple[str, Any], ...], tuple[TensorType, ...]]
+
+
+class RemoteDevice(Device):
+    """A device of the daemon behind a session, which it owns.
+
+    Work of its streams is done by a thread each, which waits for the member: when it returns, the member
+    has computed.
+    """
+
+    backend = "remote"
+
+    def __init__(self, name: str, session: hg.Session, member: hg.Device) -> None:
+        self.name = name
+        self.session = session
+        self.member = member
+        #: What the member calls it.
+        self.member_name = member.name
+        self.description = f"{member.description}, at {session.address}"
+        self.type = member.type
+        self.id = member.id
+        self.capabilities = Capabilities(async_=True, events=True)
+        own = [one for one in member.buffer_types if one.role is not BufferRole.HOST]
+        self._buffer_types = [RemoteBufferType(self, one) for one in own or member.buffer_types]
+        self._answers: OrderedDict[_Question, OpAnswer] = OrderedDict()
+        self._numbers = count()
+
+    def __repr__(self) -> str:
+        return f"<RemoteDevice {self.name}>"
+
+    def memory(self) -> Memory:
+        # What was freed here may not have been freed there yet.
+        self.session.synchronize(ANSWER_SECONDS)
+        return self.member.memory(timeout=ANSWER_SECONDS)
+
+    @property
+    def buffer_type(self) -> RemoteBufferType:
+        return self._buffer_types[0]
+
+    @property
+    def extra_buffer_types(self) -> Sequence[RemoteBufferType]:
+        return self._buffer_types[1:]
+
+    def features(self) -> Mapping[str, str]:
+        return {**self.member.features, "member": self.session.address, "member backend": self.member.backend}
+
+    def stream(self) -> CpuStream:
+        return CpuStream(self, f"heliograph-{self.name}-stream-{next(self._numbers)}")
+
+    def tensor(self, tensor: Tensor) -> hg.Tensor:
+        """A tensor of this device as the member knows it."""
+        assert isinstance(tensor.buffer, RemoteBuffer), "a tensor of another device"
+        return tensor.buffer.tensor(tensor)
+
+    # What it can do: the member's answers, asked for once
+
+    def supports_op(
+        self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
+    ) -> str:
+        return self._answer(op, attributes, operands, result).why_not
+
+    def offload_op(
+        self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
+    ) -> bool:
+        return self._answer(op, attributes, operands, result).offload
+
+    def _answer(
+        self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
+    ) -> OpAnswer:
+        question = op, tuple(sorted(attributes.items())), tuple(operands)
+        if question not in self._answers:
+            (answer,) = self.member.query([OpQuery(op, tuple(operands), result, attributes)])
+            self._answers[question] = answer
+            if len(self._answers) > MAX_ANSWERS:
+                self._answers.popitem(last=False)
+        return self._answers[question]
+
+    # Plans
+
+    def compile(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> RemotePlan:
+        return self.compile_on_member(graph, bindings, options, None)
+
+    def compile_on_member(
+        self, graph: Graph, bindings: LeafBindings, options: CompileOptions, updates: hg.Plan | None
+    ) -> RemotePlan:
+        """A plan of the member; `updates`: one whose memory it takes over."""
+        leaves = {**bindings.weights, **bindings.variables}
+        member = self.session._compile_frozen(
+            graph,
+            self.member,
+            fusion=options.fusion,
+            threads=options.threads,
+            bindings={leaf: self.tensor(tensor) for leaf, tensor in leaves.items()},
+            updates=updates,
+        )
+        return RemotePlan(self, graph, member)
+
+    def estimate(self, graph: Graph, options: CompileOptions) -> Estimate:
+        found = self.session._estimate_frozen(graph, self.member, fusion=options.fusion)
+        return Estimate(found.compute_bytes, found.extra_bytes)
+
+    def close(self) -> None:
+        self.session.close()
