@@ -37,6 +37,13 @@ PURE = (
     "heliograph_server.core.handles",
     "heliograph_server.core.transfers",
     "heliograph_server.core.arrival",
+    "heliograph_server.core.checks",
+    "heliograph_server.core.plan_core",
+    "heliograph_server.core.memories",
+    "heliograph_server.core.queries",
+    "heliograph_server.core.tasks",
+    "heliograph_backends.placement",
+    "heliograph_backends.registry.specification",
     "heliograph.protocol",
 )
 IMPURE_IMPORTS = {

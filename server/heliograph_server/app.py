@@ -99,7 +99,7 @@ class Daemon:
 
     def __init__(self, config: ServerConfig, open_host: Callable[[], Host] | None = None) -> None:
         self._config = config
-        self._open_host = open_host or (lambda: Host(open_registry(config.devices), config.limits))
+        self._open_host = open_host or (lambda: open_host_of(config))
         self._slot = HostSlot()
         sizes = {"compile": COMPILE_THREADS, "bulk": BULK_THREADS, "close": CLOSE_THREADS}
         self._pools = [ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()]
@@ -127,7 +127,7 @@ class Daemon:
     def _add_services(self, server: aio.Server) -> None:
         compilers, hashers, closers = self._pools
         session_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(self._slot, closers), server)
-        device_pb2_grpc.add_DeviceServiceServicer_to_server(DeviceService(self._slot), server)
+        device_pb2_grpc.add_DeviceServiceServicer_to_server(DeviceService(self._slot, compilers), server)
         plan_pb2_grpc.add_PlanServiceServicer_to_server(PlanService(self._slot, compilers), server)
         bulk_pb2_grpc.add_BulkServiceServicer_to_server(BulkService(self._slot, hashers), server)
         command_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(self._slot, closers), server)
@@ -165,6 +165,14 @@ class Daemon:
             unbind(address)
         for pool in self._pools:
             await asyncio.to_thread(pool.shutdown)
+
+
+def open_host_of(config: ServerConfig) -> Host:
+    """Loads the backends and starts the devices. Raises ConfigurationError.
+
+    What is to be said of the other backends is found out too: the event loop could not wait for it later.
+    """
+    return Host(open_registry(config.devices, config.backends, probe=True), config.limits)
 
 
 def _in_thread_of_its_own(open_host: Callable[[], Host]) -> Future[Host]:

@@ -1,6 +1,7 @@
 """The server's configuration: defaults, then a TOML file, then the command line.
 
     listen = ["grpc://127.0.0.1:7070", "unix:///run/heliograph/socket"]
+    backends = ["/usr/lib/heliograph/backends"]
     devices = ["cpu:threads=2"]
     drain_seconds = 30
 
@@ -40,7 +41,9 @@ class ServerConfig:
     listen: tuple[str, ...] = (DEFAULT_URL,)
     #: Whether others than this host may connect, in the clear and without authentication.
     insecure: bool = False
-    #: Backends and their parameters, such as "cpu:threads=2,memory=4GiB".
+    #: Plugins: modules, files ending in .py, or directories of such. Their code is run.
+    backends: tuple[str, ...] = ()
+    #: What there is, by priority: backends and their parameters, such as "cpu:threads=2,memory=4GiB".
     devices: tuple[str, ...] = ("cpu",)
     #: How long running work may go on after SIGTERM.
     drain_seconds: float = 30.0
@@ -74,7 +77,14 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
     table = _read(path) if path is not None else {}
     where = f"{path}: " if path is not None else ""
     values = _checked(table, where)
+    if path is not None:
+        values["backends"] = tuple(_from_here(path.parent, one) for one in values.get("backends", ()))
     return ServerConfig(**(values | dict(overrides or {})))
+
+
+def _from_here(folder: Path, backend: str) -> str:
+    """A plugin as a configuration file in this folder names it: its paths begin there."""
+    return str(folder.absolute() / backend) if "/" in backend or backend.endswith(".py") else backend
 
 
 def suggest(word: str, known: Collection[str]) -> str:
@@ -90,11 +100,18 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add("--listen", action="append", metavar="URL", help=f"grpc://HOST:PORT or unix:///PATH ({DEFAULT_URL})")
     add("--insecure", action="store_true", default=None, help="let other hosts connect, in the clear")
     add(
+        "--backend",
+        action="append",
+        dest="backends",
+        metavar="PLUGIN",
+        help="a module, a FILE.py or a DIRECTORY/ of such, whose code is run; repeat for several",
+    )
+    add(
         "--device",
         action="append",
         dest="devices",
         metavar="SPEC",
-        help="such as cpu:threads=2,memory=8GiB (cpu); repeat for several",
+        help="NAME[:key=value,...], such as cpu:threads=2,memory=8GiB (cpu); repeat for several, by priority",
     )
     add("--drain-seconds", type=float, metavar="N", help="how long running work may go on at the end (30)")
     add("--log-level", choices=LOG_LEVELS, help="(info)")
@@ -103,7 +120,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
 def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
     """The configuration that a command line asks for. Raises ConfigurationError."""
     overrides: dict[str, Any] = {}
-    for name in ("listen", "insecure", "devices", "drain_seconds", "log_level"):
+    for name in ("listen", "insecure", "backends", "devices", "drain_seconds", "log_level"):
         value = getattr(arguments, name)
         if value is not None:
             overrides[name] = tuple(value) if isinstance(value, list) else value
@@ -132,7 +149,7 @@ def _checked(table: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _value(key: str, value: Any, where: str) -> Any:
     """A value of the type that the field has."""
     match key, value:
-        case "listen" | "devices", list() if all(isinstance(one, str) for one in value):
+        case "listen" | "backends" | "devices", list() if all(isinstance(one, str) for one in value):
             return tuple(value)
         case "insecure", bool():
             return value
@@ -142,6 +159,7 @@ def _value(key: str, value: Any, where: str) -> Any:
             return value
     expected = {
         "listen": "a list of texts",
+        "backends": "a list of texts",
         "devices": "a list of texts",
         "insecure": "true or false",
         "drain_seconds": "a number",

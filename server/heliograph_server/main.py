@@ -46,11 +46,17 @@ def _loop_factory() -> tuple[Callable[[], asyncio.AbstractEventLoop] | None, str
 
 
 def _announce(daemon: Daemon) -> None:
-    """Says where it listens: to people on stderr, to programs on stdout."""
+    """Says what there is and where it listens: to people on stderr, to programs on stdout."""
     assert daemon.host is not None
-    for device in daemon.host.device_list().devices:
+    found = daemon.host.device_list()
+    for device in found.devices:
         gibibytes = device.memory.total_bytes / 2**30
         logger.info("device %s: %s, %.1f GiB", device.name, device.description, gibibytes)
+    for backend in found.backends:
+        if backend.why:
+            logger.warning("backend %s (%s) is not available: %s", backend.name, backend.origin, backend.why)
+        elif not backend.devices and backend.origin != "built in":
+            logger.info("backend %s (%s) can be used with --device", backend.name, backend.origin)
     for address in daemon.addresses:
         logger.info("listening on %s", address)
         print(f"listening on {address}", flush=True)

@@ -17,15 +17,8 @@ def encode_command(command: c.Command) -> command_pb2.Command:
         timeout_ms=command.timeout_ms,
     )
     match command.kind:
-        case c.Run(plan, inputs, outputs):
-            message.run.plan = plan
-            message.run.inputs.extend(map(_encode_input, inputs))
-            message.run.outputs.extend(
-                command_pb2.OutputBinding(
-                    output=one.output, tensor=one.tensor, fetch=one.fetch, into=one.into
-                )
-                for one in outputs
-            )
+        case c.Run():
+            _encode_run(message.run, command.kind)
         case c.SetTensor(tensor, offset, data, transfer, size, chunks):
             message.set_tensor.tensor = tensor
             message.set_tensor.offset_bytes = offset
@@ -41,18 +34,6 @@ def encode_command(command: c.Command) -> command_pb2.Command:
             message.get_tensor.size_bytes = size
             message.get_tensor.transfer = transfer
             _encode_chunks(message.get_tensor, chunks)
-        case c.Allocate(tensor, type_, device, buffer_type, usage):
-            message.allocate.tensor = tensor
-            message.allocate.device = device
-            message.allocate.type.CopyFrom(encode_type(type_))
-            message.allocate.buffer_type = buffer_type
-            message.allocate.usage = _usage(usage)
-        case c.View(tensor, source, offset, type_, strides):
-            message.view.tensor = tensor
-            message.view.source = source
-            message.view.offset_bytes = offset
-            message.view.type.CopyFrom(encode_type(type_))
-            message.view.strides_bytes.extend(strides)
         case c.CreateStream(stream, device):
             message.create_stream.stream = stream
             message.create_stream.device = device
@@ -75,12 +56,34 @@ def encode_command(command: c.Command) -> command_pb2.Command:
         case c.Cancel(sequence):
             message.cancel.sequence = sequence
         case _:
-            _encode_buffer_command(message, command.kind)
+            _encode_making(message, command.kind)
     return message
 
 
-def _encode_buffer_command(message: command_pb2.Command, kind: c.CommandKind) -> None:
+def _encode_run(message: command_pb2.Run, run: c.Run) -> None:
+    message.plan = run.plan
+    message.inputs.extend(map(_encode_input, run.inputs))
+    message.outputs.extend(
+        command_pb2.OutputBinding(output=one.output, tensor=one.tensor, fetch=one.fetch, into=one.into)
+        for one in run.outputs
+    )
+
+
+def _encode_making(message: command_pb2.Command, kind: c.CommandKind) -> None:
+    """Commands that make tensors and buffers, and those that name buffers."""
     match kind:
+        case c.Allocate(tensor, type_, device, buffer_type, usage):
+            message.allocate.tensor = tensor
+            message.allocate.device = device
+            message.allocate.type.CopyFrom(encode_type(type_))
+            message.allocate.buffer_type = buffer_type
+            message.allocate.usage = _usage(usage)
+        case c.View(tensor, source, offset, type_, strides):
+            message.view.tensor = tensor
+            message.view.source = source
+            message.view.offset_bytes = offset
+            message.view.type.CopyFrom(encode_type(type_))
+            message.view.strides_bytes.extend(strides)
         case c.AllocateBuffer():
             made = message.allocate_buffer
             made.buffer, made.size_bytes, made.usage = kind.buffer, kind.size_bytes, _usage(kind.usage)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from heliograph_backends.contract import Buffer, BufferType, Device
 from heliograph_proto.description import BufferRole, Usage
-from heliograph_proto.errors import InvalidArgumentError
+from heliograph_proto.errors import InternalError, InvalidArgumentError
 
 #: (device, buffer type or "" for the default) -> the buffer type. Raises InvalidArgumentError.
 FindMemory: TypeAlias = Callable[[str, str], BufferType]
@@ -19,7 +19,7 @@ class _Plain(BufferType):
     name = "plain"
 
     def allocate(self, size_bytes: int, usage: Usage = Usage.ANY) -> Buffer:
-        raise NotImplementedError("a core without devices has no memory")
+        raise InternalError("a core without devices has no memory")
 
 
 _PLAIN = _Plain()

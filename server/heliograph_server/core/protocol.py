@@ -22,11 +22,10 @@ A command passes through these steps:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from heliograph_proto import commands as c
-from heliograph_proto.description import Port
 from heliograph_proto.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -36,23 +35,16 @@ from heliograph_proto.errors import (
     ProtocolError,
 )
 from heliograph_proto.limits import Limits
-from heliograph_proto.types import TensorType
 from heliograph_server.core.arrival import Arrivals
-from heliograph_server.core.checks import check_leaf, check_weight
 from heliograph_server.core.handles import (
-    NOTHING_BOUND,
-    BoundLeaves,
     BufferHandle,
     EventHandle,
     Handle,
-    HandleTable,
     Lane,
     PlanHandle,
     Storage,
     StreamHandle,
     TensorHandle,
-    hold_leaves,
-    layout,
     let_go_of,
 )
 from heliograph_server.core.memories import FindMemory, plain_memory
@@ -69,6 +61,7 @@ from heliograph_server.core.ordering import (
     wait_for_users,
     wait_for_writers,
 )
+from heliograph_server.core.plan_core import PlanCore
 from heliograph_server.core.tasks import (
     AbortWork,
     CloseLane,
@@ -90,22 +83,16 @@ from heliograph_server.core.tasks import (
 from heliograph_server.core.transfers import Uploads
 
 
-class SessionCore:
+class SessionCore(PlanCore):
     """The state of one session. `devices` are names by priority."""
 
     def __init__(self, limits: Limits, devices: Sequence[str], memory: FindMemory = plain_memory) -> None:
         self._limits = limits
-        self.handles = HandleTable(limits)
+        super().__init__(limits)
         self._arrivals = Arrivals(self.handles, limits, tuple(devices), self._open_lane, memory)
         self._uploads = Uploads(limits.in_flight_commands)
         #: Transfers of reads whose bytes nobody has taken yet.
         self._reading: set[int] = set()
-        #: Names of variables to their handles; they live as long as the session.
-        self.variables: dict[str, tuple[int, TensorHandle]] = {}
-        self._plans: dict[PlanHandle, None] = {}
-        #: Taken out of the table, to be freed when their runs are over.
-        self._to_release: list[PlanHandle] = []
-        self._storages: dict[Storage, None] = {}
         self._lanes: dict[Lane, None] = {}
         #: Commands that were not reported, and those that have not retired, by sequence number.
         self._open: dict[int, Entry] = {}
@@ -116,7 +103,6 @@ class SessionCore:
         self._completions: list[c.Completion] = []
         self._instructions: list[Instruction] = []
         self._ready: deque[Entry] = deque()
-        self.closed: HeliographError | None = None
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self._open)} commands in flight"
@@ -365,9 +351,7 @@ class SessionCore:
             leave_stream(entry, entry.stream)
         if isinstance(entry.task, RunTask) and entry.task.plan.last_run is entry:
             entry.task.plan.last_run = None
-            if entry.task.plan in self._to_release:
-                self._to_release.remove(entry.task.plan)
-                self._release_handles((entry.task.plan,))
+            self.plan_ended(entry.task.plan)
         self._ready.extend(unblocked_by_retirement(entry))
 
     # Cancelling
@@ -464,93 +448,6 @@ class SessionCore:
                 self._ready.append(entry)
         self._settle()
 
-    # Plans and variables
-
-    def add_variable(self, name: str, type: TensorType, device: str, buffer: object) -> int:
-        """A variable and its server-made handle. Raises LimitExceededError, or why the session closed."""
-        if self.closed is not None:
-            raise self.closed
-        self.handles.check_room(TensorHandle)
-        number = c.SERVER_HANDLE | (len(self.variables) + 1)
-        tensor = TensorHandle(layout(type), Storage(type.nbytes, device, buffer))
-        self.handles.add(number, tensor)
-        self.variables[name] = (number, tensor)
-        self._storages[_storage_of(tensor)] = None
-        return number
-
-    def check_plan(self, number: int) -> None:
-        """Raises what a plan of this number would be refused with."""
-        if self.closed is not None:
-            raise self.closed
-        self.handles.check_new(number, PlanHandle)
-
-    def add_plan(
-        self,
-        number: int,
-        device: str,
-        ports: tuple[Sequence[Port], Sequence[Port]],
-        variables: tuple[Iterable[TensorHandle], Iterable[TensorHandle]],
-        plan: object,
-        bound: BoundLeaves = NOTHING_BOUND,
-    ) -> None:
-        """A compiled plan: its inputs and outputs, the variables that it reads and assigns, and the tensors
-        that are its leaves, which it holds from here on."""
-        self.check_plan(number)
-        inputs, outputs = map(tuple, ports)
-        read, assigned = map(tuple, variables)
-        made = PlanHandle(device, inputs, outputs, read, assigned, bound, plan)
-        self.handles.add(number, made)
-        self._plans[made] = None
-
-    def bind_leaves(self, leaves: Mapping[int, tuple[int, TensorType]], weights: Set[int]) -> BoundLeaves:
-        """Holds tensors as leaves of a plan to be: handle and type by leaf; those of weights are frozen.
-
-        Raises UnknownHandleError, InvalidArgumentError, or the error of what was to write a weight.
-        """
-        if self.closed is not None:
-            raise self.closed
-        found = {leaf: self._bindable(leaf in weights, *what) for leaf, what in leaves.items()}
-        return hold_leaves(found, weights, {leaf: number for leaf, (number, _) in leaves.items()})
-
-    def _bindable(self, is_weight: bool, number: int, type: TensorType) -> TensorHandle:
-        tensor = self.handles.get(number, TensorHandle)
-        check_leaf(tensor, type, number)
-        if is_weight:
-            check_weight(tensor, number)
-        return tensor
-
-    def release_leaves(self, bound: BoundLeaves) -> None:
-        """Lets go of tensors that a plan held."""
-        let_go_of(bound)
-        self._release_handles(bound.tensors.values())
-        self._settle()
-
-    def take_plan(self, number: int) -> PlanHandle:
-        """Takes a plan out of the table, so that no command can name it. Raises UnknownHandleError."""
-        plan = self.handles.get(number, PlanHandle)
-        self.handles.remove(number)
-        return plan
-
-    def put_plan_back(self, number: int, plan: PlanHandle) -> None:
-        """Undoes `take_plan`."""
-        if self.closed is None:
-            self.handles.add(number, plan)
-
-    def release_plan(self, plan: PlanHandle) -> None:
-        """Frees a plan that was taken, once its runs are over."""
-        if plan.last_run is None:
-            self._release_handles((plan,))
-        else:
-            self._to_release.append(plan)
-        self._settle()
-
-    def discard_plan(self, number: int) -> None:
-        """Frees a plan whose client left while it was compiled, before any command could name it."""
-        if (plan := self.handles.peek(number, PlanHandle)) is not None:
-            self.handles.remove(number)
-            self._release_handles((plan,))
-        self._settle()
-
     # Lanes, and the end
 
     def _open_lane(self, lane: Lane) -> None:
@@ -616,8 +513,3 @@ def _has_data(entry: Entry, result: c.Completion) -> bool:
     """Whether the client waits for more than success."""
     inline_read = isinstance(entry.task, ReadTask) and not entry.task.transfer
     return inline_read or bool(result.outputs)
-
-
-def _storage_of(tensor: TensorHandle) -> Storage:
-    assert tensor.storage is not None
-    return tensor.storage

@@ -1,0 +1,141 @@
+"""Plans, variables, and the tensors that are leaves of plans: the part of a session's protocol that
+compiling changes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+from heliograph_proto import commands as c
+from heliograph_proto.description import Port
+from heliograph_proto.errors import HeliographError
+from heliograph_proto.limits import Limits
+from heliograph_proto.types import TensorType
+from heliograph_server.core.checks import check_leaf, check_weight, storage_of
+from heliograph_server.core.handles import (
+    NOTHING_BOUND,
+    BoundLeaves,
+    Handle,
+    HandleTable,
+    PlanHandle,
+    Storage,
+    TensorHandle,
+    hold_leaves,
+    layout,
+    let_go_of,
+)
+
+
+class PlanCore(ABC):
+    """What of a session's state plans are made of. The rest is `SessionCore`."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.handles = HandleTable(limits)
+        #: Why the session ended.
+        self.closed: HeliographError | None = None
+        #: Names of variables to their handles; they live as long as the session.
+        self.variables: dict[str, tuple[int, TensorHandle]] = {}
+        self._plans: dict[PlanHandle, None] = {}
+        #: Taken out of the table, to be freed when their runs are over.
+        self._to_release: list[PlanHandle] = []
+        self._storages: dict[Storage, None] = {}
+
+    @abstractmethod
+    def _release_handles(self, handles: Iterable[Handle]) -> None:
+        """Gives back what handles stood for."""
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Lets everything that is ready have its turn."""
+
+    def add_variable(self, name: str, type: TensorType, device: str, buffer: object) -> int:
+        """A variable and its server-made handle. Raises LimitExceededError, or why the session closed."""
+        if self.closed is not None:
+            raise self.closed
+        self.handles.check_room(TensorHandle)
+        number = c.SERVER_HANDLE | (len(self.variables) + 1)
+        tensor = TensorHandle(layout(type), Storage(type.nbytes, device, buffer))
+        self.handles.add(number, tensor)
+        self.variables[name] = (number, tensor)
+        self._storages[storage_of(tensor)] = None
+        return number
+
+    def check_plan(self, number: int) -> None:
+        """Raises what a plan of this number would be refused with."""
+        if self.closed is not None:
+            raise self.closed
+        self.handles.check_new(number, PlanHandle)
+
+    def add_plan(
+        self,
+        number: int,
+        device: str,
+        ports: tuple[Sequence[Port], Sequence[Port]],
+        variables: tuple[Iterable[TensorHandle], Iterable[TensorHandle]],
+        plan: object,
+        bound: BoundLeaves = NOTHING_BOUND,
+    ) -> None:
+        """A compiled plan: its inputs and outputs, the variables that it reads and assigns, and the tensors
+        that are its leaves, which it holds from here on."""
+        self.check_plan(number)
+        inputs, outputs = map(tuple, ports)
+        read, assigned = map(tuple, variables)
+        made = PlanHandle(device, inputs, outputs, read, assigned, bound, plan)
+        self.handles.add(number, made)
+        self._plans[made] = None
+
+    def bind_leaves(self, leaves: Mapping[int, tuple[int, TensorType]], weights: Set[int]) -> BoundLeaves:
+        """Holds tensors as leaves of a plan to be: handle and type by leaf; those of weights are frozen.
+
+        Raises UnknownHandleError, InvalidArgumentError, or the error of what was to write a weight.
+        """
+        if self.closed is not None:
+            raise self.closed
+        found = {leaf: self._bindable(leaf in weights, *what) for leaf, what in leaves.items()}
+        return hold_leaves(found, weights, {leaf: number for leaf, (number, _) in leaves.items()})
+
+    def _bindable(self, is_weight: bool, number: int, type: TensorType) -> TensorHandle:
+        tensor = self.handles.get(number, TensorHandle)
+        check_leaf(tensor, type, number)
+        if is_weight:
+            check_weight(tensor, number)
+        return tensor
+
+    def release_leaves(self, bound: BoundLeaves) -> None:
+        """Lets go of tensors that a plan held."""
+        let_go_of(bound)
+        self._release_handles(bound.tensors.values())
+        self._settle()
+
+    def take_plan(self, number: int) -> PlanHandle:
+        """Takes a plan out of the table, so that no command can name it. Raises UnknownHandleError."""
+        plan = self.handles.get(number, PlanHandle)
+        self.handles.remove(number)
+        return plan
+
+    def put_plan_back(self, number: int, plan: PlanHandle) -> None:
+        """Undoes `take_plan`."""
+        if self.closed is None:
+            self.handles.add(number, plan)
+
+    def release_plan(self, plan: PlanHandle) -> None:
+        """Frees a plan that was taken, once its runs are over."""
+        if plan.last_run is None:
+            self._release_handles((plan,))
+        else:
+            self._to_release.append(plan)
+        self._settle()
+
+    def discard_plan(self, number: int) -> None:
+        """Frees a plan whose client left while it was compiled, before any command could name it."""
+        if (plan := self.handles.peek(number, PlanHandle)) is not None:
+            self.handles.remove(number)
+            self._release_handles((plan,))
+        self._settle()
+
+    def plan_ended(self, plan: PlanHandle) -> None:
+        """The last run of a plan is over."""
+        if plan in self._to_release:
+            self._to_release.remove(plan)
+            self._release_handles((plan,))
