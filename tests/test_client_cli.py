@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plugin_files import BAD, write_plugin
 
 from heliograph.cli import main
 from heliograph.cli.tables import align
+from heliograph.testing import running_daemon
 from heliograph_proto.ops import OPS
 
 
@@ -37,8 +39,69 @@ def test_devices_as_a_table_and_as_json(url: str, capsys: pytest.CaptureFixture[
     assert main(["devices", "--server", url]) == 0
     assert "cpu0" in capsys.readouterr().out
     assert main(["devices", "--server", url, "--json"]) == 0
-    (device,) = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)
+    (device,) = found["devices"]
     assert device["name"] == "cpu0" and device["type"] == "cpu" and device["memory"]["total_bytes"] > 0
+    assert set(device) == {
+        "name", "type", "backend", "description", "id", "memory", "capabilities", "buffer_types", "features",
+        "missing",
+    }  # fmt: skip
+    assert device["buffer_types"][0] == {
+        "name": "cpu0", "role": "default", "alignment_bytes": 64, "max_size_bytes": 2**63 - 1,
+        "is_host": True, "readable_by": ["cpu0"],
+    }  # fmt: skip
+    assert int(device["features"]["threads"]) > 0
+    cpu = next(one for one in found["backends"] if one["name"] == "cpu")
+    assert cpu["devices"] == ["cpu0"] and cpu["why"] == "" and cpu["origin"] == "built in"
+    assert set(cpu) == {"name", "origin", "contract_version", "devices", "why", "features"}
+    assert found["server"].startswith("heliograph/")
+
+
+def test_devices_with_v_have_their_buffer_types_and_features_and_all_backends(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["devices", "-v", "--server", "local:#fake:extra=1,max_size=3MiB,host=0"]) == 0
+    devices, types, features, backends = capsys.readouterr().out.split("\n\n")
+    assert devices.splitlines()[1].split()[:7] == ["fake0", "accelerator", "fake", "1.0", "GiB", "1.0", "GiB"]
+    assert [line.split() for line in types.splitlines()[1:]] == [
+        ["fake0", "fake0", "default", "64", "3.0", "MiB", "no", "fake0"],
+        ["fake0", "fake0_extra0", "extra", "64", "3.0", "MiB", "no", "fake0"],
+    ]
+    assert [line.split() for line in features.splitlines()[1:]] == [["fake0", "threads", "1"]]
+    lines = backends.splitlines()
+    assert lines[1].split() == ["cpu", "built", "in", "no", "device", "was", "asked", "for"]
+    assert lines[2].split() == ["fake", "built", "in", "fake0"]
+
+
+def test_a_daemon_shows_its_plugins_and_why_one_cannot_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_plugin(tmp_path, "broken", BAD["raises"][0])
+    write_plugin(tmp_path, "sim")
+    devices = [
+        "--device",
+        "cpu:threads=1",
+        "--device",
+        "sim:label=a box,kind=gpu",
+        "--device",
+        "CPU:threads=2",
+    ]
+    with running_daemon("--backend", f"{tmp_path}/", *devices) as url:
+        assert main(["devices", "--server", url]) == 0
+        table, backends = capsys.readouterr().out.split("\n\n")
+        assert main(["devices", "--json", "--server", url]) == 0
+    lines = [line.split() for line in table.splitlines()[1:]]
+    assert [line[:3] for line in lines] == [
+        ["cpu0", "cpu", "cpu"],
+        ["cpu1", "cpu", "cpu"],
+        ["sim0", "gpu", "sim"],
+    ]
+    assert [line[7] for line in lines] == ["1", "2", "0000:c0:00.0"]
+    state = f"broken {tmp_path / 'broken.py'} not available: it cannot be loaded: RuntimeError: no licence"
+    assert state in [" ".join(line.split()) for line in backends.splitlines()]
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["backends"]}
+    assert found["sim"]["devices"] == ["sim0"] and found["sim"]["origin"] == str(tmp_path / "sim.py")
+    assert found["broken"]["why"] and found["broken"]["contract_version"] == 0
 
 
 def test_the_server_can_be_named_by_the_environment(
@@ -60,6 +123,10 @@ def test_the_server_can_be_named_by_the_environment(
             "cannot read /no/such/config.json",
         ),
         (["serve", "--listen", "grpc://0.0.0.0:0"], "--insecure"),
+        (["devices", "--server", "local:#cpus"], "did you mean 'cpu'?"),
+        (["devices", "--server", "local:#cpu:thread=1"], "did you mean 'threads'?"),
+        (["devices", "--server", "local:#fake:fail=no power"], "cannot start: no power"),
+        (["devices", "--server", "127.0.0.1:1#cpu:threads=1"], "--device cpu:threads=1"),
     ],
 )
 def test_errors_are_a_line_and_advice(

@@ -43,6 +43,7 @@ def test_a_file_sets_every_field(tmp_path: Path) -> None:
         """
         listen = ["grpc://0.0.0.0:1", "unix:///tmp/x"]
         insecure = true
+        backends = ["a_module", "/plugins/"]
         devices = ["cpu:threads=2"]
         drain_seconds = 5
         log_level = "debug"
@@ -54,6 +55,20 @@ def test_a_file_sets_every_field(tmp_path: Path) -> None:
     assert config.listen == ("grpc://0.0.0.0:1", "unix:///tmp/x")
     assert (config.insecure, config.devices, config.drain_seconds) == (True, ("cpu:threads=2",), 5.0)
     assert (config.log_level, config.limits.tensors) == ("debug", 7)
+    assert config.backends == ("a_module", "/plugins")
+
+
+def test_paths_of_plugins_begin_at_the_file_that_names_them(tmp_path: Path) -> None:
+    path = write(tmp_path, 'backends = ["one.py", "./two/", "../three.py", "four.five", "/six.py"]')
+    here = str(tmp_path)
+    assert load_config(path).backends == (
+        f"{here}/one.py",
+        f"{here}/two",
+        f"{here}/../three.py",
+        "four.five",
+        "/six.py",
+    )
+    assert from_command_line("--config", str(path), "--backend", "one.py").backends == ("one.py",)
 
 
 def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
@@ -62,11 +77,15 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     assert (config.drain_seconds, config.log_level, config.listen) == (1.0, "debug", ("127.0.0.1:0",))
 
 
-def test_listen_and_device_can_be_repeated() -> None:
-    config = from_command_line(
-        "--listen", "unix:///a", "--listen", "127.0.0.1:1", "--device", "cpu", "--device", "fake"
-    )
+def test_listen_backend_and_device_can_be_repeated() -> None:
+    words = ("--listen", "unix:///a", "--listen", "127.0.0.1:1", "--device", "cpu", "--device", "fake")
+    config = from_command_line(*words, "--backend", "./a.py", "--backend", "b.c")
     assert config.listen == ("unix:///a", "127.0.0.1:1") and config.devices == ("cpu", "fake")
+    assert config.backends == ("./a.py", "b.c")
+
+
+def test_there_is_a_cpu_and_no_plugin_unless_somebody_says_otherwise() -> None:
+    assert (from_command_line().devices, from_command_line().backends) == (("cpu",), ())
 
 
 @pytest.mark.parametrize(
@@ -85,6 +104,9 @@ def test_listen_and_device_can_be_repeated() -> None:
         ("listen = '127.0.0.1:1'", "a list"),
         ("listen = []", "at least one"),
         ("listen = [3]", "a list"),
+        ("devices = []", "at least one"),
+        ("backends = './plugins/'", "a list"),
+        ("backend = []", "did you mean 'backends'?"),
         ("listen = ['ftp://x']", "unknown scheme"),
         ("listen = ['local:']", "cannot listen"),
         ("listen = ['127.0.0.1:1#cpu0']", "without a device"),

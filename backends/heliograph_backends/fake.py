@@ -18,12 +18,16 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
+from heliograph_backends import access
 from heliograph_backends.contract import (
     CONTRACT_VERSION,
     Abort,
     Backend,
+    BufferType,
     CompileOptions,
     LeafBindings,
     Parameter,
@@ -31,12 +35,13 @@ from heliograph_backends.contract import (
     Plan,
     Tensor,
     Usage,
+    host_bytes,
 )
 from heliograph_backends.cpu.device import CpuDevice
-from heliograph_backends.cpu.memory import Budget, HostBuffer, HostBufferType
+from heliograph_backends.cpu.memory import ALIGNMENT, Budget, HostBuffer, HostBufferType
 from heliograph_backends.cpu.plan import CpuPlan
 from heliograph_proto.description import Capabilities, DeviceType
-from heliograph_proto.errors import CancelledError, UnsupportedError
+from heliograph_proto.errors import CancelledError, OutOfMemoryError, UnsupportedError
 from heliograph_proto.graph import Graph
 
 #: Kinds of work that a script can hold up.
@@ -44,6 +49,9 @@ Work: TypeAlias = Literal["allocate", "set", "get", "compile", "compute"]
 
 #: A gate that nobody opens gives way, so that a test that failed does not hang.
 GATE_SECONDS = 30.0
+
+#: The most extra buffer types of a device.
+MOST_EXTRA = 100
 
 
 @dataclass(eq=False)
@@ -108,21 +116,51 @@ class Script:
 
 
 class FakeDevice(CpuDevice):
-    """One scripted device."""
+    """One scripted device.
+
+    Its memory is the host's. With `is_host` False nobody else may touch it, as if it were a GPU's: then its
+    kernels read their own memory alone, and it brings and fetches bytes itself.
+    """
 
     backend = "fake"
     type = DeviceType.ACCELERATOR
     capabilities = Capabilities(async_=True, buffer_from_host=False, events=True)
 
-    def __init__(self, name: str = "fake0", memory_bytes: int = 2**30) -> None:
+    def __init__(
+        self,
+        name: str = "fake0",
+        memory_bytes: int = 2**30,
+        *,
+        alignment: int = ALIGNMENT,
+        max_size: int = 2**63 - 1,
+        extra: int = 0,
+        is_host: bool = True,
+    ) -> None:
         super().__init__(name, threads=1, memory_bytes=memory_bytes, native=False)
         self.script = Script()
         self.description = "scripted delays and failures"
-        self._buffer_type = _FakeBufferType(self, self._budget)
+        self._is_host = is_host
+        names = (name, *(f"{name}_extra{number}" for number in range(extra)))
+        self._buffer_type, *self._extra_types = (
+            _FakeBufferType(self, self._budget, one, alignment, max_size, is_host) for one in names
+        )
 
     @property
     def host_buffer_type(self) -> None:
         return None
+
+    @property
+    def extra_buffer_types(self) -> Sequence[BufferType]:
+        return tuple(self._extra_types)
+
+    def supports_buffer_type(self, buffer_type: BufferType) -> bool:
+        return buffer_type.device is self or (self._is_host and buffer_type.is_host)
+
+    def features(self) -> Mapping[str, str]:
+        return {"threads": "1"}
+
+    def why_missing(self) -> Mapping[str, str]:
+        return {}
 
     def buffer_from_host(self, memory: memoryview) -> HostBuffer:
         raise UnsupportedError(f"device {self.name} cannot use host memory in place")
@@ -140,21 +178,36 @@ class _FakePlan(CpuPlan):
 
 
 class _FakeBufferType(HostBufferType):
-    def __init__(self, device: FakeDevice, budget: Budget) -> None:
+    def __init__(
+        self, device: FakeDevice, budget: Budget, name: str, alignment: int, max_size: int, is_host: bool
+    ) -> None:
         super().__init__(device, budget)
         self.script = device.script
+        self.name, self.alignment, self.max_size, self.is_host = name, alignment, max_size, is_host
 
     def allocate(self, size_bytes: int, usage: Usage = Usage.ANY) -> HostBuffer:
         self.script.pass_("allocate")
-        made = super().allocate(size_bytes, usage)
-        return _FakeBuffer(self, made)
+        if size_bytes > self.max_size:
+            raise OutOfMemoryError(
+                f"a buffer of {size_bytes:,} bytes; {self.name} has {self.max_size:,} at most"
+            )
+        self.budget.take(size_bytes)
+        return _FakeBuffer(self, size_bytes, usage)
 
 
 class _FakeBuffer(HostBuffer):
-    """A host buffer that asks the script before it is written or read."""
+    """A host buffer that asks the script before it is written or read. Its bytes were taken already."""
 
-    def __init__(self, buffer_type: _FakeBufferType, made: HostBuffer) -> None:
-        super().__init__(buffer_type, made.memory, made.usage, on_free=made.free)
+    buffer_type: _FakeBufferType
+
+    def __init__(self, buffer_type: _FakeBufferType, size_bytes: int, usage: Usage) -> None:
+        try:
+            raw = np.empty(size_bytes + buffer_type.alignment, np.uint8)
+        except (MemoryError, ValueError):
+            buffer_type.budget.give(size_bytes)
+            raise OutOfMemoryError(f"the host refused {size_bytes:,} bytes") from None
+        memory = raw[-raw.ctypes.data % buffer_type.alignment :][:size_bytes]
+        super().__init__(buffer_type, memory, usage, on_free=lambda: buffer_type.budget.give(size_bytes))
         self.script = buffer_type.script
 
     def set(self, offset_bytes: int, data: memoryview) -> None:
@@ -165,18 +218,69 @@ class _FakeBuffer(HostBuffer):
         self.script.pass_("get")
         super().get(offset_bytes, out)
 
+    def copy_from(self, source: Tensor, destination: Tensor) -> bool:
+        """From host memory, and from the device's own."""
+        if source.buffer.buffer_type.device is not self.buffer_type.device:
+            return super().copy_from(source, destination)
+        self.reset()
+        np.copyto(access.elements(destination), access.elements(source))
+        return True
+
+    def copy_to(self, source: Tensor, destination: Tensor) -> bool:
+        """Where nobody else may touch its memory, it brings the bytes to the host's."""
+        if self.buffer_type.is_host or not destination.buffer.buffer_type.is_host:
+            return False
+        access.write(destination, 0, host_bytes(np.ascontiguousarray(access.elements(source))))
+        return True
+
 
 class FakeBackend(Backend):
-    """Scripted devices."""
+    """Scripted devices, of the shapes that tests of memory and of copies need."""
 
     name = "fake"
     contract_version = CONTRACT_VERSION
-    parameters = (Parameter("memory", ParameterKind.SIZE, "memory that it may use"),)
+    parameters = (
+        Parameter("memory", ParameterKind.SIZE, "memory that it may use"),
+        Parameter("alignment", ParameterKind.SIZE, "of its tensors: a power of two"),
+        Parameter("max_size", ParameterKind.SIZE, "the most bytes of one buffer"),
+        Parameter("extra", ParameterKind.COUNT, "how many more buffer types it has"),
+        Parameter("host", ParameterKind.COUNT, "1: its memory is host memory to others, 0: it is not"),
+        Parameter("fail", ParameterKind.TEXT, "it cannot start, and gives this reason"),
+    )
 
-    def __init__(self, parameters: Sequence[Mapping[str, int]] = ({},)) -> None:
+    def __init__(self, parameters: Sequence[Mapping[str, Any]] = ({},)) -> None:
+        self._why = next(filter(None, map(_why_not, parameters)), "")
         self._devices = tuple(
-            FakeDevice(f"fake{number}", one.get("memory", 2**30)) for number, one in enumerate(parameters)
+            _device(number, one) for number, one in enumerate(parameters if not self._why else ())
         )
 
     def devices(self) -> tuple[FakeDevice, ...]:
         return self._devices
+
+    def why_unavailable(self) -> str:
+        return self._why
+
+
+def _why_not(parameters: Mapping[str, Any]) -> str:
+    """Why there can be no such device; empty if there can."""
+    if "fail" in parameters:
+        return parameters["fail"] or "it was told to fail"
+    alignment = parameters.get("alignment", ALIGNMENT)
+    if not 0 < alignment <= 2**20 or alignment & (alignment - 1):
+        return f"alignment={alignment} is no power of two up to 1MiB"
+    if parameters.get("extra", 0) > MOST_EXTRA:
+        return f"extra={parameters['extra']}; there can be {MOST_EXTRA} at most"
+    if parameters.get("host", 1) > 1:
+        return f"host={parameters['host']} is neither 0 nor 1"
+    return ""
+
+
+def _device(number: int, parameters: Mapping[str, Any]) -> FakeDevice:
+    return FakeDevice(
+        f"fake{number}",
+        parameters.get("memory", 2**30),
+        alignment=parameters.get("alignment", ALIGNMENT),
+        max_size=parameters.get("max_size", 2**63 - 1),
+        extra=parameters.get("extra", 0),
+        is_host=bool(parameters.get("host", 1)),
+    )

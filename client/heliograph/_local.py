@@ -15,11 +15,23 @@ from typing import TYPE_CHECKING, Any
 from heliograph import _grpc
 from heliograph._blocking import BlockingShell, wait
 from heliograph._deadline import Deadline
-from heliograph._effects import Call, Compile, Download, FindMissing, GetMemory, ListDevices, Upload
+from heliograph._effects import (
+    Call,
+    Compile,
+    Download,
+    Estimate,
+    FindMissing,
+    GetMemory,
+    ListDevices,
+    QueryOps,
+    QueryPlacement,
+    Upload,
+)
 from heliograph._outcome import Outcome, Transfer
 from heliograph_proto import __version__
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command
+from heliograph_proto.description import PlanInfo
 from heliograph_proto.errors import HeliographError, InternalError
 
 if TYPE_CHECKING:
@@ -29,37 +41,74 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 8 * 2**20
 
 
-class _SharedHost:
-    """The devices of this process: started by the first session, ended with the last one."""
+class _SharedHosts:
+    """The devices of this process, by specification: from the first session on them to the last one."""
 
     def __init__(self) -> None:
-        self._host: Host | None = None
-        self._users = 0
+        self._hosts: dict[str, _SharedHost] = {}
         self._lock = threading.Lock()
 
-    def acquire(self) -> Host:
-        with self._lock:
-            if self._host is None:
-                from heliograph_backends.registry import open_registry
-                from heliograph_server.core.runtime import Host
+    def acquire(self, specification: str) -> _SharedHost:
+        """Raises ConfigurationError."""
+        from heliograph_backends.registry import DEFAULT_SPECIFICATIONS
 
-                self._host = Host(open_registry())
-            self._users += 1
-            return self._host
-
-    def release(self) -> None:
+        if (specification,) == DEFAULT_SPECIFICATIONS:
+            specification = ""
         with self._lock:
-            self._users -= 1
-            if self._users == 0 and self._host is not None:
-                self._host.close()
-                self._host = None
+            shared = self._hosts.setdefault(specification, _SharedHost(specification))
+            shared.users += 1
+        try:
+            shared.open()
+        except BaseException:
+            self.release(shared)
+            raise
+        return shared
+
+    def release(self, shared: _SharedHost) -> None:
+        with self._lock:
+            shared.users -= 1
+            if shared.users:
+                return
+            del self._hosts[shared.specification]
+        shared.close()
 
     def forget(self) -> None:
         """In the child of a fork, whose parent keeps the devices' threads."""
         self.__init__()  # type: ignore[misc]
 
 
-_SHARED = _SharedHost()
+class _SharedHost:
+    """Devices of one specification, and how many sessions there are on them."""
+
+    def __init__(self, specification: str) -> None:
+        self.specification = specification
+        #: Guarded by the lock of all.
+        self.users = 0
+        self._host: Host | None = None
+        # Starting devices may take long, and others need not wait for it.
+        self._lock = threading.Lock()
+
+    @property
+    def host(self) -> Host:
+        assert self._host is not None
+        return self._host
+
+    def open(self) -> None:
+        with self._lock:
+            if self._host is None:
+                from heliograph_backends.registry import open_registry
+                from heliograph_server.core.runtime import Host
+
+                wanted = ((self.specification,),) if self.specification else ()
+                self._host = Host(open_registry(*wanted))
+
+    def close(self) -> None:
+        with self._lock:
+            if self._host is not None:
+                self._host.close()
+
+
+_SHARED = _SharedHosts()
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_SHARED.forget)
@@ -68,13 +117,14 @@ if hasattr(os, "register_at_fork"):
 class LocalTransport:
     """A session of the core, and what the effects are there. Blocking; used from any thread."""
 
-    def __init__(self) -> None:
-        self.host = _SHARED.acquire()
+    def __init__(self, specification: str = "") -> None:
+        self._shared = _SHARED.acquire(specification)
+        self.host = self._shared.host
         try:
             self.info = self.host.open_session(f"heliograph-python/{__version__}")
             self.session: Session = self.host.session(self.info.session)
         except BaseException:
-            _SHARED.release()
+            _SHARED.release(self._shared)
             raise
 
     def close(self) -> None:
@@ -82,19 +132,36 @@ class LocalTransport:
         try:
             self.session.close()
         finally:
-            _SHARED.release()
+            _SHARED.release(self._shared)
 
     def call(self, call: Call) -> Any:
         """Answers a question."""
         match call:
             case FindMissing(digests):
                 return self.session.missing_contents(digests)
-            case Compile(plan, graph, devices, fusion):
-                return self.session.compile(plan, graph, devices, fusion)
+            case Compile():
+                return self._compile(call)
+            case Estimate(graph, devices, fusion):
+                from heliograph_backends.contract import CompileOptions
+
+                return self.session.estimate(graph, devices, CompileOptions(fusion))
             case GetMemory(device):
                 return self.host.memory(device)
             case ListDevices():
                 return self.host.device_list()
+            case QueryOps(device, queries):
+                return self.host.query_ops(device, queries)
+            case QueryPlacement(device, buffer_type, tensors):
+                return self.host.query_placement(device, buffer_type, tensors)
+
+    def _compile(self, call: Compile) -> PlanInfo:
+        from heliograph_backends.contract import CompileOptions
+        from heliograph_server.core.runtime import CompileRequest
+
+        options = CompileOptions(call.fusion, call.threads)
+        return self.session.compile(
+            CompileRequest(call.plan, call.graph, call.devices, options, dict(call.bindings), call.updates)
+        )
 
     def undo(self, call: Call) -> None:
         """Takes back what a call did whose caller no longer waits."""
@@ -127,7 +194,7 @@ class LocalShell(BlockingShell):
     """A session of the core in this process."""
 
     def __init__(self, address: Address) -> None:
-        self._transport = LocalTransport()
+        self._transport = LocalTransport(address.specification)
         super().__init__(address, self._transport.info)
         self._sending = threading.Lock()
         self._dirty = False
@@ -196,7 +263,7 @@ class LocalShell(BlockingShell):
         self._transport.download(download, deadline)
 
     def _call(self, call: Call, deadline: Deadline) -> Any:
-        if not isinstance(call, Compile):
+        if not isinstance(call, Compile | Estimate):
             return self._transport.call(call)
         answer = _Answer(lambda: self._transport.call(call))
         try:

@@ -1,4 +1,8 @@
-"""URLs of daemons: `local:`, `unix:///path` (or gRPC's `unix:/path`), `grpc://host:port` (or `host:port`)."""
+"""URLs of daemons: `local:`, `unix:///path` (or gRPC's `unix:/path`), `grpc://host:port` (or `host:port`).
+
+`URL#cpu0` names a device. `local:#cpu:threads=2` starts one, and `local:#fake` one without parameters: behind
+`local:` a fragment that has a colon, or does not end in a digit, is a specification.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +30,12 @@ class Address:
     path: str = ""
     #: The device that `URL#device` names; empty if none.
     device: str = ""
+    #: The device that `local:#SPECIFICATION` starts; empty if none.
+    specification: str = ""
 
     def __str__(self) -> str:
-        device = f"#{self.device}" if self.device else ""
+        fragment = self.specification or self.device
+        device = f"#{fragment}" if fragment else ""
         match self.scheme:
             case "local":
                 return f"local:{device}"
@@ -66,7 +73,10 @@ def parse_address(url: str) -> Address:
     """The address that a URL names. Raises InvalidArgumentError."""
     url, _, device = url.strip().partition("#")
     if url.rstrip("/") in ("local:", "local"):
-        return Address("local", device=device)
+        return _local(device)
+    if "=" in device.partition(":")[2]:
+        advice = f"a device of its own comes with local:, or start the daemon with --device {device}"
+        raise InvalidArgumentError(f"{device!r} is no device of a daemon", advice=advice)
     if url.startswith("unix:") and not url.startswith("unix://"):
         # As gRPC writes it.
         return _unix(unquote(url.removeprefix("unix:")), device)
@@ -80,6 +90,12 @@ def parse_address(url: str) -> Address:
     if parts.scheme != "grpc":
         raise InvalidArgumentError(f"unknown scheme {parts.scheme!r} in {url!r}", advice=ADVICE)
     return _grpc(url, device)
+
+
+def _local(fragment: str) -> Address:
+    if ":" in fragment or not fragment[-1:].isdecimal():
+        return Address("local", specification=fragment)
+    return Address("local", device=fragment)
 
 
 def _unix(path: str, device: str) -> Address:

@@ -1,43 +1,68 @@
-"""`heliograph devices`: what a daemon computes on."""
+"""`heliograph devices`: what a daemon computes on, and what it could not start."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import heliograph as hg
 from heliograph.cli import add_server_argument
 from heliograph.cli.tables import print_table
+from heliograph_proto.description import BackendInfo, BufferTypeInfo
+
+#: Bounds the waiting for each answer.
+SECONDS = 10.0
+#: The largest buffer of a device that has no limit of its own.
+NO_LIMIT = 2**63 - 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--server, --json."""
     add_server_argument(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON array, for programs")
+    parser.add_argument("--json", action="store_true", help="one JSON object with everything, for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the devices of a server."""
+    """Prints the devices of a server; with -v also their buffer types and features, and all backends."""
     with hg.connect(arguments.server) as session:
-        found = [describe(device) for device in session.devices]
+        devices = [describe(device) for device in session.devices]
+        backends = [describe_backend(one) for one in session.backends(timeout=SECONDS)]
+        server = session.info.server
     if arguments.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps({"server": server, "devices": devices, "backends": backends}, indent=2))
         return 0
-    print_table(["name", "type", "backend", "free", "total", "description"], [_row(one) for one in found])
+    tables = [device_table(devices)]
+    if arguments.verbose:
+        tables += [buffer_type_table(devices), feature_table(devices)]
+    tables += [backend_table(backends, everything=bool(arguments.verbose))]
+    print_tables([table for table in tables if len(table) > 1])
     return 0
+
+
+def print_tables(tables: Sequence[Sequence[Sequence[str]]]) -> None:
+    """Prints tables, each with its header first, with lines between them."""
+    for number, (header, *rows) in enumerate(tables):
+        if number:
+            print()
+        print_table(header, rows)
+
+
+# As JSON
 
 
 def describe(device: hg.Device) -> dict[str, Any]:
     """A device as JSON has it; memory in bytes."""
-    memory = device.memory(timeout=10.0)
+    memory = device.memory(timeout=SECONDS)
     can = device.capabilities
     return {
         "name": device.name,
         "type": device.type.name.lower(),
         "backend": device.backend,
         "description": device.description,
+        "id": device.id,
         "memory": {"free_bytes": memory.free_bytes, "total_bytes": memory.total_bytes},
         "capabilities": {
             "async": can.async_,
@@ -45,9 +70,83 @@ def describe(device: hg.Device) -> dict[str, Any]:
             "buffer_from_host": can.buffer_from_host,
             "events": can.events,
         },
+        "buffer_types": [_describe_buffer_type(one) for one in device.buffer_types],
+        "features": dict(sorted(device.features.items())),
+        "missing": dict(sorted(device.missing.items())),
     }
 
 
-def _row(one: dict[str, Any]) -> Sequence[str]:
-    memory = (f"{one['memory'][name] / 2**30:.1f} GiB" for name in ("free_bytes", "total_bytes"))
-    return [one["name"], one["type"], one["backend"], *memory, one["description"]]
+def _describe_buffer_type(found: BufferTypeInfo) -> dict[str, Any]:
+    return asdict(found) | {"role": found.role.name.lower()}
+
+
+def describe_backend(found: BackendInfo) -> dict[str, Any]:
+    """A backend as JSON has it; "why" is empty unless it could not start."""
+    return asdict(found)
+
+
+# For people
+
+
+def device_table(devices: Sequence[dict[str, Any]]) -> list[Sequence[str]]:
+    """A line for each device."""
+    header = ["name", "type", "backend", "free", "total", "threads/id", "description"]
+    return [header, *map(_device_row, devices)]
+
+
+def _device_row(one: dict[str, Any]) -> Sequence[str]:
+    memory = one["memory"]
+    sizes = [size_text(memory[name]) for name in ("free_bytes", "total_bytes")]
+    if not memory["total_bytes"]:
+        sizes = ["unknown", "unknown"]
+    threads_or_id = one["id"] or one["features"].get("threads", "-")
+    return [one["name"], one["type"], one["backend"], *sizes, threads_or_id, one["description"]]
+
+
+def buffer_type_table(devices: Sequence[dict[str, Any]]) -> list[Sequence[str]]:
+    """A line for each kind of memory of each device."""
+    header = ["device", "buffer type", "role", "alignment", "largest", "host memory", "read in place by"]
+    return [header, *(_buffer_type_row(one, kind) for one in devices for kind in one["buffer_types"])]
+
+
+def _buffer_type_row(one: dict[str, Any], kind: dict[str, Any]) -> Sequence[str]:
+    largest = kind["max_size_bytes"]
+    return [
+        one["name"],
+        kind["name"],
+        kind["role"],
+        str(kind["alignment_bytes"]),
+        "no limit" if largest >= NO_LIMIT else size_text(largest),
+        "yes" if kind["is_host"] else "no",
+        ", ".join(kind["readable_by"]) or "nobody",
+    ]
+
+
+def feature_table(devices: Sequence[dict[str, Any]]) -> list[Sequence[str]]:
+    """A line for each named fact of each device, and for each part that it lacks."""
+    return [["device", "feature", "value"], *(row for one in devices for row in _feature_rows(one))]
+
+
+def _feature_rows(one: dict[str, Any]) -> Iterator[Sequence[str]]:
+    yield from ([one["name"], name, value] for name, value in one["features"].items())
+    yield from ([one["name"], name, f"missing: {why}"] for name, why in one["missing"].items())
+
+
+def backend_table(backends: Sequence[dict[str, Any]], *, everything: bool) -> list[Sequence[str]]:
+    """A line for each backend that could not start, or for all of them."""
+    shown = [one for one in backends if everything or one["why"]]
+    return [["backend", "from", "state"], *([one["name"], one["origin"], _state(one)] for one in shown)]
+
+
+def _state(one: dict[str, Any]) -> str:
+    if one["why"]:
+        return f"not available: {one['why']}"
+    return ", ".join(one["devices"]) or "no device was asked for"
+
+
+def size_text(size_bytes: int) -> str:
+    """Bytes in the largest unit that fits, such as "1.5 GiB"."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.1f} {name}"
+    return f"{size_bytes} B"

@@ -1,0 +1,78 @@
+"""High-bandwidth memory of the host, where the machine has it: ggml's CPU_HBM buffer type.
+
+Through libmemkind's hbw interface (hbwmalloc(3)), which takes such memory first and ordinary memory when
+there is no more of it. A machine without the library or without such memory says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from heliograph_backends.contract import Device, Usage
+from heliograph_backends.cpu.memory import ALIGNMENT, Budget, HostBuffer, HostBufferType, aligned_bytes
+from heliograph_proto.errors import OutOfMemoryError
+
+LIBRARY = "libmemkind.so.0"
+
+
+class HbmBufferType(HostBufferType):
+    """Host memory of high bandwidth, counted against the device's budget."""
+
+    def __init__(self, device: Device, budget: Budget) -> None:
+        super().__init__(device, budget)
+        self.name = f"{device.name}_hbm"
+
+    def allocate(self, size_bytes: int, usage: Usage = Usage.ANY) -> HostBuffer:
+        self.budget.take(size_bytes)
+        try:
+            memory = _bytes(size_bytes) if size_bytes else aligned_bytes(0)
+        except OutOfMemoryError:
+            self.budget.give(size_bytes)
+            raise
+        return HostBuffer(self, memory, usage, on_free=lambda: self.budget.give(size_bytes))
+
+
+def hbm_buffer_types(device: Device, budget: Budget) -> tuple[HbmBufferType, ...]:
+    """One buffer type, or none: see `why_no_hbm`."""
+    return () if why_no_hbm() else (HbmBufferType(device, budget),)
+
+
+@cache
+def why_no_hbm() -> str:
+    """Why there is no high-bandwidth memory; empty if there is."""
+    try:
+        status = _library().hbw_check_available()
+    except OSError:
+        return f"{LIBRARY} is not installed"
+    return f"the machine has no high-bandwidth memory: {os.strerror(status)}" if status else ""
+
+
+@cache
+def _library() -> Any:
+    """Raises OSError where it is missing."""
+    library = ctypes.CDLL(LIBRARY)
+    library.hbw_posix_memalign.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_size_t)
+    library.hbw_free.argtypes = (ctypes.c_void_p,)
+    library.hbw_free.restype = None
+    return library
+
+
+def _bytes(size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Aligned memory, given back with the last array over it. Raises OutOfMemoryError."""
+    pointer = ctypes.c_void_p()
+    status = _library().hbw_posix_memalign(ctypes.byref(pointer), ALIGNMENT, size_bytes)
+    if status or pointer.value is None:
+        raise OutOfMemoryError(
+            f"the host refused {size_bytes:,} bytes of high-bandwidth memory: {os.strerror(status)}",
+            advice="use a smaller tensor, or the default buffer type",
+        )
+    block = (ctypes.c_uint8 * size_bytes).from_address(pointer.value)
+    # Views may outlive the buffer. At exit the system takes everything anyway.
+    weakref.finalize(block, _library().hbw_free, pointer.value).atexit = False
+    return np.frombuffer(memoryview(block).cast("B"), np.uint8)

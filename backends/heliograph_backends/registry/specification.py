@@ -1,0 +1,85 @@
+"""Specifications of devices, `NAME[:key=value,...]`: text in, typed parameters out. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from typing import TypeAlias
+
+from heliograph_backends.contract import Parameter, ParameterKind
+from heliograph_backends.cpu import CpuBackend
+from heliograph_backends.fake import FakeBackend
+from heliograph_proto.errors import ConfigurationError
+
+#: Of one device: whole numbers for counts and sizes.
+Values: TypeAlias = dict[str, int | str]
+
+#: The backends that are always there.
+BUILT_IN = (CpuBackend, FakeBackend)
+
+_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+#: What travels in 64 bits with a sign.
+_MOST = 2**63 - 1
+
+
+def backend_name(specification: str) -> str:
+    """The part that names the backend."""
+    return specification.partition(":")[0].strip()
+
+
+def parse_specification(
+    text: str, backends: Mapping[str, Sequence[Parameter]] | None = None
+) -> tuple[str, Values]:
+    """A backend's name, as it is known, and the parameters of one device; upper and lower case name the same.
+
+    `backends` are the parameters of each known one, by name; by default of those built in. A text may contain
+    anything but a comma. Raises ConfigurationError with a suggestion.
+    """
+    known = {one.name: one.parameters for one in BUILT_IN} if backends is None else backends
+    given = backend_name(text)
+    name = next((one for one in known if one.casefold() == given.casefold()), None)
+    if name is None:
+        raise unknown_backend(given, known)
+    values: Values = {}
+    for item in filter(None, map(str.strip, text.partition(":")[2].split(","))):
+        key, value = _item(item, name, known[name])
+        if key in values:
+            raise ConfigurationError(f"backend {name!r} has the parameter {key!r} twice")
+        values[key] = value
+    return name, values
+
+
+def unknown_backend(name: str, known: Collection[str]) -> ConfigurationError:
+    """The error for a name that no backend has."""
+    return ConfigurationError(f"unknown backend {name[:64]!r}", advice=suggest(name, known))
+
+
+def suggest(word: str, known: Collection[str]) -> str:
+    """Advice for a word that is not among those known."""
+    near = get_close_matches(word.casefold(), known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
+
+
+def _item(item: str, backend: str, parameters: Sequence[Parameter]) -> tuple[str, int | str]:
+    key, equals, value = (part.strip() for part in item.partition("="))
+    found = next((one for one in parameters if one.name == key), None)
+    if found is None:
+        message = f"backend {backend!r} has no parameter {key[:64]!r}"
+        raise ConfigurationError(message, advice=suggest(key, [one.name for one in parameters]))
+    if found.kind is not ParameterKind.TEXT:
+        return key, _number(found, value)
+    if not equals:
+        raise ConfigurationError(f"{key} has no value", advice=f"write {key}=TEXT: {found.doc}")
+    return key, value
+
+
+def _number(parameter: Parameter, value: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,18})([A-Za-z]*)", value)
+    sized = parameter.kind is ParameterKind.SIZE
+    if match is not None and match[2] in (_UNITS if sized else ("",)):
+        number = int(match[1]) * _UNITS[match[2]]
+        if number <= _MOST:
+            return number
+    advice = "a whole number, for sizes with a unit such as 512MiB or 2GiB"
+    raise ConfigurationError(f"{parameter.name}={value!r} is no number", advice=advice)
