@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,11 +80,32 @@ class CoreClient:
         graph: Graph,
         bindings: Mapping[int, int] | None = None,
         updates: int = 0,
+        devices: Sequence[str] = (),
+        pins: Mapping[int, str] | None = None,
+        memory: Mapping[str, int] | None = None,
         **options: Any,
     ) -> PlanInfo:
         """Compiles a graph."""
-        request = CompileRequest(plan, graph, (), CompileOptions(**options), bindings or {}, updates)
-        return self.session.compile(request)
+        return self.session.compile(
+            CompileRequest(
+                plan=plan,
+                graph=graph,
+                devices=tuple(devices),
+                options=CompileOptions(**options),
+                bindings=bindings or {},
+                updates=updates,
+                pins=pins or {},
+                memory=memory or {},
+            )
+        )
+
+    def upload(self, data: bytes) -> bytes:
+        """A content of the session; its digest."""
+        digest = hashlib.sha256(data).digest()
+        receiver = self.session.begin_upload(digest, len(data))
+        receiver.write(0, data)
+        receiver.finish()
+        return digest
 
     def get(self, tensor: int, type: TensorType) -> np.ndarray[Any, Any]:
         """A tensor's elements."""

@@ -217,3 +217,8 @@ class PlanInfo:
     compute_bytes: int
     steps: int
     duration_ms: float = 0.0
+    #: All that run a part of it, by priority.
+    devices: tuple[str, ...] = ()
+    splits: int = 1
+    #: Of one run, between devices.
+    copied_bytes: int = 0

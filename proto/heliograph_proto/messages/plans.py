@@ -26,6 +26,9 @@ def encode_plan(info: PlanInfo) -> plan_pb2.CompileResponse:
         compute_bytes=info.compute_bytes,
         steps=info.steps,
         duration_ms=info.duration_ms,
+        devices=info.devices,
+        splits=info.splits,
+        copied_bytes=info.copied_bytes,
     )
 
 
@@ -38,6 +41,9 @@ def decode_plan(message: plan_pb2.CompileResponse) -> PlanInfo:
         compute_bytes=message.compute_bytes,
         steps=message.steps,
         duration_ms=message.duration_ms,
+        devices=tuple(message.devices),
+        splits=message.splits,
+        copied_bytes=message.copied_bytes,
     )
 
 

@@ -11,20 +11,16 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from heliograph_backends.contract import Buffer, Device, Tensor, Usage
+from heliograph_backends.contract import Buffer
 from heliograph_proto.errors import (
     ContentMismatchError,
     HeliographError,
-    InvalidGraphError,
-    LimitExceededError,
     ProtocolError,
 )
-from heliograph_proto.graph import DIGEST_BYTES, Leaf
+from heliograph_proto.graph import DIGEST_BYTES
+from heliograph_server.core.contents import Contents
 from heliograph_server.core.execution import typed
 from heliograph_server.core.staging import Staging
-
-#: The most contents of a session; their bytes count as the device's memory.
-MAX_CONTENTS = 250_000
 
 
 class Upload(ABC):
@@ -139,7 +135,7 @@ class ContentUpload(Upload):
         self._digest = digest
         self._hash = hashlib.sha256()
         self._contents = contents
-        self._buffer: Buffer | None = contents.allocate(size_bytes)
+        self._buffer: Buffer | None = contents.room_for(size_bytes)
 
     def _write(self, data: memoryview) -> None:
         if self._buffer is None:
@@ -158,80 +154,4 @@ class ContentUpload(Upload):
     def _abort(self, error: HeliographError) -> None:
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
-            buffer.free()
-
-
-class Contents:
-    """The contents of a session: bytes by digest on the first device, copied to others on demand."""
-
-    def __init__(self, home: Device) -> None:
-        self._home = home
-        self._lock = threading.Lock()
-        self._buffers: dict[tuple[bytes, str], Buffer] = {}
-        self._closed: HeliographError | None = None
-
-    def __repr__(self) -> str:
-        return f"<Contents {len(self._buffers)}, {self.size_bytes:,} bytes>"
-
-    @property
-    def size_bytes(self) -> int:
-        with self._lock:
-            return sum(buffer.size_bytes for buffer in self._buffers.values())
-
-    def allocate(self, size_bytes: int, device: Device | None = None) -> Buffer:
-        """Memory for a content. Raises OutOfMemoryError before any is taken."""
-        return (device or self._home).buffer_type.allocate(size_bytes, Usage.WEIGHTS)
-
-    def add(self, digest: bytes, buffer: Buffer) -> None:
-        """Keeps verified bytes; the second of two equal ones goes.
-
-        Raises the error of a closed session, and LimitExceededError.
-        """
-        self._keep((digest, self._home.name), buffer)
-
-    def missing(self, digests: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """Those that are not here, in their order."""
-        with self._lock:
-            return tuple(one for one in digests if (one, self._home.name) not in self._buffers)
-
-    def tensor(self, leaf: Leaf, device: Device) -> Tensor:
-        """A weight's tensor on a device. The content must be here. Raises InvalidGraphError."""
-        with self._lock:
-            home = self._buffers[leaf.digest, self._home.name]
-            there = self._buffers.get((leaf.digest, device.name))
-        if home.size_bytes != leaf.type.nbytes:
-            raise InvalidGraphError(
-                f"weight {leaf.name!r} is {leaf.type} of {leaf.type.nbytes} bytes, "
-                f"but its content has {home.size_bytes}"
-            )
-        return Tensor(leaf.type, there or self._copy(leaf.digest, home, device))
-
-    def _copy(self, digest: bytes, home: Buffer, device: Device) -> Buffer:
-        buffer = self.allocate(home.size_bytes, device)
-        bounce = memoryview(bytearray(home.size_bytes))
-        home.get(0, bounce)
-        buffer.set(0, bounce)
-        return self._keep((digest, device.name), buffer)
-
-    def _keep(self, key: tuple[bytes, str], buffer: Buffer) -> Buffer:
-        with self._lock:
-            refusal = self._closed
-            if refusal is None and len(self._buffers) >= MAX_CONTENTS:
-                refusal = LimitExceededError(
-                    f"the session holds {MAX_CONTENTS:,} contents, the most there may be"
-                )
-            if refusal is not None:
-                buffer.free()
-                raise refusal
-            kept = self._buffers.setdefault(key, buffer)
-        if kept is not buffer:
-            buffer.free()
-        return kept
-
-    def close(self, error: HeliographError) -> None:
-        """Frees all; uploads that are not finished will fail with this error."""
-        with self._lock:
-            self._closed = error
-            buffers, self._buffers = self._buffers, {}
-        for buffer in buffers.values():
             buffer.free()

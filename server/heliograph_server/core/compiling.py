@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from heliograph_backends.contract import CompileOptions, Device, LeafBindings, Tensor
 from heliograph_proto.description import PlanEstimate, PlanInfo, Port, VariablePort
@@ -22,12 +22,17 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.graph import Graph, Leaf, LeafKind, reordered, validate
 from heliograph_proto.limits import Limits
-from heliograph_server.core.bulk import Contents
+from heliograph_server.core.candidates import candidates, with_host
+from heliograph_server.core.checks import unknown_device
+from heliograph_server.core.contents import Contents
 from heliograph_server.core.execution import typed, zeroed
 from heliograph_server.core.handles import BoundLeaves, PlanHandle, TensorHandle
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.protocol import SessionCore
+from heliograph_server.core.scheduled import ScheduledPlan
+from heliograph_server.core.scheduling import Problem, Schedule
+from heliograph_server.core.spreading import spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,27 @@ class CompileRequest:
     bindings: Mapping[int, int] = field(default_factory=dict)
     #: 0: none.
     updates: int = 0
+    #: Names of devices by node.
+    pins: Mapping[int, str] = field(default_factory=dict)
+    #: The most bytes that a device may use, by name.
+    memory: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where a graph is to run: one device, or several with a schedule."""
+
+    devices: tuple[Device, ...]
+    schedule: Schedule | None = None
+
+    @property
+    def main(self) -> Device:
+        """The device whose streams run the plan, and on which its outputs are made."""
+        return self.devices[self.schedule.splits[-1].device if self.schedule else 0]
+
+    def home(self, value: int) -> Device:
+        """The device of a leaf."""
+        return self.devices[self.schedule.homes[value] if self.schedule else 0]
 
 
 class Compiler:
@@ -55,8 +81,10 @@ class Compiler:
         device: Callable[[str], Device],
         contents: Contents,
         occupancies: Mapping[str, Occupancy],
+        everyone: Sequence[Device],
     ) -> None:
         self._core = core
+        self._everyone = everyone
         #: Guards the core.
         self._lock = lock
         self._limits = limits
@@ -70,13 +98,23 @@ class Compiler:
         """Raises what PlanService.Compile is refused with."""
         started = time.perf_counter()
         graph = validate(request.graph, self._limits, bound=request.bindings.keys())
-        device = self._choose(graph, request.devices)
         with self.busy, _Compilation(self._core, self._lock, request, graph) as compilation:
+            target = self._target(graph, request, compilation.bound)
             # Weights are packed by the device's workers.
-            with self._occupancies[device.name]:
-                bindings = self._bind(graph, device, compilation.bound)
-                loaded = _compile(device, graph, bindings, request.options, compilation.idle_plan(device))
+            with self._occupancies[target.main.name]:
+                bindings = self._bind(graph, target, compilation.bound)
+                loaded = self._load(target, graph, bindings, compilation)
             return self._commit(compilation, loaded, started)
+
+    def _load(
+        self, target: _Target, graph: Graph, bindings: LeafBindings, compilation: _Compilation
+    ) -> LoadedPlan:
+        options = compilation.request.options
+        if target.schedule is None:
+            device = target.main
+            return _compile(device, graph, bindings, options, compilation.idle_plan(device))
+        plan = ScheduledPlan(graph, target.schedule, target.devices, bindings, options)
+        return LoadedPlan(plan, target.main)
 
     def estimate(self, graph: Graph, devices: Sequence[str], options: CompileOptions) -> PlanEstimate:
         """Raises what PlanService.Estimate is refused with."""
@@ -109,7 +147,59 @@ class Compiler:
 
     # What its leaves are
 
-    def _bind(self, graph: Graph, device: Device, bound: BoundLeaves) -> LeafBindings:
+    def _target(self, graph: Graph, request: CompileRequest, bound: BoundLeaves) -> _Target:
+        """The one device that can run all of it, or a schedule. Raises UnsupportedError, OutOfMemoryError,
+        UnknownDeviceError, InvalidArgumentError."""
+        named = [self._device(name) for name in dict.fromkeys(request.devices or ("",))]
+        if len(named) == 1 and not request.pins and not request.memory:
+            refusal = _first_unsupported(graph, named[0])
+            if refusal is None:
+                return _Target(tuple(named))
+            if len(with_host(named, self._everyone)) == 1:
+                raise refusal
+        devices = with_host(named, self._everyone)
+        places = {device.name: place for place, device in enumerate(devices)}
+        for name in request.memory:
+            _place_of(name, places)
+        placed = self._placed(graph, bound, places)
+        problem = Problem(
+            graph,
+            candidates(graph, devices, self._own_bytes(graph, devices, placed), request.memory),
+            placed=placed,
+            pins={node: _place_of(name, places) for node, name in request.pins.items()},
+        )
+        found = spread(problem, devices, request.options)
+        if len(found.splits) == 1:
+            return _Target((devices[found.splits[0].device],))
+        return _Target(devices, found)
+
+    def _own_bytes(
+        self, graph: Graph, devices: Sequence[Device], placed: Mapping[int, int]
+    ) -> dict[str, int]:
+        """By device: bytes of the graph's leaves that lie there, and so take nothing more of it."""
+        found = {one.name: self._contents.bytes_on(one.name, graph.weights) for one in devices}
+        for value, place in placed.items():
+            found[devices[place].name] += graph.type_of(value).nbytes
+        return found
+
+    def _placed(self, graph: Graph, bound: BoundLeaves, places: Mapping[str, int]) -> dict[int, int]:
+        """The devices of leaves that lie somewhere already. Raises UnsupportedError."""
+        found: dict[int, int] = {}
+        for number, leaf in enumerate(graph.leaves):
+            with self._lock:
+                known = self._core.variables.get(leaf.name) if leaf.kind is LeafKind.VARIABLE else None
+            tensor = bound.tensors.get(number) or (known and known[1])
+            if tensor is None or tensor.storage is None:
+                continue
+            if tensor.storage.device not in places:
+                raise UnsupportedError(
+                    f"{leaf.kind.value} {leaf.name!r} lies on device {tensor.storage.device}",
+                    advice="name that device too",
+                )
+            found[number] = places[tensor.storage.device]
+        return found
+
+    def _bind(self, graph: Graph, target: _Target, bound: BoundLeaves) -> LeafBindings:
         self._check_contents(
             [x for n, x in enumerate(graph.leaves) if x.kind is LeafKind.WEIGHT and n not in bound.tensors]
         )
@@ -120,11 +210,11 @@ class Compiler:
                 continue
             into = weights if leaf.kind is LeafKind.WEIGHT else variables
             if number in bound.tensors:
-                into[number] = _on_device(bound.tensors[number].placed, leaf, device)
+                into[number] = _on_device(bound.tensors[number].placed, leaf, target.home(number))
             elif leaf.kind is LeafKind.WEIGHT:
-                into[number] = self._contents.tensor(leaf, device)
+                into[number] = self._contents.tensor(leaf, target.home(number))
             else:
-                into[number] = self._variable(leaf, device)
+                into[number] = self._variable(leaf, target.home(number))
         return LeafBindings(weights, variables)
 
     def _check_contents(self, weights: Sequence[Leaf]) -> None:
@@ -195,6 +285,7 @@ class Compiler:
             compute_bytes=loaded.plan.compute_bytes,
             steps=loaded.plan.steps,
             duration_ms=(time.perf_counter() - started) * 1e3,
+            **_extent(loaded),
         )
 
     def _variable_handle(self, number: int, leaf: Leaf, bound: BoundLeaves) -> tuple[int, TensorHandle]:
@@ -238,7 +329,7 @@ class _Compilation:
         if self._old is None or self._old.last_run is not None or self._old.device != device.name:
             return None
         loaded: LoadedPlan = self._old.plan
-        return loaded
+        return None if isinstance(loaded.plan, ScheduledPlan) else loaded
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
@@ -263,6 +354,25 @@ def _compile(
         raise
     except Exception as error:
         raise typed(error, "compiling") from error
+
+
+def _extent(loaded: LoadedPlan) -> dict[str, Any]:
+    """How far a plan reaches, as `PlanInfo` has it."""
+    plan = loaded.plan
+    if not isinstance(plan, ScheduledPlan):
+        return {"devices": (loaded.device.name,)}
+    used = sorted({one.device for one in plan.schedule.splits})
+    return {
+        "devices": tuple(plan.devices[place].name for place in used),
+        "splits": len(plan.schedule.splits),
+        "copied_bytes": plan.schedule.copied_bytes,
+    }
+
+
+def _place_of(name: str, places: Mapping[str, int]) -> int:
+    if name not in places:
+        raise unknown_device(name, places)
+    return places[name]
 
 
 def _ordered(device: Device, graph: Graph) -> tuple[Graph, tuple[int, ...] | None]:

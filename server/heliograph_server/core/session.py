@@ -21,9 +21,10 @@ from heliograph_proto.description import DeviceType, PlanEstimate, PlanInfo
 from heliograph_proto.errors import HandleExistsError, HeliographError, SessionClosedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.limits import Limits
-from heliograph_server.core.bulk import Contents, ContentUpload, TransferUpload, Upload
+from heliograph_server.core.bulk import ContentUpload, TransferUpload, Upload
 from heliograph_server.core.checks import unknown_device
 from heliograph_server.core.compiling import Compiler, CompileRequest
+from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.downloads import Download, Downloads
 from heliograph_server.core.execution import Execution, typed
@@ -106,8 +107,10 @@ class Session:
         self._staging = Staging(limits.in_flight_bytes)
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
         self.requests = Staging(max(limits.in_flight_bytes, limits.message_bytes), "graphs")
-        self._contents = Contents(self._first)
-        self._compiler = Compiler(self._core, self._lock, limits, self._device, self._contents, occupancies)
+        self._contents = Contents(devices)
+        self._compiler = Compiler(
+            self._core, self._lock, limits, self._device, self._contents, occupancies, devices
+        )
         self._downloads = Downloads(self._core, self._lock, self._staging)
         self._uploads: dict[int, memoryview] = {}
         self._open_uploads: set[Upload] = set()

@@ -12,10 +12,12 @@ from heliograph_proto.errors import InvalidArgumentError, LimitExceededError
 from heliograph_proto.graph import check_size
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import MAX_DIMENSIONS
-from heliograph_proto.v1 import command_pb2, device_pb2, graph_pb2
+from heliograph_proto.v1 import command_pb2, device_pb2, graph_pb2, plan_pb2
 
 #: The most handles of one Free; giving so many back takes some 50 ms.
 MAX_FREED = 10_000
+#: The most devices that one plan may name.
+MAX_DEVICES = 1024
 #: The most operands, attributes and dimensions of a graph, for each node that it may have.
 PARTS_PER_NODE = 64
 
@@ -57,6 +59,15 @@ def check_placement(request: device_pb2.QueryPlacementRequest, limits: Limits) -
     _check(len(request.tensors), limits.tensors, "tensors")
     for one in request.tensors:
         _check_dimensions(len(one.shape))
+
+
+def check_compile(request: plan_pb2.CompileRequest, limits: Limits) -> None:
+    """Raises LimitExceededError."""
+    check_graph(request.graph, limits)
+    _check(len(request.bindings), limits.graph_nodes, "bindings")
+    _check(len(request.devices), MAX_DEVICES, "devices")
+    _check(len(request.memory_bytes), MAX_DEVICES, "memory limits")
+    _check(len(request.pins) + sum(len(pin.nodes) for pin in request.pins), 2 * limits.graph_nodes, "pins")
 
 
 def check_graph(graph: graph_pb2.Graph, limits: Limits) -> None:

@@ -12,11 +12,11 @@ from grpc import aio
 from heliograph_backends.contract import CompileOptions
 from heliograph_proto import messages
 from heliograph_proto.description import PlanEstimate, PlanInfo
-from heliograph_proto.errors import InvalidGraphError
+from heliograph_proto.errors import InvalidArgumentError, InvalidGraphError
 from heliograph_proto.graph import Graph
-from heliograph_proto.v1 import graph_pb2, plan_pb2, plan_pb2_grpc
+from heliograph_proto.v1 import plan_pb2, plan_pb2_grpc
 from heliograph_server.core.runtime import CompileRequest, Session
-from heliograph_server.services.extent import check_graph
+from heliograph_server.services.extent import check_compile, check_graph
 from heliograph_server.services.refusals import HostSlot, refusals
 
 _R = TypeVar("_R", plan_pb2.CompileRequest, plan_pb2.EstimateRequest)
@@ -65,7 +65,9 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
 
 
 def _compile(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
-    graph = _graph(session, request.graph)
+    # Before anything is made of it: a graph that is too large costs no more than its message.
+    check_compile(request, session.limits)
+    graph = messages.decode_graph(request.graph)
     return session.compile(
         CompileRequest(
             plan=request.plan,
@@ -74,19 +76,16 @@ def _compile(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
             options=CompileOptions(request.fusion != plan_pb2.FUSION_OFF, request.threads),
             bindings=_bindings(request, graph),
             updates=request.updates,
+            pins=_pins(request),
+            memory=dict(request.memory_bytes),
         )
     )
 
 
 def _estimate(session: Session, request: plan_pb2.EstimateRequest) -> PlanEstimate:
     options = CompileOptions(request.fusion != plan_pb2.FUSION_OFF)
-    return session.estimate(_graph(session, request.graph), tuple(request.devices), options)
-
-
-def _graph(session: Session, message: graph_pb2.Graph) -> Graph:
-    # Before anything is made of it: a graph that is too large costs no more than its message.
-    check_graph(message, session.limits)
-    return messages.decode_graph(message)
+    check_graph(request.graph, session.limits)
+    return session.estimate(messages.decode_graph(request.graph), tuple(request.devices), options)
 
 
 def _bindings(request: plan_pb2.CompileRequest, graph: Graph) -> dict[int, int]:
@@ -95,6 +94,18 @@ def _bindings(request: plan_pb2.CompileRequest, graph: Graph) -> dict[int, int]:
     if len(bindings) < len(request.bindings):
         raise InvalidGraphError("a leaf is bound to a tensor twice", advice="bind each of them once")
     return bindings
+
+
+def _pins(request: plan_pb2.CompileRequest) -> dict[int, str]:
+    """Devices by node. Raises InvalidArgumentError for a node that is pinned to two."""
+    pins: dict[int, str] = {}
+    for pin in request.pins:
+        for node in pin.nodes:
+            if pins.setdefault(node, pin.device) != pin.device:
+                raise InvalidArgumentError(f"node {node} is pinned to {pins[node]} and to {pin.device}")
+            if node >= len(request.graph.nodes):
+                raise InvalidArgumentError(f"node {node} is pinned, of {len(request.graph.nodes)}")
+    return pins
 
 
 def _undo(session: Session, plan: int, done: Future[PlanInfo]) -> None:

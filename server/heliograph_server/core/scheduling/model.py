@@ -1,0 +1,112 @@
+"""What the scheduler is given and what it gives: frozen dataclasses and numbers, no device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from heliograph_proto.graph import Graph
+
+
+class Cause(Enum):
+    """Why a node is where it is; ggml's causes."""
+
+    USER = "user"
+    PLACED_RESULT = "placed result"
+    PLACED_VIEW_SOURCE = "placed view source"
+    INPUT = "input"
+    WEIGHT = "weight"
+    OFFLOAD = "offload"
+    SWEPT = "swept"
+    BEST_INPUTS = "best inputs"
+    UPGRADED = "upgraded"
+    FROM_VIEW = "from view"
+    FROM_CONSUMER = "from consumer"
+    FIRST_THAT_CAN = "first that can"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A device as the scheduler sees it. Its place in the problem is its priority, 0 the highest."""
+
+    name: str
+    #: For each node why it cannot run here; empty if it can.
+    refusals: Sequence[str]
+    #: Places of the devices whose memory its kernels read in place; its own among them.
+    reads: frozenset[int]
+    #: What it may use for weights, variables and results.
+    free_bytes: int
+    #: Whether its memory is the host's.
+    is_host: bool = False
+    #: Whether it is there to help others with some ops, in their memory.
+    helps: bool = False
+    #: For each node whether fetching its weights from the host pays; empty: never.
+    offloads: Sequence[bool] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A graph, the devices it may use, and what is settled already."""
+
+    graph: Graph
+    devices: Sequence[Candidate]
+    #: Leaves whose bytes lie on a device already, by value.
+    placed: Mapping[int, int] = field(default_factory=dict)
+    #: What the user wants, by node.
+    pins: Mapping[int, int] = field(default_factory=dict)
+    #: Whether a device may fetch weights that lie on the host.
+    offload: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A node's device and why."""
+
+    device: int
+    cause: Cause
+    #: Of WEIGHT and OFFLOAD: the place of the operand.
+    operand: int = -1
+
+    def __str__(self) -> str:
+        return f"{self.cause.value} {self.operand}" if self.operand >= 0 else self.cause.value
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A value that a split needs in its own device's memory."""
+
+    value: int
+    source: int
+    destination: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Consecutive nodes on one device."""
+
+    device: int
+    #: By number, in order.
+    nodes: tuple[int, ...]
+    #: Made before it runs.
+    copies: tuple[Copy, ...]
+    #: Values from outside of the split that it reads: leaves, and results of earlier splits.
+    inputs: tuple[int, ...]
+    #: Results that later splits read, or that the graph returns.
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A graph over devices."""
+
+    splits: tuple[Split, ...]
+    assignments: tuple[Assignment, ...]
+    #: The device of each leaf; -1: an input, which comes with each run.
+    homes: tuple[int, ...]
+
+    @property
+    def copied_bytes(self) -> int:
+        """Of one run."""
+        return sum(copy.size_bytes for one in self.splits for copy in one.copies)
