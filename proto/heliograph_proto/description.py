@@ -158,6 +158,85 @@ class PlacementInfo:
     buffer_bytes: tuple[int, ...]
 
 
+class Cause(Enum):
+    """Why a node runs where it runs; after ggml's causes. The values are those of plan.proto."""
+
+    USER = 1
+    PLACED_RESULT = 2
+    PLACED_VIEW_SOURCE = 3
+    INPUT = 4
+    WEIGHT = 5
+    OFFLOAD = 6
+    SWEPT = 7
+    BEST_INPUTS = 8
+    UPGRADED = 9
+    FROM_VIEW = 10
+    FROM_CONSUMER = 11
+    FIRST_THAT_CAN = 12
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlacement:
+    """Where a node runs."""
+
+    split: int
+    cause: Cause
+    #: With WEIGHT and OFFLOAD: the place of the operand.
+    operand: int = 0
+
+    @property
+    def why(self) -> str:
+        """The cause in words."""
+        named = self.cause in (Cause.WEIGHT, Cause.OFFLOAD)
+        return f"{self.cause} of operand {self.operand}" if named else str(self.cause)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReport:
+    """A value that is copied before a split runs."""
+
+    value: int
+    #: The place of the device that it comes from.
+    source: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitReport:
+    """Consecutive nodes on one device."""
+
+    device: int
+    copies: tuple[CopyReport, ...]
+    steps: int
+    compute_bytes: int
+    #: Of the last run, in microseconds; 0 before the first.
+    copy_us: float = 0.0
+    compute_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """What a plan takes of a device."""
+
+    name: str
+    weights_bytes: int = 0
+    variables_bytes: int = 0
+    #: Intermediate results, and values that lie between splits.
+    compute_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """A plan, explained: its nodes in the graph's order, its splits in theirs, its devices by priority."""
+
+    nodes: tuple[NodePlacement, ...]
+    splits: tuple[SplitReport, ...]
+    devices: tuple[DeviceShare, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class PlanEstimate:
     """What a graph would take of a device, in bytes."""

@@ -64,6 +64,13 @@ class DType:
         return np.dtype(self.numpy_name)
 
     @property
+    def storage(self) -> np.dtype[Any]:
+        """The NumPy dtype of the raw elements: bf16 as its bits in uint16, blocks as bytes in uint8."""
+        if self.kind == "quantized":
+            return np.dtype(np.uint8)
+        return np.dtype(self.numpy_name or np.uint16)
+
+    @property
     def is_float(self) -> bool:
         return self.kind == "float"
 
@@ -178,6 +185,20 @@ class TensorType:
     def nbytes(self) -> int:
         """The number of bytes, contiguous."""
         return self.size // self.dtype.block_size * self.dtype.block_bytes
+
+    @cached_property
+    def block_shape(self) -> tuple[int, ...]:
+        """The shape in blocks, which `strides` step through; that of the elements unless quantized."""
+        if self.dtype.block_size == 1:
+            return self.shape
+        return (*self.shape[:-1], self.shape[-1] // self.dtype.block_size)
+
+    @cached_property
+    def storage_shape(self) -> tuple[int, ...]:
+        """The shape of an array of `dtype.storage` that holds it: rows of blocks are rows of bytes."""
+        if self.dtype.block_size == 1:
+            return self.shape
+        return (*self.shape[:-1], self.block_shape[-1] * self.dtype.block_bytes)
 
     @cached_property
     def strides(self) -> tuple[int, ...]:

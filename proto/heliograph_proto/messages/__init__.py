@@ -23,7 +23,14 @@ from heliograph_proto.messages.devices import (
     encode_session,
 )
 from heliograph_proto.messages.graphs import decode_graph, encode_graph
-from heliograph_proto.messages.plans import decode_estimate, decode_plan, encode_estimate, encode_plan
+from heliograph_proto.messages.plans import (
+    decode_estimate,
+    decode_plan,
+    decode_report,
+    encode_estimate,
+    encode_plan,
+    encode_report,
+)
 from heliograph_proto.messages.types import (
     decode_checked_type,
     decode_dtype,
@@ -48,6 +55,7 @@ __all__ = [
     "decode_placement",
     "decode_plan",
     "decode_query",
+    "decode_report",
     "decode_session",
     "decode_type",
     "encode_answers",
@@ -62,6 +70,7 @@ __all__ = [
     "encode_placement",
     "encode_plan",
     "encode_queries",
+    "encode_report",
     "encode_session",
     "encode_type",
 ]

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from heliograph_proto.description import PlanEstimate, PlanInfo, Port, VariablePort
+from heliograph_proto.description import (
+    Cause,
+    CopyReport,
+    DeviceShare,
+    NodePlacement,
+    PlanEstimate,
+    PlanInfo,
+    PlanReport,
+    Port,
+    SplitReport,
+    VariablePort,
+)
 from heliograph_proto.messages.types import decode_type, encode_type
 from heliograph_proto.v1 import plan_pb2
 
@@ -65,3 +76,63 @@ def decode_estimate(message: plan_pb2.EstimateResponse) -> PlanEstimate:
         variables_bytes=message.variables_bytes,
         extra_bytes=message.extra_bytes,
     )
+
+
+def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:
+    return plan_pb2.ExplainResponse(
+        nodes=[
+            plan_pb2.NodePlacement(
+                split=one.split, cause=plan_pb2.Cause.ValueType(one.cause.value), operand=one.operand
+            )
+            for one in found.nodes
+        ],
+        splits=[
+            plan_pb2.SplitReport(
+                device=one.device,
+                copies=[
+                    plan_pb2.CopyReport(value=copy.value, source=copy.source, size_bytes=copy.size_bytes)
+                    for copy in one.copies
+                ],
+                steps=one.steps,
+                compute_bytes=one.compute_bytes,
+                copy_us=one.copy_us,
+                compute_us=one.compute_us,
+            )
+            for one in found.splits
+        ],
+        devices=[
+            plan_pb2.DeviceShare(
+                name=one.name,
+                weights_bytes=one.weights_bytes,
+                variables_bytes=one.variables_bytes,
+                compute_bytes=one.compute_bytes,
+            )
+            for one in found.devices
+        ],
+    )
+
+
+def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
+    return PlanReport(
+        nodes=tuple(NodePlacement(one.split, _decode_cause(one.cause), one.operand) for one in message.nodes),
+        splits=tuple(
+            SplitReport(
+                device=one.device,
+                copies=tuple(CopyReport(copy.value, copy.source, copy.size_bytes) for copy in one.copies),
+                steps=one.steps,
+                compute_bytes=one.compute_bytes,
+                copy_us=one.copy_us,
+                compute_us=one.compute_us,
+            )
+            for one in message.splits
+        ),
+        devices=tuple(
+            DeviceShare(one.name, one.weights_bytes, one.variables_bytes, one.compute_bytes)
+            for one in message.devices
+        ),
+    )
+
+
+def _decode_cause(number: int) -> Cause:
+    """A cause that only a newer peer knows is the least that can be said."""
+    return Cause(number) if number in {one.value for one in Cause} else Cause.FIRST_THAT_CAN

@@ -74,6 +74,10 @@ FLOATS = ("float",)
 NUMBERS = ("float", "int", "uint")
 INTEGERS = ("int", "uint")
 PLAIN = ("float", "int", "uint", "bool")
+#: What bytes can be moved of: rows of blocks too.
+ANY = (*PLAIN, "quantized")
+#: What products take as weights, and rows are looked up in.
+WEIGHTS = ("float", "quantized")
 
 
 def same(kinds: Sequence[str]) -> Rule:
@@ -120,17 +124,41 @@ def comparison(kinds: Sequence[str]) -> Rule:
 def where(types: Types, attributes: Attributes) -> TensorType:
     """A bool condition and two operands of one data type; all broadcast."""
     require_kind(types[:1], ("bool",))
+    require_kind(types[1:], PLAIN)
     dtype = require_one_dtype(types[1:])
     return TensorType(dtype, broadcast_shapes(*(found.shape for found in types)))
 
 
+def require_conversion(source: DType, target: DType) -> None:
+    """Raises unless elements of one data type can become those of the other: blocks from and to floats."""
+    for one, other in ((source, target), (target, source)):
+        if one.kind == "quantized" and not other.is_float and other is not one:
+            raise InvalidGraphError(
+                f"{source} does not convert to {target}", advice=f"{one} converts from and to floats alone"
+            )
+
+
 def cast(types: Types, attributes: Attributes) -> TensorType:
-    """Any plain data type to any other."""
-    require_kind(types, PLAIN)
-    target: DType = attributes["dtype"]
-    if target.kind not in PLAIN:
-        raise InvalidGraphError(f"cast to {target} is not offered", advice="quantize on the client")
-    return TensorType(target, types[0].shape)
+    """Any data type to any other; blocks from and to floats."""
+    require_conversion(types[0].dtype, attributes["dtype"])
+    return TensorType(attributes["dtype"], types[0].shape)
+
+
+def cpy(types: Types, attributes: Attributes) -> TensorType:
+    """As cast, to the type of a second operand, which has as many elements."""
+    x, target = types
+    require_conversion(x.dtype, target.dtype)
+    if x.size != target.size:
+        raise InvalidGraphError(f"cpy of {x} to {target}: {x.size} and {target.size} elements")
+    return target
+
+
+def scale(types: Types, attributes: Attributes) -> TensorType:
+    """As same; the numbers may be infinite, but not NaN."""
+    for name, value in attributes.items():
+        if math.isnan(value):
+            raise InvalidGraphError(f"{name} is NaN")
+    return same(FLOATS)(types, attributes)
 
 
 def clamp(types: Types, attributes: Attributes) -> TensorType:
@@ -179,7 +207,14 @@ def last_axis_index(types: Types, attributes: Attributes) -> TensorType:
     require_rank(types[0], 1)
     if types[0].shape[-1] == 0:
         raise InvalidGraphError(f"operand {types[0]} has empty rows")
+    require_i32_places(types[0].shape[-1])
     return TensorType(I32, types[0].shape[:-1])
+
+
+def require_i32_places(length: int) -> None:
+    """Raises unless an i32 names each place of a row."""
+    if length >= 2**31:
+        raise InvalidGraphError(f"rows of {length} elements: their places do not fit in i32")
 
 
 def matmul(types: Types, attributes: Attributes) -> TensorType:
@@ -202,23 +237,22 @@ def matmul(types: Types, attributes: Attributes) -> TensorType:
 def get_rows(types: Types, attributes: Attributes) -> TensorType:
     """Rows [..., n, d] and indices [..., r], equal leading dimensions, give [..., r, d].
 
-    As in ggml, f16 rows come out as f32; other data types stay.
+    As in ggml, rows of narrow floats and of blocks come out as f32; other data types stay.
     """
     rows, indices = types
-    require_kind(types[:1], PLAIN)
     if indices.dtype.name not in ("i32", "i64"):
         raise InvalidGraphError(f"indices are {indices}; they must be i32 or i64")
     require_rank(rows, 2)
     require_rank(indices, 1)
     if rows.shape[:-2] != indices.shape[:-1]:
         raise InvalidGraphError(f"get_rows of {rows} at {indices}: leading dimensions differ")
-    dtype = F32 if rows.dtype.name in ("f16", "bf16") else rows.dtype
+    narrow = rows.dtype.name in ("f16", "bf16") or rows.dtype.kind == "quantized"
+    dtype = F32 if narrow else rows.dtype
     return TensorType(dtype, (*indices.shape, rows.shape[-1]))
 
 
 def reshape(types: Types, attributes: Attributes) -> TensorType:
-    """The same elements in row-major order; one dimension may be -1."""
-    require_kind(types, PLAIN)
+    """The same elements in row-major order; one dimension may be -1. Rows of blocks stay whole blocks."""
     target = list(attributes["shape"])
     size = types[0].size
     if target.count(-1) > 1 or any(length < -1 for length in target):
@@ -232,18 +266,18 @@ def reshape(types: Types, attributes: Attributes) -> TensorType:
 
 
 def permute(types: Types, attributes: Attributes) -> TensorType:
-    """Dimensions in another order."""
-    require_kind(types, PLAIN)
+    """Dimensions in another order; of blocks, the last one stays the last."""
     shape, axes = types[0].shape, attributes["axes"]
     if len(axes) != len(shape):
         raise InvalidGraphError(f"permute of {types[0]} by {tuple(axes)}: every axis exactly once")
     order = normalize_axes(axes, len(shape))
+    if types[0].dtype.kind == "quantized" and order[-1] != len(shape) - 1:
+        raise InvalidGraphError(f"permute of {types[0]} by {tuple(axes)}: blocks lie along the last axis")
     return TensorType(types[0].dtype, tuple(shape[axis] for axis in order))
 
 
 def broadcast_to(types: Types, attributes: Attributes) -> TensorType:
     """Dimensions of size 1 repeated, and new ones in front."""
-    require_kind(types, PLAIN)
     target = tuple(attributes["shape"])
     if any(size < 0 for size in target) or len(target) > MAX_DIMENSIONS:
         raise InvalidGraphError(f"broadcast_to {target}: at most {MAX_DIMENSIONS} sizes, none < 0")
@@ -253,8 +287,7 @@ def broadcast_to(types: Types, attributes: Attributes) -> TensorType:
 
 
 def slice_(types: Types, attributes: Attributes) -> TensorType:
-    """[start, stop) by step along every dimension, all within the operand."""
-    require_kind(types, PLAIN)
+    """[start, stop) by step along every dimension, all within the operand; rows of blocks by whole blocks."""
     shape = types[0].shape
     triples = [attributes["start"], attributes["stop"], attributes["step"]]
     if any(len(numbers) != len(shape) for numbers in triples):
@@ -267,13 +300,15 @@ def slice_(types: Types, attributes: Attributes) -> TensorType:
                 advice="bounds are not negative, in order, and inside; steps are at least 1",
             )
         sizes.append(len(range(start, stop, step)))
+    block = types[0].dtype.block_size
+    if block > 1 and (triples[0][-1] % block or triples[1][-1] % block or triples[2][-1] != 1):
+        raise InvalidGraphError(f"slice of {types[0]}: rows are cut between blocks of {block} elements")
     return TensorType(types[0].dtype, tuple(sizes))
 
 
 def concat(types: Types, attributes: Attributes) -> TensorType:
     """Operands of one data type, equal in all dimensions but one, joined along that one."""
     dtype = require_one_dtype(types)
-    require_kind(types, PLAIN)
     require_rank(types[0], 1)
     axis = normalize_axis(attributes["axis"], types[0].ndim)
     shapes = [list(found.shape) for found in types]
@@ -288,11 +323,12 @@ def concat(types: Types, attributes: Attributes) -> TensorType:
 
 
 def fill(types: Types, attributes: Attributes) -> TensorType:
-    """A constant of any shape; integers must fit."""
+    """A constant of any shape; integers must fit, and bool is 0 or 1."""
     dtype: DType = attributes["dtype"]
     if dtype.kind not in PLAIN:
         raise InvalidGraphError(f"fill of {dtype} is not offered")
-    if dtype.is_integer and not fits(attributes["value"], dtype):
+    is_bool = dtype.kind == "bool" and attributes["value"] in (0, 1)
+    if not (dtype.is_float or is_bool or fits(attributes["value"], dtype)):
         raise InvalidGraphError(f"fill: {attributes['value']} is no {dtype}")
     return TensorType(dtype, tuple(attributes["shape"]))
 
@@ -300,6 +336,8 @@ def fill(types: Types, attributes: Attributes) -> TensorType:
 def fits(value: float, dtype: DType) -> bool:
     """Whether a number is one of an integer type's."""
     if not math.isfinite(value) or value != int(value):
+        return False
+    if not dtype.is_integer:
         return False
     bits = dtype.block_bytes * 8
     least = -(2 ** (bits - 1)) if dtype.kind == "int" else 0

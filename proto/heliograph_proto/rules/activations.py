@@ -46,6 +46,12 @@ def glu(types: Types, attributes: Attributes) -> TensorType:
     return TensorType(x.dtype, (*x.shape[:-1], x.shape[-1] // 2))
 
 
+def swiglu_clamp(types: Types, attributes: Attributes) -> TensorType:
+    """As glu; limit is not negative."""
+    require_not_negative(attributes, "limit")
+    return glu(types, attributes)
+
+
 def swiglu_oai(types: Types, attributes: Attributes) -> TensorType:
     """As glu; alpha is finite, limit not negative."""
     require_finite(attributes, "alpha")

@@ -11,9 +11,9 @@ from heliograph_proto.types import DType, TensorType
 
 
 def require_bias_types(found: DType, others: Types) -> None:
-    """Raises unless masks and sinks have the data type of the scores, or are f16 or f32 as in ggml."""
+    """Raises unless masks and sinks have the data type of the scores, or at most 32 bits."""
     for other in others:
-        if other.dtype is not found and other.dtype.name not in ("f16", "f32"):
+        if other.dtype is not found and other.dtype.name not in ("bf16", "f16", "f32"):
             raise InvalidGraphError(f"mask or sinks {other} beside {found}: the data types do not fit")
 
 
@@ -50,8 +50,8 @@ def soft_max(types: Types, attributes: Attributes) -> TensorType:
 def flash_attn_ext(types: Types, attributes: Attributes) -> TensorType:
     """q [b, h, m, d], k [b', h', n, d], v [b', h', n, dv], mask [.., m, n], sinks [h] give [b, m, h, dv]."""
     q, k, v = types[:3]
-    dtype = accumulated(types[:3])
-    require_kind(types, FLOATS)
+    dtype = accumulated((k, v, q), weights=2)
+    require_kind(types[3:], FLOATS)
     if not q.ndim == k.ndim == v.ndim == 4:
         raise InvalidGraphError(f"q {q}, k {k} and v {v}: four dimensions needed")
     if q.shape[-1] != k.shape[-1] or k.shape[:-1] != v.shape[:-1]:

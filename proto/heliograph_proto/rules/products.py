@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from heliograph_proto.errors import InvalidGraphError
-from heliograph_proto.rules import FLOATS, Attributes, Types, require_kind, require_rank
+from heliograph_proto.rules import FLOATS, WEIGHTS, Attributes, Types, require_kind, require_rank
 from heliograph_proto.types import F32, F64, DType, TensorType
 
 
-def accumulated(types: Types) -> DType:
-    """The data type of sums of products, as in ggml f32; f64 where all operands are f64."""
-    require_kind(types, FLOATS)
+def accumulated(types: Types, weights: int = 0) -> DType:
+    """The data type of sums of products, as in ggml f32; f64 where all operands are f64.
+
+    The first `weights` operands may be quantized.
+    """
+    require_kind(types[:weights], WEIGHTS)
+    require_kind(types[weights:], FLOATS)
     wide = {found.dtype.name == "f64" for found in types}
     if len(wide) > 1:
         raise InvalidGraphError(
@@ -44,7 +48,7 @@ def require_repeats(part: TensorType, whole: TensorType, drop: int) -> None:
 def mul_mat(types: Types, attributes: Attributes) -> TensorType:
     """Weights [.., n, k] and activations [.., m, k] give [.., m, n]: activations @ weights^T."""
     weights, activations = types
-    dtype = accumulated(types)
+    dtype = accumulated(types, weights=1)
     require_rank(weights, 2)
     require_rank(activations, 2)
     if weights.shape[-1] != activations.shape[-1]:
@@ -60,7 +64,7 @@ def mul_mat(types: Types, attributes: Attributes) -> TensorType:
 def out_prod(types: Types, attributes: Attributes) -> TensorType:
     """[.., k, n] and [.., k, m] give [.., m, n]: b^T @ a, a sum of k outer products."""
     a, b = types
-    dtype = accumulated(types)
+    dtype = accumulated(types, weights=1)
     require_rank(a, 2)
     require_rank(b, 2)
     if a.shape[-2] != b.shape[-2]:
@@ -72,7 +76,7 @@ def out_prod(types: Types, attributes: Attributes) -> TensorType:
 def mul_mat_id(types: Types, attributes: Attributes) -> TensorType:
     """Experts [e, n, k], activations [t, u, k] and ids [t, used] give [t, used, n]; u divides used."""
     experts, activations, ids = types
-    dtype = accumulated(types[:2])
+    dtype = accumulated(types[:2], weights=1)
     require_indices(ids)
     if (experts.ndim, activations.ndim, ids.ndim) != (3, 3, 2):
         raise InvalidGraphError(

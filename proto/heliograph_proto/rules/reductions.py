@@ -9,6 +9,7 @@ from heliograph_proto.rules import (
     PLAIN,
     Attributes,
     Types,
+    require_i32_places,
     require_kind,
     require_one_dtype,
     require_rank,
@@ -61,7 +62,7 @@ def argsort(types: Types, attributes: Attributes) -> TensorType:
     (x,) = types
     require_kind(types, NUMBERS)
     require_rank(x, 1)
-    require_within("the length of the rows", x.shape[-1], 0)
+    require_i32_places(x.shape[-1])
     return TensorType(I32, x.shape)
 
 

@@ -46,6 +46,7 @@ def _require_mode(x: TensorType, attributes: Attributes) -> None:
     if dims % 2 or (mode == VISION and 2 * dims != width):
         need = "half of the row" if mode == VISION else "even"
         raise InvalidGraphError(f"n_dims is {dims} of {x}; it must be {need}")
+    require_within("offset", attributes["offset"], 0, width - 2 * pairs(attributes))
     sections = attributes["sections"]
     if mode not in SECTIONED:
         if sections:

@@ -7,6 +7,7 @@ from heliograph_proto.rules import (
     FLOATS,
     NUMBERS,
     PLAIN,
+    WEIGHTS,
     Attributes,
     Rule,
     Types,
@@ -30,11 +31,11 @@ def require_within(name: str, value: int, least: int, most: int = LARGEST) -> No
 def set_rows(types: Types, attributes: Attributes) -> TensorType:
     """[.., n, d], rows [.., r, d] and indices [.., r], whose leading dimensions divide the others'."""
     target, rows, indices = types
-    require_kind(types[:2], PLAIN)
+    require_kind((rows,), PLAIN)
     require_indices(indices)
     require_rank(target, 2)
     require_rank(indices, 1)
-    if rows.dtype != target.dtype and not (rows.dtype.is_float and target.dtype.is_float):
+    if rows.dtype is not target.dtype and not (rows.dtype.is_float and target.dtype.kind in WEIGHTS):
         raise InvalidGraphError(f"rows {rows} and target {target} have different data types")
     if rows.shape[:-2] != target.shape[:-2] or rows.shape[-1:] != target.shape[-1:]:
         raise InvalidGraphError(f"set_rows of {rows} in {target}: they may differ in dimension -2 alone")

@@ -164,7 +164,9 @@ def upscale(types: Types, attributes: Attributes) -> TensorType:
     require_kind(types, FLOATS)
     require_rank(x, 2)
     shape = tuple(attributes["shape"])
-    require_within("mode", attributes["mode"], 0, 1)
+    require_within("mode", attributes["mode"], 0, 2)
+    if attributes["antialias"] and attributes["mode"] != 1:
+        raise InvalidGraphError(f"antialias with mode {attributes['mode']}; it belongs to mode 1")
     if len(shape) != x.ndim or min(*shape, *x.shape) < 1 or max(shape) > LARGEST:
         raise InvalidGraphError(f"upscale of {x} to {shape}: as many sizes needed, from 1 to {LARGEST}")
     return TensorType(x.dtype, shape)

@@ -27,6 +27,11 @@ ROWS: tuple[Op, ...] = (
     _glu("geglu_quick", "gelu_quick(a) * b"),
     _glu("swiglu", "silu(a) * b"),
     Op(
+        "swiglu_clamp", ("x", "b?"), "elementwise", activations.swiglu_clamp,
+        "silu(a) * b, with a at most `limit` and b within it" + _HALVES,
+        (Attribute("limit", "real"), _SWAP), (), 1e-6,
+    ),
+    Op(
         "swiglu_oai", ("x", "b?"), "elementwise", activations.swiglu_oai,
         "a * sigmoid(alpha a) * (b + 1), with a at most `limit` and b within it" + _HALVES,
         (Attribute("alpha", "real", 1.702), Attribute("limit", "real", 7.0), _SWAP), (), 1e-6,

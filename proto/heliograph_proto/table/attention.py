@@ -19,7 +19,7 @@ ROWS: tuple[Op, ...] = (
         "flash_attn_ext", ("q", "k", "v", "mask?", "sinks?"), "attention", attention.flash_attn_ext,
         "Attention, [b, m, h, dv], of q [b, h, m, d], k [b, kv, n, d] and v [b, kv, n, dv], where heads "
         "share keys as in mul_mat, with soft_max's mask, slopes and sinks; with a cap, scores are cap * "
-        "tanh(score / cap). A row that is hidden whole gives 0.",
+        "tanh(score / cap). A row that is hidden whole gives 0. k and v may be blocks.",
         (_SCALE, _MAX_BIAS, Attribute("logit_softcap", "real", 0.0)), (), PRODUCT_TOLERANCE,
     ),
     Op(

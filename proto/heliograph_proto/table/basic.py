@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heliograph_proto import rules
-from heliograph_proto.rules import FLOATS, NUMBERS, PLAIN
+from heliograph_proto.rules import ANY, FLOATS, NUMBERS, PLAIN
 from heliograph_proto.table.row import EXACT, Attribute, Op
 
 
@@ -75,7 +75,7 @@ ROWS: tuple[Op, ...] = (
         "scale",
         ("x",),
         "elementwise",
-        rules.same(FLOATS),
+        rules.scale,
         "scale * x + bias, rounded after each.",
         (Attribute("scale", "real"), Attribute("bias", "real", 0.0)),
         (0,),
@@ -94,7 +94,7 @@ ROWS: tuple[Op, ...] = (
         "leaky_relu",
         ("x",),
         "elementwise",
-        rules.same(FLOATS),
+        rules.scale,
         "x above 0, else x * `slope`.",
         (Attribute("slope", "real", 0.01),),
         (0,),
@@ -104,10 +104,19 @@ ROWS: tuple[Op, ...] = (
         ("x",),
         "elementwise",
         rules.cast,
-        "x as another data type; to integers towards zero, to bool whether it is not 0.",
+        "x as another data type; to integers towards zero, to bool whether it is not 0. Blocks convert "
+        "from and to floats.",
         (Attribute("dtype", "dtype"),),
         (),
         EXACT,
+    ),
+    Op(
+        "cpy",
+        ("x", "target"),
+        "move",
+        rules.cpy,
+        "The elements of x, in row-major order, in the shape and the data type of the target, as by cast.",
+        tolerance=EXACT,
     ),
     # elementwise, several operands; shapes broadcast as in NumPy
     _binary("add", "a + b."),
@@ -194,11 +203,12 @@ ROWS: tuple[Op, ...] = (
         ("rows", "indices"),
         "gather",
         rules.get_rows,
-        "The rows at the indices; f16 comes out as f32. An index outside is an error of the run.",
+        "The rows at the indices; narrow floats and blocks come out as f32. An index outside is an error of "
+        "the run.",
         tolerance=EXACT,
     ),
     # moves and views
-    Op("cont", ("x",), "move", rules.same(PLAIN), "A contiguous copy.", tolerance=EXACT),
+    Op("cont", ("x",), "move", rules.same(ANY), "A contiguous copy.", tolerance=EXACT),
     Op(
         "concat",
         ("x*",),

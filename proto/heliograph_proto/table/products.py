@@ -12,13 +12,14 @@ ROWS: tuple[Op, ...] = (
     Op(
         "mul_mat", ("weights", "activations"), "matmul", products.mul_mat,
         "activations [.., m, k] times the transpose of weights [.., n, k], in f32; each matrix of weights "
-        "serves as many consecutive ones of the activations as their leading sizes ask for.",
+        "serves as many consecutive ones of the activations as their leading sizes ask for. Weights may be "
+        "blocks.",
         tolerance=PRODUCT_TOLERANCE,
     ),
     Op(
         "mul_mat_id", ("experts", "activations", "ids"), "matmul", products.mul_mat_id,
-        "For each token and each of its expert ids, that expert's matrix times the token's row, in f32. An "
-        "id outside is an error of the run.",
+        "For each token and each of its expert ids, that expert's matrix, which may be blocks, times the "
+        "token's row, in f32. An id outside is an error of the run.",
         tolerance=PRODUCT_TOLERANCE,
     ),
     Op(
@@ -28,7 +29,8 @@ ROWS: tuple[Op, ...] = (
     ),
     Op(
         "set_rows", ("target", "rows", "indices"), "gather", rows.set_rows,
-        "The target with the rows in place of those at the indices. An index outside is an error of the run.",
+        "The target, which may be blocks, with the rows in place of those at the indices. An index outside "
+        "is an error of the run.",
         (), (0,), EXACT,
     ),
     Op("add1", ("a", "b"), "elementwise", rows.add1, "a + b, where b is one number.", (), (0,)),

@@ -13,13 +13,15 @@ ROWS: tuple[Op, ...] = (
         "rope", ("x", "positions", "factors?"), "rows", rope.rope,
         "Rotary position embedding of x [.., tokens, heads, d] by positions [tokens], in ggml's `mode`: 0 "
         "pairs of neighbours, 2 of halves (NeoX), 8, 24, 40 with positions [4, tokens] and `sections` "
-        "(M-RoPE, vision, interleaved); frequencies are divided by factors; with `ext_factor` as in YaRN.",
+        "(M-RoPE, vision, interleaved); frequencies are divided by factors; with `ext_factor` as in YaRN. "
+        "The `n_dims` elements that turn begin at `offset`.",
         (
             Attribute("n_dims", "integer"), Attribute("mode", "integer", rope.NORMAL),
             Attribute("sections", "integers", ()), Attribute("n_ctx_orig", "integer", 0),
             Attribute("freq_base", "real", 10000.0), Attribute("freq_scale", "real", 1.0),
             Attribute("ext_factor", "real", 0.0), Attribute("attn_factor", "real", 1.0),
             Attribute("beta_fast", "real", 32.0), Attribute("beta_slow", "real", 1.0),
+            Attribute("offset", "integer", 0),
         ),
         (0,), ANGLE_TOLERANCE,
     ),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from heliograph_proto.rules import Rule
+from heliograph_proto.types import TensorType
 
 AttributeKind: TypeAlias = Literal["real", "integer", "integers", "boolean", "dtype"]
 Group: TypeAlias = Literal[
@@ -18,6 +20,10 @@ EXACT = 0.0
 DEFAULT_TOLERANCE = 1e-7
 #: ggml's, of sums of products in whatever order and of the accumulator's precision.
 PRODUCT_TOLERANCE = 5e-4
+#: ggml's, where a value is rounded to a narrow float; bf16 keeps 8 bits.
+NARROW_TOLERANCES = {"f16": 5e-5, "bf16": 1e-4}
+#: ggml's, where a device may put a value on the boundary of two quanta on either side.
+QUANTA_TOLERANCE = 5e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,19 @@ class Op:
     def is_view(self) -> bool:
         """Whether the result may share the first operand's bytes."""
         return self.group == "view"
+
+    def tolerance_for(self, operands: Sequence[TensorType], result: TensorType) -> float:
+        """The normalised mean squared error that a node of these types may have.
+
+        The row's own, but not less than what rounding to its types costs. Exact rows stay exact unless
+        they convert to or from blocks; results in blocks are compared after dequantization.
+        """
+        if self.tolerance == EXACT:
+            if result.dtype.kind == "quantized":
+                return QUANTA_TOLERANCE if any(one.dtype.is_float for one in operands) else EXACT
+            return DEFAULT_TOLERANCE if any(one.dtype.kind == "quantized" for one in operands) else EXACT
+        names = {found.dtype.name for found in (*operands, result)}
+        return max([self.tolerance, *(NARROW_TOLERANCES.get(name, 0.0) for name in names)])
 
     @property
     def least_operands(self) -> int:

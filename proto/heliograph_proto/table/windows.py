@@ -54,9 +54,11 @@ ROWS: tuple[Op, ...] = (
     ),
     Op(
         "upscale", ("x",), "window", windows.upscale,
-        "x [.., h, w] at another `shape`: `mode` 0 the nearest element before, 1 bilinear in h and w.",
+        "x [.., h, w] at another `shape`: `mode` 0 the nearest element before; in h and w 1 linear, 2 cubic; "
+        "linear and antialiased: a triangle over all elements that become one.",
         (Attribute("shape", "integers"), Attribute("mode", "integer", 0),
-         Attribute("align_corners", "boolean", False)), tolerance=1e-6,
+         Attribute("align_corners", "boolean", False), Attribute("antialias", "boolean", False)),
+        tolerance=1e-6,
     ),
     Op(
         "pad", ("x",), "move", windows.pad,

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 from heliograph_backends.contract import CompileOptions, Device, LeafBindings, Plan, Tensor, Usage
 from heliograph_proto.commands import Bytes
+from heliograph_proto.description import Cause, DeviceShare, NodePlacement, PlanReport, SplitReport
 from heliograph_proto.errors import HeliographError, UnsupportedError
-from heliograph_proto.graph import Graph
+from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.types import TensorType
+from heliograph_server.core.scheduled import ScheduledPlan
 
 #: An output that is fetched but not kept lies in memory that the plan keeps, up to this size.
 MAX_SCRATCH_BYTES = 64 * 1024
@@ -26,6 +28,8 @@ class LoadedPlan:
         self._order = order
         self._scratch: dict[object, Tensor] = {}
         self._wraps_host = device.capabilities.buffer_from_host
+        #: How long the last run took, all in all; 0 before it.
+        self.took_us = 0.0
         #: How long the next run may take, all in all: as long as the slowest of the last few.
         self.expected_us = math.inf
 
@@ -47,6 +51,18 @@ class LoadedPlan:
         plan = self.plan.update(graph, bindings, options)
         self.free()
         return plan
+
+    def report(self) -> PlanReport:
+        """Where its nodes run and why."""
+        if isinstance(self.plan, ScheduledPlan):
+            return self.plan.report()
+        graph = self.plan.graph
+        sizes = {kind: sum(leaf.type.nbytes for leaf in graph.of_kind(kind)) for kind in LeafKind}
+        here = NodePlacement(0, Cause.FIRST_THAT_CAN)
+        split = SplitReport(0, (), self.plan.steps, self.plan.compute_bytes, 0.0, self.took_us)
+        weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
+        share = DeviceShare(self.device.name, weights, variables, self.plan.compute_bytes)
+        return PlanReport((here,) * len(graph.nodes), (split,), (share,))
 
     def input_of(self, place: int, type: TensorType, data: Bytes) -> Tensor:
         """Bytes from a command as a tensor: in place where the device can, else copied."""
@@ -72,6 +88,7 @@ class LoadedPlan:
 
     def note(self, took_us: float) -> None:
         """A run took so long. What was slower once is forgotten by half each time."""
+        self.took_us = took_us
         before = self.expected_us / 2 if math.isfinite(self.expected_us) else 0.0
         self.expected_us = max(took_us, before)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from heliograph_backends.contract import (
     Usage,
 )
 from heliograph_backends.planning.memory import Lifetime, plan_arena
+from heliograph_proto.description import CopyReport, DeviceShare, NodePlacement, PlanReport, SplitReport
 from heliograph_proto.errors import CancelledError, HeliographError, UnknownHandleError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_server.core.scheduling import Schedule
@@ -52,6 +54,8 @@ class ScheduledPlan(Plan):
         self._plans: list[Plan] = []
         self._buffers: list[Buffer] = []
         self._freed = False
+        #: Of each split in the last run: its copies, its nodes.
+        self._took_us: list[tuple[float, float]] = [(0.0, 0.0)] * len(schedule.splits)
         try:
             self._between = self._place_between()
             for part, split in zip(self._parts, schedule.splits, strict=True):
@@ -99,19 +103,29 @@ class ScheduledPlan(Plan):
         if self._freed:
             raise UnknownHandleError("the plan was freed")
         given = dict(zip(self._input_values, inputs, strict=True))
-        for part, plan, split in zip(self._parts, self._plans, self.schedule.splits, strict=True):
+        for number in range(len(self._parts)):
             if abort.is_set:
                 raise CancelledError("the run was cancelled")
-            for copy in split.copies:
-                source = self._leaves.get(copy.value) or self._between[copy.value, copy.source]
-                access.copy(source, self._between[copy.value, copy.destination])
-            read = [given.get(value) or self._readable(value, split.device) for value in part.inputs]
-            made: list[Tensor | None] = [self._between[value, split.device] for value in part.outputs]
-            try:
-                plan.compute(read, made, abort)
-            except HeliographError as error:
-                raise explain(error, part) from None
+            began = time.perf_counter()
+            self._copy(number)
+            copied = time.perf_counter()
+            self._compute(number, given, abort)
+            self._took_us[number] = (copied - began) * 1e6, (time.perf_counter() - copied) * 1e6
         self._write_outputs(given, outputs)
+
+    def _copy(self, number: int) -> None:
+        for copy in self.schedule.splits[number].copies:
+            source = self._leaves.get(copy.value) or self._between[copy.value, copy.source]
+            access.copy(source, self._between[copy.value, copy.destination])
+
+    def _compute(self, number: int, given: Mapping[int, Tensor], abort: Abort) -> None:
+        part, device = self._parts[number], self.schedule.splits[number].device
+        read = [given.get(value) or self._readable(value, device) for value in part.inputs]
+        made = [self._between[value, device] for value in part.outputs]
+        try:
+            self._plans[number].compute(read, made, abort)
+        except HeliographError as error:
+            raise explain(error, part) from None
 
     def _readable(self, value: int, device: int) -> Tensor:
         """A value where the device can read it: its own copy, or where it was computed."""
@@ -130,6 +144,36 @@ class ScheduledPlan(Plan):
             value = port.value
             source = given.get(value) or self._leaves.get(value)
             access.copy(source or self._between[value, self._maker(value)], target)
+
+    # Explaining
+
+    def report(self) -> PlanReport:
+        """Where its nodes run and why, and how long the last run took."""
+        split_of = {node: number for number, one in enumerate(self.schedule.splits) for node in one.nodes}
+        return PlanReport(
+            nodes=tuple(
+                NodePlacement(split_of[node], one.cause, max(0, one.operand))
+                for node, one in enumerate(self.schedule.assignments)
+            ),
+            splits=tuple(map(self._report_split, range(len(self._parts)))),
+            devices=tuple(map(self._share, range(len(self.devices)))),
+        )
+
+    def _report_split(self, number: int) -> SplitReport:
+        split, plan = self.schedule.splits[number], self._plans[number]
+        copies = tuple(CopyReport(copy.value, copy.source, copy.size_bytes) for copy in split.copies)
+        return SplitReport(split.device, copies, plan.steps, plan.compute_bytes, *self._took_us[number])
+
+    def _share(self, place: int) -> DeviceShare:
+        device = self.devices[place]
+        sizes = dict.fromkeys(LeafKind, 0)
+        for leaf, home in zip(self.graph.leaves, self.schedule.homes, strict=True):
+            sizes[leaf.kind] += leaf.type.nbytes if home == place else 0
+        between = sum(one.size_bytes for one in self._buffers if one.buffer_type.device is device)
+        plans = zip(self.schedule.splits, self._plans, strict=True)
+        computing = sum(plan.compute_bytes for split, plan in plans if split.device == place)
+        weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
+        return DeviceShare(device.name, weights, variables, between + computing)
 
     # The end
 

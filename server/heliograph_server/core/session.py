@@ -17,7 +17,7 @@ from typing import Any
 
 from heliograph_backends.contract import Abort, BufferType, CompileOptions, Device
 from heliograph_proto.commands import Command, Completion, CompletionBatch
-from heliograph_proto.description import DeviceType, PlanEstimate, PlanInfo
+from heliograph_proto.description import DeviceType, PlanEstimate, PlanInfo, PlanReport
 from heliograph_proto.errors import HandleExistsError, HeliographError, SessionClosedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.limits import Limits
@@ -240,6 +240,13 @@ class Session:
         """What compiling would take of a device's memory. Raises what Estimate is refused with."""
         self._check_open()
         return self._compiler.estimate(graph, devices, options)
+
+    def explain(self, plan: int) -> PlanReport:
+        """Where the nodes of a plan run and why. Raises UnknownHandleError."""
+        with self._lock:
+            self._check_open()
+            loaded: LoadedPlan = self._core.handles.get(plan, PlanHandle).plan
+            return loaded.report()
 
     def discard_plan(self, handle: int) -> None:
         """Undoes a compile whose client left before it learned of it."""

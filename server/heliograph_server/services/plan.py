@@ -55,6 +55,15 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         found = await asyncio.wrap_future(self._submit(session, _estimate, request))
         return messages.encode_estimate(found)
 
+    @refusals
+    async def Explain(
+        self,
+        request: plan_pb2.ExplainRequest,
+        context: aio.ServicerContext[plan_pb2.ExplainRequest, plan_pb2.ExplainResponse],
+    ) -> plan_pb2.ExplainResponse:
+        session = self._slot.host.session(request.session)
+        return messages.encode_report(session.explain(request.plan))
+
     def _submit(self, session: Session, work: Callable[[Session, _R], _T], request: _R) -> Future[_T]:
         """Work on a graph, whose bytes count until it is done."""
         size_bytes = request.ByteSize()

@@ -10,7 +10,6 @@ from heliograph_server.core.scheduling.homes import place_leaves
 from heliograph_server.core.scheduling.model import (
     Assignment,
     Candidate,
-    Cause,
     Copy,
     Problem,
     Schedule,
@@ -21,7 +20,6 @@ from heliograph_server.core.scheduling.splitting import split
 __all__ = [
     "Assignment",
     "Candidate",
-    "Cause",
     "Copy",
     "Problem",
     "Schedule",

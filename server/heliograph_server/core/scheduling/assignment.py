@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from heliograph_proto.description import Cause
 from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
 from heliograph_proto.graph import LeafKind
 from heliograph_proto.ops import OPS
-from heliograph_server.core.scheduling.model import Assignment, Cause, Problem
+from heliograph_server.core.scheduling.model import Assignment, Problem
 
 #: Ops whose weight is too small to follow: rope's factors, attention's sinks.
 LIGHT_WEIGHTS = frozenset({"rope", "flash_attn_ext"})

@@ -4,26 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
+from heliograph_proto.description import Cause
 from heliograph_proto.graph import Graph
-
-
-class Cause(Enum):
-    """Why a node is where it is; ggml's causes."""
-
-    USER = "user"
-    PLACED_RESULT = "placed result"
-    PLACED_VIEW_SOURCE = "placed view source"
-    INPUT = "input"
-    WEIGHT = "weight"
-    OFFLOAD = "offload"
-    SWEPT = "swept"
-    BEST_INPUTS = "best inputs"
-    UPGRADED = "upgraded"
-    FROM_VIEW = "from view"
-    FROM_CONSUMER = "from consumer"
-    FIRST_THAT_CAN = "first that can"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +52,7 @@ class Assignment:
     operand: int = -1
 
     def __str__(self) -> str:
-        return f"{self.cause.value} {self.operand}" if self.operand >= 0 else self.cause.value
+        return f"{self.cause} {self.operand}" if self.operand >= 0 else str(self.cause)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,110 @@
+"""Our ops and ggml's: how ggml makes each, and the data types for which its CPU backend computes it.
+
+`node_of` gives the node, or raises NotTaken with the reason for which ggml has no such case. ggml ends the
+process where it meets what it does not take, so its conditions are asked for here first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from peers import ggml_makers as make
+from peers.ggml import MAX_DIMENSIONS, Tensor
+from peers.ggml_call import BLOCKS, FLOATS, INDICES, SMALL, Call, Maker, NotTaken
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """How ggml makes one of our ops."""
+
+    make: Maker
+    #: For each operand the types that ggml takes; the last ones stand for further operands too.
+    takes: tuple[str, ...] = ("f32",)
+
+
+def node_of(call: Call, op: str) -> Tensor:
+    """ggml's node for one of ours. Raises NotTaken, or KeyError where ggml has no such op."""
+    counterpart = COUNTERPARTS[op]
+    for place in range(len(call)):
+        if call.type(place) not in counterpart.takes[min(place, len(counterpart.takes) - 1)].split():
+            raise NotTaken(f"ggml does not take {call.type(place)} as operand {place}")
+    shapes = [*map(call.shape, range(len(call))), call.result.shape]
+    if any(len(shape) > MAX_DIMENSIONS for shape in shapes):
+        raise NotTaken(f"ggml has {MAX_DIMENSIONS} dimensions")
+    if any(0 in shape for shape in shapes):
+        raise NotTaken("ggml promises nothing of empty tensors")
+    return counterpart.make(call)
+
+
+UNARY = (
+    "abs sgn neg step tanh elu relu sigmoid gelu gelu_quick silu hardswish hardsigmoid exp expm1 softplus "
+    "gelu_erf floor ceil round trunc sqr sqrt log sin cos"
+)
+COUNTERPARTS: dict[str, Counterpart] = {
+    **{name: Counterpart(make.plain(name), (FLOATS,)) for name in UNARY.split()},
+    **{name: Counterpart(make.binary(name), (FLOATS,)) for name in ("add", "sub", "mul", "div")},
+    **{
+        name: Counterpart(make.gated(name), ("f32 f16",))
+        for name in ("reglu", "geglu", "swiglu", "geglu_erf", "geglu_quick")
+    },
+    "swiglu_oai": Counterpart(make.gated_with("swiglu_oai", "alpha", "limit")),
+    "swiglu_clamp": Counterpart(make.gated_with("swiglu_clamp", "limit")),
+    "xielu": Counterpart(make.plain("xielu", "alpha_n", "alpha_p", "beta", "eps")),
+    "scale": Counterpart(make.plain("scale_bias", "scale", "bias")),
+    "clamp": Counterpart(make.plain("clamp", "min", "max"), ("f32 f16",)),
+    "leaky_relu": Counterpart(
+        lambda call: call.node("leaky_relu", call.leaf(), call["slope"], False), ("f32 f16",)
+    ),
+    "cast": Counterpart(make.cast, (f"{FLOATS} i32 {BLOCKS}",)),
+    "cpy": Counterpart(make.cpy, (f"{FLOATS} i32 {BLOCKS}",)),
+    "arange": Counterpart(make.arange),
+    "fill": Counterpart(make.fill),
+    "norm": Counterpart(make.plain("norm", "eps")),
+    "rms_norm": Counterpart(make.plain("rms_norm", "eps")),
+    "l2_norm": Counterpart(make.plain("l2_norm", "eps")),
+    "group_norm": Counterpart(make.group_norm),
+    "soft_max": Counterpart(make.soft_max, ("f32", "f32 f16", "f32")),
+    "flash_attn_ext": Counterpart(
+        make.flash_attn_ext, ("f32 f16", f"f32 f16 bf16 {SMALL}", f"f32 f16 bf16 {SMALL}", "f32 f16", "f32")
+    ),
+    "argmax": Counterpart(make.argmax),
+    "argsort": Counterpart(make.argsort),
+    "top_k": Counterpart(make.plain("top_k", "k")),
+    "sum": Counterpart(make.plain("sum"), (FLOATS,)),
+    "sum_rows": Counterpart(make.plain("sum_rows")),
+    "mean": Counterpart(make.plain("mean")),
+    "cumsum": Counterpart(make.plain("cumsum")),
+    "count_equal": Counterpart(make.count_equal, ("i32",)),
+    "mul_mat": Counterpart(make.mul_mat, (f"{FLOATS} {BLOCKS}", "f32 f16")),
+    "mul_mat_id": Counterpart(make.mul_mat_id, (f"{FLOATS} {BLOCKS}", "f32 f16", INDICES)),
+    "out_prod": Counterpart(make.plain("out_prod"), (f"f32 f16 {BLOCKS}", "f32")),
+    "get_rows": Counterpart(make.get_rows, (f"{FLOATS} i32 {BLOCKS}", INDICES)),
+    "set_rows": Counterpart(make.set_rows, (f"{FLOATS} {SMALL}", "f32 f16", INDICES)),
+    "add1": Counterpart(make.plain("add1")),
+    "add_id": Counterpart(make.add_id, ("f32", "f32", INDICES)),
+    "acc": Counterpart(make.block("acc")),
+    "set": Counterpart(make.block("set"), ("f32 i32",)),
+    "diag": Counterpart(make.plain("diag")),
+    "diag_mask_inf": Counterpart(make.plain("diag_mask_inf", "n_past")),
+    "diag_mask_zero": Counterpart(make.plain("diag_mask_zero", "n_past")),
+    "tri": Counterpart(make.plain("tri", "type")),
+    "repeat": Counterpart(make.repeat, ("f32 f16 bf16 i32 i16",)),
+    "broadcast_to": Counterpart(make.repeat, ("f32 f16 bf16 i32 i16",)),
+    "cont": Counterpart(make.plain("cont"), (f"{FLOATS} i8 i16 i32 i64 f64 {BLOCKS}",)),
+    "concat": Counterpart(make.concat, ("f32 f16 bf16 i8 i16 i32 i64",)),
+    "permute": Counterpart(make.permute, ("f32 f16 bf16 i32",)),
+    "pad": Counterpart(make.pad),
+    "pad_reflect_1d": Counterpart(make.plain("pad_reflect_1d", "left", "right")),
+    "roll": Counterpart(make.roll),
+    "rope": Counterpart(make.rope, ("f32 f16", "i32", "f32")),
+    "timestep_embedding": Counterpart(make.plain("timestep_embedding", "dim", "max_period")),
+    "im2col": Counterpart(make.im2col, ("f32 f16", "f32")),
+    "im2col_3d": Counterpart(make.im2col_3d, ("f32 f16", "f32")),
+    "conv_2d": Counterpart(make.convolution("conv_2d_direct"), ("f32 f16", "f32")),
+    "conv_2d_dw": Counterpart(make.convolution("conv_2d_dw_direct"), ("f32", "f32")),
+    "conv_transpose_1d": Counterpart(make.conv_transpose_1d, ("f32 f16", "f32")),
+    "conv_transpose_2d": Counterpart(make.conv_transpose_2d, ("f32 f16", "f32")),
+    "pool_1d": Counterpart(make.pool_1d, ("f32 f16",)),
+    "pool_2d": Counterpart(make.pool_2d, ("f32 f16",)),
+    "upscale": Counterpart(make.upscale),
+}
