@@ -311,3 +311,24 @@ def test_a_tensor_that_does_not_fit_is_out_of_memory_when_an_output_is_made(clie
     big = c.Run(PLAN, (c.InputBinding(0, bytes(16)),), (c.OutputBinding(0, Y),))
     client.do(c.Allocate(W, tensor_type("u8", (56,))))
     assert isinstance(client.refused(big), OutOfMemoryError)
+
+
+def test_whoever_waits_for_a_tensor_is_told_when_it_was_written_or_never_will_be() -> None:
+    device = FakeDevice(memory_bytes=2**20)
+    with CoreClient(device) as client:
+        client.do(c.Allocate(W, F4))
+        assert client.session.when_written([W, 999]).done()
+        gate = device.script.hold("set")
+        client.send(c.SetTensor(W, 0, bytes(16)))
+        assert gate.entered.wait(10)
+        waiting = client.session.when_written([W])
+        assert not waiting.done()
+        gate.open()
+        waiting.result(10)
+        client.compile(PLAN, SUM, {1: W})
+        client.send(c.SetTensor(X, 0, None, 7, 16))
+        client.send(c.Allocate(Y, F4))
+        client.send(c.SetTensor(Y, 0, None, 8, 16))
+        late = client.session.when_written([Y])
+        assert not late.done()
+    late.result(10)

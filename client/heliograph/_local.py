@@ -158,6 +158,8 @@ class LocalTransport:
         from heliograph_backends.contract import CompileOptions
         from heliograph_server.core.runtime import CompileRequest
 
+        # Ends with the session at the latest, which ends every write.
+        self.session.when_written([tensor for _, tensor in call.bindings]).result()
         options = CompileOptions(call.fusion, call.threads)
         return self.session.compile(
             CompileRequest(call.plan, call.graph, call.devices, options, dict(call.bindings), call.updates)

@@ -85,6 +85,15 @@ def check_weight(tensor: TensorHandle, number: int) -> None:
         raise error
 
 
+def check_made(tensor: TensorHandle, number: int) -> None:
+    """Raises InvalidArgumentError for a tensor that has no bytes yet, or why it never will."""
+    storage = storage_of(tensor)
+    if storage.error is not None:
+        raise storage.error
+    if storage.buffer is None:
+        raise InvalidArgumentError(f"tensor {number} is still being made", advice="wait for that command")
+
+
 def check_separate(written: Sequence[TensorHandle], others: Sequence[TensorHandle]) -> None:
     """Raises InvalidArgumentError where an output overlaps another, an input, or a variable. n log n."""
     if not written:

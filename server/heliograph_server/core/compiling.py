@@ -23,7 +23,7 @@ from heliograph_proto.errors import (
 from heliograph_proto.graph import Graph, Leaf, LeafKind, reordered, validate
 from heliograph_proto.limits import Limits
 from heliograph_server.core.candidates import candidates, with_host
-from heliograph_server.core.checks import unknown_device
+from heliograph_server.core.checks import check_made, unknown_device
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.execution import typed, zeroed
 from heliograph_server.core.handles import BoundLeaves, PlanHandle, TensorHandle
@@ -210,7 +210,9 @@ class Compiler:
                 continue
             into = weights if leaf.kind is LeafKind.WEIGHT else variables
             if number in bound.tensors:
-                into[number] = _on_device(bound.tensors[number].placed, leaf, target.home(number))
+                tensor = bound.tensors[number]
+                check_made(tensor, bound.numbers[number])
+                into[number] = _on_device(tensor.placed, leaf, target.home(number))
             elif leaf.kind is LeafKind.WEIGHT:
                 into[number] = self._contents.tensor(leaf, target.home(number))
             else:

@@ -71,6 +71,8 @@ class Entry:
     is_refused: bool = False
     #: It is no command, but stands for others: it retires with the last of them.
     is_join: bool = False
+    #: It is no command, but a number that somebody outside of the stream waits under; 0: it is one.
+    waiter: int = 0
     blockers: int = 0
     dependents: list[Entry] = field(default_factory=list)
 

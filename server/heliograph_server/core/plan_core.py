@@ -25,6 +25,7 @@ from heliograph_server.core.handles import (
     layout,
     let_go_of,
 )
+from heliograph_server.core.ordering import Entry, wait_for_writers
 
 
 class PlanCore(ABC):
@@ -40,6 +41,8 @@ class PlanCore(ABC):
         #: Taken out of the table, to be freed when their runs are over.
         self._to_release: list[PlanHandle] = []
         self._storages: dict[Storage, None] = {}
+        #: How many waited so far.
+        self._waiters = 0
 
     @abstractmethod
     def _release_handles(self, handles: Iterable[Handle]) -> None:
@@ -94,6 +97,20 @@ class PlanCore(ABC):
             raise self.closed
         found = {leaf: self._bindable(leaf in weights, *what) for leaf, what in leaves.items()}
         return hold_leaves(found, weights, {leaf: number for leaf, (number, _) in leaves.items()})
+
+    def await_writers(self, numbers: Iterable[int]) -> int:
+        """Under which number `Resume` comes when the bytes of tensors are there; 0: they are, or never will.
+
+        For bytes that exist already, commands that write them anew are waited for as well.
+        """
+        waiting = Entry(0)
+        found = (self.handles.peek(number, TensorHandle) for number in numbers)
+        wait_for_writers(waiting, [one for one in found if one is not None])
+        if waiting.blockers == 0:
+            return 0
+        self._waiters += 1
+        waiting.waiter = self._waiters
+        return waiting.waiter
 
     def _bindable(self, is_weight: bool, number: int, type: TensorType) -> TensorHandle:
         tensor = self.handles.get(number, TensorHandle)

@@ -76,6 +76,7 @@ from heliograph_server.core.tasks import (
     ReleasePlan,
     ReleaseStorage,
     ReleaseTensor,
+    Resume,
     RunTask,
     Start,
     WriteTask,
@@ -254,7 +255,10 @@ class SessionCore(PlanCore):
         """Lets everything that is ready have its turn."""
         while self._ready:
             entry = self._ready.popleft()
-            if entry.lane is not None and entry.lane.error is None:
+            if entry.waiter:
+                entry.phase = Phase.RETIRED
+                self._instructions.append(Resume(entry.waiter))
+            elif entry.lane is not None and entry.lane.error is None:
                 entry.phase = Phase.SUBMITTED
                 self._instructions.append(Start(entry))
                 self._ready.extend(unblocked_by_submission(entry))

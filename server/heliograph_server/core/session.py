@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -53,6 +54,7 @@ from heliograph_server.core.tasks import (
     ReleasePlan,
     ReleaseStorage,
     ReleaseTensor,
+    Resume,
     RunTask,
     Start,
 )
@@ -117,6 +119,7 @@ class Session:
         self._execution = Execution(self._device, self._staging, self._uploads, self._downloads.stage)
         self._aborts: dict[int, Abort] = {}
         self._timers: dict[int, Timer] = {}
+        self._waiters: dict[int, Future[None]] = {}
         self._on_batch: Callable[[CompletionBatch], None] | None = None
         self._on_end: Callable[[HeliographError], None] | None = None
         self._on_quiet: Callable[[], None] | None = None
@@ -140,6 +143,7 @@ class Session:
             Deliver: self._deliver_read,
             DropRead: self._drop_read,
             Disarm: self._disarm,
+            Resume: self._resume,
         }
 
     def __repr__(self) -> str:
@@ -225,6 +229,17 @@ class Session:
             self._on_quiet = on_quiet
 
     # Plans and contents
+
+    def when_written(self, tensors: Collection[int]) -> Future[None]:
+        """Done when what was sent before to write these tensors has been done, well or not."""
+        future: Future[None] = Future()
+        with self._lock:
+            waiter = self._core.await_writers(tensors)
+            if waiter:
+                self._waiters[waiter] = future
+        if not waiter:
+            future.set_result(None)
+        return future
 
     def compile(self, request: CompileRequest) -> PlanInfo:
         """Compiles a graph that nobody has checked yet; blocks. Raises what Compile is refused with."""
@@ -542,6 +557,11 @@ class Session:
 
     def _drop_read(self, instruction: DropRead) -> None:
         self._downloads.drop(instruction.sequence)
+
+    def _resume(self, instruction: Resume) -> None:
+        future = self._waiters.pop(instruction.waiter, None)
+        if future is not None and future.set_running_or_notify_cancel():
+            self._calls.append(partial(future.set_result, None))
 
     # Deadlines
 

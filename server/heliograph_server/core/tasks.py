@@ -210,6 +210,13 @@ class DropRead:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """What somebody outside of the command stream waits for has happened; its number."""
+
+    waiter: int
+
+
+@dataclass(frozen=True, slots=True)
 class Disarm:
     """The command's deadline no longer matters."""
 
@@ -228,4 +235,5 @@ Instruction: TypeAlias = (
     | Deliver
     | DropRead
     | Disarm
+    | Resume
 )

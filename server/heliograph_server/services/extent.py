@@ -61,10 +61,14 @@ def check_placement(request: device_pb2.QueryPlacementRequest, limits: Limits) -
         _check_dimensions(len(one.shape))
 
 
-def check_compile(request: plan_pb2.CompileRequest, limits: Limits) -> None:
+def check_bindings(request: plan_pb2.CompileRequest, limits: Limits) -> None:
     """Raises LimitExceededError."""
-    check_graph(request.graph, limits)
     _check(len(request.bindings), limits.graph_nodes, "bindings")
+
+
+def check_compile(request: plan_pb2.CompileRequest, limits: Limits) -> None:
+    """Everything but the bindings. Raises LimitExceededError."""
+    check_graph(request.graph, limits)
     _check(len(request.devices), MAX_DEVICES, "devices")
     _check(len(request.memory_bytes), MAX_DEVICES, "memory limits")
     _check(len(request.pins) + sum(len(pin.nodes) for pin in request.pins), 2 * limits.graph_nodes, "pins")

@@ -16,7 +16,7 @@ from heliograph_proto.errors import InvalidArgumentError, InvalidGraphError
 from heliograph_proto.graph import Graph
 from heliograph_proto.v1 import plan_pb2, plan_pb2_grpc
 from heliograph_server.core.runtime import CompileRequest, Session
-from heliograph_server.services.extent import check_compile, check_graph
+from heliograph_server.services.extent import check_bindings, check_compile, check_graph
 from heliograph_server.services.refusals import HostSlot, refusals
 
 _R = TypeVar("_R", plan_pb2.CompileRequest, plan_pb2.EstimateRequest)
@@ -37,6 +37,9 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         context: aio.ServicerContext[plan_pb2.CompileRequest, plan_pb2.CompileResponse],
     ) -> plan_pb2.CompileResponse:
         session = self._slot.host.session(request.session)
+        check_bindings(request, session.limits)
+        # Here and not on a thread, of which there are few: it may take as long as the client likes.
+        await asyncio.wrap_future(session.when_written([one.tensor for one in request.bindings]))
         compiling = self._submit(session, _compile, request)
         try:
             info = await asyncio.wrap_future(compiling)

@@ -1,0 +1,48 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from heliograph_proto.errors import InvalidArgumentError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new empty file beside `path`, which takes its place when the block ends well.
+
+    Readers see the old file or the whole new one, also after a crash. Raises InvalidArgumentError
+    when it cannot be written.
+    """
+    part = path.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        part.open("xb").close()
+        mode = part.stat().st_mode
+        yield part
+        # Who writes it may have replaced it by one that only its user can read.
+        part.chmod(mode)
+        _flush(part)
+        os.replace(part, path)
+    except OSError as error:
+        raise unwritable(path, error.strerror or str(error)) from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def unwritable(path: Path, why: str) -> InvalidArgumentError:
+    """What is raised when a file cannot be written."""
+    return InvalidArgumentError(
+        f"cannot write {path}: {why}", advice="name a folder that exists, may be written to and has room"
+    )
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

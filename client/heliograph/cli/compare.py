@@ -1,0 +1,156 @@
+"""`heliograph compare`: one graph on two devices, node by node."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import heliograph as hg
+from heliograph.cli.graphs import add_graph_arguments, parse_inputs, read_inputs
+from heliograph.cli.progress import upload_progress
+from heliograph.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: How many rows are shown unless all are asked for.
+_WORST = 10
+_EPILOG = (
+    "Each node is computed by itself on both devices, from the operands that the first one computed; with "
+    "--nodes the whole graph runs, and the nodes of these names are compared. Inputs that are not given are "
+    "random. Exit status 1: a node differs by more than the tolerance of its op, or failed. With -v every "
+    "node is shown."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--a, --b, --nodes, --seed, --tolerance, --json, and those of a graph's file."""
+    parser.epilog = _EPILOG
+    add_graph_arguments(parser)
+    for side, what in (("a", "the reference"), ("b", "what is compared with it")):
+        parser.add_argument(f"--{side}", metavar="URL#DEVICE", required=True, help=what)
+    parser.add_argument(
+        "--nodes",
+        metavar="PATTERN",
+        action="append",
+        help="names as in fnmatch, such as 'layer3/*'; may be given again",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of inputs that are not given (default: 0)")
+    parser.add_argument(
+        "--tolerance", metavar="NMSE", type=float, help="of every node (default: each op's own)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compares, and prints; the exit status."""
+    graph = hg.load(arguments.graph, weights=arguments.weights)
+    frozen = graph.freeze()
+    inputs = read_inputs(frozen, parse_inputs(arguments.input))
+    with (
+        upload_progress() as progress,
+        hg.connect(arguments.a, progress=progress) as a,
+        hg.connect(arguments.b, progress=progress) as b,
+        node_progress(len(frozen.nodes)) as on_node,
+    ):
+        found = hg.compare(
+            graph,
+            a,
+            b,
+            inputs,
+            arguments.nodes,
+            seed=arguments.seed,
+            tolerance=arguments.tolerance,
+            on_node=on_node,
+            timeout=arguments.timeout,
+        )
+    if arguments.json:
+        print(json.dumps(as_json(found), indent=2))
+    else:
+        show(found, everything=arguments.verbose > 0)
+    return 0 if found.ok else 1
+
+
+def show(found: hg.Comparison, *, everything: bool) -> None:
+    """Prints a table, worst first or whole, and what it comes to."""
+    header = ["node", "name", "type", "verdict", "NMSE", "tolerance", "largest", "NaN", "inf", "note"]
+    rows = found.rows if everything else found.worst(_WORST)
+    print_table(header, [_cells(row) for row in rows])
+    if len(rows) < len(found.rows):
+        print(f"... and {len(found.rows) - len(rows)} more, no worse; -v shows all")
+    counts = ", ".join(f"{found.count(one)} {one.value}" for one in hg.Verdict if found.count(one))
+    print(f"{found.a} and {found.b}: {counts or 'no nodes'}")
+
+
+def _cells(row: hg.ComparedNode) -> list[str]:
+    apart = row.difference
+    figures = ["-"] * 5
+    if apart is not None:
+        figures = [
+            f"{apart.nmse:.2e}",
+            f"{row.tolerance:.2e}",
+            f"{apart.max_difference:.2e}",
+            str(apart.nan_mismatches),
+            str(apart.infinity_mismatches),
+        ]
+    return [str(row.number), row.name, str(row.type), row.verdict.value, *figures, row.note]
+
+
+def as_json(found: hg.Comparison) -> dict[str, Any]:
+    """The comparison; numbers that are not finite are null."""
+    return {"a": found.a, "b": found.b, "ok": found.ok, "nodes": [_row_as_json(row) for row in found.rows]}
+
+
+def _row_as_json(row: hg.ComparedNode) -> dict[str, Any]:
+    apart = row.difference
+    figures = {
+        "nmse": apart.nmse,
+        "max_difference": apart.max_difference,
+        "different": apart.different,
+        "nan_mismatches": apart.nan_mismatches,
+        "infinity_mismatches": apart.infinity_mismatches,
+    } if apart is not None else {}  # fmt: skip
+    return {
+        "number": row.number,
+        "name": row.name,
+        "op": row.op,
+        "type": row.type.dtype.name,
+        "shape": row.type.shape,
+        "verdict": row.verdict.value,
+        "tolerance": row.tolerance,
+        **{name: value if math.isfinite(value) else None for name, value in figures.items()},
+        "note": row.note,
+    }
+
+
+@contextmanager
+def node_progress(
+    total: int, console: Console | None = None
+) -> Iterator[Callable[[hg.ComparedNode], None] | None]:
+    """What hg.compare(on_node=...) takes: shows on stderr how far it is.
+
+    Gives None where nobody would see it: without rich, or when stderr is no terminal.
+    """
+    if console is None and not sys.stderr.isatty():
+        yield None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    except ImportError:
+        yield None
+        return
+    columns = (TextColumn("comparing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[node]}"))
+    with Progress(*columns, console=console or Console(file=sys.stderr)) as bars:
+        task = bars.add_task("comparing", total=total, node="")
+
+        def show_node(row: hg.ComparedNode) -> None:
+            bars.update(task, completed=row.number + 1, node=row.name)
+
+        yield show_node
+        bars.update(task, completed=total)

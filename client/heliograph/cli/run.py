@@ -1,0 +1,159 @@
+"""`heliograph run`: a graph from a file, on a server, with arrays from files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import heliograph as hg
+from heliograph import _npy, _raw
+from heliograph.cli import add_server_argument
+from heliograph.cli.graphs import add_graph_arguments, parse_inputs, read_inputs, require_inputs
+from heliograph.cli.progress import upload_progress
+from heliograph.cli.tables import print_table
+from heliograph_proto.types import TensorType
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What came of it."""
+
+    device: str
+    compile_seconds: float
+    #: Of each run, until it is computed; inputs are over there before, and outputs stay there.
+    run_seconds: list[float]
+    #: The file of each output, by name; empty where none was wanted.
+    files: dict[str, str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--server, --output, --repeat, --json, and those of a graph's file."""
+    add_graph_arguments(parser)
+    add_server_argument(parser)
+    parser.add_argument(
+        "--output", metavar="DIR", type=Path, help="a folder, made if need be, for OUTPUT.npy (default: none)"
+    )
+    parser.add_argument("--repeat", metavar="N", type=_positive, default=1, help="run so often (default: 1)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the memory that it would take, and send no weights"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs a graph. Raises InvalidModelError, InvalidInputError, the run's errors."""
+    graph = hg.load(arguments.graph, weights=arguments.weights)
+    frozen, given = graph.freeze(), parse_inputs(arguments.input)
+    # Everything that can be wrong here is said before anything is sent.
+    inputs = read_inputs(frozen, given)
+    if arguments.dry_run:
+        return dry_run(graph, arguments)
+    require_inputs(frozen, given)
+    outputs = {one.name: frozen.type_of(one.value) for one in frozen.outputs}
+    with upload_progress() as progress, hg.connect(arguments.server, progress=progress) as session:
+        ran = measure(session, graph, inputs, arguments)
+    if arguments.json:
+        print(json.dumps(_as_json(ran, outputs), indent=2))
+    else:
+        rows = [[name, str(of), f"{of.nbytes:,}", ran.files.get(name, "-")] for name, of in outputs.items()]
+        print_table(["output", "type", "bytes", "file"], rows)
+        print(summary(ran))
+    return 0
+
+
+def dry_run(graph: hg.Graph, arguments: argparse.Namespace) -> int:
+    """Prints what a plan of the graph would take of the device's memory."""
+    with hg.connect(arguments.server) as session:
+        found = session.estimate(graph, timeout=arguments.timeout)
+    memory = {
+        "weights": found.weights_bytes,
+        "variables": found.variables_bytes,
+        "intermediate results": sum(found.compute_bytes),
+        "beside the weights": found.extra_bytes,
+        "total": found.total_bytes,
+    }
+    if arguments.json:
+        print(json.dumps({**asdict(found), "total_bytes": found.total_bytes}, indent=2))
+    else:
+        rows = [[what, f"{size:,}", f"{size / 2**20:.1f} MiB"] for what, size in memory.items()]
+        print_table([f"memory on {found.device}", "bytes", ""], rows)
+    return 0
+
+
+def measure(
+    session: hg.Session, graph: hg.Graph, inputs: Mapping[str, Array], arguments: argparse.Namespace
+) -> Ran:
+    """Compiles, runs as often as asked, and writes the outputs of the last run."""
+    timeout = arguments.timeout
+    start = time.perf_counter()
+    plan = session.compile(graph, timeout=timeout)
+    compiled = time.perf_counter() - start
+    tensors = {
+        name: _raw.put(session, inputs[name], type_, plan.device, timeout)
+        for name, type_ in plan.inputs.items()
+    }
+    session.synchronize(timeout)
+    seconds: list[float] = []
+    results: dict[str, Any] = {}
+    for _ in range(arguments.repeat):
+        results.clear()
+        start = time.perf_counter()
+        results.update(plan.run(tensors, fetch=False, timeout=timeout))
+        seconds.append(time.perf_counter() - start)
+    files = {} if arguments.output is None else _write(arguments.output, results, timeout)
+    return Ran(plan.device, compiled, seconds, files)
+
+
+def _write(folder: Path, results: Mapping[str, hg.Tensor], timeout: float) -> dict[str, str]:
+    """Writes each output to a file of the folder, one in memory at a time."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise hg.InvalidArgumentError(f"cannot make the folder {folder}: {error.strerror}") from None
+    files = {}
+    for name, file in _npy.file_names(list(results)).items():
+        tensor = results[name]
+        _npy.write(folder / file, _raw.get(tensor, timeout), tensor.type)
+        files[name] = str(folder / file)
+    return files
+
+
+def summary(ran: Ran) -> str:
+    """The times, in words."""
+    compiled = f"{ran.device}: compiled in {_time(ran.compile_seconds)}"
+    times = ran.run_seconds
+    if len(times) == 1:
+        return f"{compiled}, ran in {_time(times[0])}"
+    spread = f"from {_time(min(times))} to {_time(max(times))}"
+    return f"{compiled}, ran {len(times)} times: median {_time(statistics.median(times))}, {spread}"
+
+
+def _as_json(ran: Ran, outputs: Mapping[str, TensorType]) -> dict[str, Any]:
+    rows = [
+        {"name": name, "type": type_.dtype.name, "shape": type_.shape, "file": ran.files.get(name)}
+        for name, type_ in outputs.items()
+    ]
+    found = asdict(ran)
+    del found["files"]
+    return {**found, "median_seconds": statistics.median(ran.run_seconds), "outputs": rows}
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+    return number
