@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+import numpy as np
 
+import heliograph as hg
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.messages import decode_error
 from heliograph_proto.status import error_from_metadata
@@ -110,3 +112,11 @@ def raw_channel(url: str) -> Iterator[grpc.Channel]:
     options = [("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(url.removeprefix("grpc://"), options=options) as channel:
         yield channel
+
+
+def still_serves(url: str) -> None:
+    """Whether the daemon runs a graph for a new client."""
+    with hg.connect(url) as session:
+        g = hg.Graph()
+        g.output("y", g.input("x", (2,), "f32") + 1.0)
+        assert session.compile(g).run(x=np.zeros(2, np.float32))["y"].tolist() == [1.0, 1.0]

@@ -6,13 +6,13 @@ import asyncio
 import gc
 import socket
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import heliograph as hg
 from heliograph_backends.fake import FakeDevice
+from heliograph_backends.registry import Registry
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 BIG = np.random.default_rng(3).random((900, 1000)).astype(np.float32)
@@ -187,11 +187,7 @@ def test_a_server_that_is_not_there() -> None:
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """The device of `local:` sessions of this test."""
     device = FakeDevice()
-
-    registry = SimpleNamespace(
-        devices=(device,), unavailable=(), device=lambda name="": device, close=device.close
-    )
-    monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: registry)
+    monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: Registry.of(device))
     return device
 
 

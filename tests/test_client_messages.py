@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ import pytest
 import heliograph as hg
 from heliograph.cli import main
 from heliograph_backends.fake import FakeDevice
+from heliograph_backends.registry import Registry
 from heliograph_proto.addresses import parse_address
 
 X = np.ones((4, 3), np.float32)
@@ -34,10 +34,7 @@ def plus_one(name: str = "x", shape: tuple[int, ...] = (4, 3)) -> hg.Graph:
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """The device of `local:` sessions of this test."""
     device = FakeDevice()
-    registry = SimpleNamespace(
-        devices=(device,), unavailable=(), device=lambda name="": device, close=device.close
-    )
-    monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: registry)
+    monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: Registry.of(device))
     return device
 
 

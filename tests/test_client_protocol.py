@@ -11,9 +11,10 @@ import pytest
 import heliograph as hg
 from heliograph._effects import Download, Upload, Wait
 from heliograph._outcome import Outcome, Pending, Transfer
+from heliograph._pieces import split_pieces
 from heliograph._procedures import Sending, byte_view, read, synchronize, write
 from heliograph._running import PlanSpec, choose_outputs, collect, submit
-from heliograph.protocol import ClientCore, split_pieces
+from heliograph.protocol import ClientCore
 from heliograph_proto import commands as c
 from heliograph_proto.description import PlanInfo, Port
 from heliograph_proto.errors import Origin

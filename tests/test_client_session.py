@@ -13,7 +13,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -24,6 +23,7 @@ import pytest
 import heliograph as hg
 from heliograph.testing import running_daemon
 from heliograph_backends.fake import FakeDevice
+from heliograph_backends.registry import Registry
 from heliograph_proto.types import DTYPES
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -348,11 +348,7 @@ def test_a_closed_session_says_so(url: str) -> None:
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """The device of `local:` sessions of this test."""
     device = FakeDevice()
-
-    registry = SimpleNamespace(
-        devices=(device,), unavailable=(), device=lambda name="": device, close=device.close
-    )
-    monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: registry)
+    monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: Registry.of(device))
     return device
 
 

@@ -165,14 +165,27 @@ from heliograph_proto.types import DType, TensorType
 
 if TYPE_CHECKING:
     from heliograph import aio as aio
+    from heliograph._comparison import ComparedNode, Comparison, Verdict
+    from heliograph.buffer import Buffer, aligned_empty
+    from heliograph.comparing import compare
+    from heliograph.copying import copy_plan
+    from heliograph.files import load, save
     from heliograph.plan import Plan, RunFuture
     from heliograph.session import Session, connect
     from heliograph.stream import Device, Event, Stream
     from heliograph.tensor import Tensor, WriteFuture
+    from heliograph_proto.description import CopyRoad, DeviceType, OpAnswer, OpQuery, PlanEstimate, Usage
+    from heliograph_proto.quantization import dequantize, quantize
 
 #: Names that are loaded when they are first used, and their modules: who builds graphs, or reads the op
 #: table, does not pay for talking to a server, nor who writes blocking code for asyncio.
 _LATER = {
+    "Buffer": "buffer",
+    "ComparedNode": "_comparison",
+    "Comparison": "_comparison",
+    "Verdict": "_comparison",
+    "compare": "comparing",
+    "copy_plan": "copying",
     "connect": "session",
     "Device": "stream",
     "Event": "stream",
@@ -182,17 +195,37 @@ _LATER = {
     "Stream": "stream",
     "Tensor": "tensor",
     "WriteFuture": "tensor",
+    "aligned_empty": "buffer",
+    "load": "files",
+    "save": "files",
+}
+
+#: Likewise names of the contract, and their modules there.
+_CONTRACT = {
+    "CopyRoad": "description",
+    "DeviceType": "description",
+    "OpAnswer": "description",
+    "OpQuery": "description",
+    "PlanEstimate": "description",
+    "Usage": "description",
+    "dequantize": "quantization",
+    "quantize": "quantization",
 }
 
 __all__ = [
+    "Buffer",
     "CancelledError",
+    "ComparedNode",
+    "Comparison",
     "ComputeFailedError",
     "ConfigurationError",
     "ConnectionError",
     "ContentMismatchError",
+    "CopyRoad",
     "DType",
     "DeadlineExceededError",
     "Device",
+    "DeviceType",
     "DrainingError",
     "Event",
     "Graph",
@@ -207,10 +240,13 @@ __all__ = [
     "LimitExceededError",
     "MissingContentError",
     "NotHeliographError",
+    "OpAnswer",
+    "OpQuery",
     "Origin",
     "OutOfMemoryError",
     "OutOfRangeError",
     "Plan",
+    "PlanEstimate",
     "ProtocolError",
     "Reason",
     "ResourceError",
@@ -225,7 +261,9 @@ __all__ = [
     "UnknownHandleError",
     "UnknownOpError",
     "UnsupportedError",
+    "Usage",
     "Value",
+    "Verdict",
     "VersionMismatchError",
     "WorkError",
     "WriteFuture",
@@ -233,6 +271,7 @@ __all__ = [
     "abs",
     "add",
     "aio",
+    "aligned_empty",
     "all",
     "any",
     "arange",
@@ -243,9 +282,12 @@ __all__ = [
     "broadcast_to",
     "ceil",
     "clip",
+    "compare",
     "concat",
     "connect",
+    "copy_plan",
     "cos",
+    "dequantize",
     "divide",
     "equal",
     "erf",
@@ -268,6 +310,7 @@ __all__ = [
     "layer_norm",
     "less",
     "less_equal",
+    "load",
     "log",
     "log1p",
     "log_softmax",
@@ -292,6 +335,7 @@ __all__ = [
     "positive",
     "pow",
     "prod",
+    "quantize",
     "reciprocal",
     "relu",
     "remainder",
@@ -299,6 +343,7 @@ __all__ = [
     "rms_norm",
     "round",
     "rsqrt",
+    "save",
     "scaled_dot_product_attention",
     "sigmoid",
     "sign",
@@ -333,10 +378,11 @@ def __getattr__(name: str) -> object:
     """Loads what is loaded late; for other names, an error that suggests a near one."""
     if name == "aio":
         return importlib.import_module("heliograph.aio")
-    if name in _LATER:
-        found = getattr(importlib.import_module(f"heliograph.{_LATER[name]}"), name)
-        globals()[name] = found
-        return found
+    for package, modules in (("heliograph", _LATER), ("heliograph_proto", _CONTRACT)):
+        if name in modules:
+            found = getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+            globals()[name] = found
+            return found
     # With an `obj` of None Python adds no guess of its own behind ours.
     raise AttributeError(f"module 'heliograph' has no attribute {name!r}{hint(name)}", name=name, obj=None)
 

@@ -249,6 +249,8 @@ class GrpcShell(BlockingShell):
     def _call(self, call: Call, deadline: Deadline) -> Any:
         made = unary(call, self.info.session, self.info.limits.message_bytes)
         method: Any = self._channel.unary_unary(made.path, None, None)
+        # Of a closed channel gRPC says no more than ValueError.
+        self.advance(self.core.check)
         future = method.future(made.request, timeout=deadline.remaining())
         try:
             return made.decode(future.result())

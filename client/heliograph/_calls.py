@@ -6,9 +6,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from heliograph._effects import Call, Compile, FindMissing, GetMemory, ListDevices
+from heliograph._effects import (
+    Call,
+    Compile,
+    Estimate,
+    FindMissing,
+    GetMemory,
+    ListDevices,
+    QueryOps,
+    QueryPlacement,
+)
 from heliograph_proto.errors import LimitExceededError
-from heliograph_proto.messages import decode_device_list, decode_memory, decode_plan, encode_graph
+from heliograph_proto.messages import (
+    decode_answers,
+    decode_device_list,
+    decode_estimate,
+    decode_memory,
+    decode_placement,
+    decode_plan,
+    encode_graph,
+    encode_queries,
+    encode_type,
+)
 from heliograph_proto.v1 import bulk_pb2, device_pb2, plan_pb2
 
 _PACKAGE = "heliograph.v1"
@@ -41,11 +60,18 @@ def _encode(call: Call, session: bytes) -> Unary:
             return Unary(_path("BulkService", "FindMissingContents"), request.SerializeToString(), _missing)
         case Compile():
             return Unary(_path("PlanService", "Compile"), _encode_compile(call, session), _plan)
+        case Estimate():
+            return Unary(_path("PlanService", "Estimate"), _encode_estimate(call, session), _estimate)
         case GetMemory(device):
             memory = device_pb2.GetMemoryRequest(device=device)
             return Unary(_path("DeviceService", "GetMemory"), memory.SerializeToString(), _memory)
         case ListDevices():
             return Unary(_path("DeviceService", "ListDevices"), b"", _devices)
+        case QueryOps(device, queries):
+            ops = encode_queries(device, queries)
+            return Unary(_path("DeviceService", "QueryOps"), ops.SerializeToString(), _answers)
+        case QueryPlacement():
+            return Unary(_path("DeviceService", "QueryPlacement"), _encode_placement(call), _placement)
 
 
 def _encode_compile(call: Compile, session: bytes) -> bytes:
@@ -54,8 +80,30 @@ def _encode_compile(call: Compile, session: bytes) -> bytes:
         plan=call.plan,
         graph=encode_graph(call.graph),
         devices=call.devices,
-        fusion=plan_pb2.FUSION_ON if call.fusion else plan_pb2.FUSION_OFF,
+        fusion=_fusion(call.fusion),
+        threads=call.threads,
+        bindings=[plan_pb2.LeafBinding(leaf=leaf, tensor=tensor) for leaf, tensor in call.bindings],
+        updates=call.updates,
     ).SerializeToString()
+
+
+def _encode_estimate(call: Estimate, session: bytes) -> bytes:
+    return plan_pb2.EstimateRequest(
+        session=session,
+        graph=encode_graph(call.graph),
+        devices=call.devices,
+        fusion=_fusion(call.fusion),
+    ).SerializeToString()
+
+
+def _encode_placement(call: QueryPlacement) -> bytes:
+    return device_pb2.QueryPlacementRequest(
+        device=call.device, buffer_type=call.buffer_type, tensors=map(encode_type, call.tensors)
+    ).SerializeToString()
+
+
+def _fusion(fusion: bool) -> plan_pb2.Fusion.ValueType:
+    return plan_pb2.FUSION_ON if fusion else plan_pb2.FUSION_OFF
 
 
 def _path(service: str, method: str) -> str:
@@ -76,3 +124,15 @@ def _memory(answer: bytes) -> Any:
 
 def _devices(answer: bytes) -> Any:
     return decode_device_list(device_pb2.ListDevicesResponse.FromString(answer))
+
+
+def _estimate(answer: bytes) -> Any:
+    return decode_estimate(plan_pb2.EstimateResponse.FromString(answer))
+
+
+def _answers(answer: bytes) -> Any:
+    return decode_answers(device_pb2.QueryOpsResponse.FromString(answer))
+
+
+def _placement(answer: bytes) -> Any:
+    return decode_placement(device_pb2.QueryPlacementResponse.FromString(answer))

@@ -13,8 +13,17 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from heliograph._outcome import Outcome, Pending
-from heliograph_proto.description import DeviceList, Memory, PlanInfo
+from heliograph_proto.description import (
+    DeviceList,
+    Memory,
+    OpAnswer,
+    OpQuery,
+    PlacementInfo,
+    PlanEstimate,
+    PlanInfo,
+)
 from heliograph_proto.graph import Graph
+from heliograph_proto.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,21 @@ class Compile:
     graph: Graph
     devices: tuple[str, ...]
     fusion: bool
+    #: The most threads; 0: all.
+    threads: int = 0
+    #: Numbers of leaves and the handles of the tensors that they are.
+    bindings: tuple[tuple[int, int], ...] = ()
+    #: The handle of a plan whose memory is taken over; 0: none.
+    updates: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Asks what compiling would take. Gives a PlanEstimate."""
+
+    graph: Graph
+    devices: tuple[str, ...]
+    fusion: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +105,29 @@ class ListDevices:
     """Asks for all devices. Gives a DeviceList."""
 
 
+@dataclass(frozen=True, slots=True)
+class QueryOps:
+    """Asks a device about nodes. Gives a tuple of OpAnswers."""
+
+    device: str
+    queries: tuple[OpQuery, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlacement:
+    """Asks what tensors would take of a buffer type. Gives a PlacementInfo."""
+
+    device: str
+    #: Empty: the device's default.
+    buffer_type: str
+    tensors: tuple[TensorType, ...]
+
+
 #: Questions to the server that have one answer.
-Call: TypeAlias = FindMissing | Compile | GetMemory | ListDevices
-Answer: TypeAlias = tuple[bytes, ...] | PlanInfo | Memory | DeviceList
+Call: TypeAlias = FindMissing | Compile | Estimate | GetMemory | ListDevices | QueryOps | QueryPlacement
+Answer: TypeAlias = (
+    tuple[bytes, ...] | PlanInfo | PlanEstimate | Memory | DeviceList | tuple[OpAnswer, ...] | PlacementInfo
+)
 Effect: TypeAlias = Wait | Compute | Upload | Download | Call
 
 T = TypeVar("T")

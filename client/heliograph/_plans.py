@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from keyword import iskeyword
 from typing import Any
@@ -11,18 +12,22 @@ import numpy as np
 
 from heliograph._arguments import counted
 from heliograph._common import Handle, Shell
+from heliograph._compiling import CompileOptions, Progress
+from heliograph._effects import Procedure
 from heliograph._running import Bound, PlanSpec, Wanted, choose_outputs, empty_array
 from heliograph._tensors import TensorBase, as_elements
 from heliograph_proto.description import Port
-from heliograph_proto.errors import InvalidArgumentError, InvalidInputError
+from heliograph_proto.errors import DeadlineExceededError, InvalidArgumentError, InvalidInputError
 from heliograph_proto.types import TensorType
 
 Inputs = Mapping[str, Any] | None
 #: Whether outputs come as arrays (True) or stay as tensors (False), or the names of those that come.
 Fetch = bool | Collection[str]
+#: Existing tensors that outputs are written to, by the names of the outputs.
+Out = Mapping[str, TensorBase] | None
 
 #: Keywords that are options of a run, and so no inputs.
-_TAKEN = ("copy", "fetch", "stream", "timeout")
+_TAKEN = ("copy", "fetch", "out", "stream", "timeout")
 
 
 class PlanBase(Handle):
@@ -30,9 +35,16 @@ class PlanBase(Handle):
 
     _kind = "plan"
 
-    def __init__(self, shell: Shell, spec: PlanSpec) -> None:
+    def __init__(self, shell: Shell, spec: PlanSpec, progress: Progress | None = None) -> None:
         super().__init__(shell, spec.handle)
         self._spec = spec
+        self._progress = progress
+        self._updating = False
+
+    def __del__(self) -> None:
+        super().__del__()
+        # The tensors that were its weights can be written from then on.
+        self._shell.core.order_frees()
 
     @property
     def inputs(self) -> dict[str, TensorType]:
@@ -61,6 +73,45 @@ class PlanBase(Handle):
 
     def __repr__(self) -> str:
         return f"<Plan {self._spec.signature}, {counted(self.steps, 'step')}, {self._state}>"
+
+    # Updating
+
+    def _used_in(self, shell: Shell) -> int:
+        if self._updating:
+            raise InvalidArgumentError(
+                "the plan is being updated in another thread or task", advice="run it when that is done"
+            )
+        return super()._used_in(shell)
+
+    def _hand_over(self, options: CompileOptions) -> CompileOptions:
+        """The options of the plan that takes over this one's memory."""
+        return replace(options, updates=self._live_handle, doubt=self.free)
+
+    def _replace(self, compiling: Procedure[PlanSpec]) -> Procedure[None]:
+        """Becomes the plan that is compiled. When that is refused nothing changes; when nobody knows, it is
+        freed."""
+        self._updating = True
+        try:
+            self._become((yield from compiling))
+        except DeadlineExceededError as error:
+            raise DeadlineExceededError(
+                error.message,
+                advice="the plan was freed: compile it anew" if self._freed else error.advice,
+            ) from None
+        finally:
+            self._updating = False
+
+    def _become(self, spec: PlanSpec) -> None:
+        self._spec, self._handle = spec, spec.handle
+        if self._freed:
+            # Somebody freed it meanwhile.
+            self._shell.release(self._handle)
+
+    def _give_up(self) -> None:
+        """The server has freed it."""
+        self._owned, self._freed = False, True
+
+    # Running
 
     def _bind(self, inputs: Inputs, keywords: Mapping[str, Any]) -> list[Bound]:
         """The inputs in the plan's order, checked. Raises InvalidInputError."""
@@ -114,22 +165,55 @@ class PlanBase(Handle):
             raise InvalidInputError(f"input {port.name!r} has shape {array.shape}; the plan needs {expected}")
         return np.ascontiguousarray(array).reshape(array.shape)
 
-    def _choose(self, fetch: Fetch) -> tuple[list[Wanted], list[Wanted]]:
-        """The outputs that are fetched and those that stay as tensors."""
+    def _choose(self, fetch: Fetch, out: Out) -> tuple[list[Wanted], list[Wanted]]:
+        """The outputs that are fetched, and those that stay as tensors, new ones and existing ones."""
+        chosen, written = self._fetched(fetch), self._written(out)
+        if not isinstance(fetch, bool) and (twice := written.keys() & set(chosen)):
+            raise InvalidArgumentError(
+                f"output {min(twice)!r} is to come here and to be written to a tensor",
+                advice="name it in fetch= or in out=",
+            )
+        names = [name for name in chosen if name not in written]
+        made = self._shell.advance(
+            lambda: choose_outputs(self._shell.core, self._spec.info, names, fetch is not False)
+        )
+        ports = enumerate(self._spec.info.outputs if written else ())
+        into = [Wanted(place, port, into=written[port.name]) for place, port in ports if port.name in written]
+        return ([], [*made, *into]) if fetch is False else (made, into)
+
+    def _fetched(self, fetch: Fetch) -> list[str]:
         names = self.outputs
         if isinstance(fetch, bool):
-            chosen = list(names)
-        else:
-            if not isinstance(fetch, Collection):
+            return list(names)
+        if not isinstance(fetch, Collection):
+            raise InvalidArgumentError(
+                f"fetch is {fetch!r:.80}",
+                advice="True, False, or the names of the outputs that come here",
+            )
+        chosen = [fetch] if isinstance(fetch, str) else list(fetch)
+        for name in chosen:
+            if name not in names:
+                raise InvalidArgumentError(f"the plan has no output {name!r}: {', '.join(names)}")
+        return chosen
+
+    def _written(self, out: Out) -> dict[str, int]:
+        """The handles of the tensors that outputs are written to."""
+        if out is None:
+            return {}
+        if not isinstance(out, Mapping):
+            raise InvalidArgumentError(
+                f"out is {type(out).__name__}", advice="tensors by the names of outputs: out={'y': tensor}"
+            )
+        types, handles = self.outputs, {}
+        for name, tensor in out.items():
+            if name not in types:
+                raise InvalidArgumentError(f"the plan has no output {name!r}: {', '.join(types)}")
+            if not isinstance(tensor, TensorBase):
                 raise InvalidArgumentError(
-                    f"fetch is {fetch!r:.80}",
-                    advice="True, False, or the names of the outputs that come here",
+                    f"out[{name!r}] is {type(tensor).__name__}",
+                    advice="a tensor of the session: session.empty(shape, dtype)",
                 )
-            chosen = [fetch] if isinstance(fetch, str) else list(fetch)
-            for name in chosen:
-                if name not in names:
-                    raise InvalidArgumentError(f"the plan has no output {name!r}: {', '.join(names)}")
-        wanted = self._shell.advance(
-            lambda: choose_outputs(self._shell.core, self._spec.info, chosen, fetch is not False)
-        )
-        return ([], wanted) if fetch is False else (wanted, [])
+            if tensor.type != types[name]:
+                raise InvalidArgumentError(f"output {name!r} is {types[name]}, not {tensor.type}")
+            handles[name] = tensor._used_in(self._shell)
+        return handles

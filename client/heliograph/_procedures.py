@@ -1,4 +1,4 @@
-"""What the library does over the wire, step by step: reading, writing, running, compiling.
+"""What the library does over the wire, step by step: reading, writing, waiting.
 
 Generators that yield effects (see `_effects`), the same for the blocking and the asyncio API. Large
 bytes go in pieces, each a transfer of its own, with credit asked for before each; a procedure that
@@ -10,37 +10,26 @@ what it began, and go on raising.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from heliograph._effects import (
-    Compile,
-    Compute,
-    Download,
-    FindMissing,
-    Procedure,
-    Upload,
-    Wait,
-)
+from heliograph._effects import Download, Procedure, Upload, Wait
+from heliograph._gates import Gate
 from heliograph._outcome import Outcome, Pending, Transfer
+from heliograph._pieces import Piece, pieces
 from heliograph._words import What, lost
-from heliograph.builder import Graph
-from heliograph.protocol import ClientCore, Gate, split_pieces
+from heliograph.protocol import ClientCore
 from heliograph_proto import commands as c
-from heliograph_proto.description import PlanInfo
-from heliograph_proto.errors import DeadlineExceededError, HeliographError, MissingContentError
+from heliograph_proto.errors import DeadlineExceededError, HeliographError
 
-#: How many pieces of one read are on their way at once, and how many contents are uploaded at once.
+#: How many pieces of one read are on their way at once.
 _WINDOW = 3
 #: From here on a read asks first whether there is something to be read.
 _LARGE_BYTES = 64 * 2**20
-
-Progress = Callable[[int, int], None]
 
 
 def wait_for(core: ClientCore, outcome: Outcome) -> Procedure[None]:
@@ -58,6 +47,14 @@ def observe(core: ClientCore, pending: Pending) -> Procedure[c.Completion | None
         core.cancel(pending)
         raise
     return pending.completion
+
+
+def arrive(core: ClientCore, written: Sequence[int] = ()) -> Procedure[None]:
+    """Until the server has received every command so far, which a call beside them could overtake, and has
+    done those that write the tensors of these handles. Raises the error of what was to write them."""
+    reads = [core.send(c.GetTensor(tensor, 0, 0), observed=True) for tensor in written]
+    # Cancelling what is no command is done when it arrives, whatever it stands behind.
+    yield from wait_for_all(core, [core.send(c.Cancel(0), observed=True), *reads])
 
 
 def credit(core: ClientCore, size_bytes: int, gate: Gate | None = None) -> Procedure[None]:
@@ -114,17 +111,17 @@ def read(
         return
     window: deque[_Read] = deque()
     try:
-        for offset, size in split_pieces(out.nbytes, core.limits.piece_bytes, item_bytes):
+        for piece in pieces(out.nbytes, source.chunks, core.limits.piece_bytes, item_bytes):
             # Credit is waited for only while this read holds none.
-            while len(window) == _WINDOW or (window and not core.could_reserve(size)):
+            while len(window) == _WINDOW or (window and not core.could_reserve(piece.size_bytes)):
                 yield from _receive(core, window)
-            window.append((yield from _request(core, source, offset, out[offset : offset + size], stream)))
+            window.append((yield from _request(core, source, piece, piece.of(out), stream)))
         while window:
             yield from _receive(core, window)
     finally:
-        for piece in window:
-            core.cancel(piece.pending)
-            core.give_back(piece.out.nbytes)
+        for unread in window:
+            core.cancel(unread.pending)
+            core.give_back(unread.out.nbytes)
 
 
 def read_new(
@@ -144,14 +141,15 @@ def read_new(
 
 
 def _request(
-    core: ClientCore, source: c.GetTensor, offset: int, out: memoryview, stream: int | None
+    core: ClientCore, source: c.GetTensor, piece: Piece, out: memoryview, stream: int | None
 ) -> Procedure[_Read]:
     """Asks for a piece. Its credit comes back when its bytes have arrived, not when the command is done."""
     yield from credit(core, out.nbytes)
     number = core.transfer()
-    piece = c.GetTensor(source.tensor, source.offset_bytes + offset, out.nbytes, number)
+    offset = source.offset_bytes + piece.offset_bytes
+    command = c.GetTensor(source.tensor, offset, out.nbytes, number, piece.chunks)
     try:
-        return _Read(core.send(piece, stream=stream, observed=True), number, out)
+        return _Read(core.send(command, stream=stream, observed=True), number, out)
     except HeliographError:
         core.give_back(out.nbytes)
         raise
@@ -195,30 +193,31 @@ def write(
     """
     tensor, start = target.tensor, target.offset_bytes
     if data.nbytes <= core.limits.inline_bytes:
-        command = c.SetTensor(tensor, start, bytes(data))
+        command = c.SetTensor(tensor, start, bytes(data), chunks=target.chunks)
         return [(yield from send_on_credit(core, command, data.nbytes, how))]
     pendings: list[Pending] = []
     transfers: list[Transfer] = []
     try:
-        for offset, size in split_pieces(data.nbytes, core.limits.piece_bytes, item_bytes):
-            number = core.transfer()
-            command = c.SetTensor(tensor, start + offset, None, number, size)
-            pendings.append((yield from send_on_credit(core, command, size, how)))
-            transfers.append((yield Upload(number, data[offset : offset + size], pendings[-1])))
+        for piece in pieces(data.nbytes, target.chunks, core.limits.piece_bytes, item_bytes):
+            number, where = core.transfer(), start + piece.offset_bytes
+            command = c.SetTensor(tensor, where, None, number, piece.size_bytes, piece.chunks)
+            pendings.append((yield from send_on_credit(core, command, piece.size_bytes, how)))
+            transfers.append((yield Upload(number, piece.of(data), pendings[-1])))
         for transfer in transfers if not how.keep else ():
             yield from wait_for(core, transfer.taken)
     except BaseException as error:
         why = lost(how.what, error) if how.what and pendings else None
-        _stop(core, pendings, transfers, why)
+        stop(core, pendings, transfers, why)
         if why is not None and isinstance(error, DeadlineExceededError):
             raise DeadlineExceededError(error.message, advice=why.advice) from None
         raise
     return pendings
 
 
-def _stop(
+def stop(
     core: ClientCore, pendings: list[Pending], transfers: list[Transfer], why: HeliographError | None = None
 ) -> None:
+    """Breaks writes and uploads off; whoever meets what they left behind is told `why`."""
     for pending in pendings:
         # The caller learns of it by the exception that broke the writing off; who meets what it left
         # behind, by the reason.
@@ -242,88 +241,11 @@ def wait_for_all(core: ClientCore, pendings: Sequence[Pending]) -> Procedure[Non
 
 def synchronize(core: ClientCore, streams: tuple[int, ...]) -> Procedure[None]:
     """Until the streams have done everything sent so far; raises the first error nobody has seen."""
+    core.collect()
     marks = [core.send(c.Synchronize(), stream=stream, observed=True) for stream in streams]
     for mark in marks:
         yield from wait_for(core, mark)
     core.raise_unobserved()
-
-
-# Compiling
-
-
-def compile_graph(
-    core: ClientCore,
-    graph: Graph,
-    handle: int,
-    devices: tuple[str, ...],
-    fusion: bool,
-    progress: Progress | None,
-) -> Procedure[PlanInfo]:
-    """Uploads the contents that the session lacks, and compiles; errors name the user's lines."""
-    frozen = yield Compute(graph.freeze)
-    contents = graph.weights()
-    yield from upload_missing(core, contents, progress)
-    request = Compile(handle, frozen, devices, fusion)
-    try:
-        try:
-            return (yield request)  # type: ignore[no-any-return]
-        except MissingContentError:
-            # Another plan's contents may just have been dropped: ask and send once more.
-            yield from upload_missing(core, contents, progress)
-            return (yield request)  # type: ignore[no-any-return]
-    except HeliographError as error:
-        raise with_source(error, graph.source_of) from None
-
-
-def with_source(error: HeliographError, source_of: Callable[[int], str]) -> HeliographError:
-    """The error with the line of user code that built its node."""
-    if not error.origin.op or error.origin.source:
-        return error
-    return error.at(replace(error.origin, source=source_of(error.origin.node)))
-
-
-def upload_missing(
-    core: ClientCore, contents: Mapping[bytes, Any], progress: Progress | None
-) -> Procedure[None]:
-    """Sends the contents that the session does not hold, a few at a time."""
-    if not contents:
-        return
-    missing: tuple[bytes, ...] = yield FindMissing(tuple(contents))
-    views = [(digest, byte_view(contents[digest])) for digest in missing]
-    meter = _Meter(sum(view.nbytes for _, view in views), progress)
-    window: deque[Transfer] = deque()
-    try:
-        for digest, view in views:
-            window.append((yield Upload(digest, view, None, meter)))
-            if len(window) == _WINDOW:
-                yield from _ended(core, window)
-        while window:
-            yield from _ended(core, window)
-    except BaseException:
-        _stop(core, [], list(window))
-        raise
-
-
-def _ended(core: ClientCore, window: deque[Transfer]) -> Procedure[None]:
-    yield from wait_for(core, window[0].ended)
-    window.popleft()
-
-
-class _Meter:
-    """Tells a progress callback (bytes done, bytes in all); called from whatever thread uploads."""
-
-    def __init__(self, total_bytes: int, progress: Progress | None) -> None:
-        self._total_bytes, self._progress = total_bytes, progress
-        self._done_bytes = 0
-        self._lock = threading.Lock()
-        self(0)
-
-    def __call__(self, taken_bytes: int) -> None:
-        if self._progress is None or not self._total_bytes:
-            return
-        with self._lock:
-            self._done_bytes += taken_bytes
-            self._progress(self._done_bytes, self._total_bytes)
 
 
 def byte_view(array: np.ndarray[Any, Any]) -> memoryview:

@@ -8,7 +8,7 @@ is one message each way whenever its tensors are small.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -21,6 +21,7 @@ from heliograph.protocol import ClientCore
 from heliograph_proto import commands as c
 from heliograph_proto.description import PlanInfo, Port
 from heliograph_proto.errors import HeliographError, OutOfMemoryError
+from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
 #: An input of a run: an array of exactly the port's type, or the handle of a tensor.
@@ -31,6 +32,19 @@ _MESSAGE_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a plan was compiled of, so that it can be compiled elsewhere."""
+
+    graph: Graph
+    #: Of weights, by digest.
+    contents: Mapping[bytes, np.ndarray[Any, Any]]
+    fusion: bool
+    threads: int
+    #: Whether leaves are tensors of the session, which no other session has.
+    is_bound: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PlanSpec:
     """A compiled plan, as far as running it needs."""
 
@@ -38,6 +52,8 @@ class PlanSpec:
     info: PlanInfo
     #: The line of user code that built a node, by its number.
     source_of: Callable[[int], str]
+    #: What it was compiled of.
+    recipe: Recipe | None = None
 
     def what(self) -> str:
         """A run of the plan, in words."""
@@ -55,11 +71,14 @@ class PlanSpec:
 
 @dataclass(slots=True)
 class Wanted:
-    """An output that somebody wants: in the completion, or as a tensor (handle not 0)."""
+    """An output that somebody wants: in the completion, as a new tensor, or in one that there is."""
 
     place: int
     port: Port
+    #: Of the new tensor; 0: none.
     handle: int = 0
+    #: The handle of the tensor that it is written to; 0: none.
+    into: int = 0
 
 
 @dataclass(slots=True)
@@ -163,7 +182,10 @@ def _send_run(
     how: Sending,
     timeout_ms: int,
 ) -> Procedure[Pending]:
-    outputs = tuple(c.OutputBinding(one.place, one.handle, fetch=not one.handle) for one in (*fetched, *kept))
+    outputs = tuple(
+        c.OutputBinding(one.place, one.handle, fetch=not (one.handle or one.into), into=one.into)
+        for one in (*fetched, *kept)
+    )
     inline_bytes = sum(len(one.data) for one in bindings if one.data is not None)
     yield from credit(core, inline_bytes, how.gate)
     try:

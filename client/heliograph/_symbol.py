@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from heliograph_proto.types import DType, TensorType
+from heliograph._typed import Typed
+from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
     from heliograph.builder import Graph
 
 
-class Symbol:
+class Symbol(Typed):
     """A value of a graph: the result of a node, or a leaf."""
 
     __slots__ = ("_reference", "graph", "name", "op", "type")
@@ -28,28 +29,7 @@ class Symbol:
         self.op = op
         #: Its name, with the scopes in front.
         self.name = name
-        #: Shape and data type.
         self.type = type_
-
-    @property
-    def dtype(self) -> DType:
-        """The data type of the elements."""
-        return self.type.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes of the dimensions."""
-        return self.type.shape
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return self.type.ndim
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return self.type.size
 
     @property
     def reference(self) -> int:

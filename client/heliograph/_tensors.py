@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import index
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from heliograph._arguments import sizes_of
 from heliograph._common import Handle, Shell
+from heliograph._effects import Procedure
 from heliograph._indexing import basic_index
-from heliograph._procedures import byte_view
+from heliograph._procedures import byte_view, observe
 from heliograph._running import empty_array, room_for
+from heliograph._typed import Typed
 from heliograph_proto import commands as c
-from heliograph_proto.errors import InvalidArgumentError, InvalidInputError, OutOfRangeError
+from heliograph_proto.description import CopyRoad
+from heliograph_proto.errors import (
+    InvalidArgumentError,
+    InvalidInputError,
+    LimitExceededError,
+    OutOfRangeError,
+)
 from heliograph_proto.types import DType, DTypeArgument, TensorType, dtype, tensor_type
+
+if TYPE_CHECKING:
+    from heliograph._buffers import BufferBase
 
 
 def checked_type(of: DTypeArgument, shape: Sequence[int] | int) -> TensorType:
@@ -30,10 +41,29 @@ def checked_type(of: DTypeArgument, shape: Sequence[int] | int) -> TensorType:
         raise InvalidArgumentError(str(error)) from None
 
 
-class TensorBase(Handle):
+def checked_types(
+    tensors: Iterable[tuple[Sequence[int] | int, DTypeArgument]], most: int
+) -> tuple[TensorType, ...]:
+    """The types of at most so many tensors to be made. Raises InvalidArgumentError, LimitExceededError."""
+    try:
+        pairs = [(shape, of) for shape, of in tensors]
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"{tensors!r:.80} is no list of tensors", advice="pairs: [((4, 3), 'f32'), (8, 'i64')]"
+        ) from None
+    if len(pairs) > most:
+        raise LimitExceededError(
+            f"{len(pairs):,} tensors; this server takes {most:,} at once", advice="make several lists of them"
+        )
+    return tuple(checked_type(of, shape) for shape, of in pairs)
+
+
+class TensorBase(Handle, Typed):
     """A tensor in a device's memory."""
 
     _kind = "tensor"
+    #: The buffer in which it was placed; None where it has one of its own.
+    buffer: BufferBase | None
 
     def __init__(
         self,
@@ -45,6 +75,7 @@ class TensorBase(Handle):
         owned: bool = True,
         source: TensorBase | None = None,
         strides: tuple[int, ...] | None = None,
+        buffer: BufferBase | None = None,
     ) -> None:
         super().__init__(shell, handle, owned=owned)
         self.type = type_
@@ -52,32 +83,8 @@ class TensorBase(Handle):
         self.device = device
         # A view keeps what it is a part of.
         self._source = source
+        self.buffer = source.buffer if source is not None else buffer
         self._strides = type_.strides if strides is None else strides
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes of the dimensions."""
-        return self.type.shape
-
-    @property
-    def dtype(self) -> DType:
-        """The data type of the elements."""
-        return self.type.dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return self.type.ndim
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return self.type.size
-
-    @property
-    def nbytes(self) -> int:
-        """The number of bytes of the elements."""
-        return self.type.nbytes
 
     def __len__(self) -> int:
         if not self.shape:
@@ -143,7 +150,14 @@ class TensorBase(Handle):
         self._shell.advance(lambda: self._shell.core.send(command))
 
     def copy_to(self, destination: TensorBase) -> None:
-        """Copies the elements to another tensor of the same type, on any device of the session."""
+        """Copies the elements to another tensor of the same type, on any device of the session.
+
+        Returns at once; errors appear at the next use of the destination.
+        """
+        command = self._copying(destination)
+        self._shell.advance(lambda: self._shell.core.send(command))
+
+    def _copying(self, destination: TensorBase) -> c.CopyTensor:
         if not isinstance(destination, TensorBase):
             raise InvalidArgumentError(
                 f"copy to {type(destination).__name__}: the destination is a tensor",
@@ -151,8 +165,17 @@ class TensorBase(Handle):
             )
         if destination.type != self.type:
             raise InvalidArgumentError(f"copy of {self.type} to {destination.type}: the types differ")
-        command = c.CopyTensor(self._live_handle, destination._used_in(self._shell))
-        self._shell.advance(lambda: self._shell.core.send(command))
+        return c.CopyTensor(self._live_handle, destination._used_in(self._shell))
+
+    def _copy(self, destination: TensorBase) -> Procedure[CopyRoad | None]:
+        """Copies, and gives the road on which the bytes went."""
+        command, core = self._copying(destination), self._shell.core
+
+        def procedure() -> Procedure[CopyRoad | None]:
+            completion = yield from observe(core, core.send(command, observed=True))
+            return completion.road if completion is not None else None
+
+        return procedure()
 
     # Bytes in and out
 
@@ -204,12 +227,7 @@ class TensorBase(Handle):
         command = c.GetTensor(self._live_handle, offset, size)
         if out is None:
             return command, self._room(offset, size)
-        if not isinstance(out, np.ndarray):
-            raise InvalidArgumentError(f"out is {type(out).__name__}", advice="a NumPy array to be filled")
-        if out.nbytes != size or not (out.flags.c_contiguous and out.flags.writeable):
-            raise InvalidArgumentError(
-                f"out has {out.nbytes} bytes for {size}, or is not contiguous, or is read-only"
-            )
+        _check_out(out, size)
         return command, lambda: out
 
     def _room(self, offset: int, size: int) -> Callable[[], np.ndarray[Any, Any]]:
@@ -225,6 +243,75 @@ class TensorBase(Handle):
             )
         return partial(room_for, (size // self.dtype.block_bytes,), self.dtype.numpy)
 
+    # Pieces at equal distances
+
+    def _writing_2d(
+        self, array: Any, offset_bytes: int, stride_bytes: int | None
+    ) -> tuple[c.SetTensor, memoryview]:
+        """The command and the bytes of a set_2d: each row of the array is a piece."""
+        raw = isinstance(array, np.ndarray) and array.dtype == np.uint8
+        found = array if raw else as_elements(array, self.dtype)
+        if found.ndim == 0:
+            raise InvalidInputError(
+                "an array of shape () has no rows", advice="each row, array[i], is one piece of the tensor"
+            )
+        size = found.nbytes // len(found) if len(found) else 0
+        offset, chunks = self._chunks(len(found), size, offset_bytes, stride_bytes)
+        return c.SetTensor(self._live_handle, offset, chunks=chunks), byte_view(np.ascontiguousarray(found))
+
+    def _reading_2d(
+        self,
+        count: int,
+        size_bytes: int,
+        offset_bytes: int,
+        stride_bytes: int | None,
+        out: np.ndarray[Any, Any] | None,
+    ) -> tuple[c.GetTensor, Callable[[], np.ndarray[Any, Any]]]:
+        """The command of a get_2d, and what gives the array that it fills."""
+        offset, chunks = self._chunks(count, size_bytes, offset_bytes, stride_bytes)
+        total = index(count) * index(size_bytes)
+        command = c.GetTensor(self._live_handle, offset, total, chunks=chunks)
+        if out is None:
+            return command, partial(room_for, (index(count), index(size_bytes)), np.dtype(np.uint8))
+        _check_out(out, total)
+        return command, lambda: out
+
+    def _chunks(
+        self, count: int, size_bytes: int, offset_bytes: int, stride_bytes: int | None
+    ) -> tuple[int, c.Chunks | None]:
+        """The offset, and the pieces; None where no gap is between them.
+
+        Raises InvalidArgumentError, OutOfRangeError.
+        """
+        if not self.is_contiguous:
+            raise InvalidArgumentError(
+                "pieces are of a contiguous tensor", advice="a view with gaps is read and written as a whole"
+            )
+        number, size = index(count), index(size_bytes)
+        stride = size if stride_bytes is None else index(stride_bytes)
+        if min(number, size) < 0 or (number > 1 and stride < size):
+            raise OutOfRangeError(
+                f"{number} pieces of {size} bytes, {stride} from one to the next",
+                advice="count and size are 0 or more, the stride at least the size",
+            )
+        chunks = c.Chunks(size, number, stride)
+        offset, _ = self._range(offset_bytes, chunks.extent_bytes)
+        return offset, chunks if size and number > 1 and stride > size else None
+
+    def _writing_bytes(
+        self, offset_bytes: int, data: memoryview, chunks: c.Chunks | None
+    ) -> tuple[c.SetTensor, memoryview]:
+        """The command and the bytes of a write of plain bytes."""
+        offset, _ = self._range(offset_bytes, data.nbytes if chunks is None else chunks.extent_bytes)
+        return c.SetTensor(self._live_handle, offset, chunks=chunks), _plain(data)
+
+    def _reading_bytes(
+        self, offset_bytes: int, out: memoryview, chunks: c.Chunks | None
+    ) -> tuple[c.GetTensor, memoryview]:
+        """The command of a read of plain bytes, and where they go."""
+        offset, _ = self._range(offset_bytes, out.nbytes if chunks is None else chunks.extent_bytes)
+        return c.GetTensor(self._live_handle, offset, out.nbytes, chunks=chunks), _plain(out)
+
     def _doing(self, what: str) -> Callable[[], str]:
         """What is said of a wait that ends too early."""
         return lambda: f"{what} {self._named}"
@@ -236,6 +323,21 @@ class TensorBase(Handle):
     @property
     def _item_bytes(self) -> int:
         return self.dtype.block_bytes
+
+
+def _plain(data: memoryview) -> memoryview:
+    """Contiguous memory as bytes."""
+    return data.cast("B") if data.nbytes else memoryview(bytearray())
+
+
+def _check_out(out: np.ndarray[Any, Any], size_bytes: int) -> None:
+    """Raises InvalidArgumentError unless the array can be filled with so many bytes."""
+    if not isinstance(out, np.ndarray):
+        raise InvalidArgumentError(f"out is {type(out).__name__}", advice="a NumPy array to be filled")
+    if out.nbytes != size_bytes or not (out.flags.c_contiguous and out.flags.writeable):
+        raise InvalidArgumentError(
+            f"out has {out.nbytes} bytes for {size_bytes}, or is not contiguous, or is read-only"
+        )
 
 
 def as_elements(array: Any, wanted: DType) -> np.ndarray[Any, Any]:
@@ -268,15 +370,3 @@ def _name_of(array: np.ndarray[Any, Any]) -> str:
         return dtype(array.dtype).name
     except TypeError:
         return str(array.dtype)
-
-
-def allocate(shell: Shell, type_: TensorType, device: str) -> int:
-    """The handle of a new tensor of zeros."""
-    core = shell.core
-
-    def send() -> int:
-        handle = core.handle()
-        core.send(c.Allocate(handle, type_, device))
-        return handle
-
-    return shell.advance(send)

@@ -7,17 +7,15 @@ the contract has it. Each node keeps the line of user code that built it (see `_
 
 from __future__ import annotations
 
-import hashlib
-import math
-import threading
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
 from heliograph._arguments import counted, sizes_of
+from heliograph._digests import digest_of
 from heliograph._promotion import Scalar, weak_scalar
 from heliograph._source import Source, caller, describe, invalid
 from heliograph._symbol import Symbol
@@ -32,9 +30,9 @@ from heliograph_proto.types import F32, DType, DTypeArgument, TensorType, tensor
 class Graph:
     """A graph that is being built.
 
-    `input`, `weight`, `variable` and `constant` give values; operators and the functions under `hg.`
-    compute with them; `output` names what a run returns. Raises InvalidGraphError at the line that
-    breaks a rule of the op table. Not thread-safe; built once, it can be compiled by many sessions.
+    `input`, `weight`, `bound_weight`, `variable` and `constant` give values; operators and the functions
+    under `hg.` compute with them; `output` names what a run returns. Raises InvalidGraphError at the line
+    that breaks a rule of the op table. Not thread-safe; built once, it can be compiled by many sessions.
     """
 
     def __init__(self) -> None:
@@ -63,16 +61,24 @@ class Graph:
         """A tensor that every run is given."""
         return self._leaf(LeafKind.INPUT, name, _type(dtype, shape))
 
-    def weight(self, name: str, array: np.ndarray[Any, Any]) -> Value:
+    def weight(self, name: str, array: np.ndarray[Any, Any], dtype: DTypeArgument | None = None) -> Value:
         """A constant tensor with a name.
+
+        `dtype` says what the array holds where NumPy cannot: "q4_0" and other quantized types, of which
+        uint8 rows of blocks (see `hg.quantize`), or "bf16", of which its bits in uint16.
 
         The array is not copied (unless it is not contiguous) and must not change while the graph is
         in use: the server knows it by the SHA-256 of its bytes, taken once when it is compiled.
         """
         found = np.asarray(array)
-        value = self._leaf(LeafKind.WEIGHT, name, _type(found.dtype, found.shape))
+        value = self._leaf(LeafKind.WEIGHT, name, _type_of(found, dtype))
         self._arrays[~value.reference] = np.ascontiguousarray(found).reshape(found.shape)
         return value
+
+    def bound_weight(self, name: str, shape: Sequence[int] | int, dtype: DTypeArgument) -> Value:
+        """A constant tensor whose bytes are a tensor of the session, which is named when the graph is
+        compiled: `session.compile(g, weights={name: tensor})`."""
+        return self._leaf(LeafKind.WEIGHT, name, _type(dtype, shape))
 
     def variable(self, name: str, shape: Sequence[int] | int, dtype: DTypeArgument) -> Value:
         """A tensor that the session keeps under this name, for every plan that names it.
@@ -165,13 +171,51 @@ class Graph:
         finally:
             self._scopes.pop()
 
+    # What there is already
+
+    @property
+    def inputs(self) -> dict[str, Value]:
+        """The inputs by name."""
+        return self._of_kind(LeafKind.INPUT)
+
+    @property
+    def variables(self) -> dict[str, Value]:
+        """The variables by name."""
+        return self._of_kind(LeafKind.VARIABLE)
+
+    @property
+    def outputs(self) -> dict[str, Value]:
+        """The values that a run returns, by the names of the outputs."""
+        return {name: self._value(reference) for name, reference in self._outputs}
+
+    def find(self, pattern: str) -> list[Value]:
+        """The leaves and nodes whose names match a pattern, such as "layer3/*"; see fnmatch."""
+        references = [*(~leaf for leaf in range(len(self._leaves))), *range(len(self._nodes))]
+        values = map(self._value, references)
+        return [value for value in values if fnmatchcase(value.name, pattern)]
+
+    def _of_kind(self, kind: LeafKind) -> dict[str, Value]:
+        return {
+            leaf.name: self._value(~number) for number, leaf in enumerate(self._leaves) if leaf.kind is kind
+        }
+
+    def _value(self, reference: int) -> Value:
+        if reference < 0:
+            leaf = self._leaves[~reference]
+            return Value(self, reference, leaf.kind.value, leaf.name, leaf.type)
+        node = self._nodes[reference]
+        return Value(self, reference, node.op, node.name, node.type)
+
     # For the session
 
-    def freeze(self) -> contract.Graph:
-        """The graph as the contract has it: leaves, nodes in order, outputs; weights with digests."""
+    def freeze(self, bound: Collection[int] = ()) -> contract.Graph:
+        """The graph as the contract has it: leaves, nodes in order, outputs; weights with digests.
+
+        `bound`: numbers of leaves that are tensors of a session, and so need none.
+        """
         count = len(self._leaves)
         leaves = tuple(
-            Leaf(leaf.kind, leaf.name, leaf.type, self._digest(number))
+            Leaf(leaf.kind, leaf.name, leaf.type, b"" if number in bound else self._digest(number))
             for number, leaf in enumerate(self._leaves)
         )
         nodes = tuple(
@@ -181,9 +225,26 @@ class Graph:
         outputs = tuple(Output(name, _renumber((reference,), count)[0]) for name, reference in self._outputs)
         return contract.Graph(leaves, nodes, outputs)
 
-    def weights(self) -> dict[bytes, np.ndarray[Any, Any]]:
-        """The arrays of the weights and constants, by digest."""
-        return {self._digest(number): array for number, array in self._arrays.items()}
+    def outline(self) -> contract.Graph:
+        """As `freeze`, without any digest."""
+        return self.freeze(range(len(self._leaves)))
+
+    def weights(self, bound: Collection[int] = ()) -> dict[bytes, np.ndarray[Any, Any]]:
+        """The arrays of the weights and constants by digest, without those of `bound` leaves."""
+        needed = {number: array for number, array in self._arrays.items() if number not in bound}
+        return {self._digest(number): array for number, array in needed.items()}
+
+    def leaves(self, kind: LeafKind) -> dict[str, tuple[int, TensorType]]:
+        """The numbers and types of the leaves of a kind, by name."""
+        return {
+            leaf.name: (number, leaf.type) for number, leaf in enumerate(self._leaves) if leaf.kind is kind
+        }
+
+    @property
+    def without_content(self) -> dict[str, int]:
+        """The numbers of the weights that were made by `bound_weight`, by name."""
+        weights = self.leaves(LeafKind.WEIGHT)
+        return {name: number for name, (number, _) in weights.items() if number not in self._arrays}
 
     def source_of(self, number: int) -> str:
         """The line of user code that built a node; empty when there is no such node."""
@@ -193,7 +254,7 @@ class Graph:
         if number not in self._arrays:
             return b""
         if number not in self._digests:
-            self._digests[number] = _digest_of(self._arrays[number])
+            self._digests[number] = digest_of(self._arrays[number])
         return self._digests[number]
 
     # Helpers
@@ -243,6 +304,11 @@ def assign(variable: Value, value: Value | Scalar | np.ndarray[Any, Any]) -> Val
         )
     graph = variable.graph
     if not isinstance(value, Symbol):
+        if variable.dtype.kind == "quantized":
+            raise invalid(
+                f"assign to {variable!r:.200}, whose elements are blocks",
+                "assign a value: hg.astype(x, dtype), or g.weight(name, hg.quantize(x, dtype), dtype=dtype)",
+            )
         elements = np.asarray(value, variable.dtype.numpy) if isinstance(value, (bool, int, float)) else value
         value = graph.constant(np.asarray(elements))
         if value.shape == ():
@@ -261,6 +327,26 @@ def _type(dtype: DTypeArgument, shape: Sequence[int] | int) -> TensorType:
         raise invalid(error.message, error.advice) from None
     except (TypeError, ValueError) as error:
         raise invalid(str(error)) from None
+
+
+def _type_of(array: np.ndarray[Any, Any], dtype: DTypeArgument | None) -> TensorType:
+    """The type of what an array holds."""
+    if dtype is None:
+        return _type(array.dtype, array.shape)
+    wanted = _type(dtype, (0,)).dtype
+    is_bfloat16 = wanted.name == "bf16" and array.dtype.name == "bfloat16"
+    if array.dtype != wanted.storage and not is_bfloat16:
+        raise invalid(
+            f"an array of {array.dtype} as {wanted}, which is stored as {wanted.storage}",
+            "hg.quantize gives rows of blocks; plain arrays need no dtype=",
+        )
+    if wanted.kind != "quantized":
+        return _type(wanted, array.shape)
+    if not array.ndim or array.shape[-1] % wanted.block_bytes:
+        raise invalid(
+            f"an array of shape {array.shape}: its rows are no whole blocks of {wanted.block_bytes} bytes"
+        )
+    return _type(wanted, (*array.shape[:-1], array.shape[-1] // wanted.block_bytes * wanted.block_size))
 
 
 def _name(name: str, what: str) -> str:
@@ -285,43 +371,3 @@ def _uniform(array: np.ndarray[Any, Any]) -> Scalar | None:
         return None
     element: Scalar = array.reshape(()).item()
     return element if isinstance(element, float) or element < 2**63 else None
-
-
-class _Digests:
-    """SHA-256 of arrays that cannot change: those that are read-only, by identity while they live.
-
-    Others are hashed once by each graph, since their owner may write to them between graphs.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], bytes]] = {}
-        self._lock = threading.Lock()
-
-    def of(self, array: np.ndarray[Any, Any]) -> bytes:
-        known = self._known.get(id(array))
-        if known is not None and known[0]() is array:
-            return known[1]
-        data: Any = array.reshape(-1).view(np.uint8)
-        digest = hashlib.sha256(data).digest()
-        if _is_frozen(array):
-            with self._lock:
-                self._known = {key: item for key, item in self._known.items() if item[0]() is not None}
-                self._known[id(array)] = (weakref.ref(array), digest)
-        return digest
-
-
-def _is_frozen(array: np.ndarray[Any, Any]) -> bool:
-    """Whether nobody can write to the array, nor to one that it is a view of."""
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        if base.flags.writeable:
-            return False
-        base = base.base
-    return base is None or isinstance(base, bytes)
-
-
-_DIGESTS = _Digests()
-
-
-def _digest_of(array: np.ndarray[Any, Any]) -> bytes:
-    return _DIGESTS.of(array) if math.prod(array.shape) else hashlib.sha256().digest()

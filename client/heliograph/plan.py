@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from heliograph._arguments import timeout_ms
-from heliograph._common import StreamBase, stream_handle
-from heliograph._plans import Fetch, Inputs, PlanBase
+from heliograph._plans import Fetch, Inputs, Out, PlanBase
 from heliograph._procedures import Sending
 from heliograph._running import Run, collect, run_once, submit
+from heliograph._sessions import Bindings, updating
+from heliograph._streams import StreamBase, stream_handle
 from heliograph._words import What
+from heliograph.builder import Graph
 from heliograph.errors import HeliographError
 from heliograph.tensor import Tensor
 
@@ -26,11 +28,11 @@ Outputs = dict[str, Any]
 class RunFuture:
     """A run that was sent; `result` waits for its outputs."""
 
-    def __init__(self, shell: BlockingShell, run: Run, device: str, what: What) -> None:
+    def __init__(self, shell: BlockingShell, run: Run, tensors: Mapping[str, Any], what: What) -> None:
         self._shell = shell
         self._what = what
         self._run = run
-        self._kept = kept_tensors(shell, run, device)
+        self._tensors = tensors
 
     def done(self) -> bool:
         """Whether the run has ended, well or not."""
@@ -54,7 +56,7 @@ class RunFuture:
         cancels the run.
         """
         arrays = self._shell.drive(collect(self._shell.core, self._run, cancel=False), timeout, self._what)
-        return {**arrays, **self._kept}
+        return {**arrays, **self._tensors}
 
     def exception(self, timeout: float | None = None) -> HeliographError | None:
         """The run's error, or None when it went well. Raises DeadlineExceededError."""
@@ -71,11 +73,6 @@ class RunFuture:
         self._run.pending.add_callback(partial(function, self))
 
 
-def kept_tensors(shell: BlockingShell, run: Run, device: str) -> dict[str, Tensor]:
-    """The outputs that stay on the server."""
-    return {one.port.name: Tensor(shell, one.handle, one.port.type, device) for one in run.kept}
-
-
 class Plan(PlanBase):
     """A graph compiled for a set of devices. Made by `session.compile`."""
 
@@ -87,6 +84,7 @@ class Plan(PlanBase):
         /,
         *,
         fetch: Fetch = True,
+        out: Out = None,
         timeout: float | None = None,
         stream: StreamBase | None = None,
         copy: bool = True,
@@ -96,15 +94,15 @@ class Plan(PlanBase):
 
         Inputs are given by name, in a mapping or as keywords: arrays (or lists) of exactly the plan's
         shapes and data types, or tensors, which stay where they are. With `fetch=False` the outputs
-        stay on the server as tensors; a collection of names fetches only those.
+        stay on the server as tensors; a collection of names fetches only those. `out`: existing tensors by
+        the names of outputs, which are written to them and returned as them.
 
         Raises InvalidInputError, the run's error, DeadlineExceededError after `timeout` seconds (the run
         is cancelled then, as it is by Ctrl-C).
         """
-        run = self._shell.drive(
-            run_once(*self._running(inputs, keywords, fetch, timeout, stream, copy)), timeout, self._spec.what
-        )
-        return {**(run.results or {}), **kept_tensors(self._shell, run, self.device)}
+        arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
+        run = self._shell.drive(run_once(*arguments), timeout, self._spec.what)
+        return {**(run.results or {}), **self._tensors(run, out)}
 
     def submit(
         self,
@@ -112,6 +110,7 @@ class Plan(PlanBase):
         /,
         *,
         fetch: Fetch = True,
+        out: Out = None,
         timeout: float | None = None,
         stream: StreamBase | None = None,
         copy: bool = True,
@@ -122,16 +121,16 @@ class Plan(PlanBase):
         When it returns, the caller may overwrite its arrays, unless it passed `copy=False`: then only
         after the future is done. The run fails if it is not done `timeout` seconds after it arrived.
         """
-        run = self._shell.drive(
-            submit(*self._running(inputs, keywords, fetch, timeout, stream, copy)), timeout, self._spec.what
-        )
-        return RunFuture(self._shell, run, self.device, self._spec.what)
+        arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
+        run = self._shell.drive(submit(*arguments), timeout, self._spec.what)
+        return RunFuture(self._shell, run, self._tensors(run, out), self._spec.what)
 
     def _running(
         self,
         inputs: Inputs,
         keywords: dict[str, Any],
         fetch: Fetch,
+        out: Out,
         timeout: float | None,
         stream: StreamBase | None,
         copy: bool,
@@ -140,8 +139,34 @@ class Plan(PlanBase):
         self._live_handle  # noqa: B018 - raises when it was freed
         bound = self._bind(inputs, keywords)
         how = Sending(stream_handle(self._shell, stream), observed=True, keep=not copy)
-        chosen = self._choose(fetch)
+        chosen = self._choose(fetch, out)
         return (self._shell.core, self._spec, bound, chosen, how, timeout_ms(timeout), self._shell.release)
+
+    def _tensors(self, run: Run, out: Out) -> dict[str, Any]:
+        """The outputs that stay on the server."""
+        made = [one for one in run.kept if one.handle]
+        kept = {one.port.name: Tensor(self._shell, one.handle, one.port.type, self.device) for one in made}
+        return {**kept, **(out or {})}
+
+    def update(
+        self,
+        graph: Graph,
+        *,
+        fusion: bool = True,
+        threads: int = 0,
+        weights: Bindings = None,
+        variables: Bindings = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Becomes the plan of another graph, on the same device, and takes over the memory where it
+        suffices: cheaper than compiling anew for graphs that differ a little.
+
+        Arguments and errors are those of `session.compile`. When the server refuses, the plan is what it
+        was. When nobody knows whether it did it (DeadlineExceededError, Ctrl-C), the plan is freed. Runs
+        that were sent before are those of the old graph.
+        """
+        procedure = updating(self._shell, self, graph, fusion, threads, weights, variables, self._progress)
+        self._shell.drive(procedure, timeout, lambda: f"updating the plan to {graph!r}")
 
     @property
     def variables(self) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass, replace
 
+from heliograph._gates import Gate, Grant
 from heliograph._outcome import Outcome, Pending, logger
 from heliograph._words import cancelled, late
 from heliograph_proto import commands as c
@@ -33,27 +34,6 @@ _FREE_HANDLES = 10_000
 _BACKLOG = 2
 #: How many errors of commands are remembered.
 _REMEMBERED = 1_000
-
-
-class Gate:
-    """A place in the outbox whose commands come later; what was queued behind it waits."""
-
-    __slots__ = ("closed", "queue")
-
-    def __init__(self) -> None:
-        self.queue: deque[Pending] = deque()
-        self.closed = False
-
-
-class Grant(Outcome):
-    """A number of bytes of credit that was asked for."""
-
-    __slots__ = ("gate", "size_bytes")
-
-    def __init__(self, size_bytes: int, gate: Gate | None) -> None:
-        super().__init__()
-        self.size_bytes = size_bytes
-        self.gate = gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +68,8 @@ class ClientCore:
         self._in_flight: OrderedDict[int, Pending] = OrderedDict()
         self._completed_through = 0
         self._garbage: deque[int] = deque()
+        #: Whether some of it must be freed before the next command.
+        self._frees_come_first = False
         self._credit_bytes = 0
         # The server may still hold a transfer for a moment after it has reported the command.
         self._credit_limit_bytes = limits.in_flight_bytes * 3 // 4
@@ -130,6 +112,8 @@ class ClientCore:
         """
         self.check()
         self._check_backlog()
+        if self._frees_come_first:
+            self.collect()
         where = self.default_stream if stream is None else stream
         pending = Pending(kind, where, observed if notify is None else notify, timeout_ms)
         pending.observed, pending.credit_bytes = observed, credit_bytes
@@ -178,6 +162,11 @@ class ClientCore:
         if self.lost is None:
             self._garbage.append(handle)
 
+    def order_frees(self) -> None:
+        """Lets what was released so far be freed before the next command, not only behind the ones that are
+        queued. Safe in destructors and from any thread."""
+        self._frees_come_first = True
+
     @property
     def has_garbage(self) -> bool:
         """Whether handles wait to be freed."""
@@ -197,7 +186,7 @@ class ClientCore:
         """The commands that leave now: what credit allows, in a message of about that many bytes."""
         taken: list[c.Command] = []
         size = 0
-        self._collect()
+        self.collect()
         while self.lost is None and size < most_bytes:
             pending = self._next_cancel() or self._next(most_bytes - size, first=not taken)
             if pending is None:
@@ -209,8 +198,8 @@ class ClientCore:
             size += size_of(pending.kind)
         return taken
 
-    def _collect(self) -> None:
-        """Turns collected handles into Free commands at the end of the outbox."""
+    def collect(self) -> None:
+        """Turns released handles into Free commands at the end of the outbox."""
         while self._garbage and self.lost is None:
             count = min(len(self._garbage), _FREE_HANDLES)
             handles = tuple(self._garbage.popleft() for _ in range(count))
@@ -421,10 +410,6 @@ def size_of(kind: c.CommandKind) -> int:
             return _COMMAND_BYTES + data_bytes + 32 * (len(inputs) + len(outputs))
         case c.Free(handles):
             return _COMMAND_BYTES + 10 * len(handles)
+        case c.AllocateTensors(tensors=tensors):
+            return 2 * _COMMAND_BYTES + sum(32 + 10 * type.ndim for _, type in tensors)
     return 2 * _COMMAND_BYTES
-
-
-def split_pieces(size_bytes: int, piece_bytes: int, item_bytes: int) -> list[tuple[int, int]]:
-    """(offset, size) of the pieces of a large transfer, each of whole items."""
-    step = max(item_bytes, piece_bytes // item_bytes * item_bytes)
-    return [(offset, min(step, size_bytes - offset)) for offset in range(0, size_bytes, step)]

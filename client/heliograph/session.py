@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 
-from heliograph import _common
 from heliograph._arguments import timeout_ms
 from heliograph._blocking import BlockingShell, GrpcShell
-from heliograph._common import DeviceBase, SessionBase, device_name
-from heliograph._procedures import Progress, synchronize
-from heliograph._tensors import allocate, checked_type
+from heliograph._buffers import (
+    BufferTypeArgument,
+    UsageArgument,
+    new_buffer,
+    new_tensor,
+    new_tensors,
+    place_of,
+    wrapped,
+)
+from heliograph._compiling import Progress
+from heliograph._deadline import Deadline
+from heliograph._devices import DeviceArgument, DevicesArgument, best_device, device_name, find_device
+from heliograph._plans import Fetch, Inputs
+from heliograph._procedures import synchronize
+from heliograph._sessions import Bindings, SessionBase, ask_backends
+from heliograph._streams import make_stream
+from heliograph.buffer import Buffer
 from heliograph.builder import Graph
-from heliograph.plan import Plan
+from heliograph.plan import Outputs, Plan
 from heliograph.stream import Device, Stream
 from heliograph.tensor import Tensor
+from heliograph_proto import graph as contract
 from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address
-from heliograph_proto.errors import InvalidArgumentError
+from heliograph_proto.description import BackendInfo, DeviceType, PlanEstimate
+from heliograph_proto.errors import DeadlineExceededError, InvalidArgumentError
 from heliograph_proto.types import DTypeArgument
 
 #: The environment variable that names the server when no URL is given.
@@ -44,6 +59,7 @@ def address_of(url: str | None) -> Address:
 def connect(url: str | None = None, *, timeout: float = 10.0, progress: Progress | None = None) -> Session:
     """Opens a session on a server: local:, unix:///path, or grpc://host:port; URL#device names a device.
 
+    `local:` is this process; local:#cpu:threads=2 gives it devices of their own, as `serve --device` does.
     Without a URL: $HELIOGRAPH_SERVER, else grpc://127.0.0.1:7070. `progress` is called, from any thread,
     with (bytes done, bytes in all) while weights are uploaded.
 
@@ -74,57 +90,205 @@ class Session(SessionBase):
 
     _shell: BlockingShell
 
-    def __init__(self, shell: BlockingShell, progress: Progress | None = None) -> None:
-        super().__init__(shell)
-        self._progress = progress
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *details: object) -> None:
         self.close()
 
+    # Devices
+
     @property
     def devices(self) -> list[Device]:
         """The server's devices, in the order of their priority."""
         return [Device(self._shell, info) for info in self._shell.info.devices]
 
+    def device(self, name: str) -> Device:
+        """The device of a name, in any case. Raises UnknownDeviceError."""
+        return Device(self._shell, find_device(self._shell, name))
+
+    def devices_of(self, kind: DeviceType) -> list[Device]:
+        """The devices of a kind, such as hg.DeviceType.GPU, in the order of their priority."""
+        return [device for device in self.devices if device.type is kind]
+
+    def best_device(self) -> Device:
+        """The first GPU; else the first integrated GPU; else the first CPU."""
+        return Device(self._shell, best_device(self._shell))
+
+    def backends(self, timeout: float | None = None) -> tuple[BackendInfo, ...]:
+        """The backends of the server, also those that could not start."""
+        return self._shell.drive(ask_backends(), timeout, "asking for the backends")
+
+    def stream(self, device: DeviceArgument = None) -> Stream:
+        """A new stream, on the session's device unless told otherwise."""
+        return make_stream(self._shell, device_name(self._shell, device), Stream)
+
+    # Plans
+
     def compile(
         self,
         graph: Graph,
-        devices: Sequence[DeviceBase | str] | DeviceBase | str | None = None,
+        devices: DevicesArgument = None,
         *,
         fusion: bool = True,
+        threads: int = 0,
+        weights: Bindings = None,
+        variables: Bindings = None,
         timeout: float | None = None,
     ) -> Plan:
         """A plan for a graph, on the named devices by priority (default: the server's first).
+
+        `threads`: the most of the device's threads that a run uses; 0: all. `weights` and `variables`:
+        tensors of the session, on the plan's device, that the graph's leaves of these names are. A weight
+        that is bound is not uploaded, and its tensor cannot be written as long as the plan lives; a
+        variable's is read and written in place.
 
         Weights that the session does not hold are uploaded first. Errors name the line that built
         the node. Raises InvalidGraphError, UnsupportedError, OutOfMemoryError, LimitExceededError,
         UnknownDeviceError, DeadlineExceededError.
         """
-        procedure = self._compiling(graph, devices, fusion, self._progress)
-        return Plan(self._shell, self._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}"))
+        procedure = self._compiling(graph, devices, fusion, threads, weights, variables)
+        spec = self._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}")
+        return Plan(self._shell, spec, self._progress)
+
+    def _compile_frozen(
+        self,
+        graph: contract.Graph,
+        devices: DevicesArgument = None,
+        *,
+        fusion: bool = True,
+        threads: int = 0,
+        bindings: Mapping[int, Tensor],
+        updates: Plan | None = None,
+        timeout: float | None = None,
+    ) -> Plan:
+        """For servers that use other servers: a plan for a graph of the contract.
+
+        `bindings`: tensors by the numbers of the leaves that they are; contents of other weights must be on
+        the server. `updates`: a plan whose memory the new one takes over; it is freed then. When the server
+        refuses, it is what it was.
+        """
+        procedure = self._compiling_frozen(graph, devices, fusion, threads, bindings, updates)
+        spec = self._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}")
+        if updates is not None:
+            updates._give_up()
+        return Plan(self._shell, spec)
+
+    def estimate(
+        self,
+        graph: Graph,
+        devices: DevicesArgument = None,
+        *,
+        fusion: bool = True,
+        timeout: float | None = None,
+    ) -> PlanEstimate:
+        """What `compile` would take of the device's memory, without taking or uploading anything.
+
+        Raises as `compile`, and UnsupportedError where the device cannot tell.
+        """
+        procedure = self._estimating(graph, devices, fusion)
+        return self._shell.drive(procedure, timeout, lambda: f"estimating {graph!r}")
+
+    def _estimate_frozen(
+        self, graph: contract.Graph, devices: DevicesArgument = None, *, fusion: bool = True
+    ) -> PlanEstimate:
+        """For servers that use other servers: what a graph of the contract would take."""
+        procedure = self._estimating_frozen(graph, devices, fusion)
+        return self._shell.drive(procedure, None, lambda: f"estimating {graph!r}")
+
+    def compute(
+        self,
+        graph: Graph,
+        inputs: Inputs = None,
+        /,
+        *,
+        devices: DevicesArgument = None,
+        fetch: Fetch = True,
+        timeout: float | None = None,
+        **keywords: Any,
+    ) -> Outputs:
+        """Compiles a graph, runs it once and frees the plan: what `plan.run` returns.
+
+        Whoever runs it more than once compiles it. Raises as `compile` and `plan.run`.
+        """
+        deadline = Deadline(timeout, lambda: f"computing {graph!r}")
+        try:
+            plan = self.compile(graph, devices, timeout=timeout)
+            try:
+                return plan.run(inputs, fetch=fetch, timeout=deadline.remaining(), **keywords)
+            finally:
+                plan.free()
+        except DeadlineExceededError:
+            raise deadline.error() from None
+
+    # Memory
 
     def empty(
-        self, shape: Sequence[int] | int, dtype: DTypeArgument, device: DeviceBase | str | None = None
+        self,
+        shape: Sequence[int] | int,
+        dtype: DTypeArgument,
+        device: DeviceArgument = None,
+        *,
+        buffer_type: BufferTypeArgument = None,
+        usage: UsageArgument = "any",
     ) -> Tensor:
-        """A new tensor of zeros. Errors, such as OutOfMemoryError, appear at its first use."""
-        where, type_ = device_name(self._shell, device), checked_type(dtype, shape)
-        return Tensor(self._shell, allocate(self._shell, type_, where), type_, where)
+        """A new tensor of zeros. Errors, such as OutOfMemoryError, appear at its first use.
 
-    def put(
-        self, array: Any, device: DeviceBase | str | None = None, *, timeout: float | None = None
-    ) -> Tensor:
+        `buffer_type`: one of `device.buffer_types`, or its name; the device's default otherwise. `usage`:
+        what it is for, "any", "weights" or "compute"; a hint.
+        """
+        place = place_of(self._shell, device, buffer_type, usage)
+        return new_tensor(self._shell, Tensor, shape, dtype, place)
+
+    def empty_many(
+        self,
+        tensors: Iterable[tuple[Sequence[int] | int, DTypeArgument]],
+        device: DeviceArgument = None,
+        *,
+        buffer_type: BufferTypeArgument = None,
+        usage: UsageArgument = "any",
+    ) -> list[Tensor]:
+        """New tensors of zeros, pairs of shape and data type, in one allocation: each one's `buffer`.
+
+        All of them are made, or none. Arguments and errors are those of `empty`.
+        """
+        place = place_of(self._shell, device, buffer_type, usage)
+        return new_tensors(self._shell, (Tensor, Buffer), tensors, place)
+
+    def buffer(
+        self,
+        size_bytes: int,
+        device: DeviceArgument = None,
+        *,
+        buffer_type: BufferTypeArgument = None,
+        usage: UsageArgument = "any",
+    ) -> Buffer:
+        """New memory, of zeros, in which tensors can be placed: `buffer.place(shape, dtype, offset_bytes)`.
+
+        Arguments are those of `empty`; errors appear at the first use of a tensor in it.
+        """
+        place = place_of(self._shell, device, buffer_type, usage)
+        return new_buffer(self._shell, Buffer, size_bytes, place)
+
+    def put(self, array: Any, device: DeviceArgument = None, *, timeout: float | None = None) -> Tensor:
         """A new tensor with the elements of an array, which may be overwritten afterwards."""
         found = np.asarray(array)
         tensor = self.empty(found.shape, found.dtype, device)
         tensor.set(found, timeout=timeout)
         return tensor
 
-    def stream(self, device: DeviceBase | str | None = None) -> Stream:
-        """A new stream, on the session's device unless told otherwise."""
-        return _common.make_stream(self._shell, device_name(self._shell, device), Stream)
+    def wrap(self, array: np.ndarray[Any, Any], device: DeviceArgument = None) -> Tensor:
+        """A tensor whose bytes are the array's own, which is kept alive and not copied; `local:` only.
+
+        What the device writes is in the array once it is done: after `synchronize`, or a `get`. The array
+        must be contiguous and writable, and begin at a multiple of the alignment of the device's buffer
+        type: make it with `hg.aligned_empty`.
+
+        Raises UnsupportedError where memory of this process cannot be used, InvalidArgumentError.
+        """
+        return wrapped(self._shell, (Tensor, Buffer), array, device)
+
+    # The order of work, and its end
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Blocks until everything sent so far is done. Raises the first error that nobody has seen."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from heliograph import _common
-from heliograph._common import EventBase, StreamBase
+from heliograph._devices import DeviceBase, ask_memory
 from heliograph._procedures import synchronize, wait_for
-from heliograph_proto.description import Memory
+from heliograph._streams import EventBase, StreamBase, make_stream
+from heliograph.builder import Graph
+from heliograph_proto.description import BufferTypeInfo, Memory, OpAnswer, OpQuery, PlacementInfo
+from heliograph_proto.types import DTypeArgument
 
 if TYPE_CHECKING:
     from heliograph._blocking import BlockingShell
@@ -45,17 +48,39 @@ class Stream(StreamBase):
         )
 
 
-class Device(_common.DeviceBase):
+class Device(DeviceBase):
     """A device of the server."""
 
     _shell: BlockingShell
 
     def memory(self, timeout: float | None = None) -> Memory:
         """Its free and total bytes, now. Raises DeadlineExceededError."""
-        return self._shell.drive(
-            _common.ask_memory(self.name), timeout, f"asking for the memory of {self.name}"
-        )
+        return self._shell.drive(ask_memory(self.name), timeout, f"asking for the memory of {self.name}")
 
     def stream(self) -> Stream:
         """A new ordered queue of work."""
-        return _common.make_stream(self._shell, self.name, Stream)
+        return make_stream(self._shell, self.name, Stream)
+
+    def query(self, queries: Sequence[OpQuery], timeout: float | None = None) -> tuple[OpAnswer, ...]:
+        """What the device says of nodes, such as hg.OpQuery("add", (type, type), type): whether it runs
+        them, and whether fetching their weights for them pays.
+
+        Raises UnknownOpError, InvalidGraphError for operands that the op table refuses.
+        """
+        return self._shell.drive(self._querying(queries), timeout, self._asked)
+
+    def unsupported(self, graph: Graph, timeout: float | None = None) -> list[tuple[str, str]]:
+        """The nodes of a graph that the device cannot run: their names, and why."""
+        return self._shell.drive(self._comparing(graph), timeout, self._asked)
+
+    def placement(
+        self,
+        tensors: Iterable[tuple[Sequence[int] | int, DTypeArgument]],
+        buffer_type: BufferTypeInfo | str | None = None,
+        timeout: float | None = None,
+    ) -> PlacementInfo:
+        """What tensors, pairs of shape and data type, would take: of each with padding, and of each buffer.
+
+        Nothing is taken. Raises OutOfMemoryError for a tensor that is larger than any buffer.
+        """
+        return self._shell.drive(self._placing(tensors, buffer_type), timeout, self._asked)

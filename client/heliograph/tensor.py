@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from heliograph._outcome import Pending
-from heliograph._procedures import Sending, read_new, wait_for_all, write
+from heliograph._procedures import Sending, read, read_new, wait_for_all, write
 from heliograph._tensors import TensorBase
 from heliograph._words import What
+from heliograph_proto.commands import Chunks
+from heliograph_proto.description import CopyRoad
 
 if TYPE_CHECKING:
     from heliograph._blocking import BlockingShell
+    from heliograph.buffer import Buffer
 
 
 class WriteFuture:
@@ -34,12 +37,14 @@ class WriteFuture:
 
 
 class Tensor(TensorBase):
-    """A tensor in a device's memory: made by `session.empty`, `session.put`, or a run.
+    """A tensor in a device's memory: made by `session.empty`, `session.put`, `buffer.place`, or a run.
 
     It is freed when it is collected, or by `free`. Indexing gives views: `t[10:20].set(array)`.
+    `buffer` is the one in which it was placed; None where it has one of its own.
     """
 
     _shell: BlockingShell
+    buffer: Buffer | None
 
     @overload
     def set(
@@ -85,6 +90,68 @@ class Tensor(TensorBase):
         command, make = self._reading(out, offset_bytes, size_bytes)
         procedure = read_new(self._shell.core, command, make, self._item_bytes)
         return self._shell.drive(procedure, timeout, self._doing("reading"))
+
+    def set_2d(
+        self,
+        array: Any,
+        offset_bytes: int = 0,
+        stride_bytes: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Writes pieces of equal size at equal distances: array[i] goes to byte offset + i * stride.
+
+        The array is of the tensor's data type, or plain bytes (uint8); its rows, of whatever shape, are the
+        pieces. The stride is that of the pieces unless told otherwise. Returns as `set` does.
+
+        Raises InvalidInputError, OutOfRangeError for pieces that overlap or reach outside,
+        InvalidArgumentError for a view with gaps, DeadlineExceededError.
+        """
+        command, data = self._writing_2d(array, offset_bytes, stride_bytes)
+        what = self._doing("writing")
+        procedure = write(self._shell.core, command, data, self._item_bytes, Sending(what=what))
+        self._shell.drive(procedure, timeout, what)
+
+    def get_2d(
+        self,
+        count: int,
+        size_bytes: int,
+        offset_bytes: int = 0,
+        stride_bytes: int | None = None,
+        out: np.ndarray[Any, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> np.ndarray[Any, Any]:
+        """Reads pieces of equal size at equal distances: bytes, uint8 [count, size_bytes].
+
+        `out`: a contiguous array of exactly as many bytes, which is filled and returned. Raises as `set_2d`
+        and `get`.
+        """
+        command, make = self._reading_2d(count, size_bytes, offset_bytes, stride_bytes, out)
+        procedure = read_new(self._shell.core, command, make, 1)
+        return self._shell.drive(procedure, timeout, self._doing("reading"))
+
+    def copy_and_wait(self, destination: TensorBase, timeout: float | None = None) -> CopyRoad | None:
+        """As `copy_to`, and waits: which side copied the bytes; None when there was nothing to do.
+
+        Raises the error of what was to compute the tensor, DeadlineExceededError (the copy is cancelled
+        then).
+        """
+        return self._shell.drive(self._copy(destination), timeout, self._doing("copying"))
+
+    def _write(self, offset_bytes: int, data: memoryview, chunks: Chunks | None = None) -> None:
+        """Writes contiguous bytes, which may be overwritten afterwards; `chunks`: packed there."""
+        command, plain = self._writing_bytes(offset_bytes, data, chunks)
+        what = self._doing("writing")
+        procedure = write(self._shell.core, command, plain, self._item_bytes, Sending(what=what))
+        self._shell.drive(procedure, None, what)
+
+    def _read(self, offset_bytes: int, out: memoryview, chunks: Chunks | None = None) -> None:
+        """Fills contiguous memory with bytes; `chunks`: packed there."""
+        command, plain = self._reading_bytes(offset_bytes, out, chunks)
+        self._shell.drive(
+            read(self._shell.core, command, plain, self._item_bytes), None, self._doing("reading")
+        )
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Writes a part: `t[1:3] = array`, broadcast to the part's shape; another tensor is copied."""

@@ -137,6 +137,8 @@ def _take(x: Value, places: Value, axis: int) -> Value:
     first = lowering.permute(x, [axis, *range(axis), *range(axis + 1, x.ndim)])
     rows = lowering.reshape(first, (x.shape[axis], math.prod(before + after)))
     found = lowering.apply("get_rows", rows, lowering.reshape(places, (places.size,)))
-    wide = lowering.reshape(lowering.cast(found, x.dtype), (*places.shape, *before, *after))
+    # Rows of blocks come out as f32, and stay so.
+    kept = found if x.dtype.kind == "quantized" else lowering.cast(found, x.dtype)
+    wide = lowering.reshape(kept, (*places.shape, *before, *after))
     new, old = range(places.ndim), range(places.ndim, wide.ndim)
     return lowering.permute(wide, [*old[:axis], *new, *old[axis:]])

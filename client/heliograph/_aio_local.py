@@ -1,0 +1,93 @@
+"""The asyncio shell over the core in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import Any
+
+from heliograph._aio import AioShell
+from heliograph._deadline import Deadline
+from heliograph._effects import Call, Download, Upload
+from heliograph._outcome import Transfer
+from heliograph_proto.addresses import Address
+from heliograph_proto.errors import CancelledError, HeliographError
+
+
+class AioLocalShell(AioShell):
+    """A session of the core in this process."""
+
+    def __init__(self, address: Address, transport: Any) -> None:
+        self._transport = transport
+        super().__init__(address, transport.info)
+        self._scheduled = False
+        # The core may outlive this shell, which must not be kept by it.
+        me = weakref.ref(self)
+        transport.session.attach(
+            lambda batch: _tell(me, "apply", batch), lambda error: _tell(me, "_lose", error)
+        )
+
+    @classmethod
+    async def open(cls, address: Address) -> AioLocalShell:
+        """Starts this process's devices at first use."""
+        from heliograph._local import LocalTransport
+
+        return cls(address, await asyncio.to_thread(LocalTransport, address.specification))
+
+    def _ring(self) -> None:
+        """Sends at the end of this turn of the loop, so that commands go together."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        self._scheduled = False
+        while commands := self.core.take(self.info.limits.message_bytes):
+            try:
+                self._transport.session.submit(commands)
+            except HeliographError as error:
+                self._lose(error)
+
+    async def _call(self, call: Call, deadline: Deadline) -> Any:
+        work = asyncio.ensure_future(asyncio.to_thread(self._transport.call, call))
+        try:
+            async with asyncio.timeout(deadline.remaining()):
+                return await asyncio.shield(work)
+        except TimeoutError:
+            work.add_done_callback(lambda done: self._undo(call, done))
+            raise deadline.error() from None
+        except asyncio.CancelledError:
+            work.add_done_callback(lambda done: self._undo(call, done))
+            raise
+
+    def _undo(self, call: Call, work: asyncio.Future[Any]) -> None:
+        if not work.cancelled() and work.exception() is None:
+            self._transport.undo(call)
+
+    def _start_upload(self, upload: Upload) -> Transfer:
+        transfer = Transfer(lambda: None)
+        self.spawn(self._upload(upload, transfer))
+        return transfer
+
+    async def _upload(self, upload: Upload, transfer: Transfer) -> None:
+        error: HeliographError | None = CancelledError("the upload was cancelled")
+        try:
+            await asyncio.to_thread(self._transport.upload, upload)
+            error = None
+        except HeliographError as refused:
+            error = refused
+        finally:
+            self._upload_ended(upload, transfer, error)
+
+    async def _download(self, download: Download, deadline: Deadline) -> None:
+        await asyncio.to_thread(self._transport.download, download, deadline)
+
+    async def _disconnect(self, was_open: bool) -> None:
+        await asyncio.to_thread(self._transport.close)
+
+
+def _tell(shell: weakref.ref[AioLocalShell], method: str, argument: Any) -> None:
+    """Passes an event of a device's thread on to the loop."""
+    found = shell()
+    if found is not None:
+        found.on_loop(getattr(found, method), argument)

@@ -1,0 +1,164 @@
+"""Compiling over the wire: contents first, then one call; and what compiling would take.
+
+Generators as in `_procedures`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from heliograph._effects import Compile, Compute, Estimate, FindMissing, Procedure, Upload
+from heliograph._outcome import Transfer
+from heliograph._procedures import arrive, byte_view, stop, wait_for
+from heliograph._running import PlanSpec, Recipe
+from heliograph.builder import Graph
+from heliograph.protocol import ClientCore
+from heliograph_proto import graph as contract
+from heliograph_proto.description import PlanEstimate, PlanInfo
+from heliograph_proto.errors import (
+    CancelledError,
+    ConnectionError,
+    DeadlineExceededError,
+    HeliographError,
+    MissingContentError,
+)
+from heliograph_proto.graph import LeafKind
+
+#: How many contents are uploaded at once.
+_WINDOW = 3
+#: What a call ends with that the server has not answered, though it may have done it.
+_UNANSWERED = (CancelledError, ConnectionError, DeadlineExceededError)
+
+Progress = Callable[[int, int], None]
+Contents = Mapping[bytes, "np.ndarray[Any, Any]"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """How a graph is compiled."""
+
+    #: By priority.
+    devices: tuple[str, ...]
+    fusion: bool = True
+    #: The most that a run uses; 0: all.
+    threads: int = 0
+    #: Numbers of leaves and the handles of the tensors that they are.
+    bindings: tuple[tuple[int, int], ...] = ()
+    #: The handle of a plan whose memory is taken over; 0: none.
+    updates: int = 0
+    #: Called when the answer did not come, and nobody knows what became of the plan that is updated.
+    doubt: Callable[[], None] = lambda: None
+
+
+def compile_graph(
+    core: ClientCore, graph: Graph, options: CompileOptions, progress: Progress | None
+) -> Procedure[PlanSpec]:
+    """Compiles a graph under a new handle; errors name the user's lines."""
+    bound = frozenset(leaf for leaf, _ in options.bindings)
+    frozen = yield Compute(lambda: graph.freeze(bound))
+    contents = graph.weights(bound)
+    return (yield from compile_frozen(core, frozen, contents, options, graph.source_of, progress))
+
+
+def compile_frozen(
+    core: ClientCore,
+    graph: contract.Graph,
+    contents: Contents,
+    options: CompileOptions,
+    source_of: Callable[[int], str],
+    progress: Progress | None,
+) -> Procedure[PlanSpec]:
+    """Uploads the contents that the session lacks, and compiles under a new handle."""
+    yield from upload_missing(core, contents, progress)
+    handle = core.handle()
+    try:
+        try:
+            info = yield from _compile(core, handle, graph, options)
+        except MissingContentError:
+            # Another plan's contents may just have been dropped: ask and send once more.
+            yield from upload_missing(core, contents, progress)
+            info = yield from _compile(core, handle, graph, options)
+    except HeliographError as error:
+        raise with_source(error, source_of) from None
+    recipe = Recipe(graph, contents, options.fusion, options.threads, bool(options.bindings))
+    return PlanSpec(handle, info, source_of, recipe)
+
+
+def _compile(
+    core: ClientCore, handle: int, graph: contract.Graph, how: CompileOptions
+) -> Procedure[PlanInfo]:
+    if how.bindings or how.updates:
+        weights = [tensor for leaf, tensor in how.bindings if graph.leaves[leaf].kind is LeafKind.WEIGHT]
+        yield from arrive(core, weights)
+    request = Compile(handle, graph, how.devices, how.fusion, how.threads, how.bindings, how.updates)
+    try:
+        return (yield request)  # type: ignore[no-any-return]
+    except BaseException as error:
+        if how.updates and (isinstance(error, _UNANSWERED) or not isinstance(error, HeliographError)):
+            how.doubt()
+        raise
+
+
+def estimate_graph(
+    core: ClientCore, graph: Graph, devices: tuple[str, ...], fusion: bool
+) -> Procedure[PlanEstimate]:
+    """What compiling would take; errors name the user's lines."""
+    try:
+        return (yield Estimate(graph.outline(), devices, fusion))  # type: ignore[no-any-return]
+    except HeliographError as error:
+        raise with_source(error, graph.source_of) from None
+
+
+def with_source(error: HeliographError, source_of: Callable[[int], str]) -> HeliographError:
+    """The error with the line of user code that built its node."""
+    if not error.origin.op or error.origin.source:
+        return error
+    return error.at(replace(error.origin, source=source_of(error.origin.node)))
+
+
+def upload_missing(core: ClientCore, contents: Contents, progress: Progress | None) -> Procedure[None]:
+    """Sends the contents that the session does not hold, a few at a time."""
+    if not contents:
+        return
+    missing: tuple[bytes, ...] = yield FindMissing(tuple(contents))
+    views = [(digest, byte_view(contents[digest])) for digest in missing]
+    meter = _Meter(sum(view.nbytes for _, view in views), progress)
+    window: deque[Transfer] = deque()
+    try:
+        for digest, view in views:
+            window.append((yield Upload(digest, view, None, meter)))
+            if len(window) == _WINDOW:
+                yield from _ended(core, window)
+        while window:
+            yield from _ended(core, window)
+    except BaseException:
+        stop(core, [], list(window))
+        raise
+
+
+def _ended(core: ClientCore, window: deque[Transfer]) -> Procedure[None]:
+    yield from wait_for(core, window[0].ended)
+    window.popleft()
+
+
+class _Meter:
+    """Tells a progress callback (bytes done, bytes in all); called from whatever thread uploads."""
+
+    def __init__(self, total_bytes: int, progress: Progress | None) -> None:
+        self._total_bytes, self._progress = total_bytes, progress
+        self._done_bytes = 0
+        self._lock = threading.Lock()
+        self(0)
+
+    def __call__(self, taken_bytes: int) -> None:
+        if self._progress is None or not self._total_bytes:
+            return
+        with self._lock:
+            self._done_bytes += taken_bytes
+            self._progress(self._done_bytes, self._total_bytes)

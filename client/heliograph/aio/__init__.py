@@ -1,0 +1,31 @@
+"""`hg.aio`: the same names for asyncio.
+
+    async with hg.aio.connect("grpc://127.0.0.1:7070") as session:
+        plan = await session.compile(g)
+        outputs = await plan.run(x=array)
+        future = plan.submit(x=array)           # a plain call
+        outputs = await future.result(timeout=1.0)   # or: await future
+
+Graphs are built as everywhere. Whatever waits is a coroutine; cancelling its task cancels the work on
+the server. Objects belong to the event loop that opened their session.
+"""
+
+from heliograph.aio.copying import copy_plan
+from heliograph.aio.plan import Plan, RunFuture
+from heliograph.aio.session import Session, connect
+from heliograph.aio.stream import Device, Event, Stream
+from heliograph.aio.tensor import Buffer, Tensor, WriteFuture
+
+__all__ = [
+    "Buffer",
+    "Device",
+    "Event",
+    "Plan",
+    "RunFuture",
+    "Session",
+    "Stream",
+    "Tensor",
+    "WriteFuture",
+    "connect",
+    "copy_plan",
+]

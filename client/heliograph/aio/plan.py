@@ -1,0 +1,235 @@
+"""Plans and runs for asyncio; as `heliograph.plan`."""
+
+# The timeouts are those of the blocking API; each ends in a typed error of ours.
+# ruff: noqa: ASYNC109
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from heliograph._arguments import timeout_ms
+from heliograph._deadline import Deadline
+from heliograph._effects import Procedure
+from heliograph._gates import Gate
+from heliograph._outcome import Outcome
+from heliograph._plans import Fetch, Inputs, Out, PlanBase
+from heliograph._procedures import Sending
+from heliograph._running import Bound, Run, Wanted, collect, fits_inline, run_once, submit
+from heliograph._sessions import Bindings, updating
+from heliograph._streams import StreamBase, stream_handle
+from heliograph._words import cancelled
+from heliograph.aio.tensor import Tensor
+from heliograph.builder import Graph
+from heliograph_proto.errors import HeliographError
+
+if TYPE_CHECKING:
+    from heliograph._aio import AioShell
+
+
+class RunFuture:
+    """A run that was sent, or waits to be; `await future` or `await future.result(timeout)`."""
+
+    def __init__(
+        self, shell: AioShell, sent: asyncio.Future[Run], tensors: dict[str, Any], what: Callable[[], str]
+    ) -> None:
+        self._shell, self._sent, self._tensors, self._what = shell, sent, tensors, what
+        self._ended = Outcome()
+        sent.add_done_callback(self._was_sent)
+        if sent.done():
+            self._was_sent(sent)
+
+    def _was_sent(self, sent: asyncio.Future[Run]) -> None:
+        if not sent.cancelled() and sent.exception() is None:
+            sent.result().pending.add_callback(self._end)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self._ended.finish()
+
+    def done(self) -> bool:
+        """Whether the run has ended, well or not."""
+        return self._ended.done
+
+    def cancel(self) -> bool:
+        """Asks the server to cancel the run; False if it has ended already."""
+        if self.done():
+            return False
+        if not self._sent.cancel():
+            pending = self._sent.result().pending
+            self._shell.advance(lambda: self._shell.core.cancel(pending))
+        return True
+
+    async def result(self, timeout: float | None = None) -> dict[str, Any]:
+        """The outputs by name: arrays, or tensors if the run was not to fetch them.
+
+        Raises the run's error, or DeadlineExceededError (the run goes on then). Cancelling the task
+        that waits cancels the run.
+        """
+        deadline = Deadline(timeout, self._what)
+        run = await self._run(deadline)
+        procedure = collect(self._shell.core, run, cancel=False)
+        arrays = await self._shell.resume(procedure, lambda: next(procedure), deadline)
+        return {**arrays, **self._tensors}
+
+    async def _run(self, deadline: Deadline) -> Run:
+        if not self._sent.done():
+            sent = Outcome()
+            self._sent.add_done_callback(lambda _: sent.finish())
+            try:
+                await self._shell.wait(sent, deadline)
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        if self._sent.cancelled():
+            raise cancelled(self._what)
+        return self._sent.result()
+
+    def __await__(self) -> Generator[Any, Any, dict[str, Any]]:
+        return self.result().__await__()
+
+    async def exception(self, timeout: float | None = None) -> HeliographError | None:
+        """The run's error, or None when it went well. Raises DeadlineExceededError."""
+        try:
+            await self.result(timeout)
+        except HeliographError as error:
+            if not self.done():
+                raise
+            return error
+        return None
+
+    def add_done_callback(self, function: Callable[[RunFuture], object]) -> None:
+        """Calls function(self) on the loop when the run has ended."""
+        self._ended.add_callback(partial(function, self))
+
+    def __repr__(self) -> str:
+        return f"<RunFuture {'done' if self.done() else 'pending'}>"
+
+
+class Plan(PlanBase):
+    """A graph compiled for a set of devices; as hg.Plan, with `run`, `update` and `checkpoint` awaited."""
+
+    _shell: AioShell
+
+    async def run(
+        self,
+        inputs: Inputs = None,
+        /,
+        *,
+        fetch: Fetch = True,
+        out: Out = None,
+        timeout: float | None = None,
+        stream: StreamBase | None = None,
+        copy: bool = True,
+        **keywords: Any,
+    ) -> dict[str, Any]:
+        """As hg.Plan.run; cancelling the task cancels the run."""
+        bound = self._bind(inputs, keywords)
+        how = Sending(stream_handle(self._shell, stream), observed=True, keep=not copy)
+        arguments = self._running(bound, fetch, out, timeout, how)
+        run = await self._shell.drive(run_once(*arguments), timeout, self._spec.what)
+        return {**(run.results or {}), **self._tensors(run.kept, out)}
+
+    def submit(
+        self,
+        inputs: Inputs = None,
+        /,
+        *,
+        fetch: Fetch = True,
+        out: Out = None,
+        timeout: float | None = None,
+        stream: StreamBase | None = None,
+        copy: bool = True,
+        **keywords: Any,
+    ) -> RunFuture:
+        """As hg.Plan.submit; a plain call. Later commands of the session come after this run.
+
+        Where credit must be waited for, a task sends the run; large arrays are copied then, unless
+        `copy=False`.
+        """
+        core, bound = self._shell.core, self._bind(inputs, keywords)
+        kept_alive = (inputs, keywords, out)
+        if copy and not fits_inline(core, bound):
+            bound = [one if isinstance(one, int) else one.copy() for one in bound]
+        where = stream_handle(self._shell, stream)
+        gate = core.open_gate()
+        how = Sending(where, gate, observed=True, keep=True)
+        try:
+            arguments = self._running(bound, fetch, out, timeout, how)
+        except BaseException:
+            self._shell.advance(lambda: core.close_gate(gate))
+            raise
+        sent = self._send(submit(*arguments), gate, Deadline(timeout, self._spec.what), kept_alive)
+        return RunFuture(self._shell, sent, self._tensors(arguments[3][1], out), self._spec.what)
+
+    def _send(
+        self, procedure: Procedure[Run], gate: Gate, deadline: Deadline, kept_alive: object
+    ) -> asyncio.Future[Run]:
+        """Sends at once what can be; the rest in a task."""
+        shell = self._shell
+        try:
+            effect = shell.advance(lambda: next(procedure))
+        except StopIteration as stop:
+            shell.advance(lambda: shell.core.close_gate(gate))
+            sent: asyncio.Future[Run] = asyncio.get_running_loop().create_future()
+            sent.set_result(stop.value)
+            return sent
+        except BaseException:
+            shell.advance(lambda: shell.core.close_gate(gate))
+            raise
+
+        async def rest() -> Run:
+            try:
+                return await shell.resume(procedure, lambda: effect, deadline)
+            finally:
+                shell.advance(lambda: shell.core.close_gate(gate))
+                # Tensors that were collected before the run was sent would be freed before it.
+                del_later = kept_alive  # noqa: F841
+
+        return shell.spawn(rest())
+
+    def _running(
+        self, bound: list[Bound], fetch: Fetch, out: Out, timeout: float | None, how: Sending
+    ) -> Any:
+        """The arguments of `submit` and `run_once`, checked."""
+        self._live_handle  # noqa: B018 - raises when it was freed
+        chosen = self._choose(fetch, out)
+        shell = self._shell
+        return (shell.core, self._spec, bound, chosen, how, timeout_ms(timeout), shell.release)
+
+    def _tensors(self, kept: list[Wanted], out: Out) -> dict[str, Any]:
+        """The outputs that stay on the server."""
+        made = [one for one in kept if one.handle]
+        new = {one.port.name: Tensor(self._shell, one.handle, one.port.type, self.device) for one in made}
+        return {**new, **(out or {})}
+
+    async def update(
+        self,
+        graph: Graph,
+        *,
+        fusion: bool = True,
+        threads: int = 0,
+        weights: Bindings = None,
+        variables: Bindings = None,
+        timeout: float | None = None,
+    ) -> None:
+        """As hg.Plan.update; cancelling the task frees the plan."""
+        procedure = updating(self._shell, self, graph, fusion, threads, weights, variables, self._progress)
+        await self._shell.drive(procedure, timeout, lambda: f"updating the plan to {graph!r}")
+
+    @property
+    def variables(self) -> dict[str, Tensor]:
+        """The variables that the plan reads or writes, by name, as tensors."""
+        return {
+            one.port.name: Tensor(self._shell, one.tensor, one.port.type, self.device, owned=False)
+            for one in self._spec.info.variables
+        }
+
+    async def checkpoint(self, timeout: float | None = None) -> dict[str, np.ndarray[Any, Any]]:
+        """As hg.Plan.checkpoint."""
+        return {name: await tensor.get(timeout=timeout) for name, tensor in self.variables.items()}

@@ -1,0 +1,234 @@
+"""Sessions for asyncio; as `heliograph.session`."""
+
+# The timeouts are those of the blocking API; each ends in a typed error of ours.
+# ruff: noqa: ASYNC109
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from heliograph._aio import AioGrpcShell, AioShell
+from heliograph._aio_local import AioLocalShell
+from heliograph._arguments import timeout_ms
+from heliograph._buffers import (
+    BufferTypeArgument,
+    UsageArgument,
+    new_buffer,
+    new_tensor,
+    new_tensors,
+    place_of,
+    wrapped,
+)
+from heliograph._compiling import Progress
+from heliograph._deadline import Deadline
+from heliograph._devices import DeviceArgument, DevicesArgument, best_device, device_name, find_device
+from heliograph._plans import Fetch, Inputs
+from heliograph._procedures import synchronize
+from heliograph._sessions import Bindings, SessionBase, ask_backends
+from heliograph._streams import make_stream
+from heliograph.aio.plan import Plan
+from heliograph.aio.stream import Device, Stream
+from heliograph.aio.tensor import Buffer, Tensor
+from heliograph.builder import Graph
+from heliograph.session import address_of
+from heliograph_proto.addresses import Address
+from heliograph_proto.description import BackendInfo, DeviceType, PlanEstimate
+from heliograph_proto.errors import DeadlineExceededError
+from heliograph_proto.types import DTypeArgument
+
+
+class connect:
+    """Opens a session: `async with hg.aio.connect(url) as session`, or `session = await hg.aio.connect(url)`.
+
+    Arguments and errors are those of `hg.connect`.
+    """
+
+    def __init__(
+        self, url: str | None = None, *, timeout: float = 10.0, progress: Progress | None = None
+    ) -> None:
+        self._address = address_of(url)
+        timeout_ms(timeout)
+        self._timeout, self._progress = timeout, progress
+        self._session: Session | None = None
+
+    def __await__(self) -> Generator[Any, Any, Session]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Session:
+        self._session = await self._open()
+        return self._session
+
+    async def __aexit__(self, *details: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _open(self) -> Session:
+        shell = await open_shell(self._address, self._timeout)
+        try:
+            return Session(shell, self._progress)
+        except BaseException:
+            await shell.close()
+            raise
+
+
+async def open_shell(address: Address, timeout: float) -> AioShell:
+    """A session without its methods."""
+    if address.scheme == "local":
+        return await AioLocalShell.open(address)
+    return await AioGrpcShell.open(address, timeout)
+
+
+class Session(SessionBase):
+    """A client's tensors, plans and variables on a server; as hg.Session. Made by `hg.aio.connect`."""
+
+    _shell: AioShell
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        await self.close()
+
+    # Devices
+
+    @property
+    def devices(self) -> list[Device]:
+        """The server's devices, in the order of their priority."""
+        return [Device(self._shell, info) for info in self._shell.info.devices]
+
+    def device(self, name: str) -> Device:
+        """As hg.Session.device."""
+        return Device(self._shell, find_device(self._shell, name))
+
+    def devices_of(self, kind: DeviceType) -> list[Device]:
+        """As hg.Session.devices_of."""
+        return [device for device in self.devices if device.type is kind]
+
+    def best_device(self) -> Device:
+        """As hg.Session.best_device."""
+        return Device(self._shell, best_device(self._shell))
+
+    async def backends(self, timeout: float | None = None) -> tuple[BackendInfo, ...]:
+        """As hg.Session.backends."""
+        return await self._shell.drive(ask_backends(), timeout, "asking for the backends")
+
+    def stream(self, device: DeviceArgument = None) -> Stream:
+        """As hg.Session.stream; a plain call."""
+        return make_stream(self._shell, device_name(self._shell, device), Stream)
+
+    # Plans
+
+    async def compile(
+        self,
+        graph: Graph,
+        devices: DevicesArgument = None,
+        *,
+        fusion: bool = True,
+        threads: int = 0,
+        weights: Bindings = None,
+        variables: Bindings = None,
+        timeout: float | None = None,
+    ) -> Plan:
+        """As hg.Session.compile. Weights are hashed in a thread."""
+        procedure = self._compiling(graph, devices, fusion, threads, weights, variables)
+        spec = await self._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}")
+        return Plan(self._shell, spec, self._progress)
+
+    async def estimate(
+        self,
+        graph: Graph,
+        devices: DevicesArgument = None,
+        *,
+        fusion: bool = True,
+        timeout: float | None = None,
+    ) -> PlanEstimate:
+        """As hg.Session.estimate."""
+        procedure = self._estimating(graph, devices, fusion)
+        return await self._shell.drive(procedure, timeout, lambda: f"estimating {graph!r}")
+
+    async def compute(
+        self,
+        graph: Graph,
+        inputs: Inputs = None,
+        /,
+        *,
+        devices: DevicesArgument = None,
+        fetch: Fetch = True,
+        timeout: float | None = None,
+        **keywords: Any,
+    ) -> dict[str, Any]:
+        """As hg.Session.compute."""
+        deadline = Deadline(timeout, lambda: f"computing {graph!r}")
+        try:
+            plan = await self.compile(graph, devices, timeout=timeout)
+            try:
+                return await plan.run(inputs, fetch=fetch, timeout=deadline.remaining(), **keywords)
+            finally:
+                plan.free()
+        except DeadlineExceededError:
+            raise deadline.error() from None
+
+    # Memory
+
+    def empty(
+        self,
+        shape: Sequence[int] | int,
+        dtype: DTypeArgument,
+        device: DeviceArgument = None,
+        *,
+        buffer_type: BufferTypeArgument = None,
+        usage: UsageArgument = "any",
+    ) -> Tensor:
+        """As hg.Session.empty; a plain call."""
+        place = place_of(self._shell, device, buffer_type, usage)
+        return new_tensor(self._shell, Tensor, shape, dtype, place)
+
+    def empty_many(
+        self,
+        tensors: Iterable[tuple[Sequence[int] | int, DTypeArgument]],
+        device: DeviceArgument = None,
+        *,
+        buffer_type: BufferTypeArgument = None,
+        usage: UsageArgument = "any",
+    ) -> list[Tensor]:
+        """As hg.Session.empty_many; a plain call."""
+        place = place_of(self._shell, device, buffer_type, usage)
+        return new_tensors(self._shell, (Tensor, Buffer), tensors, place)
+
+    def buffer(
+        self,
+        size_bytes: int,
+        device: DeviceArgument = None,
+        *,
+        buffer_type: BufferTypeArgument = None,
+        usage: UsageArgument = "any",
+    ) -> Buffer:
+        """As hg.Session.buffer; a plain call."""
+        place = place_of(self._shell, device, buffer_type, usage)
+        return new_buffer(self._shell, Buffer, size_bytes, place)
+
+    async def put(self, array: Any, device: DeviceArgument = None, *, timeout: float | None = None) -> Tensor:
+        """As hg.Session.put."""
+        found = np.asarray(array)
+        tensor = self.empty(found.shape, found.dtype, device)
+        await tensor.set(found, timeout=timeout)
+        return tensor
+
+    def wrap(self, array: np.ndarray[Any, Any], device: DeviceArgument = None) -> Tensor:
+        """As hg.Session.wrap; a plain call."""
+        return wrapped(self._shell, (Tensor, Buffer), array, device)
+
+    # The order of work, and its end
+
+    async def synchronize(self, timeout: float | None = None) -> None:
+        """As hg.Session.synchronize."""
+        await self._shell.drive(
+            synchronize(self._shell.core, self._all_streams()), timeout, "the work of the session"
+        )
+
+    async def close(self) -> None:
+        """As hg.Session.close."""
+        await self._shell.close()

@@ -1,0 +1,132 @@
+"""`heliograph conformance`: whether a device computes what the op table says, here or over the wire."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from heliograph.cli import missing_extra
+from heliograph.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from heliograph_backends.conformance import Report, Result
+    from heliograph_backends.contract import Device
+
+#: Schemes of devices of another process.
+REMOTE = ("grpc://", "unix://", "unix:")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which device, which cases."""
+    parser.add_argument(
+        "--device",
+        metavar="URL#DEVICE",
+        default="cpu",
+        help="grpc://host:port#cpu0 or unix:///path#cpu0; in this process local:#cpu:threads=2, or just "
+        "cpu:threads=2 (default: cpu)",
+    )
+    parser.add_argument(
+        "--op", metavar="OP", help="only this op, or this part: graph, buffer, stream, plan, ..."
+    )
+    parser.add_argument("--match", metavar="TEXT", help="only cases with this text in their id")
+    parser.add_argument("--seed", metavar="N", type=int, help="of the operands (default: always the same)")
+    parser.add_argument("--quick", action="store_true", help="only the first case of every kind")
+    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    parser.add_argument("--list", action="store_true", help="print the ids of the cases and run none")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the suite; 1 if a case fails. Raises InvalidArgumentError, ConfigurationError, ConnectionError."""
+    from heliograph_backends.conformance import SEED, run_cases, select
+
+    cases = select(op=arguments.op, match=arguments.match, quick=arguments.quick)
+    if arguments.list:
+        print("\n".join(case.id for case in cases))
+        return 0
+    seed = SEED if arguments.seed is None else arguments.seed
+    with opened(arguments.device) as device, case_progress(len(cases)) as progress:
+        report = run_cases(device, cases, seed, on_result=progress)
+    if arguments.json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        print_report(report)
+    return 0 if report.ok else 1
+
+
+@contextmanager
+def opened(text: str) -> Iterator[Device]:
+    """The device that the command line names. Raises ConfigurationError, ConnectionError, HandleError."""
+    if text.startswith(REMOTE):
+        try:
+            from heliograph_server.pool import open_device
+        except ModuleNotFoundError as error:
+            raise missing_extra(error, "server") from None
+        with open_device(text) as device:
+            yield device
+        return
+    from heliograph_backends.registry import open_registry
+
+    registry = open_registry((text.removeprefix("local:").removeprefix("#") or "cpu",))
+    try:
+        yield registry.device()
+    finally:
+        registry.close()
+
+
+def print_report(report: Report) -> None:
+    """A table of the ops, why some are not supported, what failed, and the sum."""
+    from heliograph_backends.conformance import Outcome
+
+    largest: dict[str, float] = {}
+    for one in report.results:
+        largest[one.group] = max(one.error, largest.get(one.group, 0.0))
+    rows = [
+        [group, *(str(counts[outcome] or "") for outcome in Outcome), _error(largest[group])]
+        for group, counts in report.by_group.items()
+    ]
+    print_table(["op", *(outcome.value for outcome in Outcome), "largest NMSE"], rows)
+    reasons = Counter(one.detail for one in report.results if one.outcome is Outcome.NOT_SUPPORTED)
+    for reason, count in reasons.most_common():
+        print(f"not supported ({count}): {reason}")
+    for one in report.failures:
+        print(one)
+    print(f"{report} (seed {report.seed})")
+
+
+def _error(error: float) -> str:
+    return f"{error:.1e}" if error else ""
+
+
+@contextmanager
+def case_progress(total: int, console: Console | None = None) -> Iterator[Callable[[Result], None] | None]:
+    """Shows on stderr how many cases have run and failed; gives None where nobody would see it."""
+    if console is None and not sys.stderr.isatty():
+        yield None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    except ImportError:
+        yield None
+        return
+    from heliograph_backends.conformance import Outcome
+
+    where = console or Console(file=sys.stderr)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=where, transient=True) as bars:
+        task, failed = bars.add_task("conformance", total=total), 0
+
+        def show(result: Result) -> None:
+            nonlocal failed
+            failed += result.outcome is Outcome.FAILED
+            said = f"{result.group}, {failed} failed" if failed else result.group
+            bars.update(task, advance=1, description=said)
+
+        yield show
