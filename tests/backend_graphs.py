@@ -22,9 +22,12 @@ GUARD_BYTES = 64
 GUARD = 0xA5
 
 
-def type_of(array: Array) -> TensorType:
-    """The tensor type of an array."""
-    return TensorType(dtype(array.dtype), array.shape)
+def type_of(array: Array, stored: str = "") -> TensorType:
+    """The tensor type of an array; `stored`: the data type whose bits or blocks the array holds."""
+    found = dtype(stored or array.dtype)
+    if found.kind != "quantized":
+        return TensorType(found, array.shape)
+    return TensorType(found, (*array.shape[:-1], array.shape[-1] // found.block_bytes * found.block_size))
 
 
 @dataclass
@@ -36,20 +39,20 @@ class Maker:
     nodes: list[tuple[str, tuple[int, ...], dict[str, Any], TensorType]] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
 
-    def leaf(self, kind: LeafKind, array: Array) -> int:
+    def leaf(self, kind: LeafKind, array: Array, stored: str = "") -> int:
         digest = bytes(DIGEST_BYTES) if kind is LeafKind.WEIGHT else b""
-        self.leaves.append(Leaf(kind, f"{kind.value}{len(self.leaves)}", type_of(array), digest))
+        self.leaves.append(Leaf(kind, f"{kind.value}{len(self.leaves)}", type_of(array, stored), digest))
         self.arrays.append(array)
         return len(self.leaves) - 1
 
-    def input(self, array: Array) -> int:
-        return self.leaf(LeafKind.INPUT, array)
+    def input(self, array: Array, stored: str = "") -> int:
+        return self.leaf(LeafKind.INPUT, array, stored)
 
-    def weight(self, array: Array) -> int:
-        return self.leaf(LeafKind.WEIGHT, array)
+    def weight(self, array: Array, stored: str = "") -> int:
+        return self.leaf(LeafKind.WEIGHT, array, stored)
 
-    def variable(self, array: Array) -> int:
-        return self.leaf(LeafKind.VARIABLE, array)
+    def variable(self, array: Array, stored: str = "") -> int:
+        return self.leaf(LeafKind.VARIABLE, array, stored)
 
     def type(self, value: int) -> TensorType:
         return self.leaves[value].type if value >= 0 else self.nodes[-1 - value][3]
@@ -74,9 +77,9 @@ class Maker:
         return validate(Graph(tuple(self.leaves), nodes, outputs), Limits())
 
 
-def place(device: Device, array: Array) -> Tensor:
+def place(device: Device, array: Array, type: TensorType | None = None) -> Tensor:
     """A tensor with the array's elements, between guard bytes."""
-    type = type_of(array)
+    type = type or type_of(array)
     buffer = device.buffer_type.allocate(type.nbytes + 2 * GUARD_BYTES)
     buffer.clear(GUARD)
     tensor = Tensor(type, buffer, GUARD_BYTES)
@@ -102,7 +105,8 @@ class Loaded:
     def __init__(self, device: Device, made: Maker, *, fusion: bool = True) -> None:
         self.device = device
         self.graph = made.graph()
-        self.tensors = [place(device, array) for array in made.arrays]
+        types = [leaf.type for leaf in made.leaves]
+        self.tensors = [place(device, *pair) for pair in zip(made.arrays, types, strict=True)]
         bindings = LeafBindings(self._of(LeafKind.WEIGHT), self._of(LeafKind.VARIABLE))
         self.plan: Plan = device.compile(self.graph, bindings, CompileOptions(fusion=fusion))
 
@@ -118,7 +122,7 @@ class Loaded:
         types = [self.graph.type_of(output.value) for output in self.graph.outputs]
         chosen = [True] * len(types) if wanted is None else wanted
         outputs = [
-            place(self.device, np.zeros(type.shape, type.dtype.numpy)) if wants else None
+            place(self.device, np.zeros(type.storage_shape, type.dtype.storage), type) if wants else None
             for type, wants in zip(types, chosen, strict=True)
         ]
         try:

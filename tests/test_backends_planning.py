@@ -1,4 +1,4 @@
-"""The pure passes of a plan: the arena, strides of views, and what fuses."""
+"""The pure passes of a plan: strides of views, and what fuses."""
 
 from __future__ import annotations
 
@@ -19,83 +19,10 @@ from heliograph_backends.planning.layout import (
     reshape_strides,
     view,
 )
-from heliograph_backends.planning.memory import Lifetime, padded, plan_arena
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import F32, TensorType
 
 steady = settings(derandomize=True, deadline=None, max_examples=200)
-
-# The arena
-
-
-@st.composite
-def lifetimes(draw: st.DrawFn) -> list[Lifetime]:
-    found = []
-    for _ in range(draw(st.integers(0, 40))):
-        first = draw(st.integers(0, 20))
-        found.append(Lifetime(draw(st.integers(0, 1000)), first, first + draw(st.integers(0, 6))))
-    return found
-
-
-def overlap_in_time(a: Lifetime, b: Lifetime) -> bool:
-    return a.first_step <= b.last_step and b.first_step <= a.last_step
-
-
-@steady
-@given(lifetimes(), st.sampled_from([1, 64, 256]))
-def test_results_that_live_at_once_never_share_memory(given: list[Lifetime], alignment: int) -> None:
-    arena = plan_arena(given, alignment)
-    sizes = [padded(one.size_bytes, alignment) for one in given]
-    spans = [(offset, offset + size) for offset, size in zip(arena.offsets, sizes, strict=True)]
-    for i, a in enumerate(given):
-        for j, b in enumerate(given[:i]):
-            if overlap_in_time(a, b):
-                assert spans[i][1] <= spans[j][0] or spans[j][1] <= spans[i][0]
-
-
-@steady
-@given(lifetimes(), st.sampled_from([1, 64]))
-def test_the_arena_holds_all_that_lies_in_it_and_is_aligned(given: list[Lifetime], alignment: int) -> None:
-    arena = plan_arena(given, alignment)
-    sizes = [padded(one.size_bytes, alignment) for one in given]
-    ends = [offset + size for offset, size in zip(arena.offsets, sizes, strict=True)]
-    assert arena.size_bytes == max(ends, default=0)
-    assert all(offset % alignment == 0 for offset in arena.offsets)
-
-
-@steady
-@given(lifetimes())
-def test_the_arena_is_at_least_what_lives_at_once_and_at_most_everything(given: list[Lifetime]) -> None:
-    sizes = [padded(one.size_bytes, 64) for one in given]
-    alive = [
-        sum(size for size, one in zip(sizes, given, strict=True) if one.first_step <= step <= one.last_step)
-        for step in range(30)
-    ]
-    assert max(alive) <= plan_arena(given).size_bytes <= sum(sizes)
-
-
-def test_a_chain_takes_two_places_in_turn() -> None:
-    chain = [Lifetime(100, step, step + 1) for step in range(50)]
-    arena = plan_arena(chain)
-    assert arena.size_bytes == 2 * 128
-    assert set(arena.offsets) == {0, 128}
-
-
-def test_the_smallest_free_block_that_fits_is_taken() -> None:
-    large, small, kept = Lifetime(512, 0, 0), Lifetime(128, 0, 0), Lifetime(64, 0, 9)
-    arena = plan_arena([large, kept, small, kept, Lifetime(100, 1, 9)])
-    assert arena.offsets[4] == arena.offsets[2] == 512 + 64
-
-
-def test_free_neighbours_join_and_the_last_block_grows() -> None:
-    given = [Lifetime(64, 0, 0), Lifetime(64, 0, 0), Lifetime(64, 0, 0), Lifetime(256, 1, 1)]
-    assert plan_arena(given).offsets[3] == 0
-    assert plan_arena(given).size_bytes == 256
-
-
-def test_empty_results_have_places_of_their_own() -> None:
-    assert plan_arena([Lifetime(0, 0, 0), Lifetime(0, 0, 0)]).offsets == (0, 64)
-
 
 # Strides
 
@@ -343,6 +270,32 @@ def test_a_product_takes_what_follows_it(made: Maker, x: int, w: int, row: int) 
 def test_two_products_are_two_steps(made: Maker, x: int, w: int) -> None:
     made.output(made.node("add", made.node("matmul", x, w), made.node("matmul", x, w)))
     assert [group.role for group in groups(made)] == ["matmul", "matmul"]
+
+
+def test_of_two_products_the_later_takes_what_follows_both(made: Maker, x: int, w: int) -> None:
+    first, second = made.node("matmul", x, w), made.node("matmul", x, w)
+    made.output(made.node("add", first, second))
+    assert shape_of_groups(made) == [(0,), (1, 2)]
+
+
+def sum_of_results(made: Maker, x: int, count: int) -> int:
+    """Each is added as soon as it is there, so that two live at once."""
+    total = made.node("soft_max", x)
+    for _ in range(count - 1):
+        total = made.node("add", total, made.node("soft_max", x))
+    return total
+
+
+def test_a_node_does_not_wait_where_its_operands_would_then_raise_the_peak(made: Maker, x: int) -> None:
+    made.output(sum_of_results(made, x, 4))
+    assert shape_of_groups(made) == [(number,) for number in range(7)]
+
+
+def test_a_node_waits_for_those_that_it_fuses_with_where_there_is_room(made: Maker, x: int) -> None:
+    many = [made.node("soft_max", x) for _ in range(6)]
+    made.output(made.node("concat", *many, axis=0))
+    made.output(sum_of_results(made, x, 4))
+    assert shape_of_groups(made)[7:] == [(7,), (8,), (10,), (12,), (9, 11, 13)]
 
 
 def test_what_comes_before_a_product_is_not_part_of_it(made: Maker, x: int, w: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from heliograph_backends.access import copy as copy_tensor
 from heliograph_backends.contract import LeafBindings, Tensor, Usage
 from heliograph_backends.cpu.memory import HostBuffer
-from heliograph_backends.cpu.storage import ARENA, CONSTANTS, Storage
+from heliograph_backends.cpu.storage import Storage
 from heliograph_proto.errors import InvalidInputError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.types import DTYPES, TensorType
@@ -26,16 +27,23 @@ class PlanMemory:
     """
 
     def __init__(
-        self, device: CpuDevice, graph: Graph, storage: Storage, bindings: LeafBindings, packed: int
+        self,
+        device: CpuDevice,
+        graph: Graph,
+        storage: Storage,
+        bindings: LeafBindings,
+        packed: int,
+        lender: PlanMemory | None = None,
     ) -> None:
-        """`packed`: the most packed weights that will be added.
+        """`packed`: the most packed weights that will be added. What a lender's arena offers is used, and
+        still the lender's until `take_over`.
 
         Raises OutOfMemoryError, InvalidInputError.
         """
         self.device = device
         self.graph = graph
         self.storage = storage
-        count = 2 + len(graph.leaves) + len(graph.outputs)
+        count = storage.slots
         #: The tensor of each slot; None while it is bound to nothing.
         self.tensors: list[Tensor | None] = [None] * count
         #: Base addresses by slot, with those of packed weights behind them.
@@ -48,10 +56,14 @@ class PlanMemory:
         #: Values in `use` that lie in other memory with each run.
         self._changing: dict[int, None] = {}
         self._own: list[HostBuffer] = []
+        self._arena: list[HostBuffer] = []
+        self._lender = lender
+        self._borrowed: list[HostBuffer] = []
         self._spares: dict[int, Tensor] = {}
         self._temporary: list[HostBuffer] = []
         #: (where a run wrote, where it belongs), for outputs that kernels cannot write in place.
         self._late: list[tuple[Tensor, Tensor]] = []
+        self._written: Spans | None = None
         self._input_slots = _slots_of_inputs(graph, storage)
         self._output_types = [graph.type_of(output.value) for output in graph.outputs]
         self._copied = frozenset(storage.copied_outputs)
@@ -91,6 +103,13 @@ class PlanMemory:
         self._kept[slot] = packed
         return slot
 
+    def take_over(self) -> None:
+        """Makes what was borrowed this plan's own. The lender can only be freed then."""
+        if self._lender is not None:
+            self._lender._own = [each for each in self._lender._own if each not in self._borrowed]
+            self._own += self._borrowed
+        self._lender, self._borrowed = None, []
+
     def free(self) -> None:
         """Gives the plan's own memory back. Idempotent."""
         self.unbind_run()
@@ -98,6 +117,7 @@ class PlanMemory:
         for buffer in self._own:
             buffer.free()
         self._own.clear()
+        self._arena.clear()
         self._spares.clear()
         self._kept.clear()
         self.arrays.clear()
@@ -140,13 +160,29 @@ class PlanMemory:
     # Parts
 
     def _bind_lasting(self, bindings: LeafBindings) -> None:
-        for slot, size in ((ARENA, self.storage.arena_bytes), (CONSTANTS, self.storage.constant_bytes)):
+        self._make_arena()
+        for number, size in enumerate(self.storage.own_bytes):
             type = TensorType(DTYPES["u8"], (size,))
-            self._bind(slot, Tensor(type, self._allocate(size)), type)
+            in_arena = number < len(self.storage.arena)
+            buffer = self._arena[number] if in_arena else self._allocate(size)
+            self._bind(self.storage.arena_slot + number, Tensor(type, buffer), type)
         for value, tensor in {**bindings.weights, **bindings.variables}.items():
             if not _can_use(tensor):
                 raise InvalidInputError(f"leaf {value} lies with gaps or unaligned, and so cannot be bound")
             self._bind(self.storage.leaf_slots[value], tensor, self.graph.type_of(value))
+        if self.storage.written:
+            self._written = Spans([bindings.variables[value] for value in self.storage.written])
+
+    def _make_arena(self) -> None:
+        """Buffers for the chunks: the smallest that suffices of the lender's, or else a new one."""
+        offered = [] if self._lender is None else sorted(self._lender._arena, key=_size_of)
+        for size in self.storage.arena:
+            place = bisect_left(offered, size, key=_size_of)
+            if place < len(offered):
+                self._borrowed.append(offered.pop(place))
+                self._arena.append(self._borrowed[-1])
+            else:
+                self._arena.append(self._allocate(size))
 
     def _bind(self, slot: int, tensor: Tensor, expected: TensorType) -> None:
         """Native code trusts addresses, so this is the place that checks what lies there."""
@@ -167,8 +203,10 @@ class PlanMemory:
         return buffer
 
     def _readable(self, tensor: Tensor) -> Tensor:
-        """The tensor, or a contiguous copy where kernels could not read it in place."""
-        if _can_use(tensor):
+        """The tensor, or a contiguous copy where kernels could not read it in place, or a result would
+        overwrite it before it was read.
+        """
+        if _can_use(tensor) and not (self._written and self._written.overlaps(tensor)):
             return tensor
         plain = self._plain(tensor.type)
         copy_tensor(tensor, plain)
@@ -197,6 +235,50 @@ class PlanMemory:
         return self._spares[place]
 
 
+class Spans:
+    """Addresses of contiguous tensors, joined where they touch."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in sorted(map(span_of, tensors)):
+            if self._ends and start <= self._ends[-1]:
+                self._ends[-1] = max(end, self._ends[-1])
+            else:
+                self._starts.append(start)
+                self._ends.append(end)
+
+    def overlaps(self, tensor: Tensor) -> bool:
+        """Whether the tensor has a byte in common with one of them."""
+        start, end = span_of(tensor)
+        place = bisect_right(self._ends, start)
+        return start < end and place < len(self._starts) and self._starts[place] < end
+
+
+def span_of(tensor: Tensor) -> tuple[int, int]:
+    """The addresses of a tensor's first byte and of that behind its last one."""
+    assert isinstance(tensor.buffer, HostBuffer), "the CPU computes on host memory"
+    start = tensor.buffer.address + tensor.offset_bytes
+    return start, start + tensor.extent_bytes
+
+
+def are_separate(bindings: LeafBindings) -> bool:
+    """Whether no variable has a byte in common with another variable or a weight."""
+    kinds = ((False, bindings.weights), (True, bindings.variables))
+    spans = [(*span_of(each), variable) for variable, bound in kinds for each in bound.values()]
+    end = variable_end = 0
+    for start, stop, variable in sorted(spans):
+        if start < stop and (start < variable_end or (variable and start < end)):
+            return False
+        end = max(end, stop)
+        variable_end = max(variable_end, stop) if variable else variable_end
+    return True
+
+
+def _size_of(buffer: HostBuffer) -> int:
+    return buffer.size_bytes
+
+
 def _slots_of_inputs(graph: Graph, storage: Storage) -> dict[int, TensorType]:
     return {
         storage.leaf_slots[value]: leaf.type
@@ -210,4 +292,6 @@ def _can_use(tensor: Tensor) -> bool:
     buffer = tensor.buffer
     if not isinstance(buffer, HostBuffer) or not tensor.is_contiguous:
         return False
-    return (buffer.address + tensor.offset_bytes) % tensor.type.dtype.block_bytes == 0
+    # Blocks are read by the byte; their sizes are no powers of two.
+    alignment = tensor.type.dtype.itemsize or 1
+    return (buffer.address + tensor.offset_bytes) % alignment == 0

@@ -12,19 +12,20 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Plan, Tensor
+from heliograph_backends.contract import Abort, CompileOptions, Estimate, LeafBindings, Plan, Tensor
 from heliograph_backends.cpu import kernels as k
-from heliograph_backends.cpu.binding import PlanMemory
+from heliograph_backends.cpu.binding import PlanMemory, are_separate
 from heliograph_backends.cpu.lowering import Lowering
 from heliograph_backends.cpu.memory import HostBuffer
-from heliograph_backends.cpu.storage import plan_storage
-from heliograph_backends.definition import define
+from heliograph_backends.cpu.storage import Storage, plan_storage
+from heliograph_backends.definition import define_node
 from heliograph_backends.planning.fusion import Group, group_nodes
 from heliograph_backends.planning.layout import place_values
 from heliograph_proto.errors import (
@@ -44,27 +45,34 @@ if TYPE_CHECKING:
 class CpuPlan(Plan):
     """Made by `CpuDevice.compile`."""
 
+    device: CpuDevice
+
     def __init__(
-        self, device: CpuDevice, graph: Graph, bindings: LeafBindings, options: CompileOptions
+        self,
+        device: CpuDevice,
+        graph: Graph,
+        bindings: LeafBindings,
+        options: CompileOptions,
+        lender: PlanMemory | None = None,
     ) -> None:
+        """`lender`: memory of a plan that this one is to replace."""
         self.graph = graph
         self.device = device
+        self.threads = options.threads
         self._lock = threading.Lock()
-        places = place_values(graph)
-        lowering = Lowering(graph, places)
-        kernels = lowering if device.native else _DefinitionOnly()
-        groups = group_nodes(graph, places, kernels, fusion=options.fusion)
-        self.storage = plan_storage(graph, places, groups)
-        products = sum(group.role == "matmul" for group in groups)
-        self.memory = PlanMemory(device, graph, self.storage, bindings, packed=products)
+        layout = plan_layout(device, graph, options, direct=are_separate(bindings))
+        self.storage = layout.storage
+        products = sum(group.role == "matmul" for group in layout.groups)
+        self.memory = PlanMemory(device, graph, self.storage, bindings, products, lender)
         self.scratch = k.Scratch()
         self._freed = False
         try:
             with np.errstate(all="ignore"):
-                self._steps = _Compiler(self, lowering, groups, native=device.native).steps
+                self._steps = _Compiler(self, layout.lowering, layout.groups, native=device.native).steps
         except BaseException:
             self.memory.free()
             raise
+        self.memory.take_over()
         self._native = [step for step in self._steps if isinstance(step, _NativeStep)]
         self.compute_bytes = self.memory.compute_bytes
         self.steps = sum(step.count for step in self._steps)
@@ -99,10 +107,59 @@ class CpuPlan(Plan):
 
     def free(self) -> None:
         with self._lock:
-            self._freed = True
-            self._steps = []
-            self._native = []
-            self.memory.free()
+            self._free()
+
+    def _free(self) -> None:
+        self._freed = True
+        self._steps = []
+        self._native = []
+        self.memory.free()
+
+    def update(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> CpuPlan:
+        with self._lock:
+            if self._freed:
+                raise UnknownHandleError("the plan was freed")
+            made = type(self)(self.device, graph, bindings, options, self.memory)
+            self._free()
+            return made
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is decided about a graph before any memory is taken."""
+
+    lowering: Lowering
+    groups: tuple[Group, ...]
+    storage: Storage
+
+
+def plan_layout(device: CpuDevice, graph: Graph, options: CompileOptions, *, direct: bool = True) -> Layout:
+    """Raises OutOfMemoryError for a value that no buffer can hold. `direct`: see `place_values`."""
+    places = place_values(graph, direct=direct)
+    lowering = Lowering(graph, places)
+    kernels = lowering if device.native else _DefinitionOnly()
+    groups = group_nodes(graph, places, kernels, fusion=options.fusion)
+    return Layout(lowering, groups, plan_storage(graph, places, groups, device.buffer_type.max_size))
+
+
+def estimate(device: CpuDevice, graph: Graph, options: CompileOptions) -> Estimate:
+    """What compiling takes: the plan's own blocks, and weights packed for products, unless some plan of the
+    session packed them before. Variables lie apart. Takes nothing, and raises what `plan_layout` does.
+    """
+    layout = plan_layout(device, graph, options)
+    packed: dict[object, int] = {}
+
+    def note(value: int, transpose: bool) -> int:
+        root, offset, strides = layout.storage.places[value]
+        order = slice(None, None, -1 if transpose else 1)
+        shape = graph.type_of(value).shape[order]
+        packed[root, offset, strides[order], shape] = k.packed_bytes(*shape)
+        return 0
+
+    for group in layout.groups:
+        if group.role == "matmul":
+            layout.lowering.append(layout.lowering.builder(), group, layout.storage, note)
+    return Estimate(layout.storage.own_bytes, sum(packed.values()))
 
 
 class _DefinitionOnly:
@@ -131,11 +188,11 @@ class _NativeStep(_Step):
 
     def __init__(self, plan: CpuPlan, program: k.Program) -> None:
         self.count = program.steps
-        self._device = plan.device
+        self._device, self._threads = plan.device, plan.threads
         self._bound = program.bind(plan.memory.addresses, plan.scratch)
 
     def run(self) -> None:
-        status = self._device.run_program(self._bound)
+        status = self._device.run_program(self._bound, self._threads)
         if status == k.Status.ABORTED:
             raise CancelledError("the run was cancelled")
         if status != k.Status.OK:
@@ -159,7 +216,7 @@ class _DefinitionStep(_Step):
         plan.memory.use(values)
         self._graph = plan.graph
         self._number = number
-        self._kernel = define(node.op, node.attributes)
+        self._kernel = define_node(plan.graph, number)
         self._arrays = plan.memory.arrays
         self._operands_and_out = itemgetter(*values)
 
@@ -226,10 +283,10 @@ class _Compiler:
         node = self.plan.graph.nodes[group.last]
         if OPS[node.op].group == "source":
             value = len(self.plan.graph.leaves) + group.last
-            define(node.op, node.attributes)(self.plan.memory.array(value))
+            define_node(self.plan.graph, group.last)(self.plan.memory.array(value))
         elif native and self.lowering.has_kernel(group.last):
             if self._builder is None:
-                self._builder = k.ProgramBuilder()
+                self._builder = self.lowering.builder()
             self.lowering.append(self._builder, group, self.plan.storage, self._pack)
         else:
             self._append(_DefinitionStep(self.plan, group.last))

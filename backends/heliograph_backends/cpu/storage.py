@@ -1,27 +1,28 @@
 """Which memory each value of a plan lies in.
 
-Memory is named by slots: the arena of intermediate results, the constants, each weight and variable,
-and each run's inputs and outputs. Slots of the last two get other memory with every run; the steps
-name (slot, offset, strides) and stay as they are.
+Memory is named by slots: each weight and variable, each run's inputs and outputs, and the plan's own
+blocks, which are the chunks of the arena of intermediate results and of the constants. Slots of inputs
+and outputs get other memory with every run; the steps name (slot, offset, strides) and stay as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from heliograph_backends.placement import place as place_in_order
 from heliograph_backends.planning.fusion import Group
-from heliograph_backends.planning.layout import Place
-from heliograph_backends.planning.memory import Lifetime, padded, plan_arena
+from heliograph_backends.planning.layout import Place, is_direct
+from heliograph_backends.planning.liveness import live_blocks
+from heliograph_backends.planning.memory import UNBOUNDED, padded, plan_arena
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.ops import OPS
 
-ARENA, CONSTANTS = 0, 1
 ALIGNMENT = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     """Where a root's storage begins."""
 
     slot: int
@@ -34,49 +35,83 @@ class Storage:
 
     places: tuple[Place, ...]
     regions: dict[int, Region]
-    arena_bytes: int
-    constant_bytes: int
     #: Slot of each leaf, by value number, and of each output, by its place.
     leaf_slots: tuple[int, ...]
     output_slots: tuple[int, ...]
     #: Outputs that are not written where they are computed, and so are copied at the end.
     copied_outputs: tuple[int, ...]
+    #: Bytes of the chunks of the arena and of the constants, whose slots follow the outputs', in this order.
+    arena: tuple[int, ...]
+    constants: tuple[int, ...]
+    #: Variables, by value number, that are written while inputs are still read.
+    written: frozenset[int] = frozenset()
+
+    @property
+    def arena_slot(self) -> int:
+        """The slot of the arena's first chunk."""
+        return len(self.leaf_slots) + len(self.output_slots)
+
+    @property
+    def own_bytes(self) -> tuple[int, ...]:
+        """Of each of the plan's own blocks."""
+        return self.arena + self.constants
+
+    @property
+    def slots(self) -> int:
+        """How many there are."""
+        return self.arena_slot + len(self.own_bytes)
 
     def locate(self, value: int) -> tuple[int, int, tuple[int, ...]]:
         """Slot, offset and strides of a value."""
-        place = self.places[value]
-        region = self.regions[place.root]
-        return region.slot, region.offset_bytes + place.offset_bytes, place.strides
+        root, offset, strides = self.places[value]
+        slot, start = self.regions[root]
+        return slot, start + offset, strides
 
 
-def plan_storage(graph: Graph, places: tuple[Place, ...], groups: Sequence[Group]) -> Storage:
-    """Gives every root that a step writes or reads a region."""
-    leaves = len(graph.leaves)
-    leaf_slots = tuple(range(2, 2 + leaves))
-    output_slots = tuple(range(2 + leaves, 2 + leaves + len(graph.outputs)))
+def plan_storage(
+    graph: Graph, places: tuple[Place, ...], groups: Sequence[Group], max_size: int = UNBOUNDED
+) -> Storage:
+    """Gives every root that a step writes or reads a region.
+
+    Raises OutOfMemoryError for a value that is larger than `max_size`, the most bytes of one buffer.
+    """
+    leaf_slots = tuple(range(len(graph.leaves)))
+    output_slots = tuple(range(len(leaf_slots), len(leaf_slots) + len(graph.outputs)))
     regions = {value: Region(slot) for value, slot in enumerate(leaf_slots)}
-    constant_bytes = _place_constants(graph, places, groups, regions)
+    constants = _constants(graph, groups)
+    elsewhere = set(regions).union(constants)
     copied = []
     for place, output in enumerate(graph.outputs):
-        if output.value in regions or places[output.value].root != output.value:
+        if output.value in elsewhere or places[output.value].root != output.value:
             copied.append(place)
         else:
             regions[output.value] = Region(output_slots[place])
-    arena_bytes = _place_in_arena(graph, places, groups, regions, copied)
-    return Storage(places, regions, arena_bytes, constant_bytes, leaf_slots, output_slots, tuple(copied))
+            elsewhere.add(output.value)
+    arena = _place_in_arena(graph, places, groups, regions, elsewhere, copied, max_size)
+    first = len(leaf_slots) + len(output_slots) + len(arena)
+    constant_bytes = _place_constants(graph, constants, regions, first, max_size)
+    results = (len(leaf_slots) + group.last for group in groups)
+    written = frozenset(places[value].root for value in results if is_direct(graph, places, value))
+    return Storage(places, regions, leaf_slots, output_slots, tuple(copied), arena, constant_bytes, written)
+
+
+def _constants(graph: Graph, groups: Sequence[Group]) -> list[int]:
+    """Results of ops without operands, which are computed once, when the plan is made."""
+    leaves = len(graph.leaves)
+    return [leaves + each.last for each in groups if OPS[graph.nodes[each.last].op].group == "source"]
 
 
 def _place_constants(
-    graph: Graph, places: tuple[Place, ...], groups: Sequence[Group], regions: dict[int, Region]
-) -> int:
-    """Results of ops without operands are computed once, when the plan is made."""
-    offset = 0
-    for group in groups:
-        node = graph.nodes[group.last]
-        if OPS[node.op].group == "source":
-            regions[len(graph.leaves) + group.last] = Region(CONSTANTS, offset)
-            offset += padded(node.type.nbytes, ALIGNMENT)
-    return offset
+    graph: Graph, constants: list[int], regions: dict[int, Region], first_slot: int, max_size: int
+) -> tuple[int, ...]:
+    """Gives constants regions, one behind the other; the sizes of their chunks."""
+    if not constants:
+        return ()
+    sizes = [max(1, graph.type_of(value).nbytes) for value in constants]
+    placement = place_in_order(sizes, ALIGNMENT, max_size)
+    for value, found in zip(constants, placement.places, strict=True):
+        regions[value] = Region(first_slot + found.buffer, found.offset_bytes)
+    return tuple(min(padded(size, ALIGNMENT), max_size) for size in placement.buffer_bytes)
 
 
 def _place_in_arena(
@@ -84,37 +119,19 @@ def _place_in_arena(
     places: tuple[Place, ...],
     groups: Sequence[Group],
     regions: dict[int, Region],
+    elsewhere: set[int],
     copied_outputs: Sequence[int],
-) -> int:
-    """Gives the roots that have no region yet one in the arena; the arena's bytes."""
-    lifetimes = _lifetimes(graph, places, groups, regions, copied_outputs)
-    arena = plan_arena(list(lifetimes.values()), ALIGNMENT)
-    for root, offset in zip(lifetimes, arena.offsets, strict=True):
-        regions[root] = Region(ARENA, offset)
-    return arena.size_bytes
-
-
-def _lifetimes(
-    graph: Graph,
-    places: tuple[Place, ...],
-    groups: Sequence[Group],
-    regions: dict[int, Region],
-    copied_outputs: Sequence[int],
-) -> dict[int, Lifetime]:
-    """Liveness over the steps, by root; a view keeps the storage of its source alive."""
-    leaves = len(graph.leaves)
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for step, group in enumerate(groups):
-        root = leaves + group.last
-        if root not in regions and places[root].root == root:
-            first[root] = last[root] = step
-        for number in group.nodes:
-            for value in graph.nodes[number].operands:
-                last[places[value].root] = step
-    for output in copied_outputs:
-        last[places[graph.outputs[output].value].root] = len(groups)
-    return {root: Lifetime(graph.type_of(root).nbytes, step, last[root]) for root, step in first.items()}
+    max_size: int,
+) -> tuple[int, ...]:
+    """Gives the roots that have no region yet one in the arena; the sizes of its chunks."""
+    lasting = [graph.outputs[place].value for place in copied_outputs]
+    live = live_blocks(graph, places, groups, elsewhere, lasting)
+    arena = plan_arena(live.lifetimes, ALIGNMENT, max_size)
+    first_slot = len(graph.leaves) + len(graph.outputs)
+    slots = [first_slot + chunk for chunk in arena.chunks]
+    for root, block in live.blocks.items():
+        regions[root] = Region(slots[block], arena.offsets[block])
+    return arena.chunk_bytes
 
 
 def is_weight(graph: Graph, value: int) -> bool:

@@ -3,17 +3,17 @@ its weight and bias.
 
 A group has one result, that of its last node, and runs where that node stands; so a node joins the
 group of a producer only if nobody else needs the producer's value, and never across an assignment,
-since that would move a read of a variable behind a write. Fusion changes no bits: every kernel rounds
-after each op, as the ops by themselves do.
+since that would move a read of a variable behind a write. Nor does a producer wait for a later step where
+that would raise the most bytes that live at once, since its operands live on. Fusion changes no bits:
+every kernel rounds after each op, as the ops by themselves do.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from heliograph_backends.planning.layout import Place
+from heliograph_backends.planning.headroom import Headroom
+from heliograph_backends.planning.layout import Place, is_step, value_types
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
@@ -36,8 +36,7 @@ class Kernels(Protocol):
 MAX_NODES = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """Nodes that run as one step, by number, in order; the last one's value is the result."""
 
     role: Role
@@ -51,99 +50,161 @@ class Group:
 def needed_nodes(graph: Graph) -> list[bool]:
     """Which nodes matter: those that an output or an assignment depends on."""
     count = len(graph.leaves)
-    needed = [node.op == "assign" for node in graph.nodes]
+    needed = [False] * count + [node.op == "assign" for node in graph.nodes]
     for output in graph.outputs:
-        if output.value >= count:
-            needed[output.value - count] = True
-    for number in range(len(graph.nodes) - 1, -1, -1):
-        if needed[number]:
-            for value in graph.nodes[number].operands:
-                if value >= count:
-                    needed[value - count] = True
-    return needed
+        needed[output.value] = True
+    for value in range(len(needed) - 1, count - 1, -1):
+        if needed[value]:
+            for operand in graph.nodes[value - count].operands:
+                needed[operand] = True
+    return needed[count:]
 
 
 def group_nodes(
     graph: Graph, places: tuple[Place, ...], kernels: Kernels, *, fusion: bool
 ) -> tuple[Group, ...]:
     """The steps of a graph, in the order in which they run. Views that move nothing have none."""
-    grouping = _Grouping(graph, places, kernels)
     needed = needed_nodes(graph)
-    for number, node in enumerate(graph.nodes):
-        value = len(graph.leaves) + number
-        if not needed[number] or (places[value].root != value and node.op != "assign"):
-            continue
-        grouping.add(number, fusion=fusion)
+    single = [
+        Group(kernels.role(number), (number,))
+        for number in range(len(graph.nodes))
+        if needed[number] and is_step(graph, places, number)
+    ]
+    if not fusion:
+        return tuple(single)
+    grouping = _Grouping(graph, places, kernels, needed, single)
+    for group in single:
+        grouping.add(group)
     return grouping.finish()
 
 
 class _Grouping:
     """Groups under construction. `open` maps a value to the group whose result it is."""
 
-    def __init__(self, graph: Graph, places: tuple[Place, ...], kernels: Kernels) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        places: tuple[Place, ...],
+        kernels: Kernels,
+        needed: list[bool],
+        single: list[Group],
+    ) -> None:
         self.graph = graph
+        self.nodes = graph.nodes
+        self.types = value_types(graph)
         self.places = places
         self.kernels = kernels
         self.leaves = len(graph.leaves)
-        self.uses = _count_uses(graph)
+        self.uses, self.last_read = _count_uses(graph, places, needed)
+        #: The steps without fusion, and for the node of each how many come before it.
+        self.single = single
+        self.order = {group.nodes[-1]: place for place, group in enumerate(single)}
+        self._headroom: Headroom | None = None
         self.open: dict[int, Group] = {}
         self.closed: list[Group] = []
 
-    def add(self, number: int, *, fusion: bool) -> None:
-        node = self.graph.nodes[number]
-        role = self.kernels.role(number)
-        group = Group(role, (number,))
-        if fusion and role == "elementwise":
-            group = self._joined(number)
-        if node.op == "assign":
+    def add(self, group: Group) -> None:
+        if group.role == "elementwise":
+            group = self._joined(group)
+        number = group.nodes[-1]
+        value = self.leaves + number
+        if self.nodes[number].op == "assign" or self.places[value].root < self.leaves:
+            # It writes a variable, so what may read that stays before it.
             self.closed.extend(self.open.values())
             self.open.clear()
-        self.open[self.leaves + number] = group
+            self.closed.append(group)
+        elif group.role == "other":
+            self.closed.append(group)
+        else:
+            self.open[value] = group
 
     def finish(self) -> tuple[Group, ...]:
-        groups = [*self.closed, *self.open.values()]
-        return tuple(sorted(groups, key=lambda group: group.last))
+        return tuple(sorted([*self.closed, *self.open.values()], key=_last_of))
 
-    def _joined(self, number: int) -> Group:
-        """The node with the groups of its producers, as far as they may join."""
-        joined = Group("elementwise", (number,))
-        for value in dict.fromkeys(self.graph.nodes[number].operands):
-            producer = self.open.get(value)
-            if producer is None or not self._may_join(number, value, producer):
+    def _joined(self, joined: Group) -> Group:
+        """A node with the groups of its producers, as far as they may join, the latest first."""
+        node = self.nodes[joined.nodes[-1]]
+        found = [value for value in node.operands if value in self.open]
+        for value in sorted(set(found), reverse=True) if len(found) > 1 else found:
+            producer = self.open[value]
+            if self.uses[value] != node.operands.count(value) or self.types[value] != node.type:
                 continue
             merged = self._merge(joined, producer)
-            if merged is not None:
+            if merged is not None and self._may_write(merged) and self._may_wait(producer, joined):
                 joined = merged
                 del self.open[value]
         return joined
 
-    def _may_join(self, number: int, value: int, producer: Group) -> bool:
-        node = self.graph.nodes[number]
-        if producer.role == "other" or self.uses[value] != node.operands.count(value):
-            return False
-        return self.graph.type_of(value) == node.type
-
     def _merge(self, group: Group, producer: Group) -> Group | None:
         """Both groups as one, or None if no kernel runs that."""
-        roles = {group.role, producer.role} - {"elementwise"}
-        if len(roles) > 1 or (group.role == producer.role != "elementwise"):
+        role = group.role if producer.role == "elementwise" else producer.role
+        if group.role not in ("elementwise", role) or group.role == producer.role != "elementwise":
             return None
-        nodes = tuple(sorted({*group.nodes, *producer.nodes}))
-        if len(nodes) > MAX_NODES:
+        if len(group.nodes) + len(producer.nodes) > MAX_NODES:
             return None
-        merged = Group(roles.pop() if roles else "elementwise", nodes)
-        if merged.role == "norm" and not is_affine_norm(self.graph, nodes, self.kernels):
+        merged = Group(role, tuple(sorted(group.nodes + producer.nodes)))
+        if role == "norm" and not is_affine_norm(self.graph, merged.nodes, self.kernels):
             return None
         return merged
 
+    def _may_write(self, group: Group) -> bool:
+        """Whether a group that writes a variable reads it nowhere, or as an elementwise group in place."""
+        variable = self.places[self.leaves + group.nodes[-1]]
+        if variable.root >= self.leaves:
+            return True
+        read = {self.places[value] for number in group.nodes for value in self.nodes[number].operands}
+        found = {place for place in read if place.root == variable.root}
+        return not found or (group.role == "elementwise" and found == {variable})
 
-def _count_uses(graph: Graph) -> Counter[int]:
-    """How often each value is read. A view's reads of its source count too, as do outputs."""
-    uses: Counter[int] = Counter()
-    for node in graph.nodes:
-        uses.update(node.operands)
-    uses.update(output.value for output in graph.outputs)
-    return uses
+    def _may_wait(self, producer: Group, group: Group) -> bool:
+        """Whether a producer may run where the group does as far as memory goes."""
+        number, end = producer.nodes[-1], group.nodes[-1]
+        first, last = self.order[number] + 1, self.order[end]
+        if first == last or last - first == sum([each > number for each in group.nodes[:-1]]):
+            return True
+        more = self._kept_bytes(producer, end) - self.types[self.leaves + number].nbytes
+        if self._headroom is None and more <= 0:
+            return True
+        return self.headroom.take(first, last, more)
+
+    @property
+    def headroom(self) -> Headroom:
+        """Of the graph without fusion; made when it is first asked for, which most graphs never do."""
+        if self._headroom is None:
+            self._headroom = Headroom(self.graph, self.places, self.single)
+        return self._headroom
+
+    def _kept_bytes(self, producer: Group, end: int) -> int:
+        """Bytes of the producer's operands that nobody else reads as late as node `end`."""
+        own = {self.leaves + number for number in producer.nodes}
+        roots = {
+            self.places[value].root for number in producer.nodes for value in self.nodes[number].operands
+        }
+        return sum(
+            [
+                self.types[root].nbytes
+                for root in roots - own
+                if root >= self.leaves and self.last_read[root] < end
+            ]
+        )
+
+
+def _last_of(group: Group) -> int:
+    return group.nodes[-1]
+
+
+def _count_uses(graph: Graph, places: tuple[Place, ...], needed: list[bool]) -> tuple[list[int], list[int]]:
+    """By value: how often it is read, by views and outputs too; by root: the last node that reads it."""
+    uses, last_read = [0] * len(places), [0] * len(places)
+    for number, node in enumerate(graph.nodes):
+        if needed[number]:
+            for value in node.operands:
+                uses[value] += 1
+                last_read[places[value].root] = number
+    for output in graph.outputs:
+        uses[output.value] += 1
+        last_read[places[output.value].root] = len(graph.nodes)
+    return uses, last_read
 
 
 def is_affine_norm(graph: Graph, nodes: tuple[int, ...], kernels: Kernels) -> bool:

@@ -4,24 +4,30 @@ A view op shares its source's bytes when strides can express it; a reshape that 
 becomes a copy. So does a view of a variable that a later node assigns to: what was read before the
 assignment keeps the old value. The result of an assignment lies in the variable itself, unless it is read
 and the variable is assigned to again later.
+
+What is assigned is computed in the variable itself where nothing tells the difference: so a cache of keys
+and values into which rows are set is neither copied nor held twice.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from heliograph_proto.graph import Graph, LeafKind
+from heliograph_proto.graph import Graph, LeafKind, Node
 from heliograph_proto.ops import OPS
 from heliograph_proto.types import TensorType
 
 Strides = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+#: Ops whose result may share the first operand's bytes.
+VIEWS = frozenset(name for name, row in OPS.items() if row.is_view)
+
+
+class Place(NamedTuple):
     """A value's bytes: `root` is the value that owns the storage."""
 
     root: int
@@ -29,24 +35,98 @@ class Place:
     strides: Strides
 
 
-def place_values(graph: Graph) -> tuple[Place, ...]:
-    """The place of every value, leaves first. A value with root == its own number owns storage."""
+def value_types(graph: Graph) -> list[TensorType]:
+    """The type of every value, leaves first."""
+    return [*(leaf.type for leaf in graph.leaves), *(node.type for node in graph.nodes)]
+
+
+def place_values(graph: Graph, *, direct: bool = True) -> tuple[Place, ...]:
+    """The place of every value, leaves first. A value with root == its own number owns storage.
+
+    `direct`: whether results may be computed in the variables that they are assigned to, which is wrong where
+    another leaf lies in the same memory.
+    """
     assigned = last_assignments(graph)
     read = read_values(graph) if assigned else frozenset()
+    written = direct_writes(graph) if assigned and direct else {}
+    types = value_types(graph)
     places = [Place(value, 0, leaf.type.strides) for value, leaf in enumerate(graph.leaves)]
-    for number, node in enumerate(graph.nodes):
-        value = len(graph.leaves) + number
+    for value, node in enumerate(graph.nodes, len(places)):
         place = None
-        if node.op == "assign":
-            if assigned[node.operands[0]] == number or value not in read:
-                place = places[node.operands[0]]
-        elif OPS[node.op].is_view:
+        if node.op in VIEWS:
             source = places[node.operands[0]]
-            if assigned.get(source.root, -1) < number:
-                source_type = graph.type_of(node.operands[0])
-                place = view(node.op, node.attributes, source_type, node.type, source)
+            if assigned.get(source.root, -1) < value - len(graph.leaves):
+                place = view(node.op, node.attributes, types[node.operands[0]], node.type, source)
+        elif node.op == "assign":
+            last = assigned[node.operands[0]] == value - len(graph.leaves)
+            place = places[node.operands[0]] if last or value not in read else None
+        elif value in written:
+            place = places[written[value]]
         places.append(place or Place(value, 0, node.type.strides))
     return tuple(places)
+
+
+def direct_writes(graph: Graph) -> dict[int, int]:
+    """Results that are computed in the variable that they are assigned to, with that variable.
+
+    Nothing else reads such a result or assigns to the variable, nothing reads the variable between the
+    result's node and the assignment, and the node itself reads it in place or not at all.
+    """
+    assignments = [(number, *node.operands) for number, node in enumerate(graph.nodes) if node.op == "assign"]
+    uses = Counter(value for node in graph.nodes for value in node.operands)
+    uses.update(output.value for output in graph.outputs)
+    times = Counter(variable for _, variable, _ in assignments)
+    variable_of = _aliases(graph, times)
+    readers: dict[int, list[int]] = {variable: [] for variable in times}
+    for number, node in enumerate(graph.nodes):
+        for variable in {variable_of[value] for value in node.operands if value in variable_of}:
+            readers[variable].append(number)
+    found = {}
+    for number, variable, value in assignments:
+        made = value - len(graph.leaves)
+        if made < 0 or uses[value] != 1 or times[variable] != 1 or not _makes(graph.nodes[made].op):
+            continue
+        between = any(made < reader < number for reader in readers[variable])
+        if not between and _may_write_over(graph.nodes[made], variable, variable_of):
+            found[value] = variable
+    return found
+
+
+def is_step(graph: Graph, places: Sequence[Place], number: int) -> bool:
+    """Whether a node moves or computes anything; views need not, nor do assignments of direct writes."""
+    node, leaves = graph.nodes[number], len(graph.leaves)
+    if node.op in VIEWS:
+        return places[leaves + number].root == leaves + number
+    return node.op != "assign" or not is_direct(graph, places, node.operands[1])
+
+
+def is_direct(graph: Graph, places: Sequence[Place], value: int) -> bool:
+    """Whether a value is a direct write."""
+    made, root = value - len(graph.leaves), places[value].root
+    return made >= 0 and root != value and _makes(graph.nodes[made].op)
+
+
+def _makes(op: str) -> bool:
+    """Whether an op computes new elements with every run."""
+    return op not in VIEWS and op != "assign" and OPS[op].group != "source"
+
+
+def _aliases(graph: Graph, variables: Container[int]) -> dict[int, int]:
+    """The variable of each value that is one, or may be a view of one."""
+    found = {value: value for value in range(len(graph.leaves)) if value in variables}
+    for value, node in enumerate(graph.nodes, len(graph.leaves)):
+        if (node.op in VIEWS or node.op == "assign") and node.operands[0] in found:
+            found[value] = found[node.operands[0]]
+    return found
+
+
+def _may_write_over(node: Node, variable: int, variable_of: Mapping[int, int]) -> bool:
+    """Whether a node may write its result over a variable as far as its own reads go."""
+    reads = [place for place, value in enumerate(node.operands) if variable_of.get(value) == variable]
+    if any(node.operands[place] != variable for place in reads):
+        return False
+    row = OPS[node.op]
+    return not reads or (reads[0] in row.in_place and (len(reads) == 1 or row.group == "elementwise"))
 
 
 def read_values(graph: Graph) -> frozenset[int]:
@@ -77,15 +157,21 @@ def view(
     offset = place.offset_bytes
     match op:
         case "reshape":
-            strides = reshape_strides(source.shape, place.strides, result.shape)
+            whole = place.strides == source.strides and result.size
+            shapes = source.block_shape, result.block_shape
+            strides = result.strides if whole else reshape_strides(shapes[0], place.strides, shapes[1])
         case "permute":
             strides = tuple(place.strides[axis] for axis in attributes["axes"])
         case "broadcast_to":
-            strides = broadcast_strides(source.shape, place.strides, result.shape)
+            strides = broadcast_strides(source.block_shape, place.strides, result.block_shape)
         case _:
-            starts, steps = attributes["start"], attributes["step"]
+            starts, steps = list(attributes["start"]), attributes["step"]
+            if source.dtype.block_size > 1:
+                starts[-1] //= source.dtype.block_size
             offset += sum(a * b for a, b in zip(starts, place.strides, strict=True))
-            strides = tuple(a * b for a, b in zip(steps, place.strides, strict=True))
+            # Where there is but one element the step may be any number, and its stride past 64 bits.
+            triples = zip(result.block_shape, steps, place.strides, strict=True)
+            strides = tuple(stride * (step if size > 1 else 1) for size, step, stride in triples)
     return None if strides is None else Place(place.root, offset if result.size else 0, strides)
 
 
