@@ -273,3 +273,18 @@ def test_aligned_arrays(dtype: str, alignment: int) -> None:
         assert found.size == 0 or found.ctypes.data % alignment == 0
     with pytest.raises(hg.InvalidArgumentError, match="power of two"):
         hg.aligned_empty(4, "u8", 3)
+
+
+def test_reading_writing_and_copying_go_in_the_order_of_a_stream(session: hg.Session) -> None:
+    stream = session.stream()
+    one, two = session.empty((4,), "f32"), session.empty((4,), "f32")
+    one.set(np.ones(4, np.float32), stream=stream)
+    one.memset(0, 0, 4, stream=stream)
+    one.copy_to(two, stream=stream)
+    assert two.get(stream=stream).tolist() == [0, 1, 1, 1]
+    two.set_2d(np.full((1, 1), 5, np.float32), 4, stream=stream)
+    assert two.get_2d(1, 8, stream=stream).view("f4").tolist() == [[0, 5]]
+    assert two.copy_and_wait(one, stream=stream) is hg.CopyRoad.DESTINATION
+    stream.record().result(10)
+    with hg.connect("local:") as other, pytest.raises(hg.UnknownHandleError):
+        one.set(np.ones(4, np.float32), stream=other.stream())

@@ -125,7 +125,11 @@ def read(
 
 
 def read_new(
-    core: ClientCore, source: c.GetTensor, make: Callable[[], np.ndarray[Any, Any]], item_bytes: int
+    core: ClientCore,
+    source: c.GetTensor,
+    make: Callable[[], np.ndarray[Any, Any]],
+    item_bytes: int,
+    stream: int | None = None,
 ) -> Procedure[np.ndarray[Any, Any]]:
     """As `read`, into an array that is made here.
 
@@ -134,9 +138,9 @@ def read_new(
     """
     if source.size_bytes > _LARGE_BYTES:
         first = c.GetTensor(source.tensor, source.offset_bytes, item_bytes)
-        yield from observe(core, core.send(first, observed=True))
+        yield from observe(core, core.send(first, stream=stream, observed=True))
     array = make()
-    yield from read(core, source, byte_view(array), item_bytes)
+    yield from read(core, source, byte_view(array), item_bytes, stream)
     return array
 
 

@@ -16,6 +16,7 @@ from heliograph._effects import Procedure
 from heliograph._indexing import basic_index
 from heliograph._procedures import byte_view, observe
 from heliograph._running import empty_array, room_for
+from heliograph._streams import StreamBase, stream_handle
 from heliograph._typed import Typed
 from heliograph_proto import commands as c
 from heliograph_proto.description import CopyRoad
@@ -141,21 +142,31 @@ class TensorBase(Handle, Typed):
 
     # Whole commands that nobody waits for
 
-    def memset(self, value: int, offset_bytes: int = 0, size_bytes: int | None = None) -> None:
+    def memset(
+        self,
+        value: int,
+        offset_bytes: int = 0,
+        size_bytes: int | None = None,
+        *,
+        stream: StreamBase | None = None,
+    ) -> None:
         """Fills bytes with one value, 0 to 255. Errors appear at the next use of the tensor."""
         if not 0 <= index(value) <= 255:
             raise InvalidArgumentError(f"memset with {value}", advice="a byte is 0 to 255")
         offset, size = self._range(offset_bytes, size_bytes)
         command = c.Memset(self._live_handle, offset, size, index(value))
-        self._shell.advance(lambda: self._shell.core.send(command))
+        self._send(command, stream)
 
-    def copy_to(self, destination: TensorBase) -> None:
+    def copy_to(self, destination: TensorBase, *, stream: StreamBase | None = None) -> None:
         """Copies the elements to another tensor of the same type, on any device of the session.
 
         Returns at once; errors appear at the next use of the destination.
         """
-        command = self._copying(destination)
-        self._shell.advance(lambda: self._shell.core.send(command))
+        self._send(self._copying(destination), stream)
+
+    def _send(self, command: c.CommandKind, stream: StreamBase | None) -> None:
+        number = stream_handle(self._shell, stream)
+        self._shell.advance(lambda: self._shell.core.send(command, stream=number))
 
     def _copying(self, destination: TensorBase) -> c.CopyTensor:
         if not isinstance(destination, TensorBase):
@@ -167,12 +178,13 @@ class TensorBase(Handle, Typed):
             raise InvalidArgumentError(f"copy of {self.type} to {destination.type}: the types differ")
         return c.CopyTensor(self._live_handle, destination._used_in(self._shell))
 
-    def _copy(self, destination: TensorBase) -> Procedure[CopyRoad | None]:
+    def _copy(self, destination: TensorBase, stream: StreamBase | None) -> Procedure[CopyRoad | None]:
         """Copies, and gives the road on which the bytes went."""
         command, core = self._copying(destination), self._shell.core
+        number = stream_handle(self._shell, stream)
 
         def procedure() -> Procedure[CopyRoad | None]:
-            completion = yield from observe(core, core.send(command, observed=True))
+            completion = yield from observe(core, core.send(command, stream=number, observed=True))
             return completion.road if completion is not None else None
 
         return procedure()

@@ -8,6 +8,7 @@ import numpy as np
 
 from heliograph._outcome import Pending
 from heliograph._procedures import Sending, read, read_new, wait_for_all, write
+from heliograph._streams import StreamBase, stream_handle
 from heliograph._tensors import TensorBase
 from heliograph._words import What
 from heliograph_proto.commands import Chunks
@@ -48,26 +49,45 @@ class Tensor(TensorBase):
 
     @overload
     def set(
-        self, array: Any, offset_bytes: int = 0, *, copy: Literal[True] = True, timeout: float | None = None
+        self,
+        array: Any,
+        offset_bytes: int = 0,
+        *,
+        copy: Literal[True] = True,
+        timeout: float | None = None,
+        stream: StreamBase | None = None,
     ) -> None: ...
     @overload
     def set(
-        self, array: Any, offset_bytes: int = 0, *, copy: Literal[False], timeout: float | None = None
+        self,
+        array: Any,
+        offset_bytes: int = 0,
+        *,
+        copy: Literal[False],
+        timeout: float | None = None,
+        stream: StreamBase | None = None,
     ) -> WriteFuture: ...
     def set(
-        self, array: Any, offset_bytes: int = 0, *, copy: bool = True, timeout: float | None = None
+        self,
+        array: Any,
+        offset_bytes: int = 0,
+        *,
+        copy: bool = True,
+        timeout: float | None = None,
+        stream: StreamBase | None = None,
     ) -> WriteFuture | None:
         """Writes an array of the tensor's data type and shape; one of one dimension may be a part.
 
         Returns when the array may be overwritten; the write's own errors appear at the next use of the
         tensor or in `session.synchronize`. With `copy=False` it returns as soon as it can, with a
-        future, and the array must stay as it is until that is done.
+        future, and the array must stay as it is until that is done. `stream`: in whose order it happens; the
+        session's own otherwise.
 
         Raises InvalidInputError, OutOfRangeError, DeadlineExceededError.
         """
         command, data = self._writing(array, offset_bytes)
         what = self._doing("writing")
-        how = Sending(observed=not copy, keep=not copy, what=what)
+        how = Sending(stream_handle(self._shell, stream), observed=not copy, keep=not copy, what=what)
         procedure = write(self._shell.core, command, data, self._item_bytes, how)
         pendings = self._shell.drive(procedure, timeout, what)
         return None if copy else WriteFuture(self._shell, pendings, what)
@@ -79,6 +99,7 @@ class Tensor(TensorBase):
         size_bytes: int | None = None,
         *,
         timeout: float | None = None,
+        stream: StreamBase | None = None,
     ) -> np.ndarray[Any, Any]:
         """The elements, once everything sent before has been computed.
 
@@ -88,7 +109,9 @@ class Tensor(TensorBase):
         Raises OutOfRangeError, the error of what was to compute the tensor, DeadlineExceededError.
         """
         command, make = self._reading(out, offset_bytes, size_bytes)
-        procedure = read_new(self._shell.core, command, make, self._item_bytes)
+        procedure = read_new(
+            self._shell.core, command, make, self._item_bytes, stream_handle(self._shell, stream)
+        )
         return self._shell.drive(procedure, timeout, self._doing("reading"))
 
     def set_2d(
@@ -98,6 +121,7 @@ class Tensor(TensorBase):
         stride_bytes: int | None = None,
         *,
         timeout: float | None = None,
+        stream: StreamBase | None = None,
     ) -> None:
         """Writes pieces of equal size at equal distances: array[i] goes to byte offset + i * stride.
 
@@ -109,7 +133,8 @@ class Tensor(TensorBase):
         """
         command, data = self._writing_2d(array, offset_bytes, stride_bytes)
         what = self._doing("writing")
-        procedure = write(self._shell.core, command, data, self._item_bytes, Sending(what=what))
+        how = Sending(stream_handle(self._shell, stream), what=what)
+        procedure = write(self._shell.core, command, data, self._item_bytes, how)
         self._shell.drive(procedure, timeout, what)
 
     def get_2d(
@@ -121,6 +146,7 @@ class Tensor(TensorBase):
         out: np.ndarray[Any, Any] | None = None,
         *,
         timeout: float | None = None,
+        stream: StreamBase | None = None,
     ) -> np.ndarray[Any, Any]:
         """Reads pieces of equal size at equal distances: bytes, uint8 [count, size_bytes].
 
@@ -128,16 +154,22 @@ class Tensor(TensorBase):
         and `get`.
         """
         command, make = self._reading_2d(count, size_bytes, offset_bytes, stride_bytes, out)
-        procedure = read_new(self._shell.core, command, make, 1)
+        procedure = read_new(self._shell.core, command, make, 1, stream_handle(self._shell, stream))
         return self._shell.drive(procedure, timeout, self._doing("reading"))
 
-    def copy_and_wait(self, destination: TensorBase, timeout: float | None = None) -> CopyRoad | None:
+    def copy_and_wait(
+        self,
+        destination: TensorBase,
+        timeout: float | None = None,
+        *,
+        stream: StreamBase | None = None,
+    ) -> CopyRoad | None:
         """As `copy_to`, and waits: which side copied the bytes; None when there was nothing to do.
 
         Raises the error of what was to compute the tensor, DeadlineExceededError (the copy is cancelled
         then).
         """
-        return self._shell.drive(self._copy(destination), timeout, self._doing("copying"))
+        return self._shell.drive(self._copy(destination, stream), timeout, self._doing("copying"))
 
     def _write(self, offset_bytes: int, data: memoryview, chunks: Chunks | None = None) -> None:
         """Writes contiguous bytes, which may be overwritten afterwards; `chunks`: packed there."""

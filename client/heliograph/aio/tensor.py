@@ -13,6 +13,7 @@ import numpy as np
 from heliograph._buffers import BufferBase
 from heliograph._outcome import Pending
 from heliograph._procedures import Sending, read_new, wait_for_all, write
+from heliograph._streams import StreamBase, stream_handle
 from heliograph._tensors import TensorBase
 from heliograph._words import What
 from heliograph_proto.description import CopyRoad
@@ -51,19 +52,37 @@ class Tensor(TensorBase):
 
     @overload
     async def set(
-        self, array: Any, offset_bytes: int = 0, *, copy: Literal[True] = True, timeout: float | None = None
+        self,
+        array: Any,
+        offset_bytes: int = 0,
+        *,
+        copy: Literal[True] = True,
+        timeout: float | None = None,
+        stream: StreamBase | None = None,
     ) -> None: ...
     @overload
     async def set(
-        self, array: Any, offset_bytes: int = 0, *, copy: Literal[False], timeout: float | None = None
+        self,
+        array: Any,
+        offset_bytes: int = 0,
+        *,
+        copy: Literal[False],
+        timeout: float | None = None,
+        stream: StreamBase | None = None,
     ) -> WriteFuture: ...
     async def set(
-        self, array: Any, offset_bytes: int = 0, *, copy: bool = True, timeout: float | None = None
+        self,
+        array: Any,
+        offset_bytes: int = 0,
+        *,
+        copy: bool = True,
+        timeout: float | None = None,
+        stream: StreamBase | None = None,
     ) -> WriteFuture | None:
         """As hg.Tensor.set."""
         command, data = self._writing(array, offset_bytes)
         what = self._doing("writing")
-        how = Sending(observed=not copy, keep=not copy, what=what)
+        how = Sending(stream_handle(self._shell, stream), observed=not copy, keep=not copy, what=what)
         procedure = write(self._shell.core, command, data, self._item_bytes, how)
         pendings = await self._shell.drive(procedure, timeout, what)
         return None if copy else WriteFuture(self._shell, pendings, what)
@@ -75,10 +94,13 @@ class Tensor(TensorBase):
         size_bytes: int | None = None,
         *,
         timeout: float | None = None,
+        stream: StreamBase | None = None,
     ) -> np.ndarray[Any, Any]:
         """As hg.Tensor.get."""
         command, make = self._reading(out, offset_bytes, size_bytes)
-        procedure = read_new(self._shell.core, command, make, self._item_bytes)
+        procedure = read_new(
+            self._shell.core, command, make, self._item_bytes, stream_handle(self._shell, stream)
+        )
         return await self._shell.drive(procedure, timeout, self._doing("reading"))
 
     async def set_2d(
@@ -88,11 +110,13 @@ class Tensor(TensorBase):
         stride_bytes: int | None = None,
         *,
         timeout: float | None = None,
+        stream: StreamBase | None = None,
     ) -> None:
         """As hg.Tensor.set_2d."""
         command, data = self._writing_2d(array, offset_bytes, stride_bytes)
         what = self._doing("writing")
-        procedure = write(self._shell.core, command, data, self._item_bytes, Sending(what=what))
+        how = Sending(stream_handle(self._shell, stream), what=what)
+        procedure = write(self._shell.core, command, data, self._item_bytes, how)
         await self._shell.drive(procedure, timeout, what)
 
     async def get_2d(
@@ -104,15 +128,22 @@ class Tensor(TensorBase):
         out: np.ndarray[Any, Any] | None = None,
         *,
         timeout: float | None = None,
+        stream: StreamBase | None = None,
     ) -> np.ndarray[Any, Any]:
         """As hg.Tensor.get_2d."""
         command, make = self._reading_2d(count, size_bytes, offset_bytes, stride_bytes, out)
-        procedure = read_new(self._shell.core, command, make, 1)
+        procedure = read_new(self._shell.core, command, make, 1, stream_handle(self._shell, stream))
         return await self._shell.drive(procedure, timeout, self._doing("reading"))
 
-    async def copy_and_wait(self, destination: TensorBase, timeout: float | None = None) -> CopyRoad | None:
+    async def copy_and_wait(
+        self,
+        destination: TensorBase,
+        timeout: float | None = None,
+        *,
+        stream: StreamBase | None = None,
+    ) -> CopyRoad | None:
         """As hg.Tensor.copy_and_wait."""
-        return await self._shell.drive(self._copy(destination), timeout, self._doing("copying"))
+        return await self._shell.drive(self._copy(destination, stream), timeout, self._doing("copying"))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise TypeError("under hg.aio a part is written with: await tensor[key].set(array)")

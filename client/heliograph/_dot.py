@@ -1,0 +1,110 @@
+"""A plan as a picture: text for Graphviz, and what draws it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from heliograph._explained import ExplainedCopy, ExplainedSplit
+from heliograph_proto.errors import ConfigurationError, DeadlineExceededError
+from heliograph_proto.graph import Graph, LeafKind
+from heliograph_proto.sizes import size_text
+
+#: Of devices, by priority, and then again: light, and apart also for who sees few colours.
+COLOURS = ("#cfe3f7", "#fde0b8", "#cdebc9", "#f6cfe3", "#fbf3b0", "#d9d2ee", "#c9eef0", "#e3e3e3")
+_COPY = 'color="#b3261e", fontcolor="#b3261e", penwidth=2'
+_SHAPES = {
+    LeafKind.INPUT: 'shape=ellipse, style="filled", fillcolor="#ffffff"',
+    LeafKind.WEIGHT: 'shape=box, style="filled", fillcolor="#ffffff", color="#999999"',
+    LeafKind.VARIABLE: 'shape=cylinder, style="filled", fillcolor="#ffffff"',
+}
+_HEADER = """digraph plan {
+  graph [fontname="Helvetica", fontsize=11];
+  node [fontname="Helvetica", fontsize=10];
+  edge [fontname="Helvetica", fontsize=9];"""
+
+
+def dot_text(graph: Graph, splits: Sequence[ExplainedSplit], devices: Sequence[str]) -> str:
+    """The graph in the DOT language: a box for each split in its device's colour, copies as labelled edges."""
+    colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(devices)}
+    boxes = chain.from_iterable(_box(graph, one, colours[one.device]) for one in splits)
+    return "\n".join([_HEADER, *_leaves(graph), *boxes, *_outputs(graph), *_edges(graph, splits), "}", ""])
+
+
+def draw_svg(text: str, timeout: float | None) -> bytes:
+    """What `dot` makes of a text. Raises ConfigurationError, DeadlineExceededError after `timeout` seconds."""
+    program = shutil.which("dot")
+    if program is None:
+        raise ConfigurationError(
+            "Graphviz, which draws graphs, is not installed",
+            advice="install the package graphviz of your system, such as: apt install graphviz",
+        )
+    try:
+        done = subprocess.run([program, "-Tsvg"], input=text.encode(), capture_output=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        raise DeadlineExceededError(
+            f"Graphviz did not draw the graph within {timeout:g} s",
+            advice="give it more time, or draw what dot() returns with a program for large graphs",
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(f"cannot run {program}: {error.strerror}") from None
+    if done.returncode:
+        raise ConfigurationError(f"{program} failed: {done.stderr.decode(errors='replace').strip():.500}")
+    return done.stdout
+
+
+def _leaves(graph: Graph) -> Iterator[str]:
+    """What something reads."""
+    read = {value for node in graph.nodes for value in node.operands} | {one.value for one in graph.outputs}
+    for value, leaf in enumerate(graph.leaves):
+        if value in read:
+            label = _label(leaf.name, f"{leaf.kind.value} {leaf.type}")
+            yield f"  v{value} [label={label}, {_SHAPES[leaf.kind]}];"
+
+
+def _box(graph: Graph, split: ExplainedSplit, colour: str) -> Iterator[str]:
+    yield f"  subgraph cluster_{split.number} {{"
+    yield f'    label={_label(f"split {split.number} on {split.device}")}; color="#999999";'
+    for node in split.nodes:
+        label = _label(node.name, f"{node.op} {node.type}")
+        style = f'shape=box, style="rounded,filled", fillcolor="{colour}"'
+        yield f"    v{len(graph.leaves) + node.number} [label={label}, {style}];"
+    yield "  }"
+
+
+def _outputs(graph: Graph) -> Iterator[str]:
+    for place, output in enumerate(graph.outputs):
+        yield f"  o{place} [label={_label(output.name, 'output')}, shape=ellipse];"
+        yield f"  v{output.value} -> o{place};"
+
+
+def _edges(graph: Graph, splits: Sequence[ExplainedSplit]) -> Iterator[str]:
+    """From operands to nodes. A copy is drawn to the first node of its split that reads the value, and
+    dashed to the others."""
+    for split in splits:
+        copies = {copy.value: copy for copy in split.copies}
+        drawn: set[int] = set()
+        for node in split.nodes:
+            for value in dict.fromkeys(graph.nodes[node.number].operands):
+                style = _edge_style(copies.get(value), split.device, value in drawn)
+                drawn.add(value)
+                yield f"  v{value} -> v{len(graph.leaves) + node.number}{style};"
+
+
+def _edge_style(copy: ExplainedCopy | None, device: str, again: bool) -> str:
+    if copy is None:
+        return ""
+    if again:
+        return f" [{_COPY}, style=dashed]"
+    return f" [label={_label(size_text(copy.size_bytes), f'{copy.source} to {device}')}, {_COPY}]"
+
+
+def _label(*lines: str) -> str:
+    """Lines of text in quotes, which mean themselves: Graphviz reads backslashes and entities in labels."""
+    escaped = (
+        line.replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+        for line in lines
+    )
+    return '"{}"'.format("\\n".join(escaped))

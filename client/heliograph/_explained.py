@@ -1,0 +1,65 @@
+"""The parts of an explanation: nodes, copies and splits, with names instead of numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from heliograph_proto.description import Cause
+from heliograph_proto.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedNode:
+    """A node of the graph, and where it runs."""
+
+    #: Its number in the graph.
+    number: int
+    name: str
+    op: str
+    #: Of its result.
+    type: TensorType
+    #: The device's name.
+    device: str
+    #: The split's number.
+    split: int
+    cause: Cause
+    #: The cause in words.
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedCopy:
+    """A value that is copied before a split runs."""
+
+    #: Its number in the graph: leaves first, then nodes.
+    value: int
+    name: str
+    type: TensorType
+    #: The name of the device that it comes from.
+    source: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedSplit:
+    """Consecutive nodes on one device."""
+
+    number: int
+    #: The device's name.
+    device: str
+    nodes: tuple[ExplainedNode, ...]
+    #: Made before its nodes run.
+    copies: tuple[ExplainedCopy, ...]
+    #: What its nodes became.
+    steps: int
+    #: The memory taken for its intermediate results.
+    compute_bytes: int
+    #: How long its copies took in the last run, in microseconds; 0 before the first.
+    copy_us: float
+    #: How long it computed in the last run, in microseconds; 0 before the first.
+    compute_us: float
+
+    @property
+    def copied_bytes(self) -> int:
+        """Of its copies, in each run."""
+        return sum(copy.size_bytes for copy in self.copies)

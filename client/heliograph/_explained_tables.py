@@ -1,0 +1,74 @@
+"""Explanations as tables: rows of text under a header."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from heliograph._explained import ExplainedNode, ExplainedSplit
+from heliograph_proto.description import DeviceShare
+from heliograph_proto.sizes import size_text
+
+#: Header and rows.
+Table = list[Sequence[str]]
+
+#: How much of a name is shown among others.
+_NAME_CHARACTERS = 32
+#: How many names of copied values.
+_NAMES = 3
+
+
+def split_table(splits: Sequence[ExplainedSplit], *, everything: bool = False) -> Table:
+    """A line for each split; with `everything`, names in full."""
+    header = [
+        "split", "device", "nodes", "first", "last", "steps", "compute",
+        "copied", "values", "copy time", "compute time",
+    ]  # fmt: skip
+    return [header, *(_split_row(one, everything) for one in splits)]
+
+
+def _split_row(one: ExplainedSplit, everything: bool) -> Sequence[str]:
+    names = [copy.name for copy in one.copies]
+    shown = names if everything else names[:_NAMES]
+    more = [f"{len(names) - len(shown)} more"] if len(names) > len(shown) else []
+    return [
+        str(one.number),
+        one.device,
+        str(len(one.nodes)),
+        *(_cut(node.name, everything) for node in (one.nodes[0], one.nodes[-1])),
+        str(one.steps),
+        size_text(one.compute_bytes),
+        size_text(one.copied_bytes) if names else "-",
+        ", ".join([*(_cut(name, everything) for name in shown), *more]) or "-",
+        time_text(one.copy_us) if names else "-",
+        time_text(one.compute_us),
+    ]
+
+
+def device_table(devices: Sequence[DeviceShare]) -> Table:
+    """A line for each device that the plan may use."""
+    rows = [
+        [one.name, *map(size_text, (one.weights_bytes, one.variables_bytes, one.compute_bytes))]
+        for one in devices
+    ]
+    return [["device", "weights", "variables", "compute"], *rows]
+
+
+def node_table(nodes: Sequence[ExplainedNode]) -> Table:
+    """A line for each node."""
+    rows = [
+        [str(one.number), one.name, one.op, str(one.type), str(one.split), one.device, one.why]
+        for one in nodes
+    ]
+    return [["node", "name", "op", "type", "split", "device", "why"], *rows]
+
+
+def time_text(microseconds: float) -> str:
+    """A time in the largest unit that fits; "-" for none."""
+    for unit, name in ((1e6, "s"), (1e3, "ms"), (1.0, "us")):
+        if microseconds >= unit:
+            return f"{microseconds / unit:.3g} {name}"
+    return f"{microseconds:.2g} us" if microseconds else "-"
+
+
+def _cut(name: str, everything: bool) -> str:
+    return name if everything or len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 3]}..."

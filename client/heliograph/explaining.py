@@ -1,0 +1,244 @@
+"""`plan.explain()`: where the nodes of a plan run and why, what is copied, what it takes, how long it took.
+
+print(plan.explain())
+plan.explain().svg("plan.svg")
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from heliograph._arguments import checked_timeout, counted
+from heliograph._dot import dot_text, draw_svg
+from heliograph._explained import ExplainedCopy, ExplainedNode, ExplainedSplit
+from heliograph._explained_tables import device_table, node_table, split_table, time_text
+from heliograph._replacing import replacing
+from heliograph._table import align
+from heliograph._trace import trace_events
+from heliograph_proto.description import (
+    Cause,
+    CopyReport,
+    DeviceShare,
+    NodePlacement,
+    PlanReport,
+    SplitReport,
+)
+from heliograph_proto.errors import InvalidArgumentError, ProtocolError
+from heliograph_proto.graph import Graph
+from heliograph_proto.sizes import size_text
+
+PathArgument = str | os.PathLike[str]
+
+#: How long drawing may take unless told otherwise.
+DRAW_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A plan, explained. As text it is tables of its splits and devices."""
+
+    #: In the graph's order.
+    nodes: tuple[ExplainedNode, ...]
+    #: In the order in which they run.
+    splits: tuple[ExplainedSplit, ...]
+    #: Those that it may use, by priority, and what it takes of each.
+    devices: tuple[DeviceShare, ...]
+    _graph: Graph = field(repr=False)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Between devices, in each run."""
+        return sum(split.copied_bytes for split in self.splits)
+
+    @property
+    def run_us(self) -> float:
+        """How long the last run copied and computed, in microseconds; 0 before the first."""
+        return sum(split.copy_us + split.compute_us for split in self.splits)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def __repr__(self) -> str:
+        return f"<Explanation: {self.summary()}>"
+
+    def summary(self) -> str:
+        """One line."""
+        names = ", ".join(dict.fromkeys(split.device for split in self.splits))
+        splits, nodes = counted(len(self.splits), "split"), counted(len(self.nodes), "node")
+        ran = f"; the last run took {time_text(self.run_us)}" if self.run_us else ""
+        return f"{splits} on {names}, {nodes}, {size_text(self.copied_bytes)} copied in a run{ran}"
+
+    def table(self, *, nodes: bool = False) -> str:
+        """Tables of splits and devices; with `nodes` also of every node, and all names in full."""
+        tables = [split_table(self.splits, everything=nodes), device_table(self.devices)]
+        if nodes:
+            tables.append(node_table(self.nodes))
+        return "\n\n".join([self.summary(), *("\n".join(align(table)) for table in tables)])
+
+    def json(self) -> str:
+        """A JSON object for programs: "copied_bytes", "devices", "splits", "nodes"; sizes in bytes, times in
+        microseconds. Fields may be added in later versions, and do not change their meaning."""
+        document = {
+            "copied_bytes": self.copied_bytes,
+            "devices": [asdict(one) for one in self.devices],
+            "splits": [_split_as_json(one) for one in self.splits],
+            "nodes": [_node_as_json(one) for one in self.nodes],
+        }
+        return json.dumps(document, indent=2)
+
+    def dot(self) -> str:
+        """Text for Graphviz: the graph, its splits as boxes in their devices' colours, copies as labelled
+        edges."""
+        return dot_text(self._graph, self.splits, [one.name for one in self.devices])
+
+    def svg(self, path: PathArgument, *, timeout: float = DRAW_SECONDS) -> None:
+        """Writes a picture of what `dot` gives; Graphviz draws it.
+
+        Raises ConfigurationError if that is not installed, or fails; DeadlineExceededError when it takes
+        longer than `timeout` seconds; InvalidArgumentError when the file cannot be written.
+        """
+        _write(path, draw_svg(self.dot(), checked_timeout(timeout)))
+
+    def trace(self, path: PathArgument) -> None:
+        """Writes the last run as a trace, for ui.perfetto.dev or chrome://tracing: for each device when it
+        copied and computed, without what is between the splits.
+
+        Raises InvalidArgumentError before the first run, and when the file cannot be written.
+        """
+        if not self.run_us:
+            raise InvalidArgumentError(
+                "the plan has not run yet", advice="run it, explain it then: plan.explain().trace(path)"
+            )
+        document = {"displayTimeUnit": "ms", "traceEvents": trace_events(self.splits)}
+        _write(path, json.dumps(document).encode())
+
+
+def explanation(graph: Graph, report: PlanReport) -> Explanation:
+    """What a server reports of a plan, with the names of its graph. Raises ProtocolError if the two do not
+    fit together."""
+    _check(graph, report)
+    placements = enumerate(report.nodes)
+    nodes = tuple(_node(graph, report, number, placement) for number, placement in placements)
+    of_split: list[list[ExplainedNode]] = [[] for _ in report.splits]
+    for node in nodes:
+        of_split[node.split].append(node)
+    splits = tuple(_split(graph, report, number, tuple(members)) for number, members in enumerate(of_split))
+    return Explanation(nodes, splits, report.devices, graph)
+
+
+def _node(graph: Graph, report: PlanReport, number: int, placement: NodePlacement) -> ExplainedNode:
+    node = graph.nodes[number]
+    why = placement.why
+    if _names_operand(placement):
+        why += f", {_name(graph, node.operands[placement.operand])}"
+    return ExplainedNode(
+        number=number,
+        name=_name(graph, len(graph.leaves) + number),
+        op=node.op,
+        type=node.type,
+        device=report.devices[report.splits[placement.split].device].name,
+        split=placement.split,
+        cause=placement.cause,
+        why=why,
+    )
+
+
+def _split(graph: Graph, report: PlanReport, number: int, nodes: tuple[ExplainedNode, ...]) -> ExplainedSplit:
+    found = report.splits[number]
+    return ExplainedSplit(
+        number=number,
+        device=report.devices[found.device].name,
+        nodes=nodes,
+        copies=tuple(_copy(graph, report, one) for one in found.copies),
+        steps=found.steps,
+        compute_bytes=found.compute_bytes,
+        copy_us=found.copy_us,
+        compute_us=found.compute_us,
+    )
+
+
+def _copy(graph: Graph, report: PlanReport, copy: CopyReport) -> ExplainedCopy:
+    name, type_ = _name(graph, copy.value), graph.type_of(copy.value)
+    return ExplainedCopy(copy.value, name, type_, report.devices[copy.source].name, copy.size_bytes)
+
+
+def _name(graph: Graph, value: int) -> str:
+    leaves = len(graph.leaves)
+    if value < leaves:
+        return graph.leaves[value].name
+    node = graph.nodes[value - leaves]
+    return node.name or f"{node.op}_{value - leaves}"
+
+
+def _names_operand(placement: NodePlacement) -> bool:
+    return placement.cause in (Cause.WEIGHT, Cause.OFFLOAD)
+
+
+# What a server says is not trusted
+
+
+def _check(graph: Graph, report: PlanReport) -> None:
+    if not (_nodes_fit(graph, report) and all(_split_fits(graph, report, one) for one in report.splits)):
+        raise ProtocolError(
+            "the server's explanation does not fit the plan's graph",
+            advice="compile the graph anew, and explain that plan",
+        )
+
+
+def _nodes_fit(graph: Graph, report: PlanReport) -> bool:
+    """Each is in a split, and in each split there is one."""
+    if len(report.nodes) != len(graph.nodes):
+        return False
+    pairs = zip(graph.nodes, report.nodes, strict=True)
+    return {one.split for one in report.nodes} == set(range(len(report.splits))) and all(
+        placement.operand < len(node.operands) or not _names_operand(placement) for node, placement in pairs
+    )
+
+
+def _split_fits(graph: Graph, report: PlanReport, split: SplitReport) -> bool:
+    devices, values = len(report.devices), len(graph.leaves) + len(graph.nodes)
+    return split.device < devices and all(
+        copy.source < devices and copy.value < values for copy in split.copies
+    )
+
+
+# Files
+
+
+def _write(path: PathArgument, data: bytes) -> None:
+    with replacing(Path(path)) as part:
+        part.write_bytes(data)
+
+
+def _split_as_json(one: ExplainedSplit) -> dict[str, Any]:
+    return {
+        "number": one.number,
+        "device": one.device,
+        "nodes": [node.number for node in one.nodes],
+        "copies": [
+            {"value": copy.value, "name": copy.name, "source": copy.source, "size_bytes": copy.size_bytes}
+            for copy in one.copies
+        ],
+        "steps": one.steps,
+        "compute_bytes": one.compute_bytes,
+        "copy_us": one.copy_us,
+        "compute_us": one.compute_us,
+    }
+
+
+def _node_as_json(one: ExplainedNode) -> dict[str, Any]:
+    return {
+        "number": one.number,
+        "name": one.name,
+        "op": one.op,
+        "type": one.type.dtype.name,
+        "shape": one.type.shape,
+        "split": one.split,
+        "device": one.device,
+        "cause": str(one.cause),
+        "why": one.why,
+    }
