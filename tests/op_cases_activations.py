@@ -1,4 +1,4 @@
-"""Cases of gated linear units. (Activations of one operand are in test_ops.py.)"""
+"""Cases of gated linear units. (Activations of one operand are in op_cases_basic.)"""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ SHAPES = ((2,), (0,), (3, 10), (0, 4), (2, 1, 3, 66))
 
 
 def glu_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
+    limit = {"limit": 1.25} if op == "swiglu_clamp" else {}
     for name, shape, swap in itertools.product(FLOATS, SHAPES, (False, True)):
         x = data(random, name, shape)
         halves = np.split(wide(x), 2, -1)
-        yield Case(op, [x], gated(op, *halves[:: -1 if swap else 1]), {"swap": swap})
+        yield Case(op, [x], gated(op, *halves[:: -1 if swap else 1]), {"swap": swap, **limit})
         gate = data(random, name, shape)
         pair = [wide(x), wide(gate)]
-        yield Case(op, [x, gate], gated(op, *pair[:: -1 if swap else 1]), {"swap": swap})
+        yield Case(op, [x, gate], gated(op, *pair[:: -1 if swap else 1]), {"swap": swap, **limit})
     if op == "swiglu_oai":
         x, gate = data(random, "f32", (4, 9)), data(random, "f32", (4, 9))
         yield Case(op, [x, gate], oai(wide(x), wide(gate), 0.5, 1.25), {"alpha": 0.5, "limit": 1.25})
 
 
 def gated(op: str, a: Array, b: Array) -> Array:
+    if op == "swiglu_clamp":
+        return ACTIVATIONS["swiglu"](np.minimum(a, 1.25)) * np.clip(b, -1.25, 1.25)
     return oai(a, b, 1.702, 7.0) if op == "swiglu_oai" else ACTIVATIONS[op](a) * b
 
 
@@ -44,7 +47,7 @@ def oai(a: Array, b: Array, alpha: float, limit: float) -> Array:
     return a / (1 + np.exp(-alpha * a)) * (np.clip(b, -limit, limit) + 1)
 
 
-CASES: dict[str, Cases] = dict.fromkeys((*ACTIVATIONS, "swiglu_oai"), glu_cases)
+CASES: dict[str, Cases] = dict.fromkeys((*ACTIVATIONS, "swiglu_clamp", "swiglu_oai"), glu_cases)
 
 F = "f32"
 REFUSED: list[Refusal] = [
@@ -56,6 +59,8 @@ REFUSED: list[Refusal] = [
     ("an infinite alpha", "swiglu_oai", [t(F, 4)], {"alpha": math.inf}, "alpha is inf"),
     ("a limit that is NaN", "swiglu_oai", [t(F, 4)], {"limit": math.nan}, "limit is nan"),
     ("a negative limit", "swiglu_oai", [t(F, 4)], {"limit": -1.0}, "must not be negative"),
+    ("no limit", "swiglu_clamp", [t(F, 4)], {}, "needs the attribute 'limit'"),
+    ("a limit below 0", "swiglu_clamp", [t(F, 4)], {"limit": -1.0}, "must not be negative"),
     ("a slope that is NaN", "xielu", [t(F, 4)], {"alpha_n": math.nan, "alpha_p": 0.0}, "alpha_n is nan"),
     ("no slopes", "xielu", [t(F, 4)], {}, "needs the attribute"),
 ]

@@ -69,6 +69,7 @@ def rope(x: Array, positions: Array, factors: Array | None, attributes: dict[str
         for pair, theta in enumerate(angles(place, width, divisors, a)[:count]):
             cosine, sine = yarn(theta, pair, a)
             i, j = (2 * pair, 2 * pair + 1) if a["mode"] == NORMAL else (pair, pair + count)
+            i, j = i + a.get("offset", 0), j + a.get("offset", 0)
             first, second = x[..., token, :, i], x[..., token, :, j]
             result[..., token, :, i] = first * cosine - second * sine
             result[..., token, :, j] = first * sine + second * cosine
@@ -100,6 +101,13 @@ def rope_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
             factors = random.uniform(0.5, 2, width).astype(np.float32)
             expected = rope(wide(x), positions, wide(factors), attributes)
             yield Case(op, [x, positions, factors], expected, attributes)
+    for mode, width, dims, sections in MODES:
+        offset = width - (2 * dims if mode == VISION else dims)
+        if offset:
+            attributes = {"n_dims": dims, "mode": mode, "sections": sections, "offset": offset}
+            x = data(random, "f32", (3, 2, width))
+            positions = random.integers(0, 60, (4, 3) if sections else (3,)).astype(np.int32)
+            yield Case(op, [x, positions], rope(wide(x), positions, None, attributes), attributes)
     nothing = [np.zeros((0, 2, 4), np.float32), np.zeros(0, np.int32)]
     yield Case(op, nothing, np.zeros((0, 2, 4)), {"n_dims": 4})
     far = [data(random, "f32", (2, 1, 8)), np.array([2**31 - 1, -(2**31)], np.int32)]
@@ -129,6 +137,10 @@ REFUSED: list[Refusal] = [
     refused("a mode of no model", "mode is 1", mode=1),
     refused("odd dimensions", "must be even", n_dims=7),
     refused("more dimensions than the row", "n_dims is 10", n_dims=10),
+    refused("an offset below 0", "offset is -1", n_dims=4, offset=-1),
+    refused("an offset past the row", "offset is 5", n_dims=4, offset=5),
+    refused("an offset in vision", "offset is 1", X, P4, n_dims=4, mode=VISION, sections=(1, 1, 1, 1),
+            offset=1),
     refused("dimensions below 2", "n_dims is -2", n_dims=-2),
     refused("rotated matrices", "at least 3", t("f32", 3, 8), P),
     refused("positions that are i64", "needs i32[3]", X, t("i64", 3)),

@@ -79,6 +79,8 @@ def conv_2d_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
         x, kernel = data(random, right, (2, 3, *form[0])), data(random, left, (4, 3, *form[1]))
         expected = np.einsum("ncyxij,ocij->noyx", windows(wide(x), form), wide(kernel))
         yield Case(op, [kernel, x], expected, numbers(form)[1])
+    nothing = [np.zeros((4, 0, 2, 2), np.float32), np.zeros((1, 0, 3, 3), np.float32)]
+    yield Case(op, nothing, np.zeros((1, 4, 2, 2)))
 
 
 def conv_2d_dw_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
@@ -133,12 +135,19 @@ def pool_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
 def upscale_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
     forms = [((3, 4), (6, 8)), ((3, 4), (7, 9)), ((5, 6), (2, 3)), ((1, 1), (3, 2)),
              ((2, 1, 3, 4), (4, 3, 5, 8)), ((4, 3), (1, 1)), ((2, 3, 3), (2, 3, 3))]  # fmt: skip
-    for name, (shape, target), mode, corners in itertools.product(FLOATS, forms, (0, 1), (False, True)):
+    for name, (shape, target), mode, corners in itertools.product(FLOATS, forms, (0, 1, 2), (False, True)):
         x = data(random, name, shape)
         expected = np.zeros(target)
         for place in np.ndindex(target):
             expected[place] = upscaled(wide(x), place, target, mode, corners)
         yield Case(op, [x], expected, {"shape": target, "mode": mode, "align_corners": corners})
+    for (shape, target), corners in itertools.product([*forms, ((9, 13), (3, 2))], (False, True)):
+        x = data(random, "f32", shape)
+        expected = np.zeros(target)
+        for place in np.ndindex(target):
+            expected[place] = antialiased(wide(x), place, target, corners)
+        attributes = {"shape": target, "mode": 1, "align_corners": corners, "antialias": True}
+        yield Case(op, [x], expected, attributes)
 
 
 def upscaled(x: Array, place: Sequence[int], target: Sequence[int], mode: int, corners: bool) -> float:
@@ -154,6 +163,9 @@ def upscaled(x: Array, place: Sequence[int], target: Sequence[int], mode: int, c
     sides = []
     for axis in (-2, -1):
         y = (place[axis] + offset) / factors[axis] - offset
+        if mode == 2:
+            sides.append(cubic(y, x.shape[axis]))
+            continue
         low = min(max(math.floor(y), 0), x.shape[axis] - 1)
         high = min(max(math.floor(y) + 1, 0), x.shape[axis] - 1)
         part = min(max(y - low, 0.0), 1.0)
@@ -161,6 +173,34 @@ def upscaled(x: Array, place: Sequence[int], target: Sequence[int], mode: int, c
     for (row, down), (column, across) in itertools.product(*sides):
         total += float(x[(*at[:-2], row, column)]) * down * across
     return total
+
+
+def antialiased(x: Array, place: Sequence[int], target: Sequence[int], corners: bool) -> float:
+    """One element of ggml's bilinear mode with its antialiasing flag."""
+    at = [i * have // size for i, have, size in zip(place, x.shape, target, strict=True)]
+    offset, sides = 0.0 if corners else 0.5, []
+    for axis in (-2, -1):
+        have, size = x.shape[axis], target[axis]
+        factor = (size - 1) / (have - 1) if corners and min(have, size) > 1 else size / have
+        centre, support = (place[axis] + offset) / factor, max(1.0, 1 / factor)
+        covered = range(max(0, int(centre - support + offset)), min(have, int(centre + support + offset)))
+        weights = [(i, max(0.0, 1 - abs((i - centre + offset) / support))) for i in covered]
+        sides.append(weights)
+    value = total = 0.0
+    for (row, down), (column, across) in itertools.product(*sides):
+        value += float(x[(*at[:-2], row, column)]) * down * across
+        total += down * across
+    return value / total if total else value
+
+
+def cubic(y: float, size: int) -> list[tuple[int, float]]:
+    """The neighbours of a place and their weights, as in ggml's bicubic."""
+    a, low = -0.75, math.floor(y)
+    d = y - low
+    near = [((a + 2) * z - (a + 3)) * z * z + 1 for z in (d, 1 - d)]
+    far = [((a * z - 5 * a) * z + 8 * a) * z - 4 * a for z in (d + 1, 2 - d)]
+    weights = (far[0], near[0], near[1], far[1])
+    return [(min(max(low + i - 1, 0), size - 1), weight) for i, weight in enumerate(weights)]
 
 
 def pad_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
@@ -257,7 +297,8 @@ REFUSED: list[Refusal] = [
     ("a huge pool", "pool_1d", [t(F, 5)], {"kernel": (2**31,), "padding": (2**31 - 1,)}, "kernel is"),
     ("a pool that does not fit", "pool_1d", [t(F, 5)], {"kernel": (8,), "padding": (1,)}, "does not fit"),
     ("a pool of a row", "pool_2d", [t(F, 5)], {"kernel": (1, 1)}, "at least 2"),
-    ("a scale of no mode", "upscale", [t(F, 2, 2)], {"shape": (4, 4), "mode": 2}, "mode is 2"),
+    ("a scale of no mode", "upscale", [t(F, 2, 2)], {"shape": (4, 4), "mode": 3}, "mode is 3"),
+    ("antialias of no mode", "upscale", [t(F, 2, 2)], {"shape": (4, 4), "antialias": True}, "mode 0"),
     ("a scale to nothing", "upscale", [t(F, 2, 2)], {"shape": (4, 0)}, "as many sizes"),
     ("a scale of nothing", "upscale", [t(F, 2, 0)], {"shape": (4, 1)}, "as many sizes"),
     ("a scale to other dimensions", "upscale", [t(F, 2, 2)], {"shape": (4,)}, "as many sizes"),

@@ -87,6 +87,29 @@ def test_sizes_and_strides_of_blocks_count_blocks() -> None:
     assert (found.size, found.nbytes, found.strides) == (192, 3 * 2 * 34, (68, 34))
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "blocks", "storage", "stored"),
+    [
+        ("f32", (3, 64), (3, 64), "float32", (3, 64)),
+        ("bf16", (3, 64), (3, 64), "uint16", (3, 64)),
+        ("bf16", (), (), "uint16", ()),
+        ("q8_0", (3, 64), (3, 2), "uint8", (3, 68)),
+        ("q4_k", (0, 512), (0, 2), "uint8", (0, 288)),
+        ("q4_0", (0,), (0,), "uint8", (0,)),
+        ("bool", (5,), (5,), "bool", (5,)),
+    ],
+)
+def test_every_tensor_can_be_held_by_an_array_of_its_storage(
+    name: str, shape: tuple[int, ...], blocks: tuple[int, ...], storage: str, stored: tuple[int, ...]
+) -> None:
+    """bf16 as its bits, and rows of blocks as rows of bytes, without a package for either."""
+    found = TensorType(DTYPES[name], shape)
+    assert (found.block_shape, found.dtype.storage, found.storage_shape) == (blocks, storage, stored)
+    array = np.zeros(found.storage_shape, found.dtype.storage)
+    assert array.nbytes == found.nbytes
+    assert not array.size or array.strides[:-1] == found.strides[:-1]
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3, 4), (1,) * 8])
 def test_sizes_and_strides_are_numpys(shape: tuple[int, ...]) -> None:
     array = np.zeros(shape, np.float32)

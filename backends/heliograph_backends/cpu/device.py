@@ -14,23 +14,33 @@ from typing import Any, ClassVar
 from heliograph_backends.contract import (
     CONTRACT_VERSION,
     Backend,
+    BufferType,
     CompileOptions,
     Device,
+    Estimate,
     LeafBindings,
     Parameter,
     ParameterKind,
     Plan,
 )
-from heliograph_backends.cpu import kernels
+from heliograph_backends.cpu import facts, kernels
+from heliograph_backends.cpu.hbm import hbm_buffer_types, why_no_hbm
 from heliograph_backends.cpu.memory import Budget, HostBuffer, HostBufferType, machine_memory_bytes
-from heliograph_backends.cpu.plan import CpuPlan
+from heliograph_backends.cpu.plan import CpuPlan, estimate
 from heliograph_backends.cpu.stream import CpuStream
 from heliograph_proto.description import Capabilities, DeviceType, Memory
+from heliograph_proto.errors import DeadlineExceededError, InvalidArgumentError, LimitExceededError
 from heliograph_proto.graph import Graph
-from heliograph_proto.rules import PLAIN
+from heliograph_proto.quantization import can_quantize
 from heliograph_proto.types import TensorType
 
 logger = logging.getLogger(__name__)
+
+#: More than any machine has; what is beyond is a slip of the pen.
+MOST_THREADS = 4096
+
+#: How long a change of the number of threads waits for the program that runs.
+IDLE_SECONDS = 10.0
 
 
 def processor_name() -> str:
@@ -51,6 +61,13 @@ def usable_threads() -> int:
     return os.cpu_count() or 1
 
 
+def checked_threads(count: int) -> int:
+    """The count. Raises InvalidArgumentError."""
+    if not 0 <= count <= MOST_THREADS:
+        raise InvalidArgumentError(f"threads={count}; 0 to {MOST_THREADS} make sense")
+    return count
+
+
 class CpuDevice(Device):
     """The host's processor. Its threads are its own: BLAS is held to one thread while it is open."""
 
@@ -68,6 +85,7 @@ class CpuDevice(Device):
         self.description = f"{processor_name()}, {self.threads} threads"
         self._budget = Budget(name, memory_bytes or machine_memory_bytes())
         self._buffer_type = HostBufferType(self, self._budget)
+        self._hbm_types = hbm_buffer_types(self, self._budget)
         self._blas = _BlasHold()
         self._numbers = count()
         # Helpers serve one program at a time; whoever finds them busy computes alone, with the same bits.
@@ -90,18 +108,42 @@ class CpuDevice(Device):
     def host_buffer_type(self) -> HostBufferType | None:
         return self._buffer_type
 
+    @property
+    def extra_buffer_types(self) -> Sequence[BufferType]:
+        return self._hbm_types
+
+    def features(self) -> Mapping[str, str]:
+        found = {
+            "threads": str(self.threads),
+            "native_kernels": facts.native_compiler() if self.native else "",
+            "instruction_set": facts.instruction_set(),
+            "blas": facts.blas_library(),
+        }
+        return {name: value for name, value in found.items() if value}
+
+    def why_missing(self) -> Mapping[str, str]:
+        found = {
+            "native_kernels": "" if self.native else "numba is not installed, or was not wanted",
+            "hbm": why_no_hbm(),
+        }
+        return {name: why for name, why in found.items() if why}
+
     def stream(self) -> CpuStream:
         return CpuStream(self, f"heliograph-{self.name}-stream-{next(self._numbers)}")
 
     def compile(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
         return CpuPlan(self, graph, bindings, options)
 
+    def estimate(self, graph: Graph, options: CompileOptions) -> Estimate:
+        return estimate(self, graph, options)
+
     def supports_op(
         self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
     ) -> str:
-        for found in (*operands, result):
-            if found.dtype.kind not in PLAIN or found.dtype.name == "bf16":
-                return f"the CPU does not compute on {found.dtype}; convert it first"
+        target = result.dtype
+        quantizes = target.kind == "quantized" and any(found.dtype.is_float for found in operands)
+        if quantizes and not can_quantize(target):
+            return f"the CPU does not quantize to {target}; quantize it before"
         return ""
 
     def supports_buffer_type(self, buffer_type: Any) -> bool:
@@ -110,13 +152,34 @@ class CpuDevice(Device):
     def buffer_from_host(self, memory: memoryview) -> HostBuffer:
         return self._buffer_type.wrap(memory)
 
-    def run_program(self, program: kernels.BoundProgram) -> kernels.Status:
-        """Runs a native program on the device's workers, or on this thread alone if they are busy."""
-        if not self._helpers_free.acquire(blocking=False):
+    def run_program(self, program: kernels.BoundProgram, threads: int = 0) -> kernels.Status:
+        """Runs a native program on the device's workers, at most `threads` of them (0: all), or on this
+        thread alone if they are busy.
+        """
+        if threads == 1 or not self._helpers_free.acquire(blocking=False):
             return program.run(None)
         try:
-            return program.run(self._workers)
+            return program.run(self._workers, threads)
         finally:
+            self._helpers_free.release()
+
+    def set_threads(self, count: int) -> None:
+        """How many threads compute from now on, in plans that exist as well; 0: one for each processor.
+
+        Waits for the native program that runs. Raises InvalidArgumentError; DeadlineExceededError where that
+        takes too long; LimitExceededError where the system gives no more threads.
+        """
+        wanted = checked_threads(count) or usable_threads()
+        if not self._helpers_free.acquire(timeout=IDLE_SECONDS):
+            message = f"device {self.name} was not idle within {IDLE_SECONDS:.0f} s"
+            raise DeadlineExceededError(message, advice="try again between two runs")
+        try:
+            self._workers.resize(wanted)
+        except RuntimeError as error:
+            raise LimitExceededError(f"the system gives no {wanted} threads: {error}") from error
+        finally:
+            self.threads = self._workers.helpers + 1
+            self.description = f"{processor_name()}, {self.threads} threads"
             self._helpers_free.release()
 
     def close(self) -> None:
@@ -167,14 +230,23 @@ class CpuBackend(Backend):
         Parameter("memory", ParameterKind.SIZE, "memory that it may use; 0: the machine's"),
     )
 
-    def __init__(self, parameters: Sequence[Mapping[str, int]] = ({},)) -> None:
-        self._devices = tuple(
-            CpuDevice(f"cpu{number}", one.get("threads", 0), one.get("memory", 0))
-            for number, one in enumerate(parameters)
-        )
+    def __init__(self, parameters: Sequence[Mapping[str, Any]] = ({},)) -> None:
+        self._devices: tuple[CpuDevice, ...] = ()
+        self._why = ""
+        try:
+            for number, one in enumerate(parameters):
+                threads = checked_threads(one.get("threads", 0))
+                self._devices += (CpuDevice(f"cpu{number}", threads, one.get("memory", 0)),)
+        except Exception as error:
+            for device in self._devices:
+                device.close()
+            self._devices, self._why = (), str(error) or type(error).__name__
 
     def devices(self) -> tuple[CpuDevice, ...]:
         return self._devices
 
+    def why_unavailable(self) -> str:
+        return self._why
+
     def features(self) -> Mapping[str, str]:
-        return {"native kernels": "numba" if kernels.available() else "none: numba is not installed"}
+        return {"native_kernels": facts.native_compiler() or "none: numba is not installed"}

@@ -116,7 +116,7 @@ class HostBuffer(Buffer):
         self._on_free: Callable[[], None] | None = on_free
 
     def __repr__(self) -> str:
-        state = "freed" if self._on_free is None else self.usage.value
+        state = "freed" if self._on_free is None else self.usage.name.lower()
         return f"<HostBuffer {self.size_bytes} bytes, {state}>"
 
     def set(self, offset_bytes: int, data: memoryview) -> None:
@@ -153,13 +153,11 @@ class HostBuffer(Buffer):
         return True
 
     def array(self, type: TensorType, offset_bytes: int, strides: tuple[int, ...]) -> Any:
-        if type.dtype.block_size > 1:
-            row_bytes = type.shape[-1] // type.dtype.block_size * type.dtype.block_bytes
-            raw = self.memory[offset_bytes : offset_bytes + type.nbytes]
-            return raw.reshape(*type.shape[:-1], row_bytes)
+        """Of `type.dtype.storage`: bf16 as its bits, rows of blocks as bytes, which lie together."""
         if type.size == 0:
-            return np.empty(type.shape, type.dtype.numpy)
-        return np.ndarray(type.shape, type.dtype.numpy, self.memory, offset_bytes, strides)
+            return np.empty(type.storage_shape, type.dtype.storage)
+        steps = strides if type.dtype.block_size == 1 else (*strides[:-1], 1)
+        return np.ndarray(type.storage_shape, type.dtype.storage, self.memory, offset_bytes, steps)
 
     def extra(self, key: object, size_bytes: int, make: Callable[[], Any]) -> Any:
         """What `make` gave for this key, counted as memory of the device until reset or free.

@@ -2,12 +2,13 @@
 
 `define(op, attributes, xp)` gives a function `kernel(*operands, out)` that writes the result into
 `out`. It works in the operands' own precision, except that f16 is computed in f32 and rounded once, at
-the end. Other kernels are compared with these; a device without faster ones runs these.
+the end. Told the data types, it also takes what arrays have no type for: bf16 as bits and blocks as bytes
+(see `stored`). Other kernels are compared with these; a device without faster ones runs these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -22,7 +23,10 @@ from heliograph_backends.definition import (
     rows,
     windows,
 )
-from heliograph_backends.definition.base import Array, Attributes, Formula, Kernel, Writer
+from heliograph_backends.definition.base import Array, Attributes, Formula, Kernel, Writer, wide
+from heliograph_backends.definition.stored import define_stored, is_stored
+from heliograph_proto.graph import Graph
+from heliograph_proto.types import DType
 
 #: Ops that are one ufunc, called as ufunc(*operands, out).
 UFUNCS = {
@@ -35,7 +39,7 @@ UFUNCS = {
     "maximum": "maximum", "minimum": "minimum", "equal": "equal", "not_equal": "not_equal",
     "less": "less", "less_equal": "less_equal", "greater": "greater",
     "greater_equal": "greater_equal", "logical_and": "logical_and", "logical_or": "logical_or",
-    "logical_xor": "logical_xor", "matmul": "matmul",
+    "logical_xor": "logical_xor",
 }  # fmt: skip
 
 _FAMILIES = (activations, attention, basic, products, reductions, rope, rows, windows)
@@ -47,13 +51,49 @@ FORMULAS: Mapping[str, Formula] = {
 WRITERS: Mapping[str, Writer] = {**rows.WRITERS, **windows.WRITERS}
 
 
-def define(op: str, attributes: Attributes, xp: Any = numpy) -> Kernel:
-    """The kernel of an op with its attributes bound."""
+def define(
+    op: str,
+    attributes: Attributes,
+    xp: Any = numpy,
+    *,
+    operands: Sequence[DType] = (),
+    result: DType | None = None,
+) -> Kernel:
+    """The kernel of an op with its attributes bound.
+
+    `operands` and `result` are needed where one of them is bf16 or quantized; the arrays then have
+    `dtype.storage` and `TensorType.storage_shape`.
+    """
+    if result is not None and any(map(is_stored, (*operands, result))):
+        return define_stored(_define, op, attributes, xp, operands, result)
+    return _define(op, attributes, xp)
+
+
+def define_node(graph: Graph, number: int, xp: Any = numpy) -> Kernel:
+    """The kernel of a node of a validated graph."""
+    node = graph.nodes[number]
+    operands = [graph.type_of(value).dtype for value in node.operands]
+    return define(node.op, node.attributes, xp, operands=operands, result=node.type.dtype)
+
+
+def _define(op: str, attributes: Attributes, xp: Any) -> Kernel:
+    if op == "matmul":
+        return _matmul(xp)
     if op in UFUNCS:
         ufunc: Kernel = getattr(xp, UFUNCS[op])
         # NumPy wants their third argument by name, since min(a, b, c) would be another thing.
         return (lambda a, b, out: ufunc(a, b, out=out)) if op in ("maximum", "minimum") else ufunc
     return _writing(WRITERS[op], attributes, xp) if op in WRITERS else _filling(FORMULAS[op], attributes, xp)
+
+
+def _matmul(xp: Any) -> Kernel:
+    def kernel(a: Array, b: Array, out: Array) -> None:
+        if a.dtype == xp.float16:
+            out[...] = xp.matmul(wide(xp, a), wide(xp, b))
+        else:
+            xp.matmul(a, b, out=out)
+
+    return kernel
 
 
 def _filling(formula: Formula, attributes: Attributes, xp: Any) -> Kernel:

@@ -43,6 +43,13 @@ def relu(xp: Any, attributes: Attributes, x: Array) -> Array:
     return xp.maximum(x, constant(x, 0))
 
 
+def swiglu_clamp(xp: Any, attributes: Attributes, x: Array, gate: Array | None = None) -> Array:
+    """That of DeepSeek V4 and GLM 5: clamped before the activation, which has no lower bound to need."""
+    x, gate = _parts(attributes, x, gate)
+    limit = constant(x, attributes["limit"])
+    return basic.silu(xp, attributes, xp.minimum(x, limit)) * xp.clip(gate, -limit, limit)
+
+
 def swiglu_oai(xp: Any, attributes: Attributes, x: Array, gate: Array | None = None) -> Array:
     """That of gpt-oss: clamped, with a slope in the sigmoid, times the gate plus 1."""
     x, gate = _parts(attributes, x, gate)
@@ -58,5 +65,6 @@ FORMULAS: Mapping[str, Formula] = {
     "geglu_erf": gated(basic.gelu_erf),
     "geglu_quick": gated(basic.gelu_quick),
     "swiglu": gated(basic.silu),
+    "swiglu_clamp": in_wide(swiglu_clamp),
     "swiglu_oai": in_wide(swiglu_oai),
 }

@@ -200,6 +200,7 @@ FORMULAS: Mapping[str, Formula] = {
     "clamp": clamp,
     "leaky_relu": in_wide(leaky_relu),
     "cast": cast,
+    "cpy": lambda xp, attributes, x, target: x.reshape(target.shape),
     "where": lambda xp, attributes, condition, a, b: xp.where(condition, a, b),
     "reduce_sum": reducing("sum"),
     "reduce_mean": mean,

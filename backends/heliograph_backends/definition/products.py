@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from heliograph_backends.definition.base import Array, Attributes, Formula, accumulated, check_indices
+from heliograph_backends.definition.stored import Widening
+
+#: Elements of narrow weights that are widened at once, as far as one row allows.
+TILE_ELEMENTS = 2**20
 
 
 def repeated_matmul(xp: Any, a: Array, b: Array) -> Array:
@@ -23,7 +28,20 @@ def repeated_matmul(xp: Any, a: Array, b: Array) -> Array:
 
 
 def mul_mat(xp: Any, attributes: Attributes, weights: Array, activations: Array) -> Array:
-    weights, activations = accumulated(xp, weights, activations)
+    """Narrow weights are widened some rows at a time, whose number depends on shapes alone."""
+    (activations,) = accumulated(xp, activations)
+    if weights.dtype == activations.dtype and not isinstance(weights, Widening):
+        return _mul_mat(xp, weights, activations)
+    result = xp.empty((*activations.shape[:-1], weights.shape[-2]), activations.dtype)
+    step = max(1, TILE_ELEMENTS // max(1, math.prod(weights.shape[:-2]) * weights.shape[-1]))
+    for start in range(0, weights.shape[-2], step):
+        part = slice(start, start + step)
+        (some,) = accumulated(xp, weights[..., part, :])
+        result[..., part] = _mul_mat(xp, some, activations)
+    return result
+
+
+def _mul_mat(xp: Any, weights: Array, activations: Array) -> Array:
     # The order that BLAS knows best has the many rows of the activations on the left.
     if weights.ndim == 2:
         return xp.matmul(activations, weights.T)

@@ -31,9 +31,11 @@ def rope(xp: Any, attributes: Attributes, x: Array, positions: Array, factors: A
 
 def _places(attributes: Attributes, count: int) -> tuple[slice, slice]:
     """Where the first and the second elements of the pairs are in a row."""
+    start = attributes["offset"]
+    middle, stop = start + count, start + 2 * count
     if attributes["mode"] == NORMAL:
-        return slice(0, 2 * count, 2), slice(1, 2 * count, 2)
-    return slice(0, count), slice(count, 2 * count)
+        return slice(start, stop, 2), slice(start + 1, stop, 2)
+    return slice(start, middle), slice(middle, stop)
 
 
 def _angles(xp: Any, attributes: Attributes, positions: Array, count: int) -> Array:

@@ -89,11 +89,13 @@ def _windows_as_rows(xp: Any, attributes: Attributes, kernel: tuple[int, ...], d
 def conv_2d(xp: Any, attributes: Attributes, kernel: Array, data: Array) -> Array:
     """Each tile's windows as rows, times the kernel's."""
     (kernel,) = accumulated(xp, kernel)
-    matrix = kernel.reshape(kernel.shape[0], -1).T
+    # Sizes are named, since without channels none of them could be found.
+    matrix = kernel.reshape(kernel.shape[0], math.prod(kernel.shape[1:])).T
 
     def product(windows: Array) -> Array:
         rows = windows.transpose(0, 2, 3, 1, 4, 5)
-        return (rows.reshape(-1, matrix.shape[0]) @ matrix).reshape(*rows.shape[:3], -1).transpose(0, 3, 1, 2)
+        flat = rows.reshape(math.prod(rows.shape[:3]), matrix.shape[0])
+        return (flat @ matrix).reshape(*rows.shape[:3], matrix.shape[1]).transpose(0, 3, 1, 2)
 
     return _convolved(xp, attributes, kernel, data, kernel.shape[0], product)
 
@@ -203,7 +205,12 @@ def upscale(xp: Any, attributes: Attributes, x: Array) -> Array:
     ]
     if attributes["mode"] == 0:
         return x[open_grid(nearest)]
-    sides = [_between(xp, have, size, corners) for have, size in zip(x.shape[-2:], shape[-2:], strict=True)]
+    if attributes["antialias"]:
+        for axis in (-2, -1):
+            x = _weighted(xp, x, axis, _triangles(xp, x.shape[axis], shape[axis], corners))
+        return x[open_grid([*nearest[:-2], *map(xp.arange, shape[-2:])])]
+    between = _between if attributes["mode"] == 1 else _among_four
+    sides = [between(xp, have, size, corners) for have, size in zip(x.shape[-2:], shape[-2:], strict=True)]
     result: Any = 0
     for (row, down), (column, across) in itertools.product(*sides):
         weight = (down[:, None] * across).astype(x.dtype)
@@ -220,14 +227,58 @@ def _nearest(xp: Any, have: int, size: int, corners: bool) -> Array:
 
 def _between(xp: Any, have: int, size: int, corners: bool) -> list[tuple[Array, Array]]:
     """The two neighbours of each of the new places, and their weights."""
-    offset = 0.0 if corners else 0.5
-    aligned = corners and have > 1 and size > 1
-    scale = (have - 1) / (size - 1) if aligned else have / size
-    at = (xp.arange(size) + offset) * scale - offset
+    at = _positions(xp, have, size, corners)
     before = xp.clip(xp.floor(at), 0, have - 1).astype(int)
     after = xp.clip(xp.floor(at) + 1, 0, have - 1).astype(int)
     part = xp.clip(at - before, 0, 1)
     return [(before, 1 - part), (after, part)]
+
+
+def _among_four(xp: Any, have: int, size: int, corners: bool) -> list[tuple[Array, Array]]:
+    """The four neighbours, and the weights of cubic convolution (Keys, 1981; a = -0.75, as in ggml)."""
+    at = _positions(xp, have, size, corners)
+    before, a = xp.floor(at), -0.75
+    found = []
+    for step in (-1, 0, 1, 2):
+        away = xp.abs(at - before - step)
+        near = ((a + 2) * away - (a + 3)) * away * away + 1
+        far = ((a * away - 5 * a) * away + 8 * a) * away - 4 * a
+        place = xp.clip(before + step, 0, have - 1).astype(int)
+        found.append((place, near if step in (0, 1) else far))
+    return found
+
+
+def _triangles(xp: Any, have: int, size: int, corners: bool) -> tuple[Array, Array]:
+    """The elements that each of the new places covers, [size, most of them], and their weights.
+
+    A triangle as wide as two of the new elements, but at least two of the old ones; weights add up to 1.
+    """
+    offset = 0.0 if corners else 0.5
+    at = _positions(xp, have, size, corners) + offset
+    support = max(1.0, have / size if not corners or min(have, size) < 2 else (have - 1) / (size - 1))
+    first = xp.maximum(at - support + offset, 0).astype(int)
+    stop = xp.minimum(at + support + offset, have).astype(int)
+    place = first[:, None] + xp.arange(int(2 * support) + 2)
+    weight = xp.maximum(1 - xp.abs(place - at[:, None] + offset) / support, 0)
+    weight = xp.where(place < stop[:, None], weight, 0)
+    return xp.minimum(place, have - 1), weight / weight.sum(-1, keepdims=True)
+
+
+def _weighted(xp: Any, x: Array, axis: int, taps: tuple[Array, Array]) -> Array:
+    """Sums of elements along an axis, at places [size, taps] with weights."""
+    total: Any = 0
+    for place, weight in zip(taps[0].T, taps[1].T, strict=True):
+        wide = weight.astype(x.dtype).reshape(-1, *(1,) * (-1 - axis))
+        total = total + xp.take(x, place, axis=axis) * wide
+    return total
+
+
+def _positions(xp: Any, have: int, size: int, corners: bool) -> Array:
+    """Where the new places lie among the old ones: centres of pixels, or corners on corners."""
+    offset = 0.0 if corners else 0.5
+    aligned = corners and have > 1 and size > 1
+    scale = (have - 1) / (size - 1) if aligned else have / size
+    return (xp.arange(size) + offset) * scale - offset
 
 
 def pad(xp: Any, attributes: Attributes, out: Array, x: Array) -> None:
