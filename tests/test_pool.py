@@ -54,7 +54,7 @@ def test_the_conformance_suite_passes_through_the_daemon(daemon: DaemonUrls) -> 
     with open_device(daemon.unix) as device:
         report = run(device, quick=True)
     assert not report.failures, "\n".join(map(str, report.failures))
-    assert len(report.results) > 1000
+    assert len(report.results) > 500
 
 
 def test_its_name_says_where_it_is_and_its_features_which_member(device: RemoteDevice) -> None:
