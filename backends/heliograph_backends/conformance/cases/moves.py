@@ -1,0 +1,275 @@
+"""Cases of ops that move elements: gathers, copies, views, blocks, sources, variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from heliograph_backends.conformance.case import OpCase, OutsideCase, t
+from heliograph_backends.conformance.cases.forms import (
+    FLOATS,
+    LARGE,
+    NUMBERS,
+    PLAIN,
+    QUANTIZED,
+    STRIDES,
+    TAKEN,
+    Cases,
+    c,
+    if_allowed,
+    laid,
+)
+from heliograph_proto.graph import LeafKind
+from heliograph_proto.types import DTYPES
+
+
+def outside(*cases: OpCase) -> Iterator[OpCase]:
+    """As cases whose runs must end with OutOfRangeError."""
+    for case in cases:
+        yield OutsideCase(case.op, case.operands, case.attributes)
+
+
+def get_rows(op: str) -> Iterator[OpCase]:
+    """Rows of every type by both index types."""
+    yield from laid(c(op, t("f32", 9, 33), t("i32", 4, fill="below 9")), (*STRIDES, "repeated", *TAKEN))
+    for name in PLAIN:
+        yield c(op, t(name, 9, 5), t("i64", 4, fill="below 9"))
+        yield c(op, t(name, 2, 3, 4, 5), t("i32", 2, 3, 6, fill="below 4"))
+    for count in (0, 1, 300):
+        yield c(op, t("f32", 9, 5, kind=LeafKind.WEIGHT), t("i32", count, fill="below 9"))
+    yield c(op, t("f32", 0, 5), t("i32", 0))
+    for name in QUANTIZED:
+        yield from if_allowed(
+            c(op, t(name, 9, 64, kind=LeafKind.WEIGHT), t("i32", 4, fill="below 9")),
+            c(op, t(name, 2, 4, 32), t("i64", 2, 6, fill="below 4")),
+        )
+    for wrong in (9, -1, 2**31 - 1):
+        yield from outside(c(op, t("f32", 9, 5), t("i32", 4, fill=f"outside {wrong}")))
+
+
+def set_rows(op: str) -> Iterator[OpCase]:
+    """Rows of the target's type, or of another float, at distinct indices."""
+    first = c(op, t("f32", 9, 33), t("f32", 4, 33), t("i32", 4, fill="distinct 9"))
+    yield from laid(first, (*STRIDES, *TAKEN))
+    for name in PLAIN:
+        yield c(op, t(name, 9, 5), t(name, 4, 5), t("i64", 4, fill="distinct 9"))
+    for into, source in (("f16", "f32"), ("f32", "f16"), ("bf16", "f32"), ("f16", "bf16")):
+        yield c(op, t(into, 9, 5), t(source, 4, 5), t("i32", 4, fill="distinct 9"))
+    yield c(op, t("f32", 9, 5), t("f32", 0, 5), t("i32", 0))
+    yield c(op, t("f32", 2, 3, 4, 5), t("f32", 2, 3, 2, 5), t("i32", 2, 3, 2, fill="distinct 4"))
+    yield c(op, t("f32", 2, 4, 6, 3), t("f32", 2, 4, 5, 3), t("i64", 2, 5, fill="distinct 6"))
+    for name in QUANTIZED:
+        yield from if_allowed(c(op, t(name, 9, 64), t("f32", 4, 64), t("i32", 4, fill="distinct 9")))
+    for wrong in (9, -1):
+        yield from outside(c(op, t("f32", 9, 5), t("f32", 2, 5), t("i64", 2, fill=f"outside {wrong}")))
+
+
+def mul_mat_id(op: str) -> Iterator[OpCase]:
+    """Ids of experts that there are not."""
+    yield from outside(
+        c(op, t("f32", 4, 5, 6), t("f32", 3, 1, 6), t("i32", 3, 2, fill="outside 4")),
+        c(op, t("f32", 4, 5, 6), t("f32", 3, 1, 6), t("i32", 3, 2, fill="outside -1")),
+    )
+
+
+def add_id(op: str) -> Iterator[OpCase]:
+    """Biases by id."""
+    yield from laid(
+        c(op, t("f32", 4, 2, 33), t("f32", 6, 33), t("i32", 4, 2, fill="below 6")), (*STRIDES, *TAKEN)
+    )
+    for name in FLOATS[1:]:
+        yield c(op, t(name, 4, 5), t(name, 6, 5), t("i64", 4, fill="below 6"))
+    for lead in ((), (0, 2), (2, 1, 3)):
+        yield c(op, t("f32", *lead, 5), t("f32", 6, 5), t("i32", *lead, fill="below 6"))
+    yield from outside(c(op, t("f32", 4, 5), t("f32", 6, 5), t("i32", 4, fill="outside 6")))
+
+
+def block(op: str) -> Iterator[OpCase]:
+    """A block in a larger tensor: in the middle, all of it, nothing."""
+    yield from laid(c(op, t("f32", 7, 33), t("f32", 3, 20), start=(2, 5)), (*STRIDES, *TAKEN))
+    forms = (((4, 5), (4, 5), (0, 0)), ((7,), (0,), (7,)), ((), (), ()), ((2, 3, 4), (1, 3, 2), (1, 0, 2)))
+    for whole, part, start in forms:
+        yield c(op, t("f32", *whole), t("f32", *part), start=start)
+    for name in NUMBERS[1:] if op == "acc" else PLAIN[1:]:
+        yield c(op, t(name, 7, 9), t(name, 3, 4), start=(4, 5))
+
+
+def cont(op: str) -> Iterator[OpCase]:
+    """A copy of anything."""
+    layouts = (*STRIDES, "repeated", "slice", "broadcast_to", "kept")
+    yield from laid(c(op, t("f32", 7, 33)), layouts)
+    for name in PLAIN[1:]:
+        yield from laid(c(op, t(name, 4, 3, 5)), ("slice of permute",))
+    for shape in ((), (0,), LARGE):
+        yield from laid(c(op, t("f32", *shape)), ("permute",))
+    yield c(op, t("f32", 13, fill="special"))
+    for name in ("i32", "i64", "u64"):
+        yield c(op, t(name, 200, fill="wide"))
+    for name in QUANTIZED:
+        yield from if_allowed(c(op, t(name, 3, 64)))
+
+
+def cpy(op: str) -> Iterator[OpCase]:
+    """To the shape and the type of another operand, whose elements do not matter."""
+    yield from laid(c(op, t("f32", 7, 33), t("f16", 11, 21)), (*STRIDES, "computed", "kept"), (0,))
+    for name in PLAIN[1:]:
+        yield c(op, t("f32", 4, 3, fill="below 3"), t(name, 2, 6))
+        yield c(op, t(name, 4, 3), t(name, 12))
+    yield c(op, t("f32", 0, 3), t("i32", 5, 0))
+    for name in QUANTIZED:
+        yield c(op, t("f32", 4, 48), t(name, 3, 64))
+        yield c(op, t(name, 3, 64), t("f32", 4, 48))
+
+
+def concat(op: str) -> Iterator[OpCase]:
+    """Two and more operands, empty ones too, and one twice as long."""
+    yield from laid(c(op, t("f32", 7, 33), t("f32", 7, 12), axis=1), (*STRIDES, "repeated", "computed"))
+    for name in PLAIN:
+        yield c(op, t(name, 2, 4, 3), t(name, 2, 0, 3), t(name, 2, 1, 3), axis=-2)
+    yield c(op, t("f32", 5, 9))
+    yield c(op, t("f32", 129, 9), t("f32", 130, 9), axis=0)
+    yield c(op, *(t("f32", 2, 3) for _ in range(40)), axis=1)
+
+
+def reshape(op: str) -> Iterator[OpCase]:
+    """Also of what lies with strides, which takes a copy."""
+    for shape in ((33, 7), (7, 3, 11)):
+        yield from laid(c(op, t("f32", 7, 33), shape=shape), (*STRIDES, "slice", "computed", "kept"))
+    for name in PLAIN[1:]:
+        yield c(op, t(name, 4, 1, 6), shape=(2, -1, 3))
+    yield c(op, t("f32", 0, 3), shape=(5, 0))
+    yield c(op, t("f32"), shape=(1, 1))
+
+
+def permute(op: str) -> Iterator[OpCase]:
+    """Every order of some dimensions."""
+    for axes in ((2, 0, 1), (0, 1, 2), (-1, -2, -3)):
+        yield from laid(c(op, t("f32", 4, 3, 5), axes=axes), (*STRIDES, "computed", "kept"))
+    for name in PLAIN[1:]:
+        yield c(op, t(name, 4, 3, 5), axes=(1, 2, 0))
+    yield c(op, t("f32", 2, 1, 2, 1, 3, 1, 2, 5), axes=(7, 6, 5, 4, 3, 2, 1, 0))
+    yield c(op, t("f32"), axes=())
+    yield c(op, t("f32", *LARGE), axes=(1, 0))
+
+
+def broadcast_to(op: str) -> Iterator[OpCase]:
+    """New dimensions in front, and repeated ones."""
+    for shape in ((4, 3, 6), (2, 2, 1, 1, 1, 4, 5, 6), (4, 1, 6)):
+        yield from laid(c(op, t("f32", 4, 1, 6), shape=shape), (*STRIDES, "computed"))
+    for name in PLAIN[1:]:
+        yield c(op, t(name, 4, 1, 6), shape=(4, 3, 6))
+    yield c(op, t("f32", 1, 6), shape=(0, 6))
+    yield c(op, t("f32"), shape=(3,))
+
+
+def slice_(op: str) -> Iterator[OpCase]:
+    """Parts with steps, empty parts."""
+    forms = (
+        ((1, 0, 2), (4, 1, 6), (2, 1, 3)), ((4, 0, 0), (4, 1, 6), (1, 1, 1)),
+        ((0, 0, 0), (4, 1, 6), (1, 1, 7)),
+    )  # fmt: skip
+    for start, stop, step in forms:
+        yield from laid(
+            c(op, t("f32", 4, 1, 6), start=start, stop=stop, step=step), (*STRIDES, "computed", "kept")
+        )
+    for name in PLAIN[1:]:
+        yield c(op, t(name, 9, 7), start=(1, 2), stop=(8, 7), step=(3, 2))
+
+
+def diag(op: str) -> Iterator[OpCase]:
+    """Diagonals of several matrices."""
+    yield from laid(c(op, t("f32", 3, 1, 7)), STRIDES)
+    for name in PLAIN[1:]:
+        yield c(op, t(name, 5))
+    for shape in ((0,), (1, 4), (0, 1, 2), (2, 1, 65)):
+        yield c(op, t("f32", *shape))
+
+
+def diag_mask(op: str) -> Iterator[OpCase]:
+    """Square, wide and high matrices."""
+    yield from laid(c(op, t("f32", 7, 9), n_past=1), (*STRIDES, *TAKEN))
+    for shape, past in (
+        ((5, 5), 0),
+        ((7, 3), 3),
+        ((2, 2, 4, 6), 1),
+        ((0, 3), 0),
+        (LARGE, 200),
+        ((3, 3), 2**31 - 1),
+    ):
+        yield c(op, t("f32", *shape), n_past=past)
+    for name in FLOATS[1:]:
+        yield c(op, t(name, 5, 7))
+
+
+def tri(op: str) -> Iterator[OpCase]:
+    """ggml's four triangles."""
+    for kind in range(4):
+        layouts = () if kind else ("spaced", "permute", *TAKEN)
+        yield from laid(c(op, t("f32", 3, 7, 7), type=kind), layouts)
+        yield c(op, t("f32", 1, 1), type=kind)
+    yield c(op, t("f32", 0, 0), type=0)
+    for name in NUMBERS[1:]:
+        yield c(op, t(name, 5, 5), type=2)
+
+
+def repeat(op: str) -> Iterator[OpCase]:
+    """Over and over again."""
+    yield from laid(c(op, t("f32", 4, 3), shape=(8, 9)), (*STRIDES, "repeated", "computed"))
+    for shape, target in (
+        ((), (3,)),
+        ((2, 3), (2, 2, 3)),
+        ((0, 2), (0, 4)),
+        ((5,), (0, 5)),
+        ((1, 33), (129, 99)),
+    ):
+        yield c(op, t("f32", *shape), shape=target)
+    for name in PLAIN[1:]:
+        yield c(op, t(name, 2, 3), shape=(4, 9))
+
+
+def fill(op: str) -> Iterator[OpCase]:
+    """Of every plain type, and numbers that overflow it."""
+    for name in PLAIN:
+        yield c(op, shape=(3, 4), value=1.0 if name == "bool" else 7.0, dtype=DTYPES[name])
+    for value in (float("inf"), -0.5, float("nan"), 1e300):
+        yield c(op, shape=(2,), value=value, dtype=DTYPES["f32"])
+    for shape in ((), (0, 2), LARGE):
+        yield c(op, shape=shape, value=0.25, dtype=DTYPES["f32"])
+    yield c(op, shape=(2,), value=-(2**63), dtype=DTYPES["i64"])
+
+
+def arange(op: str) -> Iterator[OpCase]:
+    """Up, down, nowhere, and where f32 has gaps."""
+    forms = (
+        (0, 5, 1),
+        (5, 0, -2),
+        (0.5, 2, 0.25),
+        (3, 3, 1),
+        (1, 0, 1),
+        (0, 1e3, 7.5),
+        (2**24, 2**24 + 64, 4),
+        (0, 70000, 1),
+    )
+    for start, stop, step in forms:
+        yield c(op, start=float(start), stop=float(stop), step=float(step))
+
+
+def assign(op: str) -> Iterator[OpCase]:
+    """A variable holds the value afterwards."""
+
+    def pair(name: str, *shape: int) -> OpCase:
+        return c(op, t(name, *shape, kind=LeafKind.VARIABLE), t(name, *shape))
+
+    yield from laid(pair("f32", 7, 33), (*STRIDES, "repeated", *TAKEN))
+    for name in PLAIN[1:]:
+        yield pair(name, 3, 5)
+    for shape in ((), (0, 2), LARGE):
+        yield pair("f32", *shape)
+
+
+CASES: Mapping[str, Cases] = {
+    "get_rows": get_rows, "set_rows": set_rows, "mul_mat_id": mul_mat_id, "add_id": add_id,
+    **dict.fromkeys(("acc", "set"), block), "cont": cont, "cpy": cpy, "concat": concat, "reshape": reshape,
+    "permute": permute, "broadcast_to": broadcast_to, "slice": slice_, "diag": diag,
+    **dict.fromkeys(("diag_mask_inf", "diag_mask_zero"), diag_mask), "tri": tri, "repeat": repeat,
+    "fill": fill, "arange": arange, "assign": assign,
+}  # fmt: skip

@@ -1,0 +1,169 @@
+"""What a graph's outputs are: the definition of every op, evaluated in float64.
+
+A value is exact as long as it comes from leaves by ops that are exact: it is computed in its own data type.
+Everything else is computed in float64, and may differ by the sum of the tolerances on the way to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from heliograph_backends.conformance.content import Array, Content, encode, is_plain
+from heliograph_backends.conformance.outcome import MismatchError
+from heliograph_backends.definition import define
+from heliograph_proto.graph import Graph, Node
+from heliograph_proto.ops import EXACT, OPS
+from heliograph_proto.types import F64, DType, TensorType
+
+#: How many times the root of the mean squared error that is allowed a single element may be off: in a large
+#: result the mean hides one that is wrong altogether.
+OUTLIER = 10.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """A value of a graph: numbers in its shape, and how far a device may be from them."""
+
+    type: TensorType
+    numbers: Array
+    #: The normalised mean squared error that is allowed; 0: none.
+    tolerance: float = EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """How far an output is from its reference."""
+
+    #: Normalised mean squared error: sum((a - b)**2) / sum(b**2).
+    error: float = 0.0
+    largest: float = 0.0
+
+
+def evaluate(graph: Graph, contents: Sequence[Content]) -> tuple[list[Value], list[Value]]:
+    """The outputs, and what the leaves hold afterwards; of variables what the last assignment wrote."""
+    values = [Value(one.type, one.values) for one in contents]
+    leaves = len(values)
+    for node in graph.nodes:
+        made = _evaluate(node, [values[value] for value in node.operands])
+        values.append(made)
+        if node.op == "assign":
+            values[node.operands[0]] = made
+    return [values[output.value] for output in graph.outputs], values[:leaves]
+
+
+def _evaluate(node: Node, operands: Sequence[Value]) -> Value:
+    types = [one.type for one in operands]
+    own = OPS[node.op].tolerance_for(types, node.type)
+    tolerance = sum((one.tolerance for one in operands), own)
+    integral = not node.type.dtype.is_float and node.type.dtype.kind != "quantized"
+    if tolerance != EXACT and not integral:
+        return Value(node.type, _in_float64(node, [one.numbers for one in operands]), tolerance)
+    if all(map(is_plain, (*types, node.type))):
+        numbers = [one.numbers for one in operands]
+        return Value(node.type, _defined(node.op, node.attributes, numbers, node.type, node.type.dtype))
+    # bf16 and blocks: exact ops need no more than float64 has, and one rounding at the end.
+    return Value(node.type, encode(node.type, _in_float64(node, [one.numbers for one in operands])).values)
+
+
+def _in_float64(node: Node, numbers: Sequence[Array]) -> Array:
+    wide = [one.astype(np.float64) if one.dtype.kind == "f" else one for one in numbers]
+    attributes = {
+        name: F64 if isinstance(value, DType) and not value.is_integer else value
+        for name, value in node.attributes.items()
+    }
+    return _defined(node.op, attributes, wide, node.type, F64)
+
+
+def _defined(
+    op: str, attributes: Mapping[str, Any], numbers: Sequence[Array], type: TensorType, dtype: DType
+) -> Array:
+    """The op's definition on these numbers, into an array of this data type."""
+    out = np.zeros(type.shape, dtype.numpy)
+    with np.errstate(all="ignore"):
+        define(op, attributes)(*numbers, out)
+    return out
+
+
+def compare(what: str, found: Content, expected: Value) -> Figures:
+    """How far an output is from its reference. Raises MismatchError: what, where first, by how much."""
+    if expected.tolerance == EXACT or not (expected.type.dtype.is_float or not is_plain(expected.type)):
+        return _compare_exactly(what, found.values, expected.numbers)
+    reference = expected.numbers.astype(np.float64)
+    # What the reference is once it is stored: an overflow is an infinity there, too.
+    with np.errstate(all="ignore"):
+        stored = encode(expected.type, reference).values.astype(np.float64)
+    if expected.type.dtype.block_size > 1:
+        reference = stored
+    _compare_special(what, found.values.astype(np.float64), stored)
+    finite = np.isfinite(stored)
+    figures = _figures(found.values[finite].astype(np.float64), reference[finite])
+    # A narrow data type cannot be nearer than its own rounding is.
+    allowed = expected.tolerance + 2 * _figures(stored[finite], reference[finite]).error
+    # A number between two quanta may go either way, which is far for itself.
+    quantized = expected.type.dtype.block_size > 1
+    largest = math.inf if quantized else OUTLIER * math.sqrt(allowed * _mean_square(reference[finite]))
+    if not (figures.error <= allowed and figures.largest <= largest):
+        raise MismatchError(
+            f"{what}: NMSE {figures.error:.3g}, allowed {allowed:.3g}; largest error {figures.largest:.3g}, "
+            f"allowed {largest:.3g}, " + _first(found.values, reference, finite)
+        )
+    return figures
+
+
+def _figures(found: Array, reference: Array) -> Figures:
+    """Of nothing but zeros, the mean squared error itself."""
+    if not reference.size:
+        return Figures()
+    difference = found - reference
+    error = float((difference * difference).mean()) / _mean_square(reference)
+    return Figures(error, float(np.abs(difference).max()))
+
+
+def _mean_square(reference: Array) -> float:
+    """Of nothing but zeros: 1."""
+    return (float((reference * reference).mean()) if reference.size else 0.0) or 1.0
+
+
+def _compare_exactly(what: str, found: Array, expected: Array) -> Figures:
+    same = found == expected
+    if found.dtype.kind == "f":
+        same = same | (np.isnan(found) & np.isnan(expected))
+    if same.all():
+        return Figures()
+    place = _place(~same)
+    raise MismatchError(
+        f"{what}: {int((~same).sum())} of {same.size} elements differ, first at {place}: "
+        f"{found[place]!s}, expected exactly {expected[place]!s}"
+    )
+
+
+def _compare_special(what: str, found: Array, expected: Array) -> None:
+    """NaN where the reference has it, infinities of the same sign."""
+    for name, test in (("NaN", np.isnan), ("infinite", np.isinf)):
+        wrong = test(found) != test(expected)
+        if name == "infinite":
+            wrong |= test(found) & (np.signbit(found) != np.signbit(expected))
+        if wrong.any():
+            place = _place(wrong)
+            raise MismatchError(
+                f"{what}: {int(wrong.sum())} elements are {name} on one side alone, first at {place}: "
+                f"{found[place]!s}, expected {expected[place]!s}"
+            )
+
+
+def _first(found: Array, reference: Array, finite: Array) -> str:
+    """Where the largest error is; the first of several."""
+    with np.errstate(all="ignore"):
+        difference = np.where(finite, np.abs(found.astype(np.float64) - reference), -1.0)
+    place = np.unravel_index(int(np.argmax(difference)), difference.shape)
+    at = tuple(int(one) for one in place)
+    return f"at {at}: {found[at]!s}, expected {reference[at]:.9g}"
+
+
+def _place(wrong: Array) -> tuple[int, ...]:
+    return tuple(int(one) for one in np.argwhere(wrong)[0]) if wrong.ndim else ()

@@ -1,0 +1,74 @@
+"""What a run of the suite found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from heliograph_backends.conformance.outcome import Outcome, Result
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Every result, in the order of the cases."""
+
+    device: str
+    seed: int
+    results: tuple[Result, ...]
+    seconds: float = field(default=0.0, compare=False)
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {outcome.value}" for outcome, count in self.counts.items())
+        return f"{self.device}: {counts} in {self.seconds:.1f} s"
+
+    @property
+    def counts(self) -> Mapping[Outcome, int]:
+        """How many cases ended in each way."""
+        found = Counter(one.outcome for one in self.results)
+        return {outcome: found[outcome] for outcome in Outcome}
+
+    @property
+    def by_group(self) -> Mapping[str, Mapping[Outcome, int]]:
+        """The same for each op, and each part of the contract, in order."""
+        groups: dict[str, dict[Outcome, int]] = {}
+        for one in self.results:
+            counts = groups.setdefault(one.group, dict.fromkeys(Outcome, 0))
+            counts[one.outcome] += 1
+        return groups
+
+    @property
+    def failures(self) -> tuple[Result, ...]:
+        """The cases that failed."""
+        return tuple(one for one in self.results if one.outcome is Outcome.FAILED)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no case failed."""
+        return not self.failures
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "device": self.device,
+            "seed": self.seed,
+            "seconds": self.seconds,
+            "counts": _named(self.counts),
+            "groups": {group: _named(counts) for group, counts in self.by_group.items()},
+            "results": [
+                {
+                    "id": one.id,
+                    "group": one.group,
+                    "outcome": one.outcome.value,
+                    "detail": one.detail,
+                    "error": one.error,
+                    "seconds": one.seconds,
+                }
+                for one in self.results
+            ],
+        }
+
+
+def _named(counts: Mapping[Outcome, int]) -> dict[str, int]:
+    return {outcome.value: count for outcome, count in counts.items()}
