@@ -11,7 +11,7 @@ from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.ordering import Entry
 
 if TYPE_CHECKING:
-    from heliograph_server.core.session import Session
+    from heliograph_server.core.session_work import SessionWork
 
 
 class Work:
@@ -19,7 +19,7 @@ class Work:
 
     __slots__ = ("abort", "entry", "lane", "occupancy", "result", "session")
 
-    def __init__(self, session: Session, entry: Entry, lane: Lane, occupancy: Occupancy) -> None:
+    def __init__(self, session: SessionWork, entry: Entry, lane: Lane, occupancy: Occupancy) -> None:
         self.session = session
         self.entry = entry
         self.lane = lane

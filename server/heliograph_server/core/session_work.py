@@ -1,0 +1,297 @@
+"""The pure core of a session, driven against devices: events in, instructions out.
+
+One lock guards the core. Whoever brings an event (the reader of the command stream, a device's
+thread, a timer) takes it, lets the core decide, carries the instructions out, lets it go, and then
+delivers what is done. Submitting happens under the lock, so that the order of a lane is the core's;
+callbacks are called without it, by one thread at a time, in order.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from heliograph_backends.contract import Abort, BufferType, Device
+from heliograph_proto.commands import Command, Completion, CompletionBatch
+from heliograph_proto.description import DeviceType
+from heliograph_proto.errors import HeliographError
+from heliograph_proto.limits import Limits
+from heliograph_server.core.checks import unknown_device
+from heliograph_server.core.deadlines import Deadlines, Timer
+from heliograph_server.core.downloads import Downloads
+from heliograph_server.core.execution import Execution, typed
+from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.memories import find_buffer_type
+from heliograph_server.core.occupancy import SHORT_US, Occupancy
+from heliograph_server.core.protocol import SessionCore
+from heliograph_server.core.staging import Staging
+from heliograph_server.core.tasks import (
+    AbortWork,
+    CloseLane,
+    Deliver,
+    Disarm,
+    DropRead,
+    DropUpload,
+    FreeTask,
+    Instruction,
+    OpenLane,
+    ReleasePlan,
+    ReleaseStorage,
+    ReleaseTensor,
+    Resume,
+    RunTask,
+    Start,
+)
+from heliograph_server.core.work import Work
+
+logger = logging.getLogger(__name__)
+
+
+class SessionWork:
+    """What of a session moves: the core, its instructions, and the work on lanes."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        devices: Sequence[Device],
+        occupancies: Mapping[str, Occupancy],
+        deadlines: Deadlines,
+    ) -> None:
+        self.limits = limits
+        self._devices = {device.name: device for device in devices}
+        self._first = devices[0]
+        self._occupancies = occupancies
+        self._deadlines = deadlines
+        self._lock = threading.RLock()
+        self._core = SessionCore(limits, tuple(self._devices), self._memory)
+        self._staging = Staging(limits.in_flight_bytes)
+        self._downloads = Downloads(self._core, self._lock, self._staging)
+        self._uploads: dict[int, memoryview] = {}
+        self._execution = Execution(self._device, self._staging, self._uploads, self._downloads.stage)
+        self._aborts: dict[int, Abort] = {}
+        self._timers: dict[int, Timer] = {}
+        self._waiters: dict[int, Future[None]] = {}
+        self._on_batch: Callable[[CompletionBatch], None] | None = None
+        self._on_end: Callable[[HeliographError], None] | None = None
+        self._on_quiet: Callable[[], None] | None = None
+        self._at_once = False
+        #: Calls to make without the lock, and whether some thread is making them.
+        self._calls: list[Callable[[], object]] = []
+        self._delivering = False
+        self._carrying_out = False
+        self._quiet = threading.Event()
+        self._carry_out: dict[type, Callable[[Any], None]] = {
+            OpenLane: self._open_lane,
+            CloseLane: self._close_lane,
+            Start: self._start,
+            AbortWork: self._abort_work,
+            ReleaseTensor: self._release_tensor,
+            ReleaseStorage: self._release_storage,
+            ReleasePlan: self._release_plan,
+            DropUpload: self._drop_upload,
+            Deliver: self._deliver_read,
+            DropRead: self._drop_read,
+            Disarm: self._disarm,
+            Resume: self._resume,
+        }
+
+    # Events in, instructions out
+
+    def _event(self, event: Callable[[], None]) -> None:
+        try:
+            self._decide(event)
+        finally:
+            self._deliver()
+
+    def _decide(self, event: Callable[[], None]) -> None:
+        """Gives the core an event and carries out what follows."""
+        with self._lock:
+            try:
+                event()
+            finally:
+                self._carry_out_all()
+
+    def _carry_out_all(self) -> None:
+        # A device may report from within `submit`; the outer call goes on with what follows.
+        if self._carrying_out:
+            return
+        self._carrying_out = True
+        try:
+            while instructions := self._core.take_instructions():
+                for instruction in instructions:
+                    self._carry_out_one(instruction)
+        finally:
+            self._carrying_out = False
+        if self._core.unretired == 0:
+            self._note_quiet()
+
+    def _carry_out_one(self, instruction: Instruction) -> None:
+        try:
+            self._carry_out[type(instruction)](instruction)
+        except Exception:
+            logger.exception("%s: %s failed", self, type(instruction).__name__)
+
+    def _note_quiet(self) -> None:
+        if self._core.closed is not None:
+            self._quiet.set()
+        if self._on_quiet is not None:
+            self._calls.append(self._on_quiet)
+
+    def _deliver(self) -> None:
+        """Calls back with what is done, without the lock; what comes meanwhile, goes along."""
+        with self._lock:
+            if self._delivering or self._carrying_out:
+                return
+            self._delivering = True
+        while (calls := self._next_calls()) is not None:
+            for call in calls:
+                try:
+                    call()
+                except Exception:
+                    logger.exception("%s: a callback failed", self)
+
+    def _next_calls(self) -> list[Callable[[], object]] | None:
+        with self._lock:
+            calls, self._calls = self._calls, []
+            on_batch = self._on_batch
+            batch = self._core.take_completions() if on_batch is not None else None
+            if batch is not None and on_batch is not None:
+                calls.insert(0, partial(on_batch, batch))
+            if not calls:
+                self._delivering = False
+                return None
+            return calls
+
+    # Lanes and work
+
+    def _device(self, name: str) -> Device:
+        """By name; "" is the first. Raises UnknownDeviceError."""
+        if name and name not in self._devices:
+            raise unknown_device(name, self._devices)
+        return self._devices[name] if name else self._first
+
+    def _memory(self, device: str, buffer_type: str) -> BufferType:
+        """How a device makes memory. Raises UnknownDeviceError, InvalidArgumentError."""
+        return find_buffer_type(self._device(device), buffer_type)
+
+    def _open_lane(self, instruction: OpenLane) -> None:
+        lane = instruction.lane
+        try:
+            lane.stream = self._devices[lane.device].stream()
+        except Exception as error:
+            self._core.lane_failed(lane, typed(error, f"making a stream of device {lane.device}"))
+
+    def _close_lane(self, instruction: CloseLane) -> None:
+        # Closing waits for the lane's thread, which may wait for our lock.
+        self._calls.append(instruction.lane.stream.close)
+
+    def _start(self, instruction: Start) -> None:
+        entry = instruction.entry
+        assert entry.lane is not None
+        work = Work(self, entry, entry.lane, self._occupancies[entry.lane.device])
+        if isinstance(entry.task, RunTask):
+            self._aborts[entry.sequence] = work.abort
+        work.lane.queued += 1
+        try:
+            self._submit(work)
+        except Exception as error:
+            self.work_done(work, error)
+
+    def _submit(self, work: Work) -> None:
+        if work.lane.error is not None:
+            raise work.lane.error
+        if self._is_short(work) and work.occupancy.at_once(work.run_at_once):
+            self.work_done(work, None)
+        else:
+            work.lane.stream.submit(work.run, partial(self.work_done, work))
+
+    def _is_short(self, work: Work) -> bool:
+        """Whether it is best done here and now: a quick run on an idle lane, done when it returns."""
+        task = work.entry.task
+        if not self._at_once or work.lane.queued > 1 or not isinstance(task, RunTask):
+            return False
+        loaded: LoadedPlan = task.plan.plan
+        return loaded.expected_us < SHORT_US and loaded.device.type is DeviceType.CPU
+
+    def _abort_work(self, instruction: AbortWork) -> None:
+        if (abort := self._aborts.get(instruction.sequence)) is not None:
+            abort.set()
+
+    def begin_work(self, work: Work) -> bool:
+        """Called by the lane: whether there is something to do."""
+        with self._lock:
+            return self._core.begin(work.entry.sequence)
+
+    def do_work(self, work: Work) -> Completion:
+        """Called by the lane, after `begin_work` said so. Raises anything."""
+        entry = work.entry
+        assert not isinstance(entry.task, FreeTask)
+        return self._execution.perform(entry.sequence, entry.task, work.abort)
+
+    def work_failed(self, work: Work, error: BaseException) -> None:
+        """Called by the lane, before it starts what comes next."""
+        entry = work.entry
+        computing = isinstance(entry.task, RunTask)
+        failure = typed(error, f"command {entry.sequence}", computing=computing)
+        with self._lock:
+            self._core.fail(entry.sequence, failure)
+
+    def work_done(self, work: Work, error: BaseException | None) -> None:
+        """Called by the lane: the work is computed, or did not run."""
+        sequence = work.entry.sequence
+        failure = None if error is None else typed(error, f"command {sequence}", computing=True)
+        with self._lock:
+            self._aborts.pop(sequence, None)
+            work.lane.queued -= 1
+            self._decide(partial(self._core.finish, sequence, failure, work.result))
+        self._deliver()
+
+    # Giving things back
+
+    def _release_tensor(self, instruction: ReleaseTensor) -> None:
+        tensor = instruction.tensor
+        if tensor.storage is not None and tensor.storage.buffer is not None:
+            placed = tensor.placed
+            placed.buffer.free_tensor(placed)
+
+    def _release_storage(self, instruction: ReleaseStorage) -> None:
+        storage = instruction.storage
+        buffer, storage.buffer = storage.buffer, None
+        if buffer is not None:
+            buffer.free()
+
+    def _release_plan(self, instruction: ReleasePlan) -> None:
+        loaded: LoadedPlan = instruction.plan.plan
+        loaded.free()
+
+    def _drop_upload(self, instruction: DropUpload) -> None:
+        staged = self._uploads.pop(instruction.transfer, None)
+        if staged is not None:
+            self._staging.give(staged.nbytes)
+
+    def _deliver_read(self, instruction: Deliver) -> None:
+        call = self._downloads.settle(instruction.transfer, instruction.sequence, instruction.error)
+        self._calls.append(call)
+
+    def _drop_read(self, instruction: DropRead) -> None:
+        self._downloads.drop(instruction.sequence)
+
+    def _resume(self, instruction: Resume) -> None:
+        future = self._waiters.pop(instruction.waiter, None)
+        if future is not None and future.set_running_or_notify_cancel():
+            self._calls.append(partial(future.set_result, None))
+
+    # Deadlines
+
+    def _arm(self, command: Command) -> None:
+        expire = partial(self._event, partial(self._core.expire, command.sequence))
+        self._timers[command.sequence] = self._deadlines.after(command.timeout_ms / 1e3, expire)
+
+    def _disarm(self, instruction: Disarm) -> None:
+        timer = self._timers.pop(instruction.sequence, None)
+        if timer is not None:
+            self._deadlines.cancel(timer)
