@@ -7,6 +7,8 @@ with gaps both must be whole elements. What is written must not overlap itself: 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,8 +31,8 @@ def write(tensor: Tensor, offset_bytes: int, data: memoryview) -> None:
     _require_separate(tensor)
     first, last = _element_range(tensor, offset_bytes, data.nbytes)
     if first < last:
-        raw = elements(tensor)
-        raw.flat[first:last] = np.frombuffer(data, raw.dtype)
+        with _reachable(tensor, writes=True) as raw:
+            raw.flat[first:last] = np.frombuffer(data, raw.dtype)
 
 
 def read(tensor: Tensor, offset_bytes: int, out: memoryview) -> None:
@@ -41,8 +43,8 @@ def read(tensor: Tensor, offset_bytes: int, out: memoryview) -> None:
         return
     first, last = _element_range(tensor, offset_bytes, out.nbytes)
     if first < last:
-        raw = elements(tensor)
-        np.frombuffer(out, raw.dtype)[:] = raw.flat[first:last]
+        with _reachable(tensor, writes=False) as raw:
+            np.frombuffer(out, raw.dtype)[:] = raw.flat[first:last]
 
 
 def memset(tensor: Tensor, offset_bytes: int, size_bytes: int, value: int) -> None:
@@ -55,8 +57,8 @@ def memset(tensor: Tensor, offset_bytes: int, size_bytes: int, value: int) -> No
         return
     _require_separate(tensor)
     first, last = _element_range(tensor, offset_bytes, size_bytes)
-    raw = elements(tensor)
-    raw.flat[first:last] = int.from_bytes(bytes([value]) * raw.itemsize, "little")
+    with _reachable(tensor, writes=True) as raw:
+        raw.flat[first:last] = int.from_bytes(bytes([value]) * raw.itemsize, "little")
 
 
 def write_2d(tensor: Tensor, offset_bytes: int, data: memoryview, chunks: Chunks) -> None:
@@ -99,6 +101,21 @@ def copy(source: Tensor, destination: Tensor) -> CopyRoad:
     read(source, 0, host_bytes(bounce))
     write(destination, 0, host_bytes(bounce))
     return CopyRoad.HOST
+
+
+@contextmanager
+def _reachable(tensor: Tensor, *, writes: bool) -> Iterator[Any]:
+    """The elements of a tensor with gaps as an array. Where a device has none to give, all bytes from the
+    first to the last are fetched, and brought back if they were written."""
+    if tensor.buffer.buffer_type.is_host:
+        yield elements(tensor)
+        return
+    fetched = np.empty(tensor.extent_bytes, np.uint8)
+    tensor.buffer.get(tensor.offset_bytes, host_bytes(fetched))
+    item = tensor.type.dtype.block_bytes
+    yield np.ndarray(tensor.type.shape, f"u{item}", fetched, 0, tensor.byte_strides)
+    if writes:
+        tensor.buffer.set(tensor.offset_bytes, host_bytes(fetched))
 
 
 def _require_separate(tensor: Tensor) -> None:

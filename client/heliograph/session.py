@@ -22,8 +22,9 @@ from heliograph._buffers import (
 from heliograph._compiling import Progress
 from heliograph._deadline import Deadline
 from heliograph._devices import DeviceArgument, DevicesArgument, best_device, device_name, find_device
+from heliograph._pins import MemoryLimits, Pins
 from heliograph._plans import Fetch, Inputs
-from heliograph._procedures import synchronize
+from heliograph._procedures import arrive, synchronize
 from heliograph._sessions import Bindings, SessionBase, ask_backends
 from heliograph._streams import make_stream
 from heliograph.buffer import Buffer
@@ -134,9 +135,16 @@ class Session(SessionBase):
         threads: int = 0,
         weights: Bindings = None,
         variables: Bindings = None,
+        pins: Pins = None,
+        memory: MemoryLimits = None,
         timeout: float | None = None,
     ) -> Plan:
         """A plan for a graph, on the named devices by priority (default: the server's first).
+
+        Of several devices the first is filled, then the next, and one that cannot run a node leaves it to
+        another; if there is no processor of the server's host among them, that comes last. `pins`: devices
+        by patterns of nodes' names as in fnmatch, or by functions of a node. `memory`: the most that the
+        plan may take of a device, in bytes or as "2GiB". `plan.explain()` tells what runs where, and why.
 
         `threads`: the most of the device's threads that a run uses; 0: all. `weights` and `variables`:
         tensors of the session, on the plan's device, that the graph's leaves of these names are. A weight
@@ -145,9 +153,9 @@ class Session(SessionBase):
 
         Weights that the session does not hold are uploaded first. Errors name the line that built
         the node. Raises InvalidGraphError, UnsupportedError, OutOfMemoryError, LimitExceededError,
-        UnknownDeviceError, DeadlineExceededError.
+        UnknownDeviceError, InvalidArgumentError, DeadlineExceededError.
         """
-        procedure = self._compiling(graph, devices, fusion, threads, weights, variables)
+        procedure = self._compiling(graph, devices, fusion, threads, weights, variables, pins, memory)
         spec = self._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}")
         return Plan(self._shell, spec, self._progress)
 
@@ -188,6 +196,10 @@ class Session(SessionBase):
         """
         procedure = self._estimating(graph, devices, fusion)
         return self._shell.drive(procedure, timeout, lambda: f"estimating {graph!r}")
+
+    def _arrive(self, timeout: float | None = None) -> None:
+        """For servers that use other servers: until everything sent so far has come there, frees included."""
+        self._shell.drive(arrive(self._shell.core), timeout, "what was sent")
 
     def _estimate_frozen(
         self, graph: contract.Graph, devices: DevicesArgument = None, *, fusion: bool = True

@@ -77,6 +77,8 @@ class BufferTypeInfo:
     is_host: bool
     #: Names of the devices whose kernels read such memory in place.
     readable_by: tuple[str, ...] = ()
+    #: Whether a tensor may take more than its own bytes.
+    pads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,8 @@ class SplitReport:
     #: Of the last run, in microseconds; 0 before the first.
     copy_us: float = 0.0
     compute_us: float = 0.0
+    #: After the run did. Splits of different devices may overlap.
+    began_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,19 @@ from typing import Any
 from heliograph_proto import rules
 from heliograph_proto.errors import HeliographError, InvalidGraphError, UnknownOpError
 from heliograph_proto.rules import INTEGERS
-from heliograph_proto.table import activations, attention, basic, products, reductions, rope, windows
+from heliograph_proto.table import (
+    activations,
+    attention,
+    basic,
+    deepseek,
+    patches,
+    products,
+    recurrent,
+    reductions,
+    rope,
+    training,
+    windows,
+)
 from heliograph_proto.table.row import (
     DEFAULT_TOLERANCE,
     EXACT,
@@ -32,7 +44,10 @@ __all__ = [
     "Group", "Op", "complete_attributes", "convert_attribute", "infer", "op",
 ]  # fmt: skip
 
-_FAMILIES = (basic, activations, attention, products, reductions, rope, windows)
+_FAMILIES = (
+    basic, activations, attention, products, reductions, rope, windows, recurrent, training, patches,
+    deepseek,
+)  # fmt: skip
 #: Every op by its name.
 OPS: Mapping[str, Op] = {row.name: row for family in _FAMILIES for row in family.ROWS}
 

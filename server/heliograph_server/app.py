@@ -71,6 +71,10 @@ COMPILE_THREADS = 2
 BULK_THREADS = 4
 #: Sessions that end at the same moment beyond this wait for one another.
 CLOSE_THREADS = 16
+#: Threads that ask devices how much memory they have, which another host may be slow to say.
+ASK_THREADS = 8
+#: Threads that answer long questions about ops and tensors.
+LISTEN_THREADS = 2
 #: How long calls may take to end once their sessions are closed.
 STOP_SECONDS = 2.0
 #: How long work may take to end after the second signal.
@@ -101,7 +105,13 @@ class Daemon:
         self._config = config
         self._open_host = open_host or (lambda: open_host_of(config))
         self._slot = HostSlot()
-        sizes = {"compile": COMPILE_THREADS, "bulk": BULK_THREADS, "close": CLOSE_THREADS}
+        sizes = {
+            "compile": COMPILE_THREADS,
+            "bulk": BULK_THREADS,
+            "close": CLOSE_THREADS,
+            "ask": ASK_THREADS,
+            "listen": LISTEN_THREADS,
+        }
         self._pools = [ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()]
         self._server: aio.Server | None = None
         self._health = health_aio.HealthServicer()
@@ -125,10 +135,14 @@ class Daemon:
         await self._tell_health(SERVING)
 
     def _add_services(self, server: aio.Server) -> None:
-        compilers, hashers, closers = self._pools
-        session_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(self._slot, closers), server)
-        device_pb2_grpc.add_DeviceServiceServicer_to_server(DeviceService(self._slot, compilers), server)
-        plan_pb2_grpc.add_PlanServiceServicer_to_server(PlanService(self._slot, compilers), server)
+        compilers, hashers, closers, askers, listeners = self._pools
+        session_pb2_grpc.add_SessionServiceServicer_to_server(
+            SessionService(self._slot, askers, closers), server
+        )
+        device_pb2_grpc.add_DeviceServiceServicer_to_server(
+            DeviceService(self._slot, askers, listeners), server
+        )
+        plan_pb2_grpc.add_PlanServiceServicer_to_server(PlanService(self._slot, compilers, listeners), server)
         bulk_pb2_grpc.add_BulkServiceServicer_to_server(BulkService(self._slot, hashers), server)
         command_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(self._slot, closers), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

@@ -36,8 +36,13 @@ class BufferType(ABC):
         """A buffer; size 0 is fine. Contents are undefined. Raises OutOfMemoryError."""
 
     def alloc_size(self, tensor: TensorType) -> int:
-        """Bytes that a tensor takes, padding included. Default: its own."""
+        """Bytes that a tensor takes, padding included. Default: its own. Pure, and quick."""
         return tensor.nbytes
+
+    @property
+    def pads(self) -> bool:
+        """Whether a tensor may take more than its own bytes. Default: if `alloc_size` is not the default."""
+        return type(self).alloc_size is not BufferType.alloc_size
 
     def place(self, tensors: Sequence[TensorType]) -> Placement:
         """Where each of a list of tensors would lie, without taking memory: in their order, a new buffer

@@ -53,6 +53,7 @@ def _encode_buffer_type(found: BufferTypeInfo) -> device_pb2.BufferType:
         max_size_bytes=found.max_size_bytes,
         is_host=found.is_host,
         readable_by=found.readable_by,
+        pads=found.pads,
     )
 
 
@@ -65,6 +66,7 @@ def _decode_buffer_type(message: device_pb2.BufferType) -> BufferTypeInfo:
         max_size_bytes=message.max_size_bytes,
         is_host=message.is_host,
         readable_by=tuple(message.readable_by),
+        pads=message.pads,
     )
 
 

@@ -97,6 +97,7 @@ def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:
                 compute_bytes=one.compute_bytes,
                 copy_us=one.copy_us,
                 compute_us=one.compute_us,
+                began_us=one.began_us,
             )
             for one in found.splits
         ],
@@ -123,6 +124,7 @@ def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
                 compute_bytes=one.compute_bytes,
                 copy_us=one.copy_us,
                 compute_us=one.compute_us,
+                began_us=one.began_us,
             )
             for one in message.splits
         ),

@@ -22,6 +22,7 @@ from heliograph_proto.types import TensorType, dtype
 from heliograph_server.core.arrival_buffers import BufferArrivals
 from heliograph_server.core.arrival_runs import RunArrivals
 from heliograph_server.core.checks import (
+    FrozenError,
     check_bytes,
     check_range,
     check_transfer,
@@ -104,7 +105,7 @@ class Arrivals(BufferArrivals, RunArrivals):
         """Makes it an entry that fails in its turn, and poisons what it was to produce."""
         entry.error, entry.heals = error, ()
         entry.uses = ()
-        entry.targets = self._existing_targets(kind)
+        entry.targets = () if isinstance(error, FrozenError) else self._existing_targets(kind)
         for number in produced_tensors(kind):
             self._table.add_poisoned(number, TensorHandle(layout(NO_TYPE), error=error))
         if isinstance(kind, c.CreateStream):
@@ -119,7 +120,7 @@ class Arrivals(BufferArrivals, RunArrivals):
     def _allocate(self, entry: Entry, kind: c.Allocate) -> None:
         self._table.check_new(kind.tensor, TensorHandle)
         storage = self._new_storage(entry, kind, self._size_of(kind.type, kind))
-        tensor = TensorHandle(layout(kind.type), storage, is_placed=True)
+        tensor = TensorHandle(layout(kind.type), storage)
         self._work(entry, AllocateTask((storage,), (tensor,)), storage.device)
         entry.targets = (tensor,)
         self._table.add(kind.tensor, tensor)

@@ -95,7 +95,7 @@ class ArrivalBase:
 
     def _new_output(self, entry: Entry, type: TensorType, device: str) -> TensorHandle:
         size_bytes = self._memory(device, "").alloc_size(type)
-        return TensorHandle(layout(type), Storage(size_bytes, device, maker=entry.sequence), is_placed=True)
+        return TensorHandle(layout(type), Storage(size_bytes, device, maker=entry.sequence))
 
     def _check_inline(self, size: int, where: str) -> None:
         if size > self._limits.inline_bytes:

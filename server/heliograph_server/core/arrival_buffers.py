@@ -26,13 +26,13 @@ class BufferArrivals(ArrivalBase):
         self._table.add(kind.buffer, buffer)
 
     def _allocate_tensors(self, entry: Entry, kind: c.AllocateTensors) -> None:
-        self._check_new_tensors([number for number, _ in kind.tensors])
+        self._check_new_tensors([kind.buffer, *(number for number, _ in kind.tensors)])
         self._table.check_new(kind.buffer, BufferHandle)
         types = [type for _, type in kind.tensors]
         placement = self._memory(self._device(kind.device), kind.buffer_type).place(types)
         storages = tuple(self._new_storage(entry, kind, size) for size in placement.buffer_bytes)
         tensors = tuple(
-            TensorHandle(layout(type, where.offset_bytes), storages[where.buffer], is_placed=True)
+            TensorHandle(layout(type, where.offset_bytes), storages[where.buffer])
             for type, where in zip(types, placement.places, strict=True)
         )
         buffer = BufferHandle(tuple(map(whole, storages)))
@@ -44,9 +44,9 @@ class BufferArrivals(ArrivalBase):
 
     def _check_new_tensors(self, numbers: Sequence[int]) -> None:
         if len(set(numbers)) < len(numbers):
-            raise HandleExistsError("a list of tensors names a handle twice")
+            raise HandleExistsError("a list of tensors and its buffer name a handle twice")
         for number in numbers:
-            self._table.check_new(number, TensorHandle, len(numbers))
+            self._table.check_new(number, TensorHandle, len(numbers) - 1)
 
     def _place_tensor(self, entry: Entry, kind: c.PlaceTensor) -> None:
         self._table.check_new(kind.tensor, TensorHandle)
@@ -55,14 +55,15 @@ class BufferArrivals(ArrivalBase):
             raise InvalidArgumentError("a buffer of several parts has no places", advice="allocate another")
         storage = storage_of(buffer.parts[0])
         check_place(kind, storage, self._memory(storage.device, storage.buffer_type))
-        tensor = TensorHandle(layout(kind.type, kind.offset_bytes), storage, is_placed=True)
+        tensor = TensorHandle(layout(kind.type, kind.offset_bytes), storage)
         self._work(entry, PlaceTask(tensor), storage.device)
-        entry.targets = (tensor,)
+        entry.targets, entry.writes = (tensor,), False
         self._table.add(kind.tensor, tensor)
 
     def _set_usage(self, entry: Entry, kind: c.SetUsage) -> None:
         storages = self._storages_of(entry, kind.buffer)
         self._work(entry, UsageTask(storages, kind.usage), storages[0].device)
+        entry.writes = False
 
     def _clear_buffer(self, entry: Entry, kind: c.ClearBuffer) -> None:
         if not 0 <= kind.value <= 255:
@@ -79,6 +80,7 @@ class BufferArrivals(ArrivalBase):
             # Kernels of the plans whose weights lie there read what would be dropped.
             check_writable(part)
         self._work(entry, ResetTask(storages), storages[0].device)
+        entry.writes = False
 
     def _storages_of(self, entry: Entry, number: int) -> tuple[Storage, ...]:
         """The storages of a buffer, all of which the entry has for itself."""

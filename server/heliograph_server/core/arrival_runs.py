@@ -17,6 +17,8 @@ class RunArrivals(ArrivalBase):
 
     def _run(self, entry: Entry, kind: c.Run) -> None:
         plan = self._table.get(kind.plan, PlanHandle)
+        for variable in plan.assigned:
+            check_writable(variable)
         inputs = self._inputs(plan, kind.inputs)
         outputs = self._outputs(entry, plan, kind.outputs)
         sent = sum(len_bytes(one) for one in inputs if not isinstance(one, TensorHandle))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 from heliograph_backends.contract import Device
 from heliograph_proto.description import DeviceType
@@ -11,7 +12,33 @@ from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 from heliograph_server.core.scheduling import Candidate
 
-_Kind: TypeAlias = tuple[str, tuple[tuple[str, Any], ...], tuple[TensorType, ...]]
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """The nodes of a graph by what a device is asked about: op, attributes, types of operands and result."""
+
+    #: A node of each kind.
+    examples: tuple[int, ...]
+    #: The kind of each node.
+    of: tuple[int, ...]
+
+
+def kinds_of(graph: Graph) -> Kinds:
+    """Equal nodes are of one kind, so that a device is asked once for all layers of a model."""
+    # Types have numbers, since hashing a type costs as much as all the rest.
+    types: dict[TensorType, int] = {}
+    numbers = [types.setdefault(leaf.type, len(types)) for leaf in graph.leaves]
+    numbers += [types.setdefault(node.type, len(types)) for node in graph.nodes]
+    known: dict[tuple[Any, ...], int] = {}
+    found: list[int] = []
+    examples: list[int] = []
+    for number, node in enumerate(graph.nodes):
+        key = (node.op, *node.attributes.items(), *[numbers[value] for value in node.operands])
+        kind = known.setdefault(key, len(examples))
+        if kind == len(examples):
+            examples.append(number)
+        found.append(kind)
+    return Kinds(tuple(examples), tuple(found))
 
 
 def candidates(
@@ -19,22 +46,28 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """What each device says of the graph. By name of device, in bytes: `own`, the graph's leaves that lie
     there already; `memory`, the most that it may use for the graph."""
+    kinds = kinds_of(graph)
     return tuple(
-        _candidate(graph, devices, one, own.get(one.name, 0), memory.get(one.name)) for one in devices
+        _candidate(graph, kinds, devices, one, own.get(one.name, 0), memory.get(one.name)) for one in devices
     )
 
 
 def _candidate(
-    graph: Graph, devices: Sequence[Device], device: Device, own_bytes: int, most_bytes: int | None
+    graph: Graph,
+    kinds: Kinds,
+    devices: Sequence[Device],
+    device: Device,
+    own_bytes: int,
+    most_bytes: int | None,
 ) -> Candidate:
-    refusals, offloads = _answers(graph, device)
+    answers = [_answer(graph, number, device) for number in kinds.examples]
     free = device.memory()
     # A device that does not tell is taken to have enough.
     free_bytes = free.free_bytes + own_bytes if free.total_bytes else 2**63 - 1
     return Candidate(
         name=device.name,
-        refusals=refusals,
-        offloads=offloads,
+        refusals=[answers[kind][0] for kind in kinds.of],
+        offloads=[answers[kind][1] for kind in kinds.of] if any(one for _, one in answers) else (),
         reads=frozenset(
             place for place, one in enumerate(devices) if device.supports_buffer_type(one.buffer_type)
         ),
@@ -44,20 +77,11 @@ def _candidate(
     )
 
 
-def _answers(graph: Graph, device: Device) -> tuple[list[str], list[bool]]:
-    """For each node why the device cannot run it, and whether it would fetch its weights."""
-    known: dict[_Kind, tuple[str, bool]] = {}
-    refusals, offloads = [], []
-    for node in graph.nodes:
-        operands = tuple(graph.type_of(value) for value in node.operands)
-        kind = node.op, tuple(node.attributes.items()), operands
-        if kind not in known:
-            what = node.op, node.attributes, operands, node.type
-            known[kind] = device.supports_op(*what), device.offload_op(*what)
-        refusal, offload = known[kind]
-        refusals.append(refusal)
-        offloads.append(offload)
-    return refusals, offloads
+def _answer(graph: Graph, number: int, device: Device) -> tuple[str, bool]:
+    """Why the device cannot run a node, and whether it would fetch the node's weights."""
+    node = graph.nodes[number]
+    what = node.op, node.attributes, [graph.type_of(value) for value in node.operands], node.type
+    return device.supports_op(*what), device.offload_op(*what)
 
 
 def with_host(devices: Sequence[Device], everyone: Sequence[Device]) -> tuple[Device, ...]:

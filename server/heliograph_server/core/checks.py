@@ -36,6 +36,10 @@ def len_bytes(data: c.Bytes) -> int:
     return data.nbytes if isinstance(data, memoryview) else len(data)
 
 
+class FrozenError(InvalidArgumentError):
+    """Bytes that are the weight of a plan. Refusing to write them spoils nothing."""
+
+
 def check_range(tensor: Tensor, offset_bytes: int, size_bytes: int) -> None:
     """Raises OutOfRangeError or InvalidArgumentError, as `heliograph_backends.access` would later."""
     tensor.check_range(offset_bytes, size_bytes)
@@ -60,9 +64,9 @@ def check_bytes(tensor: Tensor, offset_bytes: int, size_bytes: int, chunks: c.Ch
 
 
 def check_writable(tensor: TensorHandle) -> None:
-    """Raises InvalidArgumentError for bytes that are the weight of a plan."""
-    if any(overlap(tensor, weight) for weight in storage_of(tensor).frozen):
-        raise InvalidArgumentError(
+    """Raises FrozenError for bytes that are the weight of a plan."""
+    if tensor.layout.extent_bytes and storage_of(tensor).is_frozen(*tensor.span):
+        raise FrozenError(
             "the tensor is the weight of a plan and cannot be written", advice="free that plan first"
         )
 

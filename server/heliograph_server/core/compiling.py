@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -63,7 +64,7 @@ class _Target:
     @property
     def main(self) -> Device:
         """The device whose streams run the plan, and on which its outputs are made."""
-        return self.devices[self.schedule.splits[-1].device if self.schedule else 0]
+        return self.devices[self.schedule.main if self.schedule else 0]
 
     def home(self, value: int) -> Device:
         """The device of a leaf."""
@@ -101,10 +102,23 @@ class Compiler:
         with self.busy, _Compilation(self._core, self._lock, request, graph) as compilation:
             target = self._target(graph, request, compilation.bound)
             # Weights are packed by the device's workers.
-            with self._occupancies[target.main.name]:
+            with self._occupancies[target.main.name], self._weights(graph, target, compilation):
                 bindings = self._bind(graph, target, compilation.bound)
                 loaded = self._load(target, graph, bindings, compilation)
-            return self._commit(compilation, loaded, started)
+                return self._commit(compilation, loaded, started)
+
+    @contextmanager
+    def _weights(self, graph: Graph, target: _Target, compilation: _Compilation) -> Iterator[None]:
+        """Contents stay on the devices that a compile moved them to if it ends well, else where they were."""
+        bound = compilation.bound.tensors
+        leaves = [(number, leaf) for number, leaf in enumerate(graph.leaves) if number not in bound]
+        weights = [(leaf, target.home(n)) for n, leaf in leaves if leaf.kind is LeafKind.WEIGHT]
+        try:
+            yield
+        except BaseException:
+            self._contents.trim(leaf for leaf, _ in weights)
+            raise
+        self._contents.use(weights)
 
     def _load(
         self, target: _Target, graph: Graph, bindings: LeafBindings, compilation: _Compilation
@@ -137,7 +151,7 @@ class Compiler:
     def _choose(self, graph: Graph, names: Sequence[str]) -> Device:
         """The first of the devices that can run all of it. Raises the first one's UnsupportedError."""
         refusals = []
-        for name in names or ("",):
+        for name in dict.fromkeys(names or ("",)):
             device = self._device(name)
             refusal = _first_unsupported(graph, device)
             if refusal is None:
@@ -169,8 +183,8 @@ class Compiler:
             pins={node: _place_of(name, places) for node, name in request.pins.items()},
         )
         found = spread(problem, devices, request.options)
-        if len(found.splits) == 1:
-            return _Target((devices[found.splits[0].device],))
+        if found.only is not None:
+            return _Target((devices[found.only],))
         return _Target(devices, found)
 
     def _own_bytes(
@@ -310,19 +324,21 @@ class _Compilation:
         self.bound = BoundLeaves()
         self.is_committed = False
         self._old: PlanHandle | None = None
+        self._is_reserved = False
 
     def __enter__(self) -> Self:
         leaves = self.graph.leaves
         weights = {n for n in self.request.bindings if leaves[n].kind is LeafKind.WEIGHT}
         wanted = {n: (handle, leaves[n].type) for n, handle in self.request.bindings.items()}
         with self._lock:
-            self._core.check_plan(self.request.plan)
-            self.bound = self._core.bind_leaves(wanted, weights)
             try:
                 if self.request.updates:
                     self._old = self._core.take_plan(self.request.updates)
+                self._core.reserve_plan(self.request.plan)
+                self._is_reserved = True
+                self.bound = self._core.bind_leaves(wanted, weights)
             except BaseException:
-                self._core.release_leaves(self.bound)
+                self._let_go()
                 raise
         return self
 
@@ -335,14 +351,20 @@ class _Compilation:
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            if not self.is_committed:
-                self._core.release_leaves(self.bound)
-            if self._old is None:
-                return
-            if self.is_committed:
-                self._core.release_plan(self._old)
-            else:
-                self._core.put_plan_back(self.request.updates, self._old)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if not self.is_committed:
+            self._core.release_leaves(self.bound)
+            if self._is_reserved:
+                self._core.handles.give_up(self.request.plan)
+        if self._old is None:
+            return
+        if self.is_committed:
+            self._core.handles.give_up(self.request.updates)
+            self._core.release_plan(self._old)
+        else:
+            self._core.put_plan_back(self.request.updates, self._old)
 
 
 def _compile(
@@ -363,7 +385,7 @@ def _extent(loaded: LoadedPlan) -> dict[str, Any]:
     plan = loaded.plan
     if not isinstance(plan, ScheduledPlan):
         return {"devices": (loaded.device.name,)}
-    used = sorted({one.device for one in plan.schedule.splits})
+    used = sorted({one.device for one in plan.schedule.splits} or {plan.schedule.main})
     return {
         "devices": tuple(plan.devices[place].name for place in used),
         "splits": len(plan.schedule.splits),

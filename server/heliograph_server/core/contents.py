@@ -7,7 +7,7 @@ and moves when a plan is compiled for another. What plans use stays where they u
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from heliograph_backends.contract import Buffer, Device, Tensor, Usage
 from heliograph_proto.errors import HeliographError, InvalidGraphError, LimitExceededError, OutOfMemoryError
@@ -72,7 +72,7 @@ class Contents:
             return sum(buffer.size_bytes for buffer in there.values() if buffer is not None)
 
     def tensor(self, leaf: Leaf, device: Device) -> Tensor:
-        """A weight's tensor on a device, for a plan. The content must be here.
+        """A weight's tensor on a device, for a plan; `use` it when there is one. The content must be here.
 
         Raises InvalidGraphError, OutOfMemoryError.
         """
@@ -84,11 +84,20 @@ class Contents:
                 f"weight {leaf.name!r} is {leaf.type} of {leaf.type.nbytes} bytes, "
                 f"but its content has {any_copy.size_bytes}"
             )
-        buffer = copies.get(device.name) or self._copy(leaf.digest, any_copy, device)
+        return Tensor(leaf.type, copies.get(device.name) or self._copy(leaf.digest, any_copy, device))
+
+    def use(self, weights: Iterable[tuple[Leaf, Device]]) -> None:
+        """A plan was compiled for those copies: they stay, and others that no plan uses go."""
+        found = {(leaf.digest, device.name) for leaf, device in weights}
         with self._lock:
-            self._used.add((leaf.digest, device.name))
-        self._drop_unused(leaf.digest)
-        return Tensor(leaf.type, buffer)
+            self._used |= found
+        for digest in {digest for digest, _ in found}:
+            self._drop_unused(digest)
+
+    def trim(self, weights: Iterable[Leaf]) -> None:
+        """A compile failed: of the copies that no plan uses, one is enough."""
+        for leaf in weights:
+            self._drop_unused(leaf.digest)
 
     def _copy(self, digest: bytes, source: Buffer, device: Device) -> Buffer:
         buffer = device.buffer_type.allocate(source.size_bytes, Usage.WEIGHTS)
@@ -102,10 +111,13 @@ class Contents:
         return self._keep(digest, device, buffer)
 
     def _drop_unused(self, digest: bytes) -> None:
-        """Frees copies of a content that no plan was compiled for, once another is used."""
+        """Frees copies of a content that no plan was compiled for, but not the last."""
         with self._lock:
-            copies = self._buffers[digest]
-            gone = [copies.pop(name) for name in list(copies) if (digest, name) not in self._used]
+            copies = self._buffers.get(digest, {})
+            unused = [name for name in copies if (digest, name) not in self._used]
+            if len(unused) == len(copies):
+                unused = unused[1:]
+            gone = [copies.pop(name) for name in unused]
         for buffer in gone:
             buffer.free()
 

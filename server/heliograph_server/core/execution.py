@@ -222,6 +222,7 @@ def init_tensor(tensor: TensorHandle) -> None:
     """Tells the device of a tensor in memory that was made."""
     placed = tensor.placed
     placed.buffer.init_tensor(placed)
+    tensor.is_placed = True
 
 
 def zeroed(buffer_type: BufferType, size_bytes: int, usage: Usage = Usage.ANY) -> Buffer:

@@ -17,11 +17,11 @@ bytes stays usable, and writing bytes anew heals them.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
-from operator import attrgetter
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from heliograph_backends.contract import Buffer, Tensor
@@ -40,7 +40,7 @@ from heliograph_proto.types import TensorType, dtype
 if TYPE_CHECKING:
     from heliograph_server.core.ordering import Entry
 
-_END = attrgetter("end")
+_START, _END = attrgetter("start"), attrgetter("end")
 _BYTE = dtype("u8")
 
 #: The most streams of a session; each may cost the device a thread.
@@ -90,6 +90,8 @@ class Storage:
     tensors: int = 0
     #: Weights of plans that lie here: nobody may write there.
     frozen: dict[TensorHandle, None] = field(default_factory=dict)
+    #: Their bytes as ranges that do not touch, in order; None: to be made anew.
+    frozen_ranges: list[tuple[int, int]] | None = None
     #: The last command that writes, and those after it that read, while they are not done.
     writer: Entry | None = None
     readers: dict[Entry, None] = field(default_factory=dict)
@@ -99,28 +101,47 @@ class Storage:
     #: In the order of their bytes; they never overlap, since what is poisoned is not poisoned again.
     poisons: list[Poison] = field(default_factory=list)
 
+    def freeze(self, tensor: TensorHandle) -> None:
+        """From now on nobody may write those bytes."""
+        self.frozen[tensor], self.frozen_ranges = None, None
+
+    def thaw(self, tensor: TensorHandle) -> None:
+        """Undoes `freeze`."""
+        self.frozen.pop(tensor, None)
+        self.frozen_ranges = None
+
+    def is_frozen(self, start: int, end: int) -> bool:
+        """Whether any byte of a range is a weight of a plan. log n, after each change n log n once."""
+        if self.frozen_ranges is None:
+            self.frozen_ranges = merged(one.span for one in self.frozen if one.layout.extent_bytes)
+        place = bisect_right(self.frozen_ranges, start, key=itemgetter(1))
+        return place < len(self.frozen_ranges) and self.frozen_ranges[place][0] < end
+
     def poison(self, start: int, end: int, error: HeliographError, tensor: TensorHandle) -> None:
         """Marks those bytes of a range that are not poisoned yet; the first error stays."""
-        place = bisect_right(self.poisons, start, key=_END)
-        while start < end:
-            following = self.poisons[place] if place < len(self.poisons) else None
-            gap_end = end if following is None else min(end, following.start)
-            if start < gap_end:
-                self.poisons.insert(place, Poison(start, gap_end, error, tensor))
-                place += 1
-            if following is None:
-                return
-            start, place = max(start, following.end), place + 1
+        first, last = self._overlapping(start, end)
+        made: list[Poison] = []
+        for old in self.poisons[first:last]:
+            if start < old.start:
+                made.append(Poison(start, old.start, error, tensor))
+            made.append(old)
+            start = old.end
+        if start < end:
+            made.append(Poison(start, end, error, tensor))
+        self.poisons[first:last] = made
 
     def heal(self, start: int, end: int) -> None:
         """Takes the poison off a range; what reaches over its edges keeps its rest."""
-        place = bisect_right(self.poisons, start, key=_END)
-        while place < len(self.poisons) and self.poisons[place].start < end:
-            old = self.poisons.pop(place)
-            rest = [(old.start, min(old.end, start)), (max(old.start, end), old.end)]
-            kept = [Poison(low, high, old.error, old.tensor) for low, high in rest if low < high]
-            self.poisons[place:place] = kept
-            place += len(kept)
+        first, last = self._overlapping(start, end)
+        gone = self.poisons[first:last]
+        rest = [replace(one, end=start) for one in gone[:1] if one.start < start]
+        rest += [replace(one, start=end) for one in gone[-1:] if one.end > end]
+        self.poisons[first:last] = rest
+
+    def _overlapping(self, start: int, end: int) -> tuple[int, int]:
+        """The places of the poisons that have bytes of a range: from the first to behind the last."""
+        first = bisect_right(self.poisons, start, key=_END)
+        return first, max(first, bisect_left(self.poisons, end, key=_START))
 
 
 @dataclass(slots=True, eq=False)
@@ -133,7 +154,9 @@ class TensorHandle:
     storage: Storage | None = None
     #: Given when it is made, if at all.
     error: HeliographError | None = None
-    #: Whether the device knows of it; it does not of views.
+    #: Why its own command failed after the handle was known; others on the same bytes may be healthy.
+    failure: HeliographError | None = None
+    #: Whether the device knows of it: it does not of views, nor before it was made.
     is_placed: bool = False
 
     def __post_init__(self) -> None:
@@ -161,6 +184,8 @@ class TensorHandle:
         """The error that whoever uses these bytes now must fail with."""
         if self.storage is None or self.error is not None:
             return self.error
+        if self.failure is not None:
+            return self.failure
         if self.storage.error is not None or not self.storage.poisons:
             return self.storage.error
         (start, end), poisons = self.span, self.storage.poisons
@@ -218,7 +243,7 @@ def hold_leaves(
     held = {leaf: TensorHandle(one.layout, one.storage) for leaf, one in tensors.items()}
     for leaf, one in held.items():
         if one.storage is not None and leaf in weights:
-            one.storage.frozen[one] = None
+            one.storage.freeze(one)
     return BoundLeaves(held, frozenset(weights), numbers)
 
 
@@ -227,7 +252,7 @@ def let_go_of(bound: BoundLeaves) -> None:
     for leaf in bound.weights:
         tensor = bound.tensors[leaf]
         if tensor.storage is not None:
-            tensor.storage.frozen.pop(tensor, None)
+            tensor.storage.thaw(tensor)
 
 
 @dataclass(slots=True, eq=False)
@@ -284,6 +309,17 @@ _NAMES: dict[type, str] = {
 }
 
 
+def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges as few that do not touch, in order."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return found
+
+
 def layout(type: TensorType, offset_bytes: int = 0) -> Tensor:
     """A contiguous layout without a buffer."""
     return Tensor(type, cast(Buffer, None), offset_bytes)
@@ -300,6 +336,8 @@ class HandleTable:
     def __init__(self, limits: Limits) -> None:
         self._handles: dict[int, Handle] = {}
         self._counts: dict[type, int] = dict.fromkeys(_NAMES, 0)
+        #: Numbers that a compile holds: in use, though nothing stands behind them yet or any more.
+        self._reserved: set[int] = set()
         # Handles that were never made take no room from the others, but need memory all the same.
         self._poisoned = 0
         self._limits: dict[type, int] = {
@@ -350,7 +388,17 @@ class HandleTable:
             )
         if number in self._handles:
             raise HandleExistsError(f"handle {number} is in use: it is {self._name(number)}")
+        if number in self._reserved:
+            raise HandleExistsError(f"handle {number} is in use: a plan is compiled for it")
         self.check_room(kind, more)
+
+    def reserve(self, number: int) -> None:
+        """Holds a number that nothing stands behind."""
+        self._reserved.add(number)
+
+    def give_up(self, number: int) -> None:
+        """Undoes `reserve`."""
+        self._reserved.discard(number)
 
     def check_room(self, kind: type[Handle], more: int = 1) -> None:
         """Raises LimitExceededError."""
@@ -367,7 +415,8 @@ class HandleTable:
 
     def add_poisoned(self, number: int, handle: Handle) -> None:
         """Adds a handle that holds an error, if its number is free and there is room for it."""
-        possible = 0 < number < SERVER_HANDLE and number not in self._handles
+        taken = number in self._handles or number in self._reserved
+        possible = 0 < number < SERVER_HANDLE and not taken
         if possible and self._poisoned < self._limits[TensorHandle]:
             self._handles[number] = handle
             self._poisoned += 1

@@ -37,6 +37,7 @@ from heliograph_server.core.listing import describe
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.queries import query_ops, query_placement
 from heliograph_server.core.session import CLOSE_SECONDS, Session, SessionStatistics
+from heliograph_server.core.staging import Staging
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,8 @@ class Host:
             whys = "; ".join(f"{one.name}: {one.why}" for one in registry.backends if one.why)
             raise ConfigurationError(f"there is no device ({whys or 'no backend was asked for'})")
         self.limits = limits or Limits()
+        #: What is asked of devices without a session, by the bytes of the questions.
+        self.questions = Staging(self.limits.in_flight_bytes, "questions")
         #: Another one means that another life of the server answers.
         self.incarnation = secrets.token_bytes(16)
         self._registry = registry
@@ -138,6 +141,7 @@ class Host:
         token = secrets.token_bytes(16)
         devices = self._registry.acquire()
         try:
+            described = describe(devices)
             self._add_session(token, client, devices)
         except BaseException:
             self._registry.release(devices)
@@ -149,7 +153,7 @@ class Host:
             limits=self.limits,
             incarnation=self.incarnation,
             server=SERVER,
-            devices=describe(devices),
+            devices=described,
         )
 
     def _add_session(self, token: bytes, client: str, devices: Sequence[Device]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heliograph_backends.contract import BufferType, Device
-from heliograph_proto.description import BufferRole, BufferTypeInfo, DeviceInfo
+from heliograph_proto.description import BufferRole, BufferTypeInfo, DeviceInfo, Memory
+from heliograph_proto.errors import HeliographError
 from heliograph_server.core.memories import buffer_types
 
 
@@ -15,18 +16,28 @@ def describe(devices: Sequence[Device]) -> tuple[DeviceInfo, ...]:
 
 
 def _describe_one(device: Device, devices: Sequence[Device]) -> DeviceInfo:
+    memory, missing = _ask_memory(device)
     return DeviceInfo(
         name=device.name,
         description=device.description,
         type=device.type,
         backend=device.backend,
         capabilities=device.capabilities,
-        memory=device.memory(),
+        memory=memory,
         id=device.id,
         buffer_types=tuple(_describe_type(one, role, devices) for one, role in buffer_types(device)),
         features=dict(device.features()),
-        missing=dict(device.why_missing()),
+        missing=missing,
     )
+
+
+def _ask_memory(device: Device) -> tuple[Memory, dict[str, str]]:
+    """Its memory, and what it does not offer now. A device that is lost must not take the others with it."""
+    missing = dict(device.why_missing())
+    try:
+        return device.memory(), missing
+    except HeliographError as error:
+        return Memory(), {**missing, "memory": error.message}
 
 
 def _describe_type(type: BufferType, role: BufferRole, devices: Sequence[Device]) -> BufferTypeInfo:
@@ -37,4 +48,5 @@ def _describe_type(type: BufferType, role: BufferRole, devices: Sequence[Device]
         max_size_bytes=type.max_size,
         is_host=type.is_host,
         readable_by=tuple(one.name for one in devices if one.supports_buffer_type(type)),
+        pads=type.pads,
     )

@@ -8,7 +8,14 @@ from dataclasses import replace
 
 from heliograph_backends.contract import CompileOptions, Device, LeafBindings, Plan, Tensor, Usage
 from heliograph_proto.commands import Bytes
-from heliograph_proto.description import Cause, DeviceShare, NodePlacement, PlanReport, SplitReport
+from heliograph_proto.description import (
+    Cause,
+    DeviceShare,
+    DeviceType,
+    NodePlacement,
+    PlanReport,
+    SplitReport,
+)
 from heliograph_proto.errors import HeliographError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.types import TensorType
@@ -51,6 +58,12 @@ class LoadedPlan:
         plan = self.plan.update(graph, bindings, options)
         self.free()
         return plan
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether nothing but this host's processor computes it."""
+        alone = not isinstance(self.plan, ScheduledPlan)
+        return alone and self.device.type is DeviceType.CPU and self.device.buffer_type.is_host
 
     def report(self) -> PlanReport:
         """Where its nodes run and why."""

@@ -55,6 +55,8 @@ class Entry:
     uses: tuple[TensorHandle, ...] = ()
     #: Tensors that are poisoned when it fails.
     targets: tuple[TensorHandle, ...] = ()
+    #: Whether it writes their bytes; else they are targets for the sake of order alone.
+    writes: bool = True
     #: The targets of which it writes every byte, or every byte of `part`, and so heals.
     heals: tuple[TensorHandle, ...] = ()
     #: A range of the one target's storage, if it writes no more than that.

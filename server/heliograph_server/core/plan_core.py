@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 from heliograph_proto import commands as c
 from heliograph_proto.description import Port
-from heliograph_proto.errors import HeliographError
+from heliograph_proto.errors import HeliographError, InvalidArgumentError
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType
-from heliograph_server.core.checks import check_leaf, check_weight, storage_of
+from heliograph_server.core.checks import check_leaf, check_weight, overlap, storage_of
 from heliograph_server.core.handles import (
     NOTHING_BOUND,
     BoundLeaves,
@@ -64,11 +64,12 @@ class PlanCore(ABC):
         self._storages[storage_of(tensor)] = None
         return number
 
-    def check_plan(self, number: int) -> None:
-        """Raises what a plan of this number would be refused with."""
+    def reserve_plan(self, number: int) -> None:
+        """Holds the number of a plan to be. Raises what it would be refused with."""
         if self.closed is not None:
             raise self.closed
         self.handles.check_new(number, PlanHandle)
+        self.handles.reserve(number)
 
     def add_plan(
         self,
@@ -81,7 +82,10 @@ class PlanCore(ABC):
     ) -> None:
         """A compiled plan: its inputs and outputs, the variables that it reads and assigns, and the tensors
         that are its leaves, which it holds from here on."""
-        self.check_plan(number)
+        if self.closed is not None:
+            raise self.closed
+        self.handles.give_up(number)
+        self.handles.check_new(number, PlanHandle)
         inputs, outputs = map(tuple, ports)
         read, assigned = map(tuple, variables)
         made = PlanHandle(device, inputs, outputs, read, assigned, bound, plan)
@@ -117,7 +121,15 @@ class PlanCore(ABC):
         check_leaf(tensor, type, number)
         if is_weight:
             check_weight(tensor, number)
+            self._check_nobody_assigns(tensor, number)
         return tensor
+
+    def _check_nobody_assigns(self, tensor: TensorHandle, number: int) -> None:
+        if any(overlap(tensor, variable) for plan in self._plans for variable in plan.assigned):
+            raise InvalidArgumentError(
+                f"tensor {number} is the variable of a plan that assigns it; a weight does not change",
+                advice="copy it, or bind it as a variable",
+            )
 
     def release_leaves(self, bound: BoundLeaves) -> None:
         """Lets go of tensors that a plan held."""
@@ -129,15 +141,17 @@ class PlanCore(ABC):
         """Takes a plan out of the table, so that no command can name it. Raises UnknownHandleError."""
         plan = self.handles.get(number, PlanHandle)
         self.handles.remove(number)
+        self.handles.reserve(number)
         return plan
 
     def put_plan_back(self, number: int, plan: PlanHandle) -> None:
         """Undoes `take_plan`."""
+        self.handles.give_up(number)
         if self.closed is None:
             self.handles.add(number, plan)
 
     def release_plan(self, plan: PlanHandle) -> None:
-        """Frees a plan that was taken, once its runs are over."""
+        """Frees a plan that is in the table no more, once its runs are over."""
         if plan.last_run is None:
             self._release_handles((plan,))
         else:
@@ -148,7 +162,7 @@ class PlanCore(ABC):
         """Frees a plan whose client left while it was compiled, before any command could name it."""
         if (plan := self.handles.peek(number, PlanHandle)) is not None:
             self.handles.remove(number)
-            self._release_handles((plan,))
+            self.release_plan(plan)
         self._settle()
 
     def plan_ended(self, plan: PlanHandle) -> None:

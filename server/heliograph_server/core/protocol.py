@@ -72,6 +72,7 @@ from heliograph_server.core.tasks import (
     FreeTask,
     Instruction,
     OpenLane,
+    PlaceTask,
     ReadTask,
     ReleasePlan,
     ReleaseStorage,
@@ -174,12 +175,16 @@ class SessionCore(PlanCore):
             self._interrupt(command.kind.sequence, CancelledError("the command was cancelled"))
         self._settle()
 
-    def refuse(self, sequence: int, error: HeliographError, tensors: tuple[int, ...] = ()) -> None:
-        """A command that could not be read; `tensors` are the handles that it was to make."""
+    def refuse(
+        self, sequence: int, error: HeliographError, tensors: tuple[int, ...] = (), buffer: int = 0
+    ) -> None:
+        """A command that could not be read; `tensors` and `buffer` are the handles that it was to make."""
         self._expect(sequence)
         entry = Entry(sequence)
         produced = c.Run(0, (), tuple(c.OutputBinding(0, number) for number in tensors))
         self._arrivals.refuse(entry, produced, error.from_command(sequence))
+        if buffer:
+            self.handles.add_poisoned(buffer, BufferHandle((), error=error.from_command(sequence)))
         self._add(entry, produced)
         self._settle()
 
@@ -304,7 +309,7 @@ class SessionCore(PlanCore):
     def _problem(self, entry: Entry) -> HeliographError | None:
         used = (one.problem() for one in entry.uses)
         # Whatever is written, there must be bytes to write to.
-        written = (one.storage.error for one in entry.targets if one.storage is not None)
+        written = (one.failure or one.storage.error for one in entry.targets if one.storage is not None)
         return next((found for found in chain(used, written) if found is not None), None)
 
     # Their end
@@ -323,7 +328,9 @@ class SessionCore(PlanCore):
     def _spoil(self, entry: Entry) -> None:
         assert entry.error is not None
         entry.error = entry.error.from_command(entry.sequence)
-        for target in entry.targets:
+        if isinstance(entry.task, PlaceTask):
+            entry.task.tensor.failure = entry.error
+        for target in entry.targets if entry.writes else ():
             target.poison(entry.error, entry.part)
             if target.storage is not None and target.storage.maker == entry.sequence:
                 target.storage.error = target.storage.error or entry.error
@@ -496,6 +503,8 @@ class SessionCore(PlanCore):
     def release_all(self) -> None:
         """After `close`, once the lanes are quiet: gives everything back."""
         self._instructions.extend(ReleasePlan(plan) for plan in self._plans)
+        tensors = (one for one in self.handles.values() if isinstance(one, TensorHandle) and one.is_placed)
+        self._instructions.extend(map(ReleaseTensor, tensors))
         self._instructions.extend(ReleaseStorage(storage) for storage in self._storages)
         self._instructions.extend(CloseLane(lane) for lane in self._lanes)
         for table in (self._plans, self._storages, self._lanes, self.variables, self._reading):

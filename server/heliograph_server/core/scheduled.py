@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 from heliograph_backends import access
 from heliograph_backends.contract import (
@@ -18,20 +20,27 @@ from heliograph_backends.contract import (
     Tensor,
     Usage,
 )
-from heliograph_backends.planning.memory import Lifetime, plan_arena
 from heliograph_proto.description import CopyReport, DeviceShare, NodePlacement, PlanReport, SplitReport
-from heliograph_proto.errors import CancelledError, HeliographError, UnknownHandleError, UnsupportedError
+from heliograph_proto.errors import HeliographError, UnknownHandleError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_server.core.scheduling import Schedule
-from heliograph_server.core.scheduling.between import Span, values_between
+from heliograph_server.core.scheduling.between import (
+    Place,
+    Span,
+    Spans,
+    moves,
+    plan_between,
+    returned_places,
+    values_between,
+)
+from heliograph_server.core.scheduling.homes import NOWHERE
+from heliograph_server.core.scheduling.order import clocks
 from heliograph_server.core.scheduling.parts import Part, cut
-
-#: A value in a device's memory.
-Place = tuple[int, int]
+from heliograph_server.core.split_runs import SplitRunner
 
 
 class ScheduledPlan(Plan):
-    """Runs the splits one after the other, with the copies that each needs before it.
+    """Runs the splits, each after those that it depends on, with the copies that it needs before it.
 
     `devices` are those of the schedule's problem, in its order. Raises OutOfMemoryError, UnsupportedError.
     """
@@ -47,17 +56,30 @@ class ScheduledPlan(Plan):
         self.graph = graph
         self.schedule = schedule
         self.devices = tuple(devices)
-        self.device = devices[schedule.splits[-1].device]
+        self.device = devices[schedule.main]
+        ended = clocks(graph, schedule)
+        spans = values_between(graph, schedule, ended)
         self._parts = cut(graph, schedule)
+        self._moves = moves(graph, schedule, spans, (part.inputs for part in self._parts))
+        self._returned = returned_places(graph, schedule)
         self._leaves = {**bindings.weights, **bindings.variables}
-        self._input_values = [n for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.INPUT]
+        self._input_places = [
+            (n, NOWHERE) for n, one in enumerate(graph.leaves) if one.kind is LeafKind.INPUT
+        ]
+        self._assigned = [
+            bindings.variables[value]
+            for value in dict.fromkeys(node.operands[0] for node in graph.nodes if node.op == "assign")
+        ]
         self._plans: list[Plan] = []
         self._buffers: list[Buffer] = []
         self._freed = False
-        #: Of each split in the last run: its copies, its nodes.
-        self._took_us: list[tuple[float, float]] = [(0.0, 0.0)] * len(schedule.splits)
+        #: Of each split in the last run: its copies, its nodes, and when it began.
+        self._took_us: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)] * len(schedule.splits)
+        #: By `time.perf_counter`.
+        self._run_begun = 0.0
+        self._runner = SplitRunner(schedule, ended)
         try:
-            self._between = self._place_between()
+            self._tensors = self._place_all(spans)
             for part, split in zip(self._parts, schedule.splits, strict=True):
                 self._plans.append(compile_part(devices[split.device], part, self._leaves, options))
         except BaseException:
@@ -74,76 +96,64 @@ class ScheduledPlan(Plan):
 
     # Memory between splits
 
-    def _place_between(self) -> dict[Place, Tensor]:
-        """Where results lie that later splits read, and copies for devices that cannot reach them."""
-        found: dict[Place, Tensor] = {}
-        for number, spans in values_between(self.graph, self.schedule).items():
-            for value, tensor in self._place(self.devices[number].buffer_type, spans).items():
+    def _place_all(self, spans: Spans) -> dict[Place, Tensor]:
+        """Leaves where they lie, results that other splits read, and copies for those that cannot reach
+        them."""
+        found = {(value, self.schedule.homes[value]): tensor for value, tensor in self._leaves.items()}
+        for number, here in spans.items():
+            for value, tensor in self._place(self.devices[number].buffer_type, here).items():
                 found[value, number] = tensor
         return found
 
     def _place(self, memory: BufferType, spans: Mapping[int, Span]) -> dict[int, Tensor]:
         """Tensors for values in one device's memory, which share bytes where their spans do not meet."""
-        types = [self.graph.type_of(value) for value in spans]
-        lifetimes = [
-            Lifetime(memory.alloc_size(type), first, last)
-            for type, (first, last) in zip(types, spans.values(), strict=True)
-        ]
-        arena = plan_arena(lifetimes, memory.alignment, memory.max_size)
+        arena = plan_between(self.graph, spans, memory)
         chunks: list[Buffer] = []
         for size_bytes in arena.chunk_bytes:
             chunks.append(memory.allocate(size_bytes, Usage.COMPUTE))
             self._buffers.append(chunks[-1])
-        placed = zip(spans, types, arena.chunks, arena.offsets, strict=True)
-        return {value: Tensor(type, chunks[chunk], offset) for value, type, chunk, offset in placed}
+        placed = zip(spans, arena.chunks, arena.offsets, strict=True)
+        return {
+            value: Tensor(self.graph.type_of(value), chunks[chunk], offset) for value, chunk, offset in placed
+        }
 
     # Running
 
     def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
         if self._freed:
             raise UnknownHandleError("the plan was freed")
-        given = dict(zip(self._input_values, inputs, strict=True))
-        for number in range(len(self._parts)):
-            if abort.is_set:
-                raise CancelledError("the run was cancelled")
-            began = time.perf_counter()
-            self._copy(number)
-            copied = time.perf_counter()
-            self._compute(number, given, abort)
-            self._took_us[number] = (copied - began) * 1e6, (time.perf_counter() - copied) * 1e6
-        self._write_outputs(given, outputs)
+        self._run_begun = time.perf_counter()
+        with ExitStack() as stack:
+            given = [self._lasting(tensor, stack) for tensor in inputs]
+            tensors = self._tensors | dict(zip(self._input_places, given, strict=True))
+            self._runner.run(partial(self._run_split, tensors), abort)
+            for place, target in zip(self._returned, outputs, strict=True):
+                if target is not None:
+                    access.copy(tensors[place], target)
 
-    def _copy(self, number: int) -> None:
-        for copy in self.schedule.splits[number].copies:
-            source = self._leaves.get(copy.value) or self._between[copy.value, copy.source]
-            access.copy(source, self._between[copy.value, copy.destination])
+    def _lasting(self, tensor: Tensor, stack: ExitStack) -> Tensor:
+        """An input, or a copy of it where a split assigns to a variable in its memory and another may read it
+        later."""
+        if not any(tensor.buffer is one.buffer for one in self._assigned):
+            return tensor
+        buffer = self.device.buffer_type.allocate(tensor.type.nbytes, Usage.COMPUTE)
+        stack.callback(buffer.free)
+        made = Tensor(tensor.type, buffer)
+        access.copy(tensor, made)
+        return made
 
-    def _compute(self, number: int, given: Mapping[int, Tensor], abort: Abort) -> None:
-        part, device = self._parts[number], self.schedule.splits[number].device
-        read = [given.get(value) or self._readable(value, device) for value in part.inputs]
-        made = [self._between[value, device] for value in part.outputs]
+    def _run_split(self, tensors: Mapping[Place, Tensor], number: int, abort: Abort) -> None:
+        begun, found = time.perf_counter(), self._moves[number]
+        for source, target in found.copies:
+            access.copy(tensors[source], tensors[target])
+        copied = time.perf_counter()
+        read, made = ([tensors[place] for place in places] for places in (found.reads, found.writes))
         try:
             self._plans[number].compute(read, made, abort)
         except HeliographError as error:
-            raise explain(error, part) from None
-
-    def _readable(self, value: int, device: int) -> Tensor:
-        """A value where the device can read it: its own copy, or where it was computed."""
-        found = self._between.get((value, device))
-        if found is not None:
-            return found
-        return self._between[value, self._maker(value)]
-
-    def _maker(self, value: int) -> int:
-        return self.schedule.assignments[value - len(self.graph.leaves)].device
-
-    def _write_outputs(self, given: Mapping[int, Tensor], outputs: Sequence[Tensor | None]) -> None:
-        for port, target in zip(self.graph.outputs, outputs, strict=True):
-            if target is None:
-                continue
-            value = port.value
-            source = given.get(value) or self._leaves.get(value)
-            access.copy(source or self._between[value, self._maker(value)], target)
+            raise explain(error, self._parts[number]) from None
+        times = copied - begun, time.perf_counter() - copied, begun - self._run_begun
+        self._took_us[number] = times[0] * 1e6, times[1] * 1e6, times[2] * 1e6
 
     # Explaining
 
@@ -182,6 +192,7 @@ class ScheduledPlan(Plan):
 
     def free(self) -> None:
         self._freed = True
+        self._runner.close()
         for plan in self._plans:
             plan.free()
         for buffer in self._buffers:

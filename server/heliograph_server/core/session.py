@@ -159,9 +159,11 @@ class Session(SessionWork):
         if command.timeout_ms and self._core.is_open(command.sequence):
             self._arm(command)
 
-    def refuse(self, sequence: int, error: HeliographError, tensors: tuple[int, ...] = ()) -> None:
-        """A command that could not be read fails with this error; so do the tensors it was to make."""
-        self._event(partial(self._core.refuse, sequence, error, tensors))
+    def refuse(
+        self, sequence: int, error: HeliographError, tensors: tuple[int, ...] = (), buffer: int = 0
+    ) -> None:
+        """A command that could not be read fails with this error; so does what it was to make."""
+        self._event(partial(self._core.refuse, sequence, error, tensors, buffer))
 
     def watch(self, on_quiet: Callable[[], None]) -> None:
         """From now on, tells whenever no work is left."""
@@ -201,7 +203,7 @@ class Session(SessionWork):
         with self._lock:
             self._check_open()
             loaded: LoadedPlan = self._core.handles.get(plan, PlanHandle).plan
-            return loaded.report()
+        return loaded.report()
 
     def discard_plan(self, handle: int) -> None:
         """Undoes a compile whose client left before it learned of it."""

@@ -17,13 +17,13 @@ from typing import Any
 
 from heliograph_backends.contract import Abort, BufferType, Device
 from heliograph_proto.commands import Command, Completion, CompletionBatch
-from heliograph_proto.description import DeviceType
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.limits import Limits
 from heliograph_server.core.checks import unknown_device
 from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.downloads import Downloads
 from heliograph_server.core.execution import Execution, typed
+from heliograph_server.core.handles import TensorHandle
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.occupancy import SHORT_US, Occupancy
@@ -215,7 +215,12 @@ class SessionWork:
         if not self._at_once or work.lane.queued > 1 or not isinstance(task, RunTask):
             return False
         loaded: LoadedPlan = task.plan.plan
-        return loaded.expected_us < SHORT_US and loaded.device.type is DeviceType.CPU
+        if loaded.expected_us >= SHORT_US or not loaded.is_on_host:
+            return False
+        # Its tensors too: copying from another device may take as long as that likes.
+        bound = (*task.inputs, *(one.into for one in task.outputs))
+        storages = (one.storage for one in bound if isinstance(one, TensorHandle))
+        return all(one is None or one.device == work.lane.device for one in storages)
 
     def _abort_work(self, instruction: AbortWork) -> None:
         if (abort := self._aborts.get(instruction.sequence)) is not None:

@@ -1,54 +1,123 @@
 """Spreading a graph over devices so that it fits: the scheduler's decisions against what devices estimate.
 
 The scheduler counts weights; what a device keeps beside them, and intermediate results, it learns from the
-device's estimate of each split. Where that passes what the device has, its budget shrinks, and the scheduler
-decides again.
+device's estimate of each split, unless it has far more than enough. Where that passes what the device has,
+its budget shrinks, and the scheduler decides again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from heliograph_backends.contract import CompileOptions, Device
 from heliograph_proto.errors import UnsupportedError
 from heliograph_server.core.scheduling import Problem, Schedule, schedule
-from heliograph_server.core.scheduling.between import values_between
-from heliograph_server.core.scheduling.parts import cut
+from heliograph_server.core.scheduling.between import plan_between, values_between
+from heliograph_server.core.scheduling.order import clocks
+from heliograph_server.core.scheduling.parts import Part, cut
 
 #: How often budgets shrink before the devices themselves say what does not fit.
 ROUNDS = 8
+#: A device with this many times the bytes of all leaves, results and copies there has enough, whatever it
+#: keeps beside them.
+AMPLE = 2
+#: And of this much padding for each of them.
+AMPLE_PADDING_BYTES = 1024
 
 
 def spread(problem: Problem, devices: Sequence[Device], options: CompileOptions) -> Schedule:
     """A schedule that fits. Raises what `schedule` does."""
     budgets = [one.free_bytes for one in problem.devices]
+    needs = _Needs(problem, devices, options)
     found = schedule(problem)
     for _ in range(ROUNDS):
-        over = _overshoot(problem, found, devices, options)
-        if not any(over):
+        over = needs.overshoot(found)
+        if not any(over.values()):
             break
-        budgets = [max(0, budget - more) for budget, more in zip(budgets, over, strict=True)]
+        budgets = [max(0, budget - over.get(place, 0)) for place, budget in enumerate(budgets)]
         pairs = zip(problem.devices, budgets, strict=True)
         found = schedule(replace(problem, devices=[replace(one, free_bytes=size) for one, size in pairs]))
     return found
 
 
-def _overshoot(
-    problem: Problem, found: Schedule, devices: Sequence[Device], options: CompileOptions
-) -> list[int]:
-    """By how many bytes a schedule passes what each device has."""
-    needs = [0] * len(devices)
-    for leaf, home in zip(problem.graph.leaves, found.homes, strict=True):
-        if home >= 0:
-            needs[home] += devices[home].buffer_type.alloc_size(leaf.type)
-    for place, spans in values_between(problem.graph, found).items():
-        memory = devices[place].buffer_type
-        needs[place] += sum(memory.alloc_size(problem.graph.type_of(value)) for value in spans)
-    for part, split in zip(cut(problem.graph, found), found.splits, strict=True):
-        try:
-            estimate = devices[split.device].estimate(part.graph, options)
-        except UnsupportedError:
-            continue
-        needs[split.device] += sum(estimate.compute_bytes) + estimate.extra_bytes
-    return [max(0, need - one.free_bytes) for need, one in zip(needs, problem.devices, strict=True)]
+def _tight(problem: Problem, found: Schedule) -> frozenset[int]:
+    """The devices that must be asked whether a schedule fits: it fits the others by far."""
+    graph, count = problem.graph, len(problem.devices)
+    sizes, values = [0] * count, [0] * count
+    lies = [*zip(graph.leaves, found.homes, strict=True)]
+    lies += [(node, one.device) for node, one in zip(graph.nodes, found.assignments, strict=True)]
+    for one, device in lies:
+        if device >= 0:
+            sizes[device] += one.type.nbytes
+            values[device] += 1
+    for split in found.splits:
+        sizes[split.device] += sum([copy.size_bytes for copy in split.copies])
+        values[split.device] += len(split.copies)
+    return frozenset(
+        place
+        for place, one in enumerate(problem.devices)
+        if AMPLE * sizes[place] + AMPLE_PADDING_BYTES * values[place] > one.free_bytes
+    )
+
+
+class _Needs:
+    """What schedules take of devices, who are asked as seldom as can be."""
+
+    def __init__(self, problem: Problem, devices: Sequence[Device], options: CompileOptions) -> None:
+        self._problem = problem
+        self._graph = problem.graph
+        self._devices = devices
+        self._options = options
+        #: By device: nodes that it was asked about, and the bytes that they take beside their leaves.
+        self._known: dict[int, tuple[frozenset[int], int]] = {}
+
+    def overshoot(self, found: Schedule) -> dict[int, int]:
+        """By how many bytes a schedule passes what each device has that may not have enough."""
+        tight = _tight(self._problem, found)
+        if not tight:
+            return {}
+        needs = self._in_memory(found, tight)
+        spare = {place: self._problem.devices[place].free_bytes - need for place, need in needs.items()}
+        asked = {place for place in tight if not self._is_known_to_fit(found, place, spare[place])}
+        for place, size_bytes in self._estimates(found, asked).items():
+            spare[place] -= size_bytes
+        return {place: max(0, -spare[place]) for place in asked}
+
+    def _in_memory(self, found: Schedule, places: Set[int]) -> dict[int, int]:
+        """Bytes of leaves and of values between splits."""
+        needs = dict.fromkeys(places, 0)
+        for leaf, home in zip(self._graph.leaves, found.homes, strict=True):
+            if home in needs:
+                needs[home] += self._devices[home].buffer_type.alloc_size(leaf.type)
+        for place, spans in values_between(self._graph, found, clocks(self._graph, found)).items():
+            if place in needs:
+                needs[place] += plan_between(self._graph, spans, self._devices[place].buffer_type).size_bytes
+        return needs
+
+    def _is_known_to_fit(self, found: Schedule, place: int, spare_bytes: int) -> bool:
+        """Whether more nodes than these were said to fit into what is left."""
+        nodes, size_bytes = self._known.get(place, (frozenset(), 0))
+        return size_bytes <= spare_bytes and nodes.issuperset(_nodes_on(found, place))
+
+    def _estimates(self, found: Schedule, asked: Set[int]) -> dict[int, int]:
+        sizes = dict.fromkeys(asked, 0)
+        if asked:
+            for part, split in zip(cut(self._graph, found), found.splits, strict=True):
+                if split.device in asked:
+                    sizes[split.device] += _estimate(self._devices[split.device], part, self._options)
+        self._known.update((place, (_nodes_on(found, place), sizes[place])) for place in asked)
+        return sizes
+
+
+def _nodes_on(found: Schedule, place: int) -> frozenset[int]:
+    return frozenset(node for split in found.splits if split.device == place for node in split.nodes)
+
+
+def _estimate(device: Device, part: Part, options: CompileOptions) -> int:
+    """Bytes that a part takes beside its leaves; 0 where the device cannot tell."""
+    try:
+        estimate = device.estimate(part.graph, options)
+    except UnsupportedError:
+        return 0
+    return sum(estimate.compute_bytes) + estimate.extra_bytes

@@ -19,6 +19,7 @@ from heliograph_backends.cpu.stream import CpuStream
 from heliograph_proto.description import BufferRole, Capabilities, Memory, OpAnswer, OpQuery
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
+from heliograph_server.pool.edge import at_the_edge
 from heliograph_server.pool.memory import RemoteBuffer, RemoteBufferType
 from heliograph_server.pool.plan import RemotePlan
 
@@ -59,7 +60,7 @@ class RemoteDevice(Device):
 
     def memory(self) -> Memory:
         # What was freed here may not have been freed there yet.
-        self.session.synchronize(ANSWER_SECONDS)
+        self.session._arrive(ANSWER_SECONDS)
         return self.member.memory(timeout=ANSWER_SECONDS)
 
     @property
@@ -114,14 +115,15 @@ class RemoteDevice(Device):
     ) -> RemotePlan:
         """A plan of the member; `updates`: one whose memory it takes over."""
         leaves = {**bindings.weights, **bindings.variables}
-        member = self.session._compile_frozen(
-            graph,
-            self.member,
-            fusion=options.fusion,
-            threads=options.threads,
-            bindings={leaf: self.tensor(tensor) for leaf, tensor in leaves.items()},
-            updates=updates,
-        )
+        with at_the_edge():
+            member = self.session._compile_frozen(
+                graph,
+                self.member,
+                fusion=options.fusion,
+                threads=options.threads,
+                bindings={leaf: self.tensor(tensor) for leaf, tensor in leaves.items()},
+                updates=updates,
+            )
         return RemotePlan(self, graph, member)
 
     def estimate(self, graph: Graph, options: CompileOptions) -> Estimate:

@@ -14,6 +14,7 @@ from heliograph_backends.contract import Buffer, BufferType, Chunks, Tensor, Usa
 from heliograph_proto.description import BufferTypeInfo
 from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
 from heliograph_proto.types import DTYPES, TensorType
+from heliograph_server.pool.edge import at_the_edge
 
 if TYPE_CHECKING:
     from heliograph_server.pool.device import RemoteDevice
@@ -36,6 +37,7 @@ class RemoteBufferType(BufferType):
         self.name = info.name
         self.alignment = info.alignment_bytes
         self.max_size = info.max_size_bytes
+        self._pads = info.pads
         self._sizes: OrderedDict[TensorType, int] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -50,8 +52,14 @@ class RemoteBufferType(BufferType):
         buffer.settle()
         return buffer
 
+    @property
+    def pads(self) -> bool:
+        return self._pads
+
     def alloc_size(self, tensor: TensorType) -> int:
-        """The member's answer, asked for once."""
+        """The member's answer, asked for once; where it never pads, nobody need ask."""
+        if not self._pads:
+            return tensor.nbytes
         if tensor not in self._sizes:
             wanted = [(tensor.shape, tensor.dtype)]
             (size,) = self.device.member.placement(wanted, self.name).tensor_bytes
@@ -82,32 +90,40 @@ class RemoteBuffer(Buffer):
     def __repr__(self) -> str:
         return f"<RemoteBuffer {self.size_bytes} bytes on {self.buffer_type.device.name}>"
 
+    @at_the_edge()
     def settle(self) -> None:
         """Waits until the member has done all that was sent for these bytes. Raises what went wrong."""
         self._bytes._read(0, memoryview(bytearray(min(1, self.size_bytes))))
 
+    @at_the_edge()
     def set(self, offset_bytes: int, data: memoryview) -> None:
         self._bytes._write(offset_bytes, data)
         self._settle_at(offset_bytes, data.nbytes)
 
+    @at_the_edge()
     def get(self, offset_bytes: int, out: memoryview) -> None:
         self._bytes._read(offset_bytes, out)
 
+    @at_the_edge()
     def set_2d(self, offset_bytes: int, data: memoryview, chunks: Chunks) -> None:
         self._bytes._write(offset_bytes, data, chunks)
         self._settle_at(offset_bytes, data.nbytes)
 
+    @at_the_edge()
     def get_2d(self, offset_bytes: int, out: memoryview, chunks: Chunks) -> None:
         self._bytes._read(offset_bytes, out, chunks)
 
+    @at_the_edge()
     def memset(self, offset_bytes: int, size_bytes: int, value: int) -> None:
         self._bytes.memset(value, offset_bytes, size_bytes)
         self._settle_at(offset_bytes, size_bytes)
 
+    @at_the_edge()
     def clear(self, value: int = 0) -> None:
         self._member.clear(value)
         self.settle()
 
+    @at_the_edge()
     def _settle_at(self, offset_bytes: int, size_bytes: int) -> None:
         """As `settle`, for a range that was just written: a byte of it can be read once it is there."""
         if size_bytes:

@@ -12,6 +12,7 @@ from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Pl
 from heliograph_proto.errors import InvalidInputError, UnknownHandleError
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
+from heliograph_server.pool.edge import at_the_edge
 from heliograph_server.pool.memory import RemoteBuffer
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class RemotePlan(Plan):
     def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
         if self._member is None:
             raise UnknownHandleError("the plan was freed")
-        with ExitStack() as stack:
+        with at_the_edge(), ExitStack() as stack:
             given = {
                 leaf.name: self._input(stack, leaf.name, leaf.type, tensor)
                 for leaf, tensor in zip(self.graph.inputs, inputs, strict=True)

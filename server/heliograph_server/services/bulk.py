@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 
 from grpc import aio
 
@@ -36,13 +36,24 @@ class BulkService(bulk_pb2_grpc.BulkServiceServicer):
         if first is None or not first.HasField("target"):
             raise ProtocolError("the first message of an upload must have its target")
         session = self._slot.host.session(first.target.session)
-        upload = _begin(session, first.target)
+        upload = await self._begin(session, first.target)
         try:
             await self._receive(session, upload, first, requests, isinstance(_target(first.target), bytes))
             return bulk_pb2.UploadResponse(received_bytes=upload.finish())
         finally:
             # After `finish` this does nothing.
             upload.abort(CancelledError("the upload broke off before its end"))
+
+    async def _begin(self, session: Session, target: bulk_pb2.UploadTarget) -> runtime.Upload:
+        """Memory for a content may be another host's, so it is taken on a thread."""
+        if isinstance(_target(target), int):
+            return _begin(session, target)
+        beginning = self._hashers.submit(_begin, session, target)
+        try:
+            return await asyncio.wrap_future(beginning)
+        except asyncio.CancelledError:
+            beginning.add_done_callback(_abandon)
+            raise
 
     async def _receive(
         self,
@@ -116,6 +127,12 @@ def _target(target: bulk_pb2.UploadTarget) -> int | bytes:
         case "digest":
             return target.digest
     raise ProtocolError("an upload needs a transfer or a digest")
+
+
+def _abandon(beginning: Future[runtime.Upload]) -> None:
+    """The client left while its upload began."""
+    if not beginning.cancelled() and beginning.exception() is None:
+        beginning.result().abort(CancelledError("the upload broke off before its end"))
 
 
 def _begin(session: Session, target: bulk_pb2.UploadTarget) -> runtime.Upload:

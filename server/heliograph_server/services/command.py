@@ -20,10 +20,11 @@ from grpc import aio
 from heliograph_proto import messages
 from heliograph_proto.commands import Command
 from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError
+from heliograph_proto.limits import Limits
 from heliograph_proto.v1 import command_pb2, command_pb2_grpc
 from heliograph_server.core.execution import typed
 from heliograph_server.core.runtime import Session
-from heliograph_server.services.extent import check_command
+from heliograph_server.services.extent import MAX_LISTED, check_command
 from heliograph_server.services.outbox import Outbox
 from heliograph_server.services.refusals import HostSlot, refusals
 
@@ -132,12 +133,23 @@ def _turns(received: Iterable[command_pb2.Command]) -> Iterator[list[command_pb2
     turn, weight = [], 0
     for message in received:
         turn.append(message)
-        weight += 1 + (len(message.free.handles) // HANDLES_A_COMMAND if message.HasField("free") else 0)
+        weight += 1 + _listed(message) // HANDLES_A_COMMAND
         if weight >= COMMANDS_A_TURN:
             yield turn
             turn, weight = [], 0
     if turn:
         yield turn
+
+
+def _listed(message: command_pb2.Command) -> int:
+    """How many things a command names in a list of its own."""
+    match message.WhichOneof("kind"):
+        case "free":
+            return len(message.free.handles)
+        case "allocate_tensors":
+            # Making a tensor takes several times as long as freeing one.
+            return 8 * len(message.allocate_tensors.tensors)
+    return 0
 
 
 def _submit_turn(session: Session, received: Sequence[command_pb2.Command], last: int) -> int:
@@ -151,21 +163,26 @@ def _submit_turn(session: Session, received: Sequence[command_pb2.Command], last
         except HeliographError as error:
             session.submit(commands)
             commands = []
-            session.refuse(message.sequence, error, _tensors_of(message))
+            session.refuse(message.sequence, error, *_made_by(message, session.limits))
     if commands:
         session.submit(commands)
     return last
 
 
-def _tensors_of(message: command_pb2.Command) -> tuple[int, ...]:
-    """The tensors that a command was to make, for one that cannot be decoded."""
+def _made_by(message: command_pb2.Command, limits: Limits) -> tuple[tuple[int, ...], int]:
+    """The tensors and the buffer that a command was to make, for one that cannot be decoded; nothing of a
+    list that is longer than any that could succeed."""
     match message.WhichOneof("kind"):
         case "allocate":
-            return (message.allocate.tensor,)
+            return (message.allocate.tensor,), 0
         case "view":
-            return (message.view.tensor,)
+            return (message.view.tensor,), 0
         case "place_tensor":
-            return (message.place_tensor.tensor,)
+            return (message.place_tensor.tensor,), 0
+        case "allocate_buffer":
+            return (), message.allocate_buffer.buffer
         case "allocate_tensors":
-            return tuple(one.tensor for one in message.allocate_tensors.tensors)
-    return ()
+            several = message.allocate_tensors
+            few = len(several.tensors) <= min(MAX_LISTED, limits.tensors)
+            return tuple(one.tensor for one in several.tensors) if few else (), several.buffer
+    return (), 0

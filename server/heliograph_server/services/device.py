@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
+from typing import TypeVar
 
 from grpc import aio
 
@@ -13,13 +15,17 @@ from heliograph_server.core.runtime import Host
 from heliograph_server.services.extent import check_placement, check_queries
 from heliograph_server.services.refusals import HostSlot, refusals
 
+_Q = TypeVar("_Q", device_pb2.QueryOpsRequest, device_pb2.QueryPlacementRequest)
+_A = TypeVar("_A", device_pb2.QueryOpsResponse, device_pb2.QueryPlacementResponse)
+
 
 class DeviceService(device_pb2_grpc.DeviceServiceServicer):
-    """Lists devices and answers what they can do, on the threads of `askers`; needs no session."""
+    """Lists devices and answers what they can do, on threads; needs no session."""
 
-    def __init__(self, slot: HostSlot, askers: Executor) -> None:
+    def __init__(self, slot: HostSlot, askers: Executor, listeners: Executor) -> None:
         self._slot = slot
         self._askers = askers
+        self._listeners = listeners
 
     @refusals
     async def ListDevices(
@@ -27,7 +33,8 @@ class DeviceService(device_pb2_grpc.DeviceServiceServicer):
         request: device_pb2.ListDevicesRequest,
         context: aio.ServicerContext[device_pb2.ListDevicesRequest, device_pb2.ListDevicesResponse],
     ) -> device_pb2.ListDevicesResponse:
-        return messages.encode_device_list(self._slot.host.device_list())
+        found = await asyncio.wrap_future(self._askers.submit(self._slot.host.device_list))
+        return messages.encode_device_list(found)
 
     @refusals
     async def GetMemory(
@@ -35,7 +42,7 @@ class DeviceService(device_pb2_grpc.DeviceServiceServicer):
         request: device_pb2.GetMemoryRequest,
         context: aio.ServicerContext[device_pb2.GetMemoryRequest, device_pb2.GetMemoryResponse],
     ) -> device_pb2.GetMemoryResponse:
-        memory = self._slot.host.memory(request.device)
+        memory = await asyncio.wrap_future(self._askers.submit(self._slot.host.memory, request.device))
         return device_pb2.GetMemoryResponse(memory=messages.encode_memory(memory))
 
     @refusals
@@ -44,7 +51,7 @@ class DeviceService(device_pb2_grpc.DeviceServiceServicer):
         request: device_pb2.QueryOpsRequest,
         context: aio.ServicerContext[device_pb2.QueryOpsRequest, device_pb2.QueryOpsResponse],
     ) -> device_pb2.QueryOpsResponse:
-        return await asyncio.wrap_future(self._askers.submit(_query_ops, self._slot.host, request))
+        return await self._answer(_query_ops, request)
 
     @refusals
     async def QueryPlacement(
@@ -52,7 +59,16 @@ class DeviceService(device_pb2_grpc.DeviceServiceServicer):
         request: device_pb2.QueryPlacementRequest,
         context: aio.ServicerContext[device_pb2.QueryPlacementRequest, device_pb2.QueryPlacementResponse],
     ) -> device_pb2.QueryPlacementResponse:
-        return await asyncio.wrap_future(self._askers.submit(_query_placement, self._slot.host, request))
+        return await self._answer(_query_placement, request)
+
+    async def _answer(self, answer: Callable[[Host, _Q], _A], question: _Q) -> _A:
+        """Long questions have a thread of their own, and only so many bytes of them wait."""
+        host = self._slot.host
+        size_bytes = question.ByteSize()
+        host.questions.reserve(size_bytes)
+        asking = self._listeners.submit(answer, host, question)
+        asking.add_done_callback(lambda _done: host.questions.give(size_bytes))
+        return await asyncio.wrap_future(asking)
 
 
 def _query_ops(host: Host, request: device_pb2.QueryOpsRequest) -> device_pb2.QueryOpsResponse:

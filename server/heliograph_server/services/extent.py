@@ -14,8 +14,8 @@ from heliograph_proto.limits import Limits
 from heliograph_proto.types import MAX_DIMENSIONS
 from heliograph_proto.v1 import command_pb2, device_pb2, graph_pb2, plan_pb2
 
-#: The most handles of one Free; giving so many back takes some 50 ms.
-MAX_FREED = 10_000
+#: The most handles of one Free, and tensors of one AllocateTensors: so many take some 50 ms.
+MAX_LISTED = 10_000
 #: The most devices that one plan may name.
 MAX_DEVICES = 1024
 #: The most operands, attributes and dimensions of a graph, for each node that it may have.
@@ -37,11 +37,11 @@ def check_command(message: command_pb2.Command, limits: Limits) -> None:
             _check_dimensions(len(message.place_tensor.type.shape))
         case "allocate_tensors":
             tensors = message.allocate_tensors.tensors
-            _check(len(tensors), limits.graph_nodes, "tensors")
+            _check(len(tensors), min(MAX_LISTED, limits.tensors), "tensors")
             for one in tensors:
                 _check_dimensions(len(one.type.shape))
         case "free":
-            _check(len(message.free.handles), MAX_FREED, "handles")
+            _check(len(message.free.handles), MAX_LISTED, "handles")
 
 
 def check_queries(request: device_pb2.QueryOpsRequest, limits: Limits) -> None:
@@ -72,6 +72,12 @@ def check_compile(request: plan_pb2.CompileRequest, limits: Limits) -> None:
     _check(len(request.devices), MAX_DEVICES, "devices")
     _check(len(request.memory_bytes), MAX_DEVICES, "memory limits")
     _check(len(request.pins) + sum(len(pin.nodes) for pin in request.pins), 2 * limits.graph_nodes, "pins")
+
+
+def check_estimate(request: plan_pb2.EstimateRequest, limits: Limits) -> None:
+    """Raises LimitExceededError."""
+    check_graph(request.graph, limits)
+    _check(len(request.devices), MAX_DEVICES, "devices")
 
 
 def check_graph(graph: graph_pb2.Graph, limits: Limits) -> None:

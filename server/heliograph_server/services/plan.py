@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import Executor, Future
-from typing import TypeVar
+from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 from grpc import aio
 
@@ -16,19 +17,18 @@ from heliograph_proto.errors import InvalidArgumentError, InvalidGraphError
 from heliograph_proto.graph import Graph
 from heliograph_proto.v1 import plan_pb2, plan_pb2_grpc
 from heliograph_server.core.runtime import CompileRequest, Session
-from heliograph_server.services.extent import check_bindings, check_compile, check_graph
+from heliograph_server.services.extent import check_bindings, check_compile, check_estimate
 from heliograph_server.services.refusals import HostSlot, refusals
-
-_R = TypeVar("_R", plan_pb2.CompileRequest, plan_pb2.EstimateRequest)
-_T = TypeVar("_T")
 
 
 class PlanService(plan_pb2_grpc.PlanServiceServicer):
-    """Compiles graphs on the threads of `compilers`."""
+    """Compiles graphs on the threads of `compilers`, and explains plans on those of `listeners`."""
 
-    def __init__(self, slot: HostSlot, compilers: Executor) -> None:
+    def __init__(self, slot: HostSlot, compilers: Executor, listeners: Executor) -> None:
         self._slot = slot
         self._compilers = compilers
+        self._listeners = listeners
+        self._locks: WeakKeyDictionary[Session, asyncio.Lock] = WeakKeyDictionary()
 
     @refusals
     async def Compile(
@@ -38,15 +38,23 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     ) -> plan_pb2.CompileResponse:
         session = self._slot.host.session(request.session)
         check_bindings(request, session.limits)
-        # Here and not on a thread, of which there are few: it may take as long as the client likes.
-        await asyncio.wrap_future(session.when_written([one.tensor for one in request.bindings]))
-        compiling = self._submit(session, _compile, request)
+        with _counted(session, request):
+            # Here and not on a thread, of which there are few: both may take as long as the client likes.
+            await asyncio.wrap_future(session.when_written([one.tensor for one in request.bindings]))
+            async with self._one_at_a_time(session):
+                return messages.encode_plan(await self._compile(session, request))
+
+    async def _compile(self, session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
+        compiling = self._compilers.submit(_compile, session, request)
         try:
-            info = await asyncio.wrap_future(compiling)
+            return await asyncio.wrap_future(compiling)
         except asyncio.CancelledError:
             compiling.add_done_callback(lambda done: _undo(session, request.plan, done))
             raise
-        return messages.encode_plan(info)
+
+    def _one_at_a_time(self, session: Session) -> asyncio.Lock:
+        """Compiles of one session are serial: those that wait must not hold threads."""
+        return self._locks.setdefault(session, asyncio.Lock())
 
     @refusals
     async def Estimate(
@@ -55,7 +63,8 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         context: aio.ServicerContext[plan_pb2.EstimateRequest, plan_pb2.EstimateResponse],
     ) -> plan_pb2.EstimateResponse:
         session = self._slot.host.session(request.session)
-        found = await asyncio.wrap_future(self._submit(session, _estimate, request))
+        with _counted(session, request):
+            found = await asyncio.wrap_future(self._compilers.submit(_estimate, session, request))
         return messages.encode_estimate(found)
 
     @refusals
@@ -65,15 +74,22 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         context: aio.ServicerContext[plan_pb2.ExplainRequest, plan_pb2.ExplainResponse],
     ) -> plan_pb2.ExplainResponse:
         session = self._slot.host.session(request.session)
-        return messages.encode_report(session.explain(request.plan))
+        return await asyncio.wrap_future(self._listeners.submit(_explain, session, request.plan))
 
-    def _submit(self, session: Session, work: Callable[[Session, _R], _T], request: _R) -> Future[_T]:
-        """Work on a graph, whose bytes count until it is done."""
-        size_bytes = request.ByteSize()
-        session.requests.reserve(size_bytes)
-        future = self._compilers.submit(work, session, request)
-        future.add_done_callback(lambda _done: session.requests.give(size_bytes))
-        return future
+
+@contextmanager
+def _counted(session: Session, request: plan_pb2.CompileRequest | plan_pb2.EstimateRequest) -> Iterator[None]:
+    """Counts the bytes of a graph as long as it is kept. Raises LimitExceededError."""
+    size_bytes = request.ByteSize()
+    session.requests.reserve(size_bytes)
+    try:
+        yield
+    finally:
+        session.requests.give(size_bytes)
+
+
+def _explain(session: Session, plan: int) -> plan_pb2.ExplainResponse:
+    return messages.encode_report(session.explain(plan))
 
 
 def _compile(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
@@ -96,7 +112,7 @@ def _compile(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
 
 def _estimate(session: Session, request: plan_pb2.EstimateRequest) -> PlanEstimate:
     options = CompileOptions(request.fusion != plan_pb2.FUSION_OFF)
-    check_graph(request.graph, session.limits)
+    check_estimate(request, session.limits)
     return session.estimate(messages.decode_graph(request.graph), tuple(request.devices), options)
 
 

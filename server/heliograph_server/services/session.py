@@ -14,10 +14,11 @@ from heliograph_server.services.refusals import HostSlot, refusals
 
 
 class SessionService(session_pb2_grpc.SessionServiceServicer):
-    """Opens and closes sessions; closing blocks, so a thread of `closers` does it."""
+    """Opens and closes sessions. Both block: devices are asked for their memory, and work is waited for."""
 
-    def __init__(self, slot: HostSlot, closers: Executor) -> None:
+    def __init__(self, slot: HostSlot, askers: Executor, closers: Executor) -> None:
         self._slot = slot
+        self._askers = askers
         self._closers = closers
 
     @refusals
@@ -27,8 +28,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         context: aio.ServicerContext[session_pb2.OpenRequest, session_pb2.OpenResponse],
     ) -> session_pb2.OpenResponse:
         versions = (request.version_min, request.version_max)
-        info = self._slot.host.open_session(request.client, versions, tuple(request.features))
-        return messages.encode_session(info)
+        host = self._slot.host
+        opening = self._askers.submit(host.open_session, request.client, versions, tuple(request.features))
+        return messages.encode_session(await asyncio.wrap_future(opening))
 
     @refusals
     async def Close(

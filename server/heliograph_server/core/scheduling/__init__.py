@@ -6,7 +6,7 @@ After ggml's backend scheduler. Every node keeps the cause of its device, so tha
 """
 
 from heliograph_server.core.scheduling.assignment import assign
-from heliograph_server.core.scheduling.homes import place_leaves
+from heliograph_server.core.scheduling.homes import leaf_roots, place_leaves
 from heliograph_server.core.scheduling.model import (
     Assignment,
     Candidate,
@@ -25,6 +25,7 @@ __all__ = [
     "Schedule",
     "Split",
     "assign",
+    "leaf_roots",
     "place_leaves",
     "schedule",
     "split",
@@ -34,6 +35,7 @@ __all__ = [
 def schedule(problem: Problem) -> Schedule:
     """Where every node runs and what is copied. Raises UnsupportedError, OutOfMemoryError, and
     InvalidArgumentError for pins that cannot be kept."""
-    homes = place_leaves(problem)
-    assignments = assign(problem, homes)
+    roots = leaf_roots(problem.graph)
+    homes = place_leaves(problem, roots)
+    assignments = assign(problem, homes, roots)
     return split(problem, homes, assignments)

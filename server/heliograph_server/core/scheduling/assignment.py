@@ -15,17 +15,14 @@ from collections.abc import Iterable, Sequence
 
 from heliograph_proto.description import Cause
 from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
-from heliograph_proto.graph import LeafKind
-from heliograph_proto.ops import OPS
+from heliograph_server.core.scheduling.homes import LIGHT_WEIGHTS, VIEWS
 from heliograph_server.core.scheduling.model import Assignment, Problem
 
-#: Ops whose weight is too small to follow: rope's factors, attention's sinks.
-LIGHT_WEIGHTS = frozenset({"rope", "flash_attn_ext"})
 
-
-def assign(problem: Problem, homes: Sequence[int]) -> tuple[Assignment, ...]:
-    """Raises UnsupportedError, with every device's reason, and InvalidArgumentError for a bad pin."""
-    table = _Table(problem, homes)
+def assign(problem: Problem, homes: Sequence[int], roots: Sequence[int]) -> tuple[Assignment, ...]:
+    """`roots`: `leaf_roots` of the graph. Raises UnsupportedError, with every device's reason, and
+    InvalidArgumentError for a pin that cannot be kept."""
+    table = Table(problem, homes, roots)
     pre_assign(table)
     sweep(table)
     upgrade(table)
@@ -33,18 +30,19 @@ def assign(problem: Problem, homes: Sequence[int]) -> tuple[Assignment, ...]:
     return tuple(one for one in table.found if one is not None)
 
 
-class _Table:
-    """The assignments so far, and questions that the passes ask."""
+class Table:
+    """The assignments so far, and the questions that the passes ask."""
 
-    def __init__(self, problem: Problem, homes: Sequence[int]) -> None:
+    def __init__(self, problem: Problem, homes: Sequence[int], roots: Sequence[int]) -> None:
         self.problem = problem
         self.graph = problem.graph
         self.leaves = len(self.graph.leaves)
         self.homes = homes
+        self.roots = roots
         self.devices = problem.devices
         self.last = len(problem.devices) - 1
         self.found: list[Assignment | None] = [None] * len(self.graph.nodes)
-        self.views = [OPS[node.op].is_view for node in self.graph.nodes]
+        self.views = [node.op in VIEWS for node in self.graph.nodes]
 
     def can(self, device: int, number: int) -> bool:
         return not self.devices[device].refusals[number]
@@ -53,10 +51,11 @@ class _Table:
         self.found[number] = Assignment(device, cause, operand)
 
     def lasting_operands(self, number: int) -> Iterable[tuple[int, int]]:
-        """(operand's place, its home) of the weights and variables that a node reads."""
+        """(operand's place, its home) of the weights and variables that a node reads, also through views."""
         for place, value in enumerate(self.graph.nodes[number].operands):
-            if value < self.leaves and self.graph.leaves[value].kind is not LeafKind.INPUT:
-                yield place, self.homes[value]
+            leaf = self.roots[value]
+            if leaf >= 0 and self.homes[leaf] >= 0:
+                yield place, self.homes[leaf]
 
     def memory_of(self, value: int) -> int | None:
         """The device in whose memory a value lies; None: not known, or an input."""
@@ -73,53 +72,83 @@ class _Table:
 # 1
 
 
-def pre_assign(table: _Table) -> None:
+def pre_assign(table: Table) -> None:
     """Pins, then what must be where a weight or a variable lies."""
     for number, node in enumerate(table.graph.nodes):
         if number in table.problem.pins:
             _pin(table, number, table.problem.pins[number])
-            continue
-        if table.views[number] or node.op in LIGHT_WEIGHTS:
-            continue
-        for place, home in table.lasting_operands(number):
-            device, cause = _weight_device(table, number, home, node.op == "assign")
-            if device is not None:
-                table.put(number, device, cause, place)
-                break
+        elif node.op == "assign":
+            _place_assignment(table, number)
+        elif not table.views[number] and node.op not in LIGHT_WEIGHTS:
+            for place, home in table.lasting_operands(number):
+                device, cause = _weight_device(table, number, home)
+                if device is not None:
+                    table.put(number, device, cause, place)
+                    break
 
 
-def _pin(table: _Table, number: int, device: int) -> None:
+def _pin(table: Table, number: int, device: int) -> None:
+    node, found = table.graph.nodes[number], table.devices[device]
     if not table.can(device, number):
-        node, found = table.graph.nodes[number], table.devices[device]
         raise InvalidArgumentError(
             f"node {node.name!r} is pinned to {found.name}, which cannot run {node.op}: "
             f"{found.refusals[number]}",
             advice="pin it elsewhere",
             origin=table.graph.origin(number),
         )
+    if node.op == "assign" and table.homes[node.operands[0]] not in found.reads:
+        variable, home = _variable(table, number)
+        raise InvalidArgumentError(
+            f"node {node.name!r} is pinned to {found.name}, which cannot write variable {variable!r}: "
+            f"that lies on {table.devices[home].name}",
+            advice=f"pin all that assigns to it to {table.devices[home].name}, or nothing",
+            origin=table.graph.origin(number),
+        )
     table.put(number, device, Cause.USER)
 
 
-def _weight_device(table: _Table, number: int, home: int, writes: bool) -> tuple[int | None, Cause]:
+def _place_assignment(table: Table, number: int) -> None:
+    """Where the variable lies, else on a device that works in the same memory."""
+    variable, home = _variable(table, number)
+    device = _in_memory_of(table, number, home)
+    if device is None:
+        writers = (one for one in table.devices if home in one.reads)
+        whys = "; ".join(f"{one.name}: {one.refusals[number]}" for one in writers)
+        raise UnsupportedError(
+            f"variable {variable!r} lies on {table.devices[home].name}, and nothing that can write it there "
+            f"can run assign: {whys}",
+            advice="pin the assignment to another device before the variable is made",
+            origin=table.graph.origin(number),
+        )
+    table.put(number, device, Cause.WEIGHT, 0)
+
+
+def _variable(table: Table, number: int) -> tuple[str, int]:
+    """The name and home of what a node assigns to."""
+    value = table.graph.nodes[number].operands[0]
+    return table.graph.leaves[value].name, table.homes[value]
+
+
+def _weight_device(table: Table, number: int, home: int) -> tuple[int | None, Cause]:
     """The device for a node with a weight on `home`, of highest priority; None: the weight is copied."""
-    if table.problem.offload and not writes and table.devices[home].is_host:
+    if table.problem.offload and table.devices[home].is_host:
         for device in range(home):
             candidate = table.devices[device]
             if candidate.offloads and candidate.offloads[number] and table.can(device, number):
                 return device, Cause.OFFLOAD
-    if writes:
-        return (home, Cause.WEIGHT) if table.can(home, number) else (None, Cause.WEIGHT)
-    order = [home, *range(len(table.devices))]
-    for device in order:
-        if home in table.devices[device].reads and table.can(device, number):
-            return device, Cause.WEIGHT
-    return None, Cause.WEIGHT
+    return _in_memory_of(table, number, home), Cause.WEIGHT
+
+
+def _in_memory_of(table: Table, number: int, home: int) -> int | None:
+    """The device itself if it can run a node, else the first that can and reads its memory."""
+    order = (home, *range(len(table.devices)))
+    return next((d for d in order if home in table.devices[d].reads and table.can(d, number)), None)
 
 
 # 2
 
 
-def sweep(table: _Table) -> None:
+def sweep(table: Table) -> None:
     """Four sweeps: without the last device down and up, then with it."""
     count = len(table.graph.nodes)
     for with_last in (False, True):
@@ -127,7 +156,7 @@ def sweep(table: _Table) -> None:
             _sweep(table, order, with_last)
 
 
-def _sweep(table: _Table, order: Iterable[int], with_last: bool) -> None:
+def _sweep(table: Table, order: Iterable[int], with_last: bool) -> None:
     present: int | None = None
     for number in order:
         if table.views[number]:
@@ -142,7 +171,7 @@ def _sweep(table: _Table, order: Iterable[int], with_last: bool) -> None:
 # 3
 
 
-def upgrade(table: _Table) -> None:
+def upgrade(table: Table) -> None:
     """Moves nodes up where that costs no copy; gives the unassigned ones to who reads most operands."""
     for number, node in enumerate(table.graph.nodes):
         if table.views[number]:
@@ -154,7 +183,7 @@ def upgrade(table: _Table) -> None:
             _move_up(table, number, found)
 
 
-def _rescue(table: _Table, number: int) -> None:
+def _rescue(table: Table, number: int) -> None:
     operands = table.graph.nodes[number].operands
     able = [device for device in range(len(table.devices)) if table.can(device, number)]
     if able:
@@ -162,7 +191,7 @@ def _rescue(table: _Table, number: int) -> None:
         table.put(number, best, Cause.BEST_INPUTS)
 
 
-def _move_up(table: _Table, number: int, found: Assignment) -> None:
+def _move_up(table: Table, number: int, found: Assignment) -> None:
     """To a device that helps others and works in the same memory, so that nothing is copied for it."""
     operands = table.graph.nodes[number].operands
     present = table.devices[found.device]
@@ -178,7 +207,7 @@ def _move_up(table: _Table, number: int, found: Assignment) -> None:
 # 4
 
 
-def complete(table: _Table) -> None:
+def complete(table: Table) -> None:
     """Views follow their source, else their consumer; what is left goes to the first device that can."""
     _follow_sources(table)
     consumers = _first_consumers(table)
@@ -193,7 +222,7 @@ def complete(table: _Table) -> None:
             _first_that_can(table, number)
 
 
-def _follow_sources(table: _Table) -> None:
+def _follow_sources(table: Table) -> None:
     for number, node in enumerate(table.graph.nodes):
         if table.views[number] and table.found[number] is None:
             where = table.memory_of(node.operands[0])
@@ -201,7 +230,7 @@ def _follow_sources(table: _Table) -> None:
                 table.put(number, where, Cause.FROM_VIEW)
 
 
-def _first_consumers(table: _Table) -> dict[int, int]:
+def _first_consumers(table: Table) -> dict[int, int]:
     found: dict[int, int] = {}
     for number, node in enumerate(table.graph.nodes):
         for value in node.operands:
@@ -210,7 +239,7 @@ def _first_consumers(table: _Table) -> dict[int, int]:
     return found
 
 
-def _first_that_can(table: _Table, number: int) -> None:
+def _first_that_can(table: Table, number: int) -> None:
     for device in range(len(table.devices)):
         if table.can(device, number):
             table.put(number, device, Cause.FIRST_THAT_CAN)

@@ -2,40 +2,84 @@
 
 As llama.cpp spreads layers: nodes are walked in order, and what each needs is put on the present device;
 when that is full, the next one follows. So a model that fits the first device lies there alone, and one
-that does not is cut between layers.
+that does not is cut between layers. A leaf goes past a device that cannot run what reads it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+
 from heliograph_proto.errors import OutOfMemoryError
 from heliograph_proto.graph import Graph, LeafKind
+from heliograph_proto.ops import OPS
 from heliograph_server.core.scheduling.model import Problem
 
 #: An input: it comes with each run.
 NOWHERE = -1
+#: Ops whose weight is too small to follow: rope's factors, attention's sinks.
+LIGHT_WEIGHTS = frozenset({"rope", "flash_attn_ext"})
+VIEWS = frozenset(name for name, row in OPS.items() if row.is_view)
 
 
-def place_leaves(problem: Problem) -> tuple[int, ...]:
-    """The device of each leaf. Raises OutOfMemoryError, saying by how much."""
+def leaf_roots(graph: Graph) -> list[int]:
+    """For each value the leaf that it is, or is a view of; -1: none."""
+    roots = list(range(len(graph.leaves)))
+    for node in graph.nodes:
+        roots.append(roots[node.operands[0]] if node.op in VIEWS else -1)
+    return roots
+
+
+def place_leaves(problem: Problem, roots: Sequence[int]) -> tuple[int, ...]:
+    """The device of each leaf; `roots`: `leaf_roots` of the graph. Raises OutOfMemoryError, saying by how
+    much."""
     graph = problem.graph
     homes = [NOWHERE] * len(graph.leaves)
     room = _Room(problem)
     for value, device in problem.placed.items():
         homes[value] = device
         room.note(device, graph.type_of(value).nbytes)
-    for number in range(len(graph.nodes)):
-        pinned = problem.pins.get(number)
-        for value in graph.nodes[number].operands:
-            if value < len(graph.leaves) and homes[value] == NOWHERE and _lasts(graph, value):
-                homes[value] = room.take(graph.type_of(value).nbytes, pinned)
-    for value in range(len(graph.leaves)):
-        if homes[value] == NOWHERE and _lasts(graph, value):
-            homes[value] = room.take(graph.type_of(value).nbytes, None)
+    for value, uses in _uses(graph, roots).items():
+        if homes[value] == NOWHERE:
+            wish = _pin_of(problem, uses)
+            size_bytes = graph.type_of(value).nbytes
+            homes[value] = room.take(size_bytes, _able(problem, uses)) if wish is None else wish
+            if wish is not None:
+                room.use(wish, size_bytes)
     return tuple(homes)
 
 
-def _lasts(graph: Graph, value: int) -> bool:
-    return graph.leaves[value].kind is not LeafKind.INPUT
+def _uses(graph: Graph, roots: Sequence[int]) -> dict[int, list[int]]:
+    """For each weight and variable the nodes that read it, also through views; in the order of the first."""
+    lasting = [leaf.kind is not LeafKind.INPUT for leaf in graph.leaves]
+    found: dict[int, list[int]] = {}
+    for number, node in enumerate(graph.nodes):
+        for value in node.operands:
+            leaf = roots[value]
+            if leaf >= 0 and lasting[leaf]:
+                found.setdefault(leaf, []).append(number)
+    for leaf, lasts in enumerate(lasting):
+        if lasts:
+            found.setdefault(leaf, [])
+    return found
+
+
+def _pin_of(problem: Problem, uses: Sequence[int]) -> int | None:
+    """Where the user wants what uses a leaf: assignments decide, then whatever comes first."""
+    if not problem.pins:
+        return None
+    nodes, pins = problem.graph.nodes, problem.pins
+    assignments = (number for number in uses if nodes[number].op == "assign")
+    return next((pins[number] for number in chain(assignments, uses) if number in pins), None)
+
+
+def _able(problem: Problem, uses: Sequence[int]) -> Callable[[int], bool]:
+    """Whether a device can run what decides where a leaf lies: its assignments, or the first that reads it."""
+    nodes = problem.graph.nodes
+    deciding = [number for number in uses if nodes[number].op == "assign"] or [
+        number for number in uses if nodes[number].op not in VIEWS and nodes[number].op not in LIGHT_WEIGHTS
+    ][:1]
+    return lambda device: not any(problem.devices[device].refusals[number] for number in deciding)
 
 
 class _Room:
@@ -46,26 +90,34 @@ class _Room:
         self._left = [device.free_bytes for device in problem.devices]
         self._present = 0
 
-    def take(self, size_bytes: int, pinned: int | None) -> int:
-        if pinned is not None:
-            self._use(pinned, size_bytes)
-            return pinned
-        while size_bytes > self._left[self._present]:
-            if self._present + 1 == len(self._left):
-                raise OutOfMemoryError(
-                    f"the graph's weights and variables do not fit: {size_bytes:,} bytes more are needed, "
-                    f"and {self._names[-1]}, the last of these devices, has {self._left[-1]:,} left",
-                    advice="name more devices, or give these more memory",
-                )
-            self._present += 1
-        self._use(self._present, size_bytes)
-        return self._present
+    def take(self, size_bytes: int, able: Callable[[int], bool]) -> int:
+        """A device with room, from the present one on; if there is none, any. Raises OutOfMemoryError."""
+        for device in self._candidates(size_bytes, able):
+            self._left[device] -= size_bytes
+            return device
+        raise OutOfMemoryError(
+            f"the graph's weights and variables do not fit: {size_bytes:,} bytes more are needed, "
+            f"and {self._names[-1]}, the last of these devices, has {self._left[-1]:,} left",
+            advice="name more devices, or give these more memory",
+        )
+
+    def _candidates(self, size_bytes: int, able: Callable[[int], bool]) -> Iterator[int]:
+        count = len(self._left)
+        for device in range(self._present, count):
+            if able(device):
+                if size_bytes <= self._left[device]:
+                    yield device
+                elif device == self._present < count - 1:
+                    self._present += 1
+        fitting = [device for device in range(count) if size_bytes <= self._left[device]]
+        yield from sorted(fitting, key=lambda device: not able(device))
 
     def note(self, device: int, size_bytes: int) -> None:
         """What lies there already."""
         self._left[device] = max(0, self._left[device] - size_bytes)
 
-    def _use(self, device: int, size_bytes: int) -> None:
+    def use(self, device: int, size_bytes: int) -> None:
+        """What must lie there. Raises OutOfMemoryError."""
         if size_bytes > self._left[device]:
             raise OutOfMemoryError(
                 f"what is pinned to {self._names[device]} needs {size_bytes - self._left[device]:,} bytes "

@@ -90,6 +90,20 @@ class Schedule:
     homes: tuple[int, ...]
 
     @property
+    def main(self) -> int:
+        """The device of the last split, on which outputs are made; without nodes, the first one."""
+        return self.splits[-1].device if self.splits else 0
+
+    @property
+    def only(self) -> int | None:
+        """The one device on which all nodes run in one split and all leaves lie; None: there are several."""
+        used = {home for home in self.homes if home >= 0}
+        used.update(one.device for one in self.splits)
+        if len(self.splits) > 1 or len(used) > 1:
+            return None
+        return used.pop() if used else 0
+
+    @property
     def copied_bytes(self) -> int:
         """Of one run."""
         return sum(copy.size_bytes for one in self.splits for copy in one.copies)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Set
+from dataclasses import dataclass
 
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_server.core.scheduling.model import Schedule, Split
@@ -25,28 +26,41 @@ class Part:
 
 def cut(graph: Graph, schedule: Schedule) -> tuple[Part, ...]:
     """One part for each split."""
-    return tuple(_part(graph, schedule, one) for one in schedule.splits)
+    # A copy that an earlier split of the same device made is read as well.
+    copied: dict[int, set[int]] = {}
+    parts = []
+    for split in schedule.splits:
+        here = copied.setdefault(split.device, set())
+        here.update(copy.value for copy in split.copies)
+        parts.append(_part(graph, split, here))
+    return tuple(parts)
 
 
-def _part(graph: Graph, schedule: Schedule, split: Split) -> Part:
-    copied = {copy.value for copy in split.copies}
+def _part(graph: Graph, split: Split, copied: Set[int]) -> Part:
     leaves: list[Leaf] = []
     inputs: list[int] = []
     bound: list[tuple[int, int]] = []
-    for value in split.inputs:
-        in_place = value < len(graph.leaves) and value not in copied
-        if in_place and graph.leaves[value].kind is not LeafKind.INPUT:
-            bound.append((len(leaves), value))
-            leaves.append(replace(graph.leaves[value], name=f"leaf {value}"))
-        else:
+    for place, value in enumerate(split.inputs):
+        leaf = graph.leaves[value] if value < len(graph.leaves) else None
+        if leaf is None or leaf.kind is LeafKind.INPUT or value in copied:
             inputs.append(value)
             leaves.append(Leaf(LeafKind.INPUT, f"value {value}", graph.type_of(value)))
+        else:
+            bound.append((place, value))
+            leaves.append(Leaf(leaf.kind, f"leaf {value}", leaf.type, leaf.digest))
     renumbered = {value: number for number, value in enumerate(split.inputs)}
-    nodes: list[Node] = []
-    for number in split.nodes:
-        node = graph.nodes[number]
-        renumbered[len(graph.leaves) + number] = len(leaves) + len(nodes)
-        nodes.append(replace(node, operands=tuple(renumbered[value] for value in node.operands)))
+    nodes = _nodes(graph, split, renumbered)
     outputs = tuple(Output(f"value {value}", renumbered[value]) for value in split.outputs)
-    made = Graph(tuple(leaves), tuple(nodes), outputs)
+    made = Graph(tuple(leaves), nodes, outputs)
     return Part(made, tuple(inputs), split.outputs, tuple(bound), split.nodes)
+
+
+def _nodes(graph: Graph, split: Split, renumbered: dict[int, int]) -> tuple[Node, ...]:
+    """The split's nodes; `renumbered`: its values so far, in the part's numbers, to which its own are added."""
+    nodes: list[Node] = []
+    for value, number in enumerate(split.nodes, len(split.inputs)):
+        node = graph.nodes[number]
+        renumbered[len(graph.leaves) + number] = value
+        operands = tuple([renumbered[operand] for operand in node.operands])
+        nodes.append(Node(node.op, operands, node.type, node.attributes, node.name))
+    return tuple(nodes)

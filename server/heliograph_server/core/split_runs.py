@@ -1,0 +1,109 @@
+"""Running the splits of a plan: one after the other, or side by side where nothing forbids it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeAlias
+
+from heliograph_backends.contract import Abort
+from heliograph_proto.errors import CancelledError
+from heliograph_server.core.scheduling import Schedule
+from heliograph_server.core.scheduling.order import Clock, is_serial
+
+#: Runs one split, by number. Raises what the split's plan does.
+Work: TypeAlias = Callable[[int, Abort], None]
+
+
+class SplitRunner:
+    """Runs splits: those of one device in their order, each when those that it comes after have ended.
+
+    The last split's device computes in the thread that calls `run`; each other one has a thread of its own,
+    which lives as long as the runner. Where no two splits can overlap there are no threads.
+    """
+
+    def __init__(self, schedule: Schedule, ended: Sequence[Clock]) -> None:
+        self._ended = ended
+        self._count = len(schedule.splits)
+        self._chains: dict[int, list[int]] = {}
+        for number, split in enumerate(schedule.splits):
+            self._chains.setdefault(split.device, []).append(number)
+        self._own = schedule.main
+        self._threads: ThreadPoolExecutor | None = None
+        if not is_serial(schedule, ended):
+            self._threads = ThreadPoolExecutor(len(self._chains) - 1, "heliograph-split")
+
+    def __repr__(self) -> str:
+        return f"<SplitRunner of {self._count} splits on {len(self._chains)} devices>"
+
+    def run(self, work: Work, abort: Abort) -> None:
+        """Runs all of them. The first that fails ends the others; raises what it raised, or CancelledError."""
+        if self._threads is None:
+            for number in range(self._count):
+                if abort.is_set:
+                    raise CancelledError("the run was cancelled")
+                work(number, abort)
+            return
+        run = _Run(self._ended, work)
+        with abort.watch(run.stop.set), run.stop.watch(run.wake):
+            others = (chain for chain in self._chains.items() if chain[0] != self._own)
+            threads = [self._threads.submit(run.chain, *one) for one in others]
+            run.chain(self._own, self._chains[self._own])
+            wait(threads)
+        if run.error is not None:
+            raise run.error
+
+    def close(self) -> None:
+        """Ends the threads. Never during `run`."""
+        if self._threads is not None:
+            self._threads.shutdown()
+
+
+class _Run:
+    """One run in progress."""
+
+    def __init__(self, ended: Sequence[Clock], work: Work) -> None:
+        self._needed = ended
+        self._work = work
+        self._changed = threading.Condition()
+        #: By device: the last split that has ended.
+        self._ended = [-1] * (len(ended[0]) if ended else 0)
+        self.stop = Abort()
+        #: What ended the run early.
+        self.error: BaseException | None = None
+
+    def chain(self, device: int, numbers: Sequence[int]) -> None:
+        """Runs the splits of one device. Raises nothing: see `error`."""
+        for number in numbers:
+            try:
+                self._await(number)
+                self._work(number, self.stop)
+            except BaseException as error:
+                self._fail(error)
+                return
+            with self._changed:
+                self._ended[device] = number
+                self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Has everybody look whether the run is to stop."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _await(self, number: int) -> None:
+        """Waits for the splits that one comes after: these run, or the run stops. Raises CancelledError."""
+        needed = self._needed[number]
+        with self._changed:
+            self._changed.wait_for(lambda: self.stop.is_set or self._have_ended(needed))
+        if self.stop.is_set:
+            raise CancelledError("the run was cancelled")
+
+    def _have_ended(self, needed: Clock) -> bool:
+        return all(map(int.__ge__, self._ended, needed))
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            if self.error is None:
+                self.error = error
+        self.stop.set()
