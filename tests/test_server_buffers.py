@@ -15,12 +15,14 @@ from heliograph_backends.cpu.device import CpuDevice
 from heliograph_backends.fake import FakeDevice
 from heliograph_proto import commands as c
 from heliograph_proto.commands import Chunks
-from heliograph_proto.description import CopyRoad, Usage
+from heliograph_proto.description import CopyRoad, Memory, Usage
 from heliograph_proto.errors import (
+    CancelledError,
     HandleExistsError,
     InvalidArgumentError,
     OutOfMemoryError,
     OutOfRangeError,
+    UnavailableError,
     UnknownHandleError,
 )
 from heliograph_proto.types import tensor_type
@@ -235,3 +237,65 @@ def test_commands_on_tensors_that_overlap_run_in_order_whatever_their_streams() 
         threading.Thread(target=gate.open).start()
         assert bytes(client.wait(reading).data) == bytes([1]) * 16
         assert client.wait(writing).error is None
+
+
+def test_a_hint_that_fails_spoils_no_bytes() -> None:
+    device = FakeDevice(memory_bytes=2**20)
+    with CoreClient(device) as client:
+        client.do(c.AllocateBuffer(BUFFER, 128))
+        client.do(c.PlaceTensor(ONE, BUFFER, 0, F4))
+        client.do(c.Memset(ONE, 0, 16, 7))
+        for kind in (
+            c.SetUsage(BUFFER, Usage.WEIGHTS),
+            c.ResetBuffer(BUFFER),
+            c.PlaceTensor(TWO, BUFFER, 0, F4),
+        ):
+            gate = device.script.hold("set")
+            client.send(c.SetTensor(ONE, 0, bytes([7]) * 16))
+            assert gate.entered.wait(10)
+            hint = client.send(kind)
+            client.send(c.Cancel(hint))
+            assert isinstance(client.wait(hint).error, CancelledError)
+            gate.open()
+            assert client.get(ONE, F4).view("u1").tolist() == [7] * 16
+        assert isinstance(client.refused(c.Memset(TWO, 0, 16, 1)), CancelledError), "it was never placed"
+        assert client.get(ONE, F4).view("u1").tolist() == [7] * 16
+
+
+def test_a_list_and_its_buffer_have_handles_of_their_own(client: CoreClient) -> None:
+    error = client.refused(c.AllocateTensors(BUFFER, ((BUFFER, F4), (ONE, F4))))
+    assert isinstance(error, HandleExistsError)
+
+
+def test_a_view_with_gaps_of_memory_that_is_no_array_is_read_and_written() -> None:
+    device = FakeDevice(memory_bytes=2**20)
+    device.buffer_type.is_host = False
+    with CoreClient(device) as client:
+        client.do(c.Allocate(ONE, tensor_type("f32", (8,))))
+        client.do(c.View(TWO, ONE, 4, F4, (8,)))
+        client.do(c.SetTensor(TWO, 0, np.arange(4, dtype="f4").tobytes()))
+        client.do(c.Memset(TWO, 0, 4, 255))
+        assert client.get(ONE, tensor_type("f32", (8,))).view("u4").tolist()[::2] == [0, 0, 0, 0]
+        assert client.get(TWO, F4)[1:].tolist() == [1, 2, 3]
+
+
+def test_a_device_that_does_not_answer_is_listed_and_the_others_work() -> None:
+    class Lost(FakeDevice):
+        lost = False
+
+        def memory(self) -> Memory:
+            if self.lost:
+                raise UnavailableError("the member is gone")
+            return super().memory()
+
+    lost = Lost(memory_bytes=2**20)
+    with CoreClient(CpuDevice(threads=1, native=False, memory_bytes=2**20), lost) as client:
+        lost.lost = True
+        try:
+            own, other = client.host.device_list().devices
+            assert own.memory.total_bytes == 2**20
+            assert "the member is gone" in other.missing["memory"]
+            another = client.host.open_session("somebody else")
+            client.host.session(another.session).close()
+        finally:
+            lost.lost = False

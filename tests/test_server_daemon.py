@@ -21,6 +21,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from heliograph_backends.fake import FakeDevice
+from heliograph_backends.registry import Registry
 from heliograph_proto import commands as c
 from heliograph_proto import messages
 from heliograph_proto.errors import (
@@ -59,22 +60,6 @@ PLAN = 100
 SECONDS = 10.0
 NEG = Graph((Leaf(LeafKind.INPUT, "x", T),), (Node("neg", (0,), T),), (Output("y", 1),))
 Stream: TypeAlias = aio.StreamStreamCall[command_pb2.CommandBatch, command_pb2.CompletionBatch]
-
-
-class Devices:
-    """A registry of one scripted device."""
-
-    unavailable = ()
-
-    def __init__(self) -> None:
-        self.fake = FakeDevice("fake0", 2**20)
-        self.devices = (self.fake,)
-
-    def device(self, name: str = "") -> FakeDevice:
-        return self.fake
-
-    def close(self) -> None:
-        self.fake.close()
 
 
 class Peer:
@@ -183,18 +168,18 @@ def play(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 
 async def _play(scenario: Scenario, config: ServerConfig) -> None:
-    devices = Devices()
-    daemon = Daemon(config, lambda: Host(devices, config.limits))
+    fake = FakeDevice("fake0", 2**20)
+    daemon = Daemon(config, lambda: Host(Registry.of(fake), config.limits))
     try:
         await daemon.start()
         target = daemon.addresses[0].grpc_target
         async with aio.insecure_channel(target, [("grpc.max_send_message_length", -1)]) as channel:
-            peer = Peer(daemon, devices.fake, channel)
+            peer = Peer(daemon, fake, channel)
             await asyncio.wait_for(scenario(peer), 3 * SECONDS)
         await peer.quiet()
     finally:
         await daemon.stop()
-    assert devices.fake.memory().free_bytes == devices.fake.memory().total_bytes
+    assert fake.memory().free_bytes == fake.memory().total_bytes
 
 
 async def refused(call: Awaitable[Any]) -> tuple[grpc.StatusCode, HeliographError | None]:
@@ -672,7 +657,7 @@ def test_a_unix_socket_that_answers_is_left_alone(tmp_path: Path) -> None:
 
 
 async def _start_and_stop(config: ServerConfig, path: Path | None = None) -> int:
-    daemon = Daemon(config, lambda: Host(Devices()))
+    daemon = Daemon(config, lambda: Host(Registry.of(FakeDevice())))
     try:
         await daemon.start()
         return os.stat(path).st_mode if path is not None else 0
@@ -706,7 +691,7 @@ def test_an_address_of_another_host_is_a_clear_error() -> None:
 def test_one_daemon_listens_at_several_addresses(tmp_path: Path) -> None:
     async def scenario() -> None:
         listen = ("grpc://127.0.0.1:0", "grpc://[::1]:0", f"unix://{tmp_path}/socket")
-        daemon = Daemon(ServerConfig(listen), lambda: Host(Devices()))
+        daemon = Daemon(ServerConfig(listen), lambda: Host(Registry.of(FakeDevice())))
         try:
             await daemon.start()
             for address in daemon.addresses:
@@ -723,7 +708,7 @@ def test_stopping_does_not_wait_for_devices_that_are_starting() -> None:
     """They may compile kernels for a minute. Once they are there, they are closed."""
     begun, go_on, closed = threading.Event(), threading.Event(), threading.Event()
 
-    class Slow(Devices):
+    class Told(FakeDevice):
         def close(self) -> None:
             super().close()
             closed.set()
@@ -731,7 +716,7 @@ def test_stopping_does_not_wait_for_devices_that_are_starting() -> None:
     def open_host() -> Host:
         begun.set()
         assert go_on.wait(SECONDS)
-        return Host(Slow())
+        return Host(Registry.of(Told()))
 
     async def scenario() -> None:
         daemon, stop = Daemon(ServerConfig(("grpc://127.0.0.1:0",)), open_host), asyncio.Event()

@@ -25,6 +25,7 @@ from heliograph_proto.types import TensorType, tensor_type
 
 ROWS = tensor_type("f32", (8, 64))
 SQUARE = tensor_type("f32", (64, 64))
+SCALAR = tensor_type("f32", ())
 LAYERS = 6
 PLAN, SINGLE = 100, 101
 
@@ -196,3 +197,54 @@ def test_a_variable_is_shared_by_plans_that_name_its_device_and_refused_by_other
         assert np.frombuffer(done.outputs[0][1], "f4") == 3
         with pytest.raises(UnsupportedError, match="lies on device cpu1"):
             client.compile(102, count, devices=["cpu0"], pins={0: "cpu0"})
+
+
+ONE = c.InputBinding(0, np.float32(1).tobytes())
+
+
+def floats_of(client: CoreClient, plan: int, count: int, given: c.InputBinding = ONE) -> list[float]:
+    """The first outputs of a run."""
+    done = client.do(c.Run(plan, (given,), tuple(c.OutputBinding(place, 0, True) for place in range(count))))
+    return [np.frombuffer(data, "f4").item() for _, data in done.outputs]
+
+
+def counting() -> Graph:
+    """count += x, then twice the input: in nodes that can be pinned apart."""
+    return Graph(
+        (Leaf(LeafKind.INPUT, "x", SCALAR), Leaf(LeafKind.VARIABLE, "count", SCALAR)),
+        (
+            Node("add", (0, 1), SCALAR),
+            Node("assign", (1, 2), SCALAR),
+            Node("add", (0, 0), SCALAR),
+        ),
+        (Output("count", 3), Output("twice", 4), Output("x", 0)),
+    )
+
+
+@pytest.mark.parametrize("pins", [{}, {1: "cpu0", 2: "cpu1"}])
+def test_a_variable_given_as_an_input_is_read_as_it_was_before_the_run(pins: dict[int, str]) -> None:
+    with CoreClient(*cpus(2**20, 2**20)) as client:
+        info = client.compile(PLAN, counting(), devices=["cpu0", "cpu1"], pins=pins)
+        (variable,) = info.variables
+        client.do(c.SetTensor(variable.tensor, 0, np.float32(3).tobytes()))
+        assert floats_of(client, PLAN, 3, c.InputBinding(0, tensor=variable.tensor)) == [6, 6, 3]
+
+
+def test_a_leaf_that_no_node_reads_may_lie_on_another_device_than_all_nodes() -> None:
+    graph = Graph(
+        (Leaf(LeafKind.INPUT, "x", SCALAR), Leaf(LeafKind.VARIABLE, "count", SCALAR)),
+        (Node("neg", (0,), SCALAR),),
+        (Output("y", 2), Output("count", 1)),
+    )
+    with CoreClient(*cpus(2**20, 2**20)) as client:
+        info = client.compile(SINGLE, counting(), devices=["cpu1"])
+        client.do(c.SetTensor(info.variables[0].tensor, 0, np.float32(5).tobytes()))
+        client.compile(PLAN, graph, devices=["cpu0", "cpu1"])
+        assert floats_of(client, PLAN, 2) == [-1, 5]
+
+
+def test_a_graph_without_nodes_runs_on_several_devices() -> None:
+    graph = Graph((Leaf(LeafKind.INPUT, "x", SCALAR),), (), (Output("y", 0),))
+    with CoreClient(*cpus(2**20, 2**20)) as client:
+        client.compile(PLAN, graph, devices=["cpu0", "cpu1"])
+        assert floats_of(client, PLAN, 1) == [1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,16 @@ class HostBufferType(BufferType):
         return HostBuffer(self, array, Usage.ANY, on_free=lambda: None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Extra:
+    """What kernels keep beside a range of bytes."""
+
+    made: Any
+    size_bytes: int
+    start: int
+    end: int
+
+
 class HostBuffer(Buffer):
     """A block of host memory, and what kernels keep beside it, such as packed weights."""
 
@@ -111,7 +122,7 @@ class HostBuffer(Buffer):
         self.usage = usage
         self.memory = memory
         self.address = int(memory.ctypes.data)
-        self._extras: dict[object, tuple[Any, int]] = {}
+        self._extras: dict[object, _Extra] = {}
         self._lock = threading.Lock()
         self._on_free: Callable[[], None] | None = on_free
 
@@ -121,7 +132,7 @@ class HostBuffer(Buffer):
 
     def set(self, offset_bytes: int, data: memoryview) -> None:
         if data.nbytes:
-            self._drop_extras()
+            self._drop_extras(offset_bytes, offset_bytes + data.nbytes)
             self.memory[offset_bytes : offset_bytes + data.nbytes] = np.frombuffer(data, np.uint8)
 
     def get(self, offset_bytes: int, out: memoryview) -> None:
@@ -129,12 +140,12 @@ class HostBuffer(Buffer):
             np.frombuffer(out, np.uint8)[:] = self.memory[offset_bytes : offset_bytes + out.nbytes]
 
     def memset(self, offset_bytes: int, size_bytes: int, value: int) -> None:
-        self._drop_extras()
+        self._drop_extras(offset_bytes, offset_bytes + size_bytes)
         self.memory[offset_bytes : offset_bytes + size_bytes] = value
 
     def set_2d(self, offset_bytes: int, data: memoryview, chunks: Chunks) -> None:
         if data.nbytes:
-            self._drop_extras()
+            self._drop_extras(offset_bytes, offset_bytes + chunks.extent_bytes)
             self._strided(offset_bytes, chunks)[:] = np.frombuffer(data, np.uint8).reshape(chunks.count, -1)
 
     def get_2d(self, offset_bytes: int, out: memoryview, chunks: Chunks) -> None:
@@ -148,7 +159,7 @@ class HostBuffer(Buffer):
     def copy_from(self, source: Tensor, destination: Tensor) -> bool:
         if not source.buffer.buffer_type.is_host:
             return False
-        self._drop_extras()
+        self._drop_extras(destination.offset_bytes, destination.offset_bytes + destination.extent_bytes)
         np.copyto(access.elements(destination), access.elements(source))
         return True
 
@@ -159,31 +170,37 @@ class HostBuffer(Buffer):
         steps = strides if type.dtype.block_size == 1 else (*strides[:-1], 1)
         return np.ndarray(type.storage_shape, type.dtype.storage, self.memory, offset_bytes, steps)
 
-    def extra(self, key: object, size_bytes: int, make: Callable[[], Any]) -> Any:
+    def extra(self, key: object, span: tuple[int, int], size_bytes: int, make: Callable[[], Any]) -> Any:
         """What `make` gave for this key, counted as memory of the device until reset or free.
 
-        Made from the buffer's bytes, so it is dropped when those are written. Raises OutOfMemoryError.
+        Made from the buffer's bytes from `span[0]` to before `span[1]`, so it is dropped when one of those is
+        written. Raises OutOfMemoryError.
         """
         with self._lock:
             if key not in self._extras:
                 self.buffer_type.budget.take(size_bytes)
                 try:
-                    self._extras[key] = (make(), size_bytes)
+                    self._extras[key] = _Extra(make(), size_bytes, *span)
                 except BaseException:
                     self.buffer_type.budget.give(size_bytes)
                     raise
-            return self._extras[key][0]
+            return self._extras[key].made
 
     def free_tensor(self, tensor: Tensor) -> None:
-        self._drop_extras()
+        self._drop_extras(tensor.offset_bytes, tensor.offset_bytes + tensor.extent_bytes)
 
-    def _drop_extras(self) -> None:
-        if self._extras:
-            self.reset()
+    def _drop_extras(self, start: int, end: int) -> None:
+        """Of a range of bytes."""
+        if not self._extras:
+            return
+        with self._lock:
+            gone = [key for key, one in self._extras.items() if one.start < end and start < one.end]
+            for key in gone:
+                self.buffer_type.budget.give(self._extras.pop(key).size_bytes)
 
     def reset(self) -> None:
         with self._lock:
-            self.buffer_type.budget.give(sum(size for _, size in self._extras.values()))
+            self.buffer_type.budget.give(sum(one.size_bytes for one in self._extras.values()))
             self._extras.clear()
 
     def free(self) -> None:

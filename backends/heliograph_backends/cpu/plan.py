@@ -321,6 +321,8 @@ class _Compiler:
             assert weight is not None and isinstance(weight.buffer, HostBuffer)
             # Offset, strides and shape say which bytes go where, however the graph came to them.
             key = weight.offset_bytes + place.offset_bytes, matrix.strides, matrix.shape
-            packed = weight.buffer.extra(key, k.packed_bytes(*matrix.shape), partial(k.pack_weight, matrix))
+            span = weight.offset_bytes, weight.offset_bytes + weight.extent_bytes
+            make = partial(k.pack_weight, matrix)
+            packed = weight.buffer.extra(key, span, k.packed_bytes(*matrix.shape), make)
             self._packed[value, transpose] = self.plan.memory.add_packed(packed)
         return self._packed[value, transpose]

@@ -18,11 +18,13 @@ from heliograph_proto.description import PlanEstimate, PlanInfo, Port, VariableP
 from heliograph_proto.errors import (
     HeliographError,
     InvalidGraphError,
+    LimitExceededError,
     MissingContentError,
     UnsupportedError,
 )
 from heliograph_proto.graph import Graph, Leaf, LeafKind, reordered, validate
 from heliograph_proto.limits import Limits
+from heliograph_proto.types import MAX_BYTES
 from heliograph_server.core.candidates import candidates, with_host
 from heliograph_server.core.checks import check_made, unknown_device
 from heliograph_server.core.contents import Contents
@@ -419,7 +421,10 @@ def _on_device(tensor: Tensor, leaf: Leaf, device: Device) -> Tensor:
 
 
 def _sizes(device: Device, leaves: Sequence[Leaf]) -> int:
-    return sum(device.buffer_type.alloc_size(leaf.type) for leaf in leaves)
+    size = sum(device.buffer_type.alloc_size(leaf.type) for leaf in leaves)
+    if size > MAX_BYTES:
+        raise LimitExceededError(f"weights or variables of {size:,} bytes in all; 2**63 is too many")
+    return size
 
 
 def _first_unsupported(graph: Graph, device: Device) -> UnsupportedError | None:

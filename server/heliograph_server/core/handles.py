@@ -92,6 +92,8 @@ class Storage:
     frozen: dict[TensorHandle, None] = field(default_factory=dict)
     #: Their bytes as ranges that do not touch, in order; None: to be made anew.
     frozen_ranges: list[tuple[int, int]] | None = None
+    #: One of them for each range.
+    frozen_at: dict[tuple[int, int], TensorHandle] = field(default_factory=dict)
     #: The last command that writes, and those after it that read, while they are not done.
     writer: Entry | None = None
     readers: dict[Entry, None] = field(default_factory=dict)
@@ -104,11 +106,14 @@ class Storage:
     def freeze(self, tensor: TensorHandle) -> None:
         """From now on nobody may write those bytes."""
         self.frozen[tensor], self.frozen_ranges = None, None
+        self.frozen_at[tensor.span] = tensor
 
     def thaw(self, tensor: TensorHandle) -> None:
         """Undoes `freeze`."""
         self.frozen.pop(tensor, None)
         self.frozen_ranges = None
+        if self.frozen_at.get(tensor.span) is tensor:
+            del self.frozen_at[tensor.span]
 
     def is_frozen(self, start: int, end: int) -> bool:
         """Whether any byte of a range is a weight of a plan. log n, after each change n log n once."""

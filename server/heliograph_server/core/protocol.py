@@ -331,7 +331,8 @@ class SessionCore(PlanCore):
         if isinstance(entry.task, PlaceTask):
             entry.task.tensor.failure = entry.error
         for target in entry.targets if entry.writes else ():
-            target.poison(entry.error, entry.part)
+            if target.failure is None:
+                target.poison(entry.error, entry.part)
             if target.storage is not None and target.storage.maker == entry.sequence:
                 target.storage.error = target.storage.error or entry.error
 
@@ -478,7 +479,7 @@ class SessionCore(PlanCore):
                     self._release_handles(parts)
                 case TensorHandle(storage=Storage() as storage):
                     storage.tensors -= 1
-                    if handle.is_placed:
+                    if handle.is_placed and not self._leave_to_weight(handle, storage):
                         self._instructions.append(ReleaseTensor(handle))
                     if storage.tensors == 0:
                         self._storages.pop(storage, None)
@@ -491,6 +492,15 @@ class SessionCore(PlanCore):
                 case StreamHandle(lane=lane) if lane in self._lanes:
                     del self._lanes[lane]
                     self._instructions.append(CloseLane(lane))
+
+    @staticmethod
+    def _leave_to_weight(handle: TensorHandle, storage: Storage) -> bool:
+        """Whether the device is to know of a tensor as long as a plan has it as a weight: then that is up to
+        the plan."""
+        heir = storage.frozen_at.get(handle.span)
+        if heir is not None:
+            heir.is_placed = True
+        return heir is not None
 
     def close(self, error: HeliographError) -> None:
         """Everything ends: running work is asked to, the rest fails with this error."""
