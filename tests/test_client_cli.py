@@ -48,7 +48,7 @@ def test_devices_as_a_table_and_as_json(url: str, capsys: pytest.CaptureFixture[
     }  # fmt: skip
     assert device["buffer_types"][0] == {
         "name": "cpu0", "role": "default", "alignment_bytes": 64, "max_size_bytes": 2**63 - 1,
-        "is_host": True, "readable_by": ["cpu0"],
+        "is_host": True, "readable_by": ["cpu0"], "pads": False,
     }  # fmt: skip
     assert int(device["features"]["threads"]) > 0
     cpu = next(one for one in found["backends"] if one["name"] == "cpu")

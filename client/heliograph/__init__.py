@@ -169,12 +169,21 @@ if TYPE_CHECKING:
     from heliograph.buffer import Buffer, aligned_empty
     from heliograph.comparing import compare
     from heliograph.copying import copy_plan
+    from heliograph.explaining import Explanation
     from heliograph.files import load, save
     from heliograph.plan import Plan, RunFuture
     from heliograph.session import Session, connect
     from heliograph.stream import Device, Event, Stream
     from heliograph.tensor import Tensor, WriteFuture
-    from heliograph_proto.description import CopyRoad, DeviceType, OpAnswer, OpQuery, PlanEstimate, Usage
+    from heliograph_proto.description import (
+        Cause,
+        CopyRoad,
+        DeviceType,
+        OpAnswer,
+        OpQuery,
+        PlanEstimate,
+        Usage,
+    )
     from heliograph_proto.quantization import dequantize, quantize
 
 #: Names that are loaded when they are first used, and their modules: who builds graphs, or reads the op
@@ -189,6 +198,7 @@ _LATER = {
     "connect": "session",
     "Device": "stream",
     "Event": "stream",
+    "Explanation": "explaining",
     "Plan": "plan",
     "RunFuture": "plan",
     "Session": "session",
@@ -202,6 +212,7 @@ _LATER = {
 
 #: Likewise names of the contract, and their modules there.
 _CONTRACT = {
+    "Cause": "description",
     "CopyRoad": "description",
     "DeviceType": "description",
     "OpAnswer": "description",
@@ -215,6 +226,7 @@ _CONTRACT = {
 __all__ = [
     "Buffer",
     "CancelledError",
+    "Cause",
     "ComparedNode",
     "Comparison",
     "ComputeFailedError",
@@ -228,6 +240,7 @@ __all__ = [
     "DeviceType",
     "DrainingError",
     "Event",
+    "Explanation",
     "Graph",
     "HandleError",
     "HandleExistsError",

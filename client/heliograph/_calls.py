@@ -10,6 +10,7 @@ from heliograph._effects import (
     Call,
     Compile,
     Estimate,
+    Explain,
     FindMissing,
     GetMemory,
     ListDevices,
@@ -24,6 +25,7 @@ from heliograph_proto.messages import (
     decode_memory,
     decode_placement,
     decode_plan,
+    decode_report,
     encode_graph,
     encode_queries,
     encode_type,
@@ -62,6 +64,9 @@ def _encode(call: Call, session: bytes) -> Unary:
             return Unary(_path("PlanService", "Compile"), _encode_compile(call, session), _plan)
         case Estimate():
             return Unary(_path("PlanService", "Estimate"), _encode_estimate(call, session), _estimate)
+        case Explain(plan):
+            explain = plan_pb2.ExplainRequest(session=session, plan=plan)
+            return Unary(_path("PlanService", "Explain"), explain.SerializeToString(), _report)
         case GetMemory(device):
             memory = device_pb2.GetMemoryRequest(device=device)
             return Unary(_path("DeviceService", "GetMemory"), memory.SerializeToString(), _memory)
@@ -84,6 +89,8 @@ def _encode_compile(call: Compile, session: bytes) -> bytes:
         threads=call.threads,
         bindings=[plan_pb2.LeafBinding(leaf=leaf, tensor=tensor) for leaf, tensor in call.bindings],
         updates=call.updates,
+        pins=[plan_pb2.Pin(device=device, nodes=nodes) for device, nodes in call.pins],
+        memory_bytes=dict(call.memory),
     ).SerializeToString()
 
 
@@ -128,6 +135,10 @@ def _devices(answer: bytes) -> Any:
 
 def _estimate(answer: bytes) -> Any:
     return decode_estimate(plan_pb2.EstimateResponse.FromString(answer))
+
+
+def _report(answer: bytes) -> Any:
+    return decode_report(plan_pb2.ExplainResponse.FromString(answer))
 
 
 def _answers(answer: bytes) -> Any:

@@ -52,6 +52,10 @@ class CompileOptions:
     bindings: tuple[tuple[int, int], ...] = ()
     #: The handle of a plan whose memory is taken over; 0: none.
     updates: int = 0
+    #: Devices and the numbers of the nodes that must run there.
+    pins: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    #: Devices and the most bytes of each.
+    memory: tuple[tuple[str, int], ...] = ()
     #: Called when the answer did not come, and nobody knows what became of the plan that is updated.
     doubt: Callable[[], None] = lambda: None
 
@@ -86,7 +90,8 @@ def compile_frozen(
             info = yield from _compile(core, handle, graph, options)
     except HeliographError as error:
         raise with_source(error, source_of) from None
-    recipe = Recipe(graph, contents, options.fusion, options.threads, bool(options.bindings))
+    is_bound = bool(options.bindings)
+    recipe = Recipe(graph, contents, options.fusion, options.threads, is_bound, options.devices)
     return PlanSpec(handle, info, source_of, recipe)
 
 
@@ -96,7 +101,17 @@ def _compile(
     if how.bindings or how.updates:
         weights = [tensor for leaf, tensor in how.bindings if graph.leaves[leaf].kind is LeafKind.WEIGHT]
         yield from arrive(core, weights)
-    request = Compile(handle, graph, how.devices, how.fusion, how.threads, how.bindings, how.updates)
+    request = Compile(
+        plan=handle,
+        graph=graph,
+        devices=how.devices,
+        fusion=how.fusion,
+        threads=how.threads,
+        bindings=how.bindings,
+        updates=how.updates,
+        pins=how.pins,
+        memory=how.memory,
+    )
     try:
         return (yield request)  # type: ignore[no-any-return]
     except BaseException as error:

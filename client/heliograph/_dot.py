@@ -21,20 +21,23 @@ _SHAPES = {
     LeafKind.VARIABLE: 'shape=cylinder, style="filled", fillcolor="#ffffff"',
 }
 _HEADER = """digraph plan {
-  graph [fontname="Helvetica", fontsize=11];
+  graph [fontname="Helvetica", fontsize=11, labeljust=l];
   node [fontname="Helvetica", fontsize=10];
   edge [fontname="Helvetica", fontsize=9];"""
 
 
 def dot_text(graph: Graph, splits: Sequence[ExplainedSplit], devices: Sequence[str]) -> str:
-    """The graph in the DOT language: a box for each split in its device's colour, copies as labelled edges."""
+    """The graph in the DOT language: a box for each split, in its device's colour; copies as labelled edges.
+
+    Names mean themselves, whatever they contain.
+    """
     colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(devices)}
     boxes = chain.from_iterable(_box(graph, one, colours[one.device]) for one in splits)
     return "\n".join([_HEADER, *_leaves(graph), *boxes, *_outputs(graph), *_edges(graph, splits), "}", ""])
 
 
 def draw_svg(text: str, timeout: float | None) -> bytes:
-    """What `dot` makes of a text. Raises ConfigurationError, DeadlineExceededError after `timeout` seconds."""
+    """What `dot` makes of a text, as SVG. Raises ConfigurationError, DeadlineExceededError."""
     program = shutil.which("dot")
     if program is None:
         raise ConfigurationError(

@@ -21,6 +21,7 @@ from heliograph_proto.description import (
     PlacementInfo,
     PlanEstimate,
     PlanInfo,
+    PlanReport,
 )
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
@@ -82,6 +83,10 @@ class Compile:
     bindings: tuple[tuple[int, int], ...] = ()
     #: The handle of a plan whose memory is taken over; 0: none.
     updates: int = 0
+    #: Devices and the numbers of the nodes that must run there.
+    pins: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    #: Devices and the most bytes of each.
+    memory: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,13 @@ class Estimate:
     graph: Graph
     devices: tuple[str, ...]
     fusion: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """Asks where the nodes of a plan run and why. Gives a PlanReport."""
+
+    plan: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +136,18 @@ class QueryPlacement:
 
 
 #: Questions to the server that have one answer.
-Call: TypeAlias = FindMissing | Compile | Estimate | GetMemory | ListDevices | QueryOps | QueryPlacement
+Call: TypeAlias = (
+    FindMissing | Compile | Estimate | Explain | GetMemory | ListDevices | QueryOps | QueryPlacement
+)
 Answer: TypeAlias = (
-    tuple[bytes, ...] | PlanInfo | PlanEstimate | Memory | DeviceList | tuple[OpAnswer, ...] | PlacementInfo
+    tuple[bytes, ...]
+    | PlanInfo
+    | PlanEstimate
+    | PlanReport
+    | Memory
+    | DeviceList
+    | tuple[OpAnswer, ...]
+    | PlacementInfo
 )
 Effect: TypeAlias = Wait | Compute | Upload | Download | Call
 

@@ -47,6 +47,7 @@ class ExplainedSplit:
     number: int
     #: The device's name.
     device: str
+    #: None in a plan that computes nothing.
     nodes: tuple[ExplainedNode, ...]
     #: Made before its nodes run.
     copies: tuple[ExplainedCopy, ...]
@@ -58,8 +59,20 @@ class ExplainedSplit:
     copy_us: float
     #: How long it computed in the last run, in microseconds; 0 before the first.
     compute_us: float
+    #: When it began, in microseconds after the run did. Splits of different devices may overlap.
+    began_us: float
 
     @property
     def copied_bytes(self) -> int:
         """Of its copies, in each run."""
         return sum(copy.size_bytes for copy in self.copies)
+
+    @property
+    def ended_us(self) -> float:
+        """When it had computed, in microseconds after the run began."""
+        return self.began_us + self.copy_us + self.compute_us
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The names of its first and its last node; "-" where there is none."""
+        return (self.nodes[0].name, self.nodes[-1].name) if self.nodes else ("-", "-")

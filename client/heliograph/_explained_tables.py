@@ -18,12 +18,13 @@ _NAMES = 3
 
 
 def split_table(splits: Sequence[ExplainedSplit], *, everything: bool = False) -> Table:
-    """A line for each split; with `everything`, names in full."""
-    header = [
-        "split", "device", "nodes", "first", "last", "steps", "compute",
-        "copied", "values", "copy time", "compute time",
-    ]  # fmt: skip
-    return [header, *(_split_row(one, everything) for one in splits)]
+    """A line for each split, with times once there are some; with `everything`, names in full."""
+    header = ["split", "device", "nodes", "first", "last", "steps", "compute", "copied", "values"]
+    rows = [_split_row(one, everything) for one in splits]
+    if not any(one.ended_us for one in splits):
+        return [header, *rows]
+    timed = [[*row, *_times(one)] for row, one in zip(rows, splits, strict=True)]
+    return [[*header, "began", "copy time", "compute time"], *timed]
 
 
 def _split_row(one: ExplainedSplit, everything: bool) -> Sequence[str]:
@@ -34,14 +35,17 @@ def _split_row(one: ExplainedSplit, everything: bool) -> Sequence[str]:
         str(one.number),
         one.device,
         str(len(one.nodes)),
-        *(_cut(node.name, everything) for node in (one.nodes[0], one.nodes[-1])),
+        *(_cut(name, everything) for name in one.ends),
         str(one.steps),
         size_text(one.compute_bytes),
         size_text(one.copied_bytes) if names else "-",
         ", ".join([*(_cut(name, everything) for name in shown), *more]) or "-",
-        time_text(one.copy_us) if names else "-",
-        time_text(one.compute_us),
     ]
+
+
+def _times(one: ExplainedSplit) -> Sequence[str]:
+    copying = time_text(one.copy_us) if one.copies else "-"
+    return time_text(one.began_us), copying, time_text(one.compute_us)
 
 
 def device_table(devices: Sequence[DeviceShare]) -> Table:

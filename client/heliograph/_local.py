@@ -20,6 +20,7 @@ from heliograph._effects import (
     Compile,
     Download,
     Estimate,
+    Explain,
     FindMissing,
     GetMemory,
     ListDevices,
@@ -145,6 +146,8 @@ class LocalTransport:
                 from heliograph_backends.contract import CompileOptions
 
                 return self.session.estimate(graph, devices, CompileOptions(fusion))
+            case Explain(plan):
+                return self.session.explain(plan)
             case GetMemory(device):
                 return self.host.memory(device)
             case ListDevices():
@@ -162,7 +165,16 @@ class LocalTransport:
         self.session.when_written([tensor for _, tensor in call.bindings]).result()
         options = CompileOptions(call.fusion, call.threads)
         return self.session.compile(
-            CompileRequest(call.plan, call.graph, call.devices, options, dict(call.bindings), call.updates)
+            CompileRequest(
+                plan=call.plan,
+                graph=call.graph,
+                devices=call.devices,
+                options=options,
+                bindings=dict(call.bindings),
+                updates=call.updates,
+                pins={node: device for device, nodes in call.pins for node in nodes},
+                memory=dict(call.memory),
+            )
         )
 
     def undo(self, call: Call) -> None:

@@ -6,19 +6,22 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from keyword import iskeyword
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from heliograph._arguments import counted
 from heliograph._common import Handle, Shell
 from heliograph._compiling import CompileOptions, Progress
-from heliograph._effects import Procedure
+from heliograph._effects import Compute, Explain, Procedure
 from heliograph._running import Bound, PlanSpec, Wanted, choose_outputs, empty_array
 from heliograph._tensors import TensorBase, as_elements
-from heliograph_proto.description import Port
+from heliograph_proto.description import PlanReport, Port
 from heliograph_proto.errors import DeadlineExceededError, InvalidArgumentError, InvalidInputError
 from heliograph_proto.types import TensorType
+
+if TYPE_CHECKING:
+    from heliograph.explaining import Explanation
 
 Inputs = Mapping[str, Any] | None
 #: Whether outputs come as arrays (True) or stay as tensors (False), or the names of those that come.
@@ -58,8 +61,23 @@ class PlanBase(Handle):
 
     @property
     def device(self) -> str:
-        """The name of the device that runs it."""
+        """The name of the device that runs it; of several, that of the last split, where new outputs lie."""
         return self._spec.info.device
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of all devices that run a part of it, by priority."""
+        return self._spec.info.devices or (self.device,)
+
+    @property
+    def splits(self) -> int:
+        """How often a run goes over from one device to another, plus one."""
+        return self._spec.info.splits
+
+    @property
+    def copied_bytes(self) -> int:
+        """What each run copies between devices."""
+        return self._spec.info.copied_bytes
 
     @property
     def compute_bytes(self) -> int:
@@ -73,6 +91,16 @@ class PlanBase(Handle):
 
     def __repr__(self) -> str:
         return f"<Plan {self._spec.signature}, {counted(self.steps, 'step')}, {self._state}>"
+
+    def _explaining(self) -> Procedure[Explanation]:
+        """Asks the server, and puts names to what it says."""
+        from heliograph.explaining import explanation
+
+        handle, recipe = self._live_handle, self._spec.recipe
+        assert recipe is not None
+        report: PlanReport = yield Explain(handle)
+        found: Explanation = yield Compute(lambda: explanation(recipe.graph, report))
+        return found
 
     # Updating
 

@@ -18,6 +18,8 @@ def replacing(path: Path) -> Iterator[Path]:
     Readers see the old file or the whole new one, also after a crash. Raises InvalidArgumentError
     when it cannot be written.
     """
+    if not path.name:
+        raise unwritable(path, "it is no name of a file")
     part = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         part.open("xb").close()

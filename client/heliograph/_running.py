@@ -42,6 +42,8 @@ class Recipe:
     threads: int
     #: Whether leaves are tensors of the session, which no other session has.
     is_bound: bool
+    #: Names of those that it may use, by priority.
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,12 @@ class PlanSpec:
 
     @property
     def signature(self) -> str:
-        """The inputs and outputs with their types, and the device."""
+        """The inputs and outputs with their types, and the devices."""
         taken, given = (
             ", ".join(f"{port.name}: {port.type}" for port in ports)
             for ports in (self.info.inputs, self.info.outputs)
         )
-        return f"({taken}) -> ({given}) on {self.info.device}"
+        return f"({taken}) -> ({given}) on {', '.join(self.info.devices or (self.info.device,))}"
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from operator import index
 from typing import NoReturn
@@ -13,6 +13,7 @@ from heliograph._common import Shell
 from heliograph._compiling import CompileOptions, Progress, compile_frozen, compile_graph, estimate_graph
 from heliograph._devices import DevicesArgument, device_name, device_names
 from heliograph._effects import Estimate, ListDevices, Procedure
+from heliograph._pins import MemoryLimits, Pins, memory_limits, pinned_nodes
 from heliograph._plans import PlanBase
 from heliograph._running import PlanSpec
 from heliograph._streams import StreamBase, make_stream
@@ -64,11 +65,14 @@ class SessionBase:
         threads: int,
         weights: Bindings,
         variables: Bindings,
+        pins: Pins,
+        memory: MemoryLimits,
     ) -> Procedure[PlanSpec]:
         """Compiles a graph under a new handle."""
         check_graph(graph, "compile")
         names = device_names(self._shell, devices)
         options = options_of(self._shell, graph, names, fusion, threads, weights, variables)
+        options = placed(self._shell, graph, options, pins, memory)
         return compile_graph(self._shell.core, graph, options, self._progress)
 
     def _compiling_frozen(
@@ -225,9 +229,25 @@ def updating(
     threads: int,
     weights: Bindings,
     variables: Bindings,
+    pins: Pins,
+    memory: MemoryLimits,
     progress: Progress | None,
 ) -> Procedure[None]:
-    """Makes a plan that of another graph, on the same device."""
+    """Makes a plan that of another graph, on the same devices."""
     check_graph(graph, "update")
-    options = options_of(shell, graph, (plan.device,), fusion, threads, weights, variables)
-    return plan._replace(compile_graph(shell.core, graph, plan._hand_over(options), progress))
+    recipe = plan._spec.recipe
+    devices = recipe.devices if recipe is not None else plan.devices
+    options = options_of(shell, graph, devices, fusion, threads, weights, variables)
+    options = plan._hand_over(placed(shell, graph, options, pins, memory))
+    return plan._replace(compile_graph(shell.core, graph, options, progress))
+
+
+def placed(
+    shell: Shell, graph: Graph, options: CompileOptions, pins: Pins, memory: MemoryLimits
+) -> CompileOptions:
+    """The options with pins and limits. Raises InvalidArgumentError, UnknownDeviceError."""
+    return replace(
+        options,
+        pins=pinned_nodes(shell, graph, options.devices, pins),
+        memory=memory_limits(shell, options.devices, memory),
+    )

@@ -11,15 +11,13 @@ _PROCESS = 1
 
 
 def trace_events(splits: Sequence[ExplainedSplit]) -> list[dict[str, Any]]:
-    """A track for each device; on it the copies to it and the splits on it, one behind the other."""
+    """A track for each device; on it the copies to it and the splits on it."""
     tracks = {name: number for number, name in enumerate(dict.fromkeys(one.device for one in splits), 1)}
     names = [_name("process_name", "plan", 0), *(_name("thread_name", *track) for track in tracks.items())]
     return [*names, *_durations(splits, tracks)]
 
 
 def _durations(splits: Sequence[ExplainedSplit], tracks: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Splits run in turn; the time between them is not measured, and left out."""
-    now = 0.0
     for one in splits:
         place = {"ph": "X", "pid": _PROCESS, "tid": tracks[one.device]}
         if one.copies:
@@ -27,21 +25,19 @@ def _durations(splits: Sequence[ExplainedSplit], tracks: dict[str, int]) -> Iter
                 **place,
                 "name": f"copies for split {one.number}",
                 "cat": "copy",
-                "ts": now,
+                "ts": one.began_us,
                 "dur": one.copy_us,
                 "args": {"bytes": one.copied_bytes, "values": [copy.name for copy in one.copies]},
             }
-        now += one.copy_us
-        first, last = one.nodes[0].name, one.nodes[-1].name
+        first, last = one.ends
         yield {
             **place,
             "name": f"split {one.number}",
             "cat": "compute",
-            "ts": now,
+            "ts": one.began_us + one.copy_us,
             "dur": one.compute_us,
             "args": {"nodes": len(one.nodes), "steps": one.steps, "first": first, "last": last},
         }
-        now += one.compute_us
 
 
 def _name(kind: str, name: str, track: int) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds[name] = time.perf_counter() - start
 
     model = find_model()
-    console.print("starting a daemon; its first start on a machine compiles the CPU kernels (15 s)")
+    console.print("starting a daemon; its first start on a machine compiles the CPU kernels (10 s)")
     with (
         running_daemon("--log-level", "warning") as url,
         upload_progress(console) as progress,

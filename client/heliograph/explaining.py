@@ -7,6 +7,7 @@ plan.explain().svg("plan.svg")
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -56,8 +57,8 @@ class Explanation:
 
     @property
     def run_us(self) -> float:
-        """How long the last run copied and computed, in microseconds; 0 before the first."""
-        return sum(split.copy_us + split.compute_us for split in self.splits)
+        """How long the last run took until its last split ended, in microseconds; 0 before the first."""
+        return max((split.ended_us for split in self.splits), default=0.0)
 
     def __str__(self) -> str:
         return self.table()
@@ -105,7 +106,7 @@ class Explanation:
 
     def trace(self, path: PathArgument) -> None:
         """Writes the last run as a trace, for ui.perfetto.dev or chrome://tracing: for each device when it
-        copied and computed, without what is between the splits.
+        copied and computed.
 
         Raises InvalidArgumentError before the first run, and when the file cannot be written.
         """
@@ -158,6 +159,7 @@ def _split(graph: Graph, report: PlanReport, number: int, nodes: tuple[Explained
         compute_bytes=found.compute_bytes,
         copy_us=found.copy_us,
         compute_us=found.compute_us,
+        began_us=found.began_us,
     )
 
 
@@ -190,19 +192,20 @@ def _check(graph: Graph, report: PlanReport) -> None:
 
 
 def _nodes_fit(graph: Graph, report: PlanReport) -> bool:
-    """Each is in a split, and in each split there is one."""
     if len(report.nodes) != len(graph.nodes):
         return False
-    pairs = zip(graph.nodes, report.nodes, strict=True)
-    return {one.split for one in report.nodes} == set(range(len(report.splits))) and all(
-        placement.operand < len(node.operands) or not _names_operand(placement) for node, placement in pairs
+    return all(
+        one.split < len(report.splits) and (one.operand < len(node.operands) or not _names_operand(one))
+        for node, one in zip(graph.nodes, report.nodes, strict=True)
     )
 
 
 def _split_fits(graph: Graph, report: PlanReport, split: SplitReport) -> bool:
     devices, values = len(report.devices), len(graph.leaves) + len(graph.nodes)
-    return split.device < devices and all(
-        copy.source < devices and copy.value < values for copy in split.copies
+    return (
+        split.device < devices
+        and all(copy.source < devices and copy.value < values for copy in split.copies)
+        and all(0 <= time < math.inf for time in (split.copy_us, split.compute_us, split.began_us))
     )
 
 
@@ -227,6 +230,7 @@ def _split_as_json(one: ExplainedSplit) -> dict[str, Any]:
         "compute_bytes": one.compute_bytes,
         "copy_us": one.copy_us,
         "compute_us": one.compute_us,
+        "began_us": one.began_us,
     }
 
 

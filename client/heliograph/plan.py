@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from heliograph._arguments import timeout_ms
+from heliograph._pins import MemoryLimits, Pins
 from heliograph._plans import Fetch, Inputs, Out, PlanBase
 from heliograph._procedures import Sending
 from heliograph._running import Run, collect, run_once, submit
@@ -21,6 +22,7 @@ from heliograph.tensor import Tensor
 
 if TYPE_CHECKING:
     from heliograph._blocking import BlockingShell
+    from heliograph.explaining import Explanation
 
 Outputs = dict[str, Any]
 
@@ -156,17 +158,28 @@ class Plan(PlanBase):
         threads: int = 0,
         weights: Bindings = None,
         variables: Bindings = None,
+        pins: Pins = None,
+        memory: MemoryLimits = None,
         timeout: float | None = None,
     ) -> None:
-        """Becomes the plan of another graph, on the same device, and takes over the memory where it
+        """Becomes the plan of another graph, on the same devices, and takes over the memory where it
         suffices: cheaper than compiling anew for graphs that differ a little.
 
         Arguments and errors are those of `session.compile`. When the server refuses, the plan is what it
         was. When nobody knows whether it did it (DeadlineExceededError, Ctrl-C), the plan is freed. Runs
         that were sent before are those of the old graph.
         """
-        procedure = updating(self._shell, self, graph, fusion, threads, weights, variables, self._progress)
+        procedure = updating(
+            self._shell, self, graph, fusion, threads, weights, variables, pins, memory, self._progress
+        )
         self._shell.drive(procedure, timeout, lambda: f"updating the plan to {graph!r}")
+
+    def explain(self, timeout: float | None = None) -> Explanation:
+        """Where its nodes run and why, what is copied between devices, and how long the last run took.
+
+        Raises UnknownHandleError when it was freed, DeadlineExceededError.
+        """
+        return self._shell.drive(self._explaining(), timeout, lambda: f"explaining {self!r}")
 
     @property
     def variables(self) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TypeAlias
@@ -11,16 +10,13 @@ from heliograph_backends.contract import Parameter, ParameterKind
 from heliograph_backends.cpu import CpuBackend
 from heliograph_backends.fake import FakeBackend
 from heliograph_proto.errors import ConfigurationError
+from heliograph_proto.sizes import NO_UNITS, UNITS, parse_size
 
 #: Of one device: whole numbers for counts and sizes.
 Values: TypeAlias = dict[str, int | str]
 
 #: The backends that are always there.
 BUILT_IN = (CpuBackend, FakeBackend)
-
-_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-#: What travels in 64 bits with a sign.
-_MOST = 2**63 - 1
 
 
 def backend_name(specification: str) -> str:
@@ -75,11 +71,8 @@ def _item(item: str, backend: str, parameters: Sequence[Parameter]) -> tuple[str
 
 
 def _number(parameter: Parameter, value: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,18})([A-Za-z]*)", value)
-    sized = parameter.kind is ParameterKind.SIZE
-    if match is not None and match[2] in (_UNITS if sized else ("",)):
-        number = int(match[1]) * _UNITS[match[2]]
-        if number <= _MOST:
-            return number
-    advice = "a whole number, for sizes with a unit such as 512MiB or 2GiB"
-    raise ConfigurationError(f"{parameter.name}={value!r} is no number", advice=advice)
+    number = parse_size(value, UNITS if parameter.kind is ParameterKind.SIZE else NO_UNITS)
+    if number is None:
+        advice = "a whole number, for sizes with a unit such as 512MiB or 2GiB"
+        raise ConfigurationError(f"{parameter.name}={value!r} is no number", advice=advice)
+    return number

@@ -17,6 +17,7 @@ from heliograph._deadline import Deadline
 from heliograph._effects import Procedure
 from heliograph._gates import Gate
 from heliograph._outcome import Outcome
+from heliograph._pins import MemoryLimits, Pins
 from heliograph._plans import Fetch, Inputs, Out, PlanBase
 from heliograph._procedures import Sending
 from heliograph._running import Bound, Run, Wanted, collect, fits_inline, run_once, submit
@@ -29,6 +30,7 @@ from heliograph_proto.errors import HeliographError
 
 if TYPE_CHECKING:
     from heliograph._aio import AioShell
+    from heliograph.explaining import Explanation
 
 
 class RunFuture:
@@ -216,11 +218,19 @@ class Plan(PlanBase):
         threads: int = 0,
         weights: Bindings = None,
         variables: Bindings = None,
+        pins: Pins = None,
+        memory: MemoryLimits = None,
         timeout: float | None = None,
     ) -> None:
         """As hg.Plan.update; cancelling the task frees the plan."""
-        procedure = updating(self._shell, self, graph, fusion, threads, weights, variables, self._progress)
+        procedure = updating(
+            self._shell, self, graph, fusion, threads, weights, variables, pins, memory, self._progress
+        )
         await self._shell.drive(procedure, timeout, lambda: f"updating the plan to {graph!r}")
+
+    async def explain(self, timeout: float | None = None) -> Explanation:
+        """As hg.Plan.explain."""
+        return await self._shell.drive(self._explaining(), timeout, lambda: f"explaining {self!r}")
 
     @property
     def variables(self) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ from heliograph._buffers import (
 from heliograph._compiling import Progress
 from heliograph._deadline import Deadline
 from heliograph._devices import DeviceArgument, DevicesArgument, best_device, device_name, find_device
+from heliograph._pins import MemoryLimits, Pins
 from heliograph._plans import Fetch, Inputs
 from heliograph._procedures import synchronize
 from heliograph._sessions import Bindings, SessionBase, ask_backends
@@ -130,10 +131,12 @@ class Session(SessionBase):
         threads: int = 0,
         weights: Bindings = None,
         variables: Bindings = None,
+        pins: Pins = None,
+        memory: MemoryLimits = None,
         timeout: float | None = None,
     ) -> Plan:
         """As hg.Session.compile. Weights are hashed in a thread."""
-        procedure = self._compiling(graph, devices, fusion, threads, weights, variables)
+        procedure = self._compiling(graph, devices, fusion, threads, weights, variables, pins, memory)
         spec = await self._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}")
         return Plan(self._shell, spec, self._progress)
 

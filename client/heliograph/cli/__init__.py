@@ -1,4 +1,4 @@
-"""The command line: `heliograph serve`, `devices`, `run`, `compare`, `embed`, `ops`, `conformance`.
+"""The command line: `heliograph serve`, `devices`, `run`, `explain`, `compare`, `embed`, ...
 
 Each subcommand is a module of this package with `add_arguments` and `run`, loaded when it is chosen; one
 that needs an extra says which. Errors are one line and advice on stderr and exit status 1, Ctrl-C is
@@ -23,6 +23,7 @@ COMMANDS = {
     "serve": "run a daemon that owns this host's devices",
     "devices": "list the devices of a daemon",
     "run": "run a graph from a file",
+    "explain": "show where the nodes of a graph would run, and why",
     "compare": "compare what two devices compute of a graph",
     "embed": "embed texts with a sentence-transformers model",
     "ops": "print the op table",

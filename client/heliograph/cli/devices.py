@@ -12,6 +12,7 @@ import heliograph as hg
 from heliograph.cli import add_server_argument
 from heliograph.cli.tables import print_table
 from heliograph_proto.description import BackendInfo, BufferTypeInfo
+from heliograph_proto.sizes import size_text
 
 #: Bounds the waiting for each answer.
 SECONDS = 10.0
@@ -142,11 +143,3 @@ def _state(one: dict[str, Any]) -> str:
     if one["why"]:
         return f"not available: {one['why']}"
     return ", ".join(one["devices"]) or "no device was asked for"
-
-
-def size_text(size_bytes: int) -> str:
-    """Bytes in the largest unit that fits, such as "1.5 GiB"."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size_bytes >= unit:
-            return f"{size_bytes / unit:.1f} {name}"
-    return f"{size_bytes} B"

@@ -1,4 +1,4 @@
-"""What `heliograph run` and `heliograph compare` share: the graph's file and its inputs."""
+"""What `heliograph run`, `compare` and `explain` share: the graph's file and its inputs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,21 @@ _FORMS = "NAME=FILE.npy, NAME=@random, NAME=@random:SEED or NAME=@zeros"
 
 def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
     """GRAPHFILE, --weights, --input, --timeout."""
-    parser.add_argument("graph", metavar="GRAPHFILE", help="a file that hg.save wrote, such as model.hgraph")
-    parser.add_argument(
-        "--weights", metavar="FILE", help="where the weights are (default: beside it, FILE.safetensors)"
-    )
+    add_file_arguments(parser)
     parser.add_argument(
         "--input",
         metavar="NAME=VALUE",
         action="append",
         default=[],
         help=f"{_FORMS}; bf16 is f32 in files, and quantized types are uint8 rows of blocks",
+    )
+
+
+def add_file_arguments(parser: argparse.ArgumentParser) -> None:
+    """GRAPHFILE, --weights, --timeout."""
+    parser.add_argument("graph", metavar="GRAPHFILE", help="a file that hg.save wrote, such as model.hgraph")
+    parser.add_argument(
+        "--weights", metavar="FILE", help="where the weights are (default: beside it, FILE.safetensors)"
     )
     parser.add_argument(
         "--timeout",

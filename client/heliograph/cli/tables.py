@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from heliograph._table import align
+
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints rows under a header."""
@@ -25,10 +27,3 @@ def _print_rich(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
         table.add_row(*map(escape, row))
     Console().print(table)
     return True
-
-
-def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines with columns of one width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
-    return ["  ".join(row).rstrip() for row in padded]

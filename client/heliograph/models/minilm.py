@@ -100,11 +100,13 @@ class Embedder:
     """Embeds texts on a session's devices.
 
     `model`: a folder with config.json, tokenizer.json, model.safetensors and the pooling's files.
-    Raises InvalidModelError if one is missing or damaged.
+    `compiling`: arguments of `session.compile`, such as devices and memory. Raises InvalidModelError if a
+    file is missing or damaged.
     """
 
-    def __init__(self, session: Session, model: Path | str) -> None:
+    def __init__(self, session: Session, model: Path | str, **compiling: Any) -> None:
         self.session = session
+        self._compiling = compiling
         folder = Path(model)
         self.config = read_config(folder)
         check_pooling(folder)
@@ -140,7 +142,7 @@ class Embedder:
         """The plan for a shape, compiled at first use."""
         if (batch, length) not in self._plans:
             graph = self.encoder.sentence_embeddings(batch, length)
-            self._plans[batch, length] = self.session.compile(graph)
+            self._plans[batch, length] = self.session.compile(graph, **self._compiling)
         return self._plans[batch, length]
 
     def _read_tokenizer(self, folder: Path) -> Any:

@@ -1,0 +1,101 @@
+"""`heliograph explain`: where the nodes of a saved graph would run, in every form."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import heliograph as hg
+from heliograph.cli import main
+from heliograph_backends.registry import open_registry
+
+
+@pytest.fixture
+def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file with a graph of two layers; the server of this process has two processors and a far device."""
+    devices = ("cpu:threads=1", "cpu:threads=1", "fake:host=0,memory=1MiB")
+    monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: open_registry(devices))
+    g = hg.Graph()
+    x = g.input("x", (4, 16), "f32")
+    for number in range(2):
+        with g.scope(f"layer{number}"):
+            x = hg.ops.matmul(x, g.weight("w", np.ones((16, 16), np.float32)), name="product")
+    g.output("y", x)
+    hg.save(g, tmp_path / "model.hgraph")
+    return str(tmp_path / "model.hgraph")
+
+
+def explain(graph: str, *arguments: str, server: str = "local:") -> int:
+    return main(["explain", graph, "--server", server, *arguments])
+
+
+SPREAD = ("--device", "cpu0", "--device", "fake0", "--pin", "layer1/*=fake0", "--memory", "cpu0=1MiB")
+
+
+def test_a_table_of_splits_and_devices(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain(graph, *SPREAD) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("2 splits on cpu0, fake0, 2 nodes, 256 B copied in a run\n")
+    assert "layer0/product" in printed and "matmul" not in printed and "1.0 KiB" in printed
+    assert explain(graph, "--nodes", *SPREAD) == 0
+    assert "user" in capsys.readouterr().out
+
+
+def test_without_devices_it_is_the_servers_first_or_that_of_the_url(
+    graph: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert explain(graph) == 0 and "1 split on cpu0" in capsys.readouterr().out
+    assert explain(graph, server="local:#cpu1") == 0 and "1 split on cpu1" in capsys.readouterr().out
+
+
+def test_over_the_wire_it_is_the_same(graph: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain(graph, "--json", server=url) == 0
+    assert [one["device"] for one in json.loads(capsys.readouterr().out)["nodes"]] == ["cpu0", "cpu0"]
+
+
+def test_json_is_for_programs(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain(graph, "--json", *SPREAD) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["device"] for one in found["nodes"]] == ["cpu0", "fake0"] and found["copied_bytes"] == 256
+
+
+def test_dot_is_for_graphviz(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain(graph, "--dot", *SPREAD) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("digraph plan {") and printed.endswith("}\n") and "cpu0 to fake0" in printed
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
+def test_a_picture_is_a_file(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain(graph, "--svg", str(tmp_path / "plan.svg"), *SPREAD) == 0
+    assert "<svg" in (tmp_path / "plan.svg").read_text() and "plan.svg: 2 splits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--pin", "cpu0"), "--pin PATTERN=DEVICE"),
+        (("--pin", "=cpu0"), "--pin PATTERN=DEVICE"),
+        (("--memory", "cpu0="), "--memory DEVICE=SIZE"),
+        (("--memory", "cpu0=1", "--memory", "cpu0=2"), "'cpu0' twice"),
+        (("--memory", "cpu0=much"), "'much'"),
+        (("--pin", "layer9/*=cpu0"), "no node matches 'layer9/*'"),
+        (("--pin", "layer0/*=cpu1"), "not among the devices of the plan: cpu0"),
+        (("--device", "gpu7"), "no device is named 'gpu7'"),
+    ],
+)
+def test_what_does_not_fit_is_one_line_and_advice(
+    graph: str, arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert explain(graph, *arguments) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ") and "advice: " in printed and words in printed
+
+
+def test_a_file_that_is_no_graph_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain(str(tmp_path / "missing.hgraph")) == 1
+    assert "missing.hgraph" in capsys.readouterr().err
