@@ -12,8 +12,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import bandwidth
 import minilm
 import plan_cost
+import planner
+import scheduler
+import quantized
 import startup
 from figures import Figure
 from rich.console import Console
@@ -21,8 +25,12 @@ from rich.table import Table
 
 #: Every benchmark, by the name that its figures begin with.
 BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "bandwidth": bandwidth.figures,
     "minilm": minilm.figures,
     "plan-cost": plan_cost.figures,
+    "planner": planner.figures,
+    "quantized": quantized.figures,
+    "scheduler": scheduler.figures,
     "startup-import": startup.imports,
     "startup-health": startup.health,
     "memory": minilm.memory,

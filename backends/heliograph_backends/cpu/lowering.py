@@ -7,36 +7,48 @@ on the definition.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy
 
 from heliograph_backends.cpu import kernels as k
+from heliograph_backends.cpu.instructions import (
+    ELEMENTWISE,
+    GATED,
+    Form,
+    Ref,
+    digits,
+    form_of,
+    instructions_of,
+)
 from heliograph_backends.cpu.kernels import Operation
+from heliograph_backends.cpu.products import (
+    cut_body,
+    cut_operand,
+    cut_sizes,
+    is_stored_product,
+    repeats,
+    stored_operand,
+)
 from heliograph_backends.cpu.storage import Storage, is_weight
+from heliograph_backends.definition.rope import yarn
 from heliograph_backends.planning.fusion import Group, Role, other_operand
-from heliograph_backends.planning.layout import Place, view
+from heliograph_backends.planning.layout import Place, value_types, view
 from heliograph_proto.graph import Graph, Node
 from heliograph_proto.ops import OPS
+from heliograph_proto.rules.rope import NEOX, NORMAL, pairs
 from heliograph_proto.types import F32, contiguous_strides
 
-#: Elementwise ops that are one instruction of the same name and meaning.
-INSTRUCTIONS: Mapping[str, Operation] = {
-    "add": Operation.ADD, "sub": Operation.SUB, "mul": Operation.MUL, "div": Operation.DIV,
-    "maximum": Operation.MAXIMUM, "minimum": Operation.MINIMUM, "neg": Operation.NEG,
-    "abs": Operation.ABS, "sqr": Operation.SQUARE, "sqrt": Operation.SQRT,
-    "rsqrt": Operation.RSQRT, "exp": Operation.EXP, "log": Operation.LOG, "tanh": Operation.TANH,
-    "erf": Operation.ERF, "sigmoid": Operation.SIGMOID, "relu": Operation.RELU,
-    "gelu": Operation.GELU, "gelu_erf": Operation.GELU_ERF, "gelu_quick": Operation.GELU_QUICK,
-    "silu": Operation.SILU, "scale": Operation.SCALE_BIAS, "clamp": Operation.CLAMP,
-    "cont": Operation.COPY,
-}  # fmt: skip
-IMMEDIATES = {"scale": ("scale", "bias"), "clamp": ("min", "max")}
 #: Ops on rows that have a kernel of their own.
 ROW_KERNELS = ("norm", "rms_norm", "l2_norm", "soft_max")
 REDUCTIONS = {"reduce_sum": "sum_rows", "reduce_mean": "mean_rows", "reduce_max": "max_rows"}
 
 #: Matrix products; mul_mat's first operand is the right side, transposed.
 PRODUCTS = frozenset({"matmul", "mul_mat"})
+
+#: Of a rope, in the kernel's scratch.
+MOST_PAIRS = 4096
 
 #: Registers a packed weight, or its transpose, and returns the slot that it will be bound to.
 PackedSlot: TypeAlias = Callable[[int, bool], int]
@@ -49,8 +61,22 @@ class Lowering:
         self.graph = graph
         self.places = places
         self.leaves = len(graph.leaves)
-        self.types = [*(leaf.type for leaf in graph.leaves), *(node.type for node in graph.nodes)]
+        self.types = value_types(graph)
+        self._is_f32 = [found.dtype is F32 for found in self.types]
         self._kernels: dict[int, bool] = {}
+        #: Numbers that instructions can hold: each `fill` of one element.
+        self._scalars = {
+            value: digits(node.attributes["value"])
+            for value, node in enumerate(graph.nodes, self.leaves)
+            if node.op == "fill" and node.type.size == 1
+        }
+        # Equal steps are encoded once, and equal instructions are the same object.
+        self._encodings = k.Encodings()
+        self._instructions: dict[tuple[Form, ...], tuple[k.Instruction, ...]] = {}
+
+    def builder(self) -> k.ProgramBuilder:
+        """A builder for steps of this graph."""
+        return k.ProgramBuilder(self._encodings)
 
     # What has a kernel
 
@@ -59,7 +85,7 @@ class Lowering:
         node = self.graph.nodes[number]
         if not self.has_kernel(number):
             return "other"
-        if node.op in INSTRUCTIONS:
+        if node.op in ELEMENTWISE:
             return "elementwise"
         if node.op in PRODUCTS:
             return "matmul"
@@ -74,9 +100,16 @@ class Lowering:
 
     def _find_kernel(self, number: int) -> bool:
         node = self.graph.nodes[number]
-        if node.type.dtype != F32 or any(self.types[value].dtype != F32 for value in node.operands):
+        if not self._is_f32[self.leaves + number]:
             return False
-        if node.op in INSTRUCTIONS or node.op in ("matmul", "concat"):
+        if node.op == "rope":
+            return self._turns_rows(node)
+        if self._is_stored_product(node):
+            return True
+        for value in node.operands:
+            if not self._is_f32[value]:
+                return False
+        if node.op in ELEMENTWISE or node.op in ("matmul", "concat"):
             return True
         if node.op == "mul_mat":
             weights, activations = (self.types[value].shape[:-2] for value in node.operands)
@@ -95,9 +128,13 @@ class Lowering:
             return self.places[node.operands[1]].root != self.places[node.operands[0]].root
         return OPS[node.op].is_view
 
+    def _is_stored_product(self, node: Node) -> bool:
+        types = [self.types[value] for value in node.operands]
+        return bool(types) and is_stored_product(node.op, types, self.places[node.operands[0]])
+
     def is_row_operand(self, value: int) -> bool:
         """Whether norms can take this value as their weight or bias."""
-        return self.types[value].dtype == F32 and self._has_contiguous_rows(value)
+        return self._is_f32[value] and self._has_contiguous_rows(value)
 
     def _has_contiguous_rows(self, value: int) -> bool:
         found = self.types[value]
@@ -108,6 +145,15 @@ class Lowering:
         axes = node.attributes["axes"] or tuple(range(source.ndim))
         rows = source.ndim > 0 and tuple(axis % source.ndim for axis in axes) == (source.ndim - 1,)
         return rows and self._has_contiguous_rows(node.operands[0])
+
+    def _turns_rows(self, node: Node) -> bool:
+        """Whether a rope has plain positions, and heads side by side."""
+        x, _, *factors = node.operands
+        heads, width = self.types[x].shape[-2:]
+        strides = self.places[x].strides
+        side_by_side = strides[-1] == 4 and (heads == 1 or strides[-2] == 4 * width)
+        plain = node.attributes["mode"] in (NORMAL, NEOX) and pairs(dict(node.attributes)) <= MOST_PAIRS
+        return plain and side_by_side and all(self._has_contiguous_rows(value) for value in factors)
 
     # Steps
 
@@ -123,6 +169,8 @@ class Lowering:
             self._norm(builder, group, storage)
         elif node.op in ROW_KERNELS:
             self._rows(builder, group.last, storage)
+        elif node.op == "rope":
+            self._rope(builder, group.last, storage)
         elif node.op in REDUCTIONS:
             self._reduction(builder, group.last, storage)
         else:
@@ -131,43 +179,53 @@ class Lowering:
     def operand(self, storage: Storage, value: int) -> k.Operand:
         """A value as an operand of a step. Dimensions of size 1 have stride 0, so that they repeat."""
         slot, offset, strides = storage.locate(value)
-        sizes = self.types[value].shape
-        steps = tuple(0 if size == 1 else step for size, step in zip(sizes, strides, strict=True))
-        return k.Operand(slot, offset, steps)
+        return k.Operand(slot, offset, repeating(self.types[value].shape, strides))
 
     def _result(self, storage: Storage, number: int) -> k.Operand:
         return self.operand(storage, self.leaves + number)
 
-    def _scalar(self, value: int) -> float | None:
-        """The number that a `fill` of one element is, since instructions can hold it."""
-        node = self.graph.nodes[value - self.leaves] if value >= self.leaves else None
-        if node is None or node.op != "fill" or node.type.size != 1:
-            return None
-        return float(node.attributes["value"])
-
     def _body(self, nodes: tuple[int, ...], storage: Storage, product: int | None) -> k.Elementwise:
         """The instructions of elementwise nodes; `product` is a value that is already in place."""
         operands: list[k.Operand] = [self._result(storage, nodes[-1])]
-        sources: dict[int, Any] = {} if product is None else {product: k.Input(0)}
-        instructions = []
-        for register, number in enumerate(nodes):
+        sources: dict[int, Ref] = {} if product is None else {product: 0}
+        forms = []
+        for place, number in enumerate(nodes):
             node = self.graph.nodes[number]
-            for value in node.operands:
-                if value not in sources:
-                    sources[value] = self._source(value, operands, storage)
-            result = k.Input(0) if number == nodes[-1] else k.Register(register)
-            immediates = tuple(float(node.attributes[name]) for name in IMMEDIATES.get(node.op, ()))
-            inputs = tuple(sources[value] for value in node.operands)
-            instructions.append(k.Instruction(INSTRUCTIONS[node.op], result, inputs, immediates))
-            sources[self.leaves + number] = result
-        return k.Elementwise(tuple(operands), tuple(instructions))
+            forms.append(form_of(node, self._sources(node, sources, operands, storage)))
+            sources[self.leaves + number] = -1 - place
+        key = tuple(forms)
+        instructions = self._instructions.get(key)
+        if instructions is None:
+            instructions = self._instructions[key] = instructions_of(forms)
+        return k.Elementwise(tuple(operands), instructions)
 
-    def _source(self, value: int, operands: list[k.Operand], storage: Storage) -> Any:
-        number = self._scalar(value)
+    def _sources(
+        self, node: Node, known: dict[int, Ref], operands: list[k.Operand], storage: Storage
+    ) -> tuple[Ref, ...]:
+        """Where a node's instructions find what they read; new operands are appended."""
+        if node.op in GATED and len(node.operands) == 1:
+            found: tuple[Ref, ...] = self._halves(node, operands, storage)
+        else:
+            for value in node.operands:
+                if value not in known:
+                    known[value] = self._source(value, operands, storage)
+            found = tuple([known[value] for value in node.operands])
+        return found[::-1] if node.op in GATED and node.attributes["swap"] else found
+
+    def _source(self, value: int, operands: list[k.Operand], storage: Storage) -> Ref:
+        number = self._scalars.get(value)
         if number is not None:
             return number
         operands.append(self.operand(storage, value))
-        return k.Input(len(operands) - 1)
+        return len(operands) - 1
+
+    def _halves(self, node: Node, operands: list[k.Operand], storage: Storage) -> tuple[Ref, Ref]:
+        """The halves of the rows of a gated unit's one operand."""
+        slot, offset, strides = storage.locate(node.operands[0])
+        steps = repeating(node.type.shape, strides)
+        second = offset + node.type.shape[-1] * strides[-1]
+        operands += [k.Operand(slot, offset, steps), k.Operand(slot, second, steps)]
+        return len(operands) - 2, len(operands) - 1
 
     def _matmul(self, builder: k.ProgramBuilder, group: Group, storage: Storage, packed: PackedSlot) -> None:
         product = next(n for n in group.nodes if self.graph.nodes[n].op in PRODUCTS)
@@ -176,17 +234,22 @@ class Lowering:
         *batch, rows, columns = node.type.shape
         rest = tuple(number for number in group.nodes if number != product)
         epilogue = self._body(rest, storage, self.leaves + product) if rest else None
-        right_operand: k.Operand | k.PackedOperand
-        if self.can_pack(right):
+        cuts: tuple[int, ...] = (1,) * len(batch)
+        right_operand: k.Operand | k.PackedOperand | k.StoredOperand
+        if self._is_stored_product(node):
+            cuts = repeats(self.types[right].shape[:-2], batch)
+            right_operand = stored_operand(self.operand(storage, right), self.types[right].dtype.name, cuts)
+        elif self.can_pack(right):
             right_operand = k.PackedOperand(packed(right, node.op == "mul_mat"))
         else:
             right_operand = self.operand(storage, right)
             if node.op == "mul_mat":
                 right_operand = transposed(right_operand)
         depth = self.types[left].shape[-1]
-        result = self._result(storage, group.last)
-        left_operand = self.operand(storage, left)
-        builder.gemm(rows, columns, depth, left_operand, right_operand, result, batch, epilogue)
+        result = cut_operand(self._result(storage, group.last), cuts)
+        left_operand = cut_operand(self.operand(storage, left), cuts)
+        sizes, body = cut_sizes(batch, cuts), cut_body(epilogue, cuts)
+        builder.gemm(rows, columns, depth, left_operand, right_operand, result, sizes, body)
 
     def can_pack(self, value: int) -> bool:
         """Whether a value is a matrix of a weight, which is packed once and for all."""
@@ -217,6 +280,21 @@ class Lowering:
             return
         mask = self.operand(storage, node.operands[1]) if len(node.operands) == 2 else None
         builder.soft_max(shape, source, target, mask, float(node.attributes["scale"]))
+
+    def _rope(self, builder: k.ProgramBuilder, number: int, storage: Storage) -> None:
+        """Rows are tokens, with their heads side by side."""
+        node = self.graph.nodes[number]
+        *leading, heads, width = node.type.shape
+        values = (node.operands[0], self.leaves + number, *node.operands[1:])
+        source, target, positions, *factors = (self.operand(storage, value) for value in values)
+        builder.rotary(
+            (*leading, heads * width),
+            source._replace(strides=(*source.strides[:-2], 4)),
+            target._replace(strides=(*target.strides[:-2], 4)),
+            positions._replace(strides=(*positions.strides, 0)),
+            rotation(node),
+            *(each._replace(strides=(4,)) for each in factors),
+        )
 
     def _reduction(self, builder: k.ProgramBuilder, number: int, storage: Storage) -> None:
         node = self.graph.nodes[number]
@@ -259,11 +337,33 @@ class Lowering:
             offset += found.shape[axis] * strides[axis]
 
 
+def rotation(node: Node) -> k.Rotation:
+    """The angles of a rope, as the definition has them."""
+    attributes = node.attributes
+    count = pairs(dict(attributes))
+    powers = numpy.arange(count) * (-2.0 / attributes["n_dims"])
+    scales, size = yarn(numpy, attributes, numpy.ones((1, count)))
+    angles = attributes["freq_base"] ** powers
+    start, adjacent = attributes["offset"], attributes["mode"] == NORMAL
+    width = node.type.shape[-1]
+    return k.Rotation(width, start, adjacent, float(size), tuple(angles.tolist()), tuple(scales[0].tolist()))
+
+
+#: One object, so that equal copies are encoded once.
+_COPY = (k.Instruction(Operation.COPY, k.Input(0), (k.Input(1),)),)
+
+
 def copy(builder: k.ProgramBuilder, shape: tuple[int, ...], source: k.Operand, target: k.Operand) -> None:
     """Appends a copy of f32 elements."""
     if math.prod(shape):
-        instruction = k.Instruction(Operation.COPY, k.Input(0), (k.Input(1),))
-        builder.elementwise(shape, k.Elementwise((target, source), (instruction,)))
+        builder.elementwise(shape, k.Elementwise((target, source), _COPY))
+
+
+def repeating(sizes: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides, 0 in dimensions of size 1."""
+    if 1 not in sizes:
+        return strides
+    return tuple(0 if size == 1 else step for size, step in zip(sizes, strides, strict=True))
 
 
 def transposed(operand: k.Operand) -> k.Operand:

@@ -18,7 +18,7 @@ def rope(xp: Any, attributes: Attributes, x: Array, positions: Array, factors: A
     theta = _angles(xp, attributes, positions, count)
     if factors is not None:
         theta = theta / factors[:count]
-    theta, size = _yarn(xp, attributes, theta)
+    theta, size = yarn(xp, attributes, theta)
     # One angle for all heads of a token: [tokens, 1, pairs].
     cosine, sine = ((size * f(theta)).astype(x.dtype)[:, None, :] for f in (xp.cos, xp.sin))
     first, second = _places(attributes, count)
@@ -63,7 +63,7 @@ def _sections(xp: Any, attributes: Attributes, pair: Array) -> tuple[Array, Arra
     return axis, sector - (ends - xp.asarray(sections))[axis]
 
 
-def _yarn(xp: Any, attributes: Attributes, theta: Array) -> tuple[Array, float]:
+def yarn(xp: Any, attributes: Attributes, theta: Array) -> tuple[Array, float]:
     """Angles and the length of the rotated vectors: scaled, or as YaRN mixes scaled and plain ones."""
     plain, theta = theta, attributes["freq_scale"] * theta
     if not attributes["ext_factor"]:

@@ -11,23 +11,35 @@ Importing this package imports no numba.
 
 Bits do not depend on the number of workers, on how steps are cut into tiles, or on whether an
 elementwise program runs as a step or as the epilogue of a matrix product. The files, bottom up:
-layout (words), program (values), geometry (tiles), builder; lanes, atomics, vector_math,
-operations, space, elementwise, row_kernels, packing, matmul_kernel, matmul, runner (native code);
-native (compile and cache), memory, bound, workers.
+layout (words), program (values), geometry (tiles), body, encoding, builder; lanes, atomics,
+vector_math, operations, space, elementwise, rows, soft_max, row_kernels, rotary, packing, matmul_kernel,
+matmul, runner (native code); native (compile and cache), memory, bound, workers.
 """
 
 from .bound import BoundProgram
-from .builder import ProgramBuilder
+from .builder import Encodings, ProgramBuilder
 from .layout import Operation, Status
 from .memory import PackedWeight, Scratch, pack_weight, packed_bytes
 from .native import CacheState, Refusal, available, cache_state, warmup
-from .program import Elementwise, Input, Instruction, Operand, PackedOperand, Program, Register
+from .program import (
+    Elementwise,
+    Input,
+    Instruction,
+    Operand,
+    PackedOperand,
+    Program,
+    Register,
+    Rotation,
+    StoredOperand,
+)
+from .stored_types import Stored
 from .workers import WorkerPool
 
 __all__ = [
     "BoundProgram",
     "CacheState",
     "Elementwise",
+    "Encodings",
     "Input",
     "Instruction",
     "Operand",
@@ -38,8 +50,11 @@ __all__ = [
     "ProgramBuilder",
     "Refusal",
     "Register",
+    "Rotation",
     "Scratch",
     "Status",
+    "Stored",
+    "StoredOperand",
     "WorkerPool",
     "available",
     "cache_state",

@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from .lanes import F32, I32, I64, element, emitted, intrinsic_function, pointer
+from .lanes import F32, F64, I32, I64, element, emitted, intrinsic_function, pointer
 
 
 def _word(builder: Any, base: Any, index: Any) -> Any:
@@ -38,6 +38,18 @@ def store_f32(builder: Any, address: Any, value: Any) -> None:
     builder.store(value, pointer(builder, address, F32))
 
 
+@emitted(types.int64, types.int64)
+def load_i32(builder: Any, address: Any) -> Any:
+    """Return the int32 at `address`."""
+    return builder.sext(builder.load(pointer(builder, address, I32)), I64)
+
+
+@emitted(types.float64, types.int64)
+def double_of_bits(builder: Any, bits: Any) -> Any:
+    """Return the float64 whose pattern is `bits`."""
+    return builder.bitcast(bits, F64)
+
+
 @emitted(types.float32, types.int64)
 def float_of_bits(builder: Any, bits: Any) -> Any:
     """Return the float32 whose pattern is the low half of `bits`."""
@@ -60,6 +72,13 @@ def atomic_store(builder: Any, base: Any, index: Any, value: Any) -> None:
 def atomic_add(builder: Any, base: Any, index: Any, amount: Any) -> Any:
     """Add to a word and return what it was (sequentially consistent)."""
     return builder.atomic_rmw("add", _word(builder, base, index), amount, "seq_cst")
+
+
+@emitted(types.void)
+def finish_streaming(builder: Any) -> None:
+    """Make what this thread wrote past the caches visible before what it writes next."""
+    if builder.module.triple.startswith("x86_64"):
+        builder.call(intrinsic_function(builder, "llvm.x86.sse.sfence", ir.VoidType()), [])
 
 
 @emitted(types.void)

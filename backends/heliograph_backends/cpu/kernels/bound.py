@@ -53,17 +53,20 @@ class BoundProgram:
             raise ValueError(f"{len(slots)} slots for a program of {self.program.slots}")
         self._slots[: self.program.slots] = slots[: self.program.slots]
 
-    def run(self, workers: WorkerPool | None = None) -> Status:
+    def run(self, workers: WorkerPool | None = None, threads: int = 0) -> Status:
         """Run all steps and return how that ended; helpers are woken when the shared steps are
-        worth it.
+        worth it. `threads` is the most workers that take part, the calling one among them; 0: all.
         """
         if not self._scratch_at:
             self._reserve(1)
-        if workers is None or workers.helpers == 0 or not self._worth_sharing:
+        helpers = 0 if workers is None else workers.helpers
+        if threads:
+            helpers = min(helpers, threads - 1)
+        if workers is None or helpers == 0 or not self._worth_sharing:
             return _STATUSES[self._run(0, -1)]
-        self._reserve(workers.helpers + 1)
+        self._reserve(helpers + 1)
         self._entries.open_program(self._control_at, self.program.shared_steps)
-        workers.wake(self)
+        workers.wake(self, helpers)
         return _STATUSES[self._run(0, 0)]
 
     def help(self, worker: int) -> None:

@@ -11,7 +11,7 @@ last. Chunks change no bits, for every instruction treats each element alone.
 from __future__ import annotations
 
 from .atomics import float_of_bits, set_word, word
-from .lanes import jit
+from .lanes import jit, jit_inline
 from .layout import (
     ACCESS,
     BASES_AT,
@@ -33,15 +33,13 @@ from .layout import (
     ROW_STRIDE,
     SECOND,
     STEP_HEADER_WORDS,
+    STREAMED,
     TABLE_AT,
+    WIDE_ROW,
     WRITTEN,
 )
 from .operations import apply_operation
 from .space import copy_block, fill_row, locate, operand_base
-
-# Rows at least this wide are chunks by themselves: staging them to make longer chunks would cost
-# more than it saves.
-WIDE_ROW = 96
 
 
 @jit
@@ -108,7 +106,7 @@ def gather(
             copy_block(buffer, 4 * columns, 4, place, row_stride, column_stride, rows, columns)
 
 
-@jit
+@jit_inline
 def interpret(body: int, scratch: int, elements: int) -> None:
     """Run the instructions over the values that the table points at."""
     operands, constants = word(body, OPERANDS), word(body, CONSTANTS)
@@ -116,14 +114,16 @@ def interpret(body: int, scratch: int, elements: int) -> None:
     table = scratch + TABLE_AT
     for _ in range(word(body, INSTRUCTIONS)):
         immediates = word(instruction, IMMEDIATES)
+        operation = word(instruction, OPERATION)
         apply_operation(
-            word(instruction, OPERATION),
+            operation & (STREAMED - 1),
             word(table, word(instruction, RESULT)),
             word(table, word(instruction, FIRST)),
             word(table, word(instruction, SECOND)),
             float_of_bits(immediates),
             float_of_bits(immediates >> 32),
             elements,
+            operation,
         )
         instruction += 8 * INSTRUCTION_WORDS
 
@@ -159,7 +159,7 @@ def run_body(body: int, slots: int, scratch: int, row: int, rows: int, column: i
             again = True
 
 
-@jit
+@jit_inline
 def elementwise_block(step: int, block: int, slots: int, scratch: int) -> None:
     """Run one block of an elementwise step."""
     row, rows, column, columns = locate(step, block, scratch)

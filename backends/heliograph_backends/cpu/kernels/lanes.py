@@ -18,11 +18,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import njit, types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.extending import intrinsic
 
 LANES = 16
@@ -37,11 +38,20 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # Untyped on purpose: how much of numba is typed differs between its versions.
 _njit: Any = njit
 _get_or_insert: Any = cgutils.get_or_insert_function
+_alloca_once: Any = cgutils.alloca_once
 
 
 def jit(function: Function) -> Function:
     """Compile with numba: no GIL, no contraction, no bounds checks; cached with its caller."""
     compiled: Function = _njit(nogil=True, error_model="numpy")(function)
+    return compiled
+
+
+def jit_inline(function: Function) -> Function:
+    """Like `jit`, but part of its callers, as if it stood there. For what calls much and does little: numba
+    optimises all the code that a function calls again with each function around it.
+    """
+    compiled: Function = _njit(nogil=True, error_model="numpy", inline="always")(function)
     return compiled
 
 
@@ -111,6 +121,25 @@ def intrinsic_function(builder: ir.IRBuilder, name: str, result: ir.Type, *argum
     return _get_or_insert(builder.module, ir.FunctionType(result, arguments), name)
 
 
+@cache
+def cpu_features() -> frozenset[str]:
+    """Return what numba compiles for, in LLVM's names."""
+    features = getattr(config, "CPU_FEATURES", None)
+    if features is None:
+        features = binding.get_host_cpu_features().flatten()
+    return frozenset(name[1:] for name in features.split(",") if name.startswith("+"))
+
+
+def has_feature(name: str) -> bool:
+    """Tell whether numba compiles for a machine with this instruction set."""
+    return name in cpu_features()
+
+
+def local(builder: ir.IRBuilder, kind: ir.Type) -> ir.Value:
+    """Return a variable of the function that is being built."""
+    return _alloca_once(builder, kind)
+
+
 def integer(value: int) -> ir.Constant:
     """Return an int64 constant."""
     return ir.Constant(I64, value)
@@ -132,6 +161,16 @@ def element(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, kind: ir.Typ
     """Return the address of element `index` of the array of `kind` at address `base`."""
     size = {F32: 4, F64: 8, I64: 8}[kind]
     return builder.add(base, builder.mul(index, integer(size)))
+
+
+def prefetch(builder: ir.IRBuilder, address: ir.Value, locality: int = 3) -> None:
+    """Ask for the cache line at `address` for reading: 3 into all caches, 2 into the second level; harmless
+    outside of any memory.
+    """
+    byte = ir.IntType(8).as_pointer()
+    function = intrinsic_function(builder, "llvm.prefetch.p0", ir.VoidType(), byte, I32, I32, I32)
+    hints = [ir.Constant(I32, hint) for hint in (0, locality, 1)]
+    builder.call(function, [builder.inttoptr(address, byte), *hints])
 
 
 def tail_mask(builder: ir.IRBuilder, count: ir.Value) -> ir.Value:
@@ -184,6 +223,11 @@ class Lanes:
     def store(self, address: ir.Value) -> None:
         self.builder.store(self.value, pointer(self.builder, address, F32_VECTOR), align=4)
 
+    def store_streamed(self, address: ir.Value) -> None:
+        """Store past the caches; `address` is a multiple of 64."""
+        store = self.builder.store(self.value, pointer(self.builder, address, F32_VECTOR), align=64)
+        store.set_metadata("nontemporal", self.builder.module.add_metadata([ir.Constant(I32, 1)]))
+
     def store_masked(self, address: ir.Value, mask: ir.Value) -> None:
         kind = F32_VECTOR.as_pointer()
         void = ir.VoidType()
@@ -230,6 +274,16 @@ class Lanes:
         """Return self * factor + addend, rounded once."""
         return self.call("llvm.fma", factor, addend)
 
+    def scaled(self, exponent: Lanes) -> Lanes:
+        """Return self * 2**floor(exponent), rounded once; AVX-512 only."""
+        masked = ir.IntType(16)
+        name = "llvm.x86.avx512.mask.scalef.ps.512"
+        kinds = (F32_VECTOR, F32_VECTOR, F32_VECTOR, masked, I32)
+        function = intrinsic_function(self.builder, name, F32_VECTOR, *kinds)
+        rounding = ir.Constant(I32, 4)  # as the control register says
+        arguments = [self.value, exponent.value, self.value, ir.Constant(masked, -1), rounding]
+        return Lanes(self.builder, self.builder.call(function, arguments))
+
     def sqrt(self) -> Lanes:
         return self.call("llvm.sqrt")
 
@@ -268,3 +322,35 @@ class Lanes:
     def narrow(builder: ir.IRBuilder, wide: ir.Value) -> Lanes:
         """Round sixteen float64 to float32."""
         return Lanes(builder, builder.fptrunc(wide, F32_VECTOR))
+
+
+def lookup(builder: ir.IRBuilder, index: ir.Value, table: Sequence[float]) -> Lanes:
+    """Return table[index mod 8] of sixteen int32 and a table of eight."""
+    if has_feature("avx512f"):
+        function = intrinsic_function(
+            builder, "llvm.x86.avx512.permvar.sf.512", F32_VECTOR, F32_VECTOR, I32_VECTOR
+        )
+        twice = ir.Constant(F32_VECTOR, [*table, *table])
+        return Lanes(builder, builder.call(function, [twice, index]))
+    if has_feature("avx2"):
+        return _lookup_in_halves(builder, index, table)
+    places = builder.and_(index, ir.Constant(I32_VECTOR, [len(table) - 1] * LANES))
+    values = ir.Constant(F32_VECTOR, [*table, *table])
+    result: ir.Value = ir.Constant(F32_VECTOR, ir.Undefined)
+    for lane in range(LANES):
+        place = builder.extract_element(places, ir.Constant(I32, lane))
+        found = builder.extract_element(values, place)
+        result = builder.insert_element(result, found, ir.Constant(I32, lane))
+    return Lanes(builder, result)
+
+
+def _lookup_in_halves(builder: ir.IRBuilder, index: ir.Value, table: Sequence[float]) -> Lanes:
+    """AVX2's permutation of eight lanes, twice."""
+    half, places = ir.VectorType(F32, 8), ir.VectorType(I32, 8)
+    function = intrinsic_function(builder, "llvm.x86.avx2.permps", half, half, places)
+    found = []
+    for first in (0, 8):
+        order = ir.Constant(places, list(range(first, first + 8)))
+        part = builder.shuffle_vector(index, index, order)
+        found.append(builder.call(function, [ir.Constant(half, list(table)), part]))
+    return Lanes(builder, builder.shuffle_vector(*found, ir.Constant(I32_VECTOR, list(range(LANES)))))

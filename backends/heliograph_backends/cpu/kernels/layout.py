@@ -40,7 +40,8 @@ ROW_BLOCK: Final = 8
 COLUMN_BLOCK: Final = 9
 ROW_BLOCKS: Final = 10
 COLUMN_BLOCKS: Final = 11
-OUTER_SIZES: Final = 12
+STREAMS: Final = 12  # whether results are written past the caches
+OUTER_SIZES: Final = 13
 STEP_HEADER_WORDS: Final = OUTER_SIZES + OUTER_DIMENSIONS
 
 # Operand.
@@ -58,9 +59,10 @@ PRODUCT: Final = RIGHT + OPERAND_WORDS
 DEPTH: Final = PRODUCT + OPERAND_WORDS
 DEPTH_BLOCK: Final = DEPTH + 1
 PACK_LEFT: Final = DEPTH + 2
-PACK_RIGHT: Final = DEPTH + 3
-HAS_EPILOGUE: Final = DEPTH + 4
-EPILOGUE: Final = DEPTH + 5
+PACK_RIGHT: Final = DEPTH + 3  # 0: it is packed; 1: float32; else how it is stored, see `stored_types`
+RIGHT_BLOCK: Final = DEPTH + 4  # values of k in one row stride of the right side
+HAS_EPILOGUE: Final = DEPTH + 5
+EPILOGUE: Final = DEPTH + 6
 
 # Row kernels, after the step header: four operands (SLOT -1 where absent), then two float32
 # parameters.
@@ -69,6 +71,17 @@ WEIGHT: Final = SOURCE + OPERAND_WORDS  # of soft_max: the mask
 BIAS: Final = WEIGHT + OPERAND_WORDS
 TARGET: Final = BIAS + OPERAND_WORDS
 PARAMETER: Final = TARGET + OPERAND_WORDS
+
+# Rotary embedding, after the parameter of a row kernel whose weight are positions (int32, one for each
+# row) and whose bias are factors. For each pair of a head: two float64, the angle for a step of one
+# position before factors, and what it is multiplied with after them.
+WIDTH: Final = PARAMETER + 1  # elements of a head
+START: Final = PARAMETER + 2  # first element of a head that turns
+ADJACENT: Final = PARAMETER + 3  # whether a pair are neighbours, rather than one of each half
+SIZE: Final = PARAMETER + 4  # length of what was 1 long, float64
+PAIRS: Final = PARAMETER + 5
+ROTATIONS: Final = PARAMETER + 6
+PAIR_WORDS: Final = 2
 
 # Elementwise body: at STEP_HEADER_WORDS of an elementwise step, at EPILOGUE of a matrix product.
 # After it come the operands (one ACCESS word behind each), the constants (one word each) and the
@@ -84,6 +97,10 @@ BODY_OPERAND_WORDS: Final = OPERAND_WORDS + 1
 READ: Final = 1
 WRITTEN: Final = 2
 
+# Rows of at least this many columns are chunks by themselves: staging them to make longer chunks would
+# cost more than it saves.
+WIDE_ROW: Final = 96
+
 # Instruction: values are numbered operands first, then registers, then constants.
 OPERATION: Final = 0
 RESULT: Final = 1
@@ -91,6 +108,9 @@ FIRST: Final = 2
 SECOND: Final = 3
 IMMEDIATES: Final = 4  # two float32, the first in the low half
 INSTRUCTION_WORDS: Final = 5
+# Added to the operation: its result is written past the caches; its first source is fetched ahead.
+STREAMED: Final = 256
+FETCHED: Final = 512
 
 # Each worker's scratch, in bytes: the block's outer indices, the addresses of the values in this
 # chunk, those of the operands in this block, buffers, packed matrices.
@@ -100,6 +120,7 @@ TABLE_AT: Final = 64
 BASES_AT: Final = TABLE_AT + MAXIMUM_VALUES * WORD_BYTES
 BUFFERS_AT: Final = BASES_AT + MAXIMUM_VALUES * WORD_BYTES
 BUFFER_AREA_BYTES: Final = 128 * 1024
+MAXIMUM_PAIRS: Final = BUFFER_AREA_BYTES // 8
 PACK_AT: Final = BUFFERS_AT + BUFFER_AREA_BYTES
 STRIP_GAP_BYTES: Final = 64
 
@@ -129,6 +150,7 @@ class Kind(IntEnum):
     SUM = 6
     MEAN = 7
     MAX = 8
+    ROTARY = 9
 
 
 class Status(IntEnum):
@@ -170,6 +192,18 @@ class Operation(IntEnum):
     SILU = 21  # x / (1 + exp(-x))
     SCALE_BIAS = 22  # x * p + q
     CLAMP = 23  # minimum(maximum(x, p), q)
+    SGN = 24  # -1, 0 or 1; NaN stays
+    STEP = 25  # 1 above 0, else 0
+    FLOOR = 26
+    CEIL = 27
+    ROUND = 28  # halves to even
+    TRUNC = 29
+    HARDSIGMOID = 30  # clamp(x + 3, 0, 6) / 6
+    HARDSWISH = 31  # x * hardsigmoid(x)
+    LEAKY_RELU = 32  # x above 0, else x * p
+    EXPM1 = 33
+    ELU = 34  # x above 0, else expm1(x)
+    SOFTPLUS = 35  # maximum(x, 0) + log1p(exp(-abs(x)))
 
 
 BINARY: Final = frozenset(
@@ -182,4 +216,21 @@ BINARY: Final = frozenset(
         Operation.MINIMUM,
     }
 )
-IMMEDIATE_COUNTS: Final = {Operation.SCALE_BIAS: 2, Operation.CLAMP: 2}
+IMMEDIATE_COUNTS: Final = {Operation.SCALE_BIAS: 2, Operation.CLAMP: 2, Operation.LEAKY_RELU: 1}
+# These are polynomials; the others take a few instructions an element.
+TRANSCENDENTAL: Final = frozenset(
+    {
+        Operation.EXP,
+        Operation.LOG,
+        Operation.ERF,
+        Operation.TANH,
+        Operation.SIGMOID,
+        Operation.GELU_ERF,
+        Operation.GELU,
+        Operation.GELU_QUICK,
+        Operation.SILU,
+        Operation.EXPM1,
+        Operation.ELU,
+        Operation.SOFTPLUS,
+    }
+)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from .atomics import word
 from .elementwise import run_body
-from .lanes import jit
+from .lanes import jit, jit_inline
 from .layout import (
     COLUMN_STRIDE,
     DEPTH,
@@ -20,15 +20,18 @@ from .layout import (
     PANEL_COLUMNS,
     PRODUCT,
     RIGHT,
+    RIGHT_BLOCK,
     ROW_STRIDE,
     STRIP_GAP_BYTES,
 )
 from .matmul_kernel import KERNEL_COLUMNS, KERNEL_ROWS, multiply_strip
 from .packing import PANEL_ROW_BYTES, pack_panels
 from .space import copy_block, locate, operand_address, operand_base
+from .stored_matmul import multiply_few, unpack_panels
+from .stored_types import FEW_ROWS
 
 
-@jit
+@jit_inline
 def multiply_panels(
     product: int,
     product_row: int,
@@ -60,7 +63,7 @@ def multiply_panels(
             )
 
 
-@jit
+@jit_inline
 def multiply_slice(
     step: int,
     slots: int,
@@ -82,21 +85,41 @@ def multiply_slice(
         copy_block(packed, packed_row, 4, left, left_row, left_column, rows, depth)
         left, left_row = packed, packed_row
         packed += (rows * packed_row + 63) // 64 * 64
-    if word(step, PACK_RIGHT):
+    product = operand_address(step + 8 * PRODUCT, slots, scratch, row, column)
+    product_row = word(step + 8 * PRODUCT, ROW_STRIDE)
+    first = 1 if start == 0 else 0
+    form = word(step, PACK_RIGHT)
+    if form:
         right, panel_bytes = packed, (depth + 15) // 16 * 16 * PANEL_ROW_BYTES
-        source = operand_address(step + 8 * RIGHT, slots, scratch, start, column)
+        place = start // word(step, RIGHT_BLOCK)
+        source = operand_address(step + 8 * RIGHT, slots, scratch, place, column)
         row_step, column_step = (
             word(step + 8 * RIGHT, ROW_STRIDE),
             word(step + 8 * RIGHT, COLUMN_STRIDE),
         )
-        pack_panels(right, panel_bytes, source, row_step, column_step, depth, columns)
+        if form == 1:
+            pack_panels(right, panel_bytes, source, row_step, column_step, depth, columns)
+        elif rows <= FEW_ROWS:
+            multiply_few(
+                form,
+                product,
+                product_row,
+                left,
+                left_row,
+                source,
+                column_step,
+                rows,
+                columns,
+                depth,
+                first,
+            )
+            return
+        else:
+            unpack_panels(form, right, panel_bytes, source, column_step, depth, columns)
     else:
         panel_bytes = word(step, DEPTH) * PANEL_ROW_BYTES
         right = operand_base(step + 8 * RIGHT, slots, scratch) + start * PANEL_ROW_BYTES
         right += column // PANEL_COLUMNS * panel_bytes
-    product = operand_address(step + 8 * PRODUCT, slots, scratch, row, column)
-    product_row = word(step + 8 * PRODUCT, ROW_STRIDE)
-    first = 1 if start == 0 else 0
     multiply_panels(product, product_row, left, left_row, right, panel_bytes, rows, columns, depth, first)
 
 

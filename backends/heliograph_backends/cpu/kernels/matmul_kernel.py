@@ -18,36 +18,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
-from numba.core import config
 
 from .lanes import (
     F32,
     F32_VECTOR,
-    I32,
     I64,
     LANES,
     Lanes,
     emitted,
+    has_feature,
     integer,
-    intrinsic_function,
     loop,
     pointer,
+    prefetch,
     subroutine,
     tail_mask,
 )
 
-
-def has_avx512() -> bool:
-    """Tell whether numba compiles for a machine with 32 registers of 512 bits."""
-    features = getattr(config, "CPU_FEATURES", None)
-    if features is None:
-        features = binding.get_host_cpu_features().flatten()
-    return "+avx512f" in features
-
-
-KERNEL_ROWS, KERNEL_COLUMNS = (12, 32) if has_avx512() else (6, 16)
+KERNEL_ROWS, KERNEL_COLUMNS = (12, 32) if has_feature("avx512f") else (6, 16)
 VECTORS = KERNEL_COLUMNS // LANES
 # With few rows the panels stream from memory: measured on Zen 5, 16 rows gain a quarter from 8 KiB
 # on, and more than 12 KiB changes nothing. Beyond the last panel a prefetch does nothing.
@@ -101,16 +91,11 @@ def _kernel(rows: int) -> Callable[..., None]:
         # Rows are addressed as three per base, which the machine's base + index * scale form
         # covers: four pointers move instead of twelve.
         bases = [builder.add(a, builder.mul(a_row, integer(3 * group))) for group in range((rows + 2) // 3)]
-        prefetch = intrinsic_function(
-            builder, "llvm.prefetch.p0", ir.VoidType(), ir.IntType(8).as_pointer(), I32, I32, I32
-        )
         with loop(builder, integer(0), depth, 1) as index:
             here = builder.add(b, builder.mul(index, integer(128)))
             right = [Lanes.load(builder, builder.add(here, integer(64 * v))) for v in range(VECTORS)]
             for vector in range(VECTORS):
-                ahead = builder.add(here, integer(PREFETCH_BYTES + 64 * vector))
-                place = pointer(builder, ahead, ir.IntType(8))
-                builder.call(prefetch, [place, ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1)])
+                prefetch(builder, builder.add(here, integer(PREFETCH_BYTES + 64 * vector)))
             step = builder.mul(index, integer(4))
             for row in range(rows):
                 moving = builder.add(bases[row // 3], step)

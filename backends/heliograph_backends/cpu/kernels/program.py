@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .layout import Operation
+from .stored_types import Stored
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     from .memory import Scratch
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(NamedTuple):
     """Float32 elements in the memory that slot `slot` is bound to."""
 
     slot: int
@@ -30,13 +30,26 @@ class Operand:
     """
 
 
-@dataclass(frozen=True, slots=True)
-class PackedOperand:
+class PackedOperand(NamedTuple):
     """A packed right side of a matrix product, as `pack_weight` makes it."""
 
     slot: int
     offset: int = 0
     batch_strides: tuple[int, ...] = ()
+
+
+class StoredOperand(NamedTuple):
+    """A right side of a matrix product; its columns are rows of a weight that is stored in another type."""
+
+    slot: int
+    offset: int
+    strides: tuple[int, ...]
+    """Byte strides of batch axes and columns; along k elements or blocks follow each other."""
+    kind: Stored
+
+
+#: A side of a matrix product.
+AnyOperand: TypeAlias = Operand | PackedOperand | StoredOperand
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +71,7 @@ class Input:
 Source = Register | Input | float
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(NamedTuple):
     """`result = operation(*sources, *immediates)`, element by element in float32; a float is a
     constant source.
     """
@@ -70,8 +82,7 @@ class Instruction:
     immediates: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Elementwise:
+class Elementwise(NamedTuple):
     """An elementwise program: operands over one iteration space, and instructions in order.
 
     An operand that is written may share memory with another one only when both have the same
@@ -81,6 +92,23 @@ class Elementwise:
 
     operands: tuple[Operand, ...]
     instructions: tuple[Instruction, ...]
+
+
+class Rotation(NamedTuple):
+    """How the pairs of each head turn with the position, in radians."""
+
+    width: int
+    """Elements of a head."""
+    start: int
+    """The first element that turns."""
+    adjacent: bool
+    """Whether a pair are neighbours, rather than one of each half of what turns."""
+    size: float
+    """Length of what was 1 long."""
+    angles: tuple[float, ...]
+    """Of each pair: the angle for one position, before it is divided by the pair's factor."""
+    scales: tuple[float, ...]
+    """Of each pair: what the angle is multiplied with after that."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

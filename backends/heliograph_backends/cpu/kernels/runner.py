@@ -20,9 +20,18 @@ from __future__ import annotations
 
 from numba import types
 
-from .atomics import atomic_add, atomic_load, atomic_store, pause, set_word, word, yield_core
+from .atomics import (
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    finish_streaming,
+    pause,
+    set_word,
+    word,
+    yield_core,
+)
 from .elementwise import elementwise_block
-from .lanes import jit, jit_entry
+from .lanes import jit, jit_entry, jit_inline
 from .layout import (
     ABORT,
     BLOCKS,
@@ -42,20 +51,23 @@ from .layout import (
     STATUS,
     STEP_COUNT,
     STEP_WORDS,
+    STREAMS,
     TILES,
     Kind,
     Status,
 )
 from .matmul import matmul_block
 from .packing import pack_panels
+from .rotary import rotary_block
 from .row_kernels import rows_block
 
 OK, ABORTED, INVALID = int(Status.OK), int(Status.ABORTED), int(Status.INVALID)
-ELEMENTWISE, MATMUL, LAST_KIND = int(Kind.ELEMENTWISE), int(Kind.MATMUL), int(max(Kind))
+ELEMENTWISE, MATMUL, ROTARY = int(Kind.ELEMENTWISE), int(Kind.MATMUL), int(Kind.ROTARY)
+LAST_KIND = int(max(Kind))
 SPINS_BEFORE_YIELD = 4096
 
 
-@jit
+@jit_inline
 def run_tile(step: int, tile: int, slots: int, scratch: int) -> None:
     """Run the blocks of one tile."""
     kind, per_tile = word(step, KIND), word(step, BLOCKS_PER_TILE)
@@ -64,8 +76,12 @@ def run_tile(step: int, tile: int, slots: int, scratch: int) -> None:
             elementwise_block(step, block, slots, scratch)
         elif kind == MATMUL:
             matmul_block(step, block, slots, scratch)
+        elif kind == ROTARY:
+            rotary_block(step, block, slots, scratch)
         else:
             rows_block(kind, step, block, slots, scratch)
+    if word(step, STREAMS):
+        finish_streaming()
 
 
 @jit
@@ -97,7 +113,7 @@ def wait_until_empty(control: int) -> None:
             yield_core()
 
 
-@jit
+@jit_inline
 def claim_tiles(step: int, slots: int, control: int, scratch: int) -> None:
     """Claim and run tiles of a shared step until none is left. After an abort tiles are claimed but
     not run.
@@ -112,7 +128,7 @@ def claim_tiles(step: int, slots: int, control: int, scratch: int) -> None:
         tile = atomic_add(counter, CLAIMED, 1)
 
 
-@jit
+@jit_inline
 def share_step(step: int, slots: int, control: int, scratch: int) -> None:
     """Open a shared step to the helpers, take part, and wait until all its tiles are done."""
     counter = word(step, COUNTER)
@@ -121,7 +137,7 @@ def share_step(step: int, slots: int, control: int, scratch: int) -> None:
     wait_for(control + 8 * (COUNTERS + counter * COUNTER_WORDS), DONE, word(step, TILES))
 
 
-@jit
+@jit_inline
 def run_alone(step: int, slots: int, control: int, scratch: int) -> None:
     """Run all tiles of a step on this thread."""
     for tile in range(word(step, TILES)):
@@ -130,7 +146,7 @@ def run_alone(step: int, slots: int, control: int, scratch: int) -> None:
         run_tile(step, tile, slots, scratch)
 
 
-@jit
+@jit_inline
 def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int:
     """Run all steps in order; return the status."""
     step = code + 8 * PROGRAM_HEADER_WORDS
@@ -149,7 +165,7 @@ def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int
     return OK
 
 
-@jit
+@jit_inline
 def help_along(code: int, slots: int, control: int, scratch: int) -> None:
     """Take part in the shared steps as they open."""
     step = code + 8 * PROGRAM_HEADER_WORDS

@@ -64,25 +64,35 @@ class WorkerPool:
     """
 
     def __init__(self, threads: int) -> None:
-        if threads < 1:
-            raise ValueError(f"{threads} threads: a pool has at least the calling one")
-        self._helpers = [_Helper(worker) for worker in range(1, threads)]
+        self._helpers: list[_Helper] = []
+        self.resize(threads)
 
     @property
     def helpers(self) -> int:
         """Number of helper threads."""
         return len(self._helpers)
 
-    def wake(self, program: BoundProgram) -> None:
-        """Send all helpers to a program whose run begins."""
-        for helper in self._helpers:
+    def resize(self, threads: int) -> None:
+        """Have as many workers from now on; not during a run. What was bound before runs on them too.
+
+        Raises ValueError, and RuntimeError where the system gives no more threads; those that it gave stay.
+        """
+        if threads < 1:
+            raise ValueError(f"{threads} threads: a pool has at least the calling one")
+        for helper in self._helpers[threads - 1 :]:
+            helper.close()
+        del self._helpers[threads - 1 :]
+        while len(self._helpers) < threads - 1:
+            self._helpers.append(_Helper(len(self._helpers) + 1))
+
+    def wake(self, program: BoundProgram, helpers: int) -> None:
+        """Send the first `helpers` of them to a program whose run begins."""
+        for helper in self._helpers[:helpers]:
             helper.wake(program)
 
     def close(self) -> None:
         """End the helper threads and wait for them; not during a run."""
-        for helper in self._helpers:
-            helper.close()
-        self._helpers = []
+        self.resize(1)
 
     def __enter__(self) -> WorkerPool:
         return self

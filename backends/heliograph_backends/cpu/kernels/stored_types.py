@@ -1,0 +1,40 @@
+"""Data types of weights that matrix products read as they are stored. Plain Python, without numba."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+#: Rows of the left side up to which a weight streams through registers, and is not unpacked into panels.
+FEW_ROWS: Final = 4
+
+
+class Stored(IntEnum):
+    """How a weight's rows are stored; the number of the type in a step."""
+
+    F16 = 2
+    BF16 = 3
+    Q8_0 = 4
+    Q4_0 = 5
+    Q4_K = 6
+    Q6_K = 7
+
+
+class Form(NamedTuple):
+    """A type's blocks."""
+
+    block_size: int
+    """Elements in a block."""
+    block_bytes: int
+    unit: int
+    """Elements that the kernels convert at once."""
+
+
+FORMS: Final = {
+    Stored.F16: Form(1, 2, 8),
+    Stored.BF16: Form(1, 2, 8),
+    Stored.Q8_0: Form(32, 34, 32),
+    Stored.Q4_0: Form(32, 18, 32),
+    Stored.Q4_K: Form(256, 144, 64),
+    Stored.Q6_K: Form(256, 210, 32),
+}

@@ -1,0 +1,272 @@
+"""Programs: what the builder refuses, and runs on workers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from kernel_runs import (
+    Layer,
+    addresses,
+    normal,
+    over,
+)
+
+from heliograph_backends.cpu.kernels import (
+    BoundProgram,
+    Elementwise,
+    Encodings,
+    Input,
+    Instruction,
+    Operand,
+    PackedOperand,
+    ProgramBuilder,
+    Register,
+    Rotation,
+    Scratch,
+    Status,
+    WorkerPool,
+    available,
+    pack_weight,
+    warmup,
+)
+from heliograph_backends.cpu.kernels import (
+    Operation as Op,
+)
+
+if not available():
+    pytest.skip("numba is not installed", allow_module_level=True)
+
+SEED = 20240521
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Compile or load once, so that no test's time contains it."""
+    warmup()
+
+
+@pytest.fixture
+def random() -> np.random.Generator:
+    print(f"seed {SEED}")
+    return np.random.default_rng(SEED)
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[list[WorkerPool | None]]:
+    """No pool, then pools of two and three threads."""
+    two, three = WorkerPool(2), WorkerPool(3)
+    yield [None, two, three]
+    two.close()
+    three.close()
+
+
+# The builder refuses what the runner cannot do
+
+
+def test_what_the_runner_cannot_do_is_refused() -> None:
+    flat, column = Operand(0, 0, (40, 4)), Operand(0, 0, (4, 40))
+    row = Operand(1, 0, (0, 4))
+    builder = ProgramBuilder()
+    with pytest.raises(ValueError, match="contiguous columns"):
+        builder.gemm(4, 4, 4, flat, flat, column)
+    with pytest.raises(ValueError, match="contiguous rows"):
+        builder.soft_max((4, 10), column, flat)
+    with pytest.raises(ValueError, match="broadcast axis"):
+        builder.elementwise((4, 10), Elementwise((flat, row), (Instruction(Op.COPY, Input(1), (Input(0),)),)))
+    with pytest.raises(ValueError, match="takes 2 sources"):
+        builder.elementwise((4, 10), Elementwise((flat,), (Instruction(Op.ADD, Input(0), (Input(0),)),)))
+    with pytest.raises(ValueError, match="nothing wrote"):
+        builder.elementwise((4, 10), Elementwise((flat,), (Instruction(Op.NEG, Input(0), (Register(0),)),)))
+    with pytest.raises(ValueError, match="3 pairs"):
+        turn = Rotation(5, 0, True, 1.0, (1.0,) * 3, (1.0,) * 3)
+        builder.rotary((4, 10), flat, flat, Operand(1, 0, (4, 0)), turn)
+    with pytest.raises(ValueError, match="slots"):
+        builder.elementwise((4, 10), Elementwise((flat,), (Instruction(Op.NEG, Input(0), (Input(0),)),)))
+        builder.build().bind([])
+
+
+# Whole programs on workers
+
+
+def test_bits_do_not_depend_on_the_number_of_workers(
+    random: np.random.Generator, pools: list[WorkerPool | None]
+) -> None:
+    layer = Layer(random)
+    assert layer.bound.program.shared_steps >= 3
+    expected = layer.run(None)
+    assert not np.isnan(layer.result).any()
+    for _ in range(30):
+        for pool in pools:
+            assert layer.run(pool) == expected
+
+
+def test_one_program_runs_on_other_memory(random: np.random.Generator) -> None:
+    x, target = normal(random, 10), np.empty(10, np.float32)
+    builder = ProgramBuilder()
+    body = Elementwise((over(0, x), over(1, target)), (Instruction(Op.NEG, Input(1), (Input(0),)),))
+    builder.elementwise((10,), body)
+    bound = builder.build().bind(addresses([x, target]))
+    assert bound.run() is Status.OK
+    other, elsewhere = normal(random, 10), np.empty(10, np.float32)
+    bound.rebind(addresses([other, elsewhere]))
+    assert bound.run() is Status.OK
+    assert np.array_equal(target, -x) and np.array_equal(elsewhere, -other)
+
+
+def test_an_aborted_run_says_so_and_the_next_one_can_succeed(
+    random: np.random.Generator, pools: list[WorkerPool | None]
+) -> None:
+    layer = Layer(random)
+    expected = layer.run(None)
+    for pool in pools:
+        layer.bound.abort()
+        assert layer.bound.run(pool) is Status.ABORTED
+        assert layer.bound.failed_step == 0
+        layer.bound.clear_abort()
+        assert layer.run(pool) == expected
+
+
+def test_abort_stops_a_run_in_progress(random: np.random.Generator, pools: list[WorkerPool | None]) -> None:
+    x = normal(random, 200, 256)
+    weight, product, mark = (
+        pack_weight(normal(random, 256, 256)),
+        np.empty((200, 256), np.float32),
+        np.zeros(1, np.float32),
+    )
+    builder = ProgramBuilder()
+    count = Elementwise((over(3, mark),), (Instruction(Op.SCALE_BIAS, Input(0), (Input(0),), (1.0, 1.0)),))
+    for _ in range(20_000):
+        builder.elementwise((1,), count)
+        builder.gemm(200, 256, 256, over(0, x), PackedOperand(1), over(2, product))
+    bound = builder.build().bind(addresses([x, weight, product, mark]))
+    for pool in pools:
+        mark[0] = 0
+        statuses: list[Status] = []
+        thread = threading.Thread(target=lambda pool=pool, into=statuses: into.append(bound.run(pool)))
+        thread.start()
+        while mark[0] == 0:
+            assert thread.is_alive()
+        bound.abort()
+        thread.join()
+        assert statuses == [Status.ABORTED]
+        assert 0 < bound.failed_step < bound.program.steps
+        bound.clear_abort()
+
+
+def test_a_helper_that_comes_before_or_after_a_run_does_nothing(
+    random: np.random.Generator,
+) -> None:
+    layer = Layer(random)
+    layer.bound._reserve(2)
+    layer.bound.help(1)
+    expected = layer.run(None)
+    layer.result.fill(0)
+    layer.bound.help(1)
+    assert not layer.result.any()
+    assert layer.run(None) == expected
+
+
+def test_helpers_that_come_at_any_moment_change_nothing(
+    random: np.random.Generator, pools: list[WorkerPool | None]
+) -> None:
+    """Stray threads enter and leave all the time, beside a pool's own helper."""
+    layer = Layer(random, tokens=100, width=96)
+    expected = layer.run(None)
+    layer.bound._reserve(4)
+    stop = threading.Event()
+
+    def intrude(bound: BoundProgram, worker: int) -> None:
+        while not stop.is_set():
+            bound.help(worker)
+
+    strays = [threading.Thread(target=intrude, args=(layer.bound, worker)) for worker in (2, 3)]
+    for each in strays:
+        each.start()
+    try:
+        for _ in range(100):
+            assert layer.run(pools[1]) == expected
+    finally:
+        stop.set()
+        for each in strays:
+            each.join()
+
+
+def test_programs_take_turns_on_one_pool(random: np.random.Generator, pools: list[WorkerPool | None]) -> None:
+    layers = [Layer(random), Layer(random, tokens=97)]
+    expected = [layer.run(None) for layer in layers]
+    for turn in range(60):
+        assert layers[turn % 2].run(pools[2]) == expected[turn % 2]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+def test_a_run_takes_no_more_workers_than_it_may(threads: int, random: np.random.Generator) -> None:
+    """Each worker that may take part has a block of scratch."""
+    layer, scratch = Layer(random), Scratch()
+    expected = layer.run(None)
+    bound = layer.bound.program.bind(addresses(layer.arrays), scratch)
+    with WorkerPool(3) as pool:
+        for _ in range(20):
+            layer.result.fill(np.nan)
+            assert bound.run(pool, threads) is Status.OK
+            assert layer.result.tobytes() == expected
+    assert len(scratch.addresses) == min(threads, 3)
+
+
+def test_a_pool_can_be_resized_between_runs(random: np.random.Generator) -> None:
+    layer = Layer(random)
+    expected = layer.run(None)
+    before = threading.active_count()
+    with WorkerPool(1) as pool:
+        for threads in (2, 4, 3, 1, 2):
+            pool.resize(threads)
+            assert threading.active_count() == before + threads - 1
+            for _ in range(5):
+                assert layer.run(pool) == expected
+        with pytest.raises(ValueError, match="at least the calling one"):
+            pool.resize(0)
+        assert pool.helpers == 1
+
+
+def test_a_closed_pool_has_no_threads_left() -> None:
+    before = threading.active_count()
+    with WorkerPool(3) as pool:
+        assert pool.helpers == 2 and threading.active_count() == before + 2
+    assert threading.active_count() == before
+
+
+# Encodings
+
+
+def forms(builder: ProgramBuilder, slot: int, scale: float) -> None:
+    """Append steps that differ from call to call only in where their operands lie, and in the scale."""
+    flat, row = Operand(slot, 64 * slot, (160, 4)), Operand(slot + 1, 0, (4,))
+    builder.elementwise((50, 40), Elementwise((flat, row), ADD_ROW))
+    builder.soft_max((50, 40), flat, Operand(slot + 2, 0, (160, 4)), scale=scale)
+    builder.gemm(50, 40, 40, flat, PackedOperand(slot + 1), Operand(slot + 2, 0, (160, 4)))
+
+
+ADD_ROW = (Instruction(Op.ADD, Input(0), (Input(0), Input(1))),)
+
+
+def test_programs_from_shared_encodings_are_those_of_fresh_ones() -> None:
+    shared = Encodings()
+    programs = []
+    for encodings in (None, shared, shared):
+        builder = ProgramBuilder(encodings)
+        for slot in (0, 3, 1):
+            forms(builder, slot, scale=float(slot))
+        programs.append(builder.build())
+    assert all(np.array_equal(each.code, programs[0].code) for each in programs)
+    assert {(each.slots, each.steps, each.scratch_bytes) for each in programs} == {
+        (6, 9, programs[0].scratch_bytes)
+    }
+
+
+def test_an_encoding_is_checked_wherever_it_is_used() -> None:
+    builder = ProgramBuilder()
+    forms(builder, 0, 1.0)
+    with pytest.raises(ValueError, match="not negative"):
+        forms(builder, -1, 1.0)

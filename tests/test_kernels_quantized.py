@@ -1,0 +1,272 @@
+"""Matrix products with weights that are stored as f16, bf16 or blocks: the kernels, and graphs on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from backend_graphs import Maker, loaded, normalised_error, nothing_left, run
+from kernel_runs import Array, multiply, normal, over, same_bits
+from kernel_runs import run as run_steps
+
+from heliograph_backends.cpu import CpuDevice
+from heliograph_backends.cpu.kernels import (
+    ProgramBuilder,
+    Stored,
+    StoredOperand,
+    WorkerPool,
+    available,
+    warmup,
+)
+from heliograph_backends.cpu.kernels.stored_types import FORMS
+from heliograph_backends.cpu.plan import CpuPlan
+from heliograph_proto import bfloat16
+from heliograph_proto.quantization import can_quantize, dequantize, quantize
+from heliograph_proto.types import dtype
+
+if not available():
+    pytest.skip("numba is not installed", allow_module_level=True)
+
+SEED = 20251121
+KINDS = tuple(Stored)
+#: Where the scales of a block are.
+SCALES = {Stored.Q8_0: (0, 2), Stored.Q4_0: (0, 2), Stored.Q4_K: (0, 4), Stored.Q6_K: (208, 210)}
+#: n, k, m, where k is for blocks of 32: few rows and many, parts of panels, sums of several slices.
+SHAPES = [(1, 32, 1), (45, 96, 2), (33, 2080, 3), (70, 1056, 4), (37, 64, 5), (31, 1120, 17), (130, 160, 70)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Compile or load once, so that no test's time contains it."""
+    warmup()
+
+
+@pytest.fixture
+def device() -> Iterator[CpuDevice]:
+    with nothing_left(CpuDevice(threads=2, memory_bytes=2**28)) as made:
+        yield made
+
+
+@pytest.fixture
+def definition() -> Iterator[CpuDevice]:
+    """What has no kernels, to compare with."""
+    with nothing_left(CpuDevice(threads=1, memory_bytes=2**28, native=False)) as made:
+        yield made
+
+
+@pytest.fixture
+def random() -> np.random.Generator:
+    print(f"seed {SEED}")
+    return np.random.default_rng(SEED)
+
+
+def times(kind: Stored) -> int:
+    """By how much rows are longer than those of blocks of 32."""
+    return max(1, FORMS[kind].block_size // 32)
+
+
+def blocks(kind: Stored, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Blocks of any bytes, with finite scales."""
+    form = FORMS[kind]
+    found = random.integers(0, 256, (*shape[:-1], shape[-1] // form.block_size, form.block_bytes), np.uint8)
+    first, last = SCALES[kind]
+    scales = random.standard_normal((*found.shape[:-1], (last - first) // 2)).astype(np.float16) / 64
+    found[..., first:last] = scales.view(np.uint8)
+    return found.reshape(*shape[:-1], found.shape[-2] * form.block_bytes)
+
+
+def stored(kind: Stored, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Random weights of this shape, as they are stored."""
+    values = normal(random, *shape)
+    if kind is Stored.BF16:
+        return np.asarray(bfloat16.to_bits(values))
+    if kind is Stored.F16:
+        return values.astype(np.float16)
+    name = kind.name.lower()
+    return quantize(values, name) if can_quantize(dtype(name)) else blocks(kind, shape, random)
+
+
+def read(kind: Stored, rows: np.ndarray[Any, Any]) -> Array:
+    """What stored rows stand for."""
+    if kind is Stored.BF16:
+        return np.asarray(bfloat16.from_bits(rows))
+    return rows.astype(np.float32) if kind is Stored.F16 else dequantize(rows, kind.name.lower())
+
+
+def multiply_stored(
+    kind: Stored, x: Array, rows: np.ndarray[Any, Any], pool: WorkerPool | None = None
+) -> Array:
+    """Return x @ rows^T by one step; a product is nothing but what the step writes."""
+    product = np.full((len(x), len(rows)), 7, np.float32)
+    builder = ProgramBuilder()
+    right = StoredOperand(1, 0, rows.strides[:1], kind)
+    builder.gemm(*product.shape, x.shape[1], over(0, x), right, over(2, product))
+    run_steps(builder, [x, rows, product], pool)
+    return product
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_product_has_the_bits_of_that_with_the_dequantized_weight(
+    kind: Stored, shape: tuple[int, int, int], random: np.random.Generator
+) -> None:
+    n, k, m = shape
+    k *= times(kind)
+    rows, x = stored(kind, (n, k), random), normal(random, m, k)
+    found = multiply_stored(kind, x, rows)
+    wide = np.ascontiguousarray(read(kind, rows).T)
+    assert same_bits(found, multiply(x, wide, packed=True))
+    assert normalised_error(found, x.astype(np.float64) @ wide) < 2e-11
+
+
+@pytest.mark.parametrize("kind", [Stored.F16, Stored.BF16])
+@pytest.mark.parametrize("depth", [0, 1, 7, 9, 23, 1031])
+def test_rows_of_halves_have_any_length(kind: Stored, depth: int, random: np.random.Generator) -> None:
+    rows, x = stored(kind, (35, depth), random), normal(random, 6, depth)
+    wide = np.ascontiguousarray(read(kind, rows).T)
+    expected = multiply(x, wide, packed=True)
+    assert same_bits(multiply_stored(kind, x, rows), expected)
+    assert same_bits(multiply_stored(kind, x[:1], rows), expected[:1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_bits_it_has_alone(kind: Stored, random: np.random.Generator) -> None:
+    rows, x = stored(kind, (75, 1280), random), normal(random, 70, 1280)
+    whole = multiply_stored(kind, x, rows)
+    for count in range(1, 71, 3):
+        assert same_bits(multiply_stored(kind, x[:count], rows), whole[:count])
+    for row in (0, 1, 33, 69):
+        assert same_bits(multiply_stored(kind, x[row : row + 1], rows)[0], whole[row])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("m", [1, 3, 64])
+def test_threads_change_no_bits(kind: Stored, m: int, random: np.random.Generator) -> None:
+    rows, x = stored(kind, (1000, 512), random), normal(random, m, 512)
+    expected = multiply_stored(kind, x, rows)
+    for threads in (2, 4):
+        with WorkerPool(threads) as pool:
+            assert same_bits(multiply_stored(kind, x, rows, pool), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_number_that_a_weight_can_hold_is_read_as_it_is(
+    kind: Stored, random: np.random.Generator
+) -> None:
+    """Single activations of 1 pick the columns of weights made of all bytes, with finite scales."""
+    if kind in SCALES:
+        rows = blocks(kind, (64, 512), random)
+    else:
+        rows = np.arange(2**16, dtype=np.uint16).reshape(64, -1)
+        rows = rows.view(np.float16) if kind is Stored.F16 else rows
+    wide = read(kind, rows)
+    for some in (3, 8):
+        x = np.zeros((some, wide.shape[1]), np.float32)
+        places = random.integers(0, wide.shape[1], some)
+        x[np.arange(some), places] = 1
+        finite = np.isfinite(wide).all(1)
+        found = multiply_stored(kind, x, rows)
+        np.testing.assert_array_equal(found[:, finite], wide[finite][:, places].T)
+        expected = multiply(x, np.ascontiguousarray(wide.T), packed=True)
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+
+
+# Graphs
+
+
+def product(kind: Stored, w: tuple[int, ...], x: tuple[int, ...], random: np.random.Generator) -> Maker:
+    """mul_mat of weights and activations of these shapes."""
+    made = Maker()
+    w, x = ((*shape[:-1], shape[-1] * times(kind)) for shape in (w, x))
+    rows = stored(kind, w, random)
+    of_blocks = "" if kind is Stored.F16 else kind.name.lower()
+    made.output(made.node("mul_mat", made.weight(rows, of_blocks), made.input(normal(random, *x))))
+    return made
+
+
+def native_steps(device: CpuDevice, made: Maker) -> int:
+    """How many native steps run the whole graph; 0 where the definition takes part."""
+    with loaded(device, made) as it:
+        assert isinstance(it.plan, CpuPlan)
+        return it.plan.steps if len(it.plan._steps) == len(it.plan._native) == 1 else 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("w", "x"),
+    [
+        ((40, 64), (5, 64)),
+        ((40, 64), (3, 2, 64)),
+        ((1, 40, 64), (6, 5, 64)),
+        ((3, 40, 64), (3, 5, 64)),
+        ((2, 40, 64), (8, 1, 64)),
+        ((2, 40, 64), (8, 7, 64)),
+        ((2, 1, 9, 32), (4, 3, 6, 32)),
+        ((2, 3, 9, 32), (4, 6, 2, 32)),
+        ((5, 32), (0, 32)),
+        ((0, 32), (2, 32)),
+    ],
+)
+def test_matrices_of_weights_serve_as_many_matrices_as_they_must(
+    kind: Stored,
+    w: tuple[int, ...],
+    x: tuple[int, ...],
+    device: CpuDevice,
+    definition: CpuDevice,
+    random: np.random.Generator,
+) -> None:
+    made = product(kind, w, x, random)
+    (found,), (expected,) = run(device, made), run(definition, made)
+    assert found.shape == expected.shape and normalised_error(found, expected) < 1e-11
+    assert 0 in found.shape or native_steps(device, made) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_may_be_inputs_and_both_sides_views(
+    kind: Stored, device: CpuDevice, definition: CpuDevice, random: np.random.Generator
+) -> None:
+    """Rows of every other weight from a block on, and activations whose rows lie apart or run across."""
+    made = Maker()
+    of_blocks = "" if kind is Stored.F16 else kind.name.lower()
+    block = 32 * times(kind)
+    w = made.input(stored(kind, (50, 4 * block), random), of_blocks)
+    part = made.node("slice", w, start=(3, block), stop=(50, 4 * block), step=(2, 1))
+    x = made.input(normal(random, 3 * block, 11))
+    across = made.node("permute", x, axes=(1, 0))
+    wide = made.input(normal(random, 9, 5 * block))
+    apart = made.node("slice", wide, start=(1, 5), stop=(9, 5 + 3 * block), step=(3, 1))
+    made.output(made.node("mul_mat", part, across), made.node("mul_mat", part, apart))
+    for found, expected in zip(run(device, made), run(definition, made), strict=True):
+        assert normalised_error(found, expected) < 1e-11
+    assert native_steps(device, made) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("m", [1, 30])
+def test_what_follows_a_product_shares_its_step(
+    kind: Stored, m: int, device: CpuDevice, definition: CpuDevice, random: np.random.Generator
+) -> None:
+    """A bias, an activation and a residual, where one matrix serves two."""
+    made = Maker()
+    of_blocks = "" if kind is Stored.F16 else kind.name.lower()
+    k = 64 * times(kind)
+    w = made.weight(stored(kind, (2, 40, k), random), of_blocks)
+    y = made.node("mul_mat", w, made.input(normal(random, 4, m, k)))
+    y = made.node("silu", made.node("add", y, made.weight(normal(random, 40))))
+    made.output(made.node("add", y, made.input(normal(random, 4, m, 40))))
+    (found,) = run(device, made)
+    assert normalised_error(found, run(definition, made)[0]) < 1e-11
+    assert np.array_equal(found, run(device, made, fusion=False)[0])
+    assert native_steps(device, made) == 1
+
+
+def test_weights_that_run_across_stay_with_the_definition(
+    device: CpuDevice, definition: CpuDevice, random: np.random.Generator
+) -> None:
+    made = Maker()
+    w = made.node("permute", made.input(normal(random, 32, 10).astype(np.float16)), axes=(1, 0))
+    made.output(made.node("mul_mat", w, made.input(normal(random, 4, 32))))
+    assert native_steps(device, made) == 0
+    assert normalised_error(run(device, made)[0], run(definition, made)[0]) < 1e-12
