@@ -8,9 +8,12 @@ import numpy as np
 import op_cases_activations
 import op_cases_attention
 import op_cases_basic
+import op_cases_patches
 import op_cases_products
+import op_cases_recurrent
 import op_cases_reductions
 import op_cases_rope
+import op_cases_training
 import op_cases_windows
 from backend_graphs import Array, Maker, normalised_error
 from op_cases import Case, Cases, narrow
@@ -23,7 +26,7 @@ TIGHT = 1e-6
 
 _FAMILIES = (
     op_cases_activations, op_cases_attention, op_cases_basic, op_cases_products, op_cases_reductions,
-    op_cases_rope, op_cases_windows,
+    op_cases_rope, op_cases_windows, op_cases_training, op_cases_recurrent, op_cases_patches,
 )  # fmt: skip
 CASES: dict[str, Cases] = {op: cases for family in _FAMILIES for op, cases in family.CASES.items()}
 

@@ -27,6 +27,7 @@ BLOCK_OPERANDS: Mapping[str, tuple[int, ...]] = {
     "concat": (0, 1),
     "assign": (0, 1),
     "flash_attn_ext": (1, 2),
+    "lightning_indexer": (1,),
 }
 
 
@@ -95,7 +96,7 @@ def block_nodes(op: str, name: str, random: np.random.Generator) -> Iterator[Nod
         "mul_mat": _products, "mul_mat_id": _expert_products, "out_prod": _outer_products,
         "get_rows": _lookups, "flash_attn_ext": _attentions, "cast": _casts, "cpy": _copies,
         "cont": _moves, "concat": _joins, "reshape": _moves, "permute": _moves, "broadcast_to": _moves,
-        "slice": _moves, "assign": _joins, "set_rows": _insertions,
+        "slice": _moves, "assign": _joins, "set_rows": _insertions, "lightning_indexer": _indexers,
     }[op]  # fmt: skip
     yield from made(op, _Source(name, random), width)
 
@@ -150,6 +151,12 @@ def _attentions(op: str, source: _Source, width: int) -> Iterator[Node]:
     yield Node(op, [q, k, v], {"scale": 0.1})
     yield Node(op, [q, k, v, source.floats(3, 5, name="f16")], {"scale": 0.1})
     yield Node(op, [q, k, source.floats(2, 2, 5, 7)], {"scale": 0.1})
+
+
+def _indexers(op: str, source: _Source, width: int) -> Iterator[Node]:
+    q, k, weights = source.floats(2, 3, 4, width), source.blocks(2, 5, 1, width), source.floats(2, 1, 3, 4)
+    for name in ("f32", "f16", "bf16"):
+        yield Node(op, [q, k, weights, source.floats(1, 1, 3, 5, name=name)])
 
 
 def _casts(op: str, source: _Source, width: int) -> Iterator[Node]:

@@ -188,7 +188,7 @@ def test_an_index_outside_is_an_error_of_its_node(
     assert caught.value.origin is not None and caught.value.origin.op == op
 
 
-@pytest.mark.parametrize("op", ["conv_2d", "conv_2d_dw", "pool_1d", "pool_2d", "flash_attn_ext"])
+@pytest.mark.parametrize("op", ["conv_2d", "conv_2d_dw", "conv_3d", "pool_1d", "pool_2d", "flash_attn_ext"])
 def test_results_that_are_computed_in_parts_are_the_same(
     op: str, definition: CpuDevice, random: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import op_cases_activations
 import op_cases_attention
+import op_cases_patches
 import op_cases_products
+import op_cases_recurrent
 import op_cases_reductions
 import op_cases_rope
+import op_cases_training
 import op_cases_windows
 import pytest
 from op_cases import SEED, Refusal, t
@@ -27,6 +30,9 @@ REFUSED: list[Refusal] = [
     *op_cases_reductions.REFUSED,
     *op_cases_rope.REFUSED,
     *op_cases_windows.REFUSED,
+    *op_cases_training.REFUSED,
+    *op_cases_recurrent.REFUSED,
+    *op_cases_patches.REFUSED,
     ("no operand", "exp", [], {}, "takes the operands"),
     ("too many operands", "exp", [t("f32"), t("f32")], {}, "takes the operands"),
     ("one operand of two", "add", [t("f32")], {}, "takes the operands"),

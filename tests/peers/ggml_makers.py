@@ -266,6 +266,14 @@ def roll(call: Call) -> Tensor:
 
 
 def rope(call: Call) -> Tensor:
+    return _rope(call, "")
+
+
+def rope_back(call: Call) -> Tensor:
+    return _rope(call, "_back")
+
+
+def _rope(call: Call, suffix: str) -> Tensor:
     x, positions, factors = call.leaf(0), call.operands[1], call.optional(2)
     if np.abs(positions.values.astype(np.int64)).max() > LARGEST_POSITION:
         raise NotTaken("ggml's angles are f32, in which the position is not exact")
@@ -276,17 +284,17 @@ def rope(call: Call) -> Tensor:
     tail += [call["beta_fast"], call["beta_slow"]]
     if call["sections"]:
         made = call.node(
-            "rope_multi", x, flat, factors, call["n_dims"], call["sections"], call["mode"], *tail
+            f"rope_multi{suffix}", x, flat, factors, call["n_dims"], call["sections"], call["mode"], *tail
         )
     else:
-        made = call.node("rope_ext", x, flat, factors, call["n_dims"], call["mode"], *tail)
+        made = call.node(f"rope_ext{suffix}", x, flat, factors, call["n_dims"], call["mode"], *tail)
     return call.node("rope_set_offset", made, call["offset"]) if call["offset"] else made
 
 
 # Windows
 
 
-def _steps(call: Call, count: int, names: Sequence[str] = ("stride", "padding", "dilation")) -> list[int]:
+def steps(call: Call, count: int, names: Sequence[str] = ("stride", "padding", "dilation")) -> list[int]:
     """Each attribute's numbers from the fastest dimension on."""
     defaults = {"stride": 1, "padding": 0, "dilation": 1}
     return [number for name in names for number in reversed(tuple(call[name]) or (defaults[name],) * count)]
@@ -294,18 +302,18 @@ def _steps(call: Call, count: int, names: Sequence[str] = ("stride", "padding", 
 
 def im2col(call: Call) -> Tensor:
     plane = len(call.shape()) == 4
-    steps = _steps(call, 2) if plane else [n for one in _steps(call, 1) for n in (one, 0)]
-    return call.node("im2col", call.leaf(0), call.leaf(1), *steps, plane, call.result.dtype.name)
+    numbers = steps(call, 2) if plane else [n for one in steps(call, 1) for n in (one, 0)]
+    return call.node("im2col", call.leaf(0), call.leaf(1), *numbers, plane, call.result.dtype.name)
 
 
 def im2col_3d(call: Call) -> Tensor:
     return call.node(
-        "im2col_3d", call.leaf(0), call.leaf(1), call["channels"], *_steps(call, 3), call.result.dtype.name
+        "im2col_3d", call.leaf(0), call.leaf(1), call["channels"], *steps(call, 3), call.result.dtype.name
     )
 
 
 def convolution(name: str) -> Maker:
-    return lambda call: call.node(name, call.leaf(0), call.leaf(1), *_steps(call, 2))
+    return lambda call: call.node(name, call.leaf(0), call.leaf(1), *steps(call, 2))
 
 
 def conv_transpose_1d(call: Call) -> Tensor:
@@ -317,13 +325,13 @@ def conv_transpose_2d(call: Call) -> Tensor:
 
 
 def pool_1d(call: Call) -> Tensor:
-    (kernel,), (stride, padding) = call["kernel"], _steps(call, 1, ("stride", "padding"))
+    (kernel,), (stride, padding) = call["kernel"], steps(call, 1, ("stride", "padding"))
     return call.node("pool_1d", call.leaf(), int(call["average"]), kernel, stride, padding)
 
 
 def pool_2d(call: Call) -> Tensor:
-    kernel, steps = list(reversed(call["kernel"])), _steps(call, 2, ("stride", "padding"))
-    return call.node("pool_2d", call.leaf(), int(call["average"]), *kernel, *steps)
+    kernel, numbers = list(reversed(call["kernel"])), steps(call, 2, ("stride", "padding"))
+    return call.node("pool_2d", call.leaf(), int(call["average"]), *kernel, *numbers)
 
 
 def upscale(call: Call) -> Tensor:

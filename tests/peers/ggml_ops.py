@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from peers import ggml_makers as make
+from peers import ggml_makers_rest as rest
 from peers.ggml import MAX_DIMENSIONS, Tensor
 from peers.ggml_call import BLOCKS, FLOATS, INDICES, SMALL, Call, Maker, NotTaken
 
@@ -107,4 +108,35 @@ COUNTERPARTS: dict[str, Counterpart] = {
     "pool_1d": Counterpart(make.pool_1d, ("f32 f16",)),
     "pool_2d": Counterpart(make.pool_2d, ("f32 f16",)),
     "upscale": Counterpart(make.upscale),
+    "repeat_back": Counterpart(rest.repeat_back),
+    "silu_back": Counterpart(make.plain("silu_back"), ("f32 f16",)),
+    "rms_norm_back": Counterpart(make.plain("rms_norm_back", "eps")),
+    "soft_max_back": Counterpart(rest.soft_max_back),
+    "rope_back": Counterpart(make.rope_back, ("f32 f16", "i32", "f32")),
+    "get_rows_back": Counterpart(rest.get_rows_back, ("f32 f16", INDICES)),
+    "cross_entropy_loss": Counterpart(make.plain("cross_entropy_loss")),
+    "cross_entropy_loss_back": Counterpart(make.plain("cross_entropy_loss_back")),
+    "opt_step_adamw": Counterpart(rest.opt_step_adamw),
+    "opt_step_sgd": Counterpart(rest.opt_step_sgd),
+    "im2col_back": Counterpart(rest.im2col_back, ("f32", "f32 f16")),
+    "pool_2d_back": Counterpart(rest.pool_2d_back),
+    "ssm_conv": Counterpart(make.plain("ssm_conv")),
+    "ssm_scan": Counterpart(rest.ssm_scan, (*("f32",) * 6, INDICES)),
+    "rwkv_wkv6": Counterpart(make.plain("rwkv_wkv6")),
+    "rwkv_wkv7": Counterpart(rest.rwkv_wkv7),
+    "gated_linear_attn": Counterpart(make.plain("gated_linear_attn", "scale")),
+    "gated_delta_net": Counterpart(rest.gated_delta_net),
+    "solve_tri": Counterpart(rest.solve_tri),
+    "conv_3d": Counterpart(rest.conv_3d, ("f32 f16", "f32")),
+    "col2im_1d": Counterpart(rest.col2im_1d, (FLOATS,)),
+    "win_part": Counterpart(make.plain("win_part", "window")),
+    "win_unpart": Counterpart(rest.win_unpart),
+    "get_rel_pos": Counterpart(rest.get_rel_pos, ("f16",)),
+    "add_rel_pos": Counterpart(make.plain("add_rel_pos")),
+    "lightning_indexer": Counterpart(
+        rest.lightning_indexer, ("f32", f"f32 f16 bf16 {BLOCKS}", "f32", "f32 f16")
+    ),
+    "dsv4_hc_comb": Counterpart(rest.dsv4_hc_comb),
+    "dsv4_hc_pre": Counterpart(make.plain("dsv4_hc_pre")),
+    "dsv4_hc_post": Counterpart(make.plain("dsv4_hc_post")),
 }

@@ -43,6 +43,16 @@ def positive(random: np.random.Generator, type: TensorType, number: int) -> Arra
     return found
 
 
+def fraction(random: np.random.Generator, type: TensorType, number: int) -> Array:
+    """Floats from 1/4 to 3/4."""
+    return random.uniform(0.25, 0.75, type.shape)
+
+
+def below_zero(random: np.random.Generator, type: TensorType, number: int) -> Array:
+    """Floats from -3/4 to -1/4."""
+    return -fraction(random, type, 0)
+
+
 def quarters(random: np.random.Generator, type: TensorType, number: int) -> Array:
     """Multiples of 1/4 from -3 to 3, some of them equal, none 0; integers from 1 to 9."""
     if type.dtype.is_integer:
@@ -156,5 +166,5 @@ FILLS: Mapping[str, Fill] = {
     "near_one": near_one, "special": special, "edges": edges, "edges_above": edges_above, "spoiled": spoiled,
     "zero": zero, "large": large, "below": below,
     "distinct": distinct, "outside": outside, "mask": mask, "bias": bias, "hiding": hiding,
-    "positions": positions,
+    "positions": positions, "fraction": fraction, "below_zero": below_zero,
 }  # fmt: skip

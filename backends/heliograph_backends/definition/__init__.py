@@ -17,10 +17,14 @@ from heliograph_backends.definition import (
     activations,
     attention,
     basic,
+    deepseek,
+    patches,
     products,
+    recurrent,
     reductions,
     rope,
     rows,
+    training,
     windows,
 )
 from heliograph_backends.definition.base import Array, Attributes, Formula, Kernel, Writer, wide
@@ -42,7 +46,10 @@ UFUNCS = {
     "logical_xor": "logical_xor",
 }  # fmt: skip
 
-_FAMILIES = (activations, attention, basic, products, reductions, rope, rows, windows)
+_FAMILIES = (
+    activations, attention, basic, deepseek, patches, products, recurrent, reductions, rope, rows, training,
+    windows,
+)  # fmt: skip
 #: Ops that are more than one ufunc.
 FORMULAS: Mapping[str, Formula] = {
     name: formula for family in _FAMILIES for name, formula in family.FORMULAS.items()

@@ -20,7 +20,7 @@ MOST_ITERATIONS = 1000
 def lightning_indexer(types: Types, attributes: Attributes) -> TensorType:
     """q [s, t, h, d], k [s, n, 1, d], weights [s, 1, t, h] and mask [s', 1, t, n] give [s, 1, t, n]."""
     q, k, weights, mask = types
-    dtype = accumulated(types[:3])
+    dtype = accumulated((k, q, weights), weights=1)
     require_kind([mask], FLOATS)
     require_bias_types(dtype, [mask])
     if not q.ndim == k.ndim == mask.ndim == 4:

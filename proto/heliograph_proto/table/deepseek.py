@@ -9,7 +9,8 @@ ROWS: tuple[Op, ...] = (
     Op(
         "lightning_indexer", ("q", "k", "weights", "mask"), "attention", deepseek.lightning_indexer,
         "Scores [s, 1, t, n], in f32: the sum over heads of relu(q k) times the head's weight, plus a mask; "
-        "of q [s, t, h, d], k [s, n, 1, d], weights [s, 1, t, h], mask [s', 1, t, n], which repeats.",
+        "of q [s, t, h, d], k [s, n, 1, d], weights [s, 1, t, h], mask [s', 1, t, n], which repeats. k may "
+        "be blocks.",
         (), (), PRODUCT_TOLERANCE,
     ),
     Op(

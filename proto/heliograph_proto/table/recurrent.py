@@ -17,9 +17,10 @@ ROWS: tuple[Op, ...] = (
     Op(
         "ssm_scan", ("states", "x", "dt", "a", "b", "c", "ids"), "attention", recurrent.ssm_scan,
         "Mamba's scan, in f32: for each token of x [n, t, h, d] states [m, h, d, s] become exp(p a) state + "
-        "p x b, p = softplus(dt), and y is their sum times c; a is [h, s] (Mamba 1) or [h, 1] (Mamba 2). "
-        "The result is flat: y as x lies, then the states of the last `snapshots` tokens, the newest first. "
-        "ids say which states sequences begin with; one outside is an error of the run.",
+        "p x b, p = softplus(dt), and y is the sum of state c; a is [h, s] (Mamba 1) or [h, 1] (Mamba 2). "
+        "The result is flat: y as x lies, then the states of the last `snapshots` tokens, the newest first, "
+        "0 where there are none. ids say which states sequences begin with; one outside is an error of the "
+        "run.",
         (_SNAPSHOTS,), (), 1e-6,
     ),
     Op(

@@ -7,7 +7,16 @@ from dataclasses import replace
 from functools import cache
 
 from heliograph_backends.conformance.case import Case, OpCase
-from heliograph_backends.conformance.cases import elementwise, moves, products, rows, windows
+from heliograph_backends.conformance.cases import (
+    elementwise,
+    moves,
+    patches,
+    products,
+    recurrent,
+    rows,
+    training,
+    windows,
+)
 from heliograph_backends.conformance.cases.forms import TAKEN
 from heliograph_backends.conformance.graphs import graph_cases
 from heliograph_backends.conformance.layouts import IN_MEMORY, possible
@@ -15,7 +24,7 @@ from heliograph_backends.conformance.parts import contract_cases
 from heliograph_proto.graph import LeafKind
 from heliograph_proto.ops import OPS, infer
 
-_FAMILIES = (elementwise, rows, products, moves, windows)
+_FAMILIES = (elementwise, rows, products, moves, windows, recurrent, training, patches)
 
 
 #: Floats by what kernels do with them.
