@@ -185,7 +185,9 @@ class Plan(PlanBase):
     def variables(self) -> dict[str, Tensor]:
         """The variables that the plan reads or writes, by name, as tensors."""
         return {
-            one.port.name: Tensor(self._shell, one.tensor, one.port.type, self.device, owned=False)
+            one.port.name: Tensor(
+                self._shell, one.tensor, one.port.type, one.device or self.device, owned=False
+            )
             for one in self._spec.info.variables
         }
 

@@ -287,6 +287,7 @@ class VariablePort:
 
     port: Port
     tensor: int
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ def encode_plan(info: PlanInfo) -> plan_pb2.CompileResponse:
         inputs=map(_encode_port, info.inputs),
         outputs=map(_encode_port, info.outputs),
         variables=[
-            plan_pb2.VariablePort(port=_encode_port(one.port), tensor=one.tensor) for one in info.variables
+            plan_pb2.VariablePort(port=_encode_port(one.port), tensor=one.tensor, device=one.device)
+            for one in info.variables
         ],
         device=info.device,
         compute_bytes=info.compute_bytes,
@@ -47,7 +48,9 @@ def decode_plan(message: plan_pb2.CompileResponse) -> PlanInfo:
     return PlanInfo(
         inputs=tuple(map(_decode_port, message.inputs)),
         outputs=tuple(map(_decode_port, message.outputs)),
-        variables=tuple(VariablePort(_decode_port(one.port), one.tensor) for one in message.variables),
+        variables=tuple(
+            VariablePort(_decode_port(one.port), one.tensor, one.device) for one in message.variables
+        ),
         device=message.device,
         compute_bytes=message.compute_bytes,
         steps=message.steps,

@@ -25,17 +25,16 @@ from heliograph_proto.errors import (
 from heliograph_proto.graph import Graph, Leaf, LeafKind, reordered, validate
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import MAX_BYTES
-from heliograph_server.core.candidates import candidates, with_host
-from heliograph_server.core.checks import check_made, unknown_device
+from heliograph_server.core.checks import check_made
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.execution import typed, zeroed
 from heliograph_server.core.handles import BoundLeaves, PlanHandle, TensorHandle
+from heliograph_server.core.known_graphs import KnownGraph, KnownGraphs, ReceivedGraph
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.scheduled import ScheduledPlan
-from heliograph_server.core.scheduling import Problem, Schedule
-from heliograph_server.core.spreading import spread
+from heliograph_server.core.targets import Target, Targets, Wish, first_unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class CompileRequest:
     """A graph that nobody has checked yet, and what is to become of it. The meaning is in plan.proto."""
 
     plan: int
-    graph: Graph
+    graph: Graph | ReceivedGraph
     devices: tuple[str, ...] = ()
     options: CompileOptions = field(default_factory=CompileOptions)
     #: Handles of tensors by leaf.
@@ -54,23 +53,6 @@ class CompileRequest:
     pins: Mapping[int, str] = field(default_factory=dict)
     #: The most bytes that a device may use, by name.
     memory: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """Where a graph is to run: one device, or several with a schedule."""
-
-    devices: tuple[Device, ...]
-    schedule: Schedule | None = None
-
-    @property
-    def main(self) -> Device:
-        """The device whose streams run the plan, and on which its outputs are made."""
-        return self.devices[self.schedule.main if self.schedule else 0]
-
-    def home(self, value: int) -> Device:
-        """The device of a leaf."""
-        return self.devices[self.schedule.homes[value] if self.schedule else 0]
 
 
 class Compiler:
@@ -87,22 +69,24 @@ class Compiler:
         everyone: Sequence[Device],
     ) -> None:
         self._core = core
-        self._everyone = everyone
         #: Guards the core.
         self._lock = lock
         self._limits = limits
         self._device = device
         self._contents = contents
         self._occupancies = occupancies
+        self._targets = Targets(device, everyone, contents)
+        self._known = KnownGraphs(limits)
         #: Held while compiling; whoever frees contents and variables takes it first.
         self.busy = threading.Lock()
 
     def compile(self, request: CompileRequest) -> PlanInfo:
         """Raises what PlanService.Compile is refused with."""
         started = time.perf_counter()
-        graph = validate(request.graph, self._limits, bound=request.bindings.keys())
+        known = self._known.validated(request.graph, request.bindings.keys())
+        graph = known.graph
         with self.busy, _Compilation(self._core, self._lock, request, graph) as compilation:
-            target = self._target(graph, request, compilation.bound)
+            target = self._target(known, request, compilation.bound)
             # Weights are packed by the device's workers.
             with self._occupancies[target.main.name], self._weights(graph, target, compilation):
                 bindings = self._bind(graph, target, compilation.bound)
@@ -110,7 +94,7 @@ class Compiler:
                 return self._commit(compilation, loaded, started)
 
     @contextmanager
-    def _weights(self, graph: Graph, target: _Target, compilation: _Compilation) -> Iterator[None]:
+    def _weights(self, graph: Graph, target: Target, compilation: _Compilation) -> Iterator[None]:
         """Contents stay on the devices that a compile moved them to if it ends well, else where they were."""
         bound = compilation.bound.tensors
         leaves = [(number, leaf) for number, leaf in enumerate(graph.leaves) if number not in bound]
@@ -123,7 +107,7 @@ class Compiler:
         self._contents.use(weights)
 
     def _load(
-        self, target: _Target, graph: Graph, bindings: LeafBindings, compilation: _Compilation
+        self, target: Target, graph: Graph, bindings: LeafBindings, compilation: _Compilation
     ) -> LoadedPlan:
         options = compilation.request.options
         if target.schedule is None:
@@ -155,7 +139,7 @@ class Compiler:
         refusals = []
         for name in dict.fromkeys(names or ("",)):
             device = self._device(name)
-            refusal = _first_unsupported(graph, device)
+            refusal = first_unsupported(graph, device)
             if refusal is None:
                 return device
             refusals.append(refusal)
@@ -163,59 +147,24 @@ class Compiler:
 
     # What its leaves are
 
-    def _target(self, graph: Graph, request: CompileRequest, bound: BoundLeaves) -> _Target:
-        """The one device that can run all of it, or a schedule. Raises UnsupportedError, OutOfMemoryError,
-        UnknownDeviceError, InvalidArgumentError."""
-        named = [self._device(name) for name in dict.fromkeys(request.devices or ("",))]
-        if len(named) == 1 and not request.pins and not request.memory:
-            refusal = _first_unsupported(graph, named[0])
-            if refusal is None:
-                return _Target(tuple(named))
-            if len(with_host(named, self._everyone)) == 1:
-                raise refusal
-        devices = with_host(named, self._everyone)
-        places = {device.name: place for place, device in enumerate(devices)}
-        for name in request.memory:
-            _place_of(name, places)
-        placed = self._placed(graph, bound, places)
-        problem = Problem(
-            graph,
-            candidates(graph, devices, self._own_bytes(graph, devices, placed), request.memory),
-            placed=placed,
-            pins={node: _place_of(name, places) for node, name in request.pins.items()},
-        )
-        found = spread(problem, devices, request.options)
-        if found.only is not None:
-            return _Target((devices[found.only],))
-        return _Target(devices, found)
+    def _target(self, known: KnownGraph, request: CompileRequest, bound: BoundLeaves) -> Target:
+        """Raises what `Targets.find` does."""
+        wish = Wish(request.devices, request.pins, request.memory, request.options)
+        return self._targets.find(known, wish, self._devices_of(known.graph, bound))
 
-    def _own_bytes(
-        self, graph: Graph, devices: Sequence[Device], placed: Mapping[int, int]
-    ) -> dict[str, int]:
-        """By device: bytes of the graph's leaves that lie there, and so take nothing more of it."""
-        found = {one.name: self._contents.bytes_on(one.name, graph.weights) for one in devices}
-        for value, place in placed.items():
-            found[devices[place].name] += graph.type_of(value).nbytes
-        return found
-
-    def _placed(self, graph: Graph, bound: BoundLeaves, places: Mapping[str, int]) -> dict[int, int]:
-        """The devices of leaves that lie somewhere already. Raises UnsupportedError."""
-        found: dict[int, int] = {}
+    def _devices_of(self, graph: Graph, bound: BoundLeaves) -> dict[int, str]:
+        """The names of the devices of leaves that lie somewhere already."""
+        found: dict[int, str] = {}
+        with self._lock:
+            variables = dict(self._core.variables)
         for number, leaf in enumerate(graph.leaves):
-            with self._lock:
-                known = self._core.variables.get(leaf.name) if leaf.kind is LeafKind.VARIABLE else None
+            known = variables.get(leaf.name) if leaf.kind is LeafKind.VARIABLE else None
             tensor = bound.tensors.get(number) or (known and known[1])
-            if tensor is None or tensor.storage is None:
-                continue
-            if tensor.storage.device not in places:
-                raise UnsupportedError(
-                    f"{leaf.kind.value} {leaf.name!r} lies on device {tensor.storage.device}",
-                    advice="name that device too",
-                )
-            found[number] = places[tensor.storage.device]
+            if tensor is not None and tensor.storage is not None:
+                found[number] = tensor.storage.device
         return found
 
-    def _bind(self, graph: Graph, target: _Target, bound: BoundLeaves) -> LeafBindings:
+    def _bind(self, graph: Graph, target: Target, bound: BoundLeaves) -> LeafBindings:
         self._check_contents(
             [x for n, x in enumerate(graph.leaves) if x.kind is LeafKind.WEIGHT and n not in bound.tensors]
         )
@@ -298,7 +247,7 @@ class Compiler:
         return PlanInfo(
             inputs=inputs,
             outputs=outputs,
-            variables=tuple(VariablePort(Port(x.name, x.type), handles[n][0]) for n, x in numbered),
+            variables=tuple(_variable_port(leaf, *handles[n]) for n, leaf in numbered),
             device=loaded.device.name,
             compute_bytes=loaded.plan.compute_bytes,
             steps=loaded.plan.steps,
@@ -395,10 +344,9 @@ def _extent(loaded: LoadedPlan) -> dict[str, Any]:
     }
 
 
-def _place_of(name: str, places: Mapping[str, int]) -> int:
-    if name not in places:
-        raise unknown_device(name, places)
-    return places[name]
+def _variable_port(leaf: Leaf, number: int, handle: TensorHandle) -> VariablePort:
+    device = handle.storage.device if handle.storage is not None else ""
+    return VariablePort(Port(leaf.name, leaf.type), number, device)
 
 
 def _ordered(device: Device, graph: Graph) -> tuple[Graph, tuple[int, ...] | None]:
@@ -425,13 +373,3 @@ def _sizes(device: Device, leaves: Sequence[Leaf]) -> int:
     if size > MAX_BYTES:
         raise LimitExceededError(f"weights or variables of {size:,} bytes in all; 2**63 is too many")
     return size
-
-
-def _first_unsupported(graph: Graph, device: Device) -> UnsupportedError | None:
-    for number, node in enumerate(graph.nodes):
-        operands = [graph.type_of(value) for value in node.operands]
-        if why := device.supports_op(node.op, node.attributes, operands, node.type):
-            return UnsupportedError(
-                f"device {device.name} cannot run op {node.op}: {why}", origin=graph.origin(number)
-            )
-    return None

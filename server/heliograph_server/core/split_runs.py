@@ -38,7 +38,7 @@ class SplitRunner:
         return f"<SplitRunner of {self._count} splits on {len(self._chains)} devices>"
 
     def run(self, work: Work, abort: Abort) -> None:
-        """Runs all of them. The first that fails ends the others; raises what it raised, or CancelledError."""
+        """Runs all of them. The first that fails ends the others; raises its error, or CancelledError."""
         if self._threads is None:
             for number in range(self._count):
                 if abort.is_set:

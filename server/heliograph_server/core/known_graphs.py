@@ -1,0 +1,89 @@
+"""What a session compiled before and may compile again: validated graphs and their schedules, by content.
+
+Both are immutable and hold no memory of a device, so what they cost is time alone. A session keeps its own;
+nothing of them is seen by another.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+
+from heliograph_proto.graph import Graph, validate
+from heliograph_proto.limits import Limits
+from heliograph_server.core.scheduling import Schedule
+from heliograph_server.core.spreading import ample_bytes
+
+#: The most graphs, schedules of one graph, and bytes of messages that a session keeps. In Python a graph
+#: takes some thirty times the bytes of its message.
+MOST_GRAPHS, MOST_SCHEDULES, MOST_BYTES = 4, 8, 2 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedGraph:
+    """A graph as it came: the digest of its bytes, how many there were, and how to make it of them."""
+
+    digest: bytes
+    size_bytes: int
+    #: Raises what is wrong with it.
+    decode: Callable[[], Graph]
+
+
+@dataclass(eq=False, slots=True)
+class KnownGraph:
+    """A validated graph and its schedules; with each, how much free memory makes memory irrelevant."""
+
+    graph: Graph
+    size_bytes: int = 0
+    schedules: dict[Hashable, tuple[Schedule, int]] = field(default_factory=dict)
+
+    def schedule(self, key: Hashable, free_bytes: Sequence[int]) -> Schedule | None:
+        """The schedule of this key, if all devices have so much that memory decides nothing."""
+        found, ample = self.schedules.get(key, (None, 0))
+        return found if min(free_bytes) >= ample else None
+
+    def keep(self, key: Hashable, found: Schedule, free_bytes: Sequence[int]) -> None:
+        """Keeps a schedule, if it does not depend on how much memory was free."""
+        ample = ample_bytes(self.graph, found)
+        if min(free_bytes) < ample:
+            return
+        if len(self.schedules) >= MOST_SCHEDULES:
+            del self.schedules[next(iter(self.schedules))]
+        self.schedules[key] = found, ample
+
+
+class KnownGraphs:
+    """Those that were validated last. Thread-safe."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        #: The least recently used first.
+        self._known: dict[Hashable, KnownGraph] = {}
+
+    def __repr__(self) -> str:
+        return f"<KnownGraphs {len(self._known)}>"
+
+    def validated(self, graph: Graph | ReceivedGraph, bound: Collection[int]) -> KnownGraph:
+        """The graph, checked now or before; `bound` is that of `validate`. Raises what `validate` does."""
+        if isinstance(graph, Graph):
+            return KnownGraph(validate(graph, self._limits, bound))
+        key = graph.digest, frozenset(bound)
+        with self._lock:
+            found = self._known.pop(key, None)
+            if found is not None:
+                self._known[key] = found
+        if found is None:
+            found = KnownGraph(validate(graph.decode(), self._limits, bound), graph.size_bytes)
+            self._add(key, found)
+        return found
+
+    def _add(self, key: Hashable, made: KnownGraph) -> None:
+        with self._lock:
+            self._known[key] = made
+            while len(self._known) > MOST_GRAPHS or self._size_bytes() > MOST_BYTES:
+                del self._known[next(iter(self._known))]
+
+    def _size_bytes(self) -> int:
+        return sum(one.size_bytes for one in self._known.values())
