@@ -16,8 +16,8 @@ import bandwidth
 import minilm
 import plan_cost
 import planner
-import scheduler
 import quantized
+import scheduler
 import startup
 from figures import Figure
 from rich.console import Console

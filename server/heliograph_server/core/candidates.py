@@ -61,9 +61,6 @@ def _candidate(
     most_bytes: int | None,
 ) -> Candidate:
     answers = [_answer(graph, number, device) for number in kinds.examples]
-    free = device.memory()
-    # A device that does not tell is taken to have enough.
-    free_bytes = free.free_bytes + own_bytes if free.total_bytes else 2**63 - 1
     return Candidate(
         name=device.name,
         refusals=[answers[kind][0] for kind in kinds.of],
@@ -71,10 +68,17 @@ def _candidate(
         reads=frozenset(
             place for place, one in enumerate(devices) if device.supports_buffer_type(one.buffer_type)
         ),
-        free_bytes=free_bytes if most_bytes is None else min(free_bytes, most_bytes),
+        free_bytes=usable_bytes(device, own_bytes, most_bytes),
         is_host=device.buffer_type.is_host,
         helps=device.type is DeviceType.ACCELERATOR,
     )
+
+
+def usable_bytes(device: Device, own_bytes: int, most_bytes: int | None) -> int:
+    """What a graph may take of a device: see `candidates`. One that does not tell is taken to have enough."""
+    free = device.memory()
+    free_bytes = free.free_bytes + own_bytes if free.total_bytes else 2**63 - 1
+    return free_bytes if most_bytes is None else min(free_bytes, most_bytes)
 
 
 def _answer(graph: Graph, number: int, device: Device) -> tuple[str, bool]:

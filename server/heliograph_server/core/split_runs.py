@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeAlias
 
 from heliograph_backends.contract import Abort
@@ -47,12 +47,20 @@ class SplitRunner:
             return
         run = _Run(self._ended, work)
         with abort.watch(run.stop.set), run.stop.watch(run.wake):
-            others = (chain for chain in self._chains.items() if chain[0] != self._own)
-            threads = [self._threads.submit(run.chain, *one) for one in others]
+            threads = list(self._start(self._threads, run))
             run.chain(self._own, self._chains[self._own])
             wait(threads)
         if run.error is not None:
             raise run.error
+
+    def _start(self, threads: ThreadPoolExecutor, run: _Run) -> Iterator[Future[None]]:
+        """Starts the other devices' chains. Where the system gives no thread the run fails."""
+        try:
+            for device, numbers in self._chains.items():
+                if device != self._own:
+                    yield threads.submit(run.chain, device, numbers)
+        except RuntimeError as error:
+            run.fail(error)
 
     def close(self) -> None:
         """Ends the threads. Never during `run`."""
@@ -80,7 +88,7 @@ class _Run:
                 self._await(number)
                 self._work(number, self.stop)
             except BaseException as error:
-                self._fail(error)
+                self.fail(error)
                 return
             with self._changed:
                 self._ended[device] = number
@@ -102,7 +110,8 @@ class _Run:
     def _have_ended(self, needed: Clock) -> bool:
         return all(map(int.__ge__, self._ended, needed))
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Ends the run early. The first error counts."""
         with self._changed:
             if self.error is None:
                 self.error = error

@@ -12,10 +12,11 @@ from dataclasses import replace
 
 from heliograph_backends.contract import CompileOptions, Device
 from heliograph_proto.errors import UnsupportedError
+from heliograph_proto.graph import Graph
 from heliograph_server.core.scheduling import Problem, Schedule, schedule
 from heliograph_server.core.scheduling.between import plan_between, values_between
 from heliograph_server.core.scheduling.order import clocks
-from heliograph_server.core.scheduling.parts import Part, cut
+from heliograph_server.core.scheduling.parts import Part, parts_on
 
 #: How often budgets shrink before the devices themselves say what does not fit.
 ROUNDS = 8
@@ -41,15 +42,23 @@ def spread(problem: Problem, devices: Sequence[Device], options: CompileOptions)
     return found
 
 
+def ample_bytes(graph: Graph, found: Schedule) -> int:
+    """What holds all of the graph and all copies: where each device has it, memory decides nothing."""
+    types = [*(leaf.type for leaf in graph.leaves), *(node.type for node in graph.nodes)]
+    copies = sum(len(one.copies) for one in found.splits)
+    size_bytes = sum([type.nbytes for type in types]) + found.copied_bytes
+    return AMPLE * size_bytes + AMPLE_PADDING_BYTES * (len(types) + copies)
+
+
 def _tight(problem: Problem, found: Schedule) -> frozenset[int]:
     """The devices that must be asked whether a schedule fits: it fits the others by far."""
     graph, count = problem.graph, len(problem.devices)
     sizes, values = [0] * count, [0] * count
-    lies = [*zip(graph.leaves, found.homes, strict=True)]
-    lies += [(node, one.device) for node, one in zip(graph.nodes, found.assignments, strict=True)]
-    for one, device in lies:
+    types = [*(leaf.type for leaf in graph.leaves), *(node.type for node in graph.nodes)]
+    devices = [*found.homes, *(one.device for one in found.assignments)]
+    for type, device in zip(types, devices, strict=True):
         if device >= 0:
-            sizes[device] += one.type.nbytes
+            sizes[device] += type.nbytes
             values[device] += 1
     for split in found.splits:
         sizes[split.device] += sum([copy.size_bytes for copy in split.copies])
@@ -102,10 +111,8 @@ class _Needs:
 
     def _estimates(self, found: Schedule, asked: Set[int]) -> dict[int, int]:
         sizes = dict.fromkeys(asked, 0)
-        if asked:
-            for part, split in zip(cut(self._graph, found), found.splits, strict=True):
-                if split.device in asked:
-                    sizes[split.device] += _estimate(self._devices[split.device], part, self._options)
+        for place, part in parts_on(self._graph, found, asked):
+            sizes[place] += _estimate(self._devices[place], part, self._options)
         self._known.update((place, (_nodes_on(found, place), sizes[place])) for place in asked)
         return sizes
 

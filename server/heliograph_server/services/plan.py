@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from functools import partial
+from hashlib import sha256
 from weakref import WeakKeyDictionary
 
 from grpc import aio
@@ -15,9 +17,10 @@ from heliograph_proto import messages
 from heliograph_proto.description import PlanEstimate, PlanInfo
 from heliograph_proto.errors import InvalidArgumentError, InvalidGraphError
 from heliograph_proto.graph import Graph
-from heliograph_proto.v1 import plan_pb2, plan_pb2_grpc
+from heliograph_proto.v1 import graph_pb2, plan_pb2, plan_pb2_grpc
+from heliograph_server.core.known_graphs import ReceivedGraph
 from heliograph_server.core.runtime import CompileRequest, Session
-from heliograph_server.services.extent import check_bindings, check_compile, check_estimate
+from heliograph_server.services.extent import check_bindings, check_compile, check_estimate, check_graph
 from heliograph_server.services.refusals import HostSlot, refusals
 
 
@@ -93,16 +96,15 @@ def _explain(session: Session, plan: int) -> plan_pb2.ExplainResponse:
 
 
 def _compile(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
-    # Before anything is made of it: a graph that is too large costs no more than its message.
     check_compile(request, session.limits)
-    graph = messages.decode_graph(request.graph)
+    graph = _received(session, request.graph)
     return session.compile(
         CompileRequest(
             plan=request.plan,
             graph=graph,
             devices=tuple(request.devices),
             options=CompileOptions(request.fusion != plan_pb2.FUSION_OFF, request.threads),
-            bindings=_bindings(request, graph),
+            bindings=_bindings(request),
             updates=request.updates,
             pins=_pins(request),
             memory=dict(request.memory_bytes),
@@ -116,7 +118,19 @@ def _estimate(session: Session, request: plan_pb2.EstimateRequest) -> PlanEstima
     return session.estimate(messages.decode_graph(request.graph), tuple(request.devices), options)
 
 
-def _bindings(request: plan_pb2.CompileRequest, graph: Graph) -> dict[int, int]:
+def _received(session: Session, message: graph_pb2.Graph) -> ReceivedGraph:
+    """The graph under the digest of its bytes: one that the session knows is not made again."""
+    data = message.SerializeToString(deterministic=True)
+    return ReceivedGraph(sha256(data).digest(), len(data), partial(_decode, session, message))
+
+
+def _decode(session: Session, message: graph_pb2.Graph) -> Graph:
+    # Before anything is made of it: a graph that is too large costs no more than its message.
+    check_graph(message, session.limits)
+    return messages.decode_graph(message)
+
+
+def _bindings(request: plan_pb2.CompileRequest) -> dict[int, int]:
     """Handles of tensors by leaf. Raises InvalidGraphError for a leaf that is bound twice."""
     bindings = {one.leaf: one.tensor for one in request.bindings}
     if len(bindings) < len(request.bindings):

@@ -74,7 +74,7 @@ def _pin_of(problem: Problem, uses: Sequence[int]) -> int | None:
 
 
 def _able(problem: Problem, uses: Sequence[int]) -> Callable[[int], bool]:
-    """Whether a device can run what decides where a leaf lies: its assignments, or the first that reads it."""
+    """Whether a device can run what decides where a leaf lies: its assignments, or its first reader."""
     nodes = problem.graph.nodes
     deciding = [number for number in uses if nodes[number].op == "assign"] or [
         number for number in uses if nodes[number].op not in VIEWS and nodes[number].op not in LIGHT_WEIGHTS

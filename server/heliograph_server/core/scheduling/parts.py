@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Container, Iterator, Set
 from dataclasses import dataclass
 
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
@@ -26,14 +26,19 @@ class Part:
 
 def cut(graph: Graph, schedule: Schedule) -> tuple[Part, ...]:
     """One part for each split."""
+    devices = {split.device for split in schedule.splits}
+    return tuple(part for _, part in parts_on(graph, schedule, devices))
+
+
+def parts_on(graph: Graph, schedule: Schedule, devices: Container[int]) -> Iterator[tuple[int, Part]]:
+    """The parts of some devices, each with its device, in order."""
     # A copy that an earlier split of the same device made is read as well.
     copied: dict[int, set[int]] = {}
-    parts = []
     for split in schedule.splits:
-        here = copied.setdefault(split.device, set())
-        here.update(copy.value for copy in split.copies)
-        parts.append(_part(graph, split, here))
-    return tuple(parts)
+        if split.device in devices:
+            here = copied.setdefault(split.device, set())
+            here.update(copy.value for copy in split.copies)
+            yield split.device, _part(graph, split, here)
 
 
 def _part(graph: Graph, split: Split, copied: Set[int]) -> Part:
@@ -56,7 +61,7 @@ def _part(graph: Graph, split: Split, copied: Set[int]) -> Part:
 
 
 def _nodes(graph: Graph, split: Split, renumbered: dict[int, int]) -> tuple[Node, ...]:
-    """The split's nodes; `renumbered`: its values so far, in the part's numbers, to which its own are added."""
+    """The split's nodes; their values are added to `renumbered`: those so far, in the part's numbers."""
     nodes: list[Node] = []
     for value, number in enumerate(split.nodes, len(split.inputs)):
         node = graph.nodes[number]

@@ -1,0 +1,156 @@
+"""Graphs that a session compiled before: not decoded, validated or scheduled again, and never wrongly so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from core_client import CoreClient
+
+from heliograph_backends.contract import CompileOptions
+from heliograph_backends.cpu.device import CpuDevice
+from heliograph_backends.fake import FakeDevice
+from heliograph_proto import commands as c
+from heliograph_proto import messages
+from heliograph_proto.errors import HeliographError, InvalidGraphError
+from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
+from heliograph_proto.limits import Limits
+from heliograph_proto.types import tensor_type
+from heliograph_server.core.known_graphs import MOST_BYTES, MOST_GRAPHS, KnownGraphs, ReceivedGraph
+from heliograph_server.core.runtime import CompileRequest
+
+F4 = tensor_type("f32", (4,))
+X = np.arange(4, dtype=np.float32)
+
+
+def chain(*ops: str) -> Graph:
+    nodes = tuple(Node(op, (number,), F4, {}, f"{op}{number}") for number, op in enumerate(ops))
+    return Graph((Leaf(LeafKind.INPUT, "x", F4),), nodes, (Output("y", len(ops)),))
+
+
+class Arrivals:
+    """Graphs as they come, and how many of them were made of their bytes."""
+
+    def __init__(self) -> None:
+        self.decoded = 0
+
+    def of(self, graph: Graph, size_bytes: int = 0) -> ReceivedGraph:
+        data = messages.encode_graph(graph).SerializeToString(deterministic=True)
+
+        def decode() -> Graph:
+            self.decoded += 1
+            return graph
+
+        return ReceivedGraph(sha256(data).digest(), size_bytes or len(data), decode)
+
+
+@pytest.fixture
+def arrivals() -> Arrivals:
+    return Arrivals()
+
+
+def test_the_same_bytes_are_decoded_and_validated_once(arrivals: Arrivals) -> None:
+    known = KnownGraphs(Limits())
+    first = known.validated(arrivals.of(chain("neg", "sqr")), ())
+    assert known.validated(arrivals.of(chain("neg", "sqr")), ()) is first
+    assert known.validated(arrivals.of(chain("sqr", "neg")), ()) is not first
+    assert arrivals.decoded == 2
+
+
+def test_a_weight_without_a_digest_is_checked_again_where_nothing_is_bound_to_it(arrivals: Arrivals) -> None:
+    graph = chain("neg")
+    bare = replace(graph, leaves=(Leaf(LeafKind.WEIGHT, "w", F4),))
+    known = KnownGraphs(Limits())
+    known.validated(arrivals.of(bare), (0,))
+    with pytest.raises(InvalidGraphError):
+        known.validated(arrivals.of(bare), ())
+
+
+def test_what_was_refused_is_refused_again(arrivals: Arrivals) -> None:
+    known = KnownGraphs(Limits())
+    for _ in range(2):
+        with pytest.raises(HeliographError):
+            known.validated(arrivals.of(chain("no such op")), ())
+    assert arrivals.decoded == 2
+
+
+def test_the_least_recently_used_graph_is_forgotten_first(arrivals: Arrivals) -> None:
+    known = KnownGraphs(Limits())
+    graphs = [chain(*["neg"] * count) for count in range(1, MOST_GRAPHS + 2)]
+    for graph in graphs[:-1]:
+        known.validated(arrivals.of(graph), ())
+    known.validated(arrivals.of(graphs[0]), ())
+    known.validated(arrivals.of(graphs[-1]), ())
+    before = arrivals.decoded
+    known.validated(arrivals.of(graphs[0]), ())
+    assert arrivals.decoded == before
+    known.validated(arrivals.of(graphs[1]), ())
+    assert arrivals.decoded == before + 1
+
+
+def test_a_graph_larger_than_all_that_is_kept_is_not_kept(arrivals: Arrivals) -> None:
+    known = KnownGraphs(Limits())
+    for _ in range(2):
+        known.validated(arrivals.of(chain("neg"), MOST_BYTES + 1), ())
+    assert arrivals.decoded == 2
+
+
+# Through a session
+
+
+class Counting(FakeDevice):
+    """Counts how often it is asked about a node."""
+
+    asked = 0
+
+    def supports_op(self, *what: object) -> str:
+        self.asked += 1
+        return super().supports_op(*what)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def fake() -> Counting:
+    return Counting("fake0", 2**20, is_host=False)
+
+
+@pytest.fixture
+def client(fake: Counting) -> Iterator[CoreClient]:
+    with CoreClient(fake, CpuDevice("cpu0", 1, native=False)) as found:
+        yield found
+
+
+def compile_again(client: CoreClient, plan: int, graph: ReceivedGraph, **wish: dict[int, str]) -> None:
+    request = CompileRequest(plan, graph, ("fake0", "cpu0"), CompileOptions(), **wish)  # type: ignore[arg-type]
+    client.session.compile(request)
+
+
+def device_of(client: CoreClient, plan: int) -> list[int]:
+    report = client.session.explain(plan)
+    return [report.splits[node.split].device for node in report.nodes]
+
+
+def test_a_schedule_is_found_once_for_each_set_of_pins(
+    client: CoreClient, fake: Counting, arrivals: Arrivals
+) -> None:
+    graph, counts = chain("neg", "sqr", "neg"), []
+    for plan, pinned in ((100, 1), (101, 1), (102, 2)):
+        compile_again(client, plan, arrivals.of(graph), pins={0: "fake0", pinned: "cpu0"})
+        counts.append(fake.asked)
+    assert counts[0] == counts[1] < counts[2]
+    assert [device_of(client, plan) for plan in (100, 101, 102)] == [[0, 1, 1], [0, 1, 1], [0, 0, 1]]
+    for plan in (100, 101, 102):
+        done = client.do(c.Run(plan, (c.InputBinding(0, X.tobytes()),), (c.OutputBinding(0, 0, True),)))
+        assert np.array_equal(np.frombuffer(done.outputs[0][1], "f4"), -X * X)
+
+
+def test_where_memory_is_tight_a_schedule_is_found_anew(
+    client: CoreClient, fake: Counting, arrivals: Arrivals
+) -> None:
+    counts = []
+    for plan in (100, 101):
+        compile_again(client, plan, arrivals.of(chain("neg", "sqr", "neg")), memory={"fake0": 500})  # type: ignore[dict-item]
+        counts.append(fake.asked)
+    assert counts[0] < counts[1]
