@@ -173,6 +173,30 @@ def test_every_number_that_a_weight_can_hold_is_read_as_it_is(
         np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
 
 
+def test_halves_are_read_without_an_instruction_for_it_too() -> None:
+    """Some machines have none; all f16 but the payloads of NaN."""
+    from numba import types
+
+    from heliograph_backends.cpu.kernels.lanes import LANES, emitted, jit, pointer
+    from heliograph_backends.cpu.kernels.stored_lanes import SHORTS, half_by_hand
+
+    @emitted(types.void, types.int64, types.int64)
+    def widen(builder: Any, target: Any, source: Any) -> None:
+        half_by_hand(builder, builder.load(pointer(builder, source, SHORTS), align=2)).store(target)
+
+    @jit
+    def widen_all(target: int, source: int, count: int) -> None:
+        for start in range(0, count, LANES):
+            widen(target + 4 * start, source + 2 * start)
+
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    found = np.empty(len(halves), np.float32)
+    widen_all(found.ctypes.data, halves.ctypes.data, len(halves))
+    np.testing.assert_array_equal(found, halves.astype(np.float32))
+    number = ~np.isnan(halves)
+    np.testing.assert_array_equal(np.signbit(found[number]), np.signbit(halves[number]))
+
+
 # Graphs
 
 
@@ -260,6 +284,20 @@ def test_what_follows_a_product_shares_its_step(
     assert normalised_error(found, run(definition, made)[0]) < 1e-11
     assert np.array_equal(found, run(device, made, fusion=False)[0])
     assert native_steps(device, made) == 1
+
+
+@pytest.mark.parametrize(("w", "x"), [((2, 40, 64), (8, 1, 64)), ((2, 1, 9, 32), (4, 3, 6, 32))])
+def test_f32_matrices_serve_several_too(
+    w: tuple[int, ...],
+    x: tuple[int, ...],
+    device: CpuDevice,
+    definition: CpuDevice,
+    random: np.random.Generator,
+) -> None:
+    made = Maker()
+    made.output(made.node("mul_mat", made.input(normal(random, *w)), made.input(normal(random, *x))))
+    assert native_steps(device, made) == 1
+    assert normalised_error(run(device, made)[0], run(definition, made)[0]) < 1e-12
 
 
 def test_weights_that_run_across_stay_with_the_definition(

@@ -1,4 +1,4 @@
-"""The CPU backend: NumPy's definition of every op, and native kernels for what is f32."""
+"""The CPU backend: NumPy's definition of every op, and native kernels for f32 and for stored weights."""
 
 from heliograph_backends.cpu.device import CpuBackend, CpuDevice
 

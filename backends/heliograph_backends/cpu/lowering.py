@@ -24,6 +24,7 @@ from heliograph_backends.cpu.instructions import (
 )
 from heliograph_backends.cpu.kernels import Operation
 from heliograph_backends.cpu.products import (
+    can_cut,
     cut_body,
     cut_operand,
     cut_sizes,
@@ -112,9 +113,7 @@ class Lowering:
         if node.op in ELEMENTWISE or node.op in ("matmul", "concat"):
             return True
         if node.op == "mul_mat":
-            weights, activations = (self.types[value].shape[:-2] for value in node.operands)
-            # Strides can repeat one matrix for all, or none; ggml also repeats each for several.
-            return weights == activations or all(size == 1 for size in weights)
+            return can_cut(*(self.types[value] for value in node.operands))
         if node.op in ROW_KERNELS:
             if len(node.operands) > 2 or node.attributes.get("max_bias"):
                 # The kernel of soft_max knows neither sinks nor slopes.
@@ -234,17 +233,17 @@ class Lowering:
         *batch, rows, columns = node.type.shape
         rest = tuple(number for number in group.nodes if number != product)
         epilogue = self._body(rest, storage, self.leaves + product) if rest else None
-        cuts: tuple[int, ...] = (1,) * len(batch)
+        leading = batch if node.op == "matmul" else self.types[right].shape[:-2]
+        cuts = repeats(leading, batch)
         right_operand: k.Operand | k.PackedOperand | k.StoredOperand
         if self._is_stored_product(node):
-            cuts = repeats(self.types[right].shape[:-2], batch)
             right_operand = stored_operand(self.operand(storage, right), self.types[right].dtype.name, cuts)
         elif self.can_pack(right):
             right_operand = k.PackedOperand(packed(right, node.op == "mul_mat"))
         else:
             right_operand = self.operand(storage, right)
             if node.op == "mul_mat":
-                right_operand = transposed(right_operand)
+                right_operand = transposed(cut_operand(right_operand, cuts, repeat=True))
         depth = self.types[left].shape[-1]
         result = cut_operand(self._result(storage, group.last), cuts)
         left_operand = cut_operand(self.operand(storage, left), cuts)

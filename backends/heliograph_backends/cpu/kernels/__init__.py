@@ -1,4 +1,4 @@
-"""Float32 kernels for CPUs: a program of steps, built in Python and run without it.
+"""Kernels for CPUs, in float32: a program of steps, built in Python and run without it.
 
     builder = ProgramBuilder()
     builder.gemm(16, 384, 384, left, PackedOperand(1), product)
@@ -11,9 +11,9 @@ Importing this package imports no numba.
 
 Bits do not depend on the number of workers, on how steps are cut into tiles, or on whether an
 elementwise program runs as a step or as the epilogue of a matrix product. The files, bottom up:
-layout (words), program (values), geometry (tiles), body, encoding, builder; lanes, atomics,
+layout (words), stored_types, program (values), geometry (tiles), body, encoding, builder; lanes, atomics,
 vector_math, operations, space, elementwise, rows, soft_max, row_kernels, rotary, packing, matmul_kernel,
-matmul, runner (native code); native (compile and cache), memory, bound, workers.
+stored_lanes, stored_matmul, matmul, runner (native code); native (compile and cache), memory, bound, workers.
 """
 
 from .bound import BoundProgram

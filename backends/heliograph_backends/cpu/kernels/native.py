@@ -141,7 +141,7 @@ def _announce(cache: CacheState) -> None:
     if cache.refusal is not None:
         logger.warning("CPU kernels are not kept on disk: %s", cache.refusal.value)
     if cache.folder is None or not any(cache.folder.rglob("*.nbi")):
-        logger.info("compiling the CPU kernels: about 10 seconds, once per machine and version")
+        logger.info("compiling the CPU kernels: about 15 seconds, once per machine and version")
 
 
 def _compile(folder: Path | None) -> Any:

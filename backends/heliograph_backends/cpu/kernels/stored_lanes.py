@@ -18,7 +18,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from .lanes import I32, I32_VECTOR, LANES, Lanes, integer, pointer, splat
+from .lanes import F32_VECTOR, I32, I32_VECTOR, LANES, Lanes, has_feature, integer, pointer, splat
 from .stored_types import Stored
 
 I8, I16 = ir.IntType(8), ir.IntType(16)
@@ -108,7 +108,7 @@ def _top_byte(builder: Any, words: Any, byte: int) -> Any:
 
 
 def _number(builder: Any, integers: Any) -> Lanes:
-    return Lanes(builder, builder.sitofp(integers, Lanes.constant(builder, 0.0).value.type))
+    return Lanes(builder, builder.sitofp(integers, F32_VECTOR))
 
 
 def shorts_of_rows(builder: Any, rows: Sequence[Any], offset: int) -> Any:
@@ -122,8 +122,23 @@ def shorts_of_rows(builder: Any, rows: Sequence[Any], offset: int) -> Any:
 
 def from_half(builder: Any, shorts: Any) -> Lanes:
     """Return the lanes of sixteen f16."""
-    wide = Lanes.constant(builder, 0.0).value.type
-    return Lanes(builder, builder.fpext(builder.bitcast(shorts, HALVES), wide))
+    if builder.module.triple.startswith("x86_64") and not has_feature("f16c"):
+        return half_by_hand(builder, shorts)
+    return Lanes(builder, builder.fpext(builder.bitcast(shorts, HALVES), F32_VECTOR))
+
+
+def half_by_hand(builder: Any, shorts: Any) -> Lanes:
+    """Without an instruction for it LLVM would call a function that may not be there.
+
+    An f16's exponent and digits in an f32's places are 2**-112 of it, but for infinities and NaN.
+    """
+    bits = builder.zext(shorts, I32_VECTOR)
+    size = builder.shl(builder.and_(bits, _constant(0x7FFF)), _constant(13))
+    scaled = (Lanes.from_bits(builder, size) * 2.0**112).bits()
+    special = builder.icmp_unsigned(">=", size, _constant(0x7C00 << 13))
+    found = builder.select(special, builder.or_(size, _constant(0x7F800000)), scaled)
+    sign = builder.shl(builder.and_(bits, _constant(0x8000)), _constant(16))
+    return Lanes.from_bits(builder, builder.or_(found, sign))
 
 
 def from_bfloat(builder: Any, shorts: Any) -> Lanes:
@@ -157,13 +172,24 @@ def _q8_0(builder: Any, rows: Sequence[Any], _: Any) -> Iterator[Lanes]:
 
 
 def _q4_0(builder: Any, rows: Sequence[Any], _: Any) -> Iterator[Lanes]:
-    """A nibble above four zeros, its highest bit turned over, is sixteen times the quantum as a byte."""
-    scale = from_half(builder, shorts_of_rows(builder, rows, 0)) * 2.0**-28
-    found = words_of_rows(builder, rows, 2)
-    for shift in (4, 0):
-        for words in found:
-            nibbles = builder.and_(builder.shl(words, _constant(shift)), _constant(0xF0F0F0F0))
-            yield from _quanta(builder, builder.xor(nibbles, _constant(0x80808080)), scale)
+    """A nibble at bit p of a float32 whose exponent says 2**(23 - p) adds itself to that power.
+
+    One multiply-add takes the power away, and 8, and multiplies: exact for bits 8, 12 and 16, since 13 bits
+    times the scale's 11 fit. Two shifts bring all eight nibbles there. A scale that is not finite makes its
+    whole block NaN.
+    """
+    scale = from_half(builder, shorts_of_rows(builder, rows, 0))
+    bases = {bit: scale * -(2.0 ** (23 - bit) + 8.0) for bit in (8, 12, 16)}
+    found = []
+    for words in words_of_rows(builder, rows, 2):
+        left, right = builder.shl(words, _constant(8)), builder.lshr(words, _constant(12))
+        found.append(((left, 8), (words, 8), (words, 16), (right, 12)))
+        found.append(((left, 12), (words, 12), (right, 8), (right, 16)))
+    for places in found[0::2] + found[1::2]:
+        for moved, bit in places:
+            nibble = builder.and_(moved, _constant(15 << bit))
+            number = builder.or_(nibble, _constant((127 + 23 - bit) << 23))
+            yield Lanes.from_bits(builder, number).fma(scale, bases[bit])
 
 
 def _q4_k(builder: Any, rows: Sequence[Any], quarter: Any) -> Iterator[Lanes]:

@@ -21,7 +21,7 @@ from .lanes import (
     Lanes,
     emitted,
     integer,
-    jit,
+    jit_inline,
     local,
     loop,
     pointer,
@@ -181,7 +181,7 @@ def multiply_stored(
     _dispatch(builder, kind, call)
 
 
-@jit
+@jit_inline
 def unpack_panels(
     kind: int, target: int, panel_bytes: int, source: int, step: int, depth: int, columns: int
 ) -> None:
@@ -192,7 +192,7 @@ def unpack_panels(
         target += panel_bytes
 
 
-@jit
+@jit_inline
 def multiply_few(
     kind: int,
     product: int,
