@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from broken_backends import OffByAHundredth, with_plan
 from rich.console import Console
 
 from heliograph.cli import conformance, main
@@ -39,22 +39,34 @@ def test_the_list_of_cases(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines and all(line.startswith("event(") for line in lines)
 
 
-def test_a_failure_is_exit_status_1_with_its_details(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_failure_of_a_plugins_device_is_exit_status_1_with_its_details(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    class Registry:
-        def device(self) -> object:
-            return device
-
-        def close(self) -> None:
-            device.close()
-
-    device = with_plan(OffByAHundredth)()
-    monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda specifications: Registry())
-    assert main(["conformance", "--match", "exp(f32[7, 33] transposed)"]) == 1
+    plugin = tmp_path / "wrong_backend.py"
+    plugin.write_text(Path(__file__).with_name("wrong_backend.py").read_text())
+    plugin.chmod(0o600)
+    assert (
+        main(["conformance", "--backend", str(plugin), "--device", "wrong", "--op", "tanh", "--quick"]) == 1
+    )
     printed = capsys.readouterr().out
-    assert "exp(f32[7, 33] transposed): failed: output 0: NMSE 0.0001, allowed 1e-07" in printed
-    assert "1 failed" in printed
+    assert "tanh(f32[7, 33]): failed: output 0: NMSE" in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "is_remote"),
+    [
+        ("grpc://box:7070#cpu0", True),
+        ("box:7070#cpu0", True),
+        ("127.0.0.1:7070", True),
+        ("[::1]:7070#cpu0", True),
+        ("unix:///run/x#cpu0", True),
+        ("cpu", False),
+        ("cpu:threads=2", False),
+        ("local:#cpu:threads=2", False),
+    ],
+)
+def test_a_device_of_another_process_is_named_by_an_address(text: str, is_remote: bool) -> None:
+    assert bool(conformance.REMOTE.match(text)) is is_remote
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ submission that has to wait for credit; all of them end with the session.
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -198,16 +199,30 @@ class AioGrpcShell(AioShell):
     async def open(cls, address: Address, timeout: float) -> AioGrpcShell:
         """Connects and shakes hands. Raises as `hg.connect` does."""
         channel = _channel(address)
+        end = time.monotonic() + timeout
         try:
-            call: Any = channel.unary_unary(_grpc.OPEN, None, None)
-            answer = await call(_grpc.open_request(), timeout=timeout)
-            return cls(address, _grpc.decode_open(answer, address), channel)
-        except grpc.aio.AioRpcError as error:
-            await channel.close()
-            raise await asyncio.to_thread(_grpc.open_error, error, address, timeout) from None
+            while True:
+                answer = await cls._greet(channel, address, timeout, end)
+                if not isinstance(answer, HeliographError):
+                    return cls(address, _grpc.decode_open(answer, address), channel)
+                if not _grpc.is_starting(answer) or time.monotonic() + _grpc.START_SECONDS > end:
+                    raise answer
+                await asyncio.sleep(_grpc.START_SECONDS)
         except BaseException:
             await channel.close()
             raise
+
+    @staticmethod
+    async def _greet(
+        channel: grpc.aio.Channel, address: Address, timeout: float, end: float
+    ) -> bytes | HeliographError:
+        """What the server answers to the handshake, or why there is no answer."""
+        call: Any = channel.unary_unary(_grpc.OPEN, None, None)
+        try:
+            answer: bytes = await call(_grpc.open_request(), timeout=max(0.0, end - time.monotonic()))
+            return answer
+        except grpc.aio.AioRpcError as error:
+            return await asyncio.to_thread(_grpc.open_error, error, address, timeout)
 
     async def _write(self) -> None:
         try:

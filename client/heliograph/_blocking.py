@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -197,13 +198,17 @@ class GrpcShell(BlockingShell):
 
     def _open(self, address: Address, timeout: float) -> SessionInfo:
         call: Any = self._channel.unary_unary(_grpc.OPEN, None, None)
-        try:
-            answer = call.future(_grpc.open_request(), timeout=timeout).result()
-        except grpc.RpcError as error:
-            refused = _grpc.open_error(error, address, timeout)
-        else:
-            return _grpc.decode_open(answer, address)
-        raise refused
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                answer = call.future(_grpc.open_request(), timeout=max(0.0, end - time.monotonic())).result()
+            except grpc.RpcError as error:
+                refused = _grpc.open_error(error, address, timeout)
+            else:
+                return _grpc.decode_open(answer, address)
+            if not _grpc.is_starting(refused) or time.monotonic() + _grpc.START_SECONDS > end:
+                raise refused
+            time.sleep(_grpc.START_SECONDS)
 
     # Commands out, completions in
 

@@ -125,6 +125,11 @@ def forget_traceback(error: Any) -> None:
         error.__traceback__ = None
 
 
+#: What a server says while its devices start, and how long to wait before it is asked again.
+STARTING = "the server is starting its devices"
+START_SECONDS = 0.25
+
+
 def open_error(error: Any, address: Address, timeout: float) -> HeliographError:
     """Why a session could not be opened: nobody there, silence, or somebody else."""
     found = typed_error(error, address, "open a session")
@@ -142,6 +147,11 @@ def open_error(error: Any, address: Address, timeout: float) -> HeliographError:
     if isinstance(found, DeadlineExceededError):
         return UnavailableError(f"{address} did not answer within {timeout:g} s", advice=_ADVICE)
     return found
+
+
+def is_starting(error: HeliographError) -> bool:
+    """Whether a server answered that it is not ready yet; silence is another thing."""
+    return type(error) is UnavailableError and error.message == STARTING
 
 
 def why_nobody(address: Address) -> tuple[str, str]:

@@ -18,6 +18,10 @@ from heliograph_proto.types import BOOL, DTYPES, F32, I64, DType
 #: A Python scalar, whose data type is weak.
 Scalar: TypeAlias = bool | int | float
 
+_BLOCKS_ADVICE = (
+    "blocks multiply as weights: hg.ops.mul_mat(w, x) with a row of w for each output; "
+    "hg.astype(w, 'f32') expands them"
+)
 _ADVICE = "convert one of them: hg.astype(x, 'f32')"
 
 
@@ -30,7 +34,8 @@ def promote(left: DType, right: DType) -> DType:
         return F32 if same_width else max(left, right, key=lambda one: one.block_bytes)
     if left.is_integer and right.is_integer:
         return _promote_integers(left, right)
-    raise invalid(f"{left} and {right} have no common data type", _ADVICE)
+    blocks = "quantized" in (left.kind, right.kind)
+    raise invalid(f"{left} and {right} have no common data type", _BLOCKS_ADVICE if blocks else _ADVICE)
 
 
 def _promote_integers(left: DType, right: DType) -> DType:

@@ -13,7 +13,7 @@ there. So does ggml's ggml_backend_compare_graph_backend.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
@@ -60,8 +60,8 @@ def compare(
     `a`, `b`: sessions (whose URL may name a device), or pairs of a session and a device. Without `nodes`
     each node is computed by itself, with the views in front of it; views and assignments are not compared.
     With `nodes`, patterns of names or a function of a value, the whole graph runs, and those are compared;
-    errors add up on the way there, so that a `tolerance` may be needed, and where a server splits graphs
-    over devices it does so here.
+    errors add up on the way there, so each may differ by the most that any node before it may; and where a
+    server splits graphs over devices it does so here.
 
     Inputs (and bound weights) that are not given are seeded random: floats from -1 to 1, small integers,
     indices in range. Variables begin as given, or as zeros; those of the sessions are neither read nor
@@ -101,6 +101,8 @@ class _Work:
     leaves: Mapping[int, Array]
     sides: tuple[Side, Side]
     tolerance: float | None
+    #: In a run of the whole graph: what each node may differ by, with what comes before it.
+    inherited: dict[int, float] = field(default_factory=dict)
 
     def by_node(self) -> Iterator[ComparedNode]:
         """Every node that computes, by itself."""
@@ -120,12 +122,23 @@ class _Work:
     def whole(self, chosen: Collection[int], weights: Mapping[bytes, Array]) -> Iterator[ComparedNode]:
         """The chosen nodes of a run of the whole graph."""
         cut = thaw(with_outputs(self.graph, list(chosen)), weights)
+        # What a node's operands may differ by, it hands on, also one that only moves data.
+        self.inherited.update(enumerate(self._added_up()))
         leaves = enumerate(self.graph.leaves)
         inputs = {leaf.name: self.leaves[n] for n, leaf in leaves if leaf.kind is LeafKind.INPUT}
         outputs = [side.run(cut, inputs) for side in self.sides]
         for number in chosen:
             pair = [found.pop(str(number)) for found in outputs]
             yield self._row(number, [partial(self._take, tensor) for tensor in pair])[0]
+
+    def _added_up(self) -> list[float]:
+        """For each node the largest error that any node on the way to it may have."""
+        found: list[float] = []
+        leaves = len(self.original.leaves)
+        for number, node in enumerate(self.original.nodes):
+            before = (found[value - leaves] for value in node.operands if value >= leaves)
+            found.append(max((self._tolerance(number), *before)))
+        return found
 
     def _compared(self, unit: Unit, value: int, *, keep: bool) -> ComparedNode:
         """Computes a unit on both sides; its value, where it is needed, is then the reference's on both."""
@@ -204,6 +217,8 @@ class _Work:
             return 0.0
         if self.tolerance is not None:
             return self.tolerance
+        if number in self.inherited:
+            return self.inherited[number]
         return OPS[node.op].tolerance_for([*map(self.original.type_of, node.operands)], node.type)
 
 

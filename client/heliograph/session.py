@@ -64,8 +64,9 @@ def connect(url: str | None = None, *, timeout: float = 10.0, progress: Progress
     Without a URL: $HELIOGRAPH_SERVER, else grpc://127.0.0.1:7070. `progress` is called, from any thread,
     with (bytes done, bytes in all) while weights are uploaded.
 
-    Raises UnavailableError when nobody answers within `timeout` seconds, NotHeliographError when
-    something else does, VersionMismatchError, DrainingError, LimitExceededError.
+    Raises UnavailableError when nobody answers within `timeout` seconds, or a server that answers is still
+    starting its devices then; NotHeliographError when something else does, VersionMismatchError,
+    DrainingError, LimitExceededError.
     """
     address = address_of(url)
     timeout_ms(timeout)

@@ -85,7 +85,7 @@ def _header(data: bytes) -> file_pb2.GraphFile:
     try:
         message = file_pb2.GraphFile.FromString(data)
     except DecodeError:
-        raise InvalidModelError("this is no graph file, or a part of one", advice=_AGAIN) from None
+        raise InvalidModelError("this is not a graph file, or it is cut short", advice=_AGAIN) from None
     if message.magic != MAGIC:
         raise InvalidModelError(
             "this is no graph file", advice="name a file that hg.save wrote, such as model.hgraph"

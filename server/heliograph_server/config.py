@@ -104,7 +104,8 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         dest="backends",
         metavar="PLUGIN",
-        help="a module, a FILE.py or a DIRECTORY/ of such, whose code is run; repeat for several",
+        help="a module, a FILE.py or a DIRECTORY/ of such, whose code is run; repeat for several. One that "
+        "cannot be loaded is reported, and the others serve",
     )
     add(
         "--device",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from heliograph_backends.conformance import Report, Result
     from heliograph_backends.contract import Device
 
-#: Schemes of devices of another process.
-REMOTE = ("grpc://", "unix://", "unix:")
+#: A device of another process: a URL with a scheme, or host:port.
+REMOTE = re.compile(r"grpc://|unix:|[^:#/=,]+:[0-9]+(#|$)|\[")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "cpu:threads=2 (default: cpu)",
     )
     parser.add_argument(
-        "--op", metavar="OP", help="only this op, or this part: graph, buffer, stream, plan, ..."
+        "--backend",
+        action="append",
+        default=[],
+        dest="backends",
+        metavar="PLUGIN",
+        help="a module, a FILE.py or a DIRECTORY/ of such that has the device, whose code is run",
+    )
+    parser.add_argument(
+        "--op",
+        metavar="OP",
+        help="only this op, or this part: graph, device, buffer type, buffer, stream, event, plan, run, "
+        "memory",
     )
     parser.add_argument("--match", metavar="TEXT", help="only cases with this text in their id")
     parser.add_argument("--seed", metavar="N", type=int, help="of the operands (default: always the same)")
@@ -51,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(case.id for case in cases))
         return 0
     seed = SEED if arguments.seed is None else arguments.seed
-    with opened(arguments.device) as device, case_progress(len(cases)) as progress:
+    with opened(arguments.device, arguments.backends) as device, case_progress(len(cases)) as progress:
         report = run_cases(device, cases, seed, on_result=progress)
     if arguments.json:
         print(json.dumps(report.as_json(), indent=2))
@@ -61,9 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def opened(text: str) -> Iterator[Device]:
+def opened(text: str, backends: Sequence[str] = ()) -> Iterator[Device]:
     """The device that the command line names. Raises ConfigurationError, ConnectionError, HandleError."""
-    if text.startswith(REMOTE):
+    if REMOTE.match(text):
         try:
             from heliograph_server.pool import open_device
         except ModuleNotFoundError as error:
@@ -73,7 +85,7 @@ def opened(text: str) -> Iterator[Device]:
         return
     from heliograph_backends.registry import open_registry
 
-    registry = open_registry((text.removeprefix("local:").removeprefix("#") or "cpu",))
+    registry = open_registry((text.removeprefix("local:").removeprefix("#") or "cpu",), backends)
     try:
         yield registry.device()
     finally:

@@ -201,10 +201,13 @@ class Compiler:
             return self._new_variable(leaf, device)
         tensor = found[1].placed
         if tensor.type != leaf.type:
-            raise InvalidGraphError(f"variable {leaf.name!r} is {tensor.type} here, not {leaf.type}")
-        if tensor.buffer.buffer_type.device is not device:
+            raise InvalidGraphError(
+                f"variable {leaf.name!r} of this session is {tensor.type}, the graph says {leaf.type}",
+                advice="name it otherwise, for example in a g.scope, or use another session",
+            )
+        if (where := tensor.buffer.buffer_type.device) is not device:
             raise UnsupportedError(
-                f"variable {leaf.name!r} lies on device {tensor.buffer.buffer_type.device.name}",
+                f"variable {leaf.name!r} of this session lies on device {where.name}",
                 advice="compile all plans that share it for one device",
             )
         return tensor

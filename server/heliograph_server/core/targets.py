@@ -105,7 +105,9 @@ def _placed(graph: Graph, lies: Mapping[int, str], places: Mapping[str, int]) ->
         if name not in places:
             leaf = graph.leaves[value]
             raise UnsupportedError(
-                f"{leaf.kind.value} {leaf.name!r} lies on device {name}", advice="name that device too"
+                f"{leaf.kind.value} {leaf.name!r} of this session lies on device {name}, "
+                f"which is not among the plan's devices: {', '.join(places)}",
+                advice=f"add {name}, or compile in another session",
             )
     return {value: places[name] for value, name in lies.items()}
 
