@@ -159,7 +159,7 @@ def write_bad_files(folder: Path) -> None:
 def test_a_file_that_is_no_graph_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "model.hgraph").write_bytes(b"nothing")
     assert run(folder) == 1
-    assert "no graph file" in capsys.readouterr().err
+    assert "not a graph file" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_made_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
