@@ -86,7 +86,7 @@ def test_what_cannot_be_run_is_an_error(
 
 
 def test_progress_counts_cases_and_failures() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm"})
     with conformance.case_progress(3, console) as show:
         assert show is not None
         show(Result("exp(f32[])", "exp", Outcome.PASSED))

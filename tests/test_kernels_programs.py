@@ -54,13 +54,14 @@ def random() -> np.random.Generator:
     return np.random.default_rng(SEED)
 
 
-@pytest.fixture(scope="module")
-def pools() -> Iterator[list[WorkerPool | None]]:
-    """No pool, then pools of two and three threads."""
-    two, three = WorkerPool(2), WorkerPool(3)
-    yield [None, two, three]
-    two.close()
-    three.close()
+@pytest.fixture(params=[1, 2, 3])
+def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool | None]:
+    """None, a pool of two threads, a pool of three: a bound program has one for all its runs."""
+    if request.param == 1:
+        yield None
+        return
+    with WorkerPool(request.param) as made:
+        yield made
 
 
 # The builder refuses what the runner cannot do
@@ -92,15 +93,14 @@ def test_what_the_runner_cannot_do_is_refused() -> None:
 
 
 def test_bits_do_not_depend_on_the_number_of_workers(
-    random: np.random.Generator, pools: list[WorkerPool | None]
+    random: np.random.Generator, pool: WorkerPool | None
 ) -> None:
     layer = Layer(random)
     assert layer.bound.program.shared_steps >= 3
     expected = layer.run(None)
     assert not np.isnan(layer.result).any()
     for _ in range(30):
-        for pool in pools:
-            assert layer.run(pool) == expected
+        assert layer.run(pool) == expected
 
 
 def test_one_program_runs_on_other_memory(random: np.random.Generator) -> None:
@@ -117,19 +117,18 @@ def test_one_program_runs_on_other_memory(random: np.random.Generator) -> None:
 
 
 def test_an_aborted_run_says_so_and_the_next_one_can_succeed(
-    random: np.random.Generator, pools: list[WorkerPool | None]
+    random: np.random.Generator, pool: WorkerPool | None
 ) -> None:
     layer = Layer(random)
     expected = layer.run(None)
-    for pool in pools:
-        layer.bound.abort()
-        assert layer.bound.run(pool) is Status.ABORTED
-        assert layer.bound.failed_step == 0
-        layer.bound.clear_abort()
-        assert layer.run(pool) == expected
+    layer.bound.abort()
+    assert layer.bound.run(pool) is Status.ABORTED
+    assert layer.bound.failed_step == 0
+    layer.bound.clear_abort()
+    assert layer.run(pool) == expected
 
 
-def test_abort_stops_a_run_in_progress(random: np.random.Generator, pools: list[WorkerPool | None]) -> None:
+def test_abort_stops_a_run_in_progress(random: np.random.Generator, pool: WorkerPool | None) -> None:
     x = normal(random, 200, 256)
     weight, product, mark = (
         pack_weight(normal(random, 256, 256)),
@@ -142,18 +141,16 @@ def test_abort_stops_a_run_in_progress(random: np.random.Generator, pools: list[
         builder.elementwise((1,), count)
         builder.gemm(200, 256, 256, over(0, x), PackedOperand(1), over(2, product))
     bound = builder.build().bind(addresses([x, weight, product, mark]))
-    for pool in pools:
-        mark[0] = 0
-        statuses: list[Status] = []
-        thread = threading.Thread(target=lambda pool=pool, into=statuses: into.append(bound.run(pool)))
-        thread.start()
-        while mark[0] == 0:
-            assert thread.is_alive()
-        bound.abort()
-        thread.join()
-        assert statuses == [Status.ABORTED]
-        assert 0 < bound.failed_step < bound.program.steps
-        bound.clear_abort()
+    statuses: list[Status] = []
+    thread = threading.Thread(target=lambda: statuses.append(bound.run(pool)))
+    thread.start()
+    while mark[0] == 0:
+        assert thread.is_alive()
+    bound.abort()
+    thread.join()
+    assert statuses == [Status.ABORTED]
+    assert 0 < bound.failed_step < bound.program.steps
+    bound.clear_abort()
 
 
 def test_a_helper_that_comes_before_or_after_a_run_does_nothing(
@@ -170,7 +167,7 @@ def test_a_helper_that_comes_before_or_after_a_run_does_nothing(
 
 
 def test_helpers_that_come_at_any_moment_change_nothing(
-    random: np.random.Generator, pools: list[WorkerPool | None]
+    random: np.random.Generator,
 ) -> None:
     """Stray threads enter and leave all the time, beside a pool's own helper."""
     layer = Layer(random, tokens=100, width=96)
@@ -186,19 +183,29 @@ def test_helpers_that_come_at_any_moment_change_nothing(
     for each in strays:
         each.start()
     try:
-        for _ in range(100):
-            assert layer.run(pools[1]) == expected
+        with WorkerPool(2) as pool:
+            for _ in range(100):
+                assert layer.run(pool) == expected
     finally:
         stop.set()
         for each in strays:
             each.join()
 
 
-def test_programs_take_turns_on_one_pool(random: np.random.Generator, pools: list[WorkerPool | None]) -> None:
+def test_programs_take_turns_on_one_pool(random: np.random.Generator) -> None:
     layers = [Layer(random), Layer(random, tokens=97)]
     expected = [layer.run(None) for layer in layers]
-    for turn in range(60):
-        assert layers[turn % 2].run(pools[2]) == expected[turn % 2]
+    with WorkerPool(3) as pool:
+        for turn in range(60):
+            assert layers[turn % 2].run(pool) == expected[turn % 2]
+
+
+def test_a_program_has_one_pool_for_all_its_runs(random: np.random.Generator) -> None:
+    layer = Layer(random)
+    with WorkerPool(2) as one, WorkerPool(2) as other:
+        layer.run(one)
+        with pytest.raises(ValueError, match="one pool"):
+            layer.run(other)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])

@@ -1,9 +1,9 @@
 """Where each value lies: in storage of its own, or as a view of another value's.
 
 A view op shares its source's bytes when strides can express it; a reshape that they cannot express
-becomes a copy. So does a view of a variable that a later node assigns to: what was read before the
-assignment keeps the old value. The result of an assignment lies in the variable itself, unless it is read
-and the variable is assigned to again later.
+becomes a copy, and so does a view with gaps whose elements are added up. So does a view of a variable that
+a later node assigns to: what was read before the assignment keeps the old value. The result of an
+assignment lies in the variable itself, unless it is read and the variable is assigned to again later.
 
 What is assigned is computed in the variable itself where nothing tells the difference: so a cache of keys
 and values into which rows are set is neither copied nor held twice.
@@ -25,6 +25,10 @@ Strides = tuple[int, ...]
 
 #: Ops whose result may share the first operand's bytes.
 VIEWS = frozenset(name for name, row in OPS.items() if row.is_view)
+#: Ops whose last bits depend on the order in which elements are added up.
+SUMS = frozenset(
+    name for name, row in OPS.items() if row.group in ("rows", "reduction") and row.tolerance > 0
+) - {"rope", "rope_back", "timestep_embedding"}
 
 
 class Place(NamedTuple):
@@ -50,6 +54,7 @@ def place_values(graph: Graph, *, direct: bool = True) -> tuple[Place, ...]:
     read = read_values(graph) if assigned else frozenset()
     written = direct_writes(graph) if assigned and direct else {}
     types = value_types(graph)
+    summed = summed_values(graph)
     places = [Place(value, 0, leaf.type.strides) for value, leaf in enumerate(graph.leaves)]
     for value, node in enumerate(graph.nodes, len(places)):
         place = None
@@ -57,6 +62,8 @@ def place_values(graph: Graph, *, direct: bool = True) -> tuple[Place, ...]:
             source = places[node.operands[0]]
             if assigned.get(source.root, -1) < value - len(graph.leaves):
                 place = view(node.op, node.attributes, types[node.operands[0]], node.type, source)
+            if place is not None and value in summed and not in_one_piece(node.type, place.strides):
+                place = None
         elif node.op == "assign":
             last = assigned[node.operands[0]] == value - len(graph.leaves)
             place = places[node.operands[0]] if last or value not in read else None
@@ -64,6 +71,18 @@ def place_values(graph: Graph, *, direct: bool = True) -> tuple[Place, ...]:
             place = places[written[value]]
         places.append(place or Place(value, 0, node.type.strides))
     return tuple(places)
+
+
+def summed_values(graph: Graph) -> frozenset[int]:
+    """What is read by ops that add up elements: in which order depends on how these lie, and with it the last
+    bits. So views with gaps are copied for them, and a value has one sum wherever it comes from."""
+    return frozenset(value for node in graph.nodes if node.op in SUMS for value in node.operands)
+
+
+def in_one_piece(type: TensorType, strides: Strides) -> bool:
+    """Whether elements lie in row-major order without gaps."""
+    pairs = zip(type.shape, strides, type.strides, strict=True)
+    return type.size == 0 or all(size == 1 or mine == plain for size, mine, plain in pairs)
 
 
 def direct_writes(graph: Graph) -> dict[int, int]:

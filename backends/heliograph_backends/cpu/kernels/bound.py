@@ -35,6 +35,7 @@ class BoundProgram:
             self._slots = slots
         else:
             self._slots = np.zeros(max(1, program.slots), dtype=np.int64)
+        self._pool: WorkerPool | None = None
         self._control = aligned_words(layout.COUNTERS + program.shared_steps * layout.COUNTER_WORDS)
         self._control[layout.CLOSED] = 1
         self._code_at = int(program.code.ctypes.data)
@@ -56,7 +57,13 @@ class BoundProgram:
     def run(self, workers: WorkerPool | None = None, threads: int = 0) -> Status:
         """Run all steps and return how that ended; helpers are woken when the shared steps are
         worth it. `threads` is the most workers that take part, the calling one among them; 0: all.
+
+        The pool is the same for all runs: a helper of one that comes late, and one of another that comes
+        early, would work in the same scratch. Raises ValueError for another.
         """
+        if workers is not None and self._pool not in (None, workers):
+            raise ValueError("a program runs on one pool of workers; bind it anew for another")
+        self._pool = workers or self._pool
         if not self._scratch_at:
             self._reserve(1)
         helpers = 0 if workers is None else workers.helpers
