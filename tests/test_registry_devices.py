@@ -59,6 +59,13 @@ def test_instruction_sets_are_read_as_linux_writes_them(cpuinfo: str, found: tup
     assert facts.known_instructions(cpuinfo) == found
 
 
+def test_a_reference_device_computes_on_the_definition_alone() -> None:
+    with devices("cpu:reference=1", "cpu:threads=1") as (reference, plain):
+        assert not reference.native and "native_kernels" not in reference.features()
+        assert "definition" in reference.why_missing()["native_kernels"]
+        assert plain.native == bool(facts.native_compiler())
+
+
 def test_high_bandwidth_memory_is_an_extra_buffer_type_or_missing_with_a_reason() -> None:
     with devices("cpu:threads=1") as cpu:
         names = [one.name for one in cpu.extra_buffer_types]

@@ -61,6 +61,13 @@ def usable_threads() -> int:
     return os.cpu_count() or 1
 
 
+def _why_definition() -> str:
+    """Why a device computes on the definition alone."""
+    if kernels.available():
+        return "the definition of the ops alone was asked for"
+    return "numba is not installed"
+
+
 def checked_threads(count: int) -> int:
     """The count. Raises InvalidArgumentError."""
     if not 0 <= count <= MOST_THREADS:
@@ -123,7 +130,7 @@ class CpuDevice(Device):
 
     def why_missing(self) -> Mapping[str, str]:
         found = {
-            "native_kernels": "" if self.native else "numba is not installed, or was not wanted",
+            "native_kernels": "" if self.native else _why_definition(),
             "hbm": why_no_hbm(),
         }
         return {name: why for name, why in found.items() if why}
@@ -228,6 +235,7 @@ class CpuBackend(Backend):
     parameters = (
         Parameter("threads", ParameterKind.COUNT, "threads that compute; 0: one for each processor"),
         Parameter("memory", ParameterKind.SIZE, "memory that it may use; 0: the machine's"),
+        Parameter("reference", ParameterKind.COUNT, "1: computes on the definition of the ops alone"),
     )
 
     def __init__(self, parameters: Sequence[Mapping[str, Any]] = ({},)) -> None:
@@ -236,7 +244,8 @@ class CpuBackend(Backend):
         try:
             for number, one in enumerate(parameters):
                 threads = checked_threads(one.get("threads", 0))
-                self._devices += (CpuDevice(f"cpu{number}", threads, one.get("memory", 0)),)
+                native = False if one.get("reference", 0) else None
+                self._devices += (CpuDevice(f"cpu{number}", threads, one.get("memory", 0), native=native),)
         except Exception as error:
             for device in self._devices:
                 device.close()
