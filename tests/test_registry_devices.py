@@ -63,6 +63,8 @@ def test_a_reference_device_computes_on_the_definition_alone() -> None:
     with devices("cpu:reference=1", "cpu:threads=1") as (reference, plain):
         assert not reference.native and "native_kernels" not in reference.features()
         assert "definition" in reference.why_missing()["native_kernels"]
+        assert "the definition alone" in reference.description
+        assert ("the definition alone" in plain.description) == (not plain.native)
         assert plain.native == bool(facts.native_compiler())
 
 

@@ -89,7 +89,7 @@ class CpuDevice(Device):
         self.threads = threads or usable_threads()
         #: Whether f32 runs on native kernels; the definition runs everything else, and all without numba.
         self.native = kernels.available() if native is None else native
-        self.description = f"{processor_name()}, {self.threads} threads"
+        self.description = self._described()
         self._budget = Budget(name, memory_bytes or machine_memory_bytes())
         self._buffer_type = HostBufferType(self, self._budget)
         self._hbm_types = hbm_buffer_types(self, self._budget)
@@ -186,8 +186,12 @@ class CpuDevice(Device):
             raise LimitExceededError(f"the system gives no {wanted} threads: {error}") from error
         finally:
             self.threads = self._workers.helpers + 1
-            self.description = f"{processor_name()}, {self.threads} threads"
+            self.description = self._described()
             self._helpers_free.release()
+
+    def _described(self) -> str:
+        alone = "" if self.native else ", the definition alone"
+        return f"{processor_name()}, {self.threads} threads{alone}"
 
     def close(self) -> None:
         self._workers.close()
