@@ -25,6 +25,7 @@ from heliograph_backends.registry import Registry
 from heliograph_proto import commands as c
 from heliograph_proto import messages
 from heliograph_proto.errors import (
+    CancelledError,
     ComputeFailedError,
     ConfigurationError,
     HeliographError,
@@ -427,6 +428,22 @@ def test_a_malformed_upload_is_refused_and_its_command_fails(
         stream.cancel()
 
     play(scenario, replace(Limits(), chunk_bytes=1000))
+
+
+def test_an_upload_that_ends_early_is_a_broken_one_to_its_command_however_it_ended(
+    play: Callable[..., None],
+) -> None:
+    """A cancelled call can end like one whose client said that it was done."""
+
+    async def scenario(peer: Peer) -> None:
+        stream = await peer.attach()
+        await peer.send(stream, c.Allocate(1, tensor_type("u8", (4,))), c.SetTensor(1, 0, None, 7, 4))
+        await refused(peer.upload(4, (0, b"12"), transfer=7))
+        error = (await peer.collect(stream))[2].error
+        assert isinstance(error, CancelledError) and "2 bytes came of the 4" in error.message
+        stream.cancel()
+
+    play(scenario)
 
 
 def test_contents_that_do_not_match_fit_or_exist_are_refused(play: Callable[..., None]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from heliograph_backends.contract import Buffer
 from heliograph_proto.errors import (
+    CancelledError,
     ContentMismatchError,
     HeliographError,
     ProtocolError,
@@ -60,10 +61,13 @@ class Upload(ABC):
         Raises ProtocolError, ContentMismatchError, or the error of the command that wanted them.
         """
         with self._lock:
+            if self.received_bytes != self.size_bytes:
+                short = f"{self.received_bytes} bytes came of the {self.size_bytes} announced"
+                # The end of a call that was cancelled cannot be told from that of one whose client sent too
+                # little: the caller, if there is one, learns of its fault, and the command that it broke off.
+                self.abort(CancelledError(f"the upload broke off: {short}"))
+                raise ProtocolError(short)
             try:
-                if self.received_bytes != self.size_bytes:
-                    came, announced = self.received_bytes, self.size_bytes
-                    raise ProtocolError(f"{came} bytes came of the {announced} announced")
                 self._finish()
             except HeliographError as error:
                 self.abort(error)
