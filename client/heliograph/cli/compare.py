@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import heliograph as hg
 from heliograph.cli.graphs import add_graph_arguments, parse_inputs, read_inputs
-from heliograph.cli.progress import upload_progress
+from heliograph.cli.progress import progress_bars, upload_progress
 from heliograph.cli.tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import ProgressColumn
 
 #: How many rows are shown unless all are asked for.
 _WORST = 10
@@ -134,19 +134,18 @@ def node_progress(
 ) -> Iterator[Callable[[hg.ComparedNode], None] | None]:
     """What hg.compare(on_node=...) takes: shows on stderr how far it is.
 
-    Gives None where nobody would see it: without rich, or when stderr is no terminal.
+    Gives None where nobody would see it.
     """
-    if console is None and not sys.stderr.isatty():
-        yield None
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    except ImportError:
-        yield None
-        return
-    columns = (TextColumn("comparing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[node]}"))
-    with Progress(*columns, console=console or Console(file=sys.stderr)) as bars:
+
+    def columns() -> Sequence[ProgressColumn]:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+
+        return TextColumn("comparing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[node]}")
+
+    with progress_bars(columns, console) as bars:
+        if bars is None:
+            yield None
+            return
         task = bars.add_task("comparing", total=total, node="")
 
         def show_node(row: hg.ComparedNode) -> None:

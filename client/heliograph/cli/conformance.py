@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from heliograph.cli import missing_extra
+from heliograph.cli.progress import progress_bars
 from heliograph.cli.tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import ProgressColumn
 
     from heliograph_backends.conformance import Report, Result
     from heliograph_backends.contract import Device
@@ -119,20 +120,18 @@ def _error(error: float) -> str:
 @contextmanager
 def case_progress(total: int, console: Console | None = None) -> Iterator[Callable[[Result], None] | None]:
     """Shows on stderr how many cases have run and failed; gives None where nobody would see it."""
-    if console is None and not sys.stderr.isatty():
-        yield None
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-    except ImportError:
-        yield None
-        return
-    from heliograph_backends.conformance import Outcome
 
-    where = console or Console(file=sys.stderr)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=where, transient=True) as bars:
+    def columns() -> Sequence[ProgressColumn]:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+        return TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+
+    with progress_bars(columns, console, transient=True) as bars:
+        if bars is None:
+            yield None
+            return
+        from heliograph_backends.conformance import Outcome
+
         task, failed = bars.add_task("conformance", total=total), 0
 
         def show(result: Result) -> None:
