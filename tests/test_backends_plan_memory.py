@@ -4,9 +4,8 @@ chunks, plans that take over another one's memory, and what a plan takes, told b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
+import plan_fixtures
 import pytest
 from backend_graphs import Array, Loaded, Maker, nothing_left, place, remove, run, same_bits, used_bytes
 from op_cases import SEED, Case
@@ -15,22 +14,12 @@ from random_graphs import RandomGraph, all_of_a_run, floats
 
 from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Tensor
 from heliograph_backends.cpu import CpuDevice
-from heliograph_backends.cpu.kernels import available
 from heliograph_backends.cpu.plan import CpuPlan
 from heliograph_proto.errors import HeliographError, OutOfMemoryError, UnknownHandleError
 from heliograph_proto.ops import OPS
 
-needs_native = pytest.mark.skipif(not available(), reason="numba is not installed")
-
-
-@pytest.fixture(params=["native", "definition"])
-def device(request: pytest.FixtureRequest) -> Iterator[CpuDevice]:
-    """A CPU of two threads, with and without native kernels."""
-    native = request.param == "native"
-    if native and not available():
-        pytest.skip("numba is not installed")
-    with nothing_left(CpuDevice(threads=2, memory_bytes=2**28, native=native)) as made:
-        yield made
+device = plan_fixtures.device
+needs_native = plan_fixtures.needs_native
 
 
 # In place

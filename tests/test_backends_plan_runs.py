@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import plan_fixtures
 import pytest
 from backend_graphs import (
     Array,
     Loaded,
     Maker,
     loaded,
-    nothing_left,
     run,
     same_bits,
 )
@@ -26,7 +26,6 @@ from random_graphs import (
 
 from heliograph_backends.contract import Abort
 from heliograph_backends.cpu import CpuDevice
-from heliograph_backends.cpu.kernels import available
 from heliograph_backends.fake import FakeDevice
 from heliograph_proto.errors import (
     CancelledError,
@@ -35,24 +34,9 @@ from heliograph_proto.errors import (
     UnknownHandleError,
 )
 
-needs_native = pytest.mark.skipif(not available(), reason="numba is not installed")
-
-
-@pytest.fixture(params=["native", "definition"])
-def device(request: pytest.FixtureRequest) -> Iterator[CpuDevice]:
-    """A CPU of two threads, with and without native kernels."""
-    native = request.param == "native"
-    if native and not available():
-        pytest.skip("numba is not installed")
-    with nothing_left(CpuDevice(threads=2, memory_bytes=2**28, native=native)) as made:
-        yield made
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeDevice]:
-    with nothing_left(FakeDevice(memory_bytes=2**24)) as made:
-        assert isinstance(made, FakeDevice)
-        yield made
+device = plan_fixtures.device
+fake = plan_fixtures.fake
+needs_native = plan_fixtures.needs_native
 
 
 # Errors

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
+import plan_fixtures
 import pytest
 from backend_graphs import (
     Loaded,
@@ -23,30 +22,13 @@ from random_graphs import (
 
 from heliograph_backends.contract import CompileOptions, LeafBindings
 from heliograph_backends.cpu import CpuDevice
-from heliograph_backends.cpu.kernels import available
-from heliograph_backends.fake import FakeDevice
 from heliograph_proto.errors import (
     OutOfMemoryError,
 )
 
-needs_native = pytest.mark.skipif(not available(), reason="numba is not installed")
-
-
-@pytest.fixture(params=["native", "definition"])
-def device(request: pytest.FixtureRequest) -> Iterator[CpuDevice]:
-    """A CPU of two threads, with and without native kernels."""
-    native = request.param == "native"
-    if native and not available():
-        pytest.skip("numba is not installed")
-    with nothing_left(CpuDevice(threads=2, memory_bytes=2**28, native=native)) as made:
-        yield made
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeDevice]:
-    with nothing_left(FakeDevice(memory_bytes=2**24)) as made:
-        assert isinstance(made, FakeDevice)
-        yield made
+device = plan_fixtures.device
+fake = plan_fixtures.fake
+needs_native = plan_fixtures.needs_native
 
 
 def test_a_plan_gives_back_all_that_it_took(device: CpuDevice) -> None:

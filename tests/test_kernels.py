@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import kernel_fixtures
 import numpy as np
 import pytest
 from kernel_runs import (
@@ -29,26 +30,14 @@ from heliograph_backends.cpu.kernels import (
     Register,
     WorkerPool,
     available,
-    warmup,
 )
 from heliograph_backends.cpu.kernels.geometry import STREAM_BYTES, coalesce
 
 if not available():
     pytest.skip("numba is not installed", allow_module_level=True)
 
-SEED = 20240521
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled() -> None:
-    """Compile or load once, so that no test's time contains it."""
-    warmup()
-
-
-@pytest.fixture
-def random() -> np.random.Generator:
-    print(f"seed {SEED}")
-    return np.random.default_rng(SEED)
+compiled = kernel_fixtures.compiled
+random = kernel_fixtures.random
 
 
 Op = Operation

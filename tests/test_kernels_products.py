@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import kernel_fixtures
 import numpy as np
 import pytest
 from kernel_runs import (
@@ -22,7 +23,6 @@ from heliograph_backends.cpu.kernels import (
     Register,
     available,
     pack_weight,
-    warmup,
 )
 from heliograph_backends.cpu.kernels import (
     Operation as Op,
@@ -31,19 +31,8 @@ from heliograph_backends.cpu.kernels import (
 if not available():
     pytest.skip("numba is not installed", allow_module_level=True)
 
-SEED = 20240521
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled() -> None:
-    """Compile or load once, so that no test's time contains it."""
-    warmup()
-
-
-@pytest.fixture
-def random() -> np.random.Generator:
-    print(f"seed {SEED}")
-    return np.random.default_rng(SEED)
+compiled = kernel_fixtures.compiled
+random = kernel_fixtures.random
 
 
 SHAPES = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+import kernel_fixtures
 import numpy as np
 import pytest
 from kernel_runs import (
@@ -30,7 +31,6 @@ from heliograph_backends.cpu.kernels import (
     WorkerPool,
     available,
     pack_weight,
-    warmup,
 )
 from heliograph_backends.cpu.kernels import (
     Operation as Op,
@@ -39,19 +39,8 @@ from heliograph_backends.cpu.kernels import (
 if not available():
     pytest.skip("numba is not installed", allow_module_level=True)
 
-SEED = 20240521
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled() -> None:
-    """Compile or load once, so that no test's time contains it."""
-    warmup()
-
-
-@pytest.fixture
-def random() -> np.random.Generator:
-    print(f"seed {SEED}")
-    return np.random.default_rng(SEED)
+compiled = kernel_fixtures.compiled
+random = kernel_fixtures.random
 
 
 @pytest.fixture(params=[1, 2, 3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import kernel_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Maker, loaded, normalised_error, nothing_left, run
@@ -18,7 +19,6 @@ from heliograph_backends.cpu.kernels import (
     StoredOperand,
     WorkerPool,
     available,
-    warmup,
 )
 from heliograph_backends.cpu.kernels.stored_types import FORMS
 from heliograph_backends.cpu.plan import CpuPlan
@@ -37,10 +37,7 @@ SCALES = {Stored.Q8_0: (0, 2), Stored.Q4_0: (0, 2), Stored.Q4_K: (0, 4), Stored.
 SHAPES = [(1, 32, 1), (45, 96, 2), (33, 2080, 3), (70, 1056, 4), (37, 64, 5), (31, 1120, 17), (130, 160, 70)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled() -> None:
-    """Compile or load once, so that no test's time contains it."""
-    warmup()
+compiled = kernel_fixtures.compiled
 
 
 @pytest.fixture

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
+import kernel_fixtures
 import numpy as np
 import pytest
 from kernel_runs import by_rows, nmse, normal, over, run, same_bits
 from numpy.typing import NDArray
 
-from heliograph_backends.cpu.kernels import ProgramBuilder, available, warmup
+from heliograph_backends.cpu.kernels import ProgramBuilder, available
 from heliograph_backends.cpu.kernels.geometry import STREAM_BYTES
 
 if not available():
     pytest.skip("numba is not installed", allow_module_level=True)
 
-SEED = 20240521
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled() -> None:
-    """Compile or load once, so that no test's time contains it."""
-    warmup()
-
-
-@pytest.fixture
-def random() -> np.random.Generator:
-    print(f"seed {SEED}")
-    return np.random.default_rng(SEED)
+compiled = kernel_fixtures.compiled
+random = kernel_fixtures.random
 
 
 def soft_max64(x: NDArray[np.float64]) -> NDArray[np.float64]:
