@@ -24,7 +24,10 @@ class RunArrivals(ArrivalBase):
         sent = sum(len_bytes(one) for one in inputs if not isinstance(one, TensorHandle))
         fetched = sum(plan.outputs[one.output].type.nbytes for one in outputs if one.fetch)
         self._hold(entry, sent + fetched)
-        self._work(entry, RunTask(plan, inputs, outputs), plan.device)
+        turn = plan.turns.next()
+        self._work(entry, RunTask(plan, inputs, outputs, turn), plan.device)
+        if plan.turns.overlap:
+            entry.lane, entry.overlaps = plan.turns.lanes[turn], True
         bound = tuple(one for one in inputs if isinstance(one, TensorHandle))
         entry.uses = (*bound, *plan.read, *plan.assigned)
         made = tuple(one.tensor for one in outputs if one.tensor is not None)

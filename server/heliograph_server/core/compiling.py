@@ -298,7 +298,7 @@ class _Compilation:
 
     def idle_plan(self, device: Device) -> LoadedPlan | None:
         """The plan whose memory may be taken over: nothing of it runs, and nothing will."""
-        if self._old is None or self._old.last_run is not None or self._old.device != device.name:
+        if self._old is None or not self._old.turns.is_idle or self._old.device != device.name:
             return None
         loaded: LoadedPlan = self._old.plan
         return None if isinstance(loaded.plan, ScheduledPlan) else loaded

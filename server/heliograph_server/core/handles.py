@@ -36,6 +36,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType, dtype
+from heliograph_server.core.turns import Turns
 
 if TYPE_CHECKING:
     from heliograph_server.core.ordering import Entry
@@ -262,7 +263,7 @@ def let_go_of(bound: BoundLeaves) -> None:
 
 @dataclass(slots=True, eq=False)
 class PlanHandle:
-    """A compiled plan. Its runs are serial: each waits for `last_run`."""
+    """A compiled plan. Its runs wait for each other as `turns` says."""
 
     device: str
     inputs: tuple[Port, ...]
@@ -274,7 +275,7 @@ class PlanHandle:
     bound: BoundLeaves
     #: The runtime's.
     plan: Any = None
-    last_run: Entry | None = None
+    turns: Turns = field(default_factory=Turns)
     error: HeliographError | None = None
 
 
@@ -286,6 +287,8 @@ class StreamHandle:
     #: The last command that does device work, and the last wait that is not over.
     tail: Entry | None = None
     gate: Entry | None = None
+    #: Runs that nothing of the stream waits for but marks, and what uses their tensors.
+    runs: dict[Entry, None] = field(default_factory=dict)
     #: Records that are not reached, oldest first, for `first error since the last mark`. Ordered: the
     #: first of a plain dict is slow to find once many before it are gone.
     records: OrderedDict[Entry, None] = field(default_factory=OrderedDict)

@@ -51,6 +51,8 @@ class Entry:
     lane: Lane | None = None
     notify: bool = False
     timed: bool = False
+    #: Whether its stream's later commands may be done before it: those that do not use its tensors.
+    overlaps: bool = False
     #: Tensors that must be healthy when it starts.
     uses: tuple[TensorHandle, ...] = ()
     #: Tensors that are poisoned when it fails.
@@ -94,10 +96,21 @@ class Entry:
         earlier.dependents.append(self)
 
 
-def enter_stream(entry: Entry, stream: StreamHandle, *, marks: bool, gates: bool) -> None:
-    """Takes the next place in the stream. What needs no device is in nobody's way, but for a wait."""
-    entry.wait_for(stream.tail)
+def enter_stream(
+    entry: Entry, stream: StreamHandle, *, marks: bool = False, gates: bool = False, is_fence: bool = False
+) -> None:
+    """Takes the next place in the stream. What needs no device is in nobody's way, but for a wait.
+
+    A run that overlaps others has its place from its tensors alone, and from the stream's waits.
+    """
     entry.wait_for(stream.gate)
+    if entry.overlaps:
+        stream.runs[entry] = None
+        return
+    entry.wait_for(stream.tail)
+    if is_fence:
+        for run in stream.runs:
+            entry.wait_for(run)
     if entry.lane is not None:
         stream.tail = entry
     if marks:
@@ -114,6 +127,7 @@ def leave_stream(entry: Entry, stream: StreamHandle) -> None:
     if stream.gate is entry:
         stream.gate = None
     stream.records.pop(entry, None)
+    stream.runs.pop(entry, None)
 
 
 def note_failure(entry: Entry) -> None:

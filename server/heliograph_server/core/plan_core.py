@@ -18,6 +18,7 @@ from heliograph_server.core.handles import (
     BoundLeaves,
     Handle,
     HandleTable,
+    Lane,
     PlanHandle,
     Storage,
     TensorHandle,
@@ -26,6 +27,7 @@ from heliograph_server.core.handles import (
     let_go_of,
 )
 from heliograph_server.core.ordering import Entry, wait_for_writers
+from heliograph_server.core.turns import Turns
 
 
 class PlanCore(ABC):
@@ -47,6 +49,10 @@ class PlanCore(ABC):
     @abstractmethod
     def _release_handles(self, handles: Iterable[Handle]) -> None:
         """Gives back what handles stood for."""
+
+    @abstractmethod
+    def _open_lane(self, lane: Lane) -> None:
+        """Has a lane made."""
 
     @abstractmethod
     def _settle(self) -> None:
@@ -79,18 +85,21 @@ class PlanCore(ABC):
         variables: tuple[Iterable[TensorHandle], Iterable[TensorHandle]],
         plan: object,
         bound: BoundLeaves = NOTHING_BOUND,
+        turns: Turns | None = None,
     ) -> None:
-        """A compiled plan: its inputs and outputs, the variables that it reads and assigns, and the tensors
-        that are its leaves, which it holds from here on."""
+        """A compiled plan: its inputs and outputs, the variables that it reads and assigns, the tensors
+        that are its leaves, which it holds from here on, and the turns by which it runs; None: its own, one
+        at a time."""
         if self.closed is not None:
             raise self.closed
         self.handles.give_up(number)
         self.handles.check_new(number, PlanHandle)
         inputs, outputs = map(tuple, ports)
         read, assigned = map(tuple, variables)
-        made = PlanHandle(device, inputs, outputs, read, assigned, bound, plan)
+        made = PlanHandle(device, inputs, outputs, read, assigned, bound, plan, turns or Turns())
         self.handles.add(number, made)
         self._plans[made] = None
+        self._hold_turns(made.turns)
 
     def bind_leaves(self, leaves: Mapping[int, tuple[int, TensorType]], weights: Set[int]) -> BoundLeaves:
         """Holds tensors as leaves of a plan to be: handle and type by leaf; those of weights are frozen.
@@ -152,7 +161,7 @@ class PlanCore(ABC):
 
     def release_plan(self, plan: PlanHandle) -> None:
         """Frees a plan that is in the table no more, once its runs are over."""
-        if plan.last_run is None:
+        if plan.turns.is_idle:
             self._release_handles((plan,))
         else:
             self._to_release.append(plan)
@@ -165,8 +174,14 @@ class PlanCore(ABC):
             self.release_plan(plan)
         self._settle()
 
-    def plan_ended(self, plan: PlanHandle) -> None:
-        """The last run of a plan is over."""
-        if plan in self._to_release:
-            self._to_release.remove(plan)
-            self._release_handles((plan,))
+    def runs_ended(self, turns: Turns) -> None:
+        """The last run by these turns is over."""
+        ended = [plan for plan in self._to_release if plan.turns is turns]
+        self._to_release = [plan for plan in self._to_release if plan.turns is not turns]
+        self._release_handles(ended)
+
+    def _hold_turns(self, turns: Turns) -> None:
+        if turns.holders == 0:
+            for lane in turns.lanes:
+                self._open_lane(lane)
+        turns.holders += 1

@@ -83,6 +83,7 @@ from heliograph_server.core.tasks import (
     WriteTask,
 )
 from heliograph_server.core.transfers import Uploads
+from heliograph_server.core.turns import Turns
 
 
 class SessionCore(PlanCore):
@@ -227,15 +228,15 @@ class SessionCore(PlanCore):
         if isinstance(entry.task, FreeTask):
             self._wait_for_freed(entry, entry.task)
         elif isinstance(entry.task, RunTask):
-            entry.wait_for(entry.task.plan.last_run)
-            entry.task.plan.last_run = entry
+            entry.task.plan.turns.enter(entry.task.turn, entry)
         if entry.lane is None:
             wait_for_writers(entry, entry.uses)
         else:
             self._storages.update((one.storage, None) for one in entry.targets if one.storage)
             enter_storages(entry)
         if entry.stream is not None:
-            enter_stream(entry, entry.stream, marks=isinstance(kind, c.Record), gates=gates)
+            marks, is_fence = isinstance(kind, c.Record), isinstance(kind, c.Record | c.Synchronize)
+            enter_stream(entry, entry.stream, marks=marks, gates=gates, is_fence=is_fence)
 
     def _wait_for_event(self, entry: Entry, kind: c.Wait) -> bool:
         """Whether there is something to wait for."""
@@ -246,13 +247,15 @@ class SessionCore(PlanCore):
 
     def _wait_for_freed(self, entry: Entry, task: FreeTask) -> None:
         wait_for_users(entry, dict.fromkeys(_storages_of(task.handles)))
+        earlier: list[Entry | None] = []
         for handle in task.handles:
             match handle:
                 case PlanHandle():
-                    entry.wait_for(handle.last_run)
+                    earlier.extend(handle.turns.running())
                 case StreamHandle():
-                    entry.wait_for(handle.tail)
-                    entry.wait_for(handle.gate)
+                    earlier += [handle.tail, handle.gate, *handle.runs]
+        for one in earlier:
+            entry.wait_for(one)
 
     # Their turn
 
@@ -361,9 +364,8 @@ class SessionCore(PlanCore):
             self._instructions.append(DropRead(entry.sequence))
         if entry.stream is not None:
             leave_stream(entry, entry.stream)
-        if isinstance(entry.task, RunTask) and entry.task.plan.last_run is entry:
-            entry.task.plan.last_run = None
-            self.plan_ended(entry.task.plan)
+        if isinstance(entry.task, RunTask) and entry.task.plan.turns.leave(entry.task.turn, entry):
+            self.runs_ended(entry.task.plan.turns)
         self._ready.extend(unblocked_by_retirement(entry))
 
     # Cancelling
@@ -466,6 +468,14 @@ class SessionCore(PlanCore):
         self._lanes[lane] = None
         self._instructions.append(OpenLane(lane))
 
+    def _close_lanes(self, turns: Turns) -> None:
+        """Of turns that no plan runs by any more."""
+        turns.holders -= 1
+        for lane in turns.lanes if turns.holders == 0 else ():
+            if lane in self._lanes:
+                del self._lanes[lane]
+                self._instructions.append(CloseLane(lane))
+
     def lane_failed(self, lane: Lane, error: HeliographError) -> None:
         """The device could not make the lane: its work fails."""
         # The command that needed the lane first is the one that came last.
@@ -487,6 +497,7 @@ class SessionCore(PlanCore):
                 case PlanHandle() if handle in self._plans:
                     del self._plans[handle]
                     self._instructions.append(ReleasePlan(handle))
+                    self._close_lanes(handle.turns)
                     let_go_of(handle.bound)
                     self._release_handles(handle.bound.tensors.values())
                 case StreamHandle(lane=lane) if lane in self._lanes:

@@ -108,11 +108,12 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunTask:
-    """Runs a plan; inputs in the plan's order."""
+    """Runs a plan; inputs in the plan's order. `turn`: on which copy of its memory."""
 
     plan: PlanHandle
     inputs: tuple[Bytes | TensorHandle, ...]
     outputs: tuple[Wanted, ...]
+    turn: int = 0
 
 
 #: Work for a device. Everything else is settled by the core alone.
