@@ -83,6 +83,7 @@ class CoreClient:
         devices: Sequence[str] = (),
         pins: Mapping[int, str] | None = None,
         memory: Mapping[str, int] | None = None,
+        pipeline: int = 1,
         **options: Any,
     ) -> PlanInfo:
         """Compiles a graph."""
@@ -96,6 +97,7 @@ class CoreClient:
                 updates=updates,
                 pins=pins or {},
                 memory=memory or {},
+                pipeline=pipeline,
             )
         )
 

@@ -327,10 +327,10 @@ def test_a_short_run_is_not_begun_here_while_the_device_computes(attached: Attac
 
 def test_a_plan_is_short_once_its_last_runs_were(attached: Attached) -> None:
     plan = attached.plan
-    plan.note(400.0)
+    plan.note(0, 400.0)
     assert plan.expected_us == 400.0
     for expected in (200.0, 100.0, 50.0, 30.0):
-        plan.note(30.0)
+        plan.note(0, 30.0)
         assert plan.expected_us == expected
 
 

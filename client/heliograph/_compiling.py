@@ -56,6 +56,8 @@ class CompileOptions:
     pins: tuple[tuple[str, tuple[int, ...]], ...] = ()
     #: Devices and the most bytes of each.
     memory: tuple[tuple[str, int], ...] = ()
+    #: How many runs may be under way at once.
+    pipeline: int = 1
     #: Called when the answer did not come, and nobody knows what became of the plan that is updated.
     doubt: Callable[[], None] = lambda: None
 
@@ -111,6 +113,7 @@ def _compile(
         updates=how.updates,
         pins=how.pins,
         memory=how.memory,
+        pipeline=how.pipeline,
     )
     try:
         return (yield request)  # type: ignore[no-any-return]

@@ -87,6 +87,8 @@ class Compile:
     pins: tuple[tuple[str, tuple[int, ...]], ...] = ()
     #: Devices and the most bytes of each.
     memory: tuple[tuple[str, int], ...] = ()
+    #: How many runs may be under way at once.
+    pipeline: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,7 @@ class LocalTransport:
                 updates=call.updates,
                 pins={node: device for device, nodes in call.pins for node in nodes},
                 memory=dict(call.memory),
+                pipeline=call.pipeline,
             )
         )
 

@@ -80,6 +80,11 @@ class PlanBase(Handle):
         return self._spec.info.copied_bytes
 
     @property
+    def pipeline(self) -> int:
+        """How many of its runs may be under way at once; 1 where one device runs all of it in one go."""
+        return self._spec.info.pipeline
+
+    @property
     def compute_bytes(self) -> int:
         """The memory taken for intermediate results."""
         return self._spec.info.compute_bytes
@@ -113,7 +118,7 @@ class PlanBase(Handle):
 
     def _hand_over(self, options: CompileOptions) -> CompileOptions:
         """The options of the plan that takes over this one's memory."""
-        return replace(options, updates=self._live_handle, doubt=self.free)
+        return replace(options, updates=self._live_handle, pipeline=self.pipeline, doubt=self.free)
 
     def _replace(self, compiling: Procedure[PlanSpec]) -> Procedure[None]:
         """Becomes the plan that is compiled. When that is refused nothing changes; when nobody knows, it is

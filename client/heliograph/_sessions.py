@@ -67,12 +67,14 @@ class SessionBase:
         variables: Bindings,
         pins: Pins,
         memory: MemoryLimits,
+        pipeline: int,
     ) -> Procedure[PlanSpec]:
         """Compiles a graph under a new handle."""
         check_graph(graph, "compile")
         names = device_names(self._shell, devices)
         options = options_of(self._shell, graph, names, fusion, threads, weights, variables)
         options = placed(self._shell, graph, options, pins, memory)
+        options = replace(options, pipeline=checked_pipeline(pipeline))
         return compile_graph(self._shell.core, graph, options, self._progress)
 
     def _compiling_frozen(
@@ -155,6 +157,15 @@ def checked_threads(threads: int) -> int:
     if not hasattr(threads, "__index__") or not 0 <= index(threads) < 2**32:
         raise InvalidArgumentError(f"threads is {threads!r:.80}", advice="a number of threads, or 0 for all")
     return index(threads)
+
+
+def checked_pipeline(pipeline: int) -> int:
+    """How many runs may be under way at once. Raises InvalidArgumentError."""
+    if not hasattr(pipeline, "__index__") or not 1 <= index(pipeline) < 2**32:
+        raise InvalidArgumentError(
+            f"pipeline is {pipeline!r:.80}", advice="how many runs may be under way at once: 1 or more"
+        )
+    return index(pipeline)
 
 
 def options_of(

@@ -138,6 +138,7 @@ class Session(SessionBase):
         variables: Bindings = None,
         pins: Pins = None,
         memory: MemoryLimits = None,
+        pipeline: int = 1,
         timeout: float | None = None,
     ) -> Plan:
         """A plan for a graph, on the named devices by priority (default: the server's first).
@@ -146,6 +147,9 @@ class Session(SessionBase):
         another; if there is no processor of the server's host among them, that comes last. `pins`: devices
         by patterns of nodes' names as in fnmatch, or by functions of a node. `memory`: the most that the
         plan may take of a device, in bytes or as "2GiB". `plan.explain()` tells what runs where, and why.
+
+        `pipeline`: how many runs of a plan over several devices may be under way at once, each with memory
+        of its own for what is between nodes: while one is in later splits, the next enters.
 
         `threads`: the most of the device's threads that a run uses; 0: all. `weights` and `variables`:
         tensors of the session, on the plan's device, that the graph's leaves of these names are. A weight
@@ -156,7 +160,9 @@ class Session(SessionBase):
         the node. Raises InvalidGraphError, UnsupportedError, OutOfMemoryError, LimitExceededError,
         UnknownDeviceError, InvalidArgumentError, DeadlineExceededError.
         """
-        procedure = self._compiling(graph, devices, fusion, threads, weights, variables, pins, memory)
+        procedure = self._compiling(
+            graph, devices, fusion, threads, weights, variables, pins, memory, pipeline
+        )
         spec = self._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}")
         return Plan(self._shell, spec, self._progress)
 

@@ -306,3 +306,5 @@ class PlanInfo:
     splits: int = 1
     #: Of one run, between devices.
     copied_bytes: int = 0
+    #: How many of its runs may be under way at once.
+    pipeline: int = 1

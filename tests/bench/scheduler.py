@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
@@ -15,10 +16,13 @@ from figures import Figure, seconds_of
 sys.path.append(str(Path(__file__).parents[1]))
 
 from backend_graphs import Maker
+from core_client import CoreClient
 
+from heliograph_backends import access
 from heliograph_backends.contract import Abort, CompileOptions, Device, LeafBindings, Tensor
 from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.fake import FakeDevice
+from heliograph_proto import commands as c
 from heliograph_proto import messages
 from heliograph_proto.graph import Graph
 from heliograph_proto.limits import Limits
@@ -35,6 +39,8 @@ from heliograph_server.core.spreading import spread
 from heliograph_server.core.targets import Targets, Wish
 
 NODES, WIDTH, RUNS = 10_000, 64, 7
+STAGES, STAGE_SECONDS, PIPELINE_RUNS = 4, 0.01, 200
+BOUNDARIES, BAR_BOUNDARY_US = 200, 60.0
 BAR_MS, BAR_AGAIN_MS, SLEEP_SECONDS = 250.0, 5.0, 0.05
 #: Of ggml's scheduler in C, for a graph of so many nodes; measured elsewhere, so a context and no peer.
 GGML_MS = 1.7
@@ -81,6 +87,8 @@ def figures() -> Iterator[Figure]:
     yield _cold("tight", graph, "", tight, {})
     yield _again(graph)
     yield _side_by_side()
+    yield _pipeline()
+    yield _boundary()
 
 
 def _cold(name: str, graph: Graph, lacks: str, size_bytes: int, pins: Mapping[int, int]) -> Figure:
@@ -146,6 +154,69 @@ def _side_by_side() -> Figure:
     both = 2 * SLEEP_SECONDS
     return Figure(
         "scheduler-overlap", seconds * 1e3, both * 1e3, 0.6, "ms", "one after the other", "two branches"
+    )
+
+
+def _pipeline() -> Figure:
+    """What a run of four stages that sleep takes, in a pipeline of four and one after the other."""
+    seconds = {
+        copies: _stages(copies, runs) for copies, runs in ((4, PIPELINE_RUNS), (1, PIPELINE_RUNS // 4))
+    }
+    note = f"{STAGES} stages of {STAGE_SECONDS * 1e3:.0f} ms, {PIPELINE_RUNS} runs"
+    return Figure("scheduler-pipeline", seconds[4] * 1e3, seconds[1] * 1e3, 1 / 3.7, "ms", "one copy", note)
+
+
+def _stages(copies: int, runs: int) -> float:
+    """Seconds a run, in the steady state and its ends."""
+    names = [f"fake{number}" for number in range(STAGES)]
+    devices = [FakeDevice(name, is_host=False) for name in names]
+    for device in devices:
+        device.script.delay("compute", STAGE_SECONDS)
+    made = Maker()
+    x = made.input(np.zeros(4, np.float32))
+    for _ in names:
+        x = made.node("neg", x)
+    made.output(x)
+    with CoreClient(*devices, CpuDevice("cpu0", 1)) as client:
+        client.compile(1, made.graph(), devices=names, pins=dict(enumerate(names)), pipeline=copies)
+        run = c.Run(1, (c.InputBinding(0, bytes(16)),), (c.OutputBinding(0, 0, True),))
+        client.do(run)
+        begun = time.perf_counter()
+        for sent in [client.send(run) for _ in range(runs)]:
+            assert client.wait(sent).error is None
+        return (time.perf_counter() - begun) / runs
+
+
+def _boundary() -> Figure:
+    """What going over to another device costs beside the copy: a chain that changes device with every node
+    against the same chain in one split a device, and the copies alone."""
+    made = Maker()
+    x = made.input(np.zeros(WIDTH, np.float32))
+    for _ in range(BOUNDARIES + 1):
+        x = made.node("neg", x)
+    made.output(x)
+    graph = made.graph()
+    devices = [*(FakeDevice(f"fake{number}", is_host=False) for number in range(2)), CpuDevice("cpu0", 1)]
+    given, result = (Tensor(graph.leaves[0].type, devices[2].buffer_type.allocate(4 * WIDTH)) for _ in "ab")
+    seconds = []
+    try:
+        for pins in ({n: n % 2 for n in range(len(graph.nodes))}, dict.fromkeys(range(len(graph.nodes)), 0)):
+            problem = Problem(graph, candidates(graph, devices, {}, {}), pins=pins)
+            found = schedule(problem)
+            plan = ScheduledPlan(graph, found, devices, LeafBindings({}, {}), CompileOptions())
+            seconds.append(min(seconds_of(lambda: plan.compute([given], [result], Abort()), RUNS, warmup=2)))  # noqa: B023
+            plan.free()
+        one, other = (Tensor(given.type, device.buffer_type.allocate(4 * WIDTH)) for device in devices[:2])
+        copying = min(
+            seconds_of(lambda: [access.copy(one, other) for _ in range(BOUNDARIES)], RUNS, warmup=2)
+        )
+    finally:
+        for device in devices:
+            device.close()
+    each = (seconds[0] - seconds[1] - copying) / BOUNDARIES
+    note = f"{BOUNDARIES} of them in a row; the copy alone {copying / BOUNDARIES * 1e6:.0f} us"
+    return Figure(
+        "scheduler-boundary", each * 1e6, BAR_BOUNDARY_US, 1.0, "us", f"{BAR_BOUNDARY_US:.0f} us", note
     )
 
 

@@ -133,10 +133,13 @@ class Session(SessionBase):
         variables: Bindings = None,
         pins: Pins = None,
         memory: MemoryLimits = None,
+        pipeline: int = 1,
         timeout: float | None = None,
     ) -> Plan:
         """As hg.Session.compile. Weights are hashed in a thread."""
-        procedure = self._compiling(graph, devices, fusion, threads, weights, variables, pins, memory)
+        procedure = self._compiling(
+            graph, devices, fusion, threads, weights, variables, pins, memory, pipeline
+        )
         spec = await self._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}")
         return Plan(self._shell, spec, self._progress)
 

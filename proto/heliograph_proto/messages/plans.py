@@ -41,6 +41,7 @@ def encode_plan(info: PlanInfo) -> plan_pb2.CompileResponse:
         devices=info.devices,
         splits=info.splits,
         copied_bytes=info.copied_bytes,
+        pipeline=info.pipeline,
     )
 
 
@@ -58,6 +59,7 @@ def decode_plan(message: plan_pb2.CompileResponse) -> PlanInfo:
         devices=tuple(message.devices),
         splits=message.splits,
         copied_bytes=message.copied_bytes,
+        pipeline=message.pipeline or 1,
     )
 
 

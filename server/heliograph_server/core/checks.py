@@ -10,9 +10,17 @@ from collections.abc import Iterable, Sequence
 from heliograph_backends.access import check_chunks
 from heliograph_backends.contract import BufferType, Tensor
 from heliograph_proto import commands as c
-from heliograph_proto.errors import InvalidArgumentError, OutOfRangeError, UnknownDeviceError
+from heliograph_proto.errors import (
+    InvalidArgumentError,
+    LimitExceededError,
+    OutOfRangeError,
+    UnknownDeviceError,
+)
 from heliograph_proto.types import TensorType
 from heliograph_server.core.handles import Storage, TensorHandle
+
+#: The most runs of one plan that may be under way at once; each has a lane, which may cost a thread.
+MAX_PIPELINE = 16
 
 
 def produced_tensors(kind: c.CommandKind | None) -> tuple[int, ...]:
@@ -156,6 +164,14 @@ def overlap(one: TensorHandle, other: TensorHandle) -> bool:
         return False
     (start, end), (other_start, other_end) = one.span, other.span
     return start < other_end and other_start < end
+
+
+def check_pipeline(copies: int) -> None:
+    """Raises InvalidArgumentError, LimitExceededError."""
+    if copies < 1:
+        raise InvalidArgumentError(f"a pipeline of {copies} runs", advice="1, or as many as there are stages")
+    if copies > MAX_PIPELINE:
+        raise LimitExceededError(f"a pipeline of {copies:,} runs; this server takes {MAX_PIPELINE}")
 
 
 def check_transfer(transfer: int) -> None:

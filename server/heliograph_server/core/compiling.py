@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from heliograph_backends.contract import CompileOptions, Device, LeafBindings, Tensor
+from heliograph_backends.contract import CompileOptions, Device, LeafBindings, Plan, Tensor
 from heliograph_proto.description import PlanEstimate, PlanInfo, Port, VariablePort
 from heliograph_proto.errors import (
     HeliographError,
@@ -25,16 +25,18 @@ from heliograph_proto.errors import (
 from heliograph_proto.graph import Graph, Leaf, LeafKind, reordered, validate
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import MAX_BYTES
-from heliograph_server.core.checks import check_made
+from heliograph_server.core.checks import check_made, check_pipeline
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.execution import typed, zeroed
-from heliograph_server.core.handles import BoundLeaves, PlanHandle, TensorHandle
+from heliograph_server.core.handles import BoundLeaves, Lane, PlanHandle, TensorHandle
 from heliograph_server.core.known_graphs import KnownGraph, KnownGraphs, ReceivedGraph
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.occupancy import Occupancy
+from heliograph_server.core.precedence import Precedences
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.scheduled import ScheduledPlan
 from heliograph_server.core.targets import Target, Targets, Wish, first_unsupported
+from heliograph_server.core.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class CompileRequest:
     pins: Mapping[int, str] = field(default_factory=dict)
     #: The most bytes that a device may use, by name.
     memory: Mapping[str, int] = field(default_factory=dict)
+    #: Of a plan over several devices: how many of its runs may be under way at once.
+    pipeline: int = 1
 
 
 class Compiler:
@@ -113,8 +117,7 @@ class Compiler:
         if target.schedule is None:
             device = target.main
             return _compile(device, graph, bindings, options, compilation.idle_plan(device))
-        plan = ScheduledPlan(graph, target.schedule, target.devices, bindings, options)
-        return LoadedPlan(plan, target.main)
+        return _pipeline(target, graph, bindings, options, compilation.request.pipeline)
 
     def estimate(self, graph: Graph, devices: Sequence[str], options: CompileOptions) -> PlanEstimate:
         """Raises what PlanService.Estimate is refused with."""
@@ -149,7 +152,8 @@ class Compiler:
 
     def _target(self, known: KnownGraph, request: CompileRequest, bound: BoundLeaves) -> Target:
         """Raises what `Targets.find` does."""
-        wish = Wish(request.devices, request.pins, request.memory, request.options)
+        check_pipeline(request.pipeline)
+        wish = Wish(request.devices, request.pins, request.memory, request.options, request.pipeline)
         return self._targets.find(known, wish, self._devices_of(known.graph, bound))
 
     def _devices_of(self, graph: Graph, bound: BoundLeaves) -> dict[int, str]:
@@ -242,7 +246,8 @@ class Compiler:
                     [handles[n][1] for n, _ in numbered if n in assigned],
                 )
                 ports = inputs, outputs
-                self._core.add_plan(request.plan, loaded.device.name, ports, variables, loaded, bound)
+                turns = _turns(loaded)
+                self._core.add_plan(request.plan, loaded.device.name, ports, variables, loaded, bound, turns)
         except BaseException:
             loaded.free()
             raise
@@ -252,7 +257,7 @@ class Compiler:
             outputs=outputs,
             variables=tuple(_variable_port(leaf, *handles[n]) for n, leaf in numbered),
             device=loaded.device.name,
-            compute_bytes=loaded.plan.compute_bytes,
+            compute_bytes=loaded.compute_bytes,
             steps=loaded.plan.steps,
             duration_ms=(time.perf_counter() - started) * 1e3,
             **_extent(loaded),
@@ -327,11 +332,35 @@ def _compile(
     try:
         ordered, order = _ordered(device, graph)
         plan = old.updated(ordered, bindings, options) if old else device.compile(ordered, bindings, options)
-        return LoadedPlan(plan, device, order)
+        return LoadedPlan((plan,), device, order)
     except HeliographError:
         raise
     except Exception as error:
         raise typed(error, "compiling") from error
+
+
+def _pipeline(
+    target: Target, graph: Graph, bindings: LeafBindings, options: CompileOptions, copies: int
+) -> LoadedPlan:
+    """A plan over several devices, in as many copies as runs may be under way at once."""
+    assert target.schedule is not None
+    precedences = Precedences(len(target.devices)) if copies > 1 else None
+    plans: list[Plan] = []
+    try:
+        for _ in range(copies):
+            made = ScheduledPlan(graph, target.schedule, target.devices, bindings, options, precedences)
+            plans.append(made)
+    except BaseException:
+        for plan in plans:
+            plan.free()
+        raise
+    return LoadedPlan(plans, target.main)
+
+
+def _turns(loaded: LoadedPlan) -> Turns:
+    """One run at a time, or one on each copy, for which there is a lane."""
+    copies = len(loaded.copies)
+    return Turns([Lane(loaded.device.name) for _ in range(copies)] if copies > 1 else ())
 
 
 def _extent(loaded: LoadedPlan) -> dict[str, Any]:
@@ -344,6 +373,7 @@ def _extent(loaded: LoadedPlan) -> dict[str, Any]:
         "devices": tuple(plan.devices[place].name for place in used),
         "splits": len(plan.schedule.splits),
         "copied_bytes": plan.schedule.copied_bytes,
+        "pipeline": len(loaded.copies),
     }
 
 

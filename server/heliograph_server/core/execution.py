@@ -21,7 +21,7 @@ from heliograph_proto.errors import (
     OutOfMemoryError,
 )
 from heliograph_server.core.handles import Storage, TensorHandle
-from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.loaded import LoadedPlan, PlanCopy
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
@@ -148,57 +148,53 @@ class Execution:
 
     def _run(self, sequence: int, task: RunTask, abort: Abort) -> Completion:
         loaded: LoadedPlan = task.plan.plan
+        copy = loaded.copies[task.turn]
         begun = time.perf_counter()
         try:
-            inputs = self._inputs(loaded, task)
-            outputs = self._outputs(loaded, task)
+            inputs = self._inputs(copy, task)
+            outputs = self._outputs(copy, task)
             started = time.perf_counter()
-            self._compute(loaded, inputs, outputs, abort)
-            self._write_outputs(loaded, task, outputs)
+            try:
+                copy.plan.compute(inputs, outputs, abort)
+            except HeliographError as error:
+                raise loaded.explain(error) from None
+            self._write_outputs(copy, task, outputs)
             device_us = (time.perf_counter() - started) * 1e6
             fetched = tuple((one.output, _bytes_of(outputs[one.output])) for one in task.outputs if one.fetch)
         finally:
-            loaded.trim()
-            loaded.note((time.perf_counter() - begun) * 1e6)
+            copy.trim()
+            loaded.note(task.turn, (time.perf_counter() - begun) * 1e6)
         return Completion(sequence, outputs=fetched, device_us=device_us)
 
-    def _compute(
-        self, loaded: LoadedPlan, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort
-    ) -> None:
-        try:
-            loaded.plan.compute(inputs, outputs, abort)
-        except HeliographError as error:
-            raise loaded.explain(error) from None
-
-    def _write_outputs(self, loaded: LoadedPlan, task: RunTask, outputs: Sequence[Tensor | None]) -> None:
+    def _write_outputs(self, copy: PlanCopy, task: RunTask, outputs: Sequence[Tensor | None]) -> None:
         """Copies outputs to existing tensors that the device could not write in place."""
         for wanted in task.outputs:
             source = outputs[wanted.output]
-            if wanted.into is not None and source is not None and not loaded.writes(wanted.into.placed):
+            if wanted.into is not None and source is not None and not copy.writes(wanted.into.placed):
                 access.copy(source, wanted.into.placed)
 
-    def _inputs(self, loaded: LoadedPlan, task: RunTask) -> list[Tensor]:
+    def _inputs(self, copy: PlanCopy, task: RunTask) -> list[Tensor]:
         return [
             given.placed
             if isinstance(given, TensorHandle)
-            else loaded.input_of(place, task.plan.inputs[place].type, given)
+            else copy.input_of(place, task.plan.inputs[place].type, given)
             for place, given in enumerate(task.inputs)
         ]
 
-    def _outputs(self, loaded: LoadedPlan, task: RunTask) -> Sequence[Tensor | None]:
+    def _outputs(self, copy: PlanCopy, task: RunTask) -> Sequence[Tensor | None]:
         outputs: list[Tensor | None] = [None] * len(task.plan.outputs)
         for wanted in task.outputs:
             type = task.plan.outputs[wanted.output].type
             if wanted.tensor is not None:
                 storage = wanted.tensor.storage
                 assert storage is not None
-                storage.buffer = loaded.device.buffer_type.allocate(storage.size_bytes)
+                storage.buffer = copy.device.buffer_type.allocate(storage.size_bytes)
                 init_tensor(wanted.tensor)
                 outputs[wanted.output] = wanted.tensor.placed
-            elif wanted.into is not None and loaded.writes(wanted.into.placed):
+            elif wanted.into is not None and copy.writes(wanted.into.placed):
                 outputs[wanted.output] = wanted.into.placed
             elif wanted.fetch or wanted.into is not None:
-                outputs[wanted.output] = loaded.output_for(wanted.output, type)
+                outputs[wanted.output] = copy.output_for(wanted.output, type)
         return outputs
 
 

@@ -43,9 +43,9 @@ class KnownGraph:
         found, ample = self.schedules.get(key, (None, 0))
         return found if min(free_bytes) >= ample else None
 
-    def keep(self, key: Hashable, found: Schedule, free_bytes: Sequence[int]) -> None:
+    def keep(self, key: Hashable, found: Schedule, free_bytes: Sequence[int], copies: int = 1) -> None:
         """Keeps a schedule, if it does not depend on how much memory was free."""
-        ample = ample_bytes(self.graph, found)
+        ample = ample_bytes(self.graph, found, copies)
         if min(free_bytes) < ample:
             return
         if len(self.schedules) >= MOST_SCHEDULES:

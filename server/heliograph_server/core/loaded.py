@@ -25,57 +25,21 @@ from heliograph_server.core.scheduled import ScheduledPlan
 MAX_SCRATCH_BYTES = 64 * 1024
 
 
-class LoadedPlan:
-    """A backend's plan, its device, and small buffers that its serial runs use again."""
+class PlanCopy:
+    """A backend's plan, and small buffers that its serial runs use again."""
 
-    def __init__(self, plan: Plan, device: Device, order: Sequence[int] | None = None) -> None:
+    def __init__(self, plan: Plan, device: Device) -> None:
         self.plan = plan
         self.device = device
-        #: Of each node that runs, its number in the client's graph; None: the same.
-        self._order = order
         self._scratch: dict[object, Tensor] = {}
         self._wraps_host = device.capabilities.buffer_from_host
-        #: How long the last run took, all in all; 0 before it.
-        self.took_us = 0.0
-        #: How long the next run may take, all in all: as long as the slowest of the last few.
-        self.expected_us = math.inf
 
     def __repr__(self) -> str:
-        return f"<LoadedPlan of {self.plan.graph} on {self.device.name}>"
-
-    def explain(self, error: HeliographError) -> HeliographError:
-        """An error of a run, with the client's number of the node."""
-        if self._order is None or not error.origin.op:
-            return error
-        return error.at(replace(error.origin, node=self._order[error.origin.node]))
+        return f"<PlanCopy of {self.plan!r}>"
 
     def writes(self, tensor: Tensor) -> bool:
         """Whether a run can write an output straight into a tensor."""
         return self.device.supports_buffer_type(tensor.buffer.buffer_type)
-
-    def updated(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
-        """The plan of another graph in this one's memory, which is freed."""
-        plan = self.plan.update(graph, bindings, options)
-        self.free()
-        return plan
-
-    @property
-    def is_on_host(self) -> bool:
-        """Whether nothing but this host's processor computes it."""
-        alone = not isinstance(self.plan, ScheduledPlan)
-        return alone and self.device.type is DeviceType.CPU and self.device.buffer_type.is_host
-
-    def report(self) -> PlanReport:
-        """Where its nodes run and why."""
-        if isinstance(self.plan, ScheduledPlan):
-            return self.plan.report()
-        graph = self.plan.graph
-        sizes = {kind: sum(leaf.type.nbytes for leaf in graph.of_kind(kind)) for kind in LeafKind}
-        here = NodePlacement(0, Cause.FIRST_THAT_CAN)
-        split = SplitReport(0, (), self.plan.steps, self.plan.compute_bytes, 0.0, self.took_us)
-        weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
-        share = DeviceShare(self.device.name, weights, variables, self.plan.compute_bytes)
-        return PlanReport((here,) * len(graph.nodes), (split,), (share,))
 
     def input_of(self, place: int, type: TensorType, data: Bytes) -> Tensor:
         """Bytes from a command as a tensor: in place where the device can, else copied."""
@@ -99,12 +63,6 @@ class LoadedPlan:
             self._scratch[key] = Tensor(type, buffer)
         return self._scratch[key]
 
-    def note(self, took_us: float) -> None:
-        """A run took so long. What was slower once is forgotten by half each time."""
-        self.took_us = took_us
-        before = self.expected_us / 2 if math.isfinite(self.expected_us) else 0.0
-        self.expected_us = max(took_us, before)
-
     def trim(self) -> None:
         """After a run: keeps only what is small."""
         large = [key for key, one in self._scratch.items() if one.type.nbytes > MAX_SCRATCH_BYTES]
@@ -117,3 +75,80 @@ class LoadedPlan:
         for tensor in self._scratch.values():
             tensor.buffer.free()
         self._scratch.clear()
+
+
+class LoadedPlan:
+    """A compiled plan, in as many copies as runs of it may be under way at once, and its device."""
+
+    def __init__(self, plans: Sequence[Plan], device: Device, order: Sequence[int] | None = None) -> None:
+        self.copies = tuple(PlanCopy(plan, device) for plan in plans)
+        self.device = device
+        #: Of each node that runs, its number in the client's graph; None: the same.
+        self._order = order
+        #: The copy that ran last.
+        self._last = self.copies[0]
+        #: How long the last run took, all in all; 0 before it.
+        self.took_us = 0.0
+        #: How long the next run may take, all in all: as long as the slowest of the last few.
+        self.expected_us = math.inf
+
+    def __repr__(self) -> str:
+        return f"<LoadedPlan of {self.plan.graph} on {self.device.name}>"
+
+    @property
+    def plan(self) -> Plan:
+        """The copy that ran last; as the others, but for what was measured."""
+        return self._last.plan
+
+    @property
+    def compute_bytes(self) -> int:
+        """Taken for intermediate results, by all copies."""
+        return sum(one.plan.compute_bytes for one in self.copies)
+
+    def explain(self, error: HeliographError) -> HeliographError:
+        """An error of a run, with the client's number of the node."""
+        if self._order is None or not error.origin.op:
+            return error
+        return error.at(replace(error.origin, node=self._order[error.origin.node]))
+
+    def updated(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
+        """The plan of another graph in this one's memory, which is freed."""
+        plan = self.plan.update(graph, bindings, options)
+        self.free()
+        return plan
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether nothing but this host's processor computes it."""
+        alone = not isinstance(self.plan, ScheduledPlan)
+        return alone and self.device.type is DeviceType.CPU and self.device.buffer_type.is_host
+
+    def report(self) -> PlanReport:
+        """Where its nodes run and why."""
+        if isinstance(self.plan, ScheduledPlan):
+            return _of_copies(self.plan.report(), len(self.copies))
+        graph = self.plan.graph
+        sizes = {kind: sum(leaf.type.nbytes for leaf in graph.of_kind(kind)) for kind in LeafKind}
+        here = NodePlacement(0, Cause.FIRST_THAT_CAN)
+        split = SplitReport(0, (), self.plan.steps, self.plan.compute_bytes, 0.0, self.took_us)
+        weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
+        share = DeviceShare(self.device.name, weights, variables, self.plan.compute_bytes)
+        return PlanReport((here,) * len(graph.nodes), (split,), (share,))
+
+    def note(self, turn: int, took_us: float) -> None:
+        """A run on a copy took so long. What was slower once is forgotten by half each time."""
+        self._last, self.took_us = self.copies[turn], took_us
+        before = self.expected_us / 2 if math.isfinite(self.expected_us) else 0.0
+        self.expected_us = max(took_us, before)
+
+    def free(self) -> None:
+        """Gives all memory back. Idempotent."""
+        for one in self.copies:
+            one.free()
+
+
+def _of_copies(report: PlanReport, copies: int) -> PlanReport:
+    """The report of one copy, with the memory of all."""
+    shares = (replace(one, compute_bytes=one.compute_bytes * copies) for one in report.devices)
+    splits = (replace(one, compute_bytes=one.compute_bytes * copies) for one in report.splits)
+    return PlanReport(report.nodes, tuple(splits), tuple(shares))

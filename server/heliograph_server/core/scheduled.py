@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -23,6 +23,7 @@ from heliograph_backends.contract import (
 from heliograph_proto.description import CopyReport, DeviceShare, NodePlacement, PlanReport, SplitReport
 from heliograph_proto.errors import HeliographError, UnknownHandleError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
+from heliograph_server.core.precedence import Precedences
 from heliograph_server.core.scheduling import Schedule
 from heliograph_server.core.scheduling.between import (
     Place,
@@ -42,7 +43,8 @@ from heliograph_server.core.split_runs import SplitRunner
 class ScheduledPlan(Plan):
     """Runs the splits, each after those that it depends on, with the copies that it needs before it.
 
-    `devices` are those of the schedule's problem, in its order. Raises OutOfMemoryError, UnsupportedError.
+    `devices` are those of the schedule's problem, in its order. Several copies of a plan, whose runs overlap,
+    share `precedences`. Raises OutOfMemoryError, UnsupportedError.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class ScheduledPlan(Plan):
         devices: Sequence[Device],
         bindings: LeafBindings,
         options: CompileOptions,
+        precedences: Precedences | None = None,
     ) -> None:
         self.graph = graph
         self.schedule = schedule
@@ -73,6 +76,7 @@ class ScheduledPlan(Plan):
         self._plans: list[Plan] = []
         self._buffers: list[Buffer] = []
         self._freed = False
+        self._precedences = precedences
         #: Of each split in the last run: its copies, its nodes, and when it began.
         self._took_us: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)] * len(schedule.splits)
         #: By `time.perf_counter`.
@@ -126,7 +130,8 @@ class ScheduledPlan(Plan):
         with ExitStack() as stack:
             given = [self._lasting(tensor, stack) for tensor in inputs]
             tensors = self._tensors | dict(zip(self._input_places, given, strict=True))
-            self._runner.run(partial(self._run_split, tensors), abort)
+            rank = self._precedences.rank() if self._precedences else 0
+            self._runner.run(partial(self._run_split, tensors, rank), abort)
             for place, target in zip(self._returned, outputs, strict=True):
                 if target is not None:
                     access.copy(tensors[place], target)
@@ -142,18 +147,26 @@ class ScheduledPlan(Plan):
         access.copy(tensor, made)
         return made
 
-    def _run_split(self, tensors: Mapping[Place, Tensor], number: int, abort: Abort) -> None:
+    def _run_split(self, tensors: Mapping[Place, Tensor], rank: int, number: int, abort: Abort) -> None:
         begun, found = time.perf_counter(), self._moves[number]
         for source, target in found.copies:
             access.copy(tensors[source], tensors[target])
         copied = time.perf_counter()
         read, made = ([tensors[place] for place in places] for places in (found.reads, found.writes))
-        try:
-            self._plans[number].compute(read, made, abort)
-        except HeliographError as error:
-            raise explain(error, self._parts[number]) from None
-        times = copied - begun, time.perf_counter() - copied, begun - self._run_begun
+        with self._device_of(number, rank, abort):
+            computing = time.perf_counter()
+            try:
+                self._plans[number].compute(read, made, abort)
+            except HeliographError as error:
+                raise explain(error, self._parts[number]) from None
+        times = copied - begun, time.perf_counter() - computing, begun - self._run_begun
         self._took_us[number] = times[0] * 1e6, times[1] * 1e6, times[2] * 1e6
+
+    def _device_of(self, number: int, rank: int, abort: Abort) -> AbstractContextManager[None]:
+        """The split's device, which no other run of this plan computes on meanwhile."""
+        if self._precedences is None:
+            return nullcontext()
+        return self._precedences.of[self.schedule.splits[number].device].turn(rank, abort)
 
     # Explaining
 

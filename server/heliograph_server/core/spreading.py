@@ -27,10 +27,11 @@ AMPLE = 2
 AMPLE_PADDING_BYTES = 1024
 
 
-def spread(problem: Problem, devices: Sequence[Device], options: CompileOptions) -> Schedule:
-    """A schedule that fits. Raises what `schedule` does."""
+def spread(problem: Problem, devices: Sequence[Device], options: CompileOptions, copies: int = 1) -> Schedule:
+    """A schedule that fits, with so many copies of all that runs need for themselves. Raises what `schedule`
+    does."""
     budgets = [one.free_bytes for one in problem.devices]
-    needs = _Needs(problem, devices, options)
+    needs = _Needs(problem, devices, options, copies)
     found = schedule(problem)
     for _ in range(ROUNDS):
         over = needs.overshoot(found)
@@ -42,15 +43,16 @@ def spread(problem: Problem, devices: Sequence[Device], options: CompileOptions)
     return found
 
 
-def ample_bytes(graph: Graph, found: Schedule) -> int:
-    """What holds all of the graph and all copies: where each device has it, memory decides nothing."""
+def ample_bytes(graph: Graph, found: Schedule, copies: int = 1) -> int:
+    """What holds all of the graph and all that is copied: where each device has it, memory decides nothing.
+    `copies`: of what runs need for themselves."""
     types = [*(leaf.type for leaf in graph.leaves), *(node.type for node in graph.nodes)]
-    copies = sum(len(one.copies) for one in found.splits)
+    count = len(types) + sum(len(one.copies) for one in found.splits)
     size_bytes = sum([type.nbytes for type in types]) + found.copied_bytes
-    return AMPLE * size_bytes + AMPLE_PADDING_BYTES * (len(types) + copies)
+    return copies * (AMPLE * size_bytes + AMPLE_PADDING_BYTES * count)
 
 
-def _tight(problem: Problem, found: Schedule) -> frozenset[int]:
+def _tight(problem: Problem, found: Schedule, copies: int) -> frozenset[int]:
     """The devices that must be asked whether a schedule fits: it fits the others by far."""
     graph, count = problem.graph, len(problem.devices)
     sizes, values = [0] * count, [0] * count
@@ -66,14 +68,17 @@ def _tight(problem: Problem, found: Schedule) -> frozenset[int]:
     return frozenset(
         place
         for place, one in enumerate(problem.devices)
-        if AMPLE * sizes[place] + AMPLE_PADDING_BYTES * values[place] > one.free_bytes
+        if copies * (AMPLE * sizes[place] + AMPLE_PADDING_BYTES * values[place]) > one.free_bytes
     )
 
 
 class _Needs:
     """What schedules take of devices, who are asked as seldom as can be."""
 
-    def __init__(self, problem: Problem, devices: Sequence[Device], options: CompileOptions) -> None:
+    def __init__(
+        self, problem: Problem, devices: Sequence[Device], options: CompileOptions, copies: int
+    ) -> None:
+        self._copies = copies
         self._problem = problem
         self._graph = problem.graph
         self._devices = devices
@@ -83,7 +88,7 @@ class _Needs:
 
     def overshoot(self, found: Schedule) -> dict[int, int]:
         """By how many bytes a schedule passes what each device has that may not have enough."""
-        tight = _tight(self._problem, found)
+        tight = _tight(self._problem, found, self._copies)
         if not tight:
             return {}
         needs = self._in_memory(found, tight)
@@ -101,7 +106,8 @@ class _Needs:
                 needs[home] += self._devices[home].buffer_type.alloc_size(leaf.type)
         for place, spans in values_between(self._graph, found, clocks(self._graph, found)).items():
             if place in needs:
-                needs[place] += plan_between(self._graph, spans, self._devices[place].buffer_type).size_bytes
+                arena = plan_between(self._graph, spans, self._devices[place].buffer_type)
+                needs[place] += self._copies * arena.size_bytes
         return needs
 
     def _is_known_to_fit(self, found: Schedule, place: int, spare_bytes: int) -> bool:
@@ -112,7 +118,7 @@ class _Needs:
     def _estimates(self, found: Schedule, asked: Set[int]) -> dict[int, int]:
         sizes = dict.fromkeys(asked, 0)
         for place, part in parts_on(self._graph, found, asked):
-            sizes[place] += _estimate(self._devices[place], part, self._options)
+            sizes[place] += _estimate(self._devices[place], part, self._options, self._copies)
         self._known.update((place, (_nodes_on(found, place), sizes[place])) for place in asked)
         return sizes
 
@@ -121,10 +127,10 @@ def _nodes_on(found: Schedule, place: int) -> frozenset[int]:
     return frozenset(node for split in found.splits if split.device == place for node in split.nodes)
 
 
-def _estimate(device: Device, part: Part, options: CompileOptions) -> int:
+def _estimate(device: Device, part: Part, options: CompileOptions, copies: int) -> int:
     """Bytes that a part takes beside its leaves; 0 where the device cannot tell."""
     try:
         estimate = device.estimate(part.graph, options)
     except UnsupportedError:
         return 0
-    return sum(estimate.compute_bytes) + estimate.extra_bytes
+    return copies * sum(estimate.compute_bytes) + estimate.extra_bytes

@@ -41,6 +41,8 @@ class Wish:
     pins: Mapping[int, str]
     memory: Mapping[str, int]
     options: CompileOptions
+    #: How many copies of what is between nodes there are to be.
+    pipeline: int = 1
 
 
 class Targets:
@@ -79,14 +81,15 @@ class Targets:
                 raise unknown_device(name, places)
         placed = _placed(known.graph, lies, places)
         pins = {node: places[name] for node, name in wish.pins.items()}
-        key = (*places,), frozenset(placed.items()), frozenset(pins.items()), wish.options
+        key = (*places,), frozenset(placed.items()), frozenset(pins.items()), wish.options, wish.pipeline
         free = [usable_bytes(one, 0, wish.memory.get(one.name)) for one in devices]
         found = known.schedule(key, free)
         if found is None:
             own = self._own_bytes(known.graph, devices, placed)
             asked = candidates(known.graph, devices, own, wish.memory)
-            found = spread(Problem(known.graph, asked, placed, pins), devices, wish.options)
-            known.keep(key, found, free)
+            problem = Problem(known.graph, asked, placed, pins)
+            found = spread(problem, devices, wish.options, wish.pipeline)
+            known.keep(key, found, free, wish.pipeline)
         return found
 
     def _own_bytes(

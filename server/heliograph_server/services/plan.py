@@ -108,6 +108,7 @@ def _compile(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
             updates=request.updates,
             pins=_pins(request),
             memory=dict(request.memory_bytes),
+            pipeline=request.pipeline or 1,
         )
     )
 
