@@ -7,7 +7,7 @@ written puts an end to all that it overlaps. No device is needed, and a schedule
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -15,9 +15,11 @@ from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_proto.types import TensorType, tensor_type
 from heliograph_server.core.scheduling import Candidate, Problem, Schedule
 from heliograph_server.core.scheduling.between import (
+    Move,
     Moves,
     Place,
     Spans,
+    ahead_of,
     moves,
     plan_between,
     returned_places,
@@ -26,9 +28,10 @@ from heliograph_server.core.scheduling.between import (
 from heliograph_server.core.scheduling.homes import NOWHERE
 from heliograph_server.core.scheduling.order import Clock, clocks
 from heliograph_server.core.scheduling.parts import Part, cut
+from heliograph_server.core.scheduling.splitting import READS_ROWS
 
-TYPES = tuple(tensor_type("f32", (size,)) for size in (1, 4, 40, 400))
-OPS = ("neg", "add", "reshape", "assign", "matmul", "rope", "mul", "add")
+TYPES = tuple(tensor_type("f32", shape) for shape in ((1,), (4,), (40,), (400,), (10, 40), (2, 5, 8)))
+OPS = ("neg", "add", "reshape", "assign", "matmul", "rope", "mul", "add", "get_rows", "mul_mat_id")
 KINDS = (LeafKind.INPUT, LeafKind.WEIGHT, LeafKind.WEIGHT, LeafKind.VARIABLE)
 PLENTY = 2**40
 
@@ -70,6 +73,11 @@ def _graph(random: Random) -> Graph:
         )
         second = random.choice(variables) if variables and random.random() < 0.3 else random.randrange(count)
         operands: tuple[int, ...] = (first,) if op in ("neg", "reshape") else (first, second)
+        if op in READS_ROWS:
+            place, dimensions = READS_ROWS[op]
+            weights = [n for n, one in enumerate(leaves) if one.type.ndim == dimensions]
+            table = random.choice(weights) if weights and random.random() < 0.8 else first
+            operands = (table, second, random.randrange(count))[: place + 1]
         if op == "assign":
             if not variables:
                 op = "add"
@@ -114,9 +122,20 @@ class Symbols:
 
     def __init__(self) -> None:
         self._known: dict[object, int] = {}
+        self._rows: dict[int, tuple[int, int]] = {}
 
     def of(self, *what: object) -> int:
         return self._known.setdefault(what, len(self._known))
+
+    def of_rows(self, value: int, names: int) -> int:
+        """Those rows of a value that another one names."""
+        made = self.of("rows", value, names)
+        self._rows[made] = value, names
+        return made
+
+    def rows_of(self, symbol: int) -> tuple[int, int] | None:
+        """Of which value, and which ones, if it is rows alone."""
+        return self._rows.get(symbol)
 
 
 @dataclass
@@ -147,8 +166,9 @@ class Checker:
         self.ended: tuple[Clock, ...] = clocks(self.graph, schedule)
         self.spans: Spans = values_between(self.graph, schedule, self.ended)
         self.parts: tuple[Part, ...] = cut(self.graph, schedule)
+        self.ahead = ahead_of(self.graph, schedule, self.ended)
         self.moves: list[Moves] = moves(
-            self.graph, schedule, self.spans, (part.inputs for part in self.parts)
+            self.graph, schedule, self.spans, (part.inputs for part in self.parts), self.ahead
         )
         self.where = dict(self._places())
         self.symbols = Symbols()
@@ -163,8 +183,10 @@ class Checker:
         """Asserts all that must hold of the schedule, and that two runs have the unsplit graph's results."""
         self._check_devices()
         expected = interpret(self.graph, self.symbols)
-        assert self._run(range(len(self.parts))) == expected, "in the order of the list"
-        assert self._run(self._any_order(random)) == expected, "in another order that the clocks allow"
+        assert self._run(range(len(self.parts)), random) == expected, "in the order of the list"
+        assert self._run(self._any_order(random), random) == expected, (
+            "in another order that the clocks allow"
+        )
 
     def _check_devices(self) -> None:
         nodes = [node for split in self.schedule.splits for node in split.nodes]
@@ -204,7 +226,7 @@ class Checker:
             yield number
             ended[device] = number
 
-    def _run(self, order: Sequence[int] | Iterator[int]) -> list[int]:
+    def _run(self, order: Sequence[int] | Iterator[int], random: Random) -> list[int]:
         leaves = [self.symbols.of("leaf", value) for value in range(len(self.graph.leaves))]
         memory = {device: Bytes() for device in range(len(self.problem.devices))}
 
@@ -214,14 +236,31 @@ class Checker:
 
         for number in order:
             found, part, device = self.moves[number], self.parts[number], self.schedule.splits[number].device
-            for source, target in found.copies:
-                memory[device].write(self.where[target], read(source))
+            # What is copied ahead may come first or last.
+            early = len(found.ahead) if random.random() < 0.5 else 0
+            for move in (*found.ahead[:early], *found.copies):
+                self._copy(move, memory[device], read)
             given = [*map(read, found.reads)]
             made = self._compute(part, given, leaves)
             for place, symbol in zip(found.writes, made, strict=True):
                 memory[place[1]].write(self.where[place], symbol)
-            assert [*map(read, found.reads)] == given, "a split writes over what it reads"
+            for move in found.ahead[early:]:
+                self._copy(move, memory[device], read)
+            after = [*map(read, found.reads)]
+            assert all(map(self._keeps, given, after)), "a split writes over what it reads"
         return [read(place) for place in returned_places(self.graph, self.schedule)]
+
+    def _copy(self, move: Move, memory: Bytes, read: Callable[[Place], int]) -> None:
+        """Rows alone are another symbol than all of them, unless all lie there already."""
+        symbol, span = read(move.source), self.where[move.target]
+        if move.rows is not None and memory.contents.get(span) != symbol:
+            symbol = self.symbols.of_rows(symbol, read(move.rows))
+        memory.write(span, symbol)
+
+    def _keeps(self, before: int, after: int) -> bool:
+        """Whether what lay there lies there still: the same, or all where there were rows."""
+        rows = self.symbols.rows_of(before)
+        return before == after or (rows is not None and rows[0] == after)
 
     def _compute(self, part: Part, given: Sequence[int], leaves: list[int]) -> list[int]:
         """What a part's outputs are; it assigns to the leaves that are bound to it."""
@@ -233,6 +272,10 @@ class Checker:
         ]
         for number, node in zip(part.nodes, part.graph.nodes, strict=True):
             read = [leaves[bound[value]] if value in bound else values[value] for value in node.operands]
+            rows = self.symbols.rows_of(read[0]) if node.op in READS_ROWS else None
+            if rows is not None and rows[1] == read[READS_ROWS[node.op][0]]:
+                # Those that it reads were copied.
+                read[0] = rows[0]
             values.append(read[1] if node.op == "assign" else self.symbols.of(number, *read))
             if node.op == "assign":
                 leaves[bound[node.operands[0]]] = read[1]

@@ -154,7 +154,16 @@ def test_json_is_for_programs(explained: Explanation) -> None:
         "number": 1,
         "device": "cpu0",
         "nodes": [1, 2],
-        "copies": [{"value": 2, "name": f"{ODD}/product", "source": "gpu0", "size_bytes": 64}],
+        "copies": [
+            {
+                "value": 2,
+                "name": f"{ODD}/product",
+                "source": "gpu0",
+                "size_bytes": 64,
+                "rows_only": False,
+                "ahead": False,
+            }
+        ],
         "steps": 2,
         "compute_bytes": 128,
         "copy_us": 3.5,

@@ -43,9 +43,10 @@ from heliograph_backends.cpu.plan import CpuPlan
 from heliograph_proto.description import Capabilities, DeviceType
 from heliograph_proto.errors import CancelledError, OutOfMemoryError, UnsupportedError
 from heliograph_proto.graph import Graph
+from heliograph_proto.types import TensorType
 
 #: Kinds of work that a script can hold up.
-Work: TypeAlias = Literal["allocate", "set", "get", "compile", "compute"]
+Work: TypeAlias = Literal["allocate", "set", "get", "copy", "compile", "compute"]
 
 #: A gate that nobody opens gives way, so that a test that failed does not hang.
 GATE_SECONDS = 30.0
@@ -84,6 +85,8 @@ class Script:
         self._lock = threading.Lock()
         self._next: dict[str, deque[Gate | BaseException]] = defaultdict(deque)
         self.always_seconds: dict[str, float] = {}
+        #: The bytes of each copy to the device from elsewhere, so far.
+        self.copied: list[int] = []
 
     def hold(self, work: Work) -> Gate:
         """The next such work waits at the gate."""
@@ -119,7 +122,8 @@ class FakeDevice(CpuDevice):
     """One scripted device.
 
     Its memory is the host's. With `is_host` False nobody else may touch it, as if it were a GPU's: then its
-    kernels read their own memory alone, and it brings and fetches bytes itself.
+    kernels read their own memory alone, and it brings and fetches bytes itself. With `offloads` it computes
+    with weights that lie on the host, which are copied to it for each run.
     """
 
     backend = "fake"
@@ -135,11 +139,13 @@ class FakeDevice(CpuDevice):
         max_size: int = 2**63 - 1,
         extra: int = 0,
         is_host: bool = True,
+        offloads: bool = False,
     ) -> None:
         super().__init__(name, threads=1, memory_bytes=memory_bytes, native=False)
         self.script = Script()
         self.description = "scripted delays and failures"
         self._is_host = is_host
+        self._offloads = offloads
         names = (name, *(f"{name}_extra{number}" for number in range(extra)))
         self._buffer_type, *self._extra_types = (
             _FakeBufferType(self, self._budget, one, alignment, max_size, is_host) for one in names
@@ -155,6 +161,11 @@ class FakeDevice(CpuDevice):
 
     def supports_buffer_type(self, buffer_type: BufferType) -> bool:
         return buffer_type.device is self or (self._is_host and buffer_type.is_host)
+
+    def offload_op(
+        self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
+    ) -> bool:
+        return self._offloads
 
     def features(self) -> Mapping[str, str]:
         return {"threads": "1"}
@@ -221,6 +232,8 @@ class _FakeBuffer(HostBuffer):
     def copy_from(self, source: Tensor, destination: Tensor) -> bool:
         """From host memory, and from the device's own."""
         if source.buffer.buffer_type.device is not self.buffer_type.device:
+            self.script.pass_("copy")
+            self.script.copied.append(source.type.nbytes)
             return super().copy_from(source, destination)
         self.reset()
         np.copyto(access.elements(destination), access.elements(source))
@@ -245,6 +258,7 @@ class FakeBackend(Backend):
         Parameter("max_size", ParameterKind.SIZE, "the most bytes of one buffer"),
         Parameter("extra", ParameterKind.COUNT, "how many more buffer types it has"),
         Parameter("host", ParameterKind.COUNT, "1: its memory is host memory to others, 0: it is not"),
+        Parameter("offload", ParameterKind.COUNT, "1: it fetches weights from the host for every op"),
         Parameter("fail", ParameterKind.TEXT, "it cannot start, and gives this reason"),
     )
 
@@ -270,8 +284,9 @@ def _why_not(parameters: Mapping[str, Any]) -> str:
         return f"alignment={alignment} is no power of two up to 1MiB"
     if parameters.get("extra", 0) > MOST_EXTRA:
         return f"extra={parameters['extra']}; there can be {MOST_EXTRA} at most"
-    if parameters.get("host", 1) > 1:
-        return f"host={parameters['host']} is neither 0 nor 1"
+    for name in ("host", "offload"):
+        if parameters.get(name, 1) > 1:
+            return f"{name}={parameters[name]} is neither 0 nor 1"
     return ""
 
 
@@ -283,4 +298,5 @@ def _device(number: int, parameters: Mapping[str, Any]) -> FakeDevice:
         max_size=parameters.get("max_size", 2**63 - 1),
         extra=parameters.get("extra", 0),
         is_host=bool(parameters.get("host", 1)),
+        offloads=bool(parameters.get("offload", 0)),
     )

@@ -37,7 +37,17 @@ class ExplainedCopy:
     type: TensorType
     #: The name of the device that it comes from.
     source: str
+    #: At most, if `rows_only`.
     size_bytes: int
+    #: Whether no other rows, or experts, of it are copied than those that the run reads.
+    rows_only: bool = False
+    #: Whether it is copied while the split before on its device computes.
+    ahead: bool = False
+
+    @property
+    def label(self) -> str:
+        """Its name, and how it is copied where that is not as usual."""
+        return f"{self.name}{' (rows)' * self.rows_only}{' (ahead)' * self.ahead}"
 
 
 @dataclass(frozen=True, slots=True)

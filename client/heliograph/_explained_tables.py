@@ -28,7 +28,7 @@ def split_table(splits: Sequence[ExplainedSplit], *, everything: bool = False) -
 
 
 def _split_row(one: ExplainedSplit, everything: bool) -> Sequence[str]:
-    names = [copy.name for copy in one.copies]
+    names = [copy.label for copy in one.copies]
     shown = names if everything else names[:_NAMES]
     more = [f"{len(names) - len(shown)} more"] if len(names) > len(shown) else []
     return [

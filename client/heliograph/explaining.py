@@ -165,7 +165,8 @@ def _split(graph: Graph, report: PlanReport, number: int, nodes: tuple[Explained
 
 def _copy(graph: Graph, report: PlanReport, copy: CopyReport) -> ExplainedCopy:
     name, type_ = _name(graph, copy.value), graph.type_of(copy.value)
-    return ExplainedCopy(copy.value, name, type_, report.devices[copy.source].name, copy.size_bytes)
+    source = report.devices[copy.source].name
+    return ExplainedCopy(copy.value, name, type_, source, copy.size_bytes, copy.rows_only, copy.ahead)
 
 
 def _name(graph: Graph, value: int) -> str:
@@ -223,7 +224,14 @@ def _split_as_json(one: ExplainedSplit) -> dict[str, Any]:
         "device": one.device,
         "nodes": [node.number for node in one.nodes],
         "copies": [
-            {"value": copy.value, "name": copy.name, "source": copy.source, "size_bytes": copy.size_bytes}
+            {
+                "value": copy.value,
+                "name": copy.name,
+                "source": copy.source,
+                "size_bytes": copy.size_bytes,
+                "rows_only": copy.rows_only,
+                "ahead": copy.ahead,
+            }
             for copy in one.copies
         ],
         "steps": one.steps,

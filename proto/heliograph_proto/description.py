@@ -204,6 +204,10 @@ class CopyReport:
     #: The place of the device that it comes from.
     source: int
     size_bytes: int
+    #: Whether no other rows of it are copied than those that the run reads.
+    rows_only: bool = False
+    #: Whether it is copied while the split before on its device computes.
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,13 @@ def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:
             plan_pb2.SplitReport(
                 device=one.device,
                 copies=[
-                    plan_pb2.CopyReport(value=copy.value, source=copy.source, size_bytes=copy.size_bytes)
+                    plan_pb2.CopyReport(
+                        value=copy.value,
+                        source=copy.source,
+                        size_bytes=copy.size_bytes,
+                        rows_only=copy.rows_only,
+                        ahead=copy.ahead,
+                    )
                     for copy in one.copies
                 ],
                 steps=one.steps,
@@ -124,7 +130,10 @@ def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
         splits=tuple(
             SplitReport(
                 device=one.device,
-                copies=tuple(CopyReport(copy.value, copy.source, copy.size_bytes) for copy in one.copies),
+                copies=tuple(
+                    CopyReport(copy.value, copy.source, copy.size_bytes, copy.rows_only, copy.ahead)
+                    for copy in one.copies
+                ),
                 steps=one.steps,
                 compute_bytes=one.compute_bytes,
                 copy_us=one.copy_us,

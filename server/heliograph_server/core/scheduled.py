@@ -29,14 +29,17 @@ from heliograph_server.core.scheduling.between import (
     Place,
     Span,
     Spans,
+    ahead_of,
     moves,
     plan_between,
     returned_places,
     values_between,
 )
 from heliograph_server.core.scheduling.homes import NOWHERE
+from heliograph_server.core.scheduling.model import ALL_ROWS
 from heliograph_server.core.scheduling.order import clocks
 from heliograph_server.core.scheduling.parts import Part, cut
+from heliograph_server.core.split_copies import CopyAhead, RunCopies
 from heliograph_server.core.split_runs import SplitRunner
 
 
@@ -63,7 +66,10 @@ class ScheduledPlan(Plan):
         ended = clocks(graph, schedule)
         spans = values_between(graph, schedule, ended)
         self._parts = cut(graph, schedule)
-        self._moves = moves(graph, schedule, spans, (part.inputs for part in self._parts))
+        ahead = ahead_of(graph, schedule, ended)
+        self._moves = moves(graph, schedule, spans, (part.inputs for part in self._parts), ahead)
+        early = {schedule.splits[number].device for number in ahead}
+        self._ahead = CopyAhead(len(early)) if early else None
         self._returned = returned_places(graph, schedule)
         self._leaves = {**bindings.weights, **bindings.variables}
         self._input_places = [
@@ -131,7 +137,9 @@ class ScheduledPlan(Plan):
             given = [self._lasting(tensor, stack) for tensor in inputs]
             tensors = self._tensors | dict(zip(self._input_places, given, strict=True))
             rank = self._precedences.rank() if self._precedences else 0
-            self._runner.run(partial(self._run_split, tensors, rank), abort)
+            copies = self._ahead.run(tensors) if self._ahead else RunCopies(tensors)
+            with copies:
+                self._runner.run(partial(self._run_split, tensors, copies, rank), abort)
             for place, target in zip(self._returned, outputs, strict=True):
                 if target is not None:
                     access.copy(tensors[place], target)
@@ -147,10 +155,11 @@ class ScheduledPlan(Plan):
         access.copy(tensor, made)
         return made
 
-    def _run_split(self, tensors: Mapping[Place, Tensor], rank: int, number: int, abort: Abort) -> None:
+    def _run_split(
+        self, tensors: Mapping[Place, Tensor], copies: RunCopies, rank: int, number: int, abort: Abort
+    ) -> None:
         begun, found = time.perf_counter(), self._moves[number]
-        for source, target in found.copies:
-            access.copy(tensors[source], tensors[target])
+        copies.before(found)
         copied = time.perf_counter()
         read, made = ([tensors[place] for place in places] for places in (found.reads, found.writes))
         with self._device_of(number, rank, abort):
@@ -184,7 +193,13 @@ class ScheduledPlan(Plan):
 
     def _report_split(self, number: int) -> SplitReport:
         split, plan = self.schedule.splits[number], self._plans[number]
-        copies = tuple(CopyReport(copy.value, copy.source, copy.size_bytes) for copy in split.copies)
+        late = {move.target[0] for move in self._moves[number].copies}
+        copies = tuple(
+            CopyReport(
+                copy.value, copy.source, copy.size_bytes, copy.rows != ALL_ROWS, copy.value not in late
+            )
+            for copy in split.copies
+        )
         return SplitReport(split.device, copies, plan.steps, plan.compute_bytes, *self._took_us[number])
 
     def _share(self, place: int) -> DeviceShare:
@@ -206,6 +221,8 @@ class ScheduledPlan(Plan):
     def free(self) -> None:
         self._freed = True
         self._runner.close()
+        if self._ahead is not None:
+            self._ahead.close()
         for plan in self._plans:
             plan.free()
         for buffer in self._buffers:

@@ -14,7 +14,7 @@ from heliograph_backends.contract import CompileOptions, Device
 from heliograph_proto.errors import UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_server.core.scheduling import Problem, Schedule, schedule
-from heliograph_server.core.scheduling.between import plan_between, values_between
+from heliograph_server.core.scheduling.between import ahead_of, plan_between, values_between
 from heliograph_server.core.scheduling.order import clocks
 from heliograph_server.core.scheduling.parts import Part, parts_on
 
@@ -35,6 +35,10 @@ def spread(problem: Problem, devices: Sequence[Device], options: CompileOptions,
     found = schedule(problem)
     for _ in range(ROUNDS):
         over = needs.overshoot(found)
+        if any(over.values()) and ahead_of(problem.graph, found, clocks(problem.graph, found)):
+            # Copies one after the other take less memory.
+            found = replace(found, ahead_bytes=None)
+            over = needs.overshoot(found)
         if not any(over.values()):
             break
         budgets = [max(0, budget - over.get(place, 0)) for place, budget in enumerate(budgets)]

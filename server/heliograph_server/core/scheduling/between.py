@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, TypeAlias
 
 from heliograph_backends.planning.memory import Arena, Lifetime, plan_arena
-from heliograph_proto.graph import Graph
+from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.types import TensorType
 from heliograph_server.core.scheduling.homes import NOWHERE
-from heliograph_server.core.scheduling.model import Schedule
+from heliograph_server.core.scheduling.model import ALL_ROWS, Copy, Schedule
 from heliograph_server.core.scheduling.order import Clock, is_serial
 
 #: First and last split.
@@ -31,13 +31,24 @@ class Memory(Protocol):
     def alloc_size(self, tensor: TensorType) -> int: ...
 
 
+class Move(NamedTuple):
+    """A copy."""
+
+    source: Place
+    target: Place
+    #: What names the rows to be copied; None: all are.
+    rows: Place | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What one split does: copies, from and to; then it reads and writes. Places in the split's order."""
+    """What one split does: copies; then it reads and writes. Places in the split's order."""
 
-    copies: tuple[tuple[Place, Place], ...]
+    copies: tuple[Move, ...]
     reads: tuple[Place, ...]
     writes: tuple[Place, ...]
+    #: Copies for the next split of its device, which may be made as soon as this one begins.
+    ahead: tuple[Move, ...] = ()
 
 
 def values_between(graph: Graph, schedule: Schedule, ended: Sequence[Clock]) -> Spans:
@@ -48,7 +59,7 @@ def values_between(graph: Graph, schedule: Schedule, ended: Sequence[Clock]) -> 
     last split of a span begins when all that used the value have ended (`ended`: `clocks`), whatever runs at
     the same time.
     """
-    users = _users(graph, schedule)
+    users = _users(graph, schedule, ahead_of(graph, schedule, ended))
     returned = {port.value for port in graph.outputs}
     end = len(schedule.splits)
     lasting = _Ends(schedule, ended)
@@ -59,13 +70,41 @@ def values_between(graph: Graph, schedule: Schedule, ended: Sequence[Clock]) -> 
     return found
 
 
-def _users(graph: Graph, schedule: Schedule) -> dict[Place, list[int]]:
+def ahead_of(graph: Graph, schedule: Schedule, ended: Sequence[Clock]) -> dict[int, dict[int, int]]:
+    """By split and value: the split during which a copy may be made already, the one before on its device.
+
+    What is copied must be there when that one begins: a weight, or what a split made that has ended by then.
+    """
+    if schedule.ahead_bytes is None:
+        return {}
+    split_of = {node: number for number, one in enumerate(schedule.splits) for node in one.nodes}
+    leaves, last = len(graph.leaves), dict[int, int]()
+    found: dict[int, dict[int, int]] = {}
+    for number, split in enumerate(schedule.splits):
+        before = last.get(split.device, -1)
+        last[split.device] = number
+        for copy in split.copies if before >= 0 else ():
+            if copy.size_bytes < schedule.ahead_bytes or copy.rows != ALL_ROWS:
+                continue
+            if copy.value < leaves:
+                is_there = graph.leaves[copy.value].kind is LeafKind.WEIGHT
+            else:
+                is_there = ended[before][copy.source] >= split_of[copy.value - leaves]
+            if is_there:
+                found.setdefault(number, {})[copy.value] = before
+    return found
+
+
+def _users(
+    graph: Graph, schedule: Schedule, ahead: Mapping[int, Mapping[int, int]]
+) -> dict[Place, list[int]]:
     """Of each result that leaves its split, and each copy: the splits that touch it, in order."""
     leaves = len(graph.leaves)
     found: dict[Place, list[int]] = {}
     for number, split in enumerate(schedule.splits):
         for copy in split.copies:
-            found.setdefault((copy.value, split.device), []).append(number)
+            began = ahead.get(number, {}).get(copy.value, number)
+            found.setdefault((copy.value, split.device), []).append(began)
         for value in split.inputs:
             if (value, split.device) in found:
                 found[value, split.device].append(number)
@@ -107,19 +146,31 @@ def plan_between(graph: Graph, spans: Mapping[int, Span], memory: Memory) -> Are
     return plan_arena(lifetimes, memory.alignment, memory.max_size)
 
 
-def moves(graph: Graph, schedule: Schedule, spans: Spans, inputs: Iterable[Sequence[int]]) -> list[Moves]:
-    """What each split does; `inputs`: of each split, the values that its device is given with each run."""
+def moves(
+    graph: Graph,
+    schedule: Schedule,
+    spans: Spans,
+    inputs: Iterable[Sequence[int]],
+    ahead: Mapping[int, Mapping[int, int]],
+) -> list[Moves]:
+    """What each split does; `inputs`: of each split, the values that its device is given with each run;
+    `ahead`: `ahead_of`."""
+    early: dict[int, list[Move]] = {}
     found = []
-    for split, given in zip(schedule.splits, inputs, strict=True):
-        device = split.device
-        found.append(
-            Moves(
-                tuple(((copy.value, copy.source), (copy.value, device)) for copy in split.copies),
-                tuple(place_of(graph, schedule, spans, value, device) for value in given),
-                tuple((value, device) for value in split.outputs),
-            )
-        )
-    return found
+    for number, (split, given) in enumerate(zip(schedule.splits, inputs, strict=True)):
+        device, copies = split.device, list[Move]()
+        for copy in split.copies:
+            made = _move(graph, schedule, copy)
+            began = ahead.get(number, {}).get(copy.value, number)
+            (copies if began == number else early.setdefault(began, [])).append(made)
+        reads = tuple(place_of(graph, schedule, spans, value, device) for value in given)
+        found.append(Moves(tuple(copies), reads, tuple((value, device) for value in split.outputs)))
+    return [replace(one, ahead=tuple(early.get(number, ()))) for number, one in enumerate(found)]
+
+
+def _move(graph: Graph, schedule: Schedule, copy: Copy) -> Move:
+    rows = None if copy.rows == ALL_ROWS else (copy.rows, _maker(graph, schedule, copy.rows))
+    return Move((copy.value, copy.source), (copy.value, copy.destination), rows)
 
 
 def place_of(graph: Graph, schedule: Schedule, spans: Spans, value: int, device: int) -> Place:

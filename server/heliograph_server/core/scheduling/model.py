@@ -55,6 +55,12 @@ class Assignment:
         return f"{self.cause} {self.operand}" if self.operand >= 0 else str(self.cause)
 
 
+#: Of a copy: all rows.
+ALL_ROWS = -1
+#: Smaller copies are not made ahead: handing them to another thread takes longer than they do.
+AHEAD_BYTES = 2**18
+
+
 @dataclass(frozen=True, slots=True)
 class Copy:
     """A value that a split needs in its own device's memory."""
@@ -62,7 +68,10 @@ class Copy:
     value: int
     source: int
     destination: int
+    #: At most, where not all rows are copied.
     size_bytes: int
+    #: The value whose elements are the rows, or experts, that the split reads: no others are copied.
+    rows: int = ALL_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,9 @@ class Schedule:
     assignments: tuple[Assignment, ...]
     #: The device of each leaf; -1: an input, which comes with each run.
     homes: tuple[int, ...]
+    #: Copies of so many bytes or more are made while the split before runs, where they can be: that takes
+    #: memory for both at once. None: none are.
+    ahead_bytes: int | None = AHEAD_BYTES
 
     @property
     def main(self) -> int:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from heliograph_proto.graph import LeafKind
-from heliograph_server.core.scheduling.model import Assignment, Copy, Problem, Schedule, Split
+from heliograph_server.core.scheduling.model import ALL_ROWS, Assignment, Copy, Problem, Schedule, Split
+
+#: Ops that read those rows, or experts, of their first operand that another one names: its place, and how
+#: many dimensions the first one has if its rows are those of its first axis.
+READS_ROWS = {"get_rows": (1, 2), "mul_mat_id": (2, 3)}
 
 
 def split(problem: Problem, homes: Sequence[int], assignments: Sequence[Assignment]) -> Schedule:
     """A new split wherever the device changes. Copies are of values in memory that the device cannot read.
 
     As in ggml there is a new split, too, where a weight must be copied and the present split has copies
-    already: so the copies of weights need not lie in memory all at once.
+    already: so the copies of weights need not lie in memory all at once. And where only those rows, or
+    experts, of a weight are read that an operand names, that operand is computed in an earlier split, so that
+    no others need be copied.
     """
     drafts = _Drafts(problem, homes, assignments)
     for number in range(len(problem.graph.nodes)):
@@ -27,7 +33,7 @@ class _Draft:
 
     device: int
     nodes: list[int] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
+    copies: dict[int, Copy] = field(default_factory=dict)
     inputs: dict[int, None] = field(default_factory=dict)
     outputs: dict[int, None] = field(default_factory=dict)
 
@@ -55,10 +61,13 @@ class _Drafts:
         if not self._drafts or device != self._drafts[-1].device or self._wants_new(number):
             self._drafts.append(_Draft(device))
         draft, present = self._drafts[-1], len(self._drafts) - 1
-        for value in self._graph.nodes[number].operands:
+        for place, value in enumerate(self._graph.nodes[number].operands):
             made_in = self._split_of[value - self._leaves] if value >= self._leaves else -1
+            rows = self._rows(number, place)
             if made_in != present and value not in draft.inputs:
-                self._read(draft, value, made_in)
+                self._read(draft, value, made_in, rows)
+            elif value in draft.copies and draft.copies[value].rows != rows:
+                self._copy_all(draft, value)
         draft.nodes.append(number)
         self._split_of.append(present)
 
@@ -69,28 +78,63 @@ class _Drafts:
                 self._drafts[self._split_of[output.value - self._leaves]].outputs[output.value] = None
         return tuple(
             Split(
-                one.device, tuple(one.nodes), tuple(one.copies), tuple(one.inputs), tuple(sorted(one.outputs))
+                one.device,
+                tuple(one.nodes),
+                tuple(one.copies.values()),
+                tuple(one.inputs),
+                tuple(sorted(one.outputs)),
             )
             for one in self._drafts
         )
 
     def _wants_new(self, number: int) -> bool:
-        """Whether a node needs a weight copied, behind others."""
+        """Whether a node needs a weight copied, behind others, or rows of it that the present split names."""
         draft = self._drafts[-1]
-        if not draft.copies:
+        operands = self._graph.nodes[number].operands
+        if self._names_rows_now(number):
+            weights = [operands[0]]
+        elif draft.copies:
+            weights = [value for value in operands if value < self._leaves]
+        else:
             return False
-        weights = [value for value in self._graph.nodes[number].operands if value < self._leaves]
         return any(value not in draft.inputs and self._must_copy(value, draft.device) for value in weights)
 
-    def _read(self, draft: _Draft, value: int, made_in: int) -> None:
+    def _names_rows_now(self, number: int) -> bool:
+        """Whether what names the rows that a node reads of a weight is computed in the present split."""
+        names = self._names(number)
+        return names >= self._leaves and self._split_of[names - self._leaves] == len(self._drafts) - 1
+
+    def _names(self, number: int) -> int:
+        """The operand that names rows of the first one, of which no others are read; -1: there is none."""
+        node = self._graph.nodes[number]
+        place, dimensions = READS_ROWS.get(node.op, (0, 0))
+        if not place or node.operands[0] >= self._leaves:
+            return -1
+        leaf = self._graph.leaves[node.operands[0]]
+        fits = leaf.kind is LeafKind.WEIGHT and leaf.type.ndim == dimensions
+        return node.operands[place] if fits else -1
+
+    def _rows(self, number: int, place: int) -> int:
+        """The value that names the rows to be copied of an operand; it is known before the split begins."""
+        names = self._names(number) if place == 0 else -1
+        comes_with_run = 0 <= names < self._leaves and self._graph.leaves[names].kind is LeafKind.INPUT
+        is_made = names >= self._leaves and self._split_of[names - self._leaves] < len(self._drafts) - 1
+        return names if comes_with_run or is_made else ALL_ROWS
+
+    def _copy_all(self, draft: _Draft, value: int) -> None:
+        """Of a value of which only rows were to be copied."""
+        draft.copies[value] = replace(draft.copies[value], rows=ALL_ROWS)
+        self._there.add((value, draft.device))
+
+    def _read(self, draft: _Draft, value: int, made_in: int, rows: int) -> None:
         draft.inputs[value] = None
         if made_in >= 0:
             self._drafts[made_in].outputs[value] = None
         if self._must_copy(value, draft.device):
-            if not self._may_change(value):
+            if rows == ALL_ROWS and not self._may_change(value):
                 self._there.add((value, draft.device))
             size_bytes = self._graph.type_of(value).nbytes
-            draft.copies.append(Copy(value, self._devices[value], draft.device, size_bytes))
+            draft.copies[value] = Copy(value, self._devices[value], draft.device, size_bytes, rows)
 
     def _must_copy(self, value: int, device: int) -> bool:
         where = self._devices[value]
