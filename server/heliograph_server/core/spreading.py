@@ -7,11 +7,11 @@ its budget shrinks, and the scheduler decides again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from heliograph_backends.contract import CompileOptions, Device
-from heliograph_proto.errors import UnsupportedError
+from heliograph_proto.errors import OutOfMemoryError, UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_server.core.scheduling import Problem, Schedule, schedule
 from heliograph_server.core.scheduling.between import ahead_of, plan_between, values_between
@@ -20,6 +20,8 @@ from heliograph_server.core.scheduling.parts import Part, parts_on
 
 #: How often budgets shrink before the devices themselves say what does not fit.
 ROUNDS = 8
+#: They shrink by up to this part of themselves more than what was too much: that mostly saves a round.
+MARGIN = 1000
 #: A device with this many times the bytes of all leaves, results and copies there has enough, whatever it
 #: keeps beside them.
 AMPLE = 2
@@ -30,7 +32,7 @@ AMPLE_PADDING_BYTES = 1024
 def spread(problem: Problem, devices: Sequence[Device], options: CompileOptions, copies: int = 1) -> Schedule:
     """A schedule that fits, with so many copies of all that runs need for themselves. Raises what `schedule`
     does."""
-    budgets = [one.free_bytes for one in problem.devices]
+    budgets: Sequence[int] = [one.free_bytes for one in problem.devices]
     needs = _Needs(problem, devices, options, copies)
     found = schedule(problem)
     for _ in range(ROUNDS):
@@ -41,10 +43,26 @@ def spread(problem: Problem, devices: Sequence[Device], options: CompileOptions,
             over = needs.overshoot(found)
         if not any(over.values()):
             break
-        budgets = [max(0, budget - over.get(place, 0)) for place, budget in enumerate(budgets)]
-        pairs = zip(problem.devices, budgets, strict=True)
-        found = schedule(replace(problem, devices=[replace(one, free_bytes=size) for one, size in pairs]))
+        budgets, found = _again(problem, budgets, over)
     return found
+
+
+def _again(
+    problem: Problem, budgets: Sequence[int], over: Mapping[int, int]
+) -> tuple[Sequence[int], Schedule]:
+    """With budgets that are smaller by what is too much, and a little more, since values live longer across
+    another cut; without that where it is what does not fit."""
+    less = [max(0, size - over.get(place, 0)) for place, size in enumerate(budgets)]
+    spare = [size - min(over.get(place, 0) // 4, size // MARGIN) for place, size in enumerate(less)]
+    try:
+        return spare, _within(problem, spare)
+    except OutOfMemoryError:
+        return less, _within(problem, less)
+
+
+def _within(problem: Problem, budgets: Sequence[int]) -> Schedule:
+    pairs = zip(problem.devices, budgets, strict=True)
+    return schedule(replace(problem, devices=[replace(one, free_bytes=size) for one, size in pairs]))
 
 
 def ample_bytes(graph: Graph, found: Schedule, copies: int = 1) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from heliograph_proto.graph import LeafKind
+from heliograph_proto.graph import Graph, LeafKind
 from heliograph_server.core.scheduling.model import ALL_ROWS, Assignment, Copy, Problem, Schedule, Split
 
 #: Ops that read those rows, or experts, of their first operand that another one names: its place, and how
@@ -25,6 +25,16 @@ def split(problem: Problem, homes: Sequence[int], assignments: Sequence[Assignme
     for number in range(len(problem.graph.nodes)):
         drafts.add(number)
     return Schedule(drafts.splits(), tuple(assignments), tuple(homes))
+
+
+def _names_of_rows(graph: Graph) -> Iterator[tuple[int, int]]:
+    """Nodes, and the operand of each that names rows of a weight, of which it reads no others."""
+    for number, node in enumerate(graph.nodes):
+        if node.op in READS_ROWS and node.operands[0] < len(graph.leaves):
+            place, dimensions = READS_ROWS[node.op]
+            leaf = graph.leaves[node.operands[0]]
+            if leaf.kind is LeafKind.WEIGHT and leaf.type.ndim == dimensions:
+                yield number, node.operands[place]
 
 
 @dataclass(slots=True)
@@ -52,6 +62,7 @@ class _Drafts:
         self._split_of: list[int] = []
         #: Values and the devices that they were copied to; not of those that may change.
         self._there: set[tuple[int, int]] = set()
+        self._names = dict(_names_of_rows(problem.graph))
         #: A graph without assignments changes no variable.
         self._assigns = any(node.op == "assign" for node in problem.graph.nodes)
 
@@ -63,8 +74,10 @@ class _Drafts:
         draft, present = self._drafts[-1], len(self._drafts) - 1
         for place, value in enumerate(self._graph.nodes[number].operands):
             made_in = self._split_of[value - self._leaves] if value >= self._leaves else -1
-            rows = self._rows(number, place)
-            if made_in != present and value not in draft.inputs:
+            if made_in == present:
+                continue
+            rows = self._rows(number) if place == 0 and number in self._names else ALL_ROWS
+            if value not in draft.inputs:
                 self._read(draft, value, made_in, rows)
             elif value in draft.copies and draft.copies[value].rows != rows:
                 self._copy_all(draft, value)
@@ -90,34 +103,24 @@ class _Drafts:
     def _wants_new(self, number: int) -> bool:
         """Whether a node needs a weight copied, behind others, or rows of it that the present split names."""
         draft = self._drafts[-1]
+        if not draft.copies and number not in self._names:
+            return False
         operands = self._graph.nodes[number].operands
         if self._names_rows_now(number):
             weights = [operands[0]]
-        elif draft.copies:
-            weights = [value for value in operands if value < self._leaves]
         else:
-            return False
+            weights = [value for value in operands if value < self._leaves and draft.copies]
         return any(value not in draft.inputs and self._must_copy(value, draft.device) for value in weights)
 
     def _names_rows_now(self, number: int) -> bool:
         """Whether what names the rows that a node reads of a weight is computed in the present split."""
-        names = self._names(number)
+        names = self._names.get(number, -1)
         return names >= self._leaves and self._split_of[names - self._leaves] == len(self._drafts) - 1
 
-    def _names(self, number: int) -> int:
-        """The operand that names rows of the first one, of which no others are read; -1: there is none."""
-        node = self._graph.nodes[number]
-        place, dimensions = READS_ROWS.get(node.op, (0, 0))
-        if not place or node.operands[0] >= self._leaves:
-            return -1
-        leaf = self._graph.leaves[node.operands[0]]
-        fits = leaf.kind is LeafKind.WEIGHT and leaf.type.ndim == dimensions
-        return node.operands[place] if fits else -1
-
-    def _rows(self, number: int, place: int) -> int:
-        """The value that names the rows to be copied of an operand; it is known before the split begins."""
-        names = self._names(number) if place == 0 else -1
-        comes_with_run = 0 <= names < self._leaves and self._graph.leaves[names].kind is LeafKind.INPUT
+    def _rows(self, number: int) -> int:
+        """The value that names the rows to be copied; it is known before the split begins."""
+        names = self._names[number]
+        comes_with_run = names < self._leaves and self._graph.leaves[names].kind is LeafKind.INPUT
         is_made = names >= self._leaves and self._split_of[names - self._leaves] < len(self._drafts) - 1
         return names if comes_with_run or is_made else ALL_ROWS
 
