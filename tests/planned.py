@@ -7,6 +7,7 @@ from typing import Any
 
 from heliograph_backends.cpu.lowering import Lowering
 from heliograph_backends.cpu.storage import Storage, plan_storage
+from heliograph_backends.planning.concurrency import side_by_side
 from heliograph_backends.planning.fusion import Group, group_nodes
 from heliograph_backends.planning.layout import place_values
 from heliograph_backends.planning.memory import UNBOUNDED, padded
@@ -25,13 +26,14 @@ class DefinitionOnly:
 
 
 def planned(
-    graph: Graph, *, fusion: bool = True, native: bool = True, max_size: int = UNBOUNDED
+    graph: Graph, *, fusion: bool = True, native: bool = True, max_size: int = UNBOUNDED, most: int = 1
 ) -> tuple[tuple[Group, ...], Storage]:
-    """The steps of a graph and their storage."""
+    """The steps of a graph and their storage; up to `most` of them at the same time."""
     places = place_values(graph)
     kernels = Lowering(graph, places) if native else DefinitionOnly()
     groups = group_nodes(graph, places, kernels, fusion=fusion)
-    return groups, plan_storage(graph, places, groups, max_size)
+    sets = side_by_side(graph, places, groups, lambda _: True, most)
+    return groups, plan_storage(graph, places, groups, max_size, sets)
 
 
 class Versions:
@@ -93,21 +95,38 @@ def run(graph: Graph, groups: tuple[Group, ...], storage: Storage) -> Memory:
     for group in groups:
         if OPS[graph.nodes[group.last].op].group == "source":
             memory.write(leaves + group.last)
-    for step, group in enumerate(groups):
-        inside = {leaves + number for number in group.nodes}
-        for number in group.nodes:
-            assign = graph.nodes[number].op == "assign"
-            for value in graph.nodes[number].operands[1 if assign else 0 :]:
-                root = storage.places[value].root
-                if value not in inside:
-                    version = versions.read(value, number) if root < leaves else 0
-                    memory.assert_holds(root, version, f"step {step}")
-        _write(memory, versions, group)
+    members: dict[int, list[Group]] = {}
+    for group, number in zip(groups, storage.sets, strict=True):
+        members.setdefault(number, []).append(group)
+    for number, together in members.items():
+        for group in together:
+            # Whatever the others have written meanwhile.
+            before = dict(memory.holders)
+            for other in together:
+                if other is not group:
+                    _write(memory, versions, other)
+            _read(memory, versions, group, f"set {number}")
+            memory.holders = before
+        for group in together:
+            _write(memory, versions, group)
     for output in graph.outputs:
         root = storage.places[output.value].root
         version = versions.read(output.value, len(graph.nodes)) if root < leaves else 0
         memory.assert_holds(root, version, f"output {output.name}")
     return memory
+
+
+def _read(memory: Memory, versions: Versions, group: Group, where: str) -> None:
+    """What the group reads is there."""
+    graph, leaves = memory.graph, versions.leaves
+    inside = {leaves + number for number in group.nodes}
+    for number in group.nodes:
+        assign = graph.nodes[number].op == "assign"
+        for value in graph.nodes[number].operands[1 if assign else 0 :]:
+            root = memory.storage.places[value].root
+            if value not in inside:
+                version = versions.read(value, number) if root < leaves else 0
+                memory.assert_holds(root, version, where)
 
 
 def _write(memory: Memory, versions: Versions, group: Group) -> None:

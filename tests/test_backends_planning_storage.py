@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from backend_graphs import Maker
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from planned import DefinitionOnly, Memory, Versions, planned, run
 from random_graphs import RandomGraph
 
+from heliograph_backends.cpu import storage as storing
 from heliograph_backends.cpu.storage import Region, Storage
 from heliograph_backends.planning.fusion import Group, group_nodes
 from heliograph_backends.planning.layout import place_values
@@ -31,6 +35,53 @@ limits = st.sampled_from([UNBOUNDED, 1024])
 def test_what_a_step_reads_is_what_was_written(seed: int, fusion: bool, native: bool, limit: int) -> None:
     graph = RandomGraph(seed).graph()
     run(graph, *planned(graph, fusion=fusion, native=native, max_size=limit))
+
+
+@steady
+@given(seeds, st.booleans(), limits, st.sampled_from([2, 3, 100]))
+def test_steps_that_run_at_the_same_time_do_not_write_over_what_another_reads(
+    seed: int, fusion: bool, limit: int, most: int
+) -> None:
+    graph = RandomGraph(seed).graph()
+    # However much memory it takes.
+    with patch.object(storing, "MOST_MORE", 1):
+        groups, storage = planned(graph, fusion=fusion, max_size=limit, most=most)
+    run(graph, groups, storage)
+    sizes = Counter(storage.sets)
+    assert max(sizes.values(), default=0) <= most + sum(1 for each in groups if is_constant(graph, each))
+
+
+def test_products_of_one_operand_are_a_set_and_what_needs_them_is_another() -> None:
+    made = Maker()
+    x = made.input(np.ones((4, 8), np.float32))
+    products = [made.node("matmul", x, made.weight(np.ones((8, 8), np.float32))) for _ in range(5)]
+    scores = made.node("matmul", products[0], made.node("permute", products[1], axes=(1, 0)))
+    made.output(made.node("matmul", scores, products[2]), *products[3:])
+    assert list(planned(made.graph(), most=8)[1].sets) == [0, 0, 0, 0, 0, 1, 2]
+    assert list(planned(made.graph(), most=3)[1].sets) == [0, 0, 0, 1, 1, 1, 2]
+    assert list(planned(made.graph(), most=1)[1].sets) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_what_is_assigned_to_a_variable_runs_alone() -> None:
+    made = Maker()
+    x, v = made.input(np.ones(4, np.float32)), made.variable(np.ones(4, np.float32))
+    first, second = made.node("neg", x), made.node("sqr", x)
+    made.node("assign", v, x)
+    made.output(first, second, made.node("exp", x))
+    assert list(planned(made.graph(), most=8)[1].sets) == [0, 0, 1, 2]
+
+
+def test_steps_wait_for_each_other_where_that_saves_much_memory() -> None:
+    made = Maker()
+    x = made.input(np.ones(1000, np.float32))
+    total = x
+    branches = [made.node("soft_max", made.node("scale", x, scale=float(n))) for n in range(8)]
+    for branch in branches:
+        total = made.node("add", total, made.node("reduce_sum", branch, axes=(0,), keepdims=False))
+    made.output(total)
+    groups, storage = planned(made.graph(), most=8)
+    alone = sum(planned(made.graph(), most=1)[1].arena)
+    assert sum(storage.arena) <= alone * 17 // 16
 
 
 @steady
@@ -63,6 +114,11 @@ def test_the_arena_is_no_larger_than_all_results_and_no_smaller_than_those_that_
     assert sum(storage.arena) <= sum(padded(graph.type_of(root).nbytes, 64) for root in roots)
     assert sum(storage.arena) >= live_bytes(graph, groups, storage, set(roots))
     assert all(size <= limit for size in storage.own_bytes)
+
+
+def is_constant(graph: Graph, group: Group) -> bool:
+    """Whether a step is made before the first one."""
+    return OPS[graph.nodes[group.last].op].group == "source"
 
 
 def live_bytes(graph: Graph, groups: tuple[Group, ...], storage: Storage, roots: set[int]) -> int:

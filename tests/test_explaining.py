@@ -180,6 +180,7 @@ def test_json_is_for_programs(explained: Explanation) -> None:
         "device": "gpu0",
         "cause": "weight",
         "why": f"weight of operand 1, {ODD}/w",
+        "concurrent": 0,
     }
 
 

@@ -266,3 +266,68 @@ def test_an_encoding_is_checked_wherever_it_is_used() -> None:
     forms(builder, 0, 1.0)
     with pytest.raises(ValueError, match="not negative"):
         forms(builder, -1, 1.0)
+
+
+# Steps that run at the same time
+
+
+def products(random: np.random.Generator, sizes: list[int]) -> tuple[ProgramBuilder, list[np.ndarray], int]:
+    """A set of products of one operand, small and large, their sums in later steps, and the slot of these."""
+    x = normal(random, 70, 96)
+    arrays, builder, results = [x], ProgramBuilder(), []
+    for width in sizes:
+        arrays += [normal(random, 96, width), np.zeros((70, width), np.float32)]
+        weight, made = len(arrays) - 2, len(arrays) - 1
+        with builder.member_of(7):
+            left, right = over(0, x), over(weight, arrays[weight])
+            builder.gemm(70, width, 96, left, right, over(made, arrays[made]))
+        results.append(made)
+    arrays.append(np.zeros((70, len(sizes)), np.float32))
+    for column, made in enumerate(results):
+        total = Operand(len(arrays) - 1, 4 * column, (arrays[-1].strides[0],))
+        builder.sum_rows(arrays[made].shape, over(made, arrays[made]), total)
+    return builder, arrays, len(arrays) - 1
+
+
+def test_steps_of_a_set_give_the_bits_of_one_after_the_other(
+    random: np.random.Generator, pool: WorkerPool | None
+) -> None:
+    builder, arrays, total = products(random, [300, 8, 500, 64, 640])
+    bound = builder.build().bind(addresses(arrays))
+    assert bound.run(None, 0) is Status.OK
+    expected = [array.tobytes() for array in arrays]
+    again = builder.build().bind(addresses(arrays))
+    for _ in range(200):
+        for array in arrays[2::2]:
+            array[:] = np.nan
+        assert again.run(pool) is Status.OK
+        assert [array.tobytes() for array in arrays] == expected
+    assert np.isfinite(arrays[total]).all()
+
+
+def test_several_steps_of_one_member_wait_for_each_other(
+    random: np.random.Generator, pool: WorkerPool | None
+) -> None:
+    x, first, second = (normal(random, 400, 500) for _ in range(3))
+    builder = ProgramBuilder()
+    with builder.member_of(1):
+        builder.soft_max(x.shape, over(0, x), over(1, first))
+        builder.soft_max(x.shape, over(1, first), over(2, second))
+    bound = builder.build().bind(addresses([x, first, second]))
+    assert bound.run(pool) is Status.OK
+    expected = second.tobytes()
+    for _ in range(50):
+        first[:], second[:] = np.nan, np.nan
+        assert bound.run(pool) is Status.OK
+        assert second.tobytes() == expected
+
+
+def test_an_abort_in_the_middle_of_a_set_ends_the_run(
+    random: np.random.Generator, pool: WorkerPool | None
+) -> None:
+    builder, arrays, _ = products(random, [400] * 6)
+    bound = builder.build().bind(addresses(arrays))
+    bound.abort()
+    assert bound.run(pool) is Status.ABORTED
+    bound.clear_abort()
+    assert bound.run(pool) is Status.OK

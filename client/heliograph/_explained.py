@@ -25,6 +25,8 @@ class ExplainedNode:
     cause: Cause
     #: The cause in words.
     why: str
+    #: The number, from 1, of the set of its split's nodes that run at the same time; 0: it runs alone.
+    concurrent: int = 0
 
 
 @dataclass(frozen=True, slots=True)

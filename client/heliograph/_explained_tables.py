@@ -58,12 +58,21 @@ def device_table(devices: Sequence[DeviceShare]) -> Table:
 
 
 def node_table(nodes: Sequence[ExplainedNode]) -> Table:
-    """A line for each node."""
+    """A line for each node; those of a split with the same number under "together" run at the same time."""
     rows = [
-        [str(one.number), one.name, one.op, str(one.type), str(one.split), one.device, one.why]
+        [
+            str(one.number),
+            one.name,
+            one.op,
+            str(one.type),
+            str(one.split),
+            str(one.concurrent or "-"),
+            one.device,
+            one.why,
+        ]
         for one in nodes
     ]
-    return [["node", "name", "op", "type", "split", "device", "why"], *rows]
+    return [["node", "name", "op", "type", "split", "together", "device", "why"], *rows]
 
 
 def time_text(microseconds: float) -> str:

@@ -145,6 +145,7 @@ def _node(graph: Graph, report: PlanReport, number: int, placement: NodePlacemen
         split=placement.split,
         cause=placement.cause,
         why=why,
+        concurrent=placement.concurrent,
     )
 
 
@@ -253,4 +254,5 @@ def _node_as_json(one: ExplainedNode) -> dict[str, Any]:
         "device": one.device,
         "cause": str(one.cause),
         "why": one.why,
+        "concurrent": one.concurrent,
     }

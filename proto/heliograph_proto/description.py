@@ -188,6 +188,8 @@ class NodePlacement:
     cause: Cause
     #: With WEIGHT and OFFLOAD: the place of the operand.
     operand: int = 0
+    #: The number, from 1, of the set of its split's nodes that run at the same time; 0: it runs alone.
+    concurrent: int = 0
 
     @property
     def why(self) -> str:

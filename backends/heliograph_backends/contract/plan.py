@@ -69,6 +69,11 @@ class Plan(ABC):
     def free(self) -> None:
         """Gives its memory back. Idempotent; never during `compute`."""
 
+    def concurrency(self) -> Sequence[int]:
+        """For each node of the graph the number, from 1, of the set of steps that it runs in at the same time
+        as others; 0: alone. Default: all alone."""
+        return (0,) * len(self.graph.nodes)
+
     def update(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
         """A plan for another graph, which takes over this one's memory where that suffices. Frees this one.
 

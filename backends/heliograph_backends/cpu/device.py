@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 #: More than any machine has; what is beyond is a slip of the pen.
 MOST_THREADS = 4096
 
+#: How many steps that do not need each other run at the same time, unless told otherwise.
+CONCURRENCY = 8
+
 #: How long a change of the number of threads waits for the program that runs.
 IDLE_SECONDS = 10.0
 
@@ -83,10 +86,18 @@ class CpuDevice(Device):
     capabilities = Capabilities(async_=True, host_buffer=True, buffer_from_host=True, events=True)
 
     def __init__(
-        self, name: str = "cpu0", threads: int = 0, memory_bytes: int = 0, *, native: bool | None = None
+        self,
+        name: str = "cpu0",
+        threads: int = 0,
+        memory_bytes: int = 0,
+        *,
+        native: bool | None = None,
+        concurrency: int = CONCURRENCY,
     ) -> None:
         self.name = name
         self.threads = threads or usable_threads()
+        #: How many steps of a plan that do not need each other run at the same time, at most.
+        self.concurrency = concurrency
         #: Whether f32 runs on native kernels; the definition runs everything else, and all without numba.
         self.native = kernels.available() if native is None else native
         self.description = self._described()
@@ -239,6 +250,7 @@ class CpuBackend(Backend):
     parameters = (
         Parameter("threads", ParameterKind.COUNT, "threads that compute; 0: one for each processor"),
         Parameter("memory", ParameterKind.SIZE, "memory that it may use; 0: the machine's"),
+        Parameter("concurrency", ParameterKind.COUNT, "steps that may run at the same time; 1: none do"),
         Parameter("reference", ParameterKind.COUNT, "1: computes on the definition of the ops alone"),
     )
 
@@ -249,7 +261,15 @@ class CpuBackend(Backend):
             for number, one in enumerate(parameters):
                 threads = checked_threads(one.get("threads", 0))
                 native = False if one.get("reference", 0) else None
-                self._devices += (CpuDevice(f"cpu{number}", threads, one.get("memory", 0), native=native),)
+                self._devices += (
+                    CpuDevice(
+                        f"cpu{number}",
+                        threads,
+                        one.get("memory", 0),
+                        native=native,
+                        concurrency=one.get("concurrency") or CONCURRENCY,
+                    ),
+                )
         except Exception as error:
             for device in self._devices:
                 device.close()

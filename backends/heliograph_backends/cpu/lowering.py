@@ -99,6 +99,10 @@ class Lowering:
             found = self._kernels[number] = self._find_kernel(number)
         return found
 
+    def is_native(self, group: Group) -> bool:
+        """Whether native steps run a group."""
+        return self.has_kernel(group.last)
+
     def _find_kernel(self, number: int) -> bool:
         node = self.graph.nodes[number]
         if not self._is_f32[self.leaves + number]:

@@ -26,6 +26,7 @@ from heliograph_backends.cpu.lowering import Lowering
 from heliograph_backends.cpu.memory import HostBuffer
 from heliograph_backends.cpu.storage import Storage, plan_storage
 from heliograph_backends.definition import define_node
+from heliograph_backends.planning.concurrency import concurrent_nodes, side_by_side
 from heliograph_backends.planning.fusion import Group, group_nodes
 from heliograph_backends.planning.layout import place_values
 from heliograph_proto.errors import (
@@ -73,6 +74,7 @@ class CpuPlan(Plan):
             self.memory.free()
             raise
         self.memory.take_over()
+        self._groups = layout.groups
         self._native = [step for step in self._steps if isinstance(step, _NativeStep)]
         self.compute_bytes = self.memory.compute_bytes
         self.steps = sum(step.count for step in self._steps)
@@ -104,6 +106,9 @@ class CpuPlan(Plan):
     def _request_abort(self) -> None:
         for step in self._native:
             step.abort()
+
+    def concurrency(self) -> Sequence[int]:
+        return concurrent_nodes(len(self.graph.nodes), self._groups, self.storage.sets)
 
     def free(self) -> None:
         with self._lock:
@@ -139,7 +144,11 @@ def plan_layout(device: CpuDevice, graph: Graph, options: CompileOptions, *, dir
     lowering = Lowering(graph, places)
     kernels = lowering if device.native else _DefinitionOnly()
     groups = group_nodes(graph, places, kernels, fusion=options.fusion)
-    return Layout(lowering, groups, plan_storage(graph, places, groups, device.buffer_type.max_size))
+    sets: Sequence[int] = ()
+    if device.native and device.concurrency > 1:
+        sets = side_by_side(graph, places, groups, lowering.is_native, device.concurrency)
+    storage = plan_storage(graph, places, groups, device.buffer_type.max_size, sets)
+    return Layout(lowering, groups, storage)
 
 
 def estimate(device: CpuDevice, graph: Graph, options: CompileOptions) -> Estimate:
@@ -274,20 +283,21 @@ class _Compiler:
         self.steps: list[_Step] = []
         self._packed: dict[tuple[int, bool], int] = {}
         self._builder: k.ProgramBuilder | None = None
-        for group in groups:
-            self._add(group, native)
+        for group, number in zip(groups, plan.storage.sets, strict=True):
+            self._add(group, native, number)
         self._close_program()
         self.steps += [_OutputCopy(plan, place) for place in plan.storage.copied_outputs]
 
-    def _add(self, group: Group, native: bool) -> None:
+    def _add(self, group: Group, native: bool, number: int) -> None:
         node = self.plan.graph.nodes[group.last]
         if OPS[node.op].group == "source":
             value = len(self.plan.graph.leaves) + group.last
             define_node(self.plan.graph, group.last)(self.plan.memory.array(value))
-        elif native and self.lowering.has_kernel(group.last):
+        elif native and self.lowering.is_native(group):
             if self._builder is None:
                 self._builder = self.lowering.builder()
-            self.lowering.append(self._builder, group, self.plan.storage, self._pack)
+            with self._builder.member_of(number):
+                self.lowering.append(self._builder, group, self.plan.storage, self._pack)
         else:
             self._append(_DefinitionStep(self.plan, group.last))
         if node.op == "assign":

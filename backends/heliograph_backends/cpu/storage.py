@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from heliograph_backends.placement import place as place_in_order
+from heliograph_backends.planning.concurrency import one_by_one
 from heliograph_backends.planning.fusion import Group
 from heliograph_backends.planning.layout import Place, is_direct
-from heliograph_backends.planning.liveness import live_blocks
-from heliograph_backends.planning.memory import UNBOUNDED, padded, plan_arena
+from heliograph_backends.planning.liveness import Liveness, live_blocks
+from heliograph_backends.planning.memory import UNBOUNDED, Arena, padded, plan_arena
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.ops import OPS
 
 ALIGNMENT = 64
+#: Steps that run at the same time may take this part more memory than one after the other.
+MOST_MORE = 16
 
 
 class Region(NamedTuple):
@@ -45,6 +48,8 @@ class Storage:
     constants: tuple[int, ...]
     #: Variables, by value number, that are written while inputs are still read.
     written: frozenset[int] = frozenset()
+    #: Of each step: those with the same number may run at the same time.
+    sets: Sequence[int] = ()
 
     @property
     def arena_slot(self) -> int:
@@ -69,9 +74,14 @@ class Storage:
 
 
 def plan_storage(
-    graph: Graph, places: tuple[Place, ...], groups: Sequence[Group], max_size: int = UNBOUNDED
+    graph: Graph,
+    places: tuple[Place, ...],
+    groups: Sequence[Group],
+    max_size: int = UNBOUNDED,
+    sets: Sequence[int] | None = None,
 ) -> Storage:
-    """Gives every root that a step writes or reads a region.
+    """Gives every root that a step writes or reads a region. `sets`: of steps that run at the same time;
+    one after the other they run all the same where that takes less memory by more than a `MOST_MORE`th.
 
     Raises OutOfMemoryError for a value that is larger than `max_size`, the most bytes of one buffer.
     """
@@ -87,12 +97,20 @@ def plan_storage(
         else:
             regions[output.value] = Region(output_slots[place])
             elsewhere.add(output.value)
-    arena = _place_in_arena(graph, places, groups, regions, elsewhere, copied, max_size)
-    first = len(leaf_slots) + len(output_slots) + len(arena)
+    lasting = [graph.outputs[place].value for place in copied]
+    chosen: Sequence[int] = one_by_one(groups)
+    live, arena = _planned(graph, places, groups, elsewhere, lasting, chosen, max_size)
+    if sets and sets[-1] + 1 < len(groups):
+        together = _planned(graph, places, groups, elsewhere, lasting, sets, max_size)
+        if together[1].size_bytes <= arena.size_bytes + arena.size_bytes // MOST_MORE:
+            chosen, (live, arena) = sets, together
+    chunks = _place_in_arena(graph, live, arena, regions)
+    first = len(leaf_slots) + len(output_slots) + len(chunks)
     constant_bytes = _place_constants(graph, constants, regions, first, max_size)
     results = (len(leaf_slots) + group.last for group in groups)
     written = frozenset(places[value].root for value in results if is_direct(graph, places, value))
-    return Storage(places, regions, leaf_slots, output_slots, tuple(copied), arena, constant_bytes, written)
+    slots = leaf_slots, output_slots
+    return Storage(places, regions, *slots, tuple(copied), chunks, constant_bytes, written, chosen)
 
 
 def _constants(graph: Graph, groups: Sequence[Group]) -> list[int]:
@@ -114,19 +132,24 @@ def _place_constants(
     return tuple(min(padded(size, ALIGNMENT), max_size) for size in placement.buffer_bytes)
 
 
-def _place_in_arena(
+def _planned(
     graph: Graph,
     places: tuple[Place, ...],
     groups: Sequence[Group],
-    regions: dict[int, Region],
     elsewhere: set[int],
-    copied_outputs: Sequence[int],
+    lasting: Sequence[int],
+    sets: Sequence[int],
     max_size: int,
+) -> tuple[Liveness, Arena]:
+    """What lives how long, and where."""
+    live = live_blocks(graph, places, groups, elsewhere, lasting, sets)
+    return live, plan_arena(live.lifetimes, ALIGNMENT, max_size)
+
+
+def _place_in_arena(
+    graph: Graph, live: Liveness, arena: Arena, regions: dict[int, Region]
 ) -> tuple[int, ...]:
     """Gives the roots that have no region yet one in the arena; the sizes of its chunks."""
-    lasting = [graph.outputs[place].value for place in copied_outputs]
-    live = live_blocks(graph, places, groups, elsewhere, lasting)
-    arena = plan_arena(live.lifetimes, ALIGNMENT, max_size)
     first_slot = len(graph.leaves) + len(graph.outputs)
     slots = [first_slot + chunk for chunk in arena.chunks]
     for root, block in live.blocks.items():

@@ -3,7 +3,7 @@
 A view keeps its source's memory alive. A result runs in place, as in ggml's graph allocator, where its
 op may, the step is the last that needs the operand, and the operand lies in memory of the plan's own,
 whole and laid out as the result is. So neither inputs nor weights nor variables nor outputs are ever
-written over.
+written over. Nor is what another step of the same set reads: those run at the same time.
 
 Safe is what reads each element before it is written, and nowhere else later: so no other operand of the
 step may lie in that memory, but for one in the same place where the step is elementwise. A matrix product
@@ -43,12 +43,14 @@ def live_blocks(
     groups: Sequence[Group],
     elsewhere: Container[int],
     lasting: Iterable[int],
+    sets: Sequence[int] | None = None,
 ) -> Liveness:
-    """Blocks for the roots that groups write. Steps are groups, by number.
+    """Blocks for the roots that groups write. Steps are groups, by number; lifetimes count sets of steps.
 
-    `elsewhere`: roots that lie in other memory; `lasting`: values that are read after the last step.
+    `elsewhere`: roots that lie in other memory; `lasting`: values that are read after the last step; `sets`:
+    see `concurrency.side_by_side`; None: every step by itself.
     """
-    return _Blocks(graph, places, groups, elsewhere, lasting).found()
+    return _Blocks(graph, places, groups, elsewhere, lasting, sets or range(len(groups))).found()
 
 
 class _Blocks:
@@ -61,13 +63,17 @@ class _Blocks:
         groups: Sequence[Group],
         elsewhere: Container[int],
         lasting: Iterable[int],
+        sets: Sequence[int],
     ) -> None:
+        self.sets = sets
         self.nodes = graph.nodes
         self.places = places
         self.groups = groups
         self.types = value_types(graph)
         self.leaves = len(graph.leaves)
         self.elsewhere = elsewhere
+        #: By root: the last step that reads it, or -1; and the one before that.
+        self.before: dict[int, int] = {}
         self.last = self._last_steps(lasting)
         self.blocks: dict[int, int] = {}
         #: Of each block.
@@ -76,12 +82,14 @@ class _Blocks:
         self.lasts: list[int] = []
 
     def _last_steps(self, lasting: Iterable[int]) -> list[int]:
-        """By root: the last step that reads it, or -1."""
         places, last = self.places, [-1] * len(self.places)
         for step, group in enumerate(self.groups):
             for number in group.nodes:
                 for value in self.nodes[number].operands:
-                    last[places[value].root] = step
+                    root = places[value].root
+                    if 0 <= last[root] < step:
+                        self.before[root] = last[root]
+                    last[root] = step
         for value in lasting:
             last[places[value].root] = len(self.groups)
         return last
@@ -98,12 +106,18 @@ class _Blocks:
         if source is None:
             block = len(self.sizes)
             self.sizes.append(self.types[root].nbytes)
-            self.firsts.append(step)
-            self.lasts.append(step)
+            self.firsts.append(self.sets[step])
+            self.lasts.append(self.sets[step])
         else:
             block = self.blocks[source]
         self.blocks[root] = block
-        self.lasts[block] = max(step, self.last[root])
+        self.lasts[block] = max(self.sets[step], self._set_of(self.last[root]))
+
+    def _set_of(self, step: int) -> int:
+        """The set of a step; behind the last one for what is read after all."""
+        if step < len(self.sets):
+            return self.sets[step] if step >= 0 else -1
+        return self.sets[-1] + 1 if self.sets else 0
 
     def _taken_over(self, root: int, step: int, group: Group) -> int | None:
         """The root whose memory the group's result takes over: that of the first operand that it may."""
@@ -115,9 +129,14 @@ class _Blocks:
             for place in _IN_PLACE.get(node.op, ()):
                 if place < len(node.operands):
                     source = self.places[node.operands[place]].root
-                    if self.last[source] == step and self._may_take_over(node.operands[place], root, group):
+                    if self._is_last(source, step) and self._may_take_over(node.operands[place], root, group):
                         return source
         return None
+
+    def _is_last(self, root: int, step: int) -> bool:
+        """Whether a step is the last that reads a root, and nobody else of its set reads it meanwhile."""
+        before = self._set_of(self.before.get(root, -1))
+        return self.last[root] == step and before < self.sets[step]
 
     def _may_take_over(self, value: int, root: int, group: Group) -> bool:
         ours = self.places[value].root in self.blocks

@@ -87,7 +87,10 @@ def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:
     return plan_pb2.ExplainResponse(
         nodes=[
             plan_pb2.NodePlacement(
-                split=one.split, cause=plan_pb2.Cause.ValueType(one.cause.value), operand=one.operand
+                split=one.split,
+                cause=plan_pb2.Cause.ValueType(one.cause.value),
+                operand=one.operand,
+                concurrent=one.concurrent,
             )
             for one in found.nodes
         ],
@@ -126,7 +129,10 @@ def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:
 
 def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
     return PlanReport(
-        nodes=tuple(NodePlacement(one.split, _decode_cause(one.cause), one.operand) for one in message.nodes),
+        nodes=tuple(
+            NodePlacement(one.split, _decode_cause(one.cause), one.operand, one.concurrent)
+            for one in message.nodes
+        ),
         splits=tuple(
             SplitReport(
                 device=one.device,

@@ -129,11 +129,13 @@ class LoadedPlan:
             return _of_copies(self.plan.report(), len(self.copies))
         graph = self.plan.graph
         sizes = {kind: sum(leaf.type.nbytes for leaf in graph.of_kind(kind)) for kind in LeafKind}
-        here = NodePlacement(0, Cause.FIRST_THAT_CAN)
+        nodes = [NodePlacement(0, Cause.FIRST_THAT_CAN)] * len(graph.nodes)
+        for node, concurrent in zip(self._order or range(len(nodes)), self.plan.concurrency(), strict=True):
+            nodes[node] = replace(nodes[node], concurrent=concurrent)
         split = SplitReport(0, (), self.plan.steps, self.plan.compute_bytes, 0.0, self.took_us)
         weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
         share = DeviceShare(self.device.name, weights, variables, self.plan.compute_bytes)
-        return PlanReport((here,) * len(graph.nodes), (split,), (share,))
+        return PlanReport(tuple(nodes), (split,), (share,))
 
     def note(self, turn: int, took_us: float) -> None:
         """A run on a copy took so long. What was slower once is forgotten by half each time."""

@@ -182,9 +182,14 @@ class ScheduledPlan(Plan):
     def report(self) -> PlanReport:
         """Where its nodes run and why, and how long the last run took."""
         split_of = {node: number for number, one in enumerate(self.schedule.splits) for node in one.nodes}
+        concurrent = {
+            node: found
+            for part, plan in zip(self._parts, self._plans, strict=True)
+            for node, found in zip(part.nodes, plan.concurrency(), strict=True)
+        }
         return PlanReport(
             nodes=tuple(
-                NodePlacement(split_of[node], one.cause, max(0, one.operand))
+                NodePlacement(split_of[node], one.cause, max(0, one.operand), concurrent[node])
                 for node, one in enumerate(self.schedule.assignments)
             ),
             splits=tuple(map(self._report_split, range(len(self._parts)))),

@@ -9,14 +9,40 @@ are float32. Errors are ValueErrors.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
 from . import layout
-from .encoding import Encoding, broadcast, encode_elementwise, encode_gemm, encode_rotary, encode_rows
-from .layout import COUNTER, PROGRAM_HEADER_WORDS, WORD_BYTES, Kind
+from .encoding import (
+    Encoding,
+    broadcast,
+    encode_elementwise,
+    encode_gemm,
+    encode_rotary,
+    encode_rows,
+)
+from .layout import COUNTER, PROGRAM_HEADER_WORDS, TOGETHER, WORD_BYTES, Kind
 from .program import AnyOperand, Elementwise, Operand, Program, Rotation, StoredOperand
+
+#: A step of one tile is taken by another worker than the one beside it only if it takes longer.
+TOGETHER_NS = 20_000.0
+#: The set of a step that runs by itself.
+ALONE = -1
+
+
+class _Added(NamedTuple):
+    """A step that was appended."""
+
+    #: Its first word.
+    start: int
+    #: Whether workers share it.
+    shared: bool
+    nanoseconds: float
+    #: The set of steps that it may run beside.
+    set: int
 
 
 class Encodings:
@@ -47,10 +73,9 @@ class ProgramBuilder:
         self._places: list[int] = []
         self._slots: list[int] = []
         self._offsets: list[int] = []
-        self._counters: list[int] = []
-        self._steps = 0
+        self._steps: list[_Added] = []
+        self._set = ALONE
         self._pack_bytes = 0
-        self._shared_ns = 0.0
 
     def elementwise(self, shape: Sequence[int], body: Elementwise) -> None:
         """Run an elementwise program over `shape`, of any number of axes that merge to at most
@@ -168,21 +193,38 @@ class ProgramBuilder:
         encoding = self._encodings.find(key, None, lambda: encode_rotary(shape, operands, rotation))
         self._append(encoding, [operand for operand in operands if operand is not None])
 
+    @contextmanager
+    def member_of(self, number: int) -> Iterator[None]:
+        """What is appended in the block runs at the same time as its neighbours of the same number, which
+        it does not need and which do not need it; but several steps run one after the other.
+        """
+        first = len(self._steps)
+        self._set = number
+        yield
+        self._set = ALONE
+        if len(self._steps) - first > 1:
+            for place in range(first, len(self._steps)):
+                self._steps[place] = self._steps[place]._replace(set=ALONE)
+
     def build(self) -> Program:
         """Return the program of the steps so far."""
-        header = [self._steps] + [0] * (PROGRAM_HEADER_WORDS - 1)
+        steps = _share_sets(self._steps)
+        header = [len(self._steps)] + [0] * (PROGRAM_HEADER_WORDS - 1)
         code = np.concatenate([np.array(header, np.int64), np.frombuffer(self._code, np.int64)])
         places = np.array(self._places, np.intp)
         code[places] = self._slots
         code[places + 1] = self._offsets
-        code[np.array(self._counters, np.intp)] = np.arange(len(self._counters))
+        shared = [step for step in steps if step.shared]
+        starts = np.array([step.start for step in steps], np.intp)
+        code[np.array([step.start for step in shared], np.intp) + COUNTER] = np.arange(len(shared))
+        code[starts + TOGETHER] = list(_together(steps))
         return Program(
             code=code,
             slots=max(self._slots, default=-1) + 1,
-            steps=self._steps,
-            shared_steps=len(self._counters),
+            steps=len(steps),
+            shared_steps=len(shared),
             scratch_bytes=layout.PACK_AT + self._pack_bytes,
-            shared_cost_ns=self._shared_ns,
+            shared_cost_ns=sum(step.nanoseconds for step in shared),
         )
 
     def _reduce(self, kind: Kind, shape: Sequence[int], source: Operand, target: Operand) -> None:
@@ -220,11 +262,36 @@ class ProgramBuilder:
             code = encoding.through_caches
         self._code += code
         self._size = size + len(code) // WORD_BYTES
-        self._steps += 1
+        self._steps.append(_Added(size, encoding.shared, encoding.nanoseconds, self._set))
         self._pack_bytes = max(self._pack_bytes, encoding.pack_bytes)
-        if encoding.shared:
-            self._counters.append(size + COUNTER)
-            self._shared_ns += encoding.nanoseconds
+
+
+def _runs(steps: Sequence[_Added]) -> Iterator[tuple[int, int]]:
+    """The first step of each set, and the one behind its last."""
+    first = 0
+    for place in range(1, len(steps) + 1):
+        if place == len(steps) or steps[place].set != steps[first].set or steps[first].set == ALONE:
+            yield first, place
+            first = place
+
+
+def _share_sets(steps: Sequence[_Added]) -> list[_Added]:
+    """The steps; in sets of several those of one tile are shared too, so that workers can take one each."""
+    found: list[_Added] = []
+    for first, behind in _runs(steps):
+        several = behind - first > 1
+        for step in steps[first:behind]:
+            found.append(step._replace(shared=step.shared or (several and step.nanoseconds > TOGETHER_NS)))
+    return found
+
+
+def _together(steps: Sequence[_Added]) -> Iterator[int]:
+    """For each step the word TOGETHER."""
+    opened = 0
+    for first, behind in _runs(steps):
+        opened += sum(step.shared for step in steps[first:behind])
+        for place in range(first, behind):
+            yield opened << 1 | int(place > first)
 
 
 def _overwrites(operands: Sequence[AnyOperand]) -> bool:

@@ -211,10 +211,10 @@ def _body_places(start: int, operands: int) -> tuple[int, ...]:
 
 
 def _step(kind: Kind, space: Space, payload: list[int], nanoseconds: float, streams: bool) -> bytes:
-    """Put the header in front; the number of a shared step is filled in when it is added."""
+    """Put the header in front; how a step is shared is filled in when the program is built."""
     words = [kind, STEP_HEADER_WORDS + len(payload), space.tiles, space.blocks, space.blocks_per_tile]
     words += [-1, space.rows, space.columns, space.row_block, space.column_block]
-    words += [space.row_blocks, space.column_blocks, int(streams)]
+    words += [space.row_blocks, space.column_blocks, int(streams), 0]
     words += [1] * (OUTER_DIMENSIONS - len(space.outer)) + list(space.outer)
     return np.array(words + payload, dtype=np.int64).tobytes()
 

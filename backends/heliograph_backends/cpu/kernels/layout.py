@@ -41,7 +41,10 @@ COLUMN_BLOCK: Final = 9
 ROW_BLOCKS: Final = 10
 COLUMN_BLOCKS: Final = 11
 STREAMS: Final = 12  # whether results are written past the caches
-OUTER_SIZES: Final = 13
+# Which steps run at the same time: bit 0, whether this one need not wait for the one before it; above,
+# how many shared steps are open while its set runs, counted from the program's first.
+TOGETHER: Final = 13
+OUTER_SIZES: Final = 14
 STEP_HEADER_WORDS: Final = OUTER_SIZES + OUTER_DIMENSIONS
 
 # Operand.

@@ -1,11 +1,12 @@
 """The native runner: a whole program without Python between its steps, on any number of workers.
 
 Theory of operation. Worker 0, the thread that called, leads. It runs the steps that have one tile
-by itself; before a shared step it publishes how many shared steps are open (PROGRESS), then claims
-tiles of it like everybody else, with an atomic addition to the step's own counter, and waits until
-as many tiles are done as there are. Helpers look at PROGRESS alone and never run ahead: a helper
-that comes late finds steps closed or their tiles claimed, and does nothing. So tiny steps cost no
-traffic between cores, and a step's tiles see everything that earlier steps wrote.
+by itself; before a set of steps that need not wait for each other it publishes how many shared steps
+are open (PROGRESS), then claims tiles of them like everybody else, with an atomic addition to each
+step's own counter, and waits before the next set until as many tiles are done as there are. Helpers
+look at PROGRESS alone and never run ahead: a helper that comes late finds steps closed or their tiles
+claimed, and does nothing. So tiny steps cost no traffic between cores, and a step's tiles see
+everything that earlier sets wrote.
 
 A helper may wake after the run has ended, when the program is being prepared for its next run. It
 therefore enters (INSIDE += 1), looks whether the program is CLOSED, and leaves if so. The leader
@@ -53,6 +54,7 @@ from .layout import (
     STEP_WORDS,
     STREAMS,
     TILES,
+    TOGETHER,
     Kind,
     Status,
 )
@@ -129,12 +131,13 @@ def claim_tiles(step: int, slots: int, control: int, scratch: int) -> None:
 
 
 @jit_inline
-def share_step(step: int, slots: int, control: int, scratch: int) -> None:
-    """Open a shared step to the helpers, take part, and wait until all its tiles are done."""
-    counter = word(step, COUNTER)
-    atomic_store(control, PROGRESS, counter + 1)
-    claim_tiles(step, slots, control, scratch)
-    wait_for(control + 8 * (COUNTERS + counter * COUNTER_WORDS), DONE, word(step, TILES))
+def end_set(step: int, behind: int, control: int) -> None:
+    """Wait until all tiles of the shared steps from one up to another are done."""
+    while step < behind:
+        counter = word(step, COUNTER)
+        if counter >= 0:
+            wait_for(control + 8 * (COUNTERS + counter * COUNTER_WORDS), DONE, word(step, TILES))
+        step += 8 * word(step, STEP_WORDS)
 
 
 @jit_inline
@@ -148,20 +151,33 @@ def run_alone(step: int, slots: int, control: int, scratch: int) -> None:
 
 @jit_inline
 def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int:
-    """Run all steps in order; return the status."""
+    """Run all steps, set after set; return the status."""
     step = code + 8 * PROGRAM_HEADER_WORDS
+    first, opened = step, 0
     for number in range(word(code, STEP_COUNT)):
         if word(step, KIND) > LAST_KIND:
             atomic_store(control, FAILED_STEP, number)
             return INVALID
+        if helped and word(step, TOGETHER) & 1 == 0:
+            end_set(first, step, control)
+            first = step
+            if word(step, TOGETHER) >> 1 > opened:
+                opened = word(step, TOGETHER) >> 1
+                atomic_store(control, PROGRESS, opened)
         if helped and word(step, COUNTER) >= 0:
-            share_step(step, slots, control, scratch)
+            claim_tiles(step, slots, control, scratch)
         else:
             run_alone(step, slots, control, scratch)
         if atomic_load(control, ABORT) != 0:
             atomic_store(control, FAILED_STEP, number)
             return ABORTED
         step += 8 * word(step, STEP_WORDS)
+    if helped:
+        end_set(first, step, control)
+        # Tiles that helpers claimed after that were not run.
+        if atomic_load(control, ABORT) != 0:
+            atomic_store(control, FAILED_STEP, word(code, STEP_COUNT) - 1)
+            return ABORTED
     return OK
 
 
@@ -175,7 +191,7 @@ def help_along(code: int, slots: int, control: int, scratch: int) -> None:
             progress = wait_for(control, PROGRESS, counter + 1)
             if progress == FINISHED:
                 return
-            if progress == counter + 1:
+            if progress == word(step, TOGETHER) >> 1:
                 claim_tiles(step, slots, control, scratch)
         step += 8 * word(step, STEP_WORDS)
 
