@@ -99,3 +99,37 @@ def test_what_does_not_fit_is_one_line_and_advice(
 def test_a_file_that_is_no_graph_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert explain(str(tmp_path / "missing.hgraph")) == 1
     assert "missing.hgraph" in capsys.readouterr().err
+
+
+def test_a_run_becomes_a_trace(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "run.json"
+    arguments = ["trace", graph, "--server", "local:", "--input", "x=@random", "--output", str(output)]
+    assert main([*arguments, *SPREAD, "--pipeline", "2"]) == 0
+    told = capsys.readouterr().out
+    assert str(output) in told and "the last run took" in told and "perfetto" in told
+    events = json.loads(output.read_text())["traceEvents"]
+    tracks = {one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    assert tracks == {"cpu0", "fake0"}
+    assert {one["cat"] for one in events if one["ph"] == "X"} == {"copy", "compute"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((), "inputs are missing: 'x'"),
+        (("--input", "x=@random", "--repeat", "0"), "--repeat 0"),
+        (("--input", "x=@random", "--output", "/nowhere/run.json"), "/nowhere/run.json"),
+        (("--input", "x=@random", "--device", "gpu9"), "gpu9"),
+        (("--input", "x=@random", "--pipeline", "0"), "pipeline is 0"),
+    ],
+)
+def test_a_trace_that_cannot_be_is_refused(
+    graph: str, arguments: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trace", graph, "--server", "local:", *arguments]) == 1
+    assert why in capsys.readouterr().err
+
+
+def test_a_run_goes_where_it_is_told_to(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", graph, "--server", "local:", "--input", "x=@zeros", "--json", *SPREAD]) == 0
+    assert json.loads(capsys.readouterr().out)["device"] == "fake0"

@@ -149,6 +149,26 @@ def test_a_view_stays_with_its_source() -> None:
     assert found.assignments[1].cause is Cause.FROM_VIEW
 
 
+def test_every_node_keeps_the_cause_of_its_device() -> None:
+    square = tensor_type("f32", (2, 2))
+    leaves = (
+        Leaf(LeafKind.INPUT, "x", square),
+        Leaf(LeafKind.WEIGHT, "w", square, bytes(32)),
+        Leaf(LeafKind.VARIABLE, "v", square),
+    )
+    nodes = (
+        Node("exp", (0,), square),
+        Node("permute", (1,), square, {"axes": (1, 0)}),
+        Node("matmul", (3, 4), square),
+        Node("reshape", (5,), square, {"shape": (2, 2)}),
+        Node("assign", (2, 6), square),
+    )
+    found = solve(Graph(leaves, nodes, (Output("y", 5),)), ("matmul", "exp"), ())
+    assert causes(found) == ["swept", "placed view source", "weight 1", "from view", "placed result"]
+    alone = Graph(leaves[:1], (Node("exp", (0,), square), Node("neg", (1,), square)), (Output("y", 2),))
+    assert causes(solve(alone, (), ())) == ["input", "best inputs"]
+
+
 def test_a_value_is_copied_to_a_device_once_for_all_its_splits() -> None:
     x = Leaf(LeafKind.INPUT, "x", F4)
     w = Leaf(LeafKind.WEIGHT, "w", F4, bytes(32))

@@ -290,6 +290,31 @@ def test_a_device_may_reorder_nodes_and_errors_keep_the_numbers_of_the_client() 
         assert (error.origin.node, error.origin.node_name) == (0, "lookup")
 
 
+def test_a_split_is_reordered_as_its_device_wants_and_errors_keep_the_numbers_of_the_client() -> None:
+    graph = Graph(
+        (Leaf(LeafKind.INPUT, "table", MATRIX), Leaf(LeafKind.INPUT, "row", I1)),
+        (
+            Node("neg", (0,), MATRIX, {}, "elsewhere"),
+            Node("get_rows", (2, 1), ROW, {}, "lookup"),
+            Node("neg", (2,), MATRIX, {}, "back"),
+        ),
+        (Output("rows", 3), Output("back", 4)),
+    )
+    with CoreClient(Backwards(memory_bytes=2**20), CpuDevice("cpu0", 1, native=False)) as client:
+        client.compile(PLAN, graph, devices=("fake0", "cpu0"), pins={0: "cpu0", 1: "fake0", 2: "fake0"})
+        table = np.arange(12, dtype="f4").reshape(3, 4)
+        wanted = (c.OutputBinding(0, 0, True), c.OutputBinding(1, 0, True))
+        for row in (2, 3):
+            given = c.InputBinding(0, table.tobytes()), c.InputBinding(1, np.int32(row).tobytes())
+            run = c.Run(PLAN, given, wanted)
+            if row == 2:
+                found, back = (one for _, one in client.do(run).outputs)
+                assert np.frombuffer(found, "f4").tolist() == (-table[2]).tolist()
+                assert np.frombuffer(back, "f4").tolist() == table.ravel().tolist()
+            else:
+                assert client.refused(run).origin.node_name == "lookup"
+
+
 def test_an_order_keeps_operands_first_and_a_variables_reads_and_writes_as_they_were() -> None:
     with pytest.raises(InvalidGraphError, match="operands"):
         reordered(COUNT, (1, 0))

@@ -24,6 +24,7 @@ COMMANDS = {
     "devices": "list the devices of a daemon",
     "run": "run a graph from a file",
     "explain": "show where the nodes of a graph would run, and why",
+    "trace": "write a run of a graph as a trace, for Perfetto or Chrome",
     "compare": "compare what two devices compute of a graph",
     "embed": "embed texts with a sentence-transformers model",
     "ops": "print the op table",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
 import heliograph as hg
 from heliograph.cli import add_server_argument
 from heliograph.cli.graphs import add_file_arguments
+from heliograph.cli.placing import add_placing_arguments, placing
 from heliograph.cli.progress import upload_progress
 
 _EPILOG = (
@@ -18,16 +18,11 @@ _EPILOG = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--server, --device, --pin, --memory, how it is shown, and those of a graph's file."""
+    """--server, where it would run, how it is shown, and those of a graph's file."""
     parser.epilog = _EPILOG
     add_file_arguments(parser)
     add_server_argument(parser)
-    for name, metavar, help in (
-        ("device", "NAME", "a device to use; again for more, by priority (default: the server's first)"),
-        ("pin", "PATTERN=DEVICE", "nodes whose names match, as in fnmatch, run there; may be given again"),
-        ("memory", "DEVICE=SIZE", "the most that it may take there, such as 512MiB; may be given again"),
-    ):
-        parser.add_argument(f"--{name}", metavar=metavar, action="append", default=[], help=help)
+    add_placing_arguments(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--nodes", action="store_true", help="every node too, and names in full")
     form.add_argument("--json", action="store_true", help="one JSON object, for programs")
@@ -38,11 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compiles a graph and prints where it would run. Raises InvalidModelError, and what compiling raises."""
     graph = hg.load(arguments.graph, weights=arguments.weights)
-    pins, memory = (pairs(name, getattr(arguments, name)) for name in ("pin", "memory"))
+    where = placing(arguments)
     with upload_progress() as progress, hg.connect(arguments.server, progress=progress) as session:
-        plan = session.compile(
-            graph, arguments.device or None, pins=pins, memory=memory, timeout=arguments.timeout
-        )
+        plan = session.compile(graph, timeout=arguments.timeout, **where)
         found = plan.explain(arguments.timeout)
     if arguments.svg:
         found.svg(arguments.svg, timeout=arguments.timeout)
@@ -57,17 +50,3 @@ def text_of(found: hg.Explanation, arguments: argparse.Namespace) -> str:
     if arguments.json:
         return found.json()
     return found.dot() if arguments.dot else found.table(nodes=arguments.nodes)
-
-
-def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    """What is behind the last "=" by what is before it. Raises InvalidArgumentError."""
-    found: dict[str, str] = {}
-    for one in given:
-        key, _, value = one.rpartition("=")
-        if not key or not value:
-            form = "PATTERN=DEVICE" if option == "pin" else "DEVICE=SIZE"
-            raise hg.InvalidArgumentError(f"--{option} {one!r:.80}", advice=f"write --{option} {form}")
-        if key in found:
-            raise hg.InvalidArgumentError(f"--{option} has {key!r:.80} twice", advice="give it once")
-        found[key] = value
-    return found

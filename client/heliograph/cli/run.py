@@ -17,6 +17,7 @@ import heliograph as hg
 from heliograph import _npy, _raw
 from heliograph.cli import add_server_argument
 from heliograph.cli.graphs import add_graph_arguments, parse_inputs, read_inputs, require_inputs
+from heliograph.cli.placing import add_placing_arguments, placing
 from heliograph.cli.progress import upload_progress
 from heliograph.cli.tables import print_table
 from heliograph_proto.types import TensorType
@@ -37,9 +38,10 @@ class Ran:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--server, --output, --repeat, --json, and those of a graph's file."""
+    """--server, where it runs, --output, --repeat, --json, and those of a graph's file."""
     add_graph_arguments(parser)
     add_server_argument(parser)
+    add_placing_arguments(parser)
     parser.add_argument(
         "--output", metavar="DIR", type=Path, help="a folder, made if need be, for OUTPUT.npy (default: none)"
     )
@@ -96,7 +98,7 @@ def measure(
     """Compiles, runs as often as asked, and writes the outputs of the last run."""
     timeout = arguments.timeout
     start = time.perf_counter()
-    plan = session.compile(graph, timeout=timeout)
+    plan = session.compile(graph, timeout=timeout, **placing(arguments))
     compiled = time.perf_counter() - start
     tensors = {
         name: _raw.put(session, inputs[name], type_, plan.device, timeout)

@@ -117,7 +117,25 @@ class Compiler:
         if target.schedule is None:
             device = target.main
             return _compile(device, graph, bindings, options, compilation.idle_plan(device))
-        return _pipeline(target, graph, bindings, options, compilation.request.pipeline)
+        return self._pipeline(target, graph, bindings, options, compilation.request.pipeline)
+
+    def _pipeline(
+        self, target: Target, graph: Graph, bindings: LeafBindings, options: CompileOptions, copies: int
+    ) -> LoadedPlan:
+        """A plan over several devices, in as many copies as runs may be under way at once."""
+        assert target.schedule is not None
+        where = target.schedule, target.devices
+        precedences = Precedences(len(target.devices)) if copies > 1 else None
+        plans: list[Plan] = []
+        try:
+            for _ in range(copies):
+                made = ScheduledPlan(graph, *where, bindings, options, precedences, self._occupancies)
+                plans.append(made)
+        except BaseException:
+            for plan in plans:
+                plan.free()
+            raise
+        return LoadedPlan(plans, target.main)
 
     def estimate(self, graph: Graph, devices: Sequence[str], options: CompileOptions) -> PlanEstimate:
         """Raises what PlanService.Estimate is refused with."""
@@ -337,24 +355,6 @@ def _compile(
         raise
     except Exception as error:
         raise typed(error, "compiling") from error
-
-
-def _pipeline(
-    target: Target, graph: Graph, bindings: LeafBindings, options: CompileOptions, copies: int
-) -> LoadedPlan:
-    """A plan over several devices, in as many copies as runs may be under way at once."""
-    assert target.schedule is not None
-    precedences = Precedences(len(target.devices)) if copies > 1 else None
-    plans: list[Plan] = []
-    try:
-        for _ in range(copies):
-            made = ScheduledPlan(graph, target.schedule, target.devices, bindings, options, precedences)
-            plans.append(made)
-    except BaseException:
-        for plan in plans:
-            plan.free()
-        raise
-    return LoadedPlan(plans, target.main)
 
 
 def _turns(loaded: LoadedPlan) -> Turns:

@@ -38,7 +38,7 @@ from heliograph_server.core.scheduling.between import (
 from heliograph_server.core.scheduling.homes import NOWHERE
 from heliograph_server.core.scheduling.model import ALL_ROWS
 from heliograph_server.core.scheduling.order import clocks
-from heliograph_server.core.scheduling.parts import Part, cut
+from heliograph_server.core.scheduling.parts import Part, cut, in_order
 from heliograph_server.core.split_copies import CopyAhead, RunCopies
 from heliograph_server.core.split_runs import SplitRunner
 
@@ -47,7 +47,8 @@ class ScheduledPlan(Plan):
     """Runs the splits, each after those that it depends on, with the copies that it needs before it.
 
     `devices` are those of the schedule's problem, in its order. Several copies of a plan, whose runs overlap,
-    share `precedences`. Raises OutOfMemoryError, UnsupportedError.
+    share `precedences`. Whoever computes on a device signs in to its `occupancies`, by name. Raises
+    OutOfMemoryError, UnsupportedError.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class ScheduledPlan(Plan):
         bindings: LeafBindings,
         options: CompileOptions,
         precedences: Precedences | None = None,
+        occupancies: Mapping[str, AbstractContextManager[object]] | None = None,
     ) -> None:
         self.graph = graph
         self.schedule = schedule
@@ -65,7 +67,10 @@ class ScheduledPlan(Plan):
         self.device = devices[schedule.main]
         ended = clocks(graph, schedule)
         spans = values_between(graph, schedule, ended)
-        self._parts = cut(graph, schedule)
+        self._parts = tuple(
+            in_order(part, devices[split.device].optimize(part.graph))
+            for part, split in zip(cut(graph, schedule), schedule.splits, strict=True)
+        )
         ahead = ahead_of(graph, schedule, ended)
         self._moves = moves(graph, schedule, spans, (part.inputs for part in self._parts), ahead)
         early = {schedule.splits[number].device for number in ahead}
@@ -83,6 +88,8 @@ class ScheduledPlan(Plan):
         self._buffers: list[Buffer] = []
         self._freed = False
         self._precedences = precedences
+        signs = occupancies or {}
+        self._occupancies = [signs.get(device.name, nullcontext()) for device in devices]
         #: Of each split in the last run: its copies, its nodes, and when it began.
         self._took_us: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)] * len(schedule.splits)
         #: By `time.perf_counter`.
@@ -162,7 +169,7 @@ class ScheduledPlan(Plan):
         copies.before(found)
         copied = time.perf_counter()
         read, made = ([tensors[place] for place in places] for places in (found.reads, found.writes))
-        with self._device_of(number, rank, abort):
+        with self._device_of(number, rank, abort), self._occupancies[self.schedule.splits[number].device]:
             computing = time.perf_counter()
             try:
                 self._plans[number].compute(read, made, abort)

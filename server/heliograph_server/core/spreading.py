@@ -16,7 +16,7 @@ from heliograph_proto.graph import Graph
 from heliograph_server.core.scheduling import Problem, Schedule, schedule
 from heliograph_server.core.scheduling.between import ahead_of, plan_between, values_between
 from heliograph_server.core.scheduling.order import clocks
-from heliograph_server.core.scheduling.parts import Part, parts_on
+from heliograph_server.core.scheduling.parts import Part, in_order, parts_on
 
 #: How often budgets shrink before the devices themselves say what does not fit.
 ROUNDS = 8
@@ -152,7 +152,7 @@ def _nodes_on(found: Schedule, place: int) -> frozenset[int]:
 def _estimate(device: Device, part: Part, options: CompileOptions, copies: int) -> int:
     """Bytes that a part takes beside its leaves; 0 where the device cannot tell."""
     try:
-        estimate = device.estimate(part.graph, options)
+        estimate = device.estimate(in_order(part, device.optimize(part.graph)).graph, options)
     except UnsupportedError:
         return 0
     return copies * sum(estimate.compute_bytes) + estimate.extra_bytes

@@ -5,7 +5,7 @@
 2. *sweep*: unassigned nodes take the device of their neighbours, first away from the last device (down,
    then up), then whatever there is.
 3. *upgrade and rescue*: a node moves to a device of higher priority that reads the same memory; one that is
-   still unassigned goes where most of its operands can be read.
+   still unassigned goes where most of its operands can be read; one of inputs alone to the first that can.
 4. *the rest*: views where their source is, others where their consumer is, else on the first that can.
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from heliograph_proto.description import Cause
 from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
+from heliograph_proto.graph import LeafKind
 from heliograph_server.core.scheduling.homes import LIGHT_WEIGHTS, VIEWS
 from heliograph_server.core.scheduling.model import Assignment, Problem
 
@@ -120,7 +121,7 @@ def _place_assignment(table: Table, number: int) -> None:
             advice="pin the assignment to another device before the variable is made",
             origin=table.graph.origin(number),
         )
-    table.put(number, device, Cause.WEIGHT, 0)
+    table.put(number, device, Cause.PLACED_RESULT)
 
 
 def _variable(table: Table, number: int) -> tuple[str, int]:
@@ -188,7 +189,14 @@ def _rescue(table: Table, number: int) -> None:
     able = [device for device in range(len(table.devices)) if table.can(device, number)]
     if able:
         best = max(able, key=lambda device: (sum(table.reads(device, v) for v in operands), -device))
-        table.put(number, best, Cause.BEST_INPUTS)
+        # What comes with each run can be read anywhere, so it is the order of the devices that decides.
+        cause = Cause.INPUT if _are_inputs(table, operands) else Cause.BEST_INPUTS
+        table.put(number, best, cause)
+
+
+def _are_inputs(table: Table, operands: Sequence[int]) -> bool:
+    leaves = table.graph.leaves
+    return all(value < table.leaves and leaves[value].kind is LeafKind.INPUT for value in operands)
 
 
 def _move_up(table: Table, number: int, found: Assignment) -> None:
@@ -227,7 +235,8 @@ def _follow_sources(table: Table) -> None:
         if table.views[number] and table.found[number] is None:
             where = table.memory_of(node.operands[0])
             if where is not None and table.can(where, number):
-                table.put(number, where, Cause.FROM_VIEW)
+                lies = table.roots[node.operands[0]] >= 0
+                table.put(number, where, Cause.PLACED_VIEW_SOURCE if lies else Cause.FROM_VIEW)
 
 
 def _first_consumers(table: Table) -> dict[int, int]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Set
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 
-from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
+from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output, reordered
 from heliograph_server.core.scheduling.model import Schedule, Split
 
 
@@ -39,6 +39,14 @@ def parts_on(graph: Graph, schedule: Schedule, devices: Container[int]) -> Itera
             here = copied.setdefault(split.device, set())
             here.update(copy.value for copy in split.copies)
             yield split.device, _part(graph, split, here)
+
+
+def in_order(part: Part, order: Sequence[int]) -> Part:
+    """The part with its nodes in the order that its device wants: numbers of the part."""
+    if list(order) == list(range(len(part.nodes))):
+        return part
+    nodes = tuple(part.nodes[number] for number in order)
+    return replace(part, graph=reordered(part.graph, order), nodes=nodes)
 
 
 def _part(graph: Graph, split: Split, copied: Set[int]) -> Part:
