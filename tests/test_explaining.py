@@ -146,7 +146,7 @@ def test_a_report_that_does_not_fit_the_graph_is_refused(graph, report, change) 
 
 def test_json_is_for_programs(explained: Explanation) -> None:
     found = json.loads(explained.json())
-    assert list(found) == ["copied_bytes", "devices", "splits", "nodes"]
+    assert list(found) == ["copied_bytes", "devices", "splits", "nodes", "weights"]
     assert found["devices"][0] == {
         "name": "gpu0", "weights_bytes": 4096, "variables_bytes": 0, "compute_bytes": 64
     }  # fmt: skip
@@ -154,6 +154,7 @@ def test_json_is_for_programs(explained: Explanation) -> None:
         "number": 1,
         "device": "cpu0",
         "nodes": [1, 2],
+        "parts": [],
         "copies": [
             {
                 "value": 2,

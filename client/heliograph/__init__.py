@@ -166,6 +166,7 @@ from heliograph_proto.types import DType, TensorType
 if TYPE_CHECKING:
     from heliograph import aio as aio
     from heliograph._comparison import ComparedNode, Comparison, Verdict
+    from heliograph._split_buffer_type import SplitBufferType
     from heliograph.buffer import Buffer, aligned_empty
     from heliograph.comparing import compare
     from heliograph.copying import copy_plan
@@ -202,6 +203,7 @@ _LATER = {
     "Plan": "plan",
     "RunFuture": "plan",
     "Session": "session",
+    "SplitBufferType": "_split_buffer_type",
     "Stream": "stream",
     "Tensor": "tensor",
     "WriteFuture": "tensor",
@@ -266,6 +268,7 @@ __all__ = [
     "RunFuture",
     "Session",
     "SessionClosedError",
+    "SplitBufferType",
     "Stream",
     "Tensor",
     "TensorType",

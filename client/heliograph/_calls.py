@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from heliograph_proto.messages import (
     encode_queries,
     encode_type,
 )
+from heliograph_proto.rows import RowSplit
 from heliograph_proto.v1 import bulk_pb2, device_pb2, plan_pb2
 
 _PACKAGE = "heliograph.v1"
@@ -92,7 +93,14 @@ def _encode_compile(call: Compile, session: bytes) -> bytes:
         pins=[plan_pb2.Pin(device=device, nodes=nodes) for device, nodes in call.pins],
         memory_bytes=dict(call.memory),
         pipeline=call.pipeline,
+        row_splits=[_row_split(split, leaves) for split, leaves in call.splits],
+        buffer_types=dict(call.buffer_types),
     ).SerializeToString()
+
+
+def _row_split(split: RowSplit, leaves: Sequence[int]) -> plan_pb2.RowSplit:
+    fractions = [plan_pb2.RowFraction(device=device, fraction=part) for device, part in split.fractions]
+    return plan_pb2.RowSplit(leaves=leaves, main=split.main, fractions=fractions)
 
 
 def _encode_estimate(call: Estimate, session: bytes) -> bytes:

@@ -29,6 +29,7 @@ from heliograph_proto.errors import (
     MissingContentError,
 )
 from heliograph_proto.graph import LeafKind
+from heliograph_proto.rows import RowSplit
 
 #: How many contents are uploaded at once.
 _WINDOW = 3
@@ -58,6 +59,10 @@ class CompileOptions:
     memory: tuple[tuple[str, int], ...] = ()
     #: How many runs may be under way at once.
     pipeline: int = 1
+    #: How the rows of weights lie over devices, and the numbers of these weights.
+    splits: tuple[tuple[RowSplit, tuple[int, ...]], ...] = ()
+    #: Devices and the names of their buffer types.
+    buffer_types: tuple[tuple[str, str], ...] = ()
     #: Called when the answer did not come, and nobody knows what became of the plan that is updated.
     doubt: Callable[[], None] = lambda: None
 
@@ -114,6 +119,8 @@ def _compile(
         pins=how.pins,
         memory=how.memory,
         pipeline=how.pipeline,
+        splits=how.splits,
+        buffer_types=how.buffer_types,
     )
     try:
         return (yield request)  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from heliograph._explained import ExplainedCopy, ExplainedSplit
+from heliograph._explained import ExplainedCopy, ExplainedPart, ExplainedSplit
 from heliograph_proto.errors import ConfigurationError, DeadlineExceededError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.sizes import size_text
@@ -74,6 +74,10 @@ def _box(graph: Graph, split: ExplainedSplit, colour: str) -> Iterator[str]:
         label = _label(node.name, f"{node.op} {node.type}")
         style = f'shape=box, style="rounded,filled", fillcolor="{colour}"'
         yield f"    v{len(graph.leaves) + node.number} [label={label}, {style}];"
+    for part in split.parts:
+        label = _label(part.name, f"{graph.nodes[part.node].op} {part.share.rows}")
+        style = f'shape=box, style="rounded,filled,dashed", fillcolor="{colour}"'
+        yield f"    {_part_name(part)} [label={label}, {style}];"
     yield "  }"
 
 
@@ -84,16 +88,34 @@ def _outputs(graph: Graph) -> Iterator[str]:
 
 
 def _edges(graph: Graph, splits: Sequence[ExplainedSplit]) -> Iterator[str]:
-    """From operands to nodes. A copy is drawn to the first node of its split that reads the value, and
-    dashed to the others."""
+    """From operands to nodes, by way of the parts of products. A copy is drawn to the first node of its split
+    that reads the value, and dashed to the others."""
+    joined = {part.node for split in splits for part in split.parts}
     for split in splits:
         copies = {copy.value: copy for copy in split.copies}
         drawn: set[int] = set()
-        for node in split.nodes:
-            for value in dict.fromkeys(graph.nodes[node.number].operands):
+        whole = [(f"v{len(graph.leaves) + one.number}", one.number) for one in split.nodes]
+        readers = [one for one in whole if one[1] not in joined]
+        readers += [(_part_name(part), part.node) for part in split.parts]
+        for reader, number in readers:
+            for value in dict.fromkeys(graph.nodes[number].operands):
                 style = _edge_style(copies.get(value), split.device, value in drawn)
                 drawn.add(value)
-                yield f"  v{value} -> v{len(graph.leaves) + node.number}{style};"
+                yield f"  v{value} -> {reader}{style};"
+    yield from _joins(graph, splits)
+
+
+def _joins(graph: Graph, splits: Sequence[ExplainedSplit]) -> Iterator[str]:
+    """From the parts of products to where they are joined."""
+    device_of = {node.number: node.device for split in splits for node in split.nodes}
+    for split in splits:
+        for part in split.parts:
+            style = f" [{_COPY}]" if device_of[part.node] != split.device else ""
+            yield f"  {_part_name(part)} -> v{len(graph.leaves) + part.node}{style};"
+
+
+def _part_name(part: ExplainedPart) -> str:
+    return f"p{part.node}_{part.share.first}"
 
 
 def _edge_style(copy: ExplainedCopy | None, device: str, again: bool) -> str:

@@ -24,6 +24,7 @@ from heliograph_proto.description import (
     PlanReport,
 )
 from heliograph_proto.graph import Graph
+from heliograph_proto.rows import RowSplit
 from heliograph_proto.types import TensorType
 
 
@@ -89,6 +90,10 @@ class Compile:
     memory: tuple[tuple[str, int], ...] = ()
     #: How many runs may be under way at once.
     pipeline: int = 1
+    #: How the rows of weights lie over devices, and the numbers of these weights.
+    splits: tuple[tuple[RowSplit, tuple[int, ...]], ...] = ()
+    #: Devices and the names of their buffer types.
+    buffer_types: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,13 +53,45 @@ class ExplainedCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class ExplainedShare:
+    """Rows of a weight that lie on a device; all of them where something reads it as a whole."""
+
+    #: The weight's number.
+    leaf: int
+    name: str
+    #: The device's name.
+    device: str
+    #: The first row, and how many: columns where `matmul` reads the weight.
+    first: int
+    count: int
+    size_bytes: int
+    are_columns: bool
+
+    @property
+    def rows(self) -> str:
+        """The rows in words."""
+        what = "columns" if self.are_columns else "rows"
+        return f"{what} {self.first} to {self.first + self.count}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedPart:
+    """A product with some rows of a weight; their results are joined in the product's own split."""
+
+    #: The product's number in the graph, and its name.
+    node: int
+    name: str
+    share: ExplainedShare
+
+
+@dataclass(frozen=True, slots=True)
 class ExplainedSplit:
     """Consecutive nodes on one device."""
 
     number: int
     #: The device's name.
     device: str
-    #: None in a plan that computes nothing.
+    #: None in a plan that computes nothing, and where parts of products run alone.
     nodes: tuple[ExplainedNode, ...]
     #: Made before its nodes run.
     copies: tuple[ExplainedCopy, ...]
@@ -73,6 +105,8 @@ class ExplainedSplit:
     compute_us: float
     #: When it began, in microseconds after the run did. Splits of different devices may overlap.
     began_us: float
+    #: Parts of products whose weight lies over devices.
+    parts: tuple[ExplainedPart, ...] = ()
 
     @property
     def copied_bytes(self) -> int:
@@ -86,5 +120,6 @@ class ExplainedSplit:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """The names of its first and its last node; "-" where there is none."""
-        return (self.nodes[0].name, self.nodes[-1].name) if self.nodes else ("-", "-")
+        """The names of its first and its last node, or else of products; "-" where there is none."""
+        found = self.nodes or self.parts
+        return (found[0].name, found[-1].name) if found else ("-", "-")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heliograph._explained import ExplainedNode, ExplainedSplit
+from heliograph._arguments import counted
+from heliograph._explained import ExplainedNode, ExplainedShare, ExplainedSplit
 from heliograph_proto.description import DeviceShare
 from heliograph_proto.sizes import size_text
 
@@ -34,7 +35,7 @@ def _split_row(one: ExplainedSplit, everything: bool) -> Sequence[str]:
     return [
         str(one.number),
         one.device,
-        str(len(one.nodes)),
+        f"{len(one.nodes)} + {counted(len(one.parts), 'part')}" if one.parts else str(len(one.nodes)),
         *(_cut(name, everything) for name in one.ends),
         str(one.steps),
         size_text(one.compute_bytes),
@@ -46,6 +47,12 @@ def _split_row(one: ExplainedSplit, everything: bool) -> Sequence[str]:
 def _times(one: ExplainedSplit) -> Sequence[str]:
     copying = time_text(one.copy_us) if one.copies else "-"
     return time_text(one.began_us), copying, time_text(one.compute_us)
+
+
+def share_table(shares: Sequence[ExplainedShare], *, everything: bool = False) -> Table:
+    """A line for each device's rows of each weight that lies over devices."""
+    rows = [[_cut(one.name, everything), one.device, one.rows, size_text(one.size_bytes)] for one in shares]
+    return [["weight", "device", "lies there", "size"], *rows]
 
 
 def device_table(devices: Sequence[DeviceShare]) -> Table:

@@ -173,6 +173,8 @@ class LocalTransport:
                 bindings=dict(call.bindings),
                 updates=call.updates,
                 pins={node: device for device, nodes in call.pins for node in nodes},
+                splits={leaf: split for split, leaves in call.splits for leaf in leaves},
+                buffer_types=dict(call.buffer_types),
                 memory=dict(call.memory),
                 pipeline=call.pipeline,
             )

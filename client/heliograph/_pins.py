@@ -38,7 +38,7 @@ def pinned_nodes(shell: Shell, graph: Graph, devices: Sequence[str], pins: Pins)
         )
     found: dict[int, tuple[str, NodePattern]] = {}
     for pattern, given in pins.items():
-        device = _among(shell, devices, given, f"pins[{_words(pattern)}]")
+        device = among(shell, devices, given, f"pins[{words(pattern)}]")
         for node in _matching(graph, pattern):
             other, first = found.setdefault(node.reference, (device, pattern))
             if other != device:
@@ -59,7 +59,7 @@ def memory_limits(shell: Shell, devices: Sequence[str], memory: MemoryLimits) ->
         )
     found: dict[str, int] = {}
     for device, size in memory.items():
-        name = _among(shell, devices, device, "a key of memory")
+        name = among(shell, devices, device, "a key of memory")
         if name in found:
             raise InvalidArgumentError(f"memory names {name} twice")
         found[name] = _bytes(size, f"memory[{name!r}]")
@@ -67,7 +67,7 @@ def memory_limits(shell: Shell, devices: Sequence[str], memory: MemoryLimits) ->
 
 
 def _twice(node: Value, *pins: tuple[str, NodePattern]) -> InvalidArgumentError:
-    where = " and ".join(f"to {device} by {_words(pattern)}" for device, pattern in pins)
+    where = " and ".join(f"to {device} by {words(pattern)}" for device, pattern in pins)
     return InvalidArgumentError(
         f"node {node.name!r} is pinned {where}", advice="write patterns that have no node in common"
     )
@@ -85,7 +85,7 @@ def _matching(graph: Graph, pattern: NodePattern) -> list[Value]:
     chosen = nodes if isinstance(pattern, str) else [node for node in nodes if pattern(node)]
     if not chosen:
         advice = _advice(graph, pattern, bool(values)) if isinstance(pattern, str) else ""
-        raise InvalidArgumentError(f"no node matches {_words(pattern)}, which is pinned", advice=advice)
+        raise InvalidArgumentError(f"no node matches {words(pattern)}, which is pinned", advice=advice)
     return chosen
 
 
@@ -97,7 +97,7 @@ def _advice(graph: Graph, pattern: str, matches_leaves: bool) -> str:
     return f"near names: {', '.join(map(repr, near))}" if near else f"names are such as {list(names)[:_NEAR]}"
 
 
-def _among(shell: Shell, devices: Sequence[str], given: DeviceBase | str, what: str) -> str:
+def among(shell: Shell, devices: Sequence[str], given: DeviceBase | str, what: str) -> str:
     """The name of one of the plan's devices."""
     if not isinstance(given, DeviceBase | str) or not given:
         raise InvalidArgumentError(f"{what} is {given!r:.80}", advice="a device of the session, or its name")
@@ -119,7 +119,7 @@ def _bytes(size: int | str, what: str) -> int:
     return found
 
 
-def _words(pattern: object) -> str:
+def words(pattern: object) -> str:
     """A pattern in words."""
     return (
         f"{pattern!r:.80}" if isinstance(pattern, str) else getattr(pattern, "__name__", f"{pattern!r:.80}")

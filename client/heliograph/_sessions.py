@@ -13,7 +13,7 @@ from heliograph._common import Shell
 from heliograph._compiling import CompileOptions, Progress, compile_frozen, compile_graph, estimate_graph
 from heliograph._devices import DevicesArgument, device_name, device_names
 from heliograph._effects import Estimate, ListDevices, Procedure
-from heliograph._pins import MemoryLimits, Pins, memory_limits, pinned_nodes
+from heliograph._placing import Placing, placed
 from heliograph._plans import PlanBase
 from heliograph._running import PlanSpec
 from heliograph._streams import StreamBase, make_stream
@@ -65,15 +65,14 @@ class SessionBase:
         threads: int,
         weights: Bindings,
         variables: Bindings,
-        pins: Pins,
-        memory: MemoryLimits,
+        placing: Placing,
         pipeline: int,
     ) -> Procedure[PlanSpec]:
         """Compiles a graph under a new handle."""
         check_graph(graph, "compile")
         names = device_names(self._shell, devices)
         options = options_of(self._shell, graph, names, fusion, threads, weights, variables)
-        options = placed(self._shell, graph, options, pins, memory)
+        options = placed(self._shell, graph, options, placing)
         options = replace(options, pipeline=checked_pipeline(pipeline))
         return compile_graph(self._shell.core, graph, options, self._progress)
 
@@ -240,8 +239,7 @@ def updating(
     threads: int,
     weights: Bindings,
     variables: Bindings,
-    pins: Pins,
-    memory: MemoryLimits,
+    placing: Placing,
     progress: Progress | None,
 ) -> Procedure[None]:
     """Makes a plan that of another graph, on the same devices."""
@@ -249,16 +247,5 @@ def updating(
     recipe = plan._spec.recipe
     devices = recipe.devices if recipe is not None else plan.devices
     options = options_of(shell, graph, devices, fusion, threads, weights, variables)
-    options = plan._hand_over(placed(shell, graph, options, pins, memory))
+    options = plan._hand_over(placed(shell, graph, options, placing))
     return plan._replace(compile_graph(shell.core, graph, options, progress))
-
-
-def placed(
-    shell: Shell, graph: Graph, options: CompileOptions, pins: Pins, memory: MemoryLimits
-) -> CompileOptions:
-    """The options with pins and limits. Raises InvalidArgumentError, UnknownDeviceError."""
-    return replace(
-        options,
-        pins=pinned_nodes(shell, graph, options.devices, pins),
-        memory=memory_limits(shell, options.devices, memory),
-    )

@@ -9,24 +9,30 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from heliograph._arguments import checked_timeout, counted
 from heliograph._dot import dot_text, draw_svg
-from heliograph._explained import ExplainedCopy, ExplainedNode, ExplainedSplit
-from heliograph._explained_tables import device_table, node_table, split_table, time_text
+from heliograph._explained import (
+    ExplainedCopy,
+    ExplainedNode,
+    ExplainedPart,
+    ExplainedShare,
+    ExplainedSplit,
+)
+from heliograph._explained_tables import device_table, node_table, share_table, split_table, time_text
 from heliograph._replacing import replacing
 from heliograph._table import align
 from heliograph._trace import trace_events
 from heliograph_proto.description import (
-    Cause,
     CopyReport,
     DeviceShare,
     NodePlacement,
     PlanReport,
     SplitReport,
+    WeightShare,
 )
 from heliograph_proto.errors import InvalidArgumentError, ProtocolError
 from heliograph_proto.graph import Graph
@@ -49,6 +55,8 @@ class Explanation:
     #: Those that it may use, by priority, and what it takes of each.
     devices: tuple[DeviceShare, ...]
     _graph: Graph = field(repr=False)
+    #: Which rows of weights lie where, if these were divided over devices.
+    weights: tuple[ExplainedShare, ...] = ()
 
     @property
     def copied_bytes(self) -> int:
@@ -76,18 +84,22 @@ class Explanation:
     def table(self, *, nodes: bool = False) -> str:
         """Tables of splits and devices; with `nodes` also of every node, and all names in full."""
         tables = [split_table(self.splits, everything=nodes), device_table(self.devices)]
+        if self.weights:
+            tables.append(share_table(self.weights, everything=nodes))
         if nodes:
             tables.append(node_table(self.nodes))
         return "\n\n".join([self.summary(), *("\n".join(align(table)) for table in tables)])
 
     def json(self) -> str:
-        """A JSON object for programs: "copied_bytes", "devices", "splits", "nodes"; sizes in bytes, times in
-        microseconds. Fields may be added in later versions, and do not change their meaning."""
+        """A JSON object for programs: "copied_bytes", "devices", "splits", "nodes", "weights" (those that lie
+        over devices); sizes in bytes, times in microseconds. Fields may be added in later versions, and do
+        not change their meaning."""
         document = {
             "copied_bytes": self.copied_bytes,
             "devices": [asdict(one) for one in self.devices],
             "splits": [_split_as_json(one) for one in self.splits],
             "nodes": [_node_as_json(one) for one in self.nodes],
+            "weights": [asdict(one) for one in self.weights],
         }
         return json.dumps(document, indent=2)
 
@@ -127,14 +139,34 @@ def explanation(graph: Graph, report: PlanReport) -> Explanation:
     of_split: list[list[ExplainedNode]] = [[] for _ in report.splits]
     for node in nodes:
         of_split[node.split].append(node)
-    splits = tuple(_split(graph, report, number, tuple(members)) for number, members in enumerate(of_split))
-    return Explanation(nodes, splits, report.devices, graph)
+    shares = tuple(_share(graph, report, one) for one in report.weights)
+    parts: list[list[ExplainedPart]] = [[] for _ in report.splits]
+    for one in report.parts:
+        name = _name(graph, len(graph.leaves) + one.node)
+        parts[one.split].append(ExplainedPart(one.node, name, shares[one.share]))
+    splits = tuple(
+        replace(_split(graph, report, number, tuple(members)), parts=tuple(parts[number]))
+        for number, members in enumerate(of_split)
+    )
+    return Explanation(nodes, splits, report.devices, graph, shares)
+
+
+def _share(graph: Graph, report: PlanReport, one: WeightShare) -> ExplainedShare:
+    return ExplainedShare(
+        leaf=one.leaf,
+        name=_name(graph, one.leaf),
+        device=report.devices[one.device].name,
+        first=one.first,
+        count=one.count,
+        size_bytes=one.size_bytes,
+        are_columns=one.are_columns,
+    )
 
 
 def _node(graph: Graph, report: PlanReport, number: int, placement: NodePlacement) -> ExplainedNode:
     node = graph.nodes[number]
     why = placement.why
-    if _names_operand(placement):
+    if placement.names_operand:
         why += f", {_name(graph, node.operands[placement.operand])}"
     return ExplainedNode(
         number=number,
@@ -178,15 +210,12 @@ def _name(graph: Graph, value: int) -> str:
     return node.name or f"{node.op}_{value - leaves}"
 
 
-def _names_operand(placement: NodePlacement) -> bool:
-    return placement.cause in (Cause.WEIGHT, Cause.OFFLOAD)
-
-
 # What a server says is not trusted
 
 
 def _check(graph: Graph, report: PlanReport) -> None:
-    if not (_nodes_fit(graph, report) and all(_split_fits(graph, report, one) for one in report.splits)):
+    splits_fit = all(_split_fits(graph, report, one) for one in report.splits)
+    if not (_nodes_fit(graph, report) and splits_fit and _shares_fit(graph, report)):
         raise ProtocolError(
             "the server's explanation does not fit the plan's graph",
             advice="compile the graph anew, and explain that plan",
@@ -197,7 +226,7 @@ def _nodes_fit(graph: Graph, report: PlanReport) -> bool:
     if len(report.nodes) != len(graph.nodes):
         return False
     return all(
-        one.split < len(report.splits) and (one.operand < len(node.operands) or not _names_operand(one))
+        one.split < len(report.splits) and (one.operand < len(node.operands) or not one.names_operand)
         for node, one in zip(graph.nodes, report.nodes, strict=True)
     )
 
@@ -208,6 +237,14 @@ def _split_fits(graph: Graph, report: PlanReport, split: SplitReport) -> bool:
         split.device < devices
         and all(copy.source < devices and copy.value < values for copy in split.copies)
         and all(0 <= time < math.inf for time in (split.copy_us, split.compute_us, split.began_us))
+    )
+
+
+def _shares_fit(graph: Graph, report: PlanReport) -> bool:
+    devices, leaves, nodes = len(report.devices), len(graph.leaves), len(graph.nodes)
+    splits, shares = len(report.splits), len(report.weights)
+    return all(one.leaf < leaves and one.device < devices for one in report.weights) and all(
+        one.node < nodes and one.split < splits and one.share < shares for one in report.parts
     )
 
 
@@ -224,6 +261,9 @@ def _split_as_json(one: ExplainedSplit) -> dict[str, Any]:
         "number": one.number,
         "device": one.device,
         "nodes": [node.number for node in one.nodes],
+        "parts": [
+            {"node": part.node, "first": part.share.first, "count": part.share.count} for part in one.parts
+        ],
         "copies": [
             {
                 "value": copy.value,

@@ -10,10 +10,12 @@ import numpy as np
 
 from heliograph._arguments import timeout_ms
 from heliograph._pins import MemoryLimits, Pins
+from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs, Out, PlanBase
 from heliograph._procedures import Sending
 from heliograph._running import Run, collect, run_once, submit
 from heliograph._sessions import Bindings, updating
+from heliograph._split_buffer_type import Splits
 from heliograph._streams import StreamBase, stream_handle
 from heliograph._words import What
 from heliograph.builder import Graph
@@ -160,6 +162,8 @@ class Plan(PlanBase):
         variables: Bindings = None,
         pins: Pins = None,
         memory: MemoryLimits = None,
+        split: Splits = None,
+        buffer_types: BufferTypes = None,
         timeout: float | None = None,
     ) -> None:
         """Becomes the plan of another graph, on the same devices, and takes over the memory where it
@@ -169,8 +173,9 @@ class Plan(PlanBase):
         was. When nobody knows whether it did it (DeadlineExceededError, Ctrl-C), the plan is freed. Runs
         that were sent before are those of the old graph.
         """
+        placing = Placing(pins, memory, split, buffer_types)
         procedure = updating(
-            self._shell, self, graph, fusion, threads, weights, variables, pins, memory, self._progress
+            self._shell, self, graph, fusion, threads, weights, variables, placing, self._progress
         )
         self._shell.drive(procedure, timeout, lambda: f"updating the plan to {graph!r}")
 

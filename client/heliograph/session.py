@@ -23,9 +23,11 @@ from heliograph._compiling import Progress
 from heliograph._deadline import Deadline
 from heliograph._devices import DeviceArgument, DevicesArgument, best_device, device_name, find_device
 from heliograph._pins import MemoryLimits, Pins
+from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs
 from heliograph._procedures import arrive, synchronize
 from heliograph._sessions import Bindings, SessionBase, ask_backends
+from heliograph._split_buffer_type import Splits
 from heliograph._streams import make_stream
 from heliograph.buffer import Buffer
 from heliograph.builder import Graph
@@ -139,6 +141,8 @@ class Session(SessionBase):
         pins: Pins = None,
         memory: MemoryLimits = None,
         pipeline: int = 1,
+        split: Splits = None,
+        buffer_types: BufferTypes = None,
         timeout: float | None = None,
     ) -> Plan:
         """A plan for a graph, on the named devices by priority (default: the server's first).
@@ -151,6 +155,11 @@ class Session(SessionBase):
         `pipeline`: how many runs of a plan over several devices may be under way at once, each with memory
         of its own for what is between nodes: while one is in later splits, the next enters.
 
+        `split`: how the rows of weights lie over several devices, each `hg.SplitBufferType` by a pattern of
+        the weights' names; products with them run there in parts. `buffer_types`: by device, the buffer type
+        (one of `device.buffer_types`, or its name) in which it has the plan's weights, variables, and values
+        that lie between splits.
+
         `threads`: the most of the device's threads that a run uses; 0: all. `weights` and `variables`:
         tensors of the session, on the plan's device, that the graph's leaves of these names are. A weight
         that is bound is not uploaded, and its tensor cannot be written as long as the plan lives; a
@@ -160,9 +169,8 @@ class Session(SessionBase):
         the node. Raises InvalidGraphError, UnsupportedError, OutOfMemoryError, LimitExceededError,
         UnknownDeviceError, InvalidArgumentError, DeadlineExceededError.
         """
-        procedure = self._compiling(
-            graph, devices, fusion, threads, weights, variables, pins, memory, pipeline
-        )
+        placing = Placing(pins, memory, split, buffer_types)
+        procedure = self._compiling(graph, devices, fusion, threads, weights, variables, placing, pipeline)
         spec = self._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}")
         return Plan(self._shell, spec, self._progress)
 

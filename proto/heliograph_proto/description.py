@@ -175,6 +175,7 @@ class Cause(Enum):
     FROM_VIEW = 10
     FROM_CONSUMER = 11
     FIRST_THAT_CAN = 12
+    DIVIDED_WEIGHT = 13
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", " ")
@@ -186,16 +187,46 @@ class NodePlacement:
 
     split: int
     cause: Cause
-    #: With WEIGHT and OFFLOAD: the place of the operand.
+    #: Where `names_operand`: the place of the operand.
     operand: int = 0
     #: The number, from 1, of the set of its split's nodes that run at the same time; 0: it runs alone.
     concurrent: int = 0
 
     @property
+    def names_operand(self) -> bool:
+        """Whether an operand is the cause."""
+        return self.cause in (Cause.WEIGHT, Cause.OFFLOAD, Cause.DIVIDED_WEIGHT)
+
+    @property
     def why(self) -> str:
         """The cause in words."""
-        named = self.cause in (Cause.WEIGHT, Cause.OFFLOAD)
-        return f"{self.cause} of operand {self.operand}" if named else str(self.cause)
+        return f"{self.cause} of operand {self.operand}" if self.names_operand else str(self.cause)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightShare:
+    """Rows of a weight that lie on a device; all of them where something reads it as a whole."""
+
+    #: The weight's number.
+    leaf: int
+    #: The place of the device.
+    device: int
+    first: int
+    count: int
+    size_bytes: int
+    #: Whether they are columns: those of a weight that `matmul` reads.
+    are_columns: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodePart:
+    """A product with some rows of a weight."""
+
+    #: The product's number.
+    node: int
+    split: int
+    #: The place of the rows among the report's weights.
+    share: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +276,9 @@ class PlanReport:
     nodes: tuple[NodePlacement, ...]
     splits: tuple[SplitReport, ...]
     devices: tuple[DeviceShare, ...]
+    #: Where the rows of divided weights lie, and the products with them.
+    weights: tuple[WeightShare, ...] = ()
+    parts: tuple[NodePart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

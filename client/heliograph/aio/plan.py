@@ -18,10 +18,12 @@ from heliograph._effects import Procedure
 from heliograph._gates import Gate
 from heliograph._outcome import Outcome
 from heliograph._pins import MemoryLimits, Pins
+from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs, Out, PlanBase
 from heliograph._procedures import Sending
 from heliograph._running import Bound, Run, Wanted, collect, fits_inline, run_once, submit
 from heliograph._sessions import Bindings, updating
+from heliograph._split_buffer_type import Splits
 from heliograph._streams import StreamBase, stream_handle
 from heliograph._words import cancelled
 from heliograph.aio.tensor import Tensor
@@ -220,11 +222,14 @@ class Plan(PlanBase):
         variables: Bindings = None,
         pins: Pins = None,
         memory: MemoryLimits = None,
+        split: Splits = None,
+        buffer_types: BufferTypes = None,
         timeout: float | None = None,
     ) -> None:
         """As hg.Plan.update; cancelling the task frees the plan."""
+        placing = Placing(pins, memory, split, buffer_types)
         procedure = updating(
-            self._shell, self, graph, fusion, threads, weights, variables, pins, memory, self._progress
+            self._shell, self, graph, fusion, threads, weights, variables, placing, self._progress
         )
         await self._shell.drive(procedure, timeout, lambda: f"updating the plan to {graph!r}")
 

@@ -26,9 +26,11 @@ from heliograph._compiling import Progress
 from heliograph._deadline import Deadline
 from heliograph._devices import DeviceArgument, DevicesArgument, best_device, device_name, find_device
 from heliograph._pins import MemoryLimits, Pins
+from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs
 from heliograph._procedures import synchronize
 from heliograph._sessions import Bindings, SessionBase, ask_backends
+from heliograph._split_buffer_type import Splits
 from heliograph._streams import make_stream
 from heliograph.aio.plan import Plan
 from heliograph.aio.stream import Device, Stream
@@ -134,12 +136,13 @@ class Session(SessionBase):
         pins: Pins = None,
         memory: MemoryLimits = None,
         pipeline: int = 1,
+        split: Splits = None,
+        buffer_types: BufferTypes = None,
         timeout: float | None = None,
     ) -> Plan:
         """As hg.Session.compile. Weights are hashed in a thread."""
-        procedure = self._compiling(
-            graph, devices, fusion, threads, weights, variables, pins, memory, pipeline
-        )
+        placing = Placing(pins, memory, split, buffer_types)
+        procedure = self._compiling(graph, devices, fusion, threads, weights, variables, placing, pipeline)
         spec = await self._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}")
         return Plan(self._shell, spec, self._progress)
 

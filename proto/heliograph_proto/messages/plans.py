@@ -6,6 +6,7 @@ from heliograph_proto.description import (
     Cause,
     CopyReport,
     DeviceShare,
+    NodePart,
     NodePlacement,
     PlanEstimate,
     PlanInfo,
@@ -13,6 +14,7 @@ from heliograph_proto.description import (
     Port,
     SplitReport,
     VariablePort,
+    WeightShare,
 )
 from heliograph_proto.messages.types import decode_type, encode_type
 from heliograph_proto.v1 import plan_pb2
@@ -124,6 +126,18 @@ def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:
             )
             for one in found.devices
         ],
+        weights=[
+            plan_pb2.WeightShare(
+                leaf=one.leaf,
+                device=one.device,
+                first=one.first,
+                count=one.count,
+                size_bytes=one.size_bytes,
+                are_columns=one.are_columns,
+            )
+            for one in found.weights
+        ],
+        parts=[plan_pb2.NodePart(node=one.node, split=one.split, share=one.share) for one in found.parts],
     )
 
 
@@ -152,6 +166,11 @@ def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
             DeviceShare(one.name, one.weights_bytes, one.variables_bytes, one.compute_bytes)
             for one in message.devices
         ),
+        weights=tuple(
+            WeightShare(one.leaf, one.device, one.first, one.count, one.size_bytes, one.are_columns)
+            for one in message.weights
+        ),
+        parts=tuple(NodePart(one.node, one.split, one.share) for one in message.parts),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heliograph_backends.contract import Device
+from heliograph_backends.contract import BufferType, Device
 from heliograph_proto.description import DeviceType
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
@@ -42,34 +42,35 @@ def kinds_of(graph: Graph) -> Kinds:
 
 
 def candidates(
-    graph: Graph, devices: Sequence[Device], own: Mapping[str, int], memory: Mapping[str, int]
+    graph: Graph,
+    devices: Sequence[Device],
+    own: Mapping[str, int],
+    memory: Mapping[str, int],
+    memories: Sequence[BufferType] = (),
 ) -> tuple[Candidate, ...]:
     """What each device says of the graph. By name of device, in bytes: `own`, the graph's leaves that lie
-    there already; `memory`, the most that it may use for the graph."""
+    there already; `memory`, the most that it may use for the graph. `memories`: where each device has
+    weights and the like; none: in its default buffer type."""
     kinds = kinds_of(graph)
+    found = memories or [one.buffer_type for one in devices]
     return tuple(
-        _candidate(graph, kinds, devices, one, own.get(one.name, 0), memory.get(one.name)) for one in devices
+        _candidate(graph, kinds, found, place, usable_bytes(one, own.get(one.name, 0), memory.get(one.name)))
+        for place, one in enumerate(devices)
     )
 
 
 def _candidate(
-    graph: Graph,
-    kinds: Kinds,
-    devices: Sequence[Device],
-    device: Device,
-    own_bytes: int,
-    most_bytes: int | None,
+    graph: Graph, kinds: Kinds, memories: Sequence[BufferType], place: int, free_bytes: int
 ) -> Candidate:
+    device = memories[place].device
     answers = [_answer(graph, number, device) for number in kinds.examples]
     return Candidate(
         name=device.name,
         refusals=[answers[kind][0] for kind in kinds.of],
         offloads=[answers[kind][1] for kind in kinds.of] if any(one for _, one in answers) else (),
-        reads=frozenset(
-            place for place, one in enumerate(devices) if device.supports_buffer_type(one.buffer_type)
-        ),
-        free_bytes=usable_bytes(device, own_bytes, most_bytes),
-        is_host=device.buffer_type.is_host,
+        reads=frozenset(other for other, one in enumerate(memories) if device.supports_buffer_type(one)),
+        free_bytes=free_bytes,
+        is_host=memories[place].is_host,
         helps=device.type is DeviceType.ACCELERATOR,
     )
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from heliograph_backends.contract import CompileOptions, Device, LeafBindings, Plan, Tensor
+from heliograph_backends.contract import BufferType, CompileOptions, Device, LeafBindings, Plan, Tensor
 from heliograph_proto.description import PlanEstimate, PlanInfo, Port, VariablePort
 from heliograph_proto.errors import (
     HeliographError,
@@ -24,9 +24,11 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.graph import Graph, Leaf, LeafKind, reordered, validate
 from heliograph_proto.limits import Limits
+from heliograph_proto.rows import RowSplit
 from heliograph_proto.types import MAX_BYTES
 from heliograph_server.core.checks import check_made, check_pipeline
 from heliograph_server.core.contents import Contents
+from heliograph_server.core.divided import explaining
 from heliograph_server.core.execution import typed, zeroed
 from heliograph_server.core.handles import BoundLeaves, Lane, PlanHandle, TensorHandle
 from heliograph_server.core.known_graphs import KnownGraph, KnownGraphs, ReceivedGraph
@@ -35,6 +37,7 @@ from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.precedence import Precedences
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.scheduled import ScheduledPlan
+from heliograph_server.core.scheduling.rows import divide
 from heliograph_server.core.targets import Target, Targets, Wish, first_unsupported
 from heliograph_server.core.turns import Turns
 
@@ -57,6 +60,10 @@ class CompileRequest:
     memory: Mapping[str, int] = field(default_factory=dict)
     #: Of a plan over several devices: how many of its runs may be under way at once.
     pipeline: int = 1
+    #: How the rows of weights lie over devices, by leaf.
+    splits: Mapping[int, RowSplit] = field(default_factory=dict)
+    #: Names of buffer types by name of device.
+    buffer_types: Mapping[str, str] = field(default_factory=dict)
 
 
 class Compiler:
@@ -87,15 +94,43 @@ class Compiler:
     def compile(self, request: CompileRequest) -> PlanInfo:
         """Raises what PlanService.Compile is refused with."""
         started = time.perf_counter()
-        known = self._known.validated(request.graph, request.bindings.keys())
-        graph = known.graph
-        with self.busy, _Compilation(self._core, self._lock, request, graph) as compilation:
-            target = self._target(known, request, compilation.bound)
-            # Weights are packed by the device's workers.
-            with self._occupancies[target.main.name], self._weights(graph, target, compilation):
-                bindings = self._bind(graph, target, compilation.bound)
-                loaded = self._load(target, graph, bindings, compilation)
-                return self._commit(compilation, loaded, started)
+        client = self._known.validated(request.graph, request.bindings.keys())
+        with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
+            known = self._divided(client, request)
+            with explaining(known.divided):
+                self._check_contents(client.graph, compilation.bound)
+                target = self._target(known, request, compilation.bound)
+                return self._commit(compilation, self._loaded(target, known, compilation), started)
+
+    def _loaded(self, target: Target, known: KnownGraph, compilation: _Compilation) -> LoadedPlan:
+        # Weights are packed by the device's workers.
+        with self._occupancies[target.main.name], self._weights(known.graph, target, compilation):
+            self._cut(known, target)
+            bindings = self._bind(known.graph, target, compilation.bound)
+            return self._load(target, known, bindings, compilation)
+
+    def _divided(self, known: KnownGraph, request: CompileRequest) -> KnownGraph:
+        """The graph, with weights over devices where that was asked for. Raises InvalidArgumentError,
+        UnknownDeviceError, LimitExceededError."""
+        splits = request.splits
+        if not splits:
+            return known
+        for split in dict.fromkeys(splits.values()):
+            self._targets.check_split(split, request.devices)
+        return known.division(
+            splits, lambda: divide(known.graph, splits, self._limits, request.bindings.keys())
+        )
+
+    def _cut(self, known: KnownGraph, target: Target) -> None:
+        """Puts the parts of weights where they are to lie. Raises InvalidGraphError, OutOfMemoryError."""
+        if known.divided is None:
+            return
+        leaves, wholes = known.graph.leaves, {leaf.digest for leaf in known.graph.weights}
+        for leaf, values in known.divided.values_of.items():
+            if len(values) > 1:
+                weight = known.divided.client.leaves[leaf]
+                parts = [(leaves[value], target.home(value)) for value in values]
+                self._contents.cut(weight, parts, keeps_whole=weight.digest in wholes)
 
     @contextmanager
     def _weights(self, graph: Graph, target: Target, compilation: _Compilation) -> Iterator[None]:
@@ -111,31 +146,31 @@ class Compiler:
         self._contents.use(weights)
 
     def _load(
-        self, target: Target, graph: Graph, bindings: LeafBindings, compilation: _Compilation
+        self, target: Target, known: KnownGraph, bindings: LeafBindings, compilation: _Compilation
     ) -> LoadedPlan:
         options = compilation.request.options
         if target.schedule is None:
             device = target.main
-            return _compile(device, graph, bindings, options, compilation.idle_plan(device))
-        return self._pipeline(target, graph, bindings, options, compilation.request.pipeline)
+            return _compile(device, known, bindings, options, compilation.idle_plan(device))
+        return self._pipeline(target, known, bindings, options, compilation.request.pipeline)
 
     def _pipeline(
-        self, target: Target, graph: Graph, bindings: LeafBindings, options: CompileOptions, copies: int
+        self, target: Target, known: KnownGraph, bindings: LeafBindings, options: CompileOptions, copies: int
     ) -> LoadedPlan:
         """A plan over several devices, in as many copies as runs may be under way at once."""
         assert target.schedule is not None
         where = target.schedule, target.devices
         precedences = Precedences(len(target.devices)) if copies > 1 else None
+        how = options, precedences, self._occupancies, target.memories
         plans: list[Plan] = []
         try:
             for _ in range(copies):
-                made = ScheduledPlan(graph, *where, bindings, options, precedences, self._occupancies)
-                plans.append(made)
+                plans.append(ScheduledPlan(known.graph, *where, bindings, *how))
         except BaseException:
             for plan in plans:
                 plan.free()
             raise
-        return LoadedPlan(plans, target.main)
+        return LoadedPlan(plans, target.main, divided=known.divided)
 
     def estimate(self, graph: Graph, devices: Sequence[str], options: CompileOptions) -> PlanEstimate:
         """Raises what PlanService.Estimate is refused with."""
@@ -171,7 +206,14 @@ class Compiler:
     def _target(self, known: KnownGraph, request: CompileRequest, bound: BoundLeaves) -> Target:
         """Raises what `Targets.find` does."""
         check_pipeline(request.pipeline)
-        wish = Wish(request.devices, request.pins, request.memory, request.options, request.pipeline)
+        wish = Wish(
+            request.devices,
+            request.pins,
+            request.memory,
+            request.options,
+            request.pipeline,
+            request.buffer_types,
+        )
         return self._targets.find(known, wish, self._devices_of(known.graph, bound))
 
     def _devices_of(self, graph: Graph, bound: BoundLeaves) -> dict[int, str]:
@@ -187,9 +229,6 @@ class Compiler:
         return found
 
     def _bind(self, graph: Graph, target: Target, bound: BoundLeaves) -> LeafBindings:
-        self._check_contents(
-            [x for n, x in enumerate(graph.leaves) if x.kind is LeafKind.WEIGHT and n not in bound.tensors]
-        )
         weights: dict[int, Tensor] = {}
         variables: dict[int, Tensor] = {}
         for number, leaf in enumerate(graph.leaves):
@@ -199,14 +238,16 @@ class Compiler:
             if number in bound.tensors:
                 tensor = bound.tensors[number]
                 check_made(tensor, bound.numbers[number])
-                into[number] = _on_device(tensor.placed, leaf, target.home(number))
+                into[number] = _on_device(tensor.placed, leaf, target.home(number).device)
             elif leaf.kind is LeafKind.WEIGHT:
                 into[number] = self._contents.tensor(leaf, target.home(number))
             else:
                 into[number] = self._variable(leaf, target.home(number))
         return LeafBindings(weights, variables)
 
-    def _check_contents(self, weights: Sequence[Leaf]) -> None:
+    def _check_contents(self, graph: Graph, bound: BoundLeaves) -> None:
+        leaves = enumerate(graph.leaves)
+        weights = [leaf for n, leaf in leaves if leaf.kind is LeafKind.WEIGHT and n not in bound.tensors]
         missing = set(self._contents.missing(tuple(leaf.digest for leaf in weights)))
         names = [leaf.name for leaf in weights if leaf.digest in missing]
         if names:
@@ -215,32 +256,38 @@ class Compiler:
                 advice="upload their contents and compile again",
             )
 
-    def _variable(self, leaf: Leaf, device: Device) -> Tensor:
+    def _variable(self, leaf: Leaf, memory: BufferType) -> Tensor:
         """The variable of this name, made if the session has none yet. Raises InvalidGraphError."""
         with self._lock:
             found = self._core.variables.get(leaf.name)
         if found is None:
-            return self._new_variable(leaf, device)
+            return self._new_variable(leaf, memory)
         tensor = found[1].placed
         if tensor.type != leaf.type:
             raise InvalidGraphError(
                 f"variable {leaf.name!r} of this session is {tensor.type}, the graph says {leaf.type}",
                 advice="name it otherwise, for example in a g.scope, or use another session",
             )
-        if (where := tensor.buffer.buffer_type.device) is not device:
+        if (where := tensor.buffer.buffer_type).device is not memory.device:
             raise UnsupportedError(
-                f"variable {leaf.name!r} of this session lies on device {where.name}",
+                f"variable {leaf.name!r} of this session lies on device {where.device.name}",
                 advice="compile all plans that share it for one device",
+            )
+        if where is not memory:
+            raise UnsupportedError(
+                f"variable {leaf.name!r} of this session lies in memory of buffer type {where.name}, and is "
+                f"wanted in {memory.name}",
+                advice="compile all plans that share it with the same buffer_types",
             )
         return tensor
 
-    def _new_variable(self, leaf: Leaf, device: Device) -> Tensor:
+    def _new_variable(self, leaf: Leaf, memory: BufferType) -> Tensor:
         with self._lock:
             self._core.handles.check_room(TensorHandle)
-        buffer = zeroed(device.buffer_type, device.buffer_type.alloc_size(leaf.type))
+        buffer = zeroed(memory, memory.alloc_size(leaf.type))
         try:
             with self._lock:
-                self._core.add_variable(leaf.name, leaf.type, device.name, buffer)
+                self._core.add_variable(leaf.name, leaf.type, memory.device.name, buffer)
         except BaseException:
             buffer.free()
             raise
@@ -345,12 +392,12 @@ class _Compilation:
 
 
 def _compile(
-    device: Device, graph: Graph, bindings: LeafBindings, options: CompileOptions, old: LoadedPlan | None
+    device: Device, known: KnownGraph, bindings: LeafBindings, options: CompileOptions, old: LoadedPlan | None
 ) -> LoadedPlan:
     try:
-        ordered, order = _ordered(device, graph)
+        ordered, order = _ordered(device, known.graph)
         plan = old.updated(ordered, bindings, options) if old else device.compile(ordered, bindings, options)
-        return LoadedPlan((plan,), device, order)
+        return LoadedPlan((plan,), device, order, known.divided)
     except HeliographError:
         raise
     except Exception as error:

@@ -7,16 +7,18 @@ nothing of them is seen by another.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from heliograph_proto.graph import Graph, validate
 from heliograph_proto.limits import Limits
+from heliograph_proto.rows import RowSplit
 from heliograph_server.core.scheduling import Schedule
+from heliograph_server.core.scheduling.rows import Divided
 from heliograph_server.core.spreading import ample_bytes
 
 #: The most graphs, schedules of one graph, and bytes of messages that a session keeps. In Python a graph
-#: takes some thirty times the bytes of its message.
+#: takes some thirty times the bytes of its message; with weights over devices it is one of its own.
 MOST_GRAPHS, MOST_SCHEDULES, MOST_BYTES = 4, 8, 2 * 2**20
 
 
@@ -37,6 +39,20 @@ class KnownGraph:
     graph: Graph
     size_bytes: int = 0
     schedules: dict[Hashable, tuple[Schedule, int]] = field(default_factory=dict)
+    #: If this is a graph whose weights lie over devices: what it was made of.
+    divided: Divided | None = None
+    #: What it becomes when weights lie over devices.
+    _divisions: dict[Hashable, KnownGraph] = field(default_factory=dict)
+
+    def division(self, splits: Mapping[int, RowSplit], divide: Callable[[], Divided]) -> KnownGraph:
+        """The graph with weights over devices, as `divide` made it now or before."""
+        key = frozenset(splits.items())
+        if key not in self._divisions:
+            made = divide()
+            if len(self._divisions) >= MOST_SCHEDULES:
+                del self._divisions[next(iter(self._divisions))]
+            self._divisions[key] = KnownGraph(made.graph, self.size_bytes, divided=made)
+        return self._divisions[key]
 
     def schedule(self, key: Hashable, free_bytes: Sequence[int]) -> Schedule | None:
         """The schedule of this key, if all devices have so much that memory decides nothing."""

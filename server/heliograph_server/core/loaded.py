@@ -19,7 +19,9 @@ from heliograph_proto.description import (
 from heliograph_proto.errors import HeliographError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.types import TensorType
+from heliograph_server.core.divided import client_report, explain
 from heliograph_server.core.scheduled import ScheduledPlan
+from heliograph_server.core.scheduling.rows import Divided
 
 #: An output that is fetched but not kept lies in memory that the plan keeps, up to this size.
 MAX_SCRATCH_BYTES = 64 * 1024
@@ -80,11 +82,19 @@ class PlanCopy:
 class LoadedPlan:
     """A compiled plan, in as many copies as runs of it may be under way at once, and its device."""
 
-    def __init__(self, plans: Sequence[Plan], device: Device, order: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        device: Device,
+        order: Sequence[int] | None = None,
+        divided: Divided | None = None,
+    ) -> None:
         self.copies = tuple(PlanCopy(plan, device) for plan in plans)
         self.device = device
-        #: Of each node that runs, its number in the client's graph; None: the same.
+        #: Of each node that runs, its number before the device had them in its order; None: the same.
         self._order = order
+        #: What became of the client's graph where weights lie over devices.
+        self._divided = divided
         #: The copy that ran last.
         self._last = self.copies[0]
         #: How long the last run took, all in all; 0 before it.
@@ -107,9 +117,9 @@ class LoadedPlan:
 
     def explain(self, error: HeliographError) -> HeliographError:
         """An error of a run, with the client's number of the node."""
-        if self._order is None or not error.origin.op:
-            return error
-        return error.at(replace(error.origin, node=self._order[error.origin.node]))
+        if self._order is not None and error.origin.op:
+            error = error.at(replace(error.origin, node=self._order[error.origin.node]))
+        return explain(self._divided, error)
 
     def updated(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
         """The plan of another graph in this one's memory, which is freed."""
@@ -125,8 +135,15 @@ class LoadedPlan:
 
     def report(self) -> PlanReport:
         """Where its nodes run and why."""
+        homes: Sequence[int] = (0,) * len(self.plan.graph.leaves)
         if isinstance(self.plan, ScheduledPlan):
-            return _of_copies(self.plan.report(), len(self.copies))
+            found, homes = _of_copies(self.plan.report(), len(self.copies)), self.plan.schedule.homes
+        else:
+            found = self._report_alone()
+        return client_report(self._divided, found, homes) if self._divided is not None else found
+
+    def _report_alone(self) -> PlanReport:
+        """Of a plan on one device."""
         graph = self.plan.graph
         sizes = {kind: sum(leaf.type.nbytes for leaf in graph.of_kind(kind)) for kind in LeafKind}
         nodes = [NodePlacement(0, Cause.FIRST_THAT_CAN)] * len(graph.nodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from typing import TypeAlias
 
 from heliograph_backends.contract import Buffer, BufferType, Device
@@ -48,7 +49,9 @@ def find_buffer_type(device: Device, name: str) -> BufferType:
     for found in known:
         if name in ("", found.name):
             return found
+    names = [one.name for one in known]
+    near = get_close_matches(name[:64], names, 1)
     raise InvalidArgumentError(
         f"device {device.name} has no buffer type {name[:64]!r}",
-        advice=f"it has: {', '.join(one.name for one in known)}",
+        advice=f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(names)}",
     )

@@ -46,8 +46,9 @@ from heliograph_server.core.split_runs import SplitRunner
 class ScheduledPlan(Plan):
     """Runs the splits, each after those that it depends on, with the copies that it needs before it.
 
-    `devices` are those of the schedule's problem, in its order. Several copies of a plan, whose runs overlap,
-    share `precedences`. Whoever computes on a device signs in to its `occupancies`, by name. Raises
+    `devices` are those of the schedule's problem, in its order; `memories`: where each has what lies between
+    splits; none: in its default buffer type. Several copies of a plan, whose runs overlap, share
+    `precedences`. Whoever computes on a device signs in to its `occupancies`, by name. Raises
     OutOfMemoryError, UnsupportedError.
     """
 
@@ -60,10 +61,12 @@ class ScheduledPlan(Plan):
         options: CompileOptions,
         precedences: Precedences | None = None,
         occupancies: Mapping[str, AbstractContextManager[object]] | None = None,
+        memories: Sequence[BufferType] = (),
     ) -> None:
         self.graph = graph
         self.schedule = schedule
         self.devices = tuple(devices)
+        self._memories = memories or [one.buffer_type for one in devices]
         self.device = devices[schedule.main]
         ended = clocks(graph, schedule)
         spans = values_between(graph, schedule, ended)
@@ -118,7 +121,7 @@ class ScheduledPlan(Plan):
         them."""
         found = {(value, self.schedule.homes[value]): tensor for value, tensor in self._leaves.items()}
         for number, here in spans.items():
-            for value, tensor in self._place(self.devices[number].buffer_type, here).items():
+            for value, tensor in self._place(self._memories[number], here).items():
                 found[value, number] = tensor
         return found
 

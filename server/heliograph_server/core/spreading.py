@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from heliograph_backends.contract import CompileOptions, Device
+from heliograph_backends.contract import BufferType, CompileOptions, Device
 from heliograph_proto.errors import OutOfMemoryError, UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_server.core.scheduling import Problem, Schedule, schedule
@@ -29,11 +29,17 @@ AMPLE = 2
 AMPLE_PADDING_BYTES = 1024
 
 
-def spread(problem: Problem, devices: Sequence[Device], options: CompileOptions, copies: int = 1) -> Schedule:
-    """A schedule that fits, with so many copies of all that runs need for themselves. Raises what `schedule`
-    does."""
+def spread(
+    problem: Problem,
+    devices: Sequence[Device],
+    options: CompileOptions,
+    copies: int = 1,
+    memories: Sequence[BufferType] = (),
+) -> Schedule:
+    """A schedule that fits, with so many copies of all that runs need for themselves; `memories` as in
+    `candidates`. Raises what `schedule` does."""
     budgets: Sequence[int] = [one.free_bytes for one in problem.devices]
-    needs = _Needs(problem, devices, options, copies)
+    needs = _Needs(problem, memories or [one.buffer_type for one in devices], options, copies)
     found = schedule(problem)
     for _ in range(ROUNDS):
         over = needs.overshoot(found)
@@ -98,12 +104,12 @@ class _Needs:
     """What schedules take of devices, who are asked as seldom as can be."""
 
     def __init__(
-        self, problem: Problem, devices: Sequence[Device], options: CompileOptions, copies: int
+        self, problem: Problem, memories: Sequence[BufferType], options: CompileOptions, copies: int
     ) -> None:
         self._copies = copies
         self._problem = problem
         self._graph = problem.graph
-        self._devices = devices
+        self._memories = memories
         self._options = options
         #: By device: nodes that it was asked about, and the bytes that they take beside their leaves.
         self._known: dict[int, tuple[frozenset[int], int]] = {}
@@ -125,10 +131,10 @@ class _Needs:
         needs = dict.fromkeys(places, 0)
         for leaf, home in zip(self._graph.leaves, found.homes, strict=True):
             if home in needs:
-                needs[home] += self._devices[home].buffer_type.alloc_size(leaf.type)
+                needs[home] += self._memories[home].alloc_size(leaf.type)
         for place, spans in values_between(self._graph, found, clocks(self._graph, found)).items():
             if place in needs:
-                arena = plan_between(self._graph, spans, self._devices[place].buffer_type)
+                arena = plan_between(self._graph, spans, self._memories[place])
                 needs[place] += self._copies * arena.size_bytes
         return needs
 
@@ -140,7 +146,7 @@ class _Needs:
     def _estimates(self, found: Schedule, asked: Set[int]) -> dict[int, int]:
         sizes = dict.fromkeys(asked, 0)
         for place, part in parts_on(self._graph, found, asked):
-            sizes[place] += _estimate(self._devices[place], part, self._options, self._copies)
+            sizes[place] += _estimate(self._memories[place].device, part, self._options, self._copies)
         self._known.update((place, (_nodes_on(found, place), sizes[place])) for place in asked)
         return sizes
 

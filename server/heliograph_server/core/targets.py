@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from heliograph_backends.contract import CompileOptions, Device
+from heliograph_backends.contract import BufferType, CompileOptions, Device
 from heliograph_proto.errors import UnsupportedError
 from heliograph_proto.graph import Graph
+from heliograph_proto.rows import RowSplit, check_fractions
 from heliograph_server.core.candidates import candidates, usable_bytes, with_host
 from heliograph_server.core.checks import unknown_device
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.known_graphs import KnownGraph
+from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.scheduling import Problem, Schedule
+from heliograph_server.core.scheduling.rows import check_able
 from heliograph_server.core.spreading import spread
 
 
@@ -21,6 +24,8 @@ class Target:
     """Where a graph is to run: one device, or several with a schedule."""
 
     devices: tuple[Device, ...]
+    #: Where each device has weights, variables, and values between splits.
+    memories: tuple[BufferType, ...]
     schedule: Schedule | None = None
 
     @property
@@ -28,9 +33,9 @@ class Target:
         """The device whose streams run the plan, and on which its outputs are made."""
         return self.devices[self.schedule.main if self.schedule else 0]
 
-    def home(self, value: int) -> Device:
-        """The device of a leaf."""
-        return self.devices[self.schedule.homes[value] if self.schedule else 0]
+    def home(self, value: int) -> BufferType:
+        """The memory of a leaf."""
+        return self.memories[self.schedule.homes[value] if self.schedule else 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ class Wish:
     options: CompileOptions
     #: How many copies of what is between nodes there are to be.
     pipeline: int = 1
+    #: Names of buffer types by device.
+    buffer_types: Mapping[str, str] = field(default_factory=dict)
 
 
 class Targets:
@@ -59,36 +66,53 @@ class Targets:
         """`lies`: names of the devices of leaves that lie somewhere already. Raises UnsupportedError,
         OutOfMemoryError, UnknownDeviceError, InvalidArgumentError."""
         named = [self._device(name) for name in dict.fromkeys(wish.devices or ("",))]
-        if len(named) == 1 and not wish.pins and not wish.memory:
+        devices = with_host(named, self._everyone)
+        memories = _memories(devices, wish)
+        if len(named) == 1 and not wish.pins and not wish.memory and known.divided is None:
             refusal = first_unsupported(known.graph, named[0])
             if refusal is None:
-                return Target(tuple(named))
-            if len(with_host(named, self._everyone)) == 1:
+                return Target(tuple(named), memories[:1])
+            if len(devices) == 1:
                 raise refusal
-        devices = with_host(named, self._everyone)
-        found = self._schedule(known, wish, devices, lies)
+        found = self._schedule(known, wish, memories, lies)
         if found.only is not None:
-            return Target((devices[found.only],))
-        return Target(devices, found)
+            return Target((devices[found.only],), (memories[found.only],))
+        return Target(devices, memories, found)
+
+    def check_split(self, split: RowSplit, names: Sequence[str]) -> None:
+        """Raises UnknownDeviceError, InvalidArgumentError; `names`: those of the plan's devices."""
+        named = [self._device(name) for name in dict.fromkeys(names or ("",))]
+        known = [device.name for device in with_host(named, self._everyone)]
+        for name in (split.main, *(name for name, _ in split.fractions)):
+            if name not in known:
+                raise unknown_device(name, known)
+        check_fractions(split.fractions)
 
     def _schedule(
-        self, known: KnownGraph, wish: Wish, devices: tuple[Device, ...], lies: Mapping[int, str]
+        self, known: KnownGraph, wish: Wish, memories: Sequence[BufferType], lies: Mapping[int, str]
     ) -> Schedule:
         """As it was found before, or else found now and kept."""
+        devices = [one.device for one in memories]
         places = {device.name: place for place, device in enumerate(devices)}
-        for name in (*wish.memory, *wish.pins.values()):
+        wanted = wish.pins if known.divided is None else known.divided.with_pins(wish.pins)
+        for name in (*wish.memory, *wanted.values()):
             if name not in places:
                 raise unknown_device(name, places)
         placed = _placed(known.graph, lies, places)
-        pins = {node: places[name] for node, name in wish.pins.items()}
-        key = (*places,), frozenset(placed.items()), frozenset(pins.items()), wish.options, wish.pipeline
+        pins = {node: places[name] for node, name in wanted.items()}
+        types = tuple(one.name for one in memories)
+        asks = wish.options, wish.pipeline
+        key = (*places,), types, frozenset(placed.items()), frozenset(pins.items()), *asks
         free = [usable_bytes(one, 0, wish.memory.get(one.name)) for one in devices]
         found = known.schedule(key, free)
         if found is None:
             own = self._own_bytes(known.graph, devices, placed)
-            asked = candidates(known.graph, devices, own, wish.memory)
+            asked = candidates(known.graph, devices, own, wish.memory, memories)
             problem = Problem(known.graph, asked, placed, pins)
-            found = spread(problem, devices, wish.options, wish.pipeline)
+            if known.divided is not None:
+                check_able(known.divided, asked, pins)
+                problem = replace(problem, begins=known.divided.begins)
+            found = spread(problem, devices, wish.options, wish.pipeline, memories)
             known.keep(key, found, free, wish.pipeline)
         return found
 
@@ -100,6 +124,25 @@ class Targets:
         for value, place in placed.items():
             found[devices[place].name] += graph.type_of(value).nbytes
         return found
+
+
+def _memories(devices: Sequence[Device], wish: Wish) -> tuple[BufferType, ...]:
+    """Where each device has weights and the like. Raises UnknownDeviceError, InvalidArgumentError."""
+    names = [device.name for device in devices]
+    for name in wish.buffer_types:
+        if name not in names:
+            raise unknown_device(name, names)
+    return tuple(_memory(device, wish.buffer_types.get(device.name, "")) for device in devices)
+
+
+def _memory(device: Device, name: str) -> BufferType:
+    found = find_buffer_type(device, name)
+    if name and not device.supports_buffer_type(found):
+        raise UnsupportedError(
+            f"device {device.name} does not compute in memory of its buffer type {found.name}",
+            advice="use another one: device.buffer_types lists them, and readable_by says who reads each",
+        )
+    return found
 
 
 def _placed(graph: Graph, lies: Mapping[int, str], places: Mapping[str, int]) -> dict[int, int]:

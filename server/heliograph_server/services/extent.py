@@ -71,6 +71,11 @@ def check_compile(request: plan_pb2.CompileRequest, limits: Limits) -> None:
     _check(len(request.devices), MAX_DEVICES, "devices")
     _check(len(request.memory_bytes), MAX_DEVICES, "memory limits")
     _check(len(request.pins) + sum(len(pin.nodes) for pin in request.pins), 2 * limits.graph_nodes, "pins")
+    _check(len(request.buffer_types), MAX_DEVICES, "buffer types")
+    weights = sum(1 + len(split.leaves) for split in request.row_splits)
+    _check(weights, 2 * limits.graph_nodes, "weights over devices")
+    for split in request.row_splits:
+        _check(len(split.fractions), MAX_DEVICES, "fractions")
 
 
 def check_estimate(request: plan_pb2.EstimateRequest, limits: Limits) -> None:

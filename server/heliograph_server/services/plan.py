@@ -17,6 +17,7 @@ from heliograph_proto import messages
 from heliograph_proto.description import PlanEstimate, PlanInfo
 from heliograph_proto.errors import InvalidArgumentError, InvalidGraphError
 from heliograph_proto.graph import Graph
+from heliograph_proto.rows import RowSplit
 from heliograph_proto.v1 import graph_pb2, plan_pb2, plan_pb2_grpc
 from heliograph_server.core.known_graphs import ReceivedGraph
 from heliograph_server.core.runtime import CompileRequest, Session
@@ -109,6 +110,8 @@ def _compile(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
             pins=_pins(request),
             memory=dict(request.memory_bytes),
             pipeline=request.pipeline or 1,
+            splits=_splits(request),
+            buffer_types=dict(request.buffer_types),
         )
     )
 
@@ -149,6 +152,18 @@ def _pins(request: plan_pb2.CompileRequest) -> dict[int, str]:
             if node >= len(request.graph.nodes):
                 raise InvalidArgumentError(f"node {node} is pinned, of {len(request.graph.nodes)}")
     return pins
+
+
+def _splits(request: plan_pb2.CompileRequest) -> dict[int, RowSplit]:
+    """How rows lie over devices, by weight. Raises InvalidArgumentError for a weight with two ways."""
+    splits: dict[int, RowSplit] = {}
+    for one in request.row_splits:
+        split = RowSplit(one.main, tuple((part.device, part.fraction) for part in one.fractions))
+        for leaf in one.leaves:
+            if leaf in splits:
+                raise InvalidArgumentError(f"value {leaf} is to lie over devices in two ways")
+            splits[leaf] = split
+    return splits
 
 
 def _undo(session: Session, plan: int, done: Future[PlanInfo]) -> None:

@@ -40,6 +40,8 @@ class Problem:
     pins: Mapping[int, int] = field(default_factory=dict)
     #: Whether a device may fetch weights that lie on the host.
     offload: bool = True
+    #: Nodes with which a split begins, whatever runs before them.
+    begins: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ READS_ROWS = {"get_rows": (1, 2), "mul_mat_id": (2, 3)}
 
 
 def split(problem: Problem, homes: Sequence[int], assignments: Sequence[Assignment]) -> Schedule:
-    """A new split wherever the device changes. Copies are of values in memory that the device cannot read.
+    """A new split wherever the device changes, or the problem wants one. Copies are of values in memory that
+    the device cannot read.
 
     As in ggml there is a new split, too, where a weight must be copied and the present split has copies
     already: so the copies of weights need not lie in memory all at once. And where only those rows, or
@@ -54,6 +55,7 @@ class _Drafts:
     def __init__(self, problem: Problem, homes: Sequence[int], assignments: Sequence[Assignment]) -> None:
         self._graph = problem.graph
         self._leaves = len(homes)
+        self._begins = problem.begins
         self._reads = [device.reads for device in problem.devices]
         #: The device in whose memory each value is made; -1: it comes with each run.
         self._devices = [*homes, *(found.device for found in assignments)]
@@ -101,7 +103,10 @@ class _Drafts:
         )
 
     def _wants_new(self, number: int) -> bool:
-        """Whether a node needs a weight copied, behind others, or rows of it that the present split names."""
+        """Whether a split must begin with a node, or the node needs a weight copied, behind others, or rows
+        of it that the present split names."""
+        if number in self._begins:
+            return True
         draft = self._drafts[-1]
         if not draft.copies and number not in self._names:
             return False
