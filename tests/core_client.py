@@ -16,6 +16,7 @@ from heliograph_proto.description import PlanInfo
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.graph import Graph
 from heliograph_proto.limits import Limits
+from heliograph_proto.rows import RowSplit
 from heliograph_proto.types import TensorType
 from heliograph_server.core.runtime import CompileRequest, Host, HostStatistics, Session
 
@@ -84,6 +85,8 @@ class CoreClient:
         pins: Mapping[int, str] | None = None,
         memory: Mapping[str, int] | None = None,
         pipeline: int = 1,
+        splits: Mapping[int, RowSplit] | None = None,
+        buffer_types: Mapping[str, str] | None = None,
         **options: Any,
     ) -> PlanInfo:
         """Compiles a graph."""
@@ -98,6 +101,8 @@ class CoreClient:
                 pins=pins or {},
                 memory=memory or {},
                 pipeline=pipeline,
+                splits=splits or {},
+                buffer_types=buffer_types or {},
             )
         )
 

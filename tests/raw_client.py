@@ -75,9 +75,9 @@ class RawSession:
     def allocate(self, tensor: int, *shape: int) -> int:
         return self.send(allocate=command_pb2.Allocate(tensor=tensor, type=f32(*shape)))
 
-    def compile(self, graph: graph_pb2.Graph, plan: int = 1) -> plan_pb2.CompileResponse:
-        """Raises the typed error of a refusal."""
-        request = plan_pb2.CompileRequest(session=self.token, plan=plan, graph=graph)
+    def compile(self, graph: graph_pb2.Graph, plan: int = 1, **options: Any) -> plan_pb2.CompileResponse:
+        """Raises the typed error of a refusal. `options`: fields of the request."""
+        request = plan_pb2.CompileRequest(session=self.token, plan=plan, graph=graph, **options)
         try:
             return self.plans.Compile(request, timeout=SECONDS)
         except grpc.RpcError as refusal:

@@ -38,7 +38,8 @@ PLENTY = 2**40
 
 def random_problem(seed: int) -> Problem:
     """A graph of up to 60 nodes over one to four devices: gaps, memories that are shared, or by one side
-    alone, helpers, offload, pins, and leaves that lie somewhere already. Shapes mean nothing here."""
+    alone, helpers, offload, pins, nodes that begin splits, and leaves that lie somewhere already. Shapes
+    mean nothing here."""
     random = Random(seed)
     graph = _graph(random)
     devices = random.randint(1, 4)
@@ -54,7 +55,9 @@ def random_problem(seed: int) -> Problem:
     }
     reads = [_reads(random, devices, place) for place in range(devices)]
     candidates = [_candidate(random, graph, place, reads[place], devices) for place in range(devices)]
-    return Problem(graph, candidates, placed, pins, offload=random.random() < 0.8)
+    offload, share = random.random() < 0.8, random.choice((0.0, 0.0, 0.1))
+    begins = frozenset(node for node in range(len(graph.nodes)) if random.random() < share)
+    return Problem(graph, candidates, placed, pins, offload, begins)
 
 
 def _graph(random: Random) -> Graph:

@@ -41,6 +41,8 @@ PURE = (
     "heliograph_server.core.plan_core",
     "heliograph_server.core.memories",
     "heliograph_server.core.queries",
+    "heliograph_server.core.scheduling",
+    "heliograph_server.core.slices",
     "heliograph_server.core.tasks",
     "heliograph_backends.placement",
     "heliograph_backends.registry.specification",

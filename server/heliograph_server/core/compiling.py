@@ -98,8 +98,8 @@ class Compiler:
         with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
             known = self._divided(client, request)
             with explaining(known.divided):
-                self._check_contents(client.graph, compilation.bound)
                 target = self._target(known, request, compilation.bound)
+                self._check_contents(client.graph, compilation.bound)
                 return self._commit(compilation, self._loaded(target, known, compilation), started)
 
     def _loaded(self, target: Target, known: KnownGraph, compilation: _Compilation) -> LoadedPlan:

@@ -208,7 +208,7 @@ def _bounds(count: int, fractions: Sequence[float]) -> Iterator[int]:
     total, running = sum(fractions), 0.0
     for fraction in fractions[:-1]:
         running += fraction
-        yield min(count, round(count * (running / total) / step) * step)
+        yield min(count, int(count * (running / total) / step + 0.5) * step)
     yield count
 
 
