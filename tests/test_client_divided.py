@@ -233,6 +233,14 @@ def test_asyncio_has_the_same(url: str) -> None:
     assert len(explained.weights) == 4
 
 
+def test_several_runs_are_under_way_at_once(session: hg.Session) -> None:
+    plan = session.compile(layer(), NAMES, split={"*": HALVES}, pipeline=2)
+    runs = [plan.submit(x=WHOLE + number) for number in range(6)]
+    for number, run in enumerate(runs):
+        expected = session.compute(layer(), x=WHOLE + number)["y"]
+        np.testing.assert_array_equal(run.result(30)["y"], expected)
+
+
 # Where it runs and lies
 
 

@@ -183,6 +183,24 @@ def test_memory_that_goes_away_between_two_parts_is_a_typed_error(pair: Pair) ->
     assert pair.run() == EXPECTED.ravel().tolist() and pair.content_bytes == W.nbytes
 
 
+def test_a_weight_larger_than_any_device_lies_over_several() -> None:
+    size = W.nbytes * 3 // 4
+    devices = [FakeDevice(f"fake{number}", size, is_host=False) for number in range(2)]
+    with CoreClient(*devices, CpuDevice("cpu0", 1, 20_000, native=False)) as client:
+        digest = client.upload(W.tobytes())
+        assert client.session.statistics().content_bytes == W.nbytes
+        assert not client.session.missing_contents([digest])
+        client.compile(PLAN, product(digest), devices=NAMES, splits={1: EVENLY})
+        run = c.Run(PLAN, (c.InputBinding(0, X.tobytes()),), (c.OutputBinding(0, 0, True),))
+        found = np.frombuffer(client.do(run).outputs[0][1], np.float32)
+        assert found.tolist() == EXPECTED.ravel().tolist()
+        assert client.session.statistics().content_bytes == W.nbytes
+        with pytest.raises(OutOfMemoryError):
+            client.compile(OTHER, product(digest), devices=NAMES)
+        with pytest.raises(OutOfMemoryError):
+            client.upload(np.ones(2 * size, np.uint8).tobytes())
+
+
 def test_a_content_of_another_size_is_not_cut(pair: Pair) -> None:
     for rows in (N // 2, N * 2):
         digest = pair.client.upload(np.zeros((rows, K), np.float32).tobytes())

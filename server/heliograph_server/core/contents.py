@@ -19,6 +19,7 @@ from heliograph_backends.contract import Buffer, BufferType, Device, Tensor, Usa
 from heliograph_proto.errors import HeliographError, InvalidGraphError, LimitExceededError, OutOfMemoryError
 from heliograph_proto.graph import Leaf
 from heliograph_proto.types import DTYPES, TensorType
+from heliograph_server.core.scattered import ScatteredBuffer, scattered
 from heliograph_server.core.slices import Section, Slice, digest_of, sections
 
 #: The most contents and parts of a session; their bytes count as the device's memory.
@@ -57,7 +58,8 @@ class Contents:
             return sum(one.size_bytes for copies in self._buffers.values() for one in copies.values())
 
     def room_for(self, size_bytes: int) -> Buffer:
-        """Memory for a content, on the first device that has it. Raises the first one's OutOfMemoryError."""
+        """Memory for a content: on the first device that has it, else over several, as its rows may lie one
+        day. Raises the first one's OutOfMemoryError."""
         refusal: OutOfMemoryError | None = None
         for device in self._devices:
             try:
@@ -65,7 +67,9 @@ class Contents:
             except OutOfMemoryError as error:
                 refusal = refusal or error
         assert refusal is not None, "a host has devices"
-        raise refusal
+        if (found := scattered(self._devices, size_bytes)) is None:
+            raise refusal
+        return found
 
     def add(self, digest: bytes, buffer: Buffer) -> None:
         """Keeps verified bytes; the second of two equal ones goes.
@@ -78,7 +82,7 @@ class Contents:
             buffer.free()
         else:
             self._sizes[digest] = buffer.size_bytes
-            self._keep(digest, buffer)
+            self._keep_all(digest, buffer)
 
     def missing(self, digests: tuple[bytes, ...]) -> tuple[bytes, ...]:
         """Those that are not here, in their order."""
@@ -86,11 +90,11 @@ class Contents:
             return tuple(one for one in digests if not self._is_here(one))
 
     def bytes_on(self, device: str, weights: Sequence[Leaf]) -> int:
-        """Bytes of those weights that lie on a device; of parts also what goes once they are cut: whatever
-        else of their contents no plan uses."""
+        """Bytes of those weights that lie on a device; of such as do not lie anywhere yet also what goes once
+        they do: whatever else of their contents no plan uses."""
         names = [leaf.digest for leaf in weights]
-        cut = {digest_of(name) for name in names if Slice.of(name) is not None}
         with self._lock:
+            cut = {digest_of(name) for name in names if name not in self._buffers}
             others = {one for digest in cut for one in (digest, *self._parts.get(digest, ()))}.difference(
                 names
             )
@@ -275,6 +279,20 @@ class Contents:
         if kept is not buffer:
             buffer.free()
         return kept
+
+    def _keep_all(self, digest: bytes, buffer: Buffer) -> None:
+        """Keeps a whole, or the slices in which it came, or nothing of it."""
+        if not isinstance(buffer, ScatteredBuffer):
+            self._keep(digest, buffer)
+            return
+        kept: list[tuple[bytes, Where]] = []
+        try:
+            for piece, part in buffer.pieces():
+                self._keep(piece.name(digest), part)
+                kept.append((piece.name(digest), where_of(part.buffer_type)))
+        except BaseException:
+            self._drop(kept)
+            raise
 
     def close(self, error: HeliographError) -> None:
         """Frees all; uploads that are not finished will fail with this error."""
