@@ -69,6 +69,13 @@ def test_dot_is_for_graphviz(graph: str, capsys: pytest.CaptureFixture[str]) -> 
     assert printed.startswith("digraph plan {") and printed.endswith("}\n") and "cpu0 to fake0" in printed
 
 
+def test_weights_over_devices_and_buffer_types(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    devices = ("--device", "cpu0", "--device", "cpu1", "--buffer-type", "cpu1=cpu1")
+    assert explain(graph, *devices, "--split", "layer0/*=cpu1:0.75,cpu0:0.25") == 0
+    printed = capsys.readouterr().out
+    assert "columns 0 to 12 " in printed and "layer0/w  cpu1" in printed and "layer1/w" not in printed
+
+
 @pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
 def test_a_picture_is_a_file(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert explain(graph, "--svg", str(tmp_path / "plan.svg"), *SPREAD) == 0
@@ -86,6 +93,12 @@ def test_a_picture_is_a_file(graph: str, tmp_path: Path, capsys: pytest.CaptureF
         (("--pin", "layer9/*=cpu0"), "no node matches 'layer9/*'"),
         (("--pin", "layer0/*=cpu1"), "not among the devices of the plan: cpu0"),
         (("--device", "gpu7"), "no device is named 'gpu7'"),
+        (("--split", "cpu0:1"), "--split PATTERN=DEVICE:PART,..."),
+        (("--split", "*=cpu0"), "--split PATTERN=DEVICE:PART,..."),
+        (("--split", "*=cpu0:half"), "--split PATTERN=DEVICE:PART,..."),
+        (("--split", "*=cpu0:1,cpu0:2"), "'cpu0' twice"),
+        (("--split", "*=cpu0:-1"), "fraction -1.0"),
+        (("--buffer-type", "cpu0=fast"), "no buffer type 'fast'"),
     ],
 )
 def test_what_does_not_fit_is_one_line_and_advice(

@@ -72,7 +72,7 @@ def stored(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
     return array.astype(dtype.replace("f", "float")) if dtype[0] == "f" else hg.quantize(array, dtype)
 
 
-def layer(dtype: str = "f32", rows: int = 160) -> hg.Graph:
+def layer(dtype: str = "f32", rows: int = 256) -> hg.Graph:
     """The sum of two products of x."""
     g, random = hg.Graph(), np.random.default_rng(5)
 
@@ -110,7 +110,7 @@ def test_the_parts_lie_in_memories_of_their_own(session: hg.Session) -> None:
     for _ in range(2):
         np.testing.assert_array_equal(plan.run(x=WHOLE)["y"], expected)
     assert shares(plan)[:3] == [
-        ("layer/gate", "fake0", 0, 96), ("layer/gate", "cpu1", 96, 32), ("layer/gate", "cpu0", 128, 32)
+        ("layer/gate", "fake0", 0, 128), ("layer/gate", "cpu1", 128, 64), ("layer/gate", "cpu0", 192, 64)
     ]  # fmt: skip
     assert plan.device == "fake0" and sorted(plan.devices) == NAMES
 
@@ -255,7 +255,7 @@ def test_parts_of_products_that_read_the_same_run_in_one_go(local: hg.Session) -
     assert (first.name, first.op, first.device) == ("layer/gated", "mul_mat", "cpu0")
     assert first.cause is hg.Cause.DIVIDED_WEIGHT and first.why == "divided weight of operand 0, layer/gate"
     assert [(one.name, one.weights_bytes) for one in found.devices] == [
-        ("cpu0", 2 * 96 * 1024), ("cpu1", 2 * 64 * 1024), ("fake0", 0)
+        ("cpu0", 2 * 128 * 1024), ("cpu1", 2 * 128 * 1024), ("fake0", 0)
     ]  # fmt: skip
 
 
@@ -263,19 +263,19 @@ def test_explanations_show_the_parts(session: hg.Session) -> None:
     split = hg.SplitBufferType("cpu0", {"cpu0": 0.5, "fake0": 0.5})
     found = session.compile(layer(), NAMES, split={"*/gate": split}).explain()
     table = found.table()
-    assert "0 + 1 part " in table and "rows 96 to 160" in table and "layer/gate" in table
+    assert "0 + 1 part " in table and "rows 128 to 256" in table and "layer/gate" in table
     document = json.loads(found.json())
     assert document["weights"][1] == {
-        "leaf": 1, "name": "layer/gate", "device": "fake0", "first": 96, "count": 64,
-        "size_bytes": 64 * 1024, "are_columns": False,
+        "leaf": 1, "name": "layer/gate", "device": "fake0", "first": 128, "count": 128,
+        "size_bytes": 128 * 1024, "are_columns": False,
     }  # fmt: skip
-    assert {"node": 0, "first": 96, "count": 64} in [
+    assert {"node": 0, "first": 128, "count": 128} in [
         part for one in document["splits"] for part in one["parts"]
     ]
     (copy,) = (copy for one in found.splits for copy in one.copies if copy.name == "layer/gated")
-    assert (copy.source, copy.size_bytes) == ("fake0", 8 * 64 * 4)
+    assert (copy.source, copy.size_bytes) == ("fake0", 8 * 128 * 4)
     dot = found.dot()
-    assert 'label="layer/gated\\nmul_mat rows 96 to 160"' in dot and "p0_96 -> v" in dot
+    assert 'label="layer/gated\\nmul_mat rows 128 to 256"' in dot and "p0_128 -> v" in dot
 
 
 def test_a_pin_says_where_a_product_is_joined(local: hg.Session) -> None:
@@ -298,17 +298,17 @@ def test_a_whole_that_was_cut_takes_no_memory(session: hg.Session) -> None:
         for was, name in zip(before, ("cpu0", "fake0"), strict=True)
     ]
     weights = {one.name: one.weights_bytes for one in plan.explain().devices}
-    assert weights["cpu0"] + weights["fake0"] == 2 * 160 * 1024
+    assert weights["cpu0"] + weights["fake0"] == 2 * 256 * 1024
     # Packed panels and intermediate results come on top.
     assert weights["fake0"] <= took[1] < weights["fake0"] + 20_000
-    assert took[0] < 2 * 160 * 1024
+    assert took[0] < 2 * 256 * 1024
 
 
 def test_limits_of_memory_hold_for_parts(local: hg.Session) -> None:
     split = hg.SplitBufferType("cpu0", {"cpu0": 1, "cpu1": 4})
     with pytest.raises(hg.OutOfMemoryError, match="cpu1"):
         local.compile(layer(), NAMES, split={"*": split}, memory={"cpu1": "100KiB"})
-    plan = local.compile(layer(), NAMES, split={"*": split}, memory={"cpu0": "200KiB"})
+    plan = local.compile(layer(), NAMES, split={"*": split}, memory={"cpu0": "400KiB"})
     np.testing.assert_array_equal(plan.run(x=X)["y"], local.compute(layer(), x=X)["y"])
 
 

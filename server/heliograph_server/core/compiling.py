@@ -161,11 +161,13 @@ class Compiler:
         assert target.schedule is not None
         where = target.schedule, target.devices
         precedences = Precedences(len(target.devices)) if copies > 1 else None
-        how = options, precedences, self._occupancies, target.memories
         plans: list[Plan] = []
         try:
             for _ in range(copies):
-                plans.append(ScheduledPlan(known.graph, *where, bindings, *how))
+                made = ScheduledPlan(
+                    known.graph, *where, bindings, options, precedences, self._occupancies, target.memories
+                )
+                plans.append(made)
         except BaseException:
             for plan in plans:
                 plan.free()

@@ -27,6 +27,8 @@ from heliograph_server.core.slices import Slice
 
 #: Parts begin at multiples of so many rows where there are enough of them: kernels work on panels of these.
 ROWS = 32
+#: That many such multiples for each device are enough.
+STEPS = 4
 #: The products whose weight can be divided: the place of that operand, and the weight's dimension that
 #: becomes the last one of the result. What `matmul` calls columns are the rows of the others' weights.
 PRODUCTS: Mapping[str, tuple[int, int]] = {"mul_mat": (0, -2), "mul_mat_id": (0, -2), "matmul": (1, -1)}
@@ -203,7 +205,7 @@ def _shares(type: TensorType, axis: int, split: RowSplit) -> list[tuple[str, int
 def _bounds(count: int, fractions: Sequence[float]) -> Iterator[int]:
     """Up to which row each of the fractions reaches."""
     step = ROWS
-    while step > 1 and step * len(fractions) > count:
+    while step > 1 and STEPS * step * len(fractions) > count:
         step //= 2
     total, running = sum(fractions), 0.0
     for fraction in fractions[:-1]:
