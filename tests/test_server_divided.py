@@ -19,6 +19,7 @@ from heliograph_proto.errors import (
     InvalidArgumentError,
     InvalidGraphError,
     LimitExceededError,
+    MissingContentError,
     OutOfMemoryError,
     UnknownDeviceError,
     UnsupportedError,
@@ -183,22 +184,42 @@ def test_memory_that_goes_away_between_two_parts_is_a_typed_error(pair: Pair) ->
     assert pair.run() == EXPECTED.ravel().tolist() and pair.content_bytes == W.nbytes
 
 
-def test_a_weight_larger_than_any_device_lies_over_several() -> None:
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_weight_larger_than_any_device_lies_over_several(stacked: bool) -> None:
     size = W.nbytes * 3 // 4
     devices = [FakeDevice(f"fake{number}", size, is_host=False) for number in range(2)]
     with CoreClient(*devices, CpuDevice("cpu0", 1, 20_000, native=False)) as client:
         digest = client.upload(W.tobytes())
         assert client.session.statistics().content_bytes == W.nbytes
         assert not client.session.missing_contents([digest])
-        client.compile(PLAN, product(digest), devices=NAMES, splits={1: EVENLY})
-        run = c.Run(PLAN, (c.InputBinding(0, X.tobytes()),), (c.OutputBinding(0, 0, True),))
+        graph = in_batches(digest) if stacked else product(digest)
+        client.compile(PLAN, graph, devices=NAMES, splits={1: EVENLY})
+        assert client.session.statistics().content_bytes == W.nbytes
+        x = np.stack([X, X]) if stacked else X
+        run = c.Run(PLAN, (c.InputBinding(0, x.tobytes()),), (c.OutputBinding(0, 0, True),))
         found = np.frombuffer(client.do(run).outputs[0][1], np.float32)
         assert found.tolist() == EXPECTED.ravel().tolist()
-        assert client.session.statistics().content_bytes == W.nbytes
         with pytest.raises(OutOfMemoryError):
-            client.compile(OTHER, product(digest), devices=NAMES)
+            client.compile(OTHER, graph, devices=NAMES)
         with pytest.raises(OutOfMemoryError):
             client.upload(np.ones(2 * size, np.uint8).tobytes())
+
+
+def test_a_content_that_was_lost_is_missing_and_not_guessed() -> None:
+    """Parts went to the host's memory to make room, which somebody else took meanwhile."""
+    size = W.nbytes * 3 // 4
+    devices = [FakeDevice(f"fake{number}", size, is_host=False) for number in range(2)]
+    with CoreClient(*devices, CpuDevice("cpu0", 1, 20_000, native=False)) as client:
+        digest = client.upload(W.tobytes())
+        for _ in range(2):
+            devices[0].script.fail("allocate", OutOfMemoryError("somebody was faster"))
+        with pytest.raises(OutOfMemoryError, match="faster"):
+            client.compile(PLAN, product(digest), devices=NAMES, splits={1: EVENLY})
+        assert client.session.missing_contents([digest]) == (digest,)
+        with pytest.raises(MissingContentError):
+            client.compile(PLAN, product(digest), devices=NAMES, splits={1: EVENLY})
+        client.upload(W.tobytes())
+        client.compile(PLAN, product(digest), devices=NAMES, splits={1: EVENLY})
 
 
 def test_a_content_of_another_size_is_not_cut(pair: Pair) -> None:

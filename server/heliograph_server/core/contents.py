@@ -16,7 +16,13 @@ import numpy as np
 
 from heliograph_backends import access
 from heliograph_backends.contract import Buffer, BufferType, Device, Tensor, Usage, host_bytes
-from heliograph_proto.errors import HeliographError, InvalidGraphError, LimitExceededError, OutOfMemoryError
+from heliograph_proto.errors import (
+    HeliographError,
+    InvalidGraphError,
+    LimitExceededError,
+    MissingContentError,
+    OutOfMemoryError,
+)
 from heliograph_proto.graph import Leaf
 from heliograph_proto.types import DTYPES, TensorType
 from heliograph_server.core.scattered import ScatteredBuffer, scattered
@@ -171,6 +177,8 @@ class Contents:
         with self._lock:
             wanted, found = self._sources(name)
         if found is None:
+            if Slice.of(name) is None:
+                raise self._gone()
             # It lies in parts, cut as a matrix of another shape.
             self._make(digest_of(name), memory)
             return self._make(name, memory)
@@ -183,12 +191,17 @@ class Contents:
         return self._keep(name, buffer)
 
     def _read(self, name: bytes) -> memoryview:
-        """The bytes of a part."""
+        """The bytes of a content, or of a part of one."""
         with self._lock:
             wanted, found = self._sources(name)
+        if found is None:
+            if (piece := Slice.of(name)) is None:
+                raise self._gone()
+            whole = np.frombuffer(self._read(digest_of(name)), np.uint8).reshape(-1, piece.period)
+            return host_bytes(np.ascontiguousarray(whole[:, piece.start : piece.stop]))
         made = np.empty(self._size_of(name), np.uint8)
         rows = made.reshape(-1, wanted.stop - wanted.start)
-        for source, section in found or ():
+        for source, section in found:
             held = _view(source, *section)
             bounce = np.empty(held.type.shape, np.uint8)
             access.read(held, 0, host_bytes(bounce))
@@ -197,7 +210,7 @@ class Contents:
 
     def _sources(self, name: bytes) -> tuple[Slice, list[tuple[Buffer, Section]] | None]:
         """What a name stands for, and what it can be made of; None: of nothing that is cut like it."""
-        digest = digest_of(name)
+        digest, wanted = digest_of(name), Slice(0, 0, 0)
         for period in self._periods(name):
             wanted = Slice.of(name) or Slice(0, period, period)
             held = self._held(digest, period)
@@ -225,6 +238,13 @@ class Contents:
         if digest in self._buffers or not self._parts.get(digest):
             return digest in self._buffers
         return self._sources(digest)[1] is not None
+
+    def _gone(self) -> HeliographError:
+        """The error for a content of which not all is here: it was when compiling began."""
+        return self._closed or MissingContentError(
+            "the content of a weight was lost with memory that did not suffice",
+            advice="upload it and compile again",
+        )
 
     # Letting go
 
