@@ -45,6 +45,8 @@ class Maker:
         for number in range(random.randint(1, 3)):
             self.graph.output(f"y{number}", random.choice(self.rows)[1])
         self.graph.output("last", self.rows[-1][1])
+        if self.weights and random.random() < 0.2:
+            self.graph.output("weight", random.choice(self.weights)[2])
 
     def any(self) -> tuple[int, hg.Value]:
         """A value with rows of some size: often a late one."""

@@ -18,7 +18,7 @@ from heliograph_server.core.scheduling.rows import Divided
 from heliograph_server.core.spreading import ample_bytes
 
 #: The most graphs, schedules of one graph, and bytes of messages that a session keeps. In Python a graph
-#: takes some thirty times the bytes of its message; with weights over devices it is one of its own.
+#: takes some thirty times the bytes of its message.
 MOST_GRAPHS, MOST_SCHEDULES, MOST_BYTES = 4, 8, 2 * 2**20
 
 
@@ -41,18 +41,21 @@ class KnownGraph:
     schedules: dict[Hashable, tuple[Schedule, int]] = field(default_factory=dict)
     #: If this is a graph whose weights lie over devices: what it was made of.
     divided: Divided | None = None
-    #: What it becomes when weights lie over devices.
-    _divisions: dict[Hashable, KnownGraph] = field(default_factory=dict)
+    #: What it became last when weights were to lie over devices, and how these were to.
+    _division: tuple[Mapping[int, RowSplit], KnownGraph] | None = None
 
     def division(self, splits: Mapping[int, RowSplit], divide: Callable[[], Divided]) -> KnownGraph:
-        """The graph with weights over devices, as `divide` made it now or before."""
-        key = frozenset(splits.items())
-        if key not in self._divisions:
+        """The graph with weights over devices, as `divide` makes it now, or made it the last time."""
+        if self._division is None or self._division[0] != splits:
             made = divide()
-            if len(self._divisions) >= MOST_SCHEDULES:
-                del self._divisions[next(iter(self._divisions))]
-            self._divisions[key] = KnownGraph(made.graph, self.size_bytes, divided=made)
-        return self._divisions[key]
+            growth = len(made.graph.nodes) / max(1, len(self.graph.nodes))
+            self._division = splits, KnownGraph(made.graph, int(self.size_bytes * growth), divided=made)
+        return self._division[1]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of messages that would be as large as all that is kept."""
+        return self.size_bytes + (self._division[1].size_bytes if self._division else 0)
 
     def schedule(self, key: Hashable, free_bytes: Sequence[int]) -> Schedule | None:
         """The schedule of this key, if all devices have so much that memory decides nothing."""
@@ -102,4 +105,4 @@ class KnownGraphs:
                 del self._known[next(iter(self._known))]
 
     def _size_bytes(self) -> int:
-        return sum(one.size_bytes for one in self._known.values())
+        return sum(one.kept_bytes for one in self._known.values())

@@ -110,7 +110,7 @@ def divide(graph: Graph, splits: Mapping[int, RowSplit], limits: Limits, bound: 
         number: leaf
         for leaf, found in readers.items()
         for number in found
-        if _place(graph.nodes[number], leaf) is not None and PRODUCTS[graph.nodes[number].op][1] == axes[leaf]
+        if number < len(graph.nodes) and _divides(graph.nodes[number], leaf, axes[leaf])
     }
     check_size(len(graph.nodes) + sum(len(shares[leaf]) for leaf in products.values()), limits)
     dividing = _Dividing(graph, splits, axes, products)
@@ -190,6 +190,11 @@ def _place(node: Node, leaf: int) -> int | None:
         return None
     place = PRODUCTS[node.op][0]
     return place if node.operands[place] == leaf else None
+
+
+def _divides(node: Node, leaf: int, axis: int) -> bool:
+    """Whether a node is a product of which a weight's parts along that dimension give parts."""
+    return _place(node, leaf) is not None and PRODUCTS[node.op][1] == axis
 
 
 def _shares(type: TensorType, axis: int, split: RowSplit) -> list[tuple[str, int, int]]:
