@@ -19,9 +19,11 @@ from heliograph_proto.description import (
     Cause,
     CopyReport,
     DeviceShare,
+    NodePart,
     NodePlacement,
     PlanReport,
     SplitReport,
+    WeightShare,
 )
 from heliograph_proto.sizes import NO_UNITS, parse_size, size_text
 
@@ -137,6 +139,11 @@ def test_a_plan_that_computes_nothing_is_explained(tmp_path: Path) -> None:
         lambda r: replace(r, splits=(replace(r.splits[0], compute_us=float("nan")), r.splits[1])),
         lambda r: replace(r, splits=(replace(r.splits[0], copy_us=float("inf")), r.splits[1])),
         lambda r: replace(r, splits=(replace(r.splits[0], began_us=-1.0), r.splits[1])),
+        lambda r: replace(r, weights=(WeightShare(2, 0, 0, 1, 1),)),
+        lambda r: replace(r, weights=(WeightShare(0, 2, 0, 1, 1),)),
+        lambda r: replace(r, weights=(WeightShare(0, 0, 0, 1, 1),), parts=(NodePart(3, 0, 0),)),
+        lambda r: replace(r, weights=(WeightShare(0, 0, 0, 1, 1),), parts=(NodePart(0, 2, 0),)),
+        lambda r: replace(r, parts=(NodePart(0, 0, 0),)),
     ],
 )
 def test_a_report_that_does_not_fit_the_graph_is_refused(graph, report, change) -> None:
