@@ -275,7 +275,8 @@ def test_explanations_show_the_parts(session: hg.Session) -> None:
     (copy,) = (copy for one in found.splits for copy in one.copies if copy.name == "layer/gated")
     assert (copy.source, copy.size_bytes) == ("fake0", 8 * 128 * 4)
     dot = found.dot()
-    assert 'label="layer/gated\\nmul_mat rows 128 to 256"' in dot and "p0_128 -> v" in dot
+    assert 'label="layer/gated\\nmul_mat rows 128 to 256"' in dot
+    assert 'p0_128 -> v3 [label="4.0 KiB\\nfake0 to cpu0"' in dot and "p0_0 -> v3;" in dot
 
 
 def test_a_pin_says_where_a_product_is_joined(local: hg.Session) -> None:

@@ -92,7 +92,9 @@ def _edges(graph: Graph, splits: Sequence[ExplainedSplit]) -> Iterator[str]:
     that reads the value, and dashed to the others."""
     joined = {part.node for split in splits for part in split.parts}
     for split in splits:
-        copies = {copy.value: copy for copy in split.copies}
+        nodes = {one.number for one in split.nodes}
+        made_here = {len(graph.leaves) + number for number in nodes & joined}
+        copies = {copy.value: copy for copy in split.copies if copy.value not in made_here}
         drawn: set[int] = set()
         whole = [(f"v{len(graph.leaves) + one.number}", one.number) for one in split.nodes]
         readers = [one for one in whole if one[1] not in joined]
@@ -107,11 +109,13 @@ def _edges(graph: Graph, splits: Sequence[ExplainedSplit]) -> Iterator[str]:
 
 def _joins(graph: Graph, splits: Sequence[ExplainedSplit]) -> Iterator[str]:
     """From the parts of products to where they are joined."""
-    device_of = {node.number: node.device for split in splits for node in split.nodes}
+    split_of = {node.number: split for split in splits for node in split.nodes}
     for split in splits:
         for part in split.parts:
-            style = f" [{_COPY}]" if device_of[part.node] != split.device else ""
-            yield f"  {_part_name(part)} -> v{len(graph.leaves) + part.node}{style};"
+            value, there = len(graph.leaves) + part.node, split_of[part.node]
+            copies = (one for one in there.copies if (one.value, one.source) == (value, split.device))
+            style = _edge_style(next(copies, None), there.device, False)
+            yield f"  {_part_name(part)} -> v{value}{style};"
 
 
 def _part_name(part: ExplainedPart) -> str:
