@@ -30,6 +30,8 @@ class CoreClient:
         self.session: Session = self.host.session(self.host.open_session("test").session)
         self._changed = threading.Condition()
         self._done: dict[int, c.Completion] = {}
+        #: Of observed nodes, in the order in which they came.
+        self.taps: list[c.TapPiece] = []
         self._sequence = 0
         self.session.attach(self._take)
 
@@ -46,6 +48,7 @@ class CoreClient:
 
     def _take(self, batch: c.CompletionBatch) -> None:
         with self._changed:
+            self.taps += batch.taps
             self._done.update((one.sequence, one) for one in batch.completions)
             self._changed.notify_all()
 
@@ -60,6 +63,12 @@ class CoreClient:
         with self._changed:
             assert self._changed.wait_for(lambda: sequence in self._done, SECONDS)
             return self._done[sequence]
+
+    def wait_for_taps(self, count: int) -> list[c.TapPiece]:
+        """All pieces of observed nodes so far, once there are so many."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.taps) >= count, SECONDS)
+            return list(self.taps)
 
     def do(self, kind: c.CommandKind) -> c.Completion:
         """Sends a command and waits for it. Raises its error."""
@@ -84,6 +93,7 @@ class CoreClient:
         pins: Mapping[int, str] | None = None,
         memory: Mapping[str, int] | None = None,
         pipeline: int = 1,
+        taps: Sequence[int] = (),
         **options: Any,
     ) -> PlanInfo:
         """Compiles a graph."""
@@ -98,6 +108,7 @@ class CoreClient:
                 pins=pins or {},
                 memory=memory or {},
                 pipeline=pipeline,
+                taps=tuple(taps),
             )
         )
 

@@ -65,12 +65,17 @@ def _candidate(
         name=device.name,
         refusals=[answers[kind][0] for kind in kinds.of],
         offloads=[answers[kind][1] for kind in kinds.of] if any(one for _, one in answers) else (),
-        reads=frozenset(
-            place for place, one in enumerate(devices) if device.supports_buffer_type(one.buffer_type)
-        ),
+        reads=readable(devices, device),
         free_bytes=usable_bytes(device, own_bytes, most_bytes),
         is_host=device.buffer_type.is_host,
         helps=device.type is DeviceType.ACCELERATOR,
+    )
+
+
+def readable(devices: Sequence[Device], device: Device) -> frozenset[int]:
+    """The places of the devices whose memory a device reads in place."""
+    return frozenset(
+        place for place, one in enumerate(devices) if device.supports_buffer_type(one.buffer_type)
     )
 
 

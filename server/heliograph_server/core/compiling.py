@@ -35,6 +35,7 @@ from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.precedence import Precedences
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.scheduled import ScheduledPlan
+from heliograph_server.core.tapping import check_taps
 from heliograph_server.core.targets import Target, Targets, Wish, first_unsupported
 from heliograph_server.core.turns import Turns
 
@@ -57,6 +58,8 @@ class CompileRequest:
     memory: Mapping[str, int] = field(default_factory=dict)
     #: Of a plan over several devices: how many of its runs may be under way at once.
     pipeline: int = 1
+    #: Nodes that are observed.
+    taps: tuple[int, ...] = ()
 
 
 class Compiler:
@@ -169,9 +172,10 @@ class Compiler:
     # What its leaves are
 
     def _target(self, known: KnownGraph, request: CompileRequest, bound: BoundLeaves) -> Target:
-        """Raises what `Targets.find` does."""
+        """Raises what `Targets.find` and `check_taps` do."""
         check_pipeline(request.pipeline)
-        wish = Wish(request.devices, request.pins, request.memory, request.options, request.pipeline)
+        taps = check_taps(known.graph, request.taps, self._limits)
+        wish = Wish(request.devices, request.pins, request.memory, request.options, request.pipeline, taps)
         return self._targets.find(known, wish, self._devices_of(known.graph, bound))
 
     def _devices_of(self, graph: Graph, bound: BoundLeaves) -> dict[int, str]:
@@ -264,8 +268,10 @@ class Compiler:
                     [handles[n][1] for n, _ in numbered if n in assigned],
                 )
                 ports = inputs, outputs
-                turns = _turns(loaded)
-                self._core.add_plan(request.plan, loaded.device.name, ports, variables, loaded, bound, turns)
+                turns, size_bytes = _turns(loaded), loaded.tapped_bytes
+                self._core.add_plan(
+                    request.plan, loaded.device.name, ports, variables, loaded, bound, turns, size_bytes
+                )
         except BaseException:
             loaded.free()
             raise

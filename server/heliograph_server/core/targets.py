@@ -14,6 +14,7 @@ from heliograph_server.core.contents import Contents
 from heliograph_server.core.known_graphs import KnownGraph
 from heliograph_server.core.scheduling import Problem, Schedule
 from heliograph_server.core.spreading import spread
+from heliograph_server.core.tapping import tapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a client says of where its graph is to run: names of devices, pins by node, limits by name."""
+    """What a client says of where its graph is to run: names of devices, pins by node, limits by name; and
+    which nodes it observes."""
 
     devices: tuple[str, ...]
     pins: Mapping[int, str]
@@ -43,6 +45,7 @@ class Wish:
     options: CompileOptions
     #: How many copies of what is between nodes there are to be.
     pipeline: int = 1
+    taps: frozenset[int] = frozenset()
 
 
 class Targets:
@@ -58,6 +61,13 @@ class Targets:
     def find(self, known: KnownGraph, wish: Wish, lies: Mapping[int, str]) -> Target:
         """`lies`: names of the devices of leaves that lie somewhere already. Raises UnsupportedError,
         OutOfMemoryError, UnknownDeviceError, InvalidArgumentError."""
+        found = self._find(known, wish, lies)
+        if not wish.taps:
+            return found
+        # Whoever observes a run is to see it as it is: where nodes run does not depend on it.
+        return Target(found.devices, tapped(known.graph, found.devices, found.schedule, wish.taps))
+
+    def _find(self, known: KnownGraph, wish: Wish, lies: Mapping[int, str]) -> Target:
         named = [self._device(name) for name in dict.fromkeys(wish.devices or ("",))]
         if len(named) == 1 and not wish.pins and not wish.memory:
             refusal = first_unsupported(known.graph, named[0])

@@ -71,6 +71,7 @@ def check_compile(request: plan_pb2.CompileRequest, limits: Limits) -> None:
     _check(len(request.devices), MAX_DEVICES, "devices")
     _check(len(request.memory_bytes), MAX_DEVICES, "memory limits")
     _check(len(request.pins) + sum(len(pin.nodes) for pin in request.pins), 2 * limits.graph_nodes, "pins")
+    _check(len(request.taps), limits.graph_nodes, "taps")
 
 
 def check_estimate(request: plan_pb2.EstimateRequest, limits: Limits) -> None:

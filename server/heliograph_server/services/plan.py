@@ -109,6 +109,7 @@ def _compile(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
             pins=_pins(request),
             memory=dict(request.memory_bytes),
             pipeline=request.pipeline or 1,
+            taps=tuple(request.taps),
         )
     )
 
