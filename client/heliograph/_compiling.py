@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from heliograph._arrays import byte_view
 from heliograph._effects import Compile, Compute, Estimate, FindMissing, Procedure, Upload
 from heliograph._outcome import Transfer
-from heliograph._procedures import arrive, byte_view, stop, wait_for
+from heliograph._procedures import arrive, stop, wait_for
 from heliograph._running import PlanSpec, Recipe
 from heliograph.builder import Graph
 from heliograph.protocol import ClientCore

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from heliograph._arguments import counted
+from heliograph._arrays import empty_array
 from heliograph._common import Handle, Shell
 from heliograph._compiling import CompileOptions, Progress
 from heliograph._effects import Compute, Explain, Procedure
-from heliograph._running import Bound, PlanSpec, Wanted, choose_outputs, empty_array
+from heliograph._running import Bound, PlanSpec, Wanted, choose_outputs
 from heliograph._tensors import TensorBase, as_elements
 from heliograph_proto.description import PlanReport, Port
 from heliograph_proto.errors import DeadlineExceededError, InvalidArgumentError, InvalidInputError

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from heliograph._arrays import byte_view
 from heliograph._effects import Download, Procedure, Upload, Wait
 from heliograph._gates import Gate
 from heliograph._outcome import Outcome, Pending, Transfer
@@ -251,9 +252,3 @@ def synchronize(core: ClientCore, streams: tuple[int, ...]) -> Procedure[None]:
     for mark in marks:
         yield from wait_for(core, mark)
     core.raise_unobserved()
-
-
-def byte_view(array: np.ndarray[Any, Any]) -> memoryview:
-    """The bytes of a contiguous array."""
-    view: Any = array.reshape(-1).view(np.uint8)
-    return memoryview(view)

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from heliograph._procedures import Sending, byte_view, write
+from heliograph._arrays import byte_view
+from heliograph._procedures import Sending, write
 from heliograph.session import Session
 from heliograph.tensor import Tensor
 from heliograph_proto import commands as c

@@ -7,22 +7,21 @@ is one message each way whenever its tensors are small.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from heliograph._arrays import byte_view, empty_array
 from heliograph._effects import Procedure, Wait
 from heliograph._outcome import Outcome, Pending
-from heliograph._procedures import Sending, byte_view, credit, read, wait_for, write
+from heliograph._procedures import Sending, credit, read, wait_for, write
 from heliograph.protocol import ClientCore
 from heliograph_proto import commands as c
 from heliograph_proto.description import PlanInfo, Port
-from heliograph_proto.errors import HeliographError, OutOfMemoryError
+from heliograph_proto.errors import HeliographError
 from heliograph_proto.graph import Graph
-from heliograph_proto.types import TensorType
 
 #: An input of a run: an array of exactly the port's type, or the handle of a tensor.
 Bound: TypeAlias = "np.ndarray[Any, Any] | int"
@@ -257,26 +256,6 @@ def _collect(core: ClientCore, run: Run) -> Procedure[dict[str, np.ndarray[Any, 
         results[wanted.port.name] = array
     run.drop()
     return results
-
-
-def empty_array(type_: TensorType) -> np.ndarray[Any, Any]:
-    """Room for a tensor's elements; of a quantized type, for its rows of bytes."""
-    if type_.dtype.kind != "quantized":
-        return room_for(type_.shape, type_.dtype.numpy)
-    row_bytes = type_.shape[-1] // type_.dtype.block_size * type_.dtype.block_bytes
-    return room_for((*type_.shape[:-1], row_bytes), np.dtype(np.uint8))
-
-
-def room_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """A new array. Raises OutOfMemoryError when there is no memory for it here, in the client."""
-    try:
-        return np.empty(shape, dtype)
-    except (MemoryError, ValueError):
-        size = math.prod(shape) * dtype.itemsize
-    raise OutOfMemoryError(
-        f"an array of {size:,} bytes does not fit into this process's memory",
-        advice="read a part, tensor[:1000].get(), or leave outputs on the server, plan.run(..., fetch=False)",
-    )
 
 
 def run_once(
