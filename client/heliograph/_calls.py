@@ -92,6 +92,7 @@ def _encode_compile(call: Compile, session: bytes) -> bytes:
         pins=[plan_pb2.Pin(device=device, nodes=nodes) for device, nodes in call.pins],
         memory_bytes=dict(call.memory),
         pipeline=call.pipeline,
+        taps=call.taps,
     ).SerializeToString()
 
 

@@ -89,6 +89,8 @@ class Compile:
     memory: tuple[tuple[str, int], ...] = ()
     #: How many runs may be under way at once.
     pipeline: int = 1
+    #: Numbers of the nodes that are observed.
+    taps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

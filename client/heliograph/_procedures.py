@@ -50,13 +50,14 @@ def observe(core: ClientCore, pending: Pending) -> Procedure[c.Completion | None
     return pending.completion
 
 
-def arrive(core: ClientCore, written: Sequence[int] = ()) -> Procedure[None]:
-    """Until the server has received every command so far, which a call beside them could overtake, and has
-    done those that write the tensors of these handles. Raises the error of what was to write them."""
+def arrive(core: ClientCore, written: Sequence[int] = (), gate: Gate | None = None) -> Procedure[None]:
+    """Until the server has received every command so far, or before the gate, which a call beside them could
+    overtake, and has done those that write the tensors of these handles. Raises the error of what was to
+    write them."""
     core.collect()
-    reads = [core.send(c.GetTensor(tensor, 0, 0), observed=True) for tensor in written]
+    reads = [core.send(c.GetTensor(tensor, 0, 0), observed=True, gate=gate) for tensor in written]
     # Cancelling what is no command is done when it arrives, whatever it stands behind.
-    yield from wait_for_all(core, [core.send(c.Cancel(0), observed=True), *reads])
+    yield from wait_for_all(core, [core.send(c.Cancel(0), observed=True, gate=gate), *reads])
 
 
 def credit(core: ClientCore, size_bytes: int, gate: Gate | None = None) -> Procedure[None]:

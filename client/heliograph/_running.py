@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from heliograph._arrays import byte_view, empty_array
 from heliograph._effects import Procedure, Wait
+from heliograph._feed import Feed
+from heliograph._gates import Gate
 from heliograph._outcome import Outcome, Pending
 from heliograph._procedures import Sending, credit, read, wait_for, write
 from heliograph.protocol import ClientCore
@@ -55,6 +58,8 @@ class PlanSpec:
     source_of: Callable[[int], str]
     #: What it was compiled of.
     recipe: Recipe | None = None
+    #: Compiles it once more, so that it observes nodes, behind a gate.
+    observing: Callable[[tuple[int, ...], Gate | None], Procedure[PlanSpec]] | None = None
 
     def what(self) -> str:
         """A run of the plan, in words."""
@@ -82,6 +87,22 @@ class Wanted:
     into: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What of a run is observed."""
+
+    graph: Graph
+    nodes: tuple[int, ...]
+    #: Whether it waits after each until the next is asked for.
+    pauses: bool
+    #: Lets a run go on that nobody will ask any more; safe in destructors.
+    let_go: Callable[[Pending], None]
+
+    def feed(self) -> Feed:
+        """Where it arrives."""
+        return Feed({node: self.graph.nodes[node].type for node in self.nodes}, self.pauses)
+
+
 @dataclass(slots=True)
 class Run:
     """A run that was sent."""
@@ -96,6 +117,8 @@ class Run:
     results: dict[str, np.ndarray[Any, Any]] | None = None
     #: Set while somebody collects the results.
     collecting: Outcome | None = field(default=None, repr=False)
+    #: What of it is observed.
+    observed: Observed | None = None
 
     def drop(self) -> None:
         """Frees the tensors of large outputs that were fetched, or that nobody will fetch."""
@@ -104,8 +127,14 @@ class Run:
             if handle:
                 self.release(handle)
 
+    def let_go(self) -> None:
+        """Nobody will ask for what is observed of it: it waits for nobody. Safe in destructors."""
+        if self.observed is not None and self.observed.pauses and not self.pending.done:
+            self.observed.let_go(self.pending)
+
     def __del__(self) -> None:
         self.drop()
+        self.let_go()
 
 
 def submit(
@@ -116,8 +145,12 @@ def submit(
     how: Sending,
     timeout_ms: int,
     release: Callable[[int], None],
+    observed: Observed | None = None,
 ) -> Procedure[Run]:
-    """Sends a run. Ends when the caller may overwrite its arrays (at once with `how.keep`)."""
+    """Sends a run. Ends when the caller may overwrite its arrays (at once with `how.keep`).
+
+    `plan` is one that observes the nodes that are to be observed.
+    """
     fetched, kept = wanted
     inline = _choose_inline(core, inputs)
     temporary: list[int] = []
@@ -125,11 +158,11 @@ def submit(
         bindings = []
         for place, value in enumerate(inputs):
             bindings.append((yield from _bind(core, plan, place, value, inline, temporary, how)))
-        pending = yield from _send_run(core, plan, tuple(bindings), fetched, kept, how, timeout_ms)
+        pending = yield from _send_run(core, plan, tuple(bindings), wanted, how, timeout_ms, observed)
     finally:
         for handle in temporary:
             release(handle)
-    return Run(pending, fetched, kept, release)
+    return Run(pending, fetched, kept, release, observed=observed)
 
 
 def fits_inline(core: ClientCore, inputs: Sequence[Bound]) -> bool:
@@ -178,20 +211,22 @@ def _send_run(
     core: ClientCore,
     plan: PlanSpec,
     bindings: tuple[c.InputBinding, ...],
-    fetched: list[Wanted],
-    kept: list[Wanted],
+    wanted: tuple[list[Wanted], list[Wanted]],
     how: Sending,
     timeout_ms: int,
+    observed: Observed | None,
 ) -> Procedure[Pending]:
     outputs = tuple(
         c.OutputBinding(one.place, one.handle, fetch=not (one.handle or one.into), into=one.into)
-        for one in (*fetched, *kept)
+        for one in chain(*wanted)
     )
+    feed = observed.feed() if observed is not None else None
     inline_bytes = sum(len(one.data) for one in bindings if one.data is not None)
+    inline_bytes += feed.size_bytes if feed is not None else 0
     yield from credit(core, inline_bytes, how.gate)
     try:
         pending = core.send(
-            c.Run(plan.handle, bindings, outputs),
+            c.Run(plan.handle, bindings, outputs, feed is not None and feed.pauses),
             stream=how.stream,
             observed=True,
             timeout_ms=timeout_ms,
@@ -201,7 +236,7 @@ def _send_run(
     except HeliographError:
         core.give_back(inline_bytes)
         raise
-    pending.source_of, pending.what = plan.source_of, plan.what
+    pending.source_of, pending.what, pending.feed = plan.source_of, plan.what, feed
     return pending
 
 
@@ -224,6 +259,8 @@ def collect(core: ClientCore, run: Run, cancel: bool) -> Procedure[dict[str, np.
 
     Breaking off the waiting cancels the run, except that a deadline does so only with `cancel`.
     """
+    # Whoever waits for the end asks for no more of what is on the way.
+    core.flow(run.pending)
     while run.results is None:
         if run.collecting is not None:
             yield Wait(run.collecting)
