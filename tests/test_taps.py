@@ -383,14 +383,8 @@ def test_options_of_the_plan_are_those_of_its_variants(monkeypatch: pytest.Monke
         shell: Any = session._shell
         call = shell._transport.call
         shell._transport.call = lambda one: (asked.append(one), call(one))[1]
-        plan = session.compile(
-            layered(),
-            ["cpu0", "cpu1"],
-            fusion=False,
-            threads=1,
-            pins={"layer2/*": "cpu1"},
-            memory={"cpu0": "1GiB"},
-        )
+        options: Any = {"threads": 1, "pins": {"layer2/*": "cpu1"}, "memory": {"cpu0": "1GiB"}}
+        plan = session.compile(layered(), ["cpu0", "cpu1"], fusion=False, **options)
         expected = plan.run(x=X)["y"]
         run = plan.submit(x=X, taps=["layer1/*", "layer2/*"])
         assert np.array_equal(run.result(SECONDS)["y"], expected) and len(list(run.taps())) > 4
