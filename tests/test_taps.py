@@ -64,7 +64,7 @@ def test_the_values_of_named_nodes_come_while_the_run_goes_on(session: hg.Sessio
     for tap in taps:
         assert np.array_equal(tap.value, expected[tap.name]), tap.name
         assert tap.value.flags.owndata and tap.value.flags.writeable
-        assert tap.name == names_of(layered())[tap.node] and tap.op in tap.name
+        assert tap.name == names_of(layered())[tap.number] and tap.op in tap.name
     assert np.array_equal(run.result()["y"], plan.run(x=X)["y"])
 
 
@@ -105,14 +105,14 @@ def test_views_and_nodes_that_nothing_needs_can_be_observed(session: hg.Session)
 def test_every_data_type_can_be_observed(session: hg.Session) -> None:
     g = hg.Graph()
     x = g.input("x", (2, 32), "f32")
-    for dtype in ("f64", "f16", "i8", "u16", "i64", "bool"):
+    for dtype in ("f64", "f16", "bf16", "i8", "u16", "i64", "bool"):
         g.output(dtype, hg.astype(x, dtype))
     g.output("q8_0", hg.ops.cpy(x, g.variable("q", (2, 32), "q8_0")))
     plan, given = session.compile(g), np.arange(64, dtype=np.float32).reshape(2, 32)
     run = plan.submit(x=given, taps="*")
     expected = run.result(SECONDS)
     taps = {tap.value.dtype: tap.value for tap in run.taps()}
-    for name in ("f64", "f16", "i8", "u16", "i64", "bool", "q8_0"):
+    for name in ("f64", "f16", "bf16", "i8", "u16", "i64", "bool", "q8_0"):
         assert np.array_equal(taps[expected[name].dtype], expected[name]), name
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from heliograph._arrays import byte_view, empty_array
+from heliograph._arrays import byte_view, room_for
 from heliograph._outcome import Outcome
 from heliograph_proto.commands import TapPiece
 from heliograph_proto.errors import HeliographError, ProtocolError
@@ -41,7 +41,7 @@ class Feed:
         self.pauses = pauses
         #: Settled when a value has come, or the run has ended; then there is another.
         self.changed = Outcome()
-        #: Node numbers and values that nobody has asked for yet.
+        #: Node numbers and raw elements (`DType.storage`) that nobody has asked for yet.
         self.ready: deque[tuple[int, np.ndarray[Any, Any]]] = deque()
         #: Whether the server waits.
         self.is_paused = False
@@ -77,7 +77,7 @@ class Feed:
             )
         self._node, self._filled = node, 0
         try:
-            self._array = empty_array(self.types[node])
+            self._array = room_for(self.types[node].storage_shape, self.types[node].dtype.storage)
         except HeliographError as error:
             self.error = self.error or error
 

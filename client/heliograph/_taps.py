@@ -27,6 +27,7 @@ MOST_VARIANTS = 8
 class Node(Typed):
     """A node of a plan's graph, for functions that say whether to observe it."""
 
+    #: In the graph.
     number: int
     #: With the scopes in front.
     name: str
@@ -36,14 +37,9 @@ class Node(Typed):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tap:
+class Tap(Node):
     """The value of an observed node in one run."""
 
-    #: With the scopes in front.
-    name: str
-    #: Its number in the graph.
-    node: int
-    op: str
     #: In memory of its own; of a quantized type, the rows of bytes.
     value: np.ndarray[Any, Any]
 
@@ -59,15 +55,13 @@ Taps: TypeAlias = TapPattern | Collection[TapPattern] | None
 
 def nodes_of(graph: Graph) -> list[Node]:
     """The nodes with their names."""
-    return [
-        Node(number, node_name(graph, number), one.op, one.type) for number, one in enumerate(graph.nodes)
-    ]
+    return [node_of(graph, number) for number in range(len(graph.nodes))]
 
 
-def node_name(graph: Graph, number: int) -> str:
-    """Its name, or the one that stands for it."""
+def node_of(graph: Graph, number: int) -> Node:
+    """One of them; without a name it has the one that stands for it."""
     node = graph.nodes[number]
-    return node.name or f"{node.op}_{number}"
+    return Node(number, node.name or f"{node.op}_{number}", node.op, node.type)
 
 
 def tapped_nodes(graph: Graph, taps: TapPattern | Collection[TapPattern]) -> tuple[int, ...]:
@@ -183,7 +177,19 @@ def not_observed() -> InvalidArgumentError:
 
 
 def next_tap(core: ClientCore, run: Run) -> Procedure[Tap | None]:
-    """The next value of a run; None when it has ended well and nothing is left.
+    """The next value of a run; None when it has ended well and nothing is left. Raises as `next_raw`."""
+    found = yield from next_raw(core, run)
+    if found is None:
+        return None
+    node, raw = found
+    # Of other types the raw elements are the elements.
+    value = raw.view(node.dtype.numpy) if node.dtype.name == "bf16" else raw
+    return Tap(node.number, node.name, node.op, node.type, value)
+
+
+def next_raw(core: ClientCore, run: Run) -> Procedure[tuple[Node, np.ndarray[Any, Any]] | None]:
+    """The next observed node and its raw elements (`DType.storage`); None when the run has ended well and
+    nothing is left.
 
     Raises the run's error. Breaking the waiting off, except by a deadline, cancels the run.
     """
@@ -203,6 +209,5 @@ def next_tap(core: ClientCore, run: Run) -> Procedure[Tap | None]:
         if not isinstance(error, Exception):
             core.cancel(pending)
         raise
-    number, value = feed.ready.popleft()
-    node = observed.graph.nodes[number]
-    return Tap(node_name(observed.graph, number), number, node.op, value)
+    number, raw = feed.ready.popleft()
+    return node_of(observed.graph, number), raw
