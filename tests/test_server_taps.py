@@ -167,6 +167,20 @@ def test_pausing_where_nothing_is_observed_is_no_pause(client: CoreClient) -> No
     result(client.wait(run(client, pause=True)))
 
 
+def test_a_device_whose_run_pauses_is_not_occupied(client: CoreClient) -> None:
+    client.compile(PLAN, chain(), taps=(0,))
+    occupancy = client.host._occupancies["fake0"]
+    sequence = run(client, pause=True)
+    client.wait_for_taps(1)
+    done: list[int] = []
+    while not occupancy.at_once(lambda: done.append(1)):
+        # It tells its client a moment before it waits.
+        assert sequence not in client._done
+    client.do(c.Continue(sequence))
+    result(client.wait(sequence))
+    assert done == [1] and occupancy.at_once(lambda: done.append(2))
+
+
 # Ends
 
 
@@ -334,6 +348,22 @@ def test_a_device_that_fails_ends_one_that_waits(pair: Pair) -> None:
     pair.second.script.fail("compute", ComputeFailedError("the fan stopped"))
     error = pair.client.wait(run(pair.client, pause=True)).error
     assert isinstance(error, ComputeFailedError) and "the fan stopped" in error.message
+
+
+def test_runs_that_overlap_are_told_apart(pair: Pair) -> None:
+    names = ["fake0", "fake1", "cpu0"]
+    pins = {0: "fake0", 1: "fake1", 2: "cpu0", 3: "cpu0"}
+    pair.client.compile(PLAN + 1, chain(), devices=names, pins=pins, taps=range(4), pipeline=3)
+    paused = run(pair.client, PLAN + 1, pause=True)
+    pair.client.wait_for_taps(1)
+    others = [run(pair.client, PLAN + 1) for _ in range(4)]
+    for count in range(4):
+        while len([one for one in pair.client.taps if one.sequence == paused]) <= count:
+            pair.client.wait_for_taps(len(pair.client.taps) + 1)
+        pair.client.do(c.Continue(paused))
+    for sequence in (paused, *others):
+        assert result(pair.client.wait(sequence)) == (X - X * X).tolist()
+        assert [one.node for one in pair.client.taps if one.sequence == sequence] == [0, 1, 2, 3]
 
 
 def test_observing_moves_no_node_to_another_device(pair: Pair) -> None:

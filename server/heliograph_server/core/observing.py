@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from heliograph_backends import access
 from heliograph_backends.contract import Abort, Tensor
 from heliograph_proto.errors import CancelledError
+from heliograph_server.core.occupancy import Occupancy
 
 
 class Observer:
@@ -16,10 +17,12 @@ class Observer:
 
     `tell` takes a node's number and its bytes, which it may keep, and says whether the run is to wait now,
     until `proceed`. Nothing else waits for anybody outside, and whoever waits here ends with the run's abort.
+    `occupancy`: of the device that such a run leaves meanwhile; None: another part of it may compute there.
     """
 
-    def __init__(self, tell: Callable[[int, memoryview], bool]) -> None:
+    def __init__(self, tell: Callable[[int, memoryview], bool], occupancy: Occupancy | None) -> None:
         self._tell = tell
+        self._occupancy = occupancy
         self._changed = threading.Condition()
         self._is_telling = False
         self._may_proceed = False
@@ -31,7 +34,8 @@ class Observer:
         # `tell` takes the session's lock, whose holder may abort: so none of ours is held around it.
         with abort.watch(self._wake), self._turn(abort):
             if self._tell(node, data):
-                self._wait(lambda: self._may_proceed, abort)
+                with self._occupancy.outside() if self._occupancy is not None else nullcontext():
+                    self._wait(lambda: self._may_proceed, abort)
 
     @contextmanager
     def _turn(self, abort: Abort) -> Iterator[None]:

@@ -204,7 +204,9 @@ class SessionWork:
             self._aborts[entry.sequence] = work.abort
             loaded: LoadedPlan = entry.task.plan.plan
             if loaded.is_observed:
-                self._observers[entry.sequence] = Observer(partial(self._tell, entry.sequence))
+                tell = partial(self._tell, entry.sequence)
+                occupancy = work.occupancy if loaded.has_one_device else None
+                self._observers[entry.sequence] = Observer(tell, occupancy)
         work.lane.queued += 1
         try:
             self._submit(work)
