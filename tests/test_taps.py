@@ -446,6 +446,31 @@ def test_a_variant_that_cannot_be_compiled_is_tried_again(scripted: tuple[hg.Ses
     assert list(plan.submit(x=X, taps="*").taps(SECONDS))
 
 
+def test_a_plan_that_is_freed_while_a_variant_is_compiled_leaves_nothing(
+    scripted: tuple[hg.Session, FakeDevice],
+) -> None:
+    session, device = scripted
+    plan, failures = session.compile(layered()), []
+    session.synchronize(SECONDS)
+    gate = device.script.hold("compile")
+
+    def observe() -> None:
+        try:
+            plan.submit(x=X, taps="*")
+        except hg.HeliographError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=observe)
+    thread.start()
+    assert gate.entered.wait(SECONDS)
+    plan.free()
+    gate.open()
+    thread.join(SECONDS)
+    assert isinstance(failures[0], hg.UnknownHandleError) and "before the run was sent" in str(failures[0])
+    session.synchronize(SECONDS)
+    assert session._shell._transport.session.statistics().plans == 0  # type: ignore[attr-defined]
+
+
 def test_ctrl_c_while_waiting_for_a_value_cancels_the_run(scripted: tuple[hg.Session, FakeDevice]) -> None:
     session, device = scripted
     plan = session.compile(layered())

@@ -133,37 +133,36 @@ class Variants:
         self, core: ClientCore, nodes: tuple[int, ...], compiling: Callable[[], Procedure[PlanSpec]]
     ) -> Procedure[Variant]:
         """The plan that observes these nodes, compiled now unless it was before."""
-        while nodes not in self._known:
+        while (found := self._known.pop(nodes, None)) is None:
             if (coming := self._coming.get(nodes)) is not None:
                 yield Wait(coming)
                 continue
             self._coming[nodes] = turn = Outcome()
             try:
-                self._keep(nodes, (yield from compiling()))
+                self._keep(nodes, Variant((yield from compiling())))
             finally:
                 del self._coming[nodes]
                 core.settle(turn)
-        found = self._known[nodes] = self._known.pop(nodes)
+        self._keep(nodes, found)
         return found
 
-    def _keep(self, nodes: tuple[int, ...], spec: PlanSpec) -> None:
+    def _keep(self, nodes: tuple[int, ...], one: Variant) -> None:
+        """As the one that was used last. Raises UnknownHandleError if all were freed meanwhile."""
+        self._known[nodes] = one
         if self._freed:
-            self.release(spec.handle)
-            raise UnknownHandleError("the plan was freed or updated while it was compiled for these taps")
-        self._known[nodes] = Variant(spec)
-        idle = [key for key, one in self._known.items() if not one.users and key != nodes]
+            self.free()
+            raise UnknownHandleError("the plan was freed or updated before the run was sent")
+        idle = [key for key, other in list(self._known.items()) if not other.users and key != nodes]
         for key in idle[: max(0, len(self._known) - MOST_VARIANTS)]:
-            self.release(self._known.pop(key).spec.handle)
-
-    def __contains__(self, nodes: object) -> bool:
-        return nodes in self._known
+            if (oldest := self._known.pop(key, None)) is not None:
+                self.release(oldest.spec.handle)
 
     def free(self) -> None:
         """Frees all of them. Idempotent."""
         self._freed = True
-        while self._known:
-            _, one = self._known.popitem()
-            self.release(one.spec.handle)
+        for key in list(self._known):
+            if (one := self._known.pop(key, None)) is not None:
+                self.release(one.spec.handle)
 
 
 # What they tell
