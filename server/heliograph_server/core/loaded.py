@@ -125,11 +125,6 @@ class LoadedPlan:
         return isinstance(self.plan, ScheduledPlan) and bool(self.plan.schedule.taps)
 
     @property
-    def has_one_device(self) -> bool:
-        """Whether no two parts of a run compute at once."""
-        return not isinstance(self.plan, ScheduledPlan) or len(self.plan.devices) == 1
-
-    @property
     def tapped_bytes(self) -> int:
         """The values that each run tells of, all together."""
         if not isinstance(self.plan, ScheduledPlan):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 from heliograph_backends import access
 from heliograph_backends.contract import Abort, Tensor
@@ -17,10 +17,10 @@ class Observer:
 
     `tell` takes a node's number and its bytes, which it may keep, and says whether the run is to wait now,
     until `proceed`. Nothing else waits for anybody outside, and whoever waits here ends with the run's abort.
-    `occupancy`: of the device that such a run leaves meanwhile; None: another part of it may compute there.
+    The run is no occupant of its device meanwhile; other splits of it that compute sign in themselves.
     """
 
-    def __init__(self, tell: Callable[[int, memoryview], bool], occupancy: Occupancy | None) -> None:
+    def __init__(self, tell: Callable[[int, memoryview], bool], occupancy: Occupancy) -> None:
         self._tell = tell
         self._occupancy = occupancy
         self._changed = threading.Condition()
@@ -34,7 +34,7 @@ class Observer:
         # `tell` takes the session's lock, whose holder may abort: so none of ours is held around it.
         with abort.watch(self._wake), self._turn(abort):
             if self._tell(node, data):
-                with self._occupancy.outside() if self._occupancy is not None else nullcontext():
+                with self._occupancy.outside():
                     self._wait(lambda: self._may_proceed, abort)
 
     @contextmanager

@@ -205,8 +205,7 @@ class SessionWork:
             loaded: LoadedPlan = entry.task.plan.plan
             if loaded.is_observed:
                 tell = partial(self._tell, entry.sequence)
-                occupancy = work.occupancy if loaded.has_one_device else None
-                self._observers[entry.sequence] = Observer(tell, occupancy)
+                self._observers[entry.sequence] = Observer(tell, work.occupancy)
         work.lane.queued += 1
         try:
             self._submit(work)
