@@ -31,6 +31,8 @@ class CoreClient:
         self.session: Session = self.host.session(self.host.open_session("test").session)
         self._changed = threading.Condition()
         self._done: dict[int, c.Completion] = {}
+        #: Of observed nodes, in the order in which they came.
+        self.taps: list[c.TapPiece] = []
         self._sequence = 0
         self.session.attach(self._take)
 
@@ -47,6 +49,7 @@ class CoreClient:
 
     def _take(self, batch: c.CompletionBatch) -> None:
         with self._changed:
+            self.taps += batch.taps
             self._done.update((one.sequence, one) for one in batch.completions)
             self._changed.notify_all()
 
@@ -61,6 +64,12 @@ class CoreClient:
         with self._changed:
             assert self._changed.wait_for(lambda: sequence in self._done, SECONDS)
             return self._done[sequence]
+
+    def wait_for_taps(self, count: int) -> list[c.TapPiece]:
+        """All pieces of observed nodes so far, once there are so many."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.taps) >= count, SECONDS)
+            return list(self.taps)
 
     def do(self, kind: c.CommandKind) -> c.Completion:
         """Sends a command and waits for it. Raises its error."""
@@ -87,6 +96,7 @@ class CoreClient:
         pipeline: int = 1,
         splits: Mapping[int, RowSplit] | None = None,
         buffer_types: Mapping[str, str] | None = None,
+        taps: Sequence[int] = (),
         **options: Any,
     ) -> PlanInfo:
         """Compiles a graph."""
@@ -103,6 +113,7 @@ class CoreClient:
                 pipeline=pipeline,
                 splits=splits or {},
                 buffer_types=buffer_types or {},
+                taps=tuple(taps),
             )
         )
 

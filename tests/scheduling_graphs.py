@@ -185,7 +185,7 @@ class Checker:
     def check(self, random: Random) -> None:
         """Asserts all that must hold of the schedule, and that two runs have the unsplit graph's results."""
         self._check_devices()
-        expected = interpret(self.graph, self.symbols)
+        expected, self.nodes = interpret(self.graph, self.symbols)
         assert self._run(range(len(self.parts)), random) == expected, "in the order of the list"
         assert self._run(self._any_order(random), random) == expected, (
             "in another order that the clocks allow"
@@ -251,7 +251,14 @@ class Checker:
                 self._copy(move, memory[device], read)
             after = [*map(read, found.reads)]
             assert all(map(self._keeps, given, after)), "a split writes over what it reads"
+            self._check_observed(number, read)
         return [read(place) for place in returned_places(self.graph, self.schedule)]
+
+    def _check_observed(self, number: int, read: Callable[[Place], int]) -> None:
+        split = self.schedule.splits[number]
+        assert self.schedule.taps.isdisjoint(split.nodes[:-1]), "observed nodes end splits"
+        if (last := split.nodes[-1]) in self.schedule.taps:
+            assert read((len(self.graph.leaves) + last, split.device)) == self.nodes[last], f"node {last}"
 
     def _copy(self, move: Move, memory: Bytes, read: Callable[[Place], int]) -> None:
         """Rows alone are another symbol than all of them, unless all lie there already."""
@@ -285,12 +292,12 @@ class Checker:
         return [values[output.value] for output in part.graph.outputs]
 
 
-def interpret(graph: Graph, symbols: Symbols) -> list[int]:
-    """The outputs of the unsplit graph."""
+def interpret(graph: Graph, symbols: Symbols) -> tuple[list[int], list[int]]:
+    """The outputs of the unsplit graph, and what each node is."""
     values = [symbols.of("leaf", value) for value in range(len(graph.leaves))]
     for number, node in enumerate(graph.nodes):
         read = [values[value] for value in node.operands]
         values.append(read[1] if node.op == "assign" else symbols.of(number, *read))
         if node.op == "assign":
             values[node.operands[0]] = read[1]
-    return [values[output.value] for output in graph.outputs]
+    return [values[output.value] for output in graph.outputs], values[len(graph.leaves) :]

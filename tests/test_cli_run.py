@@ -66,6 +66,51 @@ def test_repeating_gives_median_and_spread_and_the_last_outputs(
     np.testing.assert_array_equal(np.load(folder / "_.._y.npy"), expected)
 
 
+def test_observed_nodes_are_printed_as_they_come(
+    folder: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(folder, "--tap", "matmul*", "--tap", "*assign*", "--repeat", "2", server=url) == 0
+    lines = capsys.readouterr().out.splitlines()
+    # A row of ones times 0 to 5 in two columns; the variable holds the sum of two runs.
+    assert [line.split("  ")[1:] for line in lines[:2]] == [
+        ["f32[4, 2]", "min 6", "mean 7.5", "max 9"],
+        ["f32[4, 2]", "min 12", "mean 15", "max 18"],
+    ]
+    assert lines[0].startswith("matmul") and "assign" in lines[1] and "output" in lines[2]
+
+
+def test_observed_nodes_are_in_the_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, "--tap", "matmul*", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)["taps"]
+    assert found["shape"] == [4, 2] and (found["min"], found["mean"], found["max"]) == (6, 7.5, 9)
+
+
+def test_a_tap_that_matches_nothing_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, "--tap", "matmull*") == 1
+    printed = capsys.readouterr().err
+    assert "no node matches 'matmull*'" in printed and "near names: 'matmul" in printed
+
+
+def test_nodes_of_any_type_can_be_observed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    g = hg.Graph()
+    x = g.input("x", (2, 32), "f32")
+    g.output("b", hg.astype(x, "bf16"))
+    g.output("q", hg.ops.cpy(x, g.variable("v", (2, 32), "q8_0")))
+    g.output("n", x[:, :0] * 1.0)
+    g.output("t", x > 0.0)
+    hg.save(g, folder / "same.hgraph")
+    np.save(folder / "x.npy", np.linspace(-1, 1, 64, dtype=np.float32).reshape(2, 32))
+    assert main([*same(folder), "--tap", "*"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for words in (
+        "bf16[2, 32]  min -1  mean",
+        "q8_0[2, 32]",
+        "f32[2, 0]",
+        "bool[2, 32]  min 0  mean 0.5  max 1",
+    ):
+        assert any(words in line for line in lines), (words, lines)
+
+
 def test_json_is_for_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder, "--json", "--repeat", "2", "--output", str(folder / "out")) == 0
     found = json.loads(capsys.readouterr().out)

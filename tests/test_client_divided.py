@@ -115,6 +115,16 @@ def test_the_parts_lie_in_memories_of_their_own(session: hg.Session) -> None:
     assert plan.device == "fake0" and sorted(plan.devices) == NAMES
 
 
+def test_observed_nodes_of_a_divided_graph_are_the_clients(session: hg.Session) -> None:
+    plan = session.compile(layer(), NAMES, split={"*": HALVES})
+    run = plan.submit(x=WHOLE, taps=["layer/*", "sum"])
+    told = {tap.name: tap.value for tap in run.taps()}
+    assert sorted(told) == ["layer/gated", "layer/upped", "sum"]
+    np.testing.assert_array_equal(told["layer/gated"] + told["layer/upped"], told["sum"])
+    np.testing.assert_array_equal(told["sum"], run.result()["y"])
+    np.testing.assert_array_equal(told["sum"], session.compute(layer(), x=WHOLE)["y"])
+
+
 def test_experts_batches_and_columns_are_divided_too(local: hg.Session) -> None:
     random = np.random.default_rng(8)
     g = hg.Graph()

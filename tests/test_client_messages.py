@@ -135,7 +135,7 @@ def test_a_tensor_that_was_never_made_is_the_servers_error(session: hg.Session) 
 
 
 def test_an_array_that_does_not_fit_here_is_a_typed_error() -> None:
-    from heliograph._running import room_for
+    from heliograph._arrays import room_for
 
     with pytest.raises(hg.OutOfMemoryError, match="this process") as caught:
         room_for((2**50,), np.dtype(np.float32))

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import heliograph as hg
+from heliograph._arrays import byte_view
 from heliograph._effects import Download, Upload, Wait
 from heliograph._outcome import Outcome, Pending, Transfer
 from heliograph._pieces import split_pieces
-from heliograph._procedures import Sending, byte_view, read, synchronize, write
+from heliograph._procedures import Sending, read, synchronize, write
 from heliograph._running import PlanSpec, choose_outputs, collect, submit
 from heliograph.protocol import ClientCore
 from heliograph_proto import commands as c

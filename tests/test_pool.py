@@ -7,12 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from conftest import DaemonUrls
+from core_client import CoreClient
 
 import heliograph as hg
 from heliograph.testing import running_daemon
 from heliograph_backends.conformance import run
 from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Tensor, host_bytes
 from heliograph_backends.cpu.device import CpuDevice
+from heliograph_proto import commands as c
 from heliograph_proto.description import CopyRoad
 from heliograph_proto.errors import HeliographError, UnavailableError, UnsupportedError
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
@@ -174,3 +176,23 @@ def test_a_daemon_whose_member_is_missing_says_why_and_does_not_start(
     ):
         pass
     assert "grpc://127.0.0.1:1" in capfd.readouterr().err
+
+
+def test_nodes_on_a_member_are_observed(daemon: DaemonUrls) -> None:
+    chain = Graph(
+        (Leaf(LeafKind.INPUT, "x", F4),),
+        (Node("neg", (0,), F4), Node("sqr", (1,), F4), Node("neg", (2,), F4)),
+        (Output("y", 3),),
+    )
+    given = c.InputBinding(0, np.full(4, 3, "f4").tobytes())
+    with open_device(daemon.tcp) as own, CoreClient(own) as client:
+        client.compile(100, chain, taps=(0, 1))
+        for pause in (False, True):
+            client.taps.clear()
+            run = client.send(c.Run(100, (given,), (c.OutputBinding(0, fetch=True),), pause))
+            for count in (1, 2) if pause else ():
+                client.wait_for_taps(count)
+                client.do(c.Continue(run))
+            assert np.frombuffer(client.wait(run).outputs[0][1], "f4").tolist() == [-9] * 4
+            told = [(one.node, np.frombuffer(one.data, "f4")[0]) for one in client.taps]
+            assert told == [(0, -3), (1, 9)]

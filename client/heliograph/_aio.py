@@ -23,7 +23,7 @@ from heliograph import _bulk, _grpc
 from heliograph._calls import unary
 from heliograph._deadline import Deadline
 from heliograph._effects import Call, Compute, Download, Effect, Procedure, Upload, Wait
-from heliograph._outcome import Outcome, Transfer, logger
+from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
@@ -123,6 +123,12 @@ class AioShell(ABC):
         had_garbage = self.core.has_garbage
         self.core.release(handle)
         if not had_garbage and self.core.lost is None:
+            self.on_loop(self._ring)
+
+    def let_go(self, pending: Pending) -> None:
+        """A run waits at no observed node any more. Safe in destructors and in other threads."""
+        self.core.flow(pending)
+        if self.core.lost is None:
             self.on_loop(self._ring)
 
     def on_loop(self, callback: Callable[..., object], *arguments: Any) -> None:

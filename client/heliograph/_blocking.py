@@ -30,7 +30,7 @@ from heliograph import _bulk, _grpc
 from heliograph._calls import unary
 from heliograph._deadline import Deadline
 from heliograph._effects import Call, Compute, Download, Effect, Procedure, Upload, Wait
-from heliograph._outcome import Outcome, Transfer, logger
+from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
@@ -119,6 +119,11 @@ class BlockingShell(ABC):
         self.core.release(handle)
         if not had_garbage:
             self._ring()
+
+    def let_go(self, pending: Pending) -> None:
+        """A run waits at no observed node any more. Safe in destructors: takes no lock."""
+        self.core.flow(pending)
+        self._ring()
 
     def close(self) -> None:
         """Ends the session; what is pending fails with SessionClosedError. Idempotent, and bounded."""

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from heliograph._arrays import byte_view, room_for
 from heliograph._common import Handle, Shell
 from heliograph._devices import (
     DeviceArgument,
@@ -16,8 +17,6 @@ from heliograph._devices import (
     buffer_type_name,
     device_info,
 )
-from heliograph._procedures import byte_view
-from heliograph._running import room_for
 from heliograph._tensors import TensorBase, checked_type, checked_types
 from heliograph.protocol import size_of
 from heliograph_proto import commands as c

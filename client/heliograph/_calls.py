@@ -95,6 +95,7 @@ def _encode_compile(call: Compile, session: bytes) -> bytes:
         pipeline=call.pipeline,
         row_splits=[_row_split(split, leaves) for split, leaves in call.splits],
         buffer_types=dict(call.buffer_types),
+        taps=call.taps,
     ).SerializeToString()
 
 

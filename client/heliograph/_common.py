@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NoReturn, Protocol, TypeVar
 
 from heliograph._arguments import refuse_pickle
+from heliograph._outcome import Pending
 from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
 from heliograph_proto.description import SessionInfo
@@ -32,6 +33,9 @@ class Shell(Protocol):
     def release(self, handle: int) -> None:
         """Frees a handle soon; safe in destructors."""
 
+    def let_go(self, pending: Pending) -> None:
+        """A run waits at no observed node any more; safe in destructors."""
+
 
 class Handle:
     """Something of the session that has a handle, and is freed when it is collected."""
@@ -44,6 +48,11 @@ class Handle:
         #: Whether freeing it is up to this object, and was not done yet.
         self._owned = owned
         self._freed = False
+
+    @property
+    def freed(self) -> bool:
+        """Whether somebody has freed it."""
+        return self._freed
 
     def free(self) -> None:
         """Frees it on the server, once earlier commands no longer need it. Idempotent."""

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from heliograph._arrays import byte_view
+from heliograph._common import Handle
 from heliograph._effects import Compile, Compute, Estimate, FindMissing, Procedure, Upload
+from heliograph._gates import Gate
 from heliograph._outcome import Transfer
-from heliograph._procedures import arrive, byte_view, stop, wait_for
+from heliograph._procedures import arrive, stop, wait_for
 from heliograph._running import PlanSpec, Recipe
 from heliograph.builder import Graph
 from heliograph.protocol import ClientCore
@@ -27,6 +30,7 @@ from heliograph_proto.errors import (
     DeadlineExceededError,
     HeliographError,
     MissingContentError,
+    UnknownHandleError,
 )
 from heliograph_proto.graph import LeafKind
 from heliograph_proto.rows import RowSplit
@@ -63,6 +67,10 @@ class CompileOptions:
     splits: tuple[tuple[RowSplit, tuple[int, ...]], ...] = ()
     #: Devices and the names of their buffer types.
     buffer_types: tuple[tuple[str, str], ...] = ()
+    #: The objects of the tensors in `bindings`: to compile once more they must not have been freed.
+    bound: tuple[Handle, ...] = ()
+    #: Numbers of the nodes that are observed.
+    taps: tuple[int, ...] = ()
     #: Called when the answer did not come, and nobody knows what became of the plan that is updated.
     doubt: Callable[[], None] = lambda: None
 
@@ -84,30 +92,47 @@ def compile_frozen(
     options: CompileOptions,
     source_of: Callable[[int], str],
     progress: Progress | None,
+    gate: Gate | None = None,
 ) -> Procedure[PlanSpec]:
-    """Uploads the contents that the session lacks, and compiles under a new handle."""
+    """Uploads the contents that the session lacks, and compiles under a new handle: what was sent before, or
+    before the gate, has come there then."""
     yield from upload_missing(core, contents, progress)
     handle = core.handle()
     try:
         try:
-            info = yield from _compile(core, handle, graph, options)
+            info = yield from _compile(core, handle, graph, options, gate)
         except MissingContentError:
             # Another plan's contents may just have been dropped: ask and send once more.
             yield from upload_missing(core, contents, progress)
-            info = yield from _compile(core, handle, graph, options)
+            info = yield from _compile(core, handle, graph, options, gate)
     except HeliographError as error:
         raise with_source(error, source_of) from None
     is_bound = bool(options.bindings)
     recipe = Recipe(graph, contents, options.fusion, options.threads, is_bound, options.devices)
-    return PlanSpec(handle, info, source_of, recipe)
+
+    def observing(taps: tuple[int, ...], gate: Gate | None) -> Procedure[PlanSpec]:
+        _check_bound(options.bound)
+        again = replace(options, updates=0, doubt=lambda: None, taps=taps)
+        return compile_frozen(core, graph, contents, again, source_of, progress, gate)
+
+    return PlanSpec(handle, info, source_of, recipe, observing)
+
+
+def _check_bound(bound: Iterable[Handle]) -> None:
+    """Raises UnknownHandleError."""
+    if any(one.freed for one in bound):
+        raise UnknownHandleError(
+            "to observe other nodes the plan is compiled once more; a tensor that is a leaf of it was freed",
+            advice="free it when the plan is done with",
+        )
 
 
 def _compile(
-    core: ClientCore, handle: int, graph: contract.Graph, how: CompileOptions
+    core: ClientCore, handle: int, graph: contract.Graph, how: CompileOptions, gate: Gate | None
 ) -> Procedure[PlanInfo]:
     if how.bindings or how.updates:
         weights = [tensor for leaf, tensor in how.bindings if graph.leaves[leaf].kind is LeafKind.WEIGHT]
-        yield from arrive(core, weights)
+        yield from arrive(core, weights, gate)
     request = Compile(
         plan=handle,
         graph=graph,
@@ -121,6 +146,7 @@ def _compile(
         pipeline=how.pipeline,
         splits=how.splits,
         buffer_types=how.buffer_types,
+        taps=how.taps,
     )
     try:
         return (yield request)  # type: ignore[no-any-return]

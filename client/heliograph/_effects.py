@@ -94,6 +94,8 @@ class Compile:
     splits: tuple[tuple[RowSplit, tuple[int, ...]], ...] = ()
     #: Devices and the names of their buffer types.
     buffer_types: tuple[tuple[str, str], ...] = ()
+    #: Numbers of the nodes that are observed.
+    taps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

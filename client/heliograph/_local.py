@@ -28,7 +28,7 @@ from heliograph._effects import (
     QueryPlacement,
     Upload,
 )
-from heliograph._outcome import Outcome, Transfer
+from heliograph._outcome import Outcome, Pending, Transfer
 from heliograph_proto import __version__
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command
@@ -177,6 +177,7 @@ class LocalTransport:
                 buffer_types=dict(call.buffer_types),
                 memory=dict(call.memory),
                 pipeline=call.pipeline,
+                taps=call.taps,
             )
         )
 
@@ -248,6 +249,11 @@ class LocalShell(BlockingShell):
     def release(self, handle: int) -> None:
         # A destructor may run while this thread holds any lock of the core's: it must not send.
         self.core.release(handle)
+        self._bell.put(None)
+
+    def let_go(self, pending: Pending) -> None:
+        # Likewise.
+        self.core.flow(pending)
         self._bell.put(None)
 
     def _sweep(self) -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heliograph_proto.commands import CommandKind, Completion
 from heliograph_proto.errors import HeliographError
+
+if TYPE_CHECKING:
+    from heliograph._feed import Feed
 
 logger = logging.getLogger("heliograph")
 
@@ -72,6 +75,7 @@ class Pending(Outcome):
     __slots__ = (
         "completion",
         "credit_bytes",
+        "feed",
         "kind",
         "notify",
         "observed",
@@ -96,6 +100,8 @@ class Pending(Outcome):
         self.credit_bytes = 0
         #: Whether somebody will look at the error.
         self.observed = False
+        #: For a run that is observed: its values.
+        self.feed: Feed | None = None
         #: For a run: the line that built a node of its plan, by the node's number.
         self.source_of: Callable[[int], str] | None = None
         #: What it does, in words for an error; None where nobody can cancel it by itself.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from operator import index
 from typing import TypeAlias
 
 from heliograph._common import Shell
 from heliograph._devices import DeviceBase, device_name
+from heliograph._patterns import near_names, pattern_words
 from heliograph.builder import Graph
 from heliograph.value import Value
 from heliograph_proto.errors import InvalidArgumentError
@@ -24,9 +24,6 @@ MemoryLimits: TypeAlias = Mapping[str, int | str] | Mapping[DeviceBase | str, in
 #: Devices' names and the numbers of the nodes that must run there.
 PinnedNodes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
-#: How many near names an error lists.
-_NEAR = 3
-
 
 def pinned_nodes(shell: Shell, graph: Graph, devices: Sequence[str], pins: Pins) -> PinnedNodes:
     """Nodes by device. Raises InvalidArgumentError, UnknownDeviceError."""
@@ -38,7 +35,7 @@ def pinned_nodes(shell: Shell, graph: Graph, devices: Sequence[str], pins: Pins)
         )
     found: dict[int, tuple[str, NodePattern]] = {}
     for pattern, given in pins.items():
-        device = among(shell, devices, given, f"pins[{words(pattern)}]")
+        device = among(shell, devices, given, f"pins[{pattern_words(pattern)}]")
         for node in _matching(graph, pattern):
             other, first = found.setdefault(node.reference, (device, pattern))
             if other != device:
@@ -67,7 +64,7 @@ def memory_limits(shell: Shell, devices: Sequence[str], memory: MemoryLimits) ->
 
 
 def _twice(node: Value, *pins: tuple[str, NodePattern]) -> InvalidArgumentError:
-    where = " and ".join(f"to {device} by {words(pattern)}" for device, pattern in pins)
+    where = " and ".join(f"to {device} by {pattern_words(pattern)}" for device, pattern in pins)
     return InvalidArgumentError(
         f"node {node.name!r} is pinned {where}", advice="write patterns that have no node in common"
     )
@@ -85,7 +82,9 @@ def _matching(graph: Graph, pattern: NodePattern) -> list[Value]:
     chosen = nodes if isinstance(pattern, str) else [node for node in nodes if pattern(node)]
     if not chosen:
         advice = _advice(graph, pattern, bool(values)) if isinstance(pattern, str) else ""
-        raise InvalidArgumentError(f"no node matches {words(pattern)}, which is pinned", advice=advice)
+        raise InvalidArgumentError(
+            f"no node matches {pattern_words(pattern)}, which is pinned", advice=advice
+        )
     return chosen
 
 
@@ -93,8 +92,7 @@ def _advice(graph: Graph, pattern: str, matches_leaves: bool) -> str:
     if matches_leaves:
         return "it matches leaves alone; pin the nodes that read them, and weights lie there"
     names = dict.fromkeys(value.name for value in graph.find("*") if value.reference >= 0)
-    near = get_close_matches(pattern, names, _NEAR, cutoff=0.3)
-    return f"near names: {', '.join(map(repr, near))}" if near else f"names are such as {list(names)[:_NEAR]}"
+    return near_names(pattern, names)
 
 
 def among(shell: Shell, devices: Sequence[str], given: DeviceBase | str, what: str) -> str:
@@ -117,10 +115,3 @@ def _bytes(size: int | str, what: str) -> int:
     if found is None:
         raise InvalidArgumentError(f"{what} is {size!r:.80}", advice="bytes, or a size such as '512MiB'")
     return found
-
-
-def words(pattern: object) -> str:
-    """A pattern in words."""
-    return (
-        f"{pattern!r:.80}" if isinstance(pattern, str) else getattr(pattern, "__name__", f"{pattern!r:.80}")
-    )

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from heliograph._arguments import counted
+from heliograph._arrays import empty_array
 from heliograph._common import Handle, Shell
 from heliograph._compiling import CompileOptions, Progress
 from heliograph._effects import Compute, Explain, Procedure
-from heliograph._running import Bound, PlanSpec, Wanted, choose_outputs, empty_array
+from heliograph._procedures import Sending
+from heliograph._running import Bound, Observed, PlanSpec, Run, Wanted, choose_outputs, submit
+from heliograph._taps import Taps, Variants, tapped_nodes
 from heliograph._tensors import TensorBase, as_elements
+from heliograph.protocol import ClientCore
 from heliograph_proto.description import PlanReport, Port
-from heliograph_proto.errors import DeadlineExceededError, InvalidArgumentError, InvalidInputError
+from heliograph_proto.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    InvalidInputError,
+    LimitExceededError,
+    UnknownHandleError,
+    UnsupportedError,
+)
 from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
@@ -29,8 +40,13 @@ Fetch = bool | Collection[str]
 #: Existing tensors that outputs are written to, by the names of the outputs.
 Out = Mapping[str, TensorBase] | None
 
+#: What `submit` of `_running` is given.
+Submission: TypeAlias = tuple[
+    ClientCore, PlanSpec, list[Bound], tuple[list[Wanted], list[Wanted]], Sending, int, Callable[[int], None]
+]
+
 #: Keywords that are options of a run, and so no inputs.
-_TAKEN = ("copy", "fetch", "out", "stream", "timeout")
+_TAKEN = ("copy", "fetch", "out", "pause", "stream", "taps", "timeout")
 
 
 class PlanBase(Handle):
@@ -43,11 +59,24 @@ class PlanBase(Handle):
         self._spec = spec
         self._progress = progress
         self._updating = False
+        self._variants = Variants(shell.release)
 
     def __del__(self) -> None:
         super().__del__()
+        if hasattr(self, "_variants"):
+            self._variants.free()
         # The tensors that were its weights can be written from then on.
         self._shell.core.order_frees()
+
+    def free(self) -> None:
+        """Frees it on the server, once earlier commands no longer need it. Idempotent."""
+        self._drop_variants()
+        super().free()
+
+    def _drop_variants(self) -> None:
+        self._variants.free()
+        # With it go the tensors that the plan was bound to.
+        self._spec = replace(self._spec, observing=None)
 
     @property
     def inputs(self) -> dict[str, TensorType]:
@@ -135,14 +164,57 @@ class PlanBase(Handle):
             self._updating = False
 
     def _become(self, spec: PlanSpec) -> None:
-        self._spec, self._handle = spec, spec.handle
+        self._variants.free()
+        self._spec, self._handle, self._variants = spec, spec.handle, Variants(self._shell.release)
         if self._freed:
             # Somebody freed it meanwhile.
             self._shell.release(self._handle)
+            self._drop_variants()
 
     def _give_up(self) -> None:
         """The server has freed it."""
         self._owned, self._freed = False, True
+        self._drop_variants()
+
+    # Observing
+
+    def _observed(self, taps: Taps, pause: bool) -> Observed | None:
+        """What of a run is to be observed, checked; None: nothing. Raises InvalidArgumentError,
+        LimitExceededError, UnsupportedError."""
+        if taps is None:
+            if pause:
+                raise InvalidArgumentError(
+                    "a run pauses after observed nodes, and there are none",
+                    advice="name some: taps=['layer0/*']",
+                )
+            return None
+        recipe, info = self._spec.recipe, self._shell.info
+        assert recipe is not None
+        if "taps" not in info.features:
+            raise UnsupportedError(f"the server {info.server} cannot observe runs", advice="upgrade it")
+        nodes = tapped_nodes(recipe.graph, taps)
+        found = Observed(recipe.graph, nodes, bool(pause), self._shell.let_go)
+        if (size := found.feed().size_bytes) > info.limits.in_flight_bytes:
+            raise LimitExceededError(
+                f"the tapped nodes have {size:,} bytes; the server holds {info.limits.in_flight_bytes:,}",
+                advice="tap fewer of them in one run",
+            )
+        return found
+
+    def _submitting(self, arguments: Submission, observed: Observed | None) -> Procedure[Run]:
+        """Sends a run of the plan, or of the variant of it that observes these nodes."""
+        core, spec, bound, chosen, how, time_ms, release = arguments
+        if observed is None or not observed.nodes:
+            return (yield from submit(core, spec, bound, chosen, how, time_ms, release, observed))
+        variants, observing = self._variants, spec.observing
+        if observing is None:
+            raise UnknownHandleError("the plan was freed")
+        variant = yield from variants.of(core, observed.nodes, lambda: observing(observed.nodes, how.gate))
+        variant.users += 1
+        try:
+            return (yield from submit(core, variant.spec, bound, chosen, how, time_ms, release, observed))
+        finally:
+            variant.users -= 1
 
     # Running
 

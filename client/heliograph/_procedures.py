@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from heliograph._arrays import byte_view
 from heliograph._effects import Download, Procedure, Upload, Wait
 from heliograph._gates import Gate
 from heliograph._outcome import Outcome, Pending, Transfer
@@ -49,13 +50,14 @@ def observe(core: ClientCore, pending: Pending) -> Procedure[c.Completion | None
     return pending.completion
 
 
-def arrive(core: ClientCore, written: Sequence[int] = ()) -> Procedure[None]:
-    """Until the server has received every command so far, which a call beside them could overtake, and has
-    done those that write the tensors of these handles. Raises the error of what was to write them."""
+def arrive(core: ClientCore, written: Sequence[int] = (), gate: Gate | None = None) -> Procedure[None]:
+    """Until the server has received every command so far, or before the gate, which a call beside them could
+    overtake, and has done those that write the tensors of these handles. Raises the error of what was to
+    write them."""
     core.collect()
-    reads = [core.send(c.GetTensor(tensor, 0, 0), observed=True) for tensor in written]
+    reads = [core.send(c.GetTensor(tensor, 0, 0), observed=True, gate=gate) for tensor in written]
     # Cancelling what is no command is done when it arrives, whatever it stands behind.
-    yield from wait_for_all(core, [core.send(c.Cancel(0), observed=True), *reads])
+    yield from wait_for_all(core, [core.send(c.Cancel(0), observed=True, gate=gate), *reads])
 
 
 def credit(core: ClientCore, size_bytes: int, gate: Gate | None = None) -> Procedure[None]:
@@ -251,9 +253,3 @@ def synchronize(core: ClientCore, streams: tuple[int, ...]) -> Procedure[None]:
     for mark in marks:
         yield from wait_for(core, mark)
     core.raise_unobserved()
-
-
-def byte_view(array: np.ndarray[Any, Any]) -> memoryview:
-    """The bytes of a contiguous array."""
-    view: Any = array.reshape(-1).view(np.uint8)
-    return memoryview(view)

@@ -6,11 +6,15 @@ bits, rows of blocks as rows of bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from heliograph._procedures import Sending, byte_view, write
+from heliograph._arrays import byte_view
+from heliograph._procedures import Sending, write
+from heliograph._taps import Node, next_raw
+from heliograph.plan import RunFuture
 from heliograph.session import Session
 from heliograph.tensor import Tensor
 from heliograph_proto import commands as c
@@ -30,6 +34,13 @@ def get(tensor: Tensor, timeout: float | None) -> Array:
     """The elements of a tensor."""
     out = np.empty(tensor.type.storage_shape, tensor.dtype.storage)
     return tensor.get(out=out, timeout=timeout)
+
+
+def taps(run: RunFuture, timeout: float | None) -> Iterator[tuple[Node, Array]]:
+    """The observed nodes of a run and their elements, as they come."""
+    shell = run._shell
+    while (found := shell.drive(next_raw(shell.core, run._run), timeout, run._what)) is not None:
+        yield found
 
 
 def set_bytes(tensor: Tensor, data: memoryview, offset_bytes: int, timeout: float | None) -> None:

@@ -7,22 +7,24 @@ is one message each way whenever its tensors are small.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from heliograph._arrays import byte_view, empty_array
 from heliograph._effects import Procedure, Wait
+from heliograph._feed import Feed
+from heliograph._gates import Gate
 from heliograph._outcome import Outcome, Pending
-from heliograph._procedures import Sending, byte_view, credit, read, wait_for, write
+from heliograph._procedures import Sending, credit, read, wait_for, write
 from heliograph.protocol import ClientCore
 from heliograph_proto import commands as c
 from heliograph_proto.description import PlanInfo, Port
-from heliograph_proto.errors import HeliographError, OutOfMemoryError
+from heliograph_proto.errors import HeliographError
 from heliograph_proto.graph import Graph
-from heliograph_proto.types import TensorType
 
 #: An input of a run: an array of exactly the port's type, or the handle of a tensor.
 Bound: TypeAlias = "np.ndarray[Any, Any] | int"
@@ -56,6 +58,8 @@ class PlanSpec:
     source_of: Callable[[int], str]
     #: What it was compiled of.
     recipe: Recipe | None = None
+    #: Compiles it once more, so that it observes nodes, behind a gate.
+    observing: Callable[[tuple[int, ...], Gate | None], Procedure[PlanSpec]] | None = None
 
     def what(self) -> str:
         """A run of the plan, in words."""
@@ -83,6 +87,22 @@ class Wanted:
     into: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What of a run is observed."""
+
+    graph: Graph
+    nodes: tuple[int, ...]
+    #: Whether it waits after each until the next is asked for.
+    pauses: bool
+    #: Lets a run go on that nobody will ask any more; safe in destructors.
+    let_go: Callable[[Pending], None]
+
+    def feed(self) -> Feed:
+        """Where it arrives."""
+        return Feed({node: self.graph.nodes[node].type for node in self.nodes}, self.pauses)
+
+
 @dataclass(slots=True)
 class Run:
     """A run that was sent."""
@@ -97,6 +117,8 @@ class Run:
     results: dict[str, np.ndarray[Any, Any]] | None = None
     #: Set while somebody collects the results.
     collecting: Outcome | None = field(default=None, repr=False)
+    #: What of it is observed.
+    observed: Observed | None = None
 
     def drop(self) -> None:
         """Frees the tensors of large outputs that were fetched, or that nobody will fetch."""
@@ -105,8 +127,14 @@ class Run:
             if handle:
                 self.release(handle)
 
+    def let_go(self) -> None:
+        """Nobody will ask for what is observed of it: it waits for nobody. Safe in destructors."""
+        if self.observed is not None and self.observed.pauses and not self.pending.done:
+            self.observed.let_go(self.pending)
+
     def __del__(self) -> None:
         self.drop()
+        self.let_go()
 
 
 def submit(
@@ -117,8 +145,12 @@ def submit(
     how: Sending,
     timeout_ms: int,
     release: Callable[[int], None],
+    observed: Observed | None = None,
 ) -> Procedure[Run]:
-    """Sends a run. Ends when the caller may overwrite its arrays (at once with `how.keep`)."""
+    """Sends a run. Ends when the caller may overwrite its arrays (at once with `how.keep`).
+
+    `plan` is one that observes the nodes that are to be observed.
+    """
     fetched, kept = wanted
     inline = _choose_inline(core, inputs)
     temporary: list[int] = []
@@ -126,11 +158,11 @@ def submit(
         bindings = []
         for place, value in enumerate(inputs):
             bindings.append((yield from _bind(core, plan, place, value, inline, temporary, how)))
-        pending = yield from _send_run(core, plan, tuple(bindings), fetched, kept, how, timeout_ms)
+        pending = yield from _send_run(core, plan, tuple(bindings), wanted, how, timeout_ms, observed)
     finally:
         for handle in temporary:
             release(handle)
-    return Run(pending, fetched, kept, release)
+    return Run(pending, fetched, kept, release, observed=observed)
 
 
 def fits_inline(core: ClientCore, inputs: Sequence[Bound]) -> bool:
@@ -179,20 +211,22 @@ def _send_run(
     core: ClientCore,
     plan: PlanSpec,
     bindings: tuple[c.InputBinding, ...],
-    fetched: list[Wanted],
-    kept: list[Wanted],
+    wanted: tuple[list[Wanted], list[Wanted]],
     how: Sending,
     timeout_ms: int,
+    observed: Observed | None,
 ) -> Procedure[Pending]:
     outputs = tuple(
         c.OutputBinding(one.place, one.handle, fetch=not (one.handle or one.into), into=one.into)
-        for one in (*fetched, *kept)
+        for one in chain(*wanted)
     )
+    feed = observed.feed() if observed is not None else None
     inline_bytes = sum(len(one.data) for one in bindings if one.data is not None)
+    inline_bytes += feed.size_bytes if feed is not None else 0
     yield from credit(core, inline_bytes, how.gate)
     try:
         pending = core.send(
-            c.Run(plan.handle, bindings, outputs),
+            c.Run(plan.handle, bindings, outputs, feed is not None and feed.pauses),
             stream=how.stream,
             observed=True,
             timeout_ms=timeout_ms,
@@ -202,7 +236,7 @@ def _send_run(
     except HeliographError:
         core.give_back(inline_bytes)
         raise
-    pending.source_of, pending.what = plan.source_of, plan.what
+    pending.source_of, pending.what, pending.feed = plan.source_of, plan.what, feed
     return pending
 
 
@@ -225,6 +259,8 @@ def collect(core: ClientCore, run: Run, cancel: bool) -> Procedure[dict[str, np.
 
     Breaking off the waiting cancels the run, except that a deadline does so only with `cancel`.
     """
+    # Whoever waits for the end asks for no more of what is on the way.
+    core.flow(run.pending)
     while run.results is None:
         if run.collecting is not None:
             yield Wait(run.collecting)
@@ -257,26 +293,6 @@ def _collect(core: ClientCore, run: Run) -> Procedure[dict[str, np.ndarray[Any, 
         results[wanted.port.name] = array
     run.drop()
     return results
-
-
-def empty_array(type_: TensorType) -> np.ndarray[Any, Any]:
-    """Room for a tensor's elements; of a quantized type, for its rows of bytes."""
-    if type_.dtype.kind != "quantized":
-        return room_for(type_.shape, type_.dtype.numpy)
-    row_bytes = type_.shape[-1] // type_.dtype.block_size * type_.dtype.block_bytes
-    return room_for((*type_.shape[:-1], row_bytes), np.dtype(np.uint8))
-
-
-def room_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """A new array. Raises OutOfMemoryError when there is no memory for it here, in the client."""
-    try:
-        return np.empty(shape, dtype)
-    except (MemoryError, ValueError):
-        size = math.prod(shape) * dtype.itemsize
-    raise OutOfMemoryError(
-        f"an array of {size:,} bytes does not fit into this process's memory",
-        advice="read a part, tensor[:1000].get(), or leave outputs on the server, plan.run(..., fetch=False)",
-    )
 
 
 def run_once(

@@ -187,7 +187,8 @@ def options_of(
             + (f"; {len(missing) - 1} more are not" if len(missing) > 1 else ""),
             advice=f"name its tensor: compile(g, weights={{{missing[0]!r}: tensor}})",
         )
-    return CompileOptions(devices, fusion, checked_threads(threads), handles_of(shell, bound))
+    handles = handles_of(shell, bound)
+    return CompileOptions(devices, fusion, checked_threads(threads), handles, bound=tuple(bound.values()))
 
 
 def _bound(graph: Graph, kind: LeafKind, argument: str, given: Bindings) -> dict[int, TensorBase]:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from heliograph._arguments import sizes_of
+from heliograph._arrays import byte_view, empty_array, room_for
 from heliograph._common import Handle, Shell
 from heliograph._effects import Procedure
 from heliograph._indexing import basic_index
-from heliograph._procedures import byte_view, observe
-from heliograph._running import empty_array, room_for
+from heliograph._procedures import observe
 from heliograph._streams import StreamBase, stream_handle
 from heliograph._typed import Typed
 from heliograph_proto import commands as c

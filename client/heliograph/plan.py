@@ -11,12 +11,13 @@ import numpy as np
 from heliograph._arguments import timeout_ms
 from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
-from heliograph._plans import Fetch, Inputs, Out, PlanBase
+from heliograph._plans import Fetch, Inputs, Out, PlanBase, Submission
 from heliograph._procedures import Sending
-from heliograph._running import Run, collect, run_once, submit
+from heliograph._running import Run, collect, run_once
 from heliograph._sessions import Bindings, updating
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import StreamBase, stream_handle
+from heliograph._taps import Tap, Taps, next_tap, not_observed
 from heliograph._words import What
 from heliograph.builder import Graph
 from heliograph.errors import HeliographError
@@ -53,8 +54,20 @@ class RunFuture:
         pending = self._run.pending
         return f"<RunFuture {'pending' if not pending.done else 'failed' if pending.error else 'done'}>"
 
+    def taps(self, timeout: float | None = None) -> TapIterator:
+        """The values of the observed nodes as they are computed, each once; for a run with `taps=`.
+
+        Ends when the run has ended, with its error if it failed. Waiting for the next one raises
+        DeadlineExceededError after `timeout` seconds (the run goes on then); Ctrl-C cancels the run. To stop
+        early: `run.cancel()`. Values that nobody takes stay in this process's memory as long as the run does.
+        """
+        if self._run.observed is None:
+            raise not_observed()
+        return TapIterator(self._shell, self._run, timeout, self._what)
+
     def result(self, timeout: float | None = None) -> Outputs:
-        """The outputs by name: arrays, or tensors if the run was not to fetch them.
+        """The outputs by name: arrays, or tensors if the run was not to fetch them. A run that pauses goes on
+        without pauses.
 
         Raises the run's error, or DeadlineExceededError (the run goes on then). Ctrl-C while waiting
         cancels the run.
@@ -75,6 +88,29 @@ class RunFuture:
     def add_done_callback(self, function: Callable[[RunFuture], object]) -> None:
         """Calls function(self) when the run has ended, from another thread; it must not wait."""
         self._run.pending.add_callback(partial(function, self))
+
+
+class TapIterator:
+    """The observed values of a run, as they come. A run that pauses goes on when the next one is asked for,
+    or nobody will ask."""
+
+    def __init__(self, shell: BlockingShell, run: Run, timeout: float | None, what: What) -> None:
+        self._shell, self._run, self._timeout, self._what = shell, run, timeout, what
+
+    def __iter__(self) -> TapIterator:
+        return self
+
+    def __next__(self) -> Tap:
+        found = self._shell.drive(next_tap(self._shell.core, self._run), self._timeout, self._what)
+        if found is None:
+            raise StopIteration
+        return found
+
+    def __repr__(self) -> str:
+        return f"<TapIterator {'ended' if self._run.pending.done else 'open'}>"
+
+    def __del__(self) -> None:
+        self._run.let_go()
 
 
 class Plan(PlanBase):
@@ -118,15 +154,27 @@ class Plan(PlanBase):
         timeout: float | None = None,
         stream: StreamBase | None = None,
         copy: bool = True,
+        taps: Taps = None,
+        pause: bool = False,
         **keywords: Any,
     ) -> RunFuture:
         """As `run`, without waiting for the outputs: a future.
 
         When it returns, the caller may overwrite its arrays, unless it passed `copy=False`: then only
         after the future is done. The run fails if it is not done `timeout` seconds after it arrived.
+
+        `taps`: nodes that are observed, by patterns of their names as in fnmatch, or by functions of a node
+        (`number`, `name`, `op`, `shape`, `dtype`); `future.taps()` gives their values while the run goes on.
+        For other nodes than before the plan is compiled once more first; the last few are kept. The run waits
+        for nobody, unless with `pause`: then after each observed node until the next is asked for, and what
+        was sent behind it on its stream waits with it.
+
+        Raises InvalidArgumentError for a pattern that no node matches, LimitExceededError for more bytes
+        than the server holds, and what `session.compile` does.
         """
+        observed = self._observed(taps, pause)
         arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
-        run = self._shell.drive(submit(*arguments), timeout, self._spec.what)
+        run = self._shell.drive(self._submitting(arguments, observed), timeout, self._spec.what)
         return RunFuture(self._shell, run, self._tensors(run, out), self._spec.what)
 
     def _running(
@@ -138,7 +186,7 @@ class Plan(PlanBase):
         timeout: float | None,
         stream: StreamBase | None,
         copy: bool,
-    ) -> tuple[Any, ...]:
+    ) -> Submission:
         """The arguments of `submit` and `run_once`, checked."""
         self._live_handle  # noqa: B018 - raises when it was freed
         bound = self._bind(inputs, keywords)

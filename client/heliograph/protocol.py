@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from heliograph._gates import Gate, Grant
 from heliograph._outcome import Outcome, Pending, logger
@@ -23,6 +24,9 @@ from heliograph._words import cancelled, late
 from heliograph_proto import commands as c
 from heliograph_proto.errors import CancelledError, DeadlineExceededError, HeliographError, LimitExceededError
 from heliograph_proto.limits import Limits
+
+if TYPE_CHECKING:
+    from heliograph._feed import Feed
 
 #: Room below Limits.in_flight_commands that is kept for cancelling.
 _RESERVED_FOR_CANCEL = 16
@@ -64,6 +68,8 @@ class ClientCore:
         #: Those that are open, in order.
         self._gates: deque[Gate] = deque()
         self._cancels: deque[Pending] = deque()
+        #: Runs that wait at an observed node and may go on.
+        self._continues: deque[Pending] = deque()
         #: Sent and not done, in order of their sequence numbers.
         self._in_flight: OrderedDict[int, Pending] = OrderedDict()
         self._completed_through = 0
@@ -143,6 +149,18 @@ class ClientCore:
             pending.substitute = why
         self._cancels.append(pending)
 
+    def proceed(self, pending: Pending) -> None:
+        """Lets a run go on if it waits at an observed node. Safe in destructors."""
+        if pending.feed is not None and pending.feed.is_paused:
+            pending.feed.is_paused = False
+            self._continues.append(pending)
+
+    def flow(self, pending: Pending) -> None:
+        """From now on a run waits at no observed node. Safe in destructors and from any thread."""
+        if pending.feed is not None:
+            pending.feed.flows = True
+            self.proceed(pending)
+
     def open_gate(self) -> Gate:
         """Keeps a place in the order of commands for some that come later."""
         gate = Gate()
@@ -175,12 +193,12 @@ class ClientCore:
     @property
     def has_only_garbage(self) -> bool:
         """Whether there is nothing to send but frees, which may gather for a moment."""
-        return bool(self._garbage) and not self._outbox and not self._cancels
+        return bool(self._garbage) and not (self._outbox or self._cancels or self._continues)
 
     @property
     def has_output(self) -> bool:
         """Whether `take` might have something to give."""
-        return bool(self._outbox or self._cancels or self._garbage)
+        return bool(self._outbox or self._cancels or self._continues or self._garbage)
 
     def take(self, most_bytes: int) -> list[c.Command]:
         """The commands that leave now: what credit allows, in a message of about that many bytes."""
@@ -188,7 +206,9 @@ class ClientCore:
         size = 0
         self.collect()
         while self.lost is None and size < most_bytes:
-            pending = self._next_cancel() or self._next(most_bytes - size, first=not taken)
+            pending = (
+                self._next_cancel() or self._next_continue() or self._next(most_bytes - size, first=not taken)
+            )
             if pending is None:
                 break
             pending.sequence = self._next_sequence
@@ -214,6 +234,14 @@ class ClientCore:
             if target.sequence:
                 return Pending(c.Cancel(target.sequence), self.default_stream, False, 0)
             self._cancels.append(target)
+        return None
+
+    def _next_continue(self) -> Pending | None:
+        """It passes the queue, too, which may stand behind its run."""
+        while self._continues:
+            run = self._continues.popleft()
+            if not run.done:
+                return Pending(c.Continue(run.sequence), self.default_stream, False, 0)
         return None
 
     def _next(self, room: int, first: bool) -> Pending | None:
@@ -243,6 +271,10 @@ class ClientCore:
 
     def apply(self, batch: c.CompletionBatch) -> None:
         """Settles what a batch of completions reports."""
+        for piece in batch.taps:
+            run = self._in_flight.get(piece.sequence)
+            if run is not None and run.feed is not None and run.feed.add(piece):
+                self._observe(run)
         for completion in batch.completions:
             pending = self._in_flight.pop(completion.sequence, None)
             if pending is not None:
@@ -253,6 +285,21 @@ class ClientCore:
             if sequence > batch.completed_through:
                 break
             self._complete(self._in_flight.pop(sequence), None)
+
+    def _observe(self, run: Pending) -> None:
+        """A value of an observed node is complete."""
+        feed = run.feed
+        assert feed is not None
+        self._tell(feed)
+        # In this order: `flow` may come from another thread.
+        feed.is_paused = feed.pauses
+        if feed.flows:
+            self.proceed(run)
+
+    def _tell(self, feed: Feed) -> None:
+        """Wakes who waits for what a run tells."""
+        changed, feed.changed = feed.changed, Outcome()
+        self.settle(changed)
 
     def _complete(self, pending: Pending, completion: c.Completion | None) -> None:
         pending.completion = completion
@@ -267,6 +314,8 @@ class ClientCore:
         """Makes an outcome done, unless it is."""
         if outcome.settle(error):
             self._settled.append(outcome)
+            if isinstance(outcome, Pending) and outcome.feed is not None:
+                self._tell(outcome.feed)
 
     def take_settled(self) -> list[Outcome]:
         """What was settled since the last call; the shell fires it, outside of any lock."""
@@ -293,7 +342,7 @@ class ClientCore:
             self._known.popitem(last=False)
 
     def _note(self, pending: Pending, error: HeliographError) -> None:
-        if isinstance(pending.kind, c.Free | c.Cancel):
+        if isinstance(pending.kind, c.Free | c.Cancel | c.Continue):
             logger.debug("%r failed: %s", pending, error)
         else:
             self._unobserved.append(error)
@@ -372,8 +421,10 @@ class ClientCore:
         queued = [one for item in self._outbox for one in (item.queue if isinstance(item, Gate) else (item,))]
         for outcome in (*self._in_flight.values(), *queued, *self._waiting):
             self.settle(outcome, error)
-        for held in (self._in_flight, self._outbox, self._gates, self._waiting, self._cancels, self._garbage):
+        for held in (self._in_flight, self._outbox, self._gates, self._waiting):
             held.clear()
+        for left in (self._cancels, self._continues, self._garbage):
+            left.clear()
         self._credit_bytes = 0
 
     def statistics(self) -> ProtocolStatistics:

@@ -172,6 +172,8 @@ class Run:
     plan: int
     inputs: tuple[InputBinding, ...]
     outputs: tuple[OutputBinding, ...]
+    #: Whether it waits for `Continue` after each observed node.
+    pause: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,11 @@ class Cancel:
     sequence: int
 
 
+@dataclass(frozen=True, slots=True)
+class Continue:
+    sequence: int
+
+
 CommandKind: TypeAlias = (
     Allocate
     | View
@@ -219,6 +226,7 @@ CommandKind: TypeAlias = (
     | SetUsage
     | ClearBuffer
     | ResetBuffer
+    | Continue
 )
 
 
@@ -249,8 +257,20 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class TapPiece:
+    """A part of the value of a node that a run observes."""
+
+    sequence: int
+    node: int
+    offset_bytes: int
+    data: Bytes
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionBatch:
-    """What is done: everything up to a number, and those listed by themselves."""
+    """What is done: everything up to a number, and those listed by themselves. Taps come before them."""
 
     completed_through: int
     completions: tuple[Completion, ...] = ()
+    taps: tuple[TapPiece, ...] = ()

@@ -19,12 +19,13 @@ from heliograph._gates import Gate
 from heliograph._outcome import Outcome
 from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
-from heliograph._plans import Fetch, Inputs, Out, PlanBase
+from heliograph._plans import Fetch, Inputs, Out, PlanBase, Submission
 from heliograph._procedures import Sending
-from heliograph._running import Bound, Run, Wanted, collect, fits_inline, run_once, submit
+from heliograph._running import Bound, Run, Wanted, collect, fits_inline, run_once
 from heliograph._sessions import Bindings, updating
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import StreamBase, stream_handle
+from heliograph._taps import Tap, Taps, next_tap, not_observed
 from heliograph._words import cancelled
 from heliograph.aio.tensor import Tensor
 from heliograph.builder import Graph
@@ -39,9 +40,15 @@ class RunFuture:
     """A run that was sent, or waits to be; `await future` or `await future.result(timeout)`."""
 
     def __init__(
-        self, shell: AioShell, sent: asyncio.Future[Run], tensors: dict[str, Any], what: Callable[[], str]
+        self,
+        shell: AioShell,
+        sent: asyncio.Future[Run],
+        tensors: dict[str, Any],
+        what: Callable[[], str],
+        is_observed: bool = False,
     ) -> None:
         self._shell, self._sent, self._tensors, self._what = shell, sent, tensors, what
+        self._is_observed = is_observed
         self._ended = Outcome()
         sent.add_done_callback(self._was_sent)
         if sent.done():
@@ -49,12 +56,10 @@ class RunFuture:
 
     def _was_sent(self, sent: asyncio.Future[Run]) -> None:
         if not sent.cancelled() and sent.exception() is None:
-            sent.result().pending.add_callback(self._end)
+            # Not to a method of this object: a run that pauses goes on when nobody has its future any more.
+            sent.result().pending.add_callback(self._ended.finish)
         else:
-            self._end()
-
-    def _end(self) -> None:
-        self._ended.finish()
+            self._ended.finish()
 
     def done(self) -> bool:
         """Whether the run has ended, well or not."""
@@ -69,8 +74,16 @@ class RunFuture:
             self._shell.advance(lambda: self._shell.core.cancel(pending))
         return True
 
+    def taps(self, timeout: float | None = None) -> TapIterator:
+        """As hg.RunFuture.taps: `async for tap in future.taps()`. Cancelling the task that waits cancels the
+        run."""
+        if not self._is_observed:
+            raise not_observed()
+        return TapIterator(self, self._shell, timeout, self._what)
+
     async def result(self, timeout: float | None = None) -> dict[str, Any]:
-        """The outputs by name: arrays, or tensors if the run was not to fetch them.
+        """The outputs by name: arrays, or tensors if the run was not to fetch them. A run that pauses goes on
+        without pauses.
 
         Raises the run's error, or DeadlineExceededError (the run goes on then). Cancelling the task
         that waits cancels the run.
@@ -115,6 +128,35 @@ class RunFuture:
         return f"<RunFuture {'done' if self.done() else 'pending'}>"
 
 
+class TapIterator:
+    """The observed values of a run, as they come; as hg's."""
+
+    def __init__(
+        self, future: RunFuture, shell: AioShell, timeout: float | None, what: Callable[[], str]
+    ) -> None:
+        self._future, self._shell, self._timeout, self._what = future, shell, timeout, what
+        self._run: Run | None = None
+
+    def __aiter__(self) -> TapIterator:
+        return self
+
+    async def __anext__(self) -> Tap:
+        deadline = Deadline(self._timeout, self._what)
+        self._run = await self._future._run(deadline)
+        procedure = next_tap(self._shell.core, self._run)
+        found = await self._shell.resume(procedure, lambda: next(procedure), deadline)
+        if found is None:
+            raise StopAsyncIteration
+        return found
+
+    def __repr__(self) -> str:
+        return f"<TapIterator {'ended' if self._future.done() else 'open'}>"
+
+    def __del__(self) -> None:
+        if self._run is not None:
+            self._run.let_go()
+
+
 class Plan(PlanBase):
     """A graph compiled for a set of devices; as hg.Plan, with `run`, `update` and `checkpoint` awaited."""
 
@@ -149,16 +191,19 @@ class Plan(PlanBase):
         timeout: float | None = None,
         stream: StreamBase | None = None,
         copy: bool = True,
+        taps: Taps = None,
+        pause: bool = False,
         **keywords: Any,
     ) -> RunFuture:
         """As hg.Plan.submit; a plain call. Later commands of the session come after this run.
 
-        Where credit must be waited for, a task sends the run; large arrays are copied then, unless
-        `copy=False`.
+        Where credit, or a compile for other taps, must be waited for, a task sends the run; arrays are copied
+        then, unless `copy=False`.
         """
+        observed = self._observed(taps, pause)
         core, bound = self._shell.core, self._bind(inputs, keywords)
         kept_alive = (inputs, keywords, out)
-        if copy and not fits_inline(core, bound):
+        if copy and (observed is not None or not fits_inline(core, bound)):
             bound = [one if isinstance(one, int) else one.copy() for one in bound]
         where = stream_handle(self._shell, stream)
         gate = core.open_gate()
@@ -168,8 +213,10 @@ class Plan(PlanBase):
         except BaseException:
             self._shell.advance(lambda: core.close_gate(gate))
             raise
-        sent = self._send(submit(*arguments), gate, Deadline(timeout, self._spec.what), kept_alive)
-        return RunFuture(self._shell, sent, self._tensors(arguments[3][1], out), self._spec.what)
+        sending = self._submitting(arguments, observed)
+        sent = self._send(sending, gate, Deadline(timeout, self._spec.what), kept_alive)
+        kept = self._tensors(arguments[3][1], out)
+        return RunFuture(self._shell, sent, kept, self._spec.what, observed is not None)
 
     def _send(
         self, procedure: Procedure[Run], gate: Gate, deadline: Deadline, kept_alive: object
@@ -199,7 +246,7 @@ class Plan(PlanBase):
 
     def _running(
         self, bound: list[Bound], fetch: Fetch, out: Out, timeout: float | None, how: Sending
-    ) -> Any:
+    ) -> Submission:
         """The arguments of `submit` and `run_once`, checked."""
         self._live_handle  # noqa: B018 - raises when it was freed
         chosen = self._choose(fetch, out)

@@ -20,6 +20,7 @@ from heliograph.cli.graphs import add_graph_arguments, parse_inputs, read_inputs
 from heliograph.cli.placing import add_placing_arguments, placing
 from heliograph.cli.progress import upload_progress
 from heliograph.cli.tables import print_table
+from heliograph.cli.taps import observed
 from heliograph_proto.types import TensorType
 
 Array = np.ndarray[Any, Any]
@@ -35,10 +36,12 @@ class Ran:
     run_seconds: list[float]
     #: The file of each output, by name; empty where none was wanted.
     files: dict[str, str]
+    #: What was observed of the last run.
+    taps: list[dict[str, Any]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--server, where it runs, --output, --repeat, --json, and those of a graph's file."""
+    """--server, where it runs, --output, --repeat, --tap, --json, and those of a graph's file."""
     add_graph_arguments(parser)
     add_server_argument(parser)
     add_placing_arguments(parser)
@@ -46,6 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", metavar="DIR", type=Path, help="a folder, made if need be, for OUTPUT.npy (default: none)"
     )
     parser.add_argument("--repeat", metavar="N", type=_positive, default=1, help="run so often (default: 1)")
+    parser.add_argument(
+        "--tap",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="print nodes whose names match, as in fnmatch, as the last run computes them; again for more",
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the memory that it would take, and send no weights"
     )
@@ -107,13 +117,19 @@ def measure(
     session.synchronize(timeout)
     seconds: list[float] = []
     results: dict[str, Any] = {}
-    for _ in range(arguments.repeat):
+    taps: list[dict[str, Any]] = []
+    for left in reversed(range(arguments.repeat)):
         results.clear()
+        is_observed = arguments.tap and not left
+        # To observe them the plan is compiled once more, which is no part of the run.
+        run = plan.submit(tensors, fetch=False, timeout=timeout, taps=arguments.tap) if is_observed else None
         start = time.perf_counter()
-        results.update(plan.run(tensors, fetch=False, timeout=timeout))
+        if run is not None:
+            taps = observed(run, timeout, quiet=arguments.json)
+        results.update(run.result() if run else plan.run(tensors, fetch=False, timeout=timeout))
         seconds.append(time.perf_counter() - start)
     files = {} if arguments.output is None else _write(arguments.output, results, timeout)
-    return Ran(plan.device, compiled, seconds, files)
+    return Ran(plan.device, compiled, seconds, files, taps)
 
 
 def _write(folder: Path, results: Mapping[str, hg.Tensor], timeout: float) -> dict[str, str]:

@@ -55,13 +55,15 @@ def encode_command(command: c.Command) -> command_pb2.Command:
             message.synchronize.SetInParent()
         case c.Cancel(sequence):
             message.cancel.sequence = sequence
+        case c.Continue(sequence):
+            getattr(message, "continue").sequence = sequence
         case _:
             _encode_making(message, command.kind)
     return message
 
 
 def _encode_run(message: command_pb2.Run, run: c.Run) -> None:
-    message.plan = run.plan
+    message.plan, message.pause = run.plan, run.pause
     message.inputs.extend(map(_encode_input, run.inputs))
     message.outputs.extend(
         command_pb2.OutputBinding(output=one.output, tensor=one.tensor, fetch=one.fetch, into=one.into)
@@ -173,6 +175,8 @@ def _decode_kind(message: command_pb2.Command) -> c.CommandKind:
             return c.Synchronize()
         case "cancel":
             return c.Cancel(message.cancel.sequence)
+        case "continue":
+            return c.Continue(getattr(message, "continue").sequence)
     return _decode_buffer_command(message)
 
 
@@ -219,6 +223,7 @@ def _decode_run(run: command_pb2.Run) -> c.Run:
             for one in run.inputs
         ),
         outputs=tuple(c.OutputBinding(one.output, one.tensor, one.fetch, one.into) for one in run.outputs),
+        pause=run.pause,
     )
 
 

@@ -26,6 +26,16 @@ def encode_completions(batch: c.CompletionBatch) -> command_pb2.CompletionBatch:
             )
             for one in batch.completions
         ],
+        taps=[
+            command_pb2.TapPiece(
+                sequence=one.sequence,
+                node=one.node,
+                offset_bytes=one.offset_bytes,
+                data=bytes(one.data),
+                last=one.last,
+            )
+            for one in batch.taps
+        ],
     )
 
 
@@ -42,5 +52,8 @@ def decode_completions(message: command_pb2.CompletionBatch) -> c.CompletionBatc
                 road=_ROADS.get(one.road),
             )
             for one in message.completions
+        ),
+        taps=tuple(
+            c.TapPiece(one.sequence, one.node, one.offset_bytes, one.data, one.last) for one in message.taps
         ),
     )

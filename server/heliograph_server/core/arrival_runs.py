@@ -23,9 +23,9 @@ class RunArrivals(ArrivalBase):
         outputs = self._outputs(entry, plan, kind.outputs)
         sent = sum(len_bytes(one) for one in inputs if not isinstance(one, TensorHandle))
         fetched = sum(plan.outputs[one.output].type.nbytes for one in outputs if one.fetch)
-        self._hold(entry, sent + fetched)
+        self._hold(entry, sent + fetched + plan.tapped_bytes)
         turn = plan.turns.next()
-        self._work(entry, RunTask(plan, inputs, outputs, turn), plan.device)
+        self._work(entry, RunTask(plan, inputs, outputs, turn, kind.pause), plan.device)
         if plan.turns.overlap:
             entry.lane, entry.overlaps = plan.turns.lanes[turn], True
         bound = tuple(one for one in inputs if isinstance(one, TensorHandle))

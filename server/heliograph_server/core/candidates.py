@@ -68,11 +68,16 @@ def _candidate(
         name=device.name,
         refusals=[answers[kind][0] for kind in kinds.of],
         offloads=[answers[kind][1] for kind in kinds.of] if any(one for _, one in answers) else (),
-        reads=frozenset(other for other, one in enumerate(memories) if device.supports_buffer_type(one)),
+        reads=readable(memories, device),
         free_bytes=free_bytes,
         is_host=memories[place].is_host,
         helps=device.type is DeviceType.ACCELERATOR,
     )
+
+
+def readable(memories: Sequence[BufferType], device: Device) -> frozenset[int]:
+    """The places of the devices whose memory a device reads in place."""
+    return frozenset(place for place, one in enumerate(memories) if device.supports_buffer_type(one))
 
 
 def usable_bytes(device: Device, own_bytes: int, most_bytes: int | None) -> int:

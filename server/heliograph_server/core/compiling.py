@@ -38,6 +38,7 @@ from heliograph_server.core.precedence import Precedences
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.scheduled import ScheduledPlan
 from heliograph_server.core.scheduling.rows import divide
+from heliograph_server.core.tapping import check_taps
 from heliograph_server.core.targets import Target, Targets, Wish, first_unsupported
 from heliograph_server.core.turns import Turns
 
@@ -64,6 +65,8 @@ class CompileRequest:
     splits: Mapping[int, RowSplit] = field(default_factory=dict)
     #: Names of buffer types by name of device.
     buffer_types: Mapping[str, str] = field(default_factory=dict)
+    #: Nodes that are observed.
+    taps: tuple[int, ...] = ()
 
 
 class Compiler:
@@ -206,8 +209,9 @@ class Compiler:
     # What its leaves are
 
     def _target(self, known: KnownGraph, request: CompileRequest, bound: BoundLeaves) -> Target:
-        """Raises what `Targets.find` does."""
+        """Raises what `Targets.find` and `check_taps` do."""
         check_pipeline(request.pipeline)
+        taps = self._taps(known, request)
         wish = Wish(
             request.devices,
             request.pins,
@@ -215,8 +219,16 @@ class Compiler:
             request.options,
             request.pipeline,
             request.buffer_types,
+            taps,
         )
         return self._targets.find(known, wish, self._devices_of(known.graph, bound))
+
+    def _taps(self, known: KnownGraph, request: CompileRequest) -> frozenset[int]:
+        """The nodes that are observed. Raises what `check_taps` does."""
+        if known.divided is None:
+            return check_taps(known.graph, request.taps, self._limits)
+        taps = check_taps(known.divided.client, request.taps, self._limits)
+        return frozenset(known.divided.results[node] for node in taps)
 
     def _devices_of(self, graph: Graph, bound: BoundLeaves) -> dict[int, str]:
         """The names of the devices of leaves that lie somewhere already."""
@@ -313,8 +325,10 @@ class Compiler:
                     [handles[n][1] for n, _ in numbered if n in assigned],
                 )
                 ports = inputs, outputs
-                turns = _turns(loaded)
-                self._core.add_plan(request.plan, loaded.device.name, ports, variables, loaded, bound, turns)
+                turns, size_bytes = _turns(loaded), loaded.tapped_bytes
+                self._core.add_plan(
+                    request.plan, loaded.device.name, ports, variables, loaded, bound, turns, size_bytes
+                )
         except BaseException:
             loaded.free()
             raise

@@ -23,6 +23,7 @@ from heliograph_proto.errors import (
 from heliograph_server.core.handles import Storage, TensorHandle
 from heliograph_server.core.loaded import LoadedPlan, PlanCopy
 from heliograph_server.core.memories import find_buffer_type
+from heliograph_server.core.scheduled import Observe
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
     AllocateTask,
@@ -50,6 +51,7 @@ class Execution:
         staging: Staging,
         uploads: dict[int, memoryview],
         reads: Callable[[int, memoryview], None],
+        observer: Callable[[int], Observe | None],
     ) -> None:
         self._device = device
         self._staging = staging
@@ -57,6 +59,8 @@ class Execution:
         self._uploads = uploads
         #: Takes the staged bytes of a read, by sequence number.
         self._reads = reads
+        #: Who is told of the observed nodes of a run, by sequence number.
+        self._observer = observer
         self._tasks: dict[type, Callable[[int, Any, Abort], Completion]] = {
             AllocateTask: self._allocate,
             PlaceTask: self._place,
@@ -155,7 +159,7 @@ class Execution:
             outputs = self._outputs(copy, task)
             started = time.perf_counter()
             try:
-                copy.plan.compute(inputs, outputs, abort)
+                copy.compute(inputs, outputs, abort, loaded.observing(self._observer(sequence)))
             except HeliographError as error:
                 raise loaded.explain(error) from None
             self._write_outputs(copy, task, outputs)

@@ -276,6 +276,8 @@ class PlanHandle:
     #: The runtime's.
     plan: Any = None
     turns: Turns = field(default_factory=Turns)
+    #: The values that each run tells of, all together.
+    tapped_bytes: int = 0
     error: HeliographError | None = None
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from heliograph_backends.contract import CompileOptions, Device, LeafBindings, Plan, Tensor, Usage
+from heliograph_backends.contract import Abort, CompileOptions, Device, LeafBindings, Plan, Tensor, Usage
 from heliograph_proto.commands import Bytes
 from heliograph_proto.description import (
     Cause,
@@ -20,8 +20,9 @@ from heliograph_proto.errors import HeliographError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.types import TensorType
 from heliograph_server.core.divided import client_report, explain
-from heliograph_server.core.scheduled import ScheduledPlan
+from heliograph_server.core.scheduled import Observe, ScheduledPlan
 from heliograph_server.core.scheduling.rows import Divided
+from heliograph_server.core.tapping import tapped_bytes
 
 #: An output that is fetched but not kept lies in memory that the plan keeps, up to this size.
 MAX_SCRATCH_BYTES = 64 * 1024
@@ -38,6 +39,19 @@ class PlanCopy:
 
     def __repr__(self) -> str:
         return f"<PlanCopy of {self.plan!r}>"
+
+    def compute(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor | None],
+        abort: Abort,
+        observe: Observe | None,
+    ) -> None:
+        """Runs once; `observe` is told of the nodes that are observed. Raises what `Plan.compute` does."""
+        if isinstance(self.plan, ScheduledPlan):
+            self.plan.compute(inputs, outputs, abort, observe)
+        else:
+            self.plan.compute(inputs, outputs, abort)
 
     def writes(self, tensor: Tensor) -> bool:
         """Whether a run can write an output straight into a tensor."""
@@ -114,6 +128,25 @@ class LoadedPlan:
     def compute_bytes(self) -> int:
         """Taken for intermediate results, by all copies."""
         return sum(one.plan.compute_bytes for one in self.copies)
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether runs tell of nodes."""
+        return isinstance(self.plan, ScheduledPlan) and bool(self.plan.schedule.taps)
+
+    @property
+    def tapped_bytes(self) -> int:
+        """The values that each run tells of, all together."""
+        if not isinstance(self.plan, ScheduledPlan):
+            return 0
+        return tapped_bytes(self.plan.graph, self.plan.schedule.taps)
+
+    def observing(self, observe: Observe | None) -> Observe | None:
+        """Has somebody told of observed nodes by the client's numbers."""
+        if observe is None or self._divided is None:
+            return observe
+        nodes = self._divided.nodes
+        return lambda node, tensor, abort: observe(nodes[node], tensor, abort)
 
     def explain(self, error: HeliographError) -> HeliographError:
         """An error of a run, with the client's number of the node."""

@@ -8,7 +8,8 @@ sign in; what is done at once holds the door shut meanwhile, and is not begun wh
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 #: A plan that is expected to take longer than this goes to its device's thread.
 SHORT_US = 50.0
@@ -31,6 +32,15 @@ class Occupancy:
     def __exit__(self, *_: object) -> None:
         with self._door:
             self._inside -= 1
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """One of those who compute does not, for a while: it waits for its client."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
 
     def at_once(self, work: Callable[[], None]) -> bool:
         """Does short work here and now, unless somebody computes. Whether it did."""

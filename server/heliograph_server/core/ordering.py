@@ -65,7 +65,9 @@ class Entry:
     part: tuple[int, int] | None = None
     #: The transfer that its bytes are read for; 0: none.
     reads_for: int = 0
-    #: Bytes that ride in it or in its completion.
+    #: Whether it waits after an observed node.
+    is_paused: bool = False
+    #: Bytes that ride in it, in its completion, or before that.
     inline_bytes: int = 0
     #: How it failed; known before it starts if it can never start.
     error: HeliographError | None = None

@@ -86,17 +86,19 @@ class PlanCore(ABC):
         plan: object,
         bound: BoundLeaves = NOTHING_BOUND,
         turns: Turns | None = None,
+        tapped_bytes: int = 0,
     ) -> None:
         """A compiled plan: its inputs and outputs, the variables that it reads and assigns, the tensors
-        that are its leaves, which it holds from here on, and the turns by which it runs; None: its own, one
-        at a time."""
+        that are its leaves, which it holds from here on, the turns by which it runs (None: its own, one at a
+        time), and how much each run tells of nodes."""
         if self.closed is not None:
             raise self.closed
         self.handles.give_up(number)
         self.handles.check_new(number, PlanHandle)
         inputs, outputs = map(tuple, ports)
         read, assigned = map(tuple, variables)
-        made = PlanHandle(device, inputs, outputs, read, assigned, bound, plan, turns or Turns())
+        turns = turns or Turns()
+        made = PlanHandle(device, inputs, outputs, read, assigned, bound, plan, turns, tapped_bytes)
         self.handles.add(number, made)
         self._plans[made] = None
         self._hold_turns(made.turns)

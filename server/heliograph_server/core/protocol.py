@@ -6,6 +6,7 @@ to be done about it collects, in order, in `take_instructions`, and what is done
 
     receive, refuse ──▸ Start ──▸ (work begins) begin ──▸ (work fails) fail ──▸ (done) finish
     upload_started, upload_arrived, upload_broke, read_ended
+    tapped (while it runs), end_of_commands
     cancel, expire, close
 
 A command passes through these steps:
@@ -61,6 +62,7 @@ from heliograph_server.core.ordering import (
     wait_for_users,
     wait_for_writers,
 )
+from heliograph_server.core.pieces import pieces_of
 from heliograph_server.core.plan_core import PlanCore
 from heliograph_server.core.tasks import (
     AbortWork,
@@ -73,6 +75,7 @@ from heliograph_server.core.tasks import (
     Instruction,
     OpenLane,
     PlaceTask,
+    Proceed,
     ReadTask,
     ReleasePlan,
     ReleaseStorage,
@@ -104,6 +107,9 @@ class SessionCore(PlanCore):
         self._completed_through = 0
         self._reported_through = 0
         self._completions: list[c.Completion] = []
+        self._taps: list[c.TapPiece] = []
+        #: Whether no more commands will come.
+        self._is_over = False
         self._instructions: list[Instruction] = []
         self._ready: deque[Entry] = deque()
 
@@ -150,11 +156,13 @@ class SessionCore(PlanCore):
 
     def take_completions(self) -> c.CompletionBatch | None:
         """What was done since the last call; None if nothing."""
-        if not self._completions and self._completed_through == self._reported_through:
+        found = self._completions or self._taps
+        if not found and self._completed_through == self._reported_through:
             return None
         listed, self._completions = tuple(self._completions), []
+        taps, self._taps = tuple(self._taps), []
         self._reported_through = self._completed_through
-        return c.CompletionBatch(self._completed_through, listed)
+        return c.CompletionBatch(self._completed_through, listed, taps)
 
     def take_instructions(self) -> list[Instruction]:
         """What is to be done since the last call, in order."""
@@ -171,6 +179,8 @@ class SessionCore(PlanCore):
             self._settle()
             return
         entry = self._arrivals.admit(command)
+        if isinstance(command.kind, c.Continue):
+            self._proceed(entry, command.kind.sequence)
         self._add(entry, command.kind)
         if isinstance(command.kind, c.Cancel):
             self._interrupt(command.kind.sequence, CancelledError("the command was cancelled"))
@@ -222,7 +232,7 @@ class SessionCore(PlanCore):
 
     def _order(self, entry: Entry, kind: c.CommandKind) -> None:
         # What was refused for want of room waits for nothing, else it would be kept after all.
-        if isinstance(kind, c.Cancel) or entry.is_refused:
+        if isinstance(kind, c.Cancel | c.Continue) or entry.is_refused:
             return
         gates = isinstance(kind, c.Wait) and self._wait_for_event(entry, kind)
         if isinstance(entry.task, FreeTask):
@@ -367,6 +377,38 @@ class SessionCore(PlanCore):
         if isinstance(entry.task, RunTask) and entry.task.plan.turns.leave(entry.task.turn, entry):
             self.runs_ended(entry.task.plan.turns)
         self._ready.extend(unblocked_by_retirement(entry))
+
+    # Observing
+
+    def tapped(self, sequence: int, node: int, data: memoryview) -> bool:
+        """A run has computed a node that is observed; whether it is to wait for its client."""
+        entry = self._open.get(sequence)
+        # Of a run that was reported, cancelled most likely, nobody wants to know more.
+        if entry is None:
+            return False
+        self._taps.extend(pieces_of(sequence, node, data, self._limits.inline_bytes))
+        pauses = isinstance(entry.task, RunTask) and entry.task.pauses
+        entry.is_paused = pauses and not self._is_over
+        return entry.is_paused
+
+    def _proceed(self, entry: Entry, sequence: int) -> None:
+        """Lets a run go on. That there is none that waits fails this command alone, not its stream."""
+        run = self._open.get(sequence)
+        entry.stream = None
+        if run is not None and run.is_paused:
+            run.is_paused = False
+            self._instructions.append(Proceed(sequence))
+        elif entry.error is None:
+            error = InvalidArgumentError(f"command {sequence} is no run that waits at an observed node")
+            entry.error = error.from_command(entry.sequence)
+
+    def end_of_commands(self) -> None:
+        """No more commands will come: no run waits for one any more."""
+        self._is_over = True
+        for sequence, entry in self._open.items():
+            if entry.is_paused:
+                entry.is_paused = False
+                self._instructions.append(Proceed(sequence))
 
     # Cancelling
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 from heliograph_backends import access
 from heliograph_backends.contract import (
@@ -41,6 +42,10 @@ from heliograph_server.core.scheduling.order import clocks
 from heliograph_server.core.scheduling.parts import Part, cut, in_order
 from heliograph_server.core.split_copies import CopyAhead, RunCopies
 from heliograph_server.core.split_runs import SplitRunner
+
+#: Told of each observed node of a run, with its value, when its split has run; may hold the run up. The value
+#: is there until it returns. Called from several threads where splits overlap.
+Observe: TypeAlias = Callable[[int, Tensor, Abort], None]
 
 
 class ScheduledPlan(Plan):
@@ -139,7 +144,14 @@ class ScheduledPlan(Plan):
 
     # Running
 
-    def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
+    def compute(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor | None],
+        abort: Abort,
+        observe: Observe | None = None,
+    ) -> None:
+        """As `Plan.compute`; `observe` is told of the nodes of `schedule.taps`."""
         if self._freed:
             raise UnknownHandleError("the plan was freed")
         self._run_begun = time.perf_counter()
@@ -149,7 +161,7 @@ class ScheduledPlan(Plan):
             rank = self._precedences.rank() if self._precedences else 0
             copies = self._ahead.run(tensors) if self._ahead else RunCopies(tensors)
             with copies:
-                self._runner.run(partial(self._run_split, tensors, copies, rank), abort)
+                self._runner.run(partial(self._run_split, tensors, copies, rank, observe), abort)
             for place, target in zip(self._returned, outputs, strict=True):
                 if target is not None:
                     access.copy(tensors[place], target)
@@ -166,7 +178,13 @@ class ScheduledPlan(Plan):
         return made
 
     def _run_split(
-        self, tensors: Mapping[Place, Tensor], copies: RunCopies, rank: int, number: int, abort: Abort
+        self,
+        tensors: Mapping[Place, Tensor],
+        copies: RunCopies,
+        rank: int,
+        observe: Observe | None,
+        number: int,
+        abort: Abort,
     ) -> None:
         begun, found = time.perf_counter(), self._moves[number]
         copies.before(found)
@@ -180,6 +198,9 @@ class ScheduledPlan(Plan):
                 raise explain(error, self._parts[number]) from None
         times = copied - begun, time.perf_counter() - computing, begun - self._run_begun
         self._took_us[number] = times[0] * 1e6, times[1] * 1e6, times[2] * 1e6
+        split = self.schedule.splits[number]
+        if observe is not None and (last := split.nodes[-1]) in self.schedule.taps:
+            observe(last, tensors[len(self.graph.leaves) + last, split.device], abort)
 
     def _device_of(self, number: int, rank: int, abort: Abort) -> AbstractContextManager[None]:
         """The split's device, which no other run of this plan computes on meanwhile."""

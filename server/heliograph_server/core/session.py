@@ -165,6 +165,10 @@ class Session(SessionWork):
         """A command that could not be read fails with this error; so does what it was to make."""
         self._event(partial(self._core.refuse, sequence, error, tensors, buffer))
 
+    def end_of_commands(self) -> None:
+        """The client will send no more: runs that would wait for a command go on."""
+        self._event(self._core.end_of_commands)
+
     def watch(self, on_quiet: Callable[[], None]) -> None:
         """From now on, tells whenever no work is left."""
         with self._lock:

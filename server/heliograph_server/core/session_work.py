@@ -26,6 +26,7 @@ from heliograph_server.core.execution import Execution, typed
 from heliograph_server.core.handles import TensorHandle
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.memories import find_buffer_type
+from heliograph_server.core.observing import Observer
 from heliograph_server.core.occupancy import SHORT_US, Occupancy
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.staging import Staging
@@ -39,6 +40,7 @@ from heliograph_server.core.tasks import (
     FreeTask,
     Instruction,
     OpenLane,
+    Proceed,
     ReleasePlan,
     ReleaseStorage,
     ReleaseTensor,
@@ -71,7 +73,11 @@ class SessionWork:
         self._staging = Staging(limits.in_flight_bytes)
         self._downloads = Downloads(self._core, self._lock, self._staging)
         self._uploads: dict[int, memoryview] = {}
-        self._execution = Execution(self._device, self._staging, self._uploads, self._downloads.stage)
+        #: Of runs that are observed and have not ended, by sequence number.
+        self._observers: dict[int, Observer] = {}
+        self._execution = Execution(
+            self._device, self._staging, self._uploads, self._downloads.stage, self._observers.get
+        )
         self._aborts: dict[int, Abort] = {}
         self._timers: dict[int, Timer] = {}
         self._waiters: dict[int, Future[None]] = {}
@@ -89,6 +95,7 @@ class SessionWork:
             CloseLane: self._close_lane,
             Start: self._start,
             AbortWork: self._abort_work,
+            Proceed: self._proceed,
             ReleaseTensor: self._release_tensor,
             ReleaseStorage: self._release_storage,
             ReleasePlan: self._release_plan,
@@ -195,6 +202,10 @@ class SessionWork:
         work = Work(self, entry, entry.lane, self._occupancies[entry.lane.device])
         if isinstance(entry.task, RunTask):
             self._aborts[entry.sequence] = work.abort
+            loaded: LoadedPlan = entry.task.plan.plan
+            if loaded.is_observed:
+                tell = partial(self._tell, entry.sequence)
+                self._observers[entry.sequence] = Observer(tell, work.occupancy)
         work.lane.queued += 1
         try:
             self._submit(work)
@@ -226,6 +237,17 @@ class SessionWork:
         if (abort := self._aborts.get(instruction.sequence)) is not None:
             abort.set()
 
+    def _tell(self, sequence: int, node: int, data: memoryview) -> bool:
+        """Called by a run that is observed: whether it is to wait."""
+        with self._lock:
+            waits = self._core.tapped(sequence, node, data)
+        self._deliver()
+        return waits
+
+    def _proceed(self, instruction: Proceed) -> None:
+        if (observer := self._observers.get(instruction.sequence)) is not None:
+            observer.proceed()
+
     def begin_work(self, work: Work) -> bool:
         """Called by the lane: whether there is something to do."""
         with self._lock:
@@ -251,6 +273,7 @@ class SessionWork:
         failure = None if error is None else typed(error, f"command {sequence}", computing=True)
         with self._lock:
             self._aborts.pop(sequence, None)
+            self._observers.pop(sequence, None)
             work.lane.queued -= 1
             self._decide(partial(self._core.finish, sequence, failure, work.result))
         self._deliver()

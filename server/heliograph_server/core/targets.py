@@ -17,6 +17,7 @@ from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.scheduling import Problem, Schedule
 from heliograph_server.core.scheduling.rows import check_able
 from heliograph_server.core.spreading import spread
+from heliograph_server.core.tapping import tapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a client says of where its graph is to run: names of devices, pins by node, limits by name."""
+    """What a client says of where its graph is to run: names of devices, pins by node, limits by name; and
+    which nodes it observes."""
 
     devices: tuple[str, ...]
     pins: Mapping[int, str]
@@ -50,6 +52,7 @@ class Wish:
     pipeline: int = 1
     #: Names of buffer types by device.
     buffer_types: Mapping[str, str] = field(default_factory=dict)
+    taps: frozenset[int] = frozenset()
 
 
 class Targets:
@@ -65,6 +68,15 @@ class Targets:
     def find(self, known: KnownGraph, wish: Wish, lies: Mapping[int, str]) -> Target:
         """`lies`: names of the devices of leaves that lie somewhere already. Raises UnsupportedError,
         OutOfMemoryError, UnknownDeviceError, InvalidArgumentError."""
+        found = self._find(known, wish, lies)
+        if not wish.taps:
+            return found
+        # Whoever observes a run is to see it as it is: where nodes run does not depend on it.
+        begins = known.divided.begins if known.divided is not None else frozenset()
+        made = tapped(known.graph, found.memories, found.schedule, wish.taps, begins)
+        return Target(found.devices, found.memories, made)
+
+    def _find(self, known: KnownGraph, wish: Wish, lies: Mapping[int, str]) -> Target:
         named = [self._device(name) for name in dict.fromkeys(wish.devices or ("",))]
         devices = with_host(named, self._everyone)
         memories = _memories(devices, wish)

@@ -114,6 +114,8 @@ class RunTask:
     inputs: tuple[Bytes | TensorHandle, ...]
     outputs: tuple[Wanted, ...]
     turn: int = 0
+    #: Whether it waits after each observed node.
+    pauses: bool = False
 
 
 #: Work for a device. Everything else is settled by the core alone.
@@ -162,6 +164,13 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class AbortWork:
     """Ask running work to end early."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """Let a run go on that waits after an observed node."""
 
     sequence: int
 
@@ -229,6 +238,7 @@ Instruction: TypeAlias = (
     | CloseLane
     | Start
     | AbortWork
+    | Proceed
     | ReleaseTensor
     | ReleaseStorage
     | ReleasePlan

@@ -111,6 +111,7 @@ async def _read(
         while batch is not None:
             last = await _submit(session, outbox, batch, last)
             batch = await anext(requests, None)
+        session.end_of_commands()
         outbox.finish_at(last)
     except DecodeError:
         outbox.end(ProtocolError("a message could not be decoded"))

@@ -76,6 +76,7 @@ def check_compile(request: plan_pb2.CompileRequest, limits: Limits) -> None:
     _check(weights, 2 * limits.graph_nodes, "weights over devices")
     for split in request.row_splits:
         _check(len(split.fractions), MAX_DEVICES, "fractions")
+    _check(len(request.taps), limits.graph_nodes, "taps")
 
 
 def check_estimate(request: plan_pb2.EstimateRequest, limits: Limits) -> None:

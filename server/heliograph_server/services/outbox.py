@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from heliograph_proto import messages
-from heliograph_proto.commands import Completion, CompletionBatch
+from heliograph_proto.commands import Completion, CompletionBatch, TapPiece
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.v1 import command_pb2
 
@@ -108,20 +108,24 @@ class Outbox:
 
     def _encode_next(self) -> command_pb2.CompletionBatch:
         listed: list[Completion] = []
+        taps: list[TapPiece] = []
         size = 0
         while self._pieces and size < MESSAGE_BYTES:
             batch, more = self._pieces.popleft()
             listed.extend(batch.completions)
+            taps.extend(batch.taps)
             size += more
             self._written_through = max(self._written_through, batch.completed_through)
         self._taken_bytes += size
         if self.unwritten_bytes <= HIGH_WATER_BYTES:
             self._room.set()
-        return messages.encode_completions(CompletionBatch(self._written_through, tuple(listed)))
+        return messages.encode_completions(CompletionBatch(self._written_through, tuple(listed), tuple(taps)))
 
 
 def _split(batch: CompletionBatch) -> Iterator[tuple[CompletionBatch, int]]:
-    """Pieces of about MESSAGE_BYTES and their sizes; the last one alone acknowledges."""
+    """Pieces of about MESSAGE_BYTES and their sizes, taps first; the last one alone acknowledges."""
+    for tap in batch.taps:
+        yield CompletionBatch(0, (), (tap,)), COMPLETION_BYTES + len(tap.data)
     listed: list[Completion] = []
     size = COMPLETION_BYTES
     for one in batch.completions:

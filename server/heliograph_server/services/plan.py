@@ -112,6 +112,7 @@ def _compile(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
             pipeline=request.pipeline or 1,
             splits=_splits(request),
             buffer_types=dict(request.buffer_types),
+            taps=tuple(request.taps),
         )
     )
 

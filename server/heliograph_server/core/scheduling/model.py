@@ -102,6 +102,8 @@ class Schedule:
     #: Copies of so many bytes or more are made while the split before runs, where they can be: that takes
     #: memory for both at once. None: none are.
     ahead_bytes: int | None = AHEAD_BYTES
+    #: Nodes that are observed: each is the last one of its split.
+    taps: frozenset[int] = frozenset()
 
     @property
     def main(self) -> int:

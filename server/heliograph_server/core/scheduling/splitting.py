@@ -13,19 +13,24 @@ from heliograph_server.core.scheduling.model import ALL_ROWS, Assignment, Copy, 
 READS_ROWS = {"get_rows": (1, 2), "mul_mat_id": (2, 3)}
 
 
-def split(problem: Problem, homes: Sequence[int], assignments: Sequence[Assignment]) -> Schedule:
+def split(
+    problem: Problem,
+    homes: Sequence[int],
+    assignments: Sequence[Assignment],
+    taps: frozenset[int] = frozenset(),
+) -> Schedule:
     """A new split wherever the device changes, or the problem wants one. Copies are of values in memory that
     the device cannot read.
 
     As in ggml there is a new split, too, where a weight must be copied and the present split has copies
     already: so the copies of weights need not lie in memory all at once. And where only those rows, or
     experts, of a weight are read that an operand names, that operand is computed in an earlier split, so that
-    no others need be copied.
+    no others need be copied. And one behind each node of `taps`, whose result is an output of its split.
     """
-    drafts = _Drafts(problem, homes, assignments)
+    drafts = _Drafts(problem, homes, assignments, taps)
     for number in range(len(problem.graph.nodes)):
         drafts.add(number)
-    return Schedule(drafts.splits(), tuple(assignments), tuple(homes))
+    return Schedule(drafts.splits(), tuple(assignments), tuple(homes), taps=taps)
 
 
 def _names_of_rows(graph: Graph) -> Iterator[tuple[int, int]]:
@@ -52,7 +57,13 @@ class _Draft:
 class _Drafts:
     """Splits so far."""
 
-    def __init__(self, problem: Problem, homes: Sequence[int], assignments: Sequence[Assignment]) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        homes: Sequence[int],
+        assignments: Sequence[Assignment],
+        taps: frozenset[int],
+    ) -> None:
         self._graph = problem.graph
         self._leaves = len(homes)
         self._begins = problem.begins
@@ -65,6 +76,7 @@ class _Drafts:
         #: Values and the devices that they were copied to; not of those that may change.
         self._there: set[tuple[int, int]] = set()
         self._names = dict(_names_of_rows(problem.graph))
+        self._taps = taps
         #: A graph without assignments changes no variable.
         self._assigns = any(node.op == "assign" for node in problem.graph.nodes)
 
@@ -85,6 +97,8 @@ class _Drafts:
                 self._copy_all(draft, value)
         draft.nodes.append(number)
         self._split_of.append(present)
+        if number in self._taps:
+            draft.outputs[self._leaves + number] = None
 
     def splits(self) -> tuple[Split, ...]:
         """All of them, with what the graph returns."""
@@ -103,11 +117,13 @@ class _Drafts:
         )
 
     def _wants_new(self, number: int) -> bool:
-        """Whether a split must begin with a node, or the node needs a weight copied, behind others, or rows
-        of it that the present split names."""
+        """Whether the node before is observed, a split must begin with this one, or it needs a weight copied,
+        behind others, or rows of it that the present split names."""
         if number in self._begins:
             return True
         draft = self._drafts[-1]
+        if number - 1 in self._taps:
+            return True
         if not draft.copies and number not in self._names:
             return False
         operands = self._graph.nodes[number].operands

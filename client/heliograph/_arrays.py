@@ -1,0 +1,37 @@
+"""Room for elements that come from a server, and arrays as bytes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from heliograph_proto.errors import OutOfMemoryError
+from heliograph_proto.types import TensorType
+
+
+def empty_array(type_: TensorType) -> np.ndarray[Any, Any]:
+    """Room for a tensor's elements; of a quantized type, for its rows of bytes."""
+    if type_.dtype.kind != "quantized":
+        return room_for(type_.shape, type_.dtype.numpy)
+    row_bytes = type_.shape[-1] // type_.dtype.block_size * type_.dtype.block_bytes
+    return room_for((*type_.shape[:-1], row_bytes), np.dtype(np.uint8))
+
+
+def room_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """A new array. Raises OutOfMemoryError when there is no memory for it here, in the client."""
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError):
+        size = math.prod(shape) * dtype.itemsize
+    raise OutOfMemoryError(
+        f"an array of {size:,} bytes does not fit into this process's memory",
+        advice="read a part, tensor[:1000].get(), or leave outputs on the server, plan.run(..., fetch=False)",
+    )
+
+
+def byte_view(array: np.ndarray[Any, Any]) -> memoryview:
+    """The bytes of a contiguous array."""
+    view: Any = array.reshape(-1).view(np.uint8)
+    return memoryview(view)

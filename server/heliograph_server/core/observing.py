@@ -1,0 +1,67 @@
+"""A run that is observed, while it computes: what it tells of nodes, and where it waits for its client."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from heliograph_backends import access
+from heliograph_backends.contract import Abort, Tensor
+from heliograph_proto.errors import CancelledError
+from heliograph_server.core.occupancy import Occupancy
+
+
+class Observer:
+    """Passes on the values of one run's observed nodes, one at a time: an `Observe`.
+
+    `tell` takes a node's number and its bytes, which it may keep, and says whether the run is to wait now,
+    until `proceed`. Nothing else waits for anybody outside, and whoever waits here ends with the run's abort.
+    The run is no occupant of its device meanwhile; other splits of it that compute sign in themselves.
+    """
+
+    def __init__(self, tell: Callable[[int, memoryview], bool], occupancy: Occupancy) -> None:
+        self._tell = tell
+        self._occupancy = occupancy
+        self._changed = threading.Condition()
+        self._is_telling = False
+        self._may_proceed = False
+
+    def __call__(self, node: int, tensor: Tensor, abort: Abort) -> None:
+        """On the device's thread. Raises CancelledError after an abort."""
+        data = memoryview(bytearray(tensor.type.nbytes))
+        access.read(tensor, 0, data)
+        # `tell` takes the session's lock, whose holder may abort: so none of ours is held around it.
+        with abort.watch(self._wake), self._turn(abort):
+            if self._tell(node, data):
+                with self._occupancy.outside():
+                    self._wait(lambda: self._may_proceed, abort)
+
+    @contextmanager
+    def _turn(self, abort: Abort) -> Iterator[None]:
+        """Waits until no other split's node is told of."""
+        with self._changed:
+            self._wait(lambda: not self._is_telling, abort)
+            self._is_telling, self._may_proceed = True, False
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_telling = False
+                self._changed.notify_all()
+
+    def _wait(self, is_over: Callable[[], bool], abort: Abort) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: abort.is_set or is_over())
+        if abort.is_set:
+            raise CancelledError("the run was cancelled")
+
+    def proceed(self) -> None:
+        """Lets the run go on. From any thread, also before it waits."""
+        with self._changed:
+            self._may_proceed = True
+            self._changed.notify_all()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
