@@ -34,8 +34,10 @@ from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command
 from heliograph_proto.description import PlanInfo
 from heliograph_proto.errors import HeliographError, InternalError
+from heliograph_proto.graph import Graph
 
 if TYPE_CHECKING:
+    from heliograph_server.core.known_graphs import ReceivedGraph
     from heliograph_server.core.runtime import Host, Session
 
 #: What an upload hands over at once, so that progress can be told.
@@ -167,7 +169,7 @@ class LocalTransport:
         return self.session.compile(
             CompileRequest(
                 plan=call.plan,
-                graph=call.graph,
+                graph=_received(call.graph),
                 devices=call.devices,
                 options=options,
                 bindings=dict(call.bindings),
@@ -203,6 +205,18 @@ class LocalTransport:
             download.out[:] = source.future.result()
         finally:
             source.close()
+
+
+def _received(graph: Graph) -> Graph | ReceivedGraph:
+    """A graph under the digest that it would have on the wire, so that a session knows it again."""
+    from heliograph_proto.messages import encode_graph, graph_digest
+    from heliograph_server.core.known_graphs import ReceivedGraph
+
+    try:
+        return ReceivedGraph(*graph_digest(encode_graph(graph)), lambda: graph)
+    except (TypeError, ValueError):
+        # No message can hold it: the core says what is wrong with it.
+        return graph
 
 
 class LocalShell(BlockingShell):

@@ -55,6 +55,11 @@ class Plan(ABC):
     #: What the nodes became.
     steps: int
 
+    @property
+    def held_bytes(self) -> int:
+        """What it takes of its device's memory now. Default: what it took when it was made."""
+        return self.compute_bytes
+
     @abstractmethod
     def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
         """Runs once, from inside a stream's work. Tensors in the graph's order; None: not wanted.

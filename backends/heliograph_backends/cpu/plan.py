@@ -82,6 +82,10 @@ class CpuPlan(Plan):
     def __repr__(self) -> str:
         return f"<CpuPlan of {len(self.graph.nodes)} nodes in {self.steps} steps on {self.device.name}>"
 
+    @property
+    def held_bytes(self) -> int:
+        return self.memory.compute_bytes
+
     def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
         with self._lock:
             if self._freed:

@@ -22,7 +22,7 @@ from heliograph_proto.messages.devices import (
     encode_queries,
     encode_session,
 )
-from heliograph_proto.messages.graphs import decode_graph, encode_graph
+from heliograph_proto.messages.graphs import decode_graph, encode_graph, graph_digest
 from heliograph_proto.messages.plans import (
     decode_estimate,
     decode_plan,
@@ -73,4 +73,5 @@ __all__ = [
     "encode_report",
     "encode_session",
     "encode_type",
+    "graph_digest",
 ]

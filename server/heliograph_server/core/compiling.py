@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -30,10 +30,12 @@ from heliograph_server.core.contents import Contents
 from heliograph_server.core.execution import typed, zeroed
 from heliograph_server.core.handles import BoundLeaves, Lane, PlanHandle, TensorHandle
 from heliograph_server.core.known_graphs import KnownGraph, KnownGraphs, ReceivedGraph
+from heliograph_server.core.known_plans import KnownPlan, KnownPlans, Ports, key_of
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.precedence import Precedences
 from heliograph_server.core.protocol import SessionCore
+from heliograph_server.core.room import Room
 from heliograph_server.core.scheduled import ScheduledPlan
 from heliograph_server.core.targets import Target, Targets, Wish, first_unsupported
 from heliograph_server.core.turns import Turns
@@ -71,6 +73,8 @@ class Compiler:
         contents: Contents,
         occupancies: Mapping[str, Occupancy],
         everyone: Sequence[Device],
+        plans: KnownPlans,
+        room: Room,
     ) -> None:
         self._core = core
         #: Guards the core.
@@ -79,7 +83,9 @@ class Compiler:
         self._device = device
         self._contents = contents
         self._occupancies = occupancies
-        self._targets = Targets(device, everyone, contents)
+        self._plans = plans
+        self._room = room
+        self._targets = Targets(device, everyone, contents, room)
         self._known = KnownGraphs(limits)
         #: Held while compiling; whoever frees contents and variables takes it first.
         self.busy = threading.Lock()
@@ -88,14 +94,24 @@ class Compiler:
         """Raises what PlanService.Compile is refused with."""
         started = time.perf_counter()
         known = self._known.validated(request.graph, request.bindings.keys())
-        graph = known.graph
-        with self.busy, _Compilation(self._core, self._lock, request, graph) as compilation:
-            target = self._target(known, request, compilation.bound)
-            # Weights are packed by the device's workers.
-            with self._occupancies[target.main.name], self._weights(graph, target, compilation):
-                bindings = self._bind(graph, target, compilation.bound)
-                loaded = self._load(target, graph, bindings, compilation)
-                return self._commit(compilation, loaded, started)
+        with self.busy, _Compilation(self._core, self._lock, request, known.graph) as compilation:
+            key = key_of(request, known, compilation.bound)
+            plan = self._plans.take(key)
+            if plan is None:
+                plan = self._room.for_work(lambda: self._make(known, key, compilation))
+                self._plans.add(plan)
+            return self._commit(compilation, plan, started)
+
+    def _make(self, known: KnownGraph, key: Hashable, compilation: _Compilation) -> KnownPlan:
+        """A plan that nobody compiled before."""
+        graph, bound = known.graph, compilation.bound
+        target = self._target(known, compilation.request, bound)
+        # Weights are packed by the device's workers.
+        with self._occupancies[target.main.name], self._weights(graph, target, compilation):
+            bindings = self._bind(graph, target, bound)
+            loaded = self._load(target, graph, bindings, compilation)
+        # What holds tensors of the client goes with the last handle.
+        return KnownPlan(key, known, loaded, _turns(loaded), Ports.of(graph), lasts=not bound.tensors)
 
     @contextmanager
     def _weights(self, graph: Graph, target: Target, compilation: _Compilation) -> Iterator[None]:
@@ -116,7 +132,11 @@ class Compiler:
         options = compilation.request.options
         if target.schedule is None:
             device = target.main
-            return _compile(device, graph, bindings, options, compilation.idle_plan(device))
+            old = compilation.idle_plan(device, self._plans)
+            loaded = _compile(device, graph, bindings, options, old)
+            if old is not None:
+                self._plans.hand_over(old)
+            return loaded
         return self._pipeline(target, graph, bindings, options, compilation.request.pipeline)
 
     def _pipeline(
@@ -250,30 +270,27 @@ class Compiler:
 
     # Its handle
 
-    def _commit(self, compilation: _Compilation, loaded: LoadedPlan, started: float) -> PlanInfo:
-        graph, request, bound = compilation.graph, compilation.request, compilation.bound
-        inputs = tuple(Port(leaf.name, leaf.type) for leaf in graph.inputs)
-        outputs = tuple(Port(one.name, graph.type_of(one.value)) for one in graph.outputs)
-        assigned = {node.operands[0] for node in graph.nodes if node.op == "assign"}
-        numbered = [(n, leaf) for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.VARIABLE]
+    def _commit(self, compilation: _Compilation, plan: KnownPlan, started: float) -> PlanInfo:
+        request, bound, ports = compilation.request, compilation.bound, plan.ports
+        loaded = plan.loaded
         try:
             with self._lock:
-                handles = {n: self._variable_handle(n, leaf, bound) for n, leaf in numbered}
+                handles = {n: self._variable_handle(n, leaf, bound) for n, leaf in ports.variables}
                 variables = (
-                    [handles[n][1] for n, _ in numbered if n not in assigned],
-                    [handles[n][1] for n, _ in numbered if n in assigned],
+                    [one for n, (_, one) in handles.items() if n not in ports.assigned],
+                    [one for n, (_, one) in handles.items() if n in ports.assigned],
                 )
-                ports = inputs, outputs
-                turns = _turns(loaded)
-                self._core.add_plan(request.plan, loaded.device.name, ports, variables, loaded, bound, turns)
+                named = ports.inputs, ports.outputs
+                where = loaded.device.name
+                self._core.add_plan(request.plan, where, named, variables, loaded, bound, plan.turns)
         except BaseException:
-            loaded.free()
+            self._plans.release(loaded)
             raise
         compilation.is_committed = True
         return PlanInfo(
-            inputs=inputs,
-            outputs=outputs,
-            variables=tuple(_variable_port(leaf, *handles[n]) for n, leaf in numbered),
+            inputs=ports.inputs,
+            outputs=ports.outputs,
+            variables=tuple(_variable_port(leaf, *handles[n]) for n, leaf in ports.variables),
             device=loaded.device.name,
             compute_bytes=loaded.compute_bytes,
             steps=loaded.plan.steps,
@@ -319,12 +336,12 @@ class _Compilation:
                 raise
         return self
 
-    def idle_plan(self, device: Device) -> LoadedPlan | None:
+    def idle_plan(self, device: Device, plans: KnownPlans) -> LoadedPlan | None:
         """The plan whose memory may be taken over: nothing of it runs, and nothing will."""
         if self._old is None or not self._old.turns.is_idle or self._old.device != device.name:
             return None
         loaded: LoadedPlan = self._old.plan
-        return None if isinstance(loaded.plan, ScheduledPlan) else loaded
+        return None if isinstance(loaded.plan, ScheduledPlan) or not plans.is_alone(loaded) else loaded
 
     def __exit__(self, *_: object) -> None:
         with self._lock:

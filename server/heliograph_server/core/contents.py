@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from heliograph_backends.contract import Buffer, Device, Tensor, Usage
 from heliograph_proto.errors import HeliographError, InvalidGraphError, LimitExceededError, OutOfMemoryError
 from heliograph_proto.graph import Leaf
+from heliograph_server.core.room import Room
 
 #: The most contents of a session; their bytes count as the device's memory.
 MAX_CONTENTS = 250_000
@@ -20,8 +22,9 @@ MAX_CONTENTS = 250_000
 class Contents:
     """Contents on devices, by priority. Thread-safe."""
 
-    def __init__(self, devices: Sequence[Device]) -> None:
+    def __init__(self, devices: Sequence[Device], room: Room) -> None:
         self._devices = tuple(devices)
+        self._room = room
         self._lock = threading.Lock()
         #: By digest and device's name.
         self._buffers: dict[bytes, dict[str, Buffer]] = {}
@@ -42,7 +45,7 @@ class Contents:
         refusal: OutOfMemoryError | None = None
         for device in self._devices:
             try:
-                return device.buffer_type.allocate(size_bytes, Usage.WEIGHTS)
+                return self._room.for_work(partial(device.buffer_type.allocate, size_bytes, Usage.WEIGHTS))
             except OutOfMemoryError as error:
                 refusal = refusal or error
         assert refusal is not None, "a host has devices"

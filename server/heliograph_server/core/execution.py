@@ -23,6 +23,7 @@ from heliograph_proto.errors import (
 from heliograph_server.core.handles import Storage, TensorHandle
 from heliograph_server.core.loaded import LoadedPlan, PlanCopy
 from heliograph_server.core.memories import find_buffer_type
+from heliograph_server.core.room import Room
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
     AllocateTask,
@@ -50,6 +51,7 @@ class Execution:
         staging: Staging,
         uploads: dict[int, memoryview],
         reads: Callable[[int, memoryview], None],
+        room: Room,
     ) -> None:
         self._device = device
         self._staging = staging
@@ -57,6 +59,7 @@ class Execution:
         self._uploads = uploads
         #: Takes the staged bytes of a read, by sequence number.
         self._reads = reads
+        self._room = room
         self._tasks: dict[type, Callable[[int, Any, Abort], Completion]] = {
             AllocateTask: self._allocate,
             PlaceTask: self._place,
@@ -77,6 +80,10 @@ class Execution:
         return self._tasks[type(task)](sequence, task, abort)
 
     def _allocate(self, sequence: int, task: AllocateTask, abort: Abort) -> Completion:
+        self._room.for_work(lambda: self._make_storages(task))
+        return Completion(sequence)
+
+    def _make_storages(self, task: AllocateTask) -> None:
         made: list[Buffer] = []
         try:
             for storage in task.storages:
@@ -90,7 +97,6 @@ class Execution:
                 storage.buffer = None
                 buffer.free()
             raise
-        return Completion(sequence)
 
     def _new_buffer(self, storage: Storage) -> Buffer:
         device = self._device(storage.device)
@@ -151,11 +157,11 @@ class Execution:
         copy = loaded.copies[task.turn]
         begun = time.perf_counter()
         try:
-            inputs = self._inputs(copy, task)
-            outputs = self._outputs(copy, task)
+            inputs = self._room.for_work(lambda: self._inputs(copy, task))
+            outputs = self._room.for_work(lambda: self._outputs(copy, task))
             started = time.perf_counter()
             try:
-                copy.plan.compute(inputs, outputs, abort)
+                self._compute(copy, task, inputs, outputs, abort)
             except HeliographError as error:
                 raise loaded.explain(error) from None
             self._write_outputs(copy, task, outputs)
@@ -165,6 +171,20 @@ class Execution:
             copy.trim()
             loaded.note(task.turn, (time.perf_counter() - begun) * 1e6)
         return Completion(sequence, outputs=fetched, device_us=device_us)
+
+    def _compute(
+        self,
+        copy: PlanCopy,
+        task: RunTask,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor | None],
+        abort: Abort,
+    ) -> None:
+        def compute() -> None:
+            copy.plan.compute(inputs, outputs, abort)
+
+        # What assigned half of its variables is not done again.
+        compute() if task.plan.assigned else self._room.for_work(compute)
 
     def _write_outputs(self, copy: PlanCopy, task: RunTask, outputs: Sequence[Tensor | None]) -> None:
         """Copies outputs to existing tensors that the device could not write in place."""
@@ -188,6 +208,9 @@ class Execution:
             if wanted.tensor is not None:
                 storage = wanted.tensor.storage
                 assert storage is not None
+                if storage.buffer is not None:
+                    # A first try found room for it, and none for another.
+                    storage.buffer.free()
                 storage.buffer = copy.device.buffer_type.allocate(storage.size_bytes)
                 init_tensor(wanted.tensor)
                 outputs[wanted.output] = wanted.tensor.placed

@@ -183,5 +183,7 @@ class PlanCore(ABC):
     def _hold_turns(self, turns: Turns) -> None:
         if turns.holders == 0:
             for lane in turns.lanes:
+                # Of a plan that was kept it may have failed in another life.
+                lane.error = None
                 self._open_lane(lane)
         turns.holders += 1

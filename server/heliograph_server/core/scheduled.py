@@ -111,6 +111,19 @@ class ScheduledPlan(Plan):
         names = ", ".join(dict.fromkeys(self.devices[one.device].name for one in self.schedule.splits))
         return f"<ScheduledPlan of {self.graph} in {len(self._parts)} splits on {names}>"
 
+    @property
+    def held_bytes(self) -> int:
+        return sum(self.held_by_device().values())
+
+    def held_by_device(self) -> dict[str, int]:
+        """What it takes of each device now, by name."""
+        found = dict.fromkeys((one.name for one in self.devices), 0)
+        for buffer in self._buffers:
+            found[buffer.buffer_type.device.name] += buffer.size_bytes
+        for plan in self._plans:
+            found[plan.device.name] += plan.held_bytes
+        return found
+
     # Memory between splits
 
     def _place_all(self, spans: Spans) -> dict[Place, Tensor]:

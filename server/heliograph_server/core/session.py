@@ -30,6 +30,7 @@ from heliograph_server.core.handles import (
 )
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.occupancy import Occupancy
+from heliograph_server.core.room import Room
 from heliograph_server.core.session_work import SessionWork
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
@@ -56,6 +57,9 @@ class SessionStatistics:
     staged_bytes: int = 0
     content_bytes: int = 0
     commands_in_flight: int = 0
+    #: Plans that nobody has a handle of any more, and what they take of devices.
+    idle_plans: int = 0
+    idle_bytes: int = 0
 
 
 class Session(SessionWork):
@@ -69,19 +73,19 @@ class Session(SessionWork):
         devices: Sequence[Device],
         occupancies: Mapping[str, Occupancy],
         deadlines: Deadlines,
+        room: Room,
         on_closed: Callable[[Session], None],
     ) -> None:
-        super().__init__(limits, devices, occupancies, deadlines)
+        super().__init__(limits, devices, occupancies, deadlines, room)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
         self.number = number
         self.client = client or "somebody"
         self._on_closed = on_closed
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
         self.requests = Staging(max(limits.in_flight_bytes, limits.message_bytes), "graphs")
-        self._contents = Contents(devices)
-        self._compiler = Compiler(
-            self._core, self._lock, limits, self._device, self._contents, occupancies, devices
-        )
+        self._contents = Contents(devices, room)
+        memory = self._contents, occupancies, devices, self._plans, room
+        self._compiler = Compiler(self._core, self._lock, limits, self._device, *memory)
         self._open_uploads: set[Upload] = set()
         self._closing = False
         self._released = threading.Event()
@@ -106,6 +110,8 @@ class Session(SessionWork):
                 staged_bytes=self._staging.used_bytes,
                 content_bytes=self._contents.size_bytes,
                 commands_in_flight=self._core.unretired,
+                idle_plans=self._plans.idle,
+                idle_bytes=self._plans.idle_bytes,
             )
 
     @property
@@ -294,6 +300,7 @@ class Session(SessionWork):
             self._call_end(error)
 
     def _release_everything(self, error: HeliographError) -> None:
+        self._plans.close()
         if not self._quiet.wait(CLOSE_SECONDS) or not self._compiler.busy.acquire(timeout=CLOSE_SECONDS):
             # Memory that work may still touch is better lost than given away.
             logger.error("%s: work did not end within %.0f s; its memory is lost", self, CLOSE_SECONDS)

@@ -24,10 +24,12 @@ from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.downloads import Downloads
 from heliograph_server.core.execution import Execution, typed
 from heliograph_server.core.handles import TensorHandle
+from heliograph_server.core.known_plans import KnownPlans
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.occupancy import SHORT_US, Occupancy
 from heliograph_server.core.protocol import SessionCore
+from heliograph_server.core.room import Room
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
     AbortWork,
@@ -60,6 +62,7 @@ class SessionWork:
         devices: Sequence[Device],
         occupancies: Mapping[str, Occupancy],
         deadlines: Deadlines,
+        room: Room,
     ) -> None:
         self.limits = limits
         self._devices = {device.name: device for device in devices}
@@ -71,7 +74,9 @@ class SessionWork:
         self._staging = Staging(limits.in_flight_bytes)
         self._downloads = Downloads(self._core, self._lock, self._staging)
         self._uploads: dict[int, memoryview] = {}
-        self._execution = Execution(self._device, self._staging, self._uploads, self._downloads.stage)
+        self._plans = KnownPlans(room)
+        staged = self._staging, self._uploads, self._downloads.stage
+        self._execution = Execution(self._device, *staged, room)
         self._aborts: dict[int, Abort] = {}
         self._timers: dict[int, Timer] = {}
         self._waiters: dict[int, Future[None]] = {}
@@ -270,8 +275,7 @@ class SessionWork:
             buffer.free()
 
     def _release_plan(self, instruction: ReleasePlan) -> None:
-        loaded: LoadedPlan = instruction.plan.plan
-        loaded.free()
+        self._plans.release(instruction.plan.plan)
 
     def _drop_upload(self, instruction: DropUpload) -> None:
         staged = self._uploads.pop(instruction.transfer, None)

@@ -12,6 +12,7 @@ from heliograph_server.core.candidates import candidates, usable_bytes, with_hos
 from heliograph_server.core.checks import unknown_device
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.known_graphs import KnownGraph
+from heliograph_server.core.room import Room
 from heliograph_server.core.scheduling import Problem, Schedule
 from heliograph_server.core.spreading import spread
 
@@ -49,11 +50,12 @@ class Targets:
     """Decides for one session. `device` looks a device up by name; "" is the first."""
 
     def __init__(
-        self, device: Callable[[str], Device], everyone: Sequence[Device], contents: Contents
+        self, device: Callable[[str], Device], everyone: Sequence[Device], contents: Contents, room: Room
     ) -> None:
         self._device = device
         self._everyone = everyone
         self._contents = contents
+        self._room = room
 
     def find(self, known: KnownGraph, wish: Wish, lies: Mapping[int, str]) -> Target:
         """`lies`: names of the devices of leaves that lie somewhere already. Raises UnsupportedError,
@@ -82,7 +84,7 @@ class Targets:
         placed = _placed(known.graph, lies, places)
         pins = {node: places[name] for node, name in wish.pins.items()}
         key = (*places,), frozenset(placed.items()), frozenset(pins.items()), wish.options, wish.pipeline
-        free = [usable_bytes(one, 0, wish.memory.get(one.name)) for one in devices]
+        free = [usable_bytes(one, self._room.idle_on(one.name), wish.memory.get(one.name)) for one in devices]
         found = known.schedule(key, free)
         if found is None:
             own = self._own_bytes(known.graph, devices, placed)
@@ -95,8 +97,10 @@ class Targets:
     def _own_bytes(
         self, graph: Graph, devices: Sequence[Device], placed: Mapping[int, int]
     ) -> dict[str, int]:
-        """By device: bytes of the graph's leaves that lie there, and so take nothing more of it."""
-        found = {one.name: self._contents.bytes_on(one.name, graph.weights) for one in devices}
+        """By device: bytes of the graph's leaves that lie there, and so take nothing more of it, and those
+        that are as good as free."""
+        idle = {one.name: self._room.idle_on(one.name) for one in devices}
+        found = {name: self._contents.bytes_on(name, graph.weights) + size for name, size in idle.items()}
         for value, place in placed.items():
             found[devices[place].name] += graph.type_of(value).nbytes
         return found

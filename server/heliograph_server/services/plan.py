@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from functools import partial
-from hashlib import sha256
 from weakref import WeakKeyDictionary
 
 from grpc import aio
@@ -15,10 +14,11 @@ from grpc import aio
 from heliograph_backends.contract import CompileOptions
 from heliograph_proto import messages
 from heliograph_proto.description import PlanEstimate, PlanInfo
-from heliograph_proto.errors import InvalidArgumentError, InvalidGraphError
+from heliograph_proto.errors import InvalidGraphError
 from heliograph_proto.graph import Graph
 from heliograph_proto.v1 import graph_pb2, plan_pb2, plan_pb2_grpc
 from heliograph_server.core.known_graphs import ReceivedGraph
+from heliograph_server.core.pins import PinGroups
 from heliograph_server.core.runtime import CompileRequest, Session
 from heliograph_server.services.extent import check_bindings, check_compile, check_estimate, check_graph
 from heliograph_server.services.refusals import HostSlot, refusals
@@ -48,7 +48,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
                 return messages.encode_plan(await self._compile(session, request))
 
     async def _compile(self, session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
-        compiling = self._compilers.submit(_compile, session, request)
+        compiling = self._compilers.submit(compile_request, session, request)
         try:
             return await asyncio.wrap_future(compiling)
         except asyncio.CancelledError:
@@ -95,7 +95,8 @@ def _explain(session: Session, plan: int) -> plan_pb2.ExplainResponse:
     return messages.encode_report(session.explain(plan))
 
 
-def _compile(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
+def compile_request(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
+    """What is done of a Compile on a thread. Raises what it is refused with."""
     check_compile(request, session.limits)
     graph = _received(session, request.graph)
     return session.compile(
@@ -121,8 +122,7 @@ def _estimate(session: Session, request: plan_pb2.EstimateRequest) -> PlanEstima
 
 def _received(session: Session, message: graph_pb2.Graph) -> ReceivedGraph:
     """The graph under the digest of its bytes: one that the session knows is not made again."""
-    data = message.SerializeToString(deterministic=True)
-    return ReceivedGraph(sha256(data).digest(), len(data), partial(_decode, session, message))
+    return ReceivedGraph(*messages.graph_digest(message), partial(_decode, session, message))
 
 
 def _decode(session: Session, message: graph_pb2.Graph) -> Graph:
@@ -139,16 +139,8 @@ def _bindings(request: plan_pb2.CompileRequest) -> dict[int, int]:
     return bindings
 
 
-def _pins(request: plan_pb2.CompileRequest) -> dict[int, str]:
-    """Devices by node. Raises InvalidArgumentError for a node that is pinned to two."""
-    pins: dict[int, str] = {}
-    for pin in request.pins:
-        for node in pin.nodes:
-            if pins.setdefault(node, pin.device) != pin.device:
-                raise InvalidArgumentError(f"node {node} is pinned to {pins[node]} and to {pin.device}")
-            if node >= len(request.graph.nodes):
-                raise InvalidArgumentError(f"node {node} is pinned, of {len(request.graph.nodes)}")
-    return pins
+def _pins(request: plan_pb2.CompileRequest) -> PinGroups:
+    return PinGroups(tuple((pin.device, tuple(pin.nodes)) for pin in request.pins), len(request.graph.nodes))
 
 
 def _undo(session: Session, plan: int, done: Future[PlanInfo]) -> None:
