@@ -58,6 +58,8 @@ class CompileOptions:
     memory: tuple[tuple[str, int], ...] = ()
     #: How many runs may be under way at once.
     pipeline: int = 1
+    #: The handle of the reservation in whose memory it is to lie; 0: none.
+    reservation: int = 0
     #: Called when the answer did not come, and nobody knows what became of the plan that is updated.
     doubt: Callable[[], None] = lambda: None
 
@@ -114,6 +116,7 @@ def _compile(
         pins=how.pins,
         memory=how.memory,
         pipeline=how.pipeline,
+        reservation=how.reservation,
     )
     try:
         return (yield request)  # type: ignore[no-any-return]

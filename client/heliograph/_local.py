@@ -26,6 +26,7 @@ from heliograph._effects import (
     ListDevices,
     QueryOps,
     QueryPlacement,
+    Reserve,
     Upload,
 )
 from heliograph._outcome import Outcome, Transfer
@@ -144,6 +145,8 @@ class LocalTransport:
                 return self.session.missing_contents(digests)
             case Compile():
                 return self._compile(call)
+            case Reserve():
+                return self._reserve(call)
             case Estimate(graph, devices, fusion):
                 from heliograph_backends.contract import CompileOptions
 
@@ -177,6 +180,23 @@ class LocalTransport:
                 pins={node: device for device, nodes in call.pins for node in nodes},
                 memory=dict(call.memory),
                 pipeline=call.pipeline,
+                reservation=call.reservation,
+            )
+        )
+
+    def _reserve(self, call: Reserve) -> dict[str, int]:
+        from heliograph_backends.contract import CompileOptions
+        from heliograph_server.core.runtime import ReserveRequest
+
+        return self.session.reserve(
+            ReserveRequest(
+                reservation=call.reservation,
+                graph=call.graph,
+                devices=call.devices,
+                options=CompileOptions(call.fusion, call.threads),
+                pins={node: device for device, nodes in call.pins for node in nodes},
+                memory=dict(call.memory),
+                block_bytes=call.block_bytes,
             )
         )
 
@@ -184,6 +204,8 @@ class LocalTransport:
         """Takes back what a call did whose caller no longer waits."""
         if isinstance(call, Compile):
             self.session.discard_plan(call.plan)
+        elif isinstance(call, Reserve):
+            self.session.discard_reservation(call.reservation)
 
     def upload(self, upload: Upload) -> None:
         """Carries bytes. Raises what the core refuses them with."""
@@ -292,7 +314,7 @@ class LocalShell(BlockingShell):
         self._transport.download(download, deadline)
 
     def _call(self, call: Call, deadline: Deadline) -> Any:
-        if not isinstance(call, Compile | Estimate):
+        if not isinstance(call, Compile | Reserve | Estimate):
             return self._transport.call(call)
         answer = _Answer(lambda: self._transport.call(call))
         try:

@@ -27,9 +27,11 @@ from heliograph_proto.messages.plans import (
     decode_estimate,
     decode_plan,
     decode_report,
+    decode_reserved,
     encode_estimate,
     encode_plan,
     encode_report,
+    encode_reserved,
 )
 from heliograph_proto.messages.types import (
     decode_checked_type,
@@ -56,6 +58,7 @@ __all__ = [
     "decode_plan",
     "decode_query",
     "decode_report",
+    "decode_reserved",
     "decode_session",
     "decode_type",
     "encode_answers",
@@ -71,6 +74,7 @@ __all__ = [
     "encode_plan",
     "encode_queries",
     "encode_report",
+    "encode_reserved",
     "encode_session",
     "encode_type",
     "graph_digest",

@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from heliograph_backends.contract import CompileOptions, Device, LeafBindings, Plan, Tensor
+from heliograph_backends.contract import Arena, CompileOptions, Device, LeafBindings, Plan, Tensor
 from heliograph_proto.description import PlanEstimate, PlanInfo, Port, VariablePort
 from heliograph_proto.errors import (
     HeliographError,
@@ -22,23 +22,35 @@ from heliograph_proto.errors import (
     MissingContentError,
     UnsupportedError,
 )
-from heliograph_proto.graph import Graph, Leaf, LeafKind, reordered, validate
+from heliograph_proto.graph import Graph, Leaf, LeafKind, validate
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import MAX_BYTES
 from heliograph_server.core.checks import check_made, check_pipeline
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.execution import typed, zeroed
-from heliograph_server.core.handles import BoundLeaves, Lane, PlanHandle, TensorHandle
+from heliograph_server.core.handles import (
+    NOTHING_BOUND,
+    BoundLeaves,
+    Lane,
+    PlanHandle,
+    ReservationHandle,
+    TensorHandle,
+)
 from heliograph_server.core.known_graphs import KnownGraph, KnownGraphs, ReceivedGraph
 from heliograph_server.core.known_plans import KnownPlan, KnownPlans, Ports, key_of
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.occupancy import Occupancy
+from heliograph_server.core.ordered import ordered
 from heliograph_server.core.precedence import Precedences
 from heliograph_server.core.protocol import SessionCore
+from heliograph_server.core.reservation import Need, Reservation, needs_of
 from heliograph_server.core.room import Room
 from heliograph_server.core.scheduled import ScheduledPlan
 from heliograph_server.core.targets import Target, Targets, Wish, first_unsupported
 from heliograph_server.core.turns import Turns
+
+#: Of a plan that takes memory of its own.
+NO_RESERVATION = Reservation({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +71,21 @@ class CompileRequest:
     memory: Mapping[str, int] = field(default_factory=dict)
     #: Of a plan over several devices: how many of its runs may be under way at once.
     pipeline: int = 1
+    #: The handle of the reservation in whose memory it is to lie; 0: none.
+    reservation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveRequest:
+    """For what memory is taken: a graph that nobody has checked yet, or blocks of the first device."""
+
+    reservation: int
+    graph: Graph | None = None
+    devices: tuple[str, ...] = ()
+    options: CompileOptions = field(default_factory=CompileOptions)
+    pins: Mapping[int, str] = field(default_factory=dict)
+    memory: Mapping[str, int] = field(default_factory=dict)
+    block_bytes: tuple[int, ...] = ()
 
 
 class Compiler:
@@ -95,7 +122,7 @@ class Compiler:
         started = time.perf_counter()
         known = self._known.validated(request.graph, request.bindings.keys())
         with self.busy, _Compilation(self._core, self._lock, request, known.graph) as compilation:
-            key = key_of(request, known, compilation.bound)
+            key = key_of(request, known, compilation.bound, compilation.reservation)
             plan = self._plans.take(key)
             if plan is None:
                 plan = self._room.for_work(lambda: self._make(known, key, compilation))
@@ -105,13 +132,17 @@ class Compiler:
     def _make(self, known: KnownGraph, key: Hashable, compilation: _Compilation) -> KnownPlan:
         """A plan that nobody compiled before."""
         graph, bound = known.graph, compilation.bound
-        target = self._target(known, compilation.request, bound)
+        target = self._target(known, compilation.request, bound, compilation.memory.sizes)
         # Weights are packed by the device's workers.
         with self._occupancies[target.main.name], self._weights(graph, target, compilation):
             bindings = self._bind(graph, target, bound)
             loaded = self._load(target, graph, bindings, compilation)
+        found = compilation.reservation if loaded.plan.arena_bytes else None
+        turns = found.turns if found is not None else _turns(loaded)
+        memory = found.reservation if found is not None else None
         # What holds tensors of the client goes with the last handle.
-        return KnownPlan(key, known, loaded, _turns(loaded), Ports.of(graph), lasts=not bound.tensors)
+        lasts = not bound.tensors
+        return KnownPlan(key, known, loaded, turns, Ports.of(graph), lasts, memory)
 
     @contextmanager
     def _weights(self, graph: Graph, target: Target, compilation: _Compilation) -> Iterator[None]:
@@ -132,24 +163,26 @@ class Compiler:
         options = compilation.request.options
         if target.schedule is None:
             device = target.main
-            old = compilation.idle_plan(device, self._plans)
-            loaded = _compile(device, graph, bindings, options, old)
+            arena = compilation.memory.share(device.name).arena
+            old = compilation.idle_plan(device, self._plans) if arena is None else None
+            loaded = _compile(device, graph, bindings, options, arena, old)
             if old is not None:
                 self._plans.hand_over(old)
             return loaded
-        return self._pipeline(target, graph, bindings, options, compilation.request.pipeline)
+        return self._pipeline(target, graph, bindings, compilation)
 
     def _pipeline(
-        self, target: Target, graph: Graph, bindings: LeafBindings, options: CompileOptions, copies: int
+        self, target: Target, graph: Graph, bindings: LeafBindings, compilation: _Compilation
     ) -> LoadedPlan:
         """A plan over several devices, in as many copies as runs may be under way at once."""
         assert target.schedule is not None
-        where = target.schedule, target.devices
+        options, copies = compilation.request.options, compilation.request.pipeline
         precedences = Precedences(len(target.devices)) if copies > 1 else None
+        how = options, precedences, self._occupancies, compilation.memory.share
         plans: list[Plan] = []
         try:
             for _ in range(copies):
-                made = ScheduledPlan(graph, *where, bindings, options, precedences, self._occupancies)
+                made = ScheduledPlan(graph, target.schedule, target.devices, bindings, *how)
                 plans.append(made)
         except BaseException:
             for plan in plans:
@@ -162,8 +195,7 @@ class Compiler:
         weights = frozenset(n for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.WEIGHT)
         checked = validate(graph, self._limits, bound=weights)
         device = self._choose(checked, devices)
-        ordered, _ = _ordered(device, checked)
-        found = device.estimate(ordered, options)
+        found = device.estimate(ordered(device, checked)[0], options)
         sizes = {kind: _sizes(device, checked.of_kind(kind)) for kind in LeafKind}
         return PlanEstimate(
             device=device.name,
@@ -171,7 +203,40 @@ class Compiler:
             weights_bytes=sizes[LeafKind.WEIGHT],
             variables_bytes=sizes[LeafKind.VARIABLE],
             extra_bytes=found.extra_bytes,
+            arena_bytes=found.arena_bytes,
         )
+
+    def reserve(self, request: ReserveRequest) -> dict[str, int]:
+        """Takes memory for plans; bytes by device. Raises what PlanService.Reserve is refused with."""
+        with self.busy:
+            with self._lock:
+                self._core.hold_number(request.reservation, ReservationHandle)
+            try:
+                made = self._room.for_work(lambda: Reservation(self._needs(request)))
+                self._commit_reservation(request.reservation, made)
+            finally:
+                with self._lock:
+                    self._core.handles.give_up(request.reservation)
+        return made.sizes
+
+    def _needs(self, request: ReserveRequest) -> dict[Device, Need]:
+        if request.graph is None:
+            device = self._device(request.devices[0] if request.devices else "")
+            return {device: Need(request.block_bytes)}
+        graph, options = request.graph, request.options
+        weights = frozenset(n for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.WEIGHT)
+        known = KnownGraph(validate(graph, self._limits, bound=weights))
+        wish = Wish(request.devices, request.pins, request.memory, options)
+        target = self._targets.find(known, wish, self._devices_of(known.graph, NOTHING_BOUND))
+        return needs_of(known.graph, target.devices, target.schedule, options)
+
+    def _commit_reservation(self, number: int, made: Reservation) -> None:
+        try:
+            with self._lock:
+                self._core.add_reservation(number, made)
+        except BaseException:
+            made.free()
+            raise
 
     # Where
 
@@ -188,11 +253,13 @@ class Compiler:
 
     # What its leaves are
 
-    def _target(self, known: KnownGraph, request: CompileRequest, bound: BoundLeaves) -> Target:
+    def _target(
+        self, known: KnownGraph, request: CompileRequest, bound: BoundLeaves, reserved: Mapping[str, int]
+    ) -> Target:
         """Raises what `Targets.find` does."""
         check_pipeline(request.pipeline)
         wish = Wish(request.devices, request.pins, request.memory, request.options, request.pipeline)
-        return self._targets.find(known, wish, self._devices_of(known.graph, bound))
+        return self._targets.find(known, wish, self._devices_of(known.graph, bound), reserved)
 
     def _devices_of(self, graph: Graph, bound: BoundLeaves) -> dict[int, str]:
         """The names of the devices of leaves that lie somewhere already."""
@@ -281,8 +348,9 @@ class Compiler:
                     [one for n, (_, one) in handles.items() if n in ports.assigned],
                 )
                 named = ports.inputs, ports.outputs
-                where = loaded.device.name
-                self._core.add_plan(request.plan, where, named, variables, loaded, bound, plan.turns)
+                lies_in = compilation.reservation if plan.reservation is not None else None
+                what = loaded, bound, plan.turns, lies_in
+                self._core.add_plan(request.plan, loaded.device.name, named, variables, *what)
         except BaseException:
             self._plans.release(loaded)
             raise
@@ -293,6 +361,7 @@ class Compiler:
             variables=tuple(_variable_port(leaf, *handles[n]) for n, leaf in ports.variables),
             device=loaded.device.name,
             compute_bytes=loaded.compute_bytes,
+            reserved_bytes=loaded.plan.arena_bytes,
             steps=loaded.plan.steps,
             duration_ms=(time.perf_counter() - started) * 1e3,
             **_extent(loaded),
@@ -316,7 +385,11 @@ class _Compilation:
         self.request = request
         self.graph = graph
         self.bound = BoundLeaves()
+        #: In which the plan is to lie.
+        self.reservation: ReservationHandle | None = None
+        self.memory = NO_RESERVATION
         self.is_committed = False
+        self._uses = ExitStack()
         self._old: PlanHandle | None = None
         self._is_reserved = False
 
@@ -328,13 +401,24 @@ class _Compilation:
             try:
                 if self.request.updates:
                     self._old = self._core.take_plan(self.request.updates)
-                self._core.reserve_plan(self.request.plan)
+                self._core.hold_number(self.request.plan, PlanHandle)
                 self._is_reserved = True
+                self._find_reservation()
                 self.bound = self._core.bind_leaves(wanted, weights)
             except BaseException:
                 self._let_go()
+                self._uses.close()
                 raise
         return self
+
+    def _find_reservation(self) -> None:
+        if self.request.reservation:
+            self.reservation = self._core.handles.get(self.request.reservation, ReservationHandle)
+            if self.request.pipeline > 1:
+                # Copies that run at once cannot lie one over the other.
+                return
+            self.memory = self.reservation.reservation
+            self._uses.enter_context(self.memory.in_use())
 
     def idle_plan(self, device: Device, plans: KnownPlans) -> LoadedPlan | None:
         """The plan whose memory may be taken over: nothing of it runs, and nothing will."""
@@ -346,6 +430,7 @@ class _Compilation:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._let_go()
+        self._uses.close()
 
     def _let_go(self) -> None:
         if not self.is_committed:
@@ -362,11 +447,21 @@ class _Compilation:
 
 
 def _compile(
-    device: Device, graph: Graph, bindings: LeafBindings, options: CompileOptions, old: LoadedPlan | None
+    device: Device,
+    graph: Graph,
+    bindings: LeafBindings,
+    options: CompileOptions,
+    arena: Arena | None,
+    old: LoadedPlan | None,
 ) -> LoadedPlan:
     try:
-        ordered, order = _ordered(device, graph)
-        plan = old.updated(ordered, bindings, options) if old else device.compile(ordered, bindings, options)
+        wanted, order = ordered(device, graph)
+        if old is not None:
+            plan = old.updated(wanted, bindings, options)
+        elif arena is not None:
+            plan = device.compile_in(arena, wanted, bindings, options)
+        else:
+            plan = device.compile(wanted, bindings, options)
         return LoadedPlan((plan,), device, order)
     except HeliographError:
         raise
@@ -397,14 +492,6 @@ def _extent(loaded: LoadedPlan) -> dict[str, Any]:
 def _variable_port(leaf: Leaf, number: int, handle: TensorHandle) -> VariablePort:
     device = handle.storage.device if handle.storage is not None else ""
     return VariablePort(Port(leaf.name, leaf.type), number, device)
-
-
-def _ordered(device: Device, graph: Graph) -> tuple[Graph, tuple[int, ...] | None]:
-    """The graph in the order that the device wants, and that order; None: as it is."""
-    order = tuple(device.optimize(graph))
-    if order == tuple(range(len(graph.nodes))):
-        return graph, None
-    return reordered(graph, order), order
 
 
 def _on_device(tensor: Tensor, leaf: Leaf, device: Device) -> Tensor:

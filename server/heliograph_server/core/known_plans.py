@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph_proto.description import Port
 from heliograph_proto.graph import Graph, Leaf, LeafKind
-from heliograph_server.core.handles import BoundLeaves
+from heliograph_server.core.handles import BoundLeaves, ReservationHandle
 from heliograph_server.core.known_graphs import MOST_BYTES, KnownGraph
 from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
 from heliograph_server.core.turns import Turns
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 MOST_IDLE, MOST_IDLE_BYTES, MOST_IDLE_MESSAGES = 4, 64 * 2**20, MOST_BYTES
 
 #: What of a request says which handles are meant, but not what is compiled.
-_HANDLES = ("plan", "graph", "bindings", "updates")
+_HANDLES = ("plan", "graph", "bindings", "updates", "reservation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +65,23 @@ class KnownPlan:
     loaded: LoadedPlan
     turns: Turns
     ports: Ports
-    #: Whether it may stay without a handle.
+    #: Whether it holds nothing that is the client's, and so may stay without a handle.
     lasts: bool
+    #: In whose memory it lies, if so.
+    reservation: Reservation | None = None
     handles: int = 1
 
+    @property
+    def may_stay(self) -> bool:
+        """Whether it may stay without a handle, now."""
+        return self.lasts and (self.reservation is None or not self.reservation.is_over)
 
-def key_of(request: CompileRequest, known: KnownGraph, bound: BoundLeaves) -> Hashable:
-    """What a plan is compiled of: the graph, the tensors that its leaves are, and all that was asked for.
+
+def key_of(
+    request: CompileRequest, known: KnownGraph, bound: BoundLeaves, reservation: ReservationHandle | None
+) -> Hashable:
+    """What a plan is compiled of: the graph, the tensors that its leaves are, the memory in which it is to
+    lie, and all else that was asked for.
 
     None for a graph that came without its message. Names are in it, since errors and ports carry them.
     """
@@ -78,7 +89,7 @@ def key_of(request: CompileRequest, known: KnownGraph, bound: BoundLeaves) -> Ha
         return None
     tensors = frozenset((leaf, one.storage, one.layout.offset_bytes) for leaf, one in bound.tensors.items())
     asked = (getattr(request, one.name) for one in fields(request) if one.name not in _HANDLES)
-    return known, tensors, *map(_hashable, asked)
+    return known, tensors, reservation, *map(_hashable, asked)
 
 
 def _hashable(value: Any) -> Hashable:
@@ -159,7 +170,7 @@ class KnownPlans:
         """Keeps a plan that lost its last handle, if it may stay; those that go for it, or itself."""
         plan.loaded.trim()
         kept = {plan: plan.loaded.kept_bytes()}
-        stays = plan.lasts and not self._closed and self._by_key.get(plan.key) is plan
+        stays = plan.may_stay and not self._closed and self._by_key.get(plan.key) is plan
         if not stays or _is_too_much(kept):
             gone = [plan]
         else:
@@ -179,6 +190,14 @@ class KnownPlans:
         for one in gone:
             one.loaded.free()
         return bool(gone)
+
+    def end(self, reservation: Reservation) -> None:
+        """Frees the plans that lie there, whoever has a handle of them. Nothing of them runs."""
+        with self._lock:
+            gone = [one for one in self._by_plan.values() if one.reservation is reservation]
+            self._drop(gone)
+        for one in gone:
+            one.loaded.free()
 
     def _drop(self, gone: list[KnownPlan]) -> None:
         for one in gone:

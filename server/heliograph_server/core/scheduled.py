@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
 from heliograph_backends import access
 from heliograph_backends.contract import (
     Abort,
+    Arena,
     Buffer,
     BufferType,
     CompileOptions,
@@ -24,6 +27,7 @@ from heliograph_proto.description import CopyReport, DeviceShare, NodePlacement,
 from heliograph_proto.errors import HeliographError, UnknownHandleError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_server.core.precedence import Precedences
+from heliograph_server.core.reservation import NOTHING, Share
 from heliograph_server.core.scheduling import Schedule
 from heliograph_server.core.scheduling.between import (
     Place,
@@ -60,7 +64,9 @@ class ScheduledPlan(Plan):
         options: CompileOptions,
         precedences: Precedences | None = None,
         occupancies: Mapping[str, AbstractContextManager[object]] | None = None,
+        memory: Callable[[str], Share] = lambda _: NOTHING,
     ) -> None:
+        """`memory`: what was reserved of a device, by its name."""
         self.graph = graph
         self.schedule = schedule
         self.devices = tuple(devices)
@@ -86,6 +92,9 @@ class ScheduledPlan(Plan):
         ]
         self._plans: list[Plan] = []
         self._buffers: list[Buffer] = []
+        self._memory = memory
+        #: Bytes by device of values between splits that lie in what was reserved.
+        self._lent: dict[str, int] = dict.fromkeys((one.name for one in devices), 0)
         self._freed = False
         self._precedences = precedences
         signs = occupancies or {}
@@ -98,12 +107,15 @@ class ScheduledPlan(Plan):
         try:
             self._tensors = self._place_all(spans)
             for part, split in zip(self._parts, schedule.splits, strict=True):
-                self._plans.append(compile_part(devices[split.device], part, self._leaves, options))
+                device = devices[split.device]
+                arena = memory(device.name).arena
+                self._plans.append(compile_part(device, part, self._leaves, options, arena))
         except BaseException:
             self.free()
             raise
+        self.arena_bytes = sum(self._lent.values()) + sum(plan.arena_bytes for plan in self._plans)
         self.compute_bytes = sum(one.size_bytes for one in self._buffers) + sum(
-            plan.compute_bytes for plan in self._plans
+            (*self._lent.values(), *(plan.compute_bytes for plan in self._plans))
         )
         self.steps = sum(plan.steps for plan in self._plans)
 
@@ -138,14 +150,25 @@ class ScheduledPlan(Plan):
     def _place(self, memory: BufferType, spans: Mapping[int, Span]) -> dict[int, Tensor]:
         """Tensors for values in one device's memory, which share bytes where their spans do not meet."""
         arena = plan_between(self.graph, spans, memory)
-        chunks: list[Buffer] = []
-        for size_bytes in arena.chunk_bytes:
-            chunks.append(memory.allocate(size_bytes, Usage.COMPUTE))
-            self._buffers.append(chunks[-1])
+        chunks = self._chunks(memory, arena.chunk_bytes)
         placed = zip(spans, arena.chunks, arena.offsets, strict=True)
         return {
             value: Tensor(self.graph.type_of(value), chunks[chunk], offset) for value, chunk, offset in placed
         }
+
+    def _chunks(self, memory: BufferType, sizes: Sequence[int]) -> list[Buffer]:
+        """Buffers of such sizes: the smallest that suffices of what was reserved, or else a new one."""
+        device, found = memory.device.name, list[Buffer]()
+        offered = sorted(self._memory(device).between, key=attrgetter("size_bytes"))
+        for size_bytes in sizes:
+            place = bisect_left(offered, size_bytes, key=attrgetter("size_bytes"))
+            if place < len(offered):
+                found.append(offered.pop(place))
+                self._lent[device] += size_bytes
+            else:
+                found.append(memory.allocate(size_bytes, Usage.COMPUTE))
+                self._buffers.append(found[-1])
+        return found
 
     # Running
 
@@ -236,7 +259,7 @@ class ScheduledPlan(Plan):
         plans = zip(self.schedule.splits, self._plans, strict=True)
         computing = sum(plan.compute_bytes for split, plan in plans if split.device == place)
         weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
-        return DeviceShare(device.name, weights, variables, between + computing)
+        return DeviceShare(device.name, weights, variables, between + self._lent[device.name] + computing)
 
     # The end
 
@@ -256,15 +279,25 @@ class ScheduledPlan(Plan):
         self._buffers.clear()
 
 
-def compile_part(device: Device, part: Part, leaves: Mapping[int, Tensor], options: CompileOptions) -> Plan:
-    """The plan of one split. Errors have the whole graph's numbers."""
+def compile_part(
+    device: Device,
+    part: Part,
+    leaves: Mapping[int, Tensor],
+    options: CompileOptions,
+    arena: Arena | None = None,
+) -> Plan:
+    """The plan of one split, which may lie where others of its device lie. Errors have the whole graph's
+    numbers."""
     weights: dict[int, Tensor] = {}
     variables: dict[int, Tensor] = {}
     for leaf, value in part.bound:
         into = weights if part.graph.leaves[leaf].kind is LeafKind.WEIGHT else variables
         into[leaf] = leaves[value]
     try:
-        return device.compile(part.graph, LeafBindings(weights, variables), options)
+        bindings = LeafBindings(weights, variables)
+        if arena is not None:
+            return device.compile_in(arena, part.graph, bindings, options)
+        return device.compile(part.graph, bindings, options)
     except HeliographError as error:
         raise explain(error, part) from None
 

@@ -16,7 +16,7 @@ from heliograph_proto.errors import HandleExistsError, HeliographError, SessionC
 from heliograph_proto.graph import Graph
 from heliograph_proto.limits import Limits
 from heliograph_server.core.bulk import ContentUpload, TransferUpload, Upload
-from heliograph_server.core.compiling import Compiler, CompileRequest
+from heliograph_server.core.compiling import Compiler, CompileRequest, ReserveRequest
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines
 from heliograph_server.core.downloads import Download
@@ -25,6 +25,7 @@ from heliograph_server.core.handles import (
     BufferHandle,
     EventHandle,
     PlanHandle,
+    ReservationHandle,
     StreamHandle,
     TensorHandle,
 )
@@ -60,6 +61,7 @@ class SessionStatistics:
     #: Plans that nobody has a handle of any more, and what they take of devices.
     idle_plans: int = 0
     idle_bytes: int = 0
+    reservations: int = 0
 
 
 class Session(SessionWork):
@@ -112,6 +114,7 @@ class Session(SessionWork):
                 commands_in_flight=self._core.unretired,
                 idle_plans=self._plans.idle,
                 idle_bytes=self._plans.idle_bytes,
+                reservations=count(ReservationHandle),
             )
 
     @property
@@ -208,12 +211,23 @@ class Session(SessionWork):
         """Where the nodes of a plan run and why. Raises UnknownHandleError."""
         with self._lock:
             self._check_open()
-            loaded: LoadedPlan = self._core.handles.get(plan, PlanHandle).plan
+            found = self._core.handles.get(plan, PlanHandle)
+            found.check_there()
+            loaded: LoadedPlan = found.plan
         return loaded.report()
+
+    def reserve(self, request: ReserveRequest) -> dict[str, int]:
+        """Takes memory for plans that are compiled later; bytes by device. Raises what Reserve is refused
+        with. A Free of its handle gives it back."""
+        return self._compiler.reserve(request)
 
     def discard_plan(self, handle: int) -> None:
         """Undoes a compile whose client left before it learned of it."""
-        self._event(partial(self._core.discard_plan, handle))
+        self._event(partial(self._core.discard, handle, PlanHandle))
+
+    def discard_reservation(self, handle: int) -> None:
+        """Undoes a `reserve` whose client left before it learned of it."""
+        self._event(partial(self._core.discard, handle, ReservationHandle))
 
     def missing_contents(self, digests: Sequence[bytes]) -> tuple[bytes, ...]:
         """Which of the contents the session does not hold."""

@@ -29,6 +29,7 @@ from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.occupancy import SHORT_US, Occupancy
 from heliograph_server.core.protocol import SessionCore
+from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
@@ -42,6 +43,7 @@ from heliograph_server.core.tasks import (
     Instruction,
     OpenLane,
     ReleasePlan,
+    ReleaseReservation,
     ReleaseStorage,
     ReleaseTensor,
     Resume,
@@ -97,6 +99,7 @@ class SessionWork:
             ReleaseTensor: self._release_tensor,
             ReleaseStorage: self._release_storage,
             ReleasePlan: self._release_plan,
+            ReleaseReservation: self._release_reservation,
             DropUpload: self._drop_upload,
             Deliver: self._deliver_read,
             DropRead: self._drop_read,
@@ -276,6 +279,11 @@ class SessionWork:
 
     def _release_plan(self, instruction: ReleasePlan) -> None:
         self._plans.release(instruction.plan.plan)
+
+    def _release_reservation(self, instruction: ReleaseReservation) -> None:
+        reservation: Reservation = instruction.reservation.reservation
+        self._plans.end(reservation)
+        reservation.free()
 
     def _drop_upload(self, instruction: DropUpload) -> None:
         staged = self._uploads.pop(instruction.transfer, None)

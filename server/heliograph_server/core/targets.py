@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from heliograph_backends.contract import CompileOptions, Device
 from heliograph_proto.errors import UnsupportedError
@@ -57,9 +58,16 @@ class Targets:
         self._contents = contents
         self._room = room
 
-    def find(self, known: KnownGraph, wish: Wish, lies: Mapping[int, str]) -> Target:
-        """`lies`: names of the devices of leaves that lie somewhere already. Raises UnsupportedError,
-        OutOfMemoryError, UnknownDeviceError, InvalidArgumentError."""
+    def find(
+        self,
+        known: KnownGraph,
+        wish: Wish,
+        lies: Mapping[int, str],
+        reserved: Mapping[str, int] = MappingProxyType({}),
+    ) -> Target:
+        """`lies`: names of the devices of leaves that lie somewhere already; `reserved`: bytes of devices
+        that are there for the plan. Raises UnsupportedError, OutOfMemoryError, UnknownDeviceError,
+        InvalidArgumentError."""
         named = [self._device(name) for name in dict.fromkeys(wish.devices or ("",))]
         if len(named) == 1 and not wish.pins and not wish.memory:
             refusal = first_unsupported(known.graph, named[0])
@@ -68,13 +76,18 @@ class Targets:
             if len(with_host(named, self._everyone)) == 1:
                 raise refusal
         devices = with_host(named, self._everyone)
-        found = self._schedule(known, wish, devices, lies)
+        found = self._schedule(known, wish, devices, lies, reserved)
         if found.only is not None:
             return Target((devices[found.only],))
         return Target(devices, found)
 
     def _schedule(
-        self, known: KnownGraph, wish: Wish, devices: tuple[Device, ...], lies: Mapping[int, str]
+        self,
+        known: KnownGraph,
+        wish: Wish,
+        devices: tuple[Device, ...],
+        lies: Mapping[int, str],
+        reserved: Mapping[str, int],
     ) -> Schedule:
         """As it was found before, or else found now and kept."""
         places = {device.name: place for place, device in enumerate(devices)}
@@ -84,10 +97,11 @@ class Targets:
         placed = _placed(known.graph, lies, places)
         pins = {node: places[name] for node, name in wish.pins.items()}
         key = (*places,), frozenset(placed.items()), frozenset(pins.items()), wish.options, wish.pipeline
-        free = [usable_bytes(one, self._room.idle_on(one.name), wish.memory.get(one.name)) for one in devices]
+        spare = {one.name: self._room.idle_on(one.name) + reserved.get(one.name, 0) for one in devices}
+        free = [usable_bytes(one, spare[one.name], wish.memory.get(one.name)) for one in devices]
         found = known.schedule(key, free)
         if found is None:
-            own = self._own_bytes(known.graph, devices, placed)
+            own = self._own_bytes(known.graph, devices, placed, spare)
             asked = candidates(known.graph, devices, own, wish.memory)
             problem = Problem(known.graph, asked, placed, pins)
             found = spread(problem, devices, wish.options, wish.pipeline)
@@ -95,15 +109,14 @@ class Targets:
         return found
 
     def _own_bytes(
-        self, graph: Graph, devices: Sequence[Device], placed: Mapping[int, int]
+        self, graph: Graph, devices: Sequence[Device], placed: Mapping[int, int], spare: Mapping[str, int]
     ) -> dict[str, int]:
         """By device: bytes of the graph's leaves that lie there, and so take nothing more of it, and those
         that are as good as free."""
-        idle = {one.name: self._room.idle_on(one.name) for one in devices}
-        found = {name: self._contents.bytes_on(name, graph.weights) + size for name, size in idle.items()}
+        found = {one.name: self._contents.bytes_on(one.name, graph.weights) for one in devices}
         for value, place in placed.items():
             found[devices[place].name] += graph.type_of(value).nbytes
-        return found
+        return {name: size_bytes + spare[name] for name, size_bytes in found.items()}
 
 
 def _placed(graph: Graph, lies: Mapping[int, str], places: Mapping[str, int]) -> dict[int, int]:

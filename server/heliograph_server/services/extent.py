@@ -18,6 +18,8 @@ from heliograph_proto.v1 import command_pb2, device_pb2, graph_pb2, plan_pb2
 MAX_LISTED = 10_000
 #: The most devices that one plan may name.
 MAX_DEVICES = 1024
+#: The most blocks of one reservation.
+MAX_BLOCKS = 1024
 #: The most operands, attributes and dimensions of a graph, for each node that it may have.
 PARTS_PER_NODE = 64
 
@@ -66,7 +68,7 @@ def check_bindings(request: plan_pb2.CompileRequest, limits: Limits) -> None:
     _check(len(request.bindings), limits.graph_nodes, "bindings")
 
 
-def check_compile(request: plan_pb2.CompileRequest, limits: Limits) -> None:
+def check_compile(request: plan_pb2.CompileRequest | plan_pb2.ReserveRequest, limits: Limits) -> None:
     """Everything but the graph and the bindings. Raises LimitExceededError."""
     _check(len(request.devices), MAX_DEVICES, "devices")
     _check(len(request.memory_bytes), MAX_DEVICES, "memory limits")
@@ -77,6 +79,13 @@ def check_estimate(request: plan_pb2.EstimateRequest, limits: Limits) -> None:
     """Raises LimitExceededError."""
     check_graph(request.graph, limits)
     _check(len(request.devices), MAX_DEVICES, "devices")
+
+
+def check_reserve(request: plan_pb2.ReserveRequest, limits: Limits) -> None:
+    """Raises LimitExceededError."""
+    check_graph(request.graph, limits)
+    check_compile(request, limits)
+    _check(len(request.block_bytes), MAX_BLOCKS, "blocks")
 
 
 def check_graph(graph: graph_pb2.Graph, limits: Limits) -> None:

@@ -14,13 +14,19 @@ from grpc import aio
 from heliograph_backends.contract import CompileOptions
 from heliograph_proto import messages
 from heliograph_proto.description import PlanEstimate, PlanInfo
-from heliograph_proto.errors import InvalidGraphError
+from heliograph_proto.errors import InvalidArgumentError, InvalidGraphError
 from heliograph_proto.graph import Graph
 from heliograph_proto.v1 import graph_pb2, plan_pb2, plan_pb2_grpc
 from heliograph_server.core.known_graphs import ReceivedGraph
 from heliograph_server.core.pins import PinGroups
-from heliograph_server.core.runtime import CompileRequest, Session
-from heliograph_server.services.extent import check_bindings, check_compile, check_estimate, check_graph
+from heliograph_server.core.runtime import CompileRequest, ReserveRequest, Session
+from heliograph_server.services.extent import (
+    check_bindings,
+    check_compile,
+    check_estimate,
+    check_graph,
+    check_reserve,
+)
 from heliograph_server.services.refusals import HostSlot, refusals
 
 
@@ -71,6 +77,23 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         return messages.encode_estimate(found)
 
     @refusals
+    async def Reserve(
+        self,
+        request: plan_pb2.ReserveRequest,
+        context: aio.ServicerContext[plan_pb2.ReserveRequest, plan_pb2.ReserveResponse],
+    ) -> plan_pb2.ReserveResponse:
+        session = self._slot.host.session(request.session)
+        with _counted(session, request):
+            async with self._one_at_a_time(session):
+                reserving = self._compilers.submit(_reserve, session, request)
+                try:
+                    sizes = await asyncio.wrap_future(reserving)
+                    return messages.encode_reserved(sizes)
+                except asyncio.CancelledError:
+                    reserving.add_done_callback(lambda done: _forget(session, request.reservation, done))
+                    raise
+
+    @refusals
     async def Explain(
         self,
         request: plan_pb2.ExplainRequest,
@@ -81,7 +104,9 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
 
 
 @contextmanager
-def _counted(session: Session, request: plan_pb2.CompileRequest | plan_pb2.EstimateRequest) -> Iterator[None]:
+def _counted(
+    session: Session, request: plan_pb2.CompileRequest | plan_pb2.EstimateRequest | plan_pb2.ReserveRequest
+) -> Iterator[None]:
     """Counts the bytes of a graph as long as it is kept. Raises LimitExceededError."""
     size_bytes = request.ByteSize()
     session.requests.reserve(size_bytes)
@@ -110,6 +135,24 @@ def compile_request(session: Session, request: plan_pb2.CompileRequest) -> PlanI
             pins=_pins(request),
             memory=dict(request.memory_bytes),
             pipeline=request.pipeline or 1,
+            reservation=request.reservation,
+        )
+    )
+
+
+def _reserve(session: Session, request: plan_pb2.ReserveRequest) -> dict[str, int]:
+    check_reserve(request, session.limits)
+    if request.HasField("graph") == bool(request.block_bytes):
+        raise InvalidArgumentError("memory is reserved for a graph, or in blocks of these sizes: say which")
+    return session.reserve(
+        ReserveRequest(
+            reservation=request.reservation,
+            graph=None if request.block_bytes else messages.decode_graph(request.graph),
+            devices=tuple(request.devices),
+            options=CompileOptions(request.fusion != plan_pb2.FUSION_OFF, request.threads),
+            pins=_pins(request),
+            memory=dict(request.memory_bytes),
+            block_bytes=tuple(request.block_bytes),
         )
     )
 
@@ -139,7 +182,7 @@ def _bindings(request: plan_pb2.CompileRequest) -> dict[int, int]:
     return bindings
 
 
-def _pins(request: plan_pb2.CompileRequest) -> PinGroups:
+def _pins(request: plan_pb2.CompileRequest | plan_pb2.ReserveRequest) -> PinGroups:
     return PinGroups(tuple((pin.device, tuple(pin.nodes)) for pin in request.pins), len(request.graph.nodes))
 
 
@@ -147,3 +190,9 @@ def _undo(session: Session, plan: int, done: Future[PlanInfo]) -> None:
     """The client left: nobody knows the plan that it asked for."""
     if not done.cancelled() and done.exception() is None:
         session.discard_plan(plan)
+
+
+def _forget(session: Session, reservation: int, done: Future[dict[str, int]]) -> None:
+    """The client left: nobody knows the memory that it asked for."""
+    if not done.cancelled() and done.exception() is None:
+        session.discard_reservation(reservation)
