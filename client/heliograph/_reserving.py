@@ -83,7 +83,7 @@ def reserve_blocks(
 
 
 def _check_none(shell: Shell) -> None:
-    if shell.core.reservation:
+    if shell.core.reservation and shell.core.lost is None:
         raise InvalidArgumentError(
             "the session has reserved memory already", advice="reset it first: reservation.reset()"
         )
