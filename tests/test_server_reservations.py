@@ -26,6 +26,7 @@ from heliograph_proto.errors import (
     UnknownHandleError,
 )
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
+from heliograph_proto.types import tensor_type
 from heliograph_server.core.handles import MAX_RESERVATIONS
 from heliograph_server.core.runtime import ReserveRequest
 
@@ -114,7 +115,8 @@ def test_an_update_in_a_reservation_stays_there(client: CoreClient, device: Fake
     info = compile_received(client, 101, chain("neg", "neg", size=512), reservation=R, updates=100)
     assert info.reserved_bytes == info.compute_bytes and used(device) == sizes["fake0"]
     assert set(output_of(client, 101, ones(LARGEST))) == {1.0}
-    compile_received(client, 102, chain("sqr", "neg", size=512), updates=101)
+    info = compile_received(client, 102, chain("sqr", "neg", "neg", "neg", size=512), updates=101)
+    assert info.reserved_bytes == 0 and used(device) == sizes["fake0"] + info.compute_bytes
     client.do(c.Free((R,)))
     assert set(output_of(client, 102, ones(LARGEST))) == {-1.0}
 
@@ -313,6 +315,41 @@ def test_splits_lie_one_over_the_other_and_values_between_them_beside() -> None:
         assert output_of(client, 101, ones(LARGEST)) == expected
         client.do(c.Free((R,)))
         assert all(used(one) == 0 for one in devices)
+
+
+def test_copies_of_a_plan_that_run_at_once_take_memory_of_their_own() -> None:
+    devices = far_devices()
+    names = tuple(one.name for one in devices)
+    wish: dict[str, Any] = {"devices": names, "pins": {node: names[node // 4] for node in range(8)}}
+    with CoreClient(*devices) as client:
+        reserve(client, **wish)
+        info = compile_received(client, 100, LARGEST, reservation=R, pipeline=3, **wish)
+        assert (info.pipeline, info.reserved_bytes) == (3, 0)
+        again = compile_received(client, 101, LARGEST, reservation=R, pipeline=3, **wish)
+        assert again.compute_bytes == info.compute_bytes > 0
+        client.do(c.Free((R, 100)))
+        given = (c.InputBinding(0, ones(LARGEST).tobytes()),)
+        runs = [client.send(c.Run(101, given, (c.OutputBinding(0, 0, True),))) for _ in range(7)]
+        for run in runs:
+            assert np.frombuffer(client.wait(run).outputs[0][1], "f4").tolist() == [1.0] * 512
+        client.do(c.Free((101,)))
+        compile_received(client, 102, LARGEST, pipeline=3, **wish)
+        assert set(output_of(client, 102, ones(LARGEST))) == {1.0}
+
+
+def test_what_was_reserved_counts_as_room_for_its_plans() -> None:
+    wide = tensor_type("f32", (MIB // 16,))
+    first, second = FakeDevice("fake0", 3 * MIB, is_host=False), FakeDevice("fake1", 3 * MIB, is_host=False)
+    with CoreClient(first, second, FakeDevice("fake2", MIB)) as client:
+        digests = [client.upload(bytes([number]) * wide.nbytes) for number in range(2)]
+        weights = (Leaf(LeafKind.WEIGHT, f"w{number}", wide, one) for number, one in enumerate(digests))
+        nodes = (Node("mul", (0, 1), wide), Node("soft_max", (3,), wide))
+        nodes += (Node("mul", (4, 2), wide), Node("soft_max", (5,), wide))
+        graph = Graph((Leaf(LeafKind.INPUT, "x", wide), *weights), nodes, (Output("y", 6),))
+        assert set(reserve(client, graph, devices=("fake0", "fake1"))) == {"fake0"}
+        client.do(c.AllocateBuffer(50, first.memory().free_bytes - wide.nbytes - 4096))
+        info = compile_received(client, 100, graph, reservation=R, devices=("fake0", "fake1"))
+        assert info.devices == ("fake0",) and info.reserved_bytes == info.compute_bytes
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -421,10 +421,11 @@ class _Compilation:
             self._uses.enter_context(self.memory.in_use())
 
     def idle_plan(self, device: Device, plans: KnownPlans) -> LoadedPlan | None:
-        """The plan whose memory may be taken over: nothing of it runs, and nothing will."""
-        if self._old is None or not self._old.turns.is_idle or self._old.device != device.name:
+        """The plan whose memory may be taken over: it is its own, nothing of it runs, and nothing will."""
+        old = self._old
+        if old is None or old.reservation is not None or not old.turns.is_idle or old.device != device.name:
             return None
-        loaded: LoadedPlan = self._old.plan
+        loaded: LoadedPlan = old.plan
         return None if isinstance(loaded.plan, ScheduledPlan) or not plans.is_alone(loaded) else loaded
 
     def __exit__(self, *_: object) -> None:
