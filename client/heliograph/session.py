@@ -157,6 +157,9 @@ class Session(SessionBase):
         that is bound is not uploaded, and its tensor cannot be written as long as the plan lives; a
         variable's is read and written in place.
 
+        What is compiled again, with the same arguments, is the plan that is there, whose runs are serial, or
+        was there lately: that costs a look-up.
+
         Weights that the session does not hold are uploaded first. Errors name the line that built
         the node. Raises InvalidGraphError, UnsupportedError, OutOfMemoryError, LimitExceededError,
         UnknownDeviceError, InvalidArgumentError, DeadlineExceededError.

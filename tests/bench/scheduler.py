@@ -37,7 +37,7 @@ from heliograph_server.core.scheduling.between import plan_between, values_betwe
 from heliograph_server.core.scheduling.order import clocks
 from heliograph_server.core.scheduling.parts import cut
 from heliograph_server.core.spreading import spread
-from heliograph_server.services.plan import compile_request
+from heliograph_server.services.plan import compile_request, received
 
 NODES, WIDTH, RUNS = 10_000, 64, 7
 STAGES, STAGE_SECONDS, PIPELINE_RUNS = 4, 0.01, 200
@@ -129,10 +129,10 @@ def answered(session: Session, data: bytes, plan: int) -> bytes:
     """Compiles what a request says under this handle; the answer's bytes."""
     request = plan_pb2.CompileRequest.FromString(data)
     request.plan = plan
-    size_bytes = request.ByteSize()
+    found, size_bytes = received(session, request)
     session.requests.reserve(size_bytes)
     try:
-        return messages.encode_plan(compile_request(session, request)).SerializeToString()
+        return messages.encode_plan(compile_request(session, request, found)).SerializeToString()
     finally:
         session.requests.give(size_bytes)
 

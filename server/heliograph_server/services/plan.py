@@ -47,14 +47,17 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     ) -> plan_pb2.CompileResponse:
         session = self._slot.host.session(request.session)
         check_bindings(request, session.limits)
-        with _counted(session, request):
+        graph, size_bytes = received(session, request)
+        with _counted(session, size_bytes):
             # Here and not on a thread, of which there are few: both may take as long as the client likes.
             await asyncio.wrap_future(session.when_written([one.tensor for one in request.bindings]))
             async with self._one_at_a_time(session):
-                return messages.encode_plan(await self._compile(session, request))
+                return messages.encode_plan(await self._compile(session, request, graph))
 
-    async def _compile(self, session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
-        compiling = self._compilers.submit(compile_request, session, request)
+    async def _compile(
+        self, session: Session, request: plan_pb2.CompileRequest, graph: ReceivedGraph
+    ) -> PlanInfo:
+        compiling = self._compilers.submit(compile_request, session, request, graph)
         try:
             return await asyncio.wrap_future(compiling)
         except asyncio.CancelledError:
@@ -72,7 +75,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         context: aio.ServicerContext[plan_pb2.EstimateRequest, plan_pb2.EstimateResponse],
     ) -> plan_pb2.EstimateResponse:
         session = self._slot.host.session(request.session)
-        with _counted(session, request):
+        with _counted(session, request.ByteSize()):
             found = await asyncio.wrap_future(self._compilers.submit(_estimate, session, request))
         return messages.encode_estimate(found)
 
@@ -83,7 +86,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         context: aio.ServicerContext[plan_pb2.ReserveRequest, plan_pb2.ReserveResponse],
     ) -> plan_pb2.ReserveResponse:
         session = self._slot.host.session(request.session)
-        with _counted(session, request):
+        with _counted(session, request.ByteSize()):
             async with self._one_at_a_time(session):
                 reserving = self._compilers.submit(_reserve, session, request)
                 try:
@@ -104,11 +107,8 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
 
 
 @contextmanager
-def _counted(
-    session: Session, request: plan_pb2.CompileRequest | plan_pb2.EstimateRequest | plan_pb2.ReserveRequest
-) -> Iterator[None]:
-    """Counts the bytes of a graph as long as it is kept. Raises LimitExceededError."""
-    size_bytes = request.ByteSize()
+def _counted(session: Session, size_bytes: int) -> Iterator[None]:
+    """Counts the bytes of a request as long as it is kept. Raises LimitExceededError."""
     session.requests.reserve(size_bytes)
     try:
         yield
@@ -120,10 +120,9 @@ def _explain(session: Session, plan: int) -> plan_pb2.ExplainResponse:
     return messages.encode_report(session.explain(plan))
 
 
-def compile_request(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
+def compile_request(session: Session, request: plan_pb2.CompileRequest, graph: ReceivedGraph) -> PlanInfo:
     """What is done of a Compile on a thread. Raises what it is refused with."""
     check_compile(request, session.limits)
-    graph = _received(session, request.graph)
     return session.compile(
         CompileRequest(
             plan=request.plan,
@@ -163,9 +162,13 @@ def _estimate(session: Session, request: plan_pb2.EstimateRequest) -> PlanEstima
     return session.estimate(messages.decode_graph(request.graph), tuple(request.devices), options)
 
 
-def _received(session: Session, message: graph_pb2.Graph) -> ReceivedGraph:
-    """The graph under the digest of its bytes: one that the session knows is not made again."""
-    return ReceivedGraph(*messages.graph_digest(message), partial(_decode, session, message))
+def received(session: Session, request: plan_pb2.CompileRequest) -> tuple[ReceivedGraph, int]:
+    """The graph under the digest of its bytes: one that the session knows is not made again. And how many
+    bytes the whole request has, which is not written once more to find out."""
+    graph = ReceivedGraph(*messages.graph_digest(request.graph), partial(_decode, session, request.graph))
+    rest = plan_pb2.CompileRequest(pins=request.pins, bindings=request.bindings, devices=request.devices)
+    rest.memory_bytes.MergeFrom(request.memory_bytes)
+    return graph, graph.size_bytes + rest.ByteSize()
 
 
 def _decode(session: Session, message: graph_pb2.Graph) -> Graph:
