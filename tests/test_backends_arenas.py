@@ -90,12 +90,13 @@ def test_a_device_that_has_none_says_so() -> None:
         arena = Device.arena  # type: ignore[assignment]
         compile_in = Device.compile_in
 
-    plain, made = Plain(), long_graph(np.float64, nodes=5, size=100)
+    plain, far, made = Plain(), FakeDevice("far"), long_graph(np.float64, nodes=5, size=100)
     with pytest.raises(UnsupportedError, match="memory of their own"):
         plain.arena([64])
-    other = FakeDevice("other").arena([2**20])
+    other = far.arena([2**20])
     it = Loaded(plain, made, arena=other)
     assert it.plan.arena_bytes == 0
     it.free()
     other.free()
     plain.close()
+    far.close()
