@@ -164,6 +164,15 @@ def test_a_plan_without_a_handle_is_found_again(client: CoreClient, device: Fake
     assert idle(client) == 0
 
 
+def test_one_that_is_found_again_has_not_run_yet(client: CoreClient) -> None:
+    compile_received(client, 100, chain("neg"))
+    output_of(client, 100)
+    assert client.session.explain(100).splits[0].compute_us > 0
+    client.do(c.Free((100,)))
+    compile_received(client, 101, chain("neg"))
+    assert client.session.explain(101).splits[0].compute_us == 0
+
+
 def test_what_it_takes_counts_as_free(client: CoreClient, device: FakeDevice) -> None:
     free = client.host.memory().free_bytes
     compile_received(client, 100, tall())

@@ -212,12 +212,19 @@ class Compiler:
             with self._lock:
                 self._core.hold_number(request.reservation, ReservationHandle)
             try:
-                made = self._room.for_work(lambda: Reservation(self._needs(request)))
+                made = self._room.for_work(lambda: self._take_memory(request))
                 self._commit_reservation(request.reservation, made)
             finally:
                 with self._lock:
                     self._core.handles.give_up(request.reservation)
         return made.sizes
+
+    def _take_memory(self, request: ReserveRequest) -> Reservation:
+        needs = self._needs(request)
+        try:
+            return Reservation(needs)
+        except Exception as error:
+            raise typed(error, "reserving memory") from error
 
     def _needs(self, request: ReserveRequest) -> dict[Device, Need]:
         if request.graph is None:

@@ -134,7 +134,8 @@ class KnownPlans:
         with self._lock:
             found = self._by_key.get(key) if key is not None else None
             if found is not None:
-                self._idle.pop(found, None)
+                if self._idle.pop(found, None) is not None:
+                    found.loaded.forget_times()
                 found.handles += 1
         return found
 

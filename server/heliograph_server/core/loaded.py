@@ -150,6 +150,13 @@ class LoadedPlan:
         before = self.expected_us / 2 if math.isfinite(self.expected_us) else 0.0
         self.expected_us = max(took_us, before)
 
+    def forget_times(self) -> None:
+        """As if it had not run yet, but for how long its next run may take."""
+        self.took_us = 0.0
+        for one in self.copies:
+            if isinstance(one.plan, ScheduledPlan):
+                one.plan.forget_times()
+
     def kept_bytes(self) -> Mapping[str, int]:
         """What it takes of devices, by name, as long as nothing runs."""
         found: Counter[str] = Counter()

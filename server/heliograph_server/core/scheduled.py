@@ -100,7 +100,8 @@ class ScheduledPlan(Plan):
         signs = occupancies or {}
         self._occupancies = [signs.get(device.name, nullcontext()) for device in devices]
         #: Of each split in the last run: its copies, its nodes, and when it began.
-        self._took_us: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)] * len(schedule.splits)
+        self._took_us: list[tuple[float, float, float]] = []
+        self.forget_times()
         #: By `time.perf_counter`.
         self._run_begun = 0.0
         self._runner = SplitRunner(schedule, ended)
@@ -221,6 +222,10 @@ class ScheduledPlan(Plan):
         return self._precedences.of[self.schedule.splits[number].device].turn(rank, abort)
 
     # Explaining
+
+    def forget_times(self) -> None:
+        """As if it had not run yet."""
+        self._took_us = [(0.0, 0.0, 0.0)] * len(self.schedule.splits)
 
     def report(self) -> PlanReport:
         """Where its nodes run and why, and how long the last run took."""
