@@ -173,6 +173,28 @@ def test_one_that_is_found_again_has_not_run_yet(client: CoreClient) -> None:
     assert client.session.explain(101).splits[0].compute_us == 0
 
 
+def test_a_pipeline_that_is_found_again_has_its_lanes_again() -> None:
+    devices = [FakeDevice(f"fake{number}", MIB, is_host=False) for number in range(2)]
+    host = CpuDevice("cpu0", threads=1, native=False, memory_bytes=MIB)
+    wish = {"devices": ("fake0", "fake1"), "pins": {0: "fake0", 1: "fake1"}, "pipeline": 2}
+    with CoreClient(*devices, host) as client:
+        compile_received(client, 100, chain("neg", "sqr"), **wish)
+        for plan in range(100, 105):
+            for device in devices if plan > 100 else ():
+                never_compiles(device)
+            assert compile_received(client, plan + 1, chain("neg", "sqr"), **wish).pipeline == 2
+            client.do(c.Free((plan,)))
+            given, wanted = (c.InputBinding(0, X.tobytes()),), (c.OutputBinding(0, 0, True),)
+            runs = [client.send(c.Run(plan + 1, given, wanted)) for _ in range(4)]
+            for run in runs:
+                assert np.frombuffer(client.wait(run).outputs[0][1], np.float32).tolist() == (X * X).tolist()
+        for _ in range(2):
+            client.do(c.Free((105,)))
+            assert idle(client) == 1
+            compile_received(client, 105, chain("neg", "sqr"), **wish)
+            assert output_of(client, 105) == (X * X).tolist()
+
+
 def test_what_it_takes_counts_as_free(client: CoreClient, device: FakeDevice) -> None:
     free = client.host.memory().free_bytes
     compile_received(client, 100, tall())
