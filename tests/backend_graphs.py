@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from heliograph_backends.contract import Abort, CompileOptions, Device, LeafBindings, Plan, Tensor
+from heliograph_backends.contract import Abort, Arena, CompileOptions, Device, LeafBindings, Plan, Tensor
 from heliograph_backends.cpu import CpuDevice
 from heliograph_proto.graph import DIGEST_BYTES, Graph, Leaf, LeafKind, Node, Output, validate
 from heliograph_proto.limits import Limits
@@ -102,13 +102,20 @@ def remove(tensor: Tensor) -> Array:
 class Loaded:
     """A graph compiled on a device with its leaves in memory."""
 
-    def __init__(self, device: Device, made: Maker, *, fusion: bool = True) -> None:
+    def __init__(
+        self, device: Device, made: Maker, *, fusion: bool = True, arena: Arena | None = None
+    ) -> None:
         self.device = device
         self.graph = made.graph()
         types = [leaf.type for leaf in made.leaves]
         self.tensors = [place(device, *pair) for pair in zip(made.arrays, types, strict=True)]
         bindings = LeafBindings(self._of(LeafKind.WEIGHT), self._of(LeafKind.VARIABLE))
-        self.plan: Plan = device.compile(self.graph, bindings, CompileOptions(fusion=fusion))
+        options = CompileOptions(fusion=fusion)
+        self.plan: Plan = (
+            device.compile(self.graph, bindings, options)
+            if arena is None
+            else device.compile_in(arena, self.graph, bindings, options)
+        )
 
     def _of(self, kind: LeafKind) -> Mapping[int, Tensor]:
         return {v: self.tensors[v] for v, leaf in enumerate(self.graph.leaves) if leaf.kind is kind}

@@ -10,12 +10,14 @@ import numpy as np
 
 from heliograph_backends.contract import (
     Abort,
+    Arena,
     CompileOptions,
     LeafBindings,
     Plan,
     Tensor,
 )
 from heliograph_backends.cpu import CpuDevice
+from heliograph_backends.cpu.arena import lender_of
 from heliograph_backends.cpu.memory import HostBuffer
 from heliograph_backends.cpu.plan import CpuPlan
 from heliograph_backends.cpu.stream import CpuStream
@@ -39,6 +41,9 @@ class Intact(CpuDevice):
 
     def compile(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
         return self.plan_type(self, graph, bindings, options)
+
+    def compile_in(self, arena: Arena, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
+        return self.plan_type(self, graph, bindings, options, lender_of(arena))
 
     def close(self) -> None:
         # What the suite has abandoned, too.
@@ -74,6 +79,20 @@ class OffByAHundredth(Altering):
         for one in outputs:
             if one.type.dtype.is_float:
                 one.array[...] *= 1.01
+
+
+class SpoilsWhatLiesInArenas(Altering):
+    """As one that leaves something in the arena for its next run."""
+
+    def alter(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        for one in outputs if self.arena_bytes else ():
+            one.array[...] *= 1.01
+
+
+class TakesMemoryBesideArenas(CpuPlan):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments[:4])
+        self.arena_bytes = self.compute_bytes
 
 
 class OneWrongElement(Altering):

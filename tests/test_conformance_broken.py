@@ -48,6 +48,8 @@ DEFECTS: list[tuple[type[Intact], str, str]] = [
     (P(broken.KeepsTensors), "run(Each run may be given other tensors", "other bits"),
     (P(broken.FreesBeforeItUpdates), "run(An update that fails", "UnknownHandleError: the plan was freed"),
     (P(broken.WipesWeights), "run(A plan goes on when another", "the run changed weight1"),
+    (P(broken.SpoilsWhatLiesInArenas), "plan(Plans that lie in one arena", "in the arena: the outputs"),
+    (P(broken.TakesMemoryBesideArenas), "memory(A plan that fits into", "were taken beside the arena"),
     (broken.KeepsPackedWeights, "run(A plan that is compiled after", "with the new weights: the outputs"),
     (broken.RefusesToCompile, "neg(f32[7, 33])", "UnsupportedError: this op comes with the next release"),
     (broken.HangsInCompile, "neg(f32[7, 33])", "the case did not end within"),

@@ -4,47 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from hashlib import sha256
 
 import numpy as np
 import pytest
 from core_client import CoreClient
+from graph_arrivals import F4, Arrivals, X, chain
 
 from heliograph_backends.contract import CompileOptions
 from heliograph_backends.cpu.device import CpuDevice
 from heliograph_backends.fake import FakeDevice
 from heliograph_proto import commands as c
-from heliograph_proto import messages
 from heliograph_proto.errors import HeliographError, InvalidGraphError
-from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
+from heliograph_proto.graph import Leaf, LeafKind
 from heliograph_proto.limits import Limits
-from heliograph_proto.types import tensor_type
 from heliograph_server.core.known_graphs import MOST_BYTES, MOST_GRAPHS, KnownGraphs, ReceivedGraph
 from heliograph_server.core.runtime import CompileRequest
-
-F4 = tensor_type("f32", (4,))
-X = np.arange(4, dtype=np.float32)
-
-
-def chain(*ops: str) -> Graph:
-    nodes = tuple(Node(op, (number,), F4, {}, f"{op}{number}") for number, op in enumerate(ops))
-    return Graph((Leaf(LeafKind.INPUT, "x", F4),), nodes, (Output("y", len(ops)),))
-
-
-class Arrivals:
-    """Graphs as they come, and how many of them were made of their bytes."""
-
-    def __init__(self) -> None:
-        self.decoded = 0
-
-    def of(self, graph: Graph, size_bytes: int = 0) -> ReceivedGraph:
-        data = messages.encode_graph(graph).SerializeToString(deterministic=True)
-
-        def decode() -> Graph:
-            self.decoded += 1
-            return graph
-
-        return ReceivedGraph(sha256(data).digest(), size_bytes or len(data), decode)
 
 
 @pytest.fixture
@@ -150,7 +124,7 @@ def test_where_memory_is_tight_a_schedule_is_found_anew(
     client: CoreClient, fake: Counting, arrivals: Arrivals
 ) -> None:
     counts = []
-    for plan in (100, 101):
-        compile_again(client, plan, arrivals.of(chain("neg", "sqr", "neg")), memory={"fake0": 500})  # type: ignore[dict-item]
+    for plan, limit in ((100, 500), (101, 501)):
+        compile_again(client, plan, arrivals.of(chain("neg", "sqr", "neg")), memory={"fake0": limit})  # type: ignore[dict-item]
         counts.append(fake.asked)
     assert counts[0] < counts[1]

@@ -26,6 +26,7 @@ from heliograph_backends import access
 from heliograph_backends.contract import (
     CONTRACT_VERSION,
     Abort,
+    Arena,
     Backend,
     BufferType,
     CompileOptions,
@@ -37,6 +38,7 @@ from heliograph_backends.contract import (
     Usage,
     host_bytes,
 )
+from heliograph_backends.cpu.arena import lender_of
 from heliograph_backends.cpu.device import CpuDevice
 from heliograph_backends.cpu.memory import ALIGNMENT, Budget, HostBuffer, HostBufferType
 from heliograph_backends.cpu.plan import CpuPlan
@@ -179,6 +181,10 @@ class FakeDevice(CpuDevice):
     def compile(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
         self.script.pass_("compile")
         return _FakePlan(self, graph, bindings, options)
+
+    def compile_in(self, arena: Arena, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
+        self.script.pass_("compile")
+        return _FakePlan(self, graph, bindings, options, lender_of(arena))
 
 
 class _FakePlan(CpuPlan):

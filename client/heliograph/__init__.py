@@ -166,6 +166,7 @@ from heliograph_proto.types import DType, TensorType
 if TYPE_CHECKING:
     from heliograph import aio as aio
     from heliograph._comparison import ComparedNode, Comparison, Verdict
+    from heliograph._reserving import Reservation
     from heliograph._split_buffer_type import SplitBufferType
     from heliograph.buffer import Buffer, aligned_empty
     from heliograph.comparing import compare
@@ -201,6 +202,7 @@ _LATER = {
     "Event": "stream",
     "Explanation": "explaining",
     "Plan": "plan",
+    "Reservation": "_reserving",
     "RunFuture": "plan",
     "Session": "session",
     "SplitBufferType": "_split_buffer_type",
@@ -265,6 +267,7 @@ __all__ = [
     "PlanEstimate",
     "ProtocolError",
     "Reason",
+    "Reservation",
     "ResourceError",
     "RunFuture",
     "Session",

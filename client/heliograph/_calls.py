@@ -16,6 +16,7 @@ from heliograph._effects import (
     ListDevices,
     QueryOps,
     QueryPlacement,
+    Reserve,
 )
 from heliograph_proto.errors import LimitExceededError
 from heliograph_proto.messages import (
@@ -26,6 +27,7 @@ from heliograph_proto.messages import (
     decode_placement,
     decode_plan,
     decode_report,
+    decode_reserved,
     encode_graph,
     encode_queries,
     encode_type,
@@ -63,6 +65,8 @@ def _encode(call: Call, session: bytes) -> Unary:
             return Unary(_path("BulkService", "FindMissingContents"), request.SerializeToString(), _missing)
         case Compile():
             return Unary(_path("PlanService", "Compile"), _encode_compile(call, session), _plan)
+        case Reserve():
+            return Unary(_path("PlanService", "Reserve"), _encode_reserve(call, session), _reserved)
         case Estimate():
             return Unary(_path("PlanService", "Estimate"), _encode_estimate(call, session), _estimate)
         case Explain(plan):
@@ -96,6 +100,21 @@ def _encode_compile(call: Compile, session: bytes) -> bytes:
         row_splits=[_row_split(split, leaves) for split, leaves in call.splits],
         buffer_types=dict(call.buffer_types),
         taps=call.taps,
+        reservation=call.reservation,
+    ).SerializeToString()
+
+
+def _encode_reserve(call: Reserve, session: bytes) -> bytes:
+    return plan_pb2.ReserveRequest(
+        session=session,
+        reservation=call.reservation,
+        graph=None if call.graph is None else encode_graph(call.graph),
+        devices=call.devices,
+        fusion=_fusion(call.fusion),
+        threads=call.threads,
+        pins=[plan_pb2.Pin(device=device, nodes=nodes) for device, nodes in call.pins],
+        memory_bytes=dict(call.memory),
+        block_bytes=call.block_bytes,
     ).SerializeToString()
 
 
@@ -133,6 +152,10 @@ def _missing(answer: bytes) -> tuple[bytes, ...]:
 
 def _plan(answer: bytes) -> Any:
     return decode_plan(plan_pb2.CompileResponse.FromString(answer))
+
+
+def _reserved(answer: bytes) -> Any:
+    return decode_reserved(plan_pb2.ReserveResponse.FromString(answer))
 
 
 def _memory(answer: bytes) -> Any:

@@ -71,6 +71,8 @@ class CompileOptions:
     bound: tuple[Handle, ...] = ()
     #: Numbers of the nodes that are observed.
     taps: tuple[int, ...] = ()
+    #: The handle of the reservation in whose memory it is to lie; 0: none.
+    reservation: int = 0
     #: Called when the answer did not come, and nobody knows what became of the plan that is updated.
     doubt: Callable[[], None] = lambda: None
 
@@ -147,6 +149,7 @@ def _compile(
         splits=how.splits,
         buffer_types=how.buffer_types,
         taps=how.taps,
+        reservation=how.reservation,
     )
     try:
         return (yield request)  # type: ignore[no-any-return]

@@ -96,6 +96,23 @@ class Compile:
     buffer_types: tuple[tuple[str, str], ...] = ()
     #: Numbers of the nodes that are observed.
     taps: tuple[int, ...] = ()
+    #: The handle of the reservation in whose memory it is to lie; 0: none.
+    reservation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Takes memory for plans under a handle. Gives the bytes by device."""
+
+    reservation: int
+    #: None: for blocks of these sizes instead.
+    graph: Graph | None
+    devices: tuple[str, ...]
+    fusion: bool = True
+    threads: int = 0
+    pins: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    memory: tuple[tuple[str, int], ...] = ()
+    block_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +163,12 @@ class QueryPlacement:
 
 #: Questions to the server that have one answer.
 Call: TypeAlias = (
-    FindMissing | Compile | Estimate | Explain | GetMemory | ListDevices | QueryOps | QueryPlacement
+    FindMissing | Compile | Reserve | Estimate | Explain | GetMemory | ListDevices | QueryOps | QueryPlacement
 )
 Answer: TypeAlias = (
     tuple[bytes, ...]
     | PlanInfo
+    | dict[str, int]
     | PlanEstimate
     | PlanReport
     | Memory

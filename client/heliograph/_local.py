@@ -26,6 +26,7 @@ from heliograph._effects import (
     ListDevices,
     QueryOps,
     QueryPlacement,
+    Reserve,
     Upload,
 )
 from heliograph._outcome import Outcome, Pending, Transfer
@@ -34,8 +35,10 @@ from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command
 from heliograph_proto.description import PlanInfo
 from heliograph_proto.errors import HeliographError, InternalError
+from heliograph_proto.graph import Graph
 
 if TYPE_CHECKING:
+    from heliograph_server.core.known_graphs import ReceivedGraph
     from heliograph_server.core.runtime import Host, Session
 
 #: What an upload hands over at once, so that progress can be told.
@@ -142,6 +145,8 @@ class LocalTransport:
                 return self.session.missing_contents(digests)
             case Compile():
                 return self._compile(call)
+            case Reserve():
+                return self._reserve(call)
             case Estimate(graph, devices, fusion):
                 from heliograph_backends.contract import CompileOptions
 
@@ -167,7 +172,7 @@ class LocalTransport:
         return self.session.compile(
             CompileRequest(
                 plan=call.plan,
-                graph=call.graph,
+                graph=_received(call.graph),
                 devices=call.devices,
                 options=options,
                 bindings=dict(call.bindings),
@@ -178,6 +183,23 @@ class LocalTransport:
                 memory=dict(call.memory),
                 pipeline=call.pipeline,
                 taps=call.taps,
+                reservation=call.reservation,
+            )
+        )
+
+    def _reserve(self, call: Reserve) -> dict[str, int]:
+        from heliograph_backends.contract import CompileOptions
+        from heliograph_server.core.runtime import ReserveRequest
+
+        return self.session.reserve(
+            ReserveRequest(
+                reservation=call.reservation,
+                graph=call.graph,
+                devices=call.devices,
+                options=CompileOptions(call.fusion, call.threads),
+                pins={node: device for device, nodes in call.pins for node in nodes},
+                memory=dict(call.memory),
+                block_bytes=call.block_bytes,
             )
         )
 
@@ -185,6 +207,8 @@ class LocalTransport:
         """Takes back what a call did whose caller no longer waits."""
         if isinstance(call, Compile):
             self.session.discard_plan(call.plan)
+        elif isinstance(call, Reserve):
+            self.session.discard_reservation(call.reservation)
 
     def upload(self, upload: Upload) -> None:
         """Carries bytes. Raises what the core refuses them with."""
@@ -206,6 +230,18 @@ class LocalTransport:
             download.out[:] = source.future.result()
         finally:
             source.close()
+
+
+def _received(graph: Graph) -> Graph | ReceivedGraph:
+    """A graph under the digest that it would have on the wire, so that a session knows it again."""
+    from heliograph_proto.messages import encode_graph, graph_digest
+    from heliograph_server.core.known_graphs import ReceivedGraph
+
+    try:
+        return ReceivedGraph(*graph_digest(encode_graph(graph)), lambda: graph)
+    except (TypeError, ValueError):
+        # No message can hold it: the core says what is wrong with it.
+        return graph
 
 
 class LocalShell(BlockingShell):
@@ -286,7 +322,7 @@ class LocalShell(BlockingShell):
         self._transport.download(download, deadline)
 
     def _call(self, call: Call, deadline: Deadline) -> Any:
-        if not isinstance(call, Compile | Estimate):
+        if not isinstance(call, Compile | Reserve | Estimate):
             return self._transport.call(call)
         answer = _Answer(lambda: self._transport.call(call))
         try:

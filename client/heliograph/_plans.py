@@ -119,6 +119,12 @@ class PlanBase(Handle):
         return self._spec.info.compute_bytes
 
     @property
+    def reserved_bytes(self) -> int:
+        """Of `compute_bytes`, those that lie in memory that the session had reserved; less than all of them:
+        the plan did not fit there, or computed constants once, which it keeps."""
+        return self._spec.info.reserved_bytes
+
+    @property
     def steps(self) -> int:
         """The number of steps that the nodes became."""
         return self._spec.info.steps

@@ -15,6 +15,7 @@ from heliograph._devices import DevicesArgument, device_name, device_names
 from heliograph._effects import Estimate, ListDevices, Procedure
 from heliograph._placing import Placing, placed
 from heliograph._plans import PlanBase
+from heliograph._reserving import Reservation, reserve_graph
 from heliograph._running import PlanSpec
 from heliograph._streams import StreamBase, make_stream
 from heliograph._tensors import TensorBase
@@ -84,13 +85,30 @@ class SessionBase:
         threads: int,
         bindings: Mapping[int, TensorBase],
         updates: PlanBase | None,
+        reservation: Reservation | None,
     ) -> Procedure[PlanSpec]:
         """Compiles a graph of the contract, whose contents the session holds."""
         names = device_names(self._shell, devices)
-        options = CompileOptions(names, fusion, checked_threads(threads), handles_of(self._shell, bindings))
+        handles = handles_of(self._shell, bindings)
+        lies_in = 0 if reservation is None else reservation._used_in(self._shell)
+        options = CompileOptions(names, fusion, checked_threads(threads), handles, reservation=lies_in)
         if updates is not None:
             options = updates._hand_over(options)
         return compile_frozen(self._shell.core, graph, {}, options, lambda _: "", self._progress)
+
+    def _reserving(
+        self,
+        graph: Graph,
+        devices: DevicesArgument,
+        fusion: bool,
+        threads: int,
+        placing: Placing,
+    ) -> Procedure[Reservation]:
+        """Takes memory for plans that are compiled from then on."""
+        check_graph(graph, "reserve")
+        names = device_names(self._shell, devices)
+        options = CompileOptions(names, fusion, checked_threads(threads))
+        return reserve_graph(self._shell, graph, placed(self._shell, graph, options, placing))
 
     def _estimating(self, graph: Graph, devices: DevicesArgument, fusion: bool) -> Procedure[PlanEstimate]:
         check_graph(graph, "estimate")
@@ -188,7 +206,14 @@ def options_of(
             advice=f"name its tensor: compile(g, weights={{{missing[0]!r}: tensor}})",
         )
     handles = handles_of(shell, bound)
-    return CompileOptions(devices, fusion, checked_threads(threads), handles, bound=tuple(bound.values()))
+    return CompileOptions(
+        devices,
+        fusion,
+        checked_threads(threads),
+        handles,
+        bound=tuple(bound.values()),
+        reservation=shell.core.reservation,
+    )
 
 
 def _bound(graph: Graph, kind: LeafKind, argument: str, given: Bindings) -> dict[int, TensorBase]:

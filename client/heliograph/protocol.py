@@ -57,6 +57,8 @@ class ClientCore:
         self.limits = limits
         #: Where commands go that name no stream.
         self.default_stream = c.DEFAULT_STREAM
+        #: The handle of the reservation in whose memory plans are to lie; 0: none.
+        self.reservation = 0
         #: Handles of the streams that were made and not freed.
         self.streams: set[int] = set()
         #: Why the session ended; commands are refused with it.

@@ -19,13 +19,14 @@ from heliograph._buffers import (
     place_of,
     wrapped,
 )
-from heliograph._compiling import Progress
+from heliograph._compiling import CompileOptions, Progress
 from heliograph._deadline import Deadline
 from heliograph._devices import DeviceArgument, DevicesArgument, best_device, device_name, find_device
 from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs
 from heliograph._procedures import arrive, synchronize
+from heliograph._reserving import Reservation, reserve_blocks
 from heliograph._sessions import Bindings, SessionBase, ask_backends
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import make_stream
@@ -165,6 +166,9 @@ class Session(SessionBase):
         that is bound is not uploaded, and its tensor cannot be written as long as the plan lives; a
         variable's is read and written in place.
 
+        What is compiled again, with the same arguments, is the plan that is there, whose runs are serial, or
+        was there lately: that costs a look-up.
+
         Weights that the session does not hold are uploaded first. Errors name the line that built
         the node. Raises InvalidGraphError, UnsupportedError, OutOfMemoryError, LimitExceededError,
         UnknownDeviceError, InvalidArgumentError, DeadlineExceededError.
@@ -183,15 +187,16 @@ class Session(SessionBase):
         threads: int = 0,
         bindings: Mapping[int, Tensor],
         updates: Plan | None = None,
+        reservation: Reservation | None = None,
         timeout: float | None = None,
     ) -> Plan:
         """For servers that use other servers: a plan for a graph of the contract.
 
         `bindings`: tensors by the numbers of the leaves that they are; contents of other weights must be on
         the server. `updates`: a plan whose memory the new one takes over; it is freed then. When the server
-        refuses, it is what it was.
+        refuses, it is what it was. `reservation`: in whose memory it is to lie.
         """
-        procedure = self._compiling_frozen(graph, devices, fusion, threads, bindings, updates)
+        procedure = self._compiling_frozen(graph, devices, fusion, threads, bindings, updates, reservation)
         spec = self._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}")
         if updates is not None:
             updates._give_up()
@@ -211,6 +216,35 @@ class Session(SessionBase):
         """
         procedure = self._estimating(graph, devices, fusion)
         return self._shell.drive(procedure, timeout, lambda: f"estimating {graph!r}")
+
+    def reserve(
+        self,
+        graph: Graph,
+        devices: DevicesArgument = None,
+        *,
+        fusion: bool = True,
+        threads: int = 0,
+        pins: Pins = None,
+        memory: MemoryLimits = None,
+        timeout: float | None = None,
+    ) -> Reservation:
+        """Takes the memory that the largest graph takes for its intermediate results, once.
+
+        Plans that this session compiles from then on lie there, one over the other, and take no more as
+        long as they fit: `plan.reserved_bytes`. Their runs are serial. `reservation.reset()` gives the
+        memory back, and ends them. Weights of the graph need not be there, nor have any content.
+
+        Arguments are those of `compile`. Raises as that, and InvalidArgumentError while the session has
+        another reservation.
+        """
+        procedure = self._reserving(graph, devices, fusion, threads, Placing(pins, memory))
+        return self._shell.drive(procedure, timeout, lambda: f"reserving memory for {graph!r}")
+
+    def _reserve_blocks(self, block_bytes: Sequence[int], device: DeviceArgument) -> Reservation:
+        """For servers that use other servers: memory that a compile names."""
+        options = CompileOptions((device_name(self._shell, device),))
+        procedure = reserve_blocks(self._shell, options, block_bytes)
+        return self._shell.drive(procedure, None, "reserving memory")
 
     def _arrive(self, timeout: float | None = None) -> None:
         """For servers that use other servers: until everything sent so far has come there, frees included."""

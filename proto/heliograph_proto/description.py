@@ -292,6 +292,8 @@ class PlanEstimate:
     variables_bytes: int
     #: What is kept beside weights, such as their packed form.
     extra_bytes: int
+    #: Blocks that could be reserved; empty: its plans take memory of their own.
+    arena_bytes: tuple[int, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -348,3 +350,5 @@ class PlanInfo:
     copied_bytes: int = 0
     #: How many of its runs may be under way at once.
     pipeline: int = 1
+    #: Of `compute_bytes`, those that lie in the reservation.
+    reserved_bytes: int = 0

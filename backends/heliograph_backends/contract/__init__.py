@@ -26,7 +26,7 @@ from heliograph_backends.contract.memory import (
     Tensor,
     host_bytes,
 )
-from heliograph_backends.contract.plan import CompileOptions, Estimate, LeafBindings, Plan
+from heliograph_backends.contract.plan import Arena, CompileOptions, Estimate, LeafBindings, Plan
 from heliograph_backends.contract.stream import Abort, Done, Event, Stream
 from heliograph_proto.commands import Chunks
 from heliograph_proto.description import Usage
@@ -34,6 +34,7 @@ from heliograph_proto.description import Usage
 __all__ = [
     "CONTRACT_VERSION",
     "Abort",
+    "Arena",
     "Backend",
     "Buffer",
     "BufferType",

@@ -16,7 +16,7 @@ from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
-    from heliograph_backends.contract.plan import CompileOptions, Estimate, LeafBindings, Plan
+    from heliograph_backends.contract.plan import Arena, CompileOptions, Estimate, LeafBindings, Plan
 
 #: Raised by one with every change that an older backend or an older server could not live with.
 CONTRACT_VERSION = 2
@@ -112,6 +112,18 @@ class Device(ABC):
 
         Raises OutOfMemoryError, UnsupportedError.
         """
+
+    def arena(self, block_bytes: Sequence[int]) -> Arena:
+        """Memory in which plans can lie, in blocks of so many bytes; contents are undefined.
+
+        Raises OutOfMemoryError. Default: UnsupportedError; then no `Estimate` of this device names blocks.
+        """
+        raise UnsupportedError(f"plans of device {self.name} take memory of their own")
+
+    def compile_in(self, arena: Arena, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
+        """As `compile`, for a plan whose intermediate results lie in an arena of this device as far as they
+        fit there: see `Plan.arena_bytes`. Default: they do not."""
+        return self.compile(graph, bindings, options)
 
     @abstractmethod
     def supports_op(

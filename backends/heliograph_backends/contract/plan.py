@@ -43,6 +43,21 @@ class Estimate:
     compute_bytes: tuple[int, ...]
     #: What is kept beside weights, such as their packed form.
     extra_bytes: int = 0
+    #: Blocks of an arena in which the plan fits but for its constants; empty: it takes memory of its own.
+    arena_bytes: tuple[int, ...] = ()
+
+
+class Arena(ABC):
+    """Memory of a device in which plans lie that run one after the other: each writes over the others'
+    intermediate results. Made by `Device.arena`.
+    """
+
+    #: What it takes of the device.
+    size_bytes: int
+
+    @abstractmethod
+    def free(self) -> None:
+        """Gives the memory back. Idempotent; the plans that lie there were freed before."""
 
 
 class Plan(ABC):
@@ -54,6 +69,14 @@ class Plan(ABC):
     compute_bytes: int
     #: What the nodes became.
     steps: int
+    #: Of `compute_bytes`, those that lie in an arena.
+    arena_bytes: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes of its device's memory now, beside an arena. Default: what it took when it was
+        made."""
+        return self.compute_bytes - self.arena_bytes
 
     @abstractmethod
     def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:

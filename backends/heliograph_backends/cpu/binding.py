@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -20,6 +20,17 @@ if TYPE_CHECKING:
     from heliograph_backends.cpu.device import CpuDevice
 
 
+class Lender(Protocol):
+    """Whose memory a plan lies in: an arena's, or that of a plan which it replaces."""
+
+    @property
+    def blocks(self) -> Sequence[HostBuffer]:
+        """What it offers."""
+
+    def give(self, blocks: Sequence[HostBuffer]) -> list[HostBuffer]:
+        """Of what was borrowed, that which is the borrower's from now on."""
+
+
 class PlanMemory:
     """Slots are bound once, but for those of inputs and outputs, which each run binds.
 
@@ -33,10 +44,10 @@ class PlanMemory:
         storage: Storage,
         bindings: LeafBindings,
         packed: int,
-        lender: PlanMemory | None = None,
+        lender: Lender | None = None,
     ) -> None:
-        """`packed`: the most packed weights that will be added. What a lender's arena offers is used, and
-        still the lender's until `take_over`.
+        """`packed`: the most packed weights that will be added. What a lender offers is used, and still the
+        lender's until `take_over`, if not longer.
 
         Raises OutOfMemoryError, InvalidInputError.
         """
@@ -58,7 +69,8 @@ class PlanMemory:
         self._own: list[HostBuffer] = []
         self._arena: list[HostBuffer] = []
         self._lender = lender
-        self._borrowed: list[HostBuffer] = []
+        #: And how many bytes of each are used.
+        self._borrowed: dict[HostBuffer, int] = {}
         self._spares: dict[int, Tensor] = {}
         self._temporary: list[HostBuffer] = []
         #: (where a run wrote, where it belongs), for outputs that kernels cannot write in place.
@@ -75,8 +87,23 @@ class PlanMemory:
             raise
 
     @property
-    def compute_bytes(self) -> int:
+    def own_bytes(self) -> int:
+        """What it takes of the device."""
         return sum(buffer.size_bytes for buffer in self._own)
+
+    @property
+    def borrowed_bytes(self) -> int:
+        """What lies in memory of the lender."""
+        return sum(self._borrowed.values())
+
+    @property
+    def blocks(self) -> Sequence[HostBuffer]:
+        return self._arena
+
+    def give(self, blocks: Sequence[HostBuffer]) -> list[HostBuffer]:
+        given = [each for each in blocks if each in self._own]
+        self._own = [each for each in self._own if each not in given]
+        return given
 
     # Once
 
@@ -104,11 +131,12 @@ class PlanMemory:
         return slot
 
     def take_over(self) -> None:
-        """Makes what was borrowed this plan's own. The lender can only be freed then."""
-        if self._lender is not None:
-            self._lender._own = [each for each in self._lender._own if each not in self._borrowed]
-            self._own += self._borrowed
-        self._lender, self._borrowed = None, []
+        """Makes this plan's own what the lender gives of that which was borrowed. The lender can only be
+        freed then, if it is a plan."""
+        for buffer in self._lender.give(list(self._borrowed)) if self._lender is not None else ():
+            self._own.append(buffer)
+            del self._borrowed[buffer]
+        self._lender = None
 
     def free(self) -> None:
         """Gives the plan's own memory back. Idempotent."""
@@ -175,12 +203,12 @@ class PlanMemory:
 
     def _make_arena(self) -> None:
         """Buffers for the chunks: the smallest that suffices of the lender's, or else a new one."""
-        offered = [] if self._lender is None else sorted(self._lender._arena, key=_size_of)
+        offered = [] if self._lender is None else sorted(self._lender.blocks, key=_size_of)
         for size in self.storage.arena:
             place = bisect_left(offered, size, key=_size_of)
             if place < len(offered):
-                self._borrowed.append(offered.pop(place))
-                self._arena.append(self._borrowed[-1])
+                self._arena.append(offered.pop(place))
+                self._borrowed[self._arena[-1]] = size
             else:
                 self._arena.append(self._allocate(size))
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from heliograph_backends.contract import (
     CONTRACT_VERSION,
+    Arena,
     Backend,
     BufferType,
     CompileOptions,
@@ -24,6 +25,7 @@ from heliograph_backends.contract import (
     Plan,
 )
 from heliograph_backends.cpu import facts, kernels
+from heliograph_backends.cpu.arena import HostArena, lender_of
 from heliograph_backends.cpu.hbm import hbm_buffer_types, why_no_hbm
 from heliograph_backends.cpu.memory import Budget, HostBuffer, HostBufferType, machine_memory_bytes
 from heliograph_backends.cpu.plan import CpuPlan, estimate
@@ -151,6 +153,12 @@ class CpuDevice(Device):
 
     def compile(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
         return CpuPlan(self, graph, bindings, options)
+
+    def arena(self, block_bytes: Sequence[int]) -> HostArena:
+        return HostArena(self.buffer_type, block_bytes)
+
+    def compile_in(self, arena: Arena, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
+        return CpuPlan(self, graph, bindings, options, lender_of(arena))
 
     def estimate(self, graph: Graph, options: CompileOptions) -> Estimate:
         return estimate(self, graph, options)

@@ -21,7 +21,7 @@ import numpy as np
 
 from heliograph_backends.contract import Abort, CompileOptions, Estimate, LeafBindings, Plan, Tensor
 from heliograph_backends.cpu import kernels as k
-from heliograph_backends.cpu.binding import PlanMemory, are_separate
+from heliograph_backends.cpu.binding import Lender, PlanMemory, are_separate
 from heliograph_backends.cpu.lowering import Lowering
 from heliograph_backends.cpu.memory import HostBuffer
 from heliograph_backends.cpu.storage import Storage, plan_storage
@@ -54,9 +54,9 @@ class CpuPlan(Plan):
         graph: Graph,
         bindings: LeafBindings,
         options: CompileOptions,
-        lender: PlanMemory | None = None,
+        lender: Lender | None = None,
     ) -> None:
-        """`lender`: memory of a plan that this one is to replace."""
+        """`lender`: an arena, or memory of a plan that this one is to replace."""
         self.graph = graph
         self.device = device
         self.threads = options.threads
@@ -76,11 +76,16 @@ class CpuPlan(Plan):
         self.memory.take_over()
         self._groups = layout.groups
         self._native = [step for step in self._steps if isinstance(step, _NativeStep)]
-        self.compute_bytes = self.memory.compute_bytes
+        self.arena_bytes = self.memory.borrowed_bytes
+        self.compute_bytes = self.memory.own_bytes + self.arena_bytes
         self.steps = sum(step.count for step in self._steps)
 
     def __repr__(self) -> str:
         return f"<CpuPlan of {len(self.graph.nodes)} nodes in {self.steps} steps on {self.device.name}>"
+
+    @property
+    def held_bytes(self) -> int:
+        return self.memory.own_bytes
 
     def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
         with self._lock:
@@ -168,7 +173,7 @@ def estimate(device: CpuDevice, graph: Graph, options: CompileOptions) -> Estima
     for group in layout.groups:
         if group.role == "matmul":
             layout.lowering.append(layout.lowering.builder(), group, layout.storage, note)
-    return Estimate(layout.storage.own_bytes, sum(packed.values()))
+    return Estimate(layout.storage.own_bytes, sum(packed.values()), layout.storage.arena)
 
 
 class _DefinitionOnly:

@@ -10,6 +10,7 @@ Graphs are built as everywhere. Whatever waits is a coroutine; cancelling its ta
 the server. Objects belong to the event loop that opened their session.
 """
 
+from heliograph._reserving import Reservation
 from heliograph.aio.copying import copy_plan
 from heliograph.aio.plan import Plan, RunFuture
 from heliograph.aio.session import Session, connect
@@ -21,6 +22,7 @@ __all__ = [
     "Device",
     "Event",
     "Plan",
+    "Reservation",
     "RunFuture",
     "Session",
     "Stream",

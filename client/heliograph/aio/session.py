@@ -29,6 +29,7 @@ from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs
 from heliograph._procedures import synchronize
+from heliograph._reserving import Reservation
 from heliograph._sessions import Bindings, SessionBase, ask_backends
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import make_stream
@@ -157,6 +158,21 @@ class Session(SessionBase):
         """As hg.Session.estimate."""
         procedure = self._estimating(graph, devices, fusion)
         return await self._shell.drive(procedure, timeout, lambda: f"estimating {graph!r}")
+
+    async def reserve(
+        self,
+        graph: Graph,
+        devices: DevicesArgument = None,
+        *,
+        fusion: bool = True,
+        threads: int = 0,
+        pins: Pins = None,
+        memory: MemoryLimits = None,
+        timeout: float | None = None,
+    ) -> Reservation:
+        """As hg.Session.reserve."""
+        procedure = self._reserving(graph, devices, fusion, threads, Placing(pins, memory))
+        return await self._shell.drive(procedure, timeout, lambda: f"reserving memory for {graph!r}")
 
     async def compute(
         self,

@@ -22,14 +22,16 @@ from heliograph_proto.messages.devices import (
     encode_queries,
     encode_session,
 )
-from heliograph_proto.messages.graphs import decode_graph, encode_graph
+from heliograph_proto.messages.graphs import decode_graph, encode_graph, graph_digest
 from heliograph_proto.messages.plans import (
     decode_estimate,
     decode_plan,
     decode_report,
+    decode_reserved,
     encode_estimate,
     encode_plan,
     encode_report,
+    encode_reserved,
 )
 from heliograph_proto.messages.types import (
     decode_checked_type,
@@ -56,6 +58,7 @@ __all__ = [
     "decode_plan",
     "decode_query",
     "decode_report",
+    "decode_reserved",
     "decode_session",
     "decode_type",
     "encode_answers",
@@ -71,6 +74,8 @@ __all__ = [
     "encode_plan",
     "encode_queries",
     "encode_report",
+    "encode_reserved",
     "encode_session",
     "encode_type",
+    "graph_digest",
 ]

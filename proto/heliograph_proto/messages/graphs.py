@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from typing import Any
 
 from heliograph_proto.errors import InvalidGraphError
@@ -42,6 +43,12 @@ def encode_graph(graph: Graph) -> graph_pb2.Graph:
         ],
         outputs=[graph_pb2.Output(name=one.name, value=one.value) for one in graph.outputs],
     )
+
+
+def graph_digest(message: graph_pb2.Graph) -> tuple[bytes, int]:
+    """The SHA-256 of a graph's message, names included, and how many bytes that is."""
+    data = message.SerializeToString(deterministic=True)
+    return sha256(data).digest(), len(data)
 
 
 def encode_attributes(attributes: Mapping[str, Any]) -> list[graph_pb2.Attribute]:

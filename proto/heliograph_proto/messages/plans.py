@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from heliograph_proto.description import (
     Cause,
     CopyReport,
@@ -44,6 +46,7 @@ def encode_plan(info: PlanInfo) -> plan_pb2.CompileResponse:
         splits=info.splits,
         copied_bytes=info.copied_bytes,
         pipeline=info.pipeline,
+        reserved_bytes=info.reserved_bytes,
     )
 
 
@@ -62,6 +65,7 @@ def decode_plan(message: plan_pb2.CompileResponse) -> PlanInfo:
         splits=message.splits,
         copied_bytes=message.copied_bytes,
         pipeline=message.pipeline or 1,
+        reserved_bytes=message.reserved_bytes,
     )
 
 
@@ -72,6 +76,7 @@ def encode_estimate(found: PlanEstimate) -> plan_pb2.EstimateResponse:
         weights_bytes=found.weights_bytes,
         variables_bytes=found.variables_bytes,
         extra_bytes=found.extra_bytes,
+        arena_bytes=found.arena_bytes,
     )
 
 
@@ -82,7 +87,17 @@ def decode_estimate(message: plan_pb2.EstimateResponse) -> PlanEstimate:
         weights_bytes=message.weights_bytes,
         variables_bytes=message.variables_bytes,
         extra_bytes=message.extra_bytes,
+        arena_bytes=tuple(message.arena_bytes),
     )
+
+
+def encode_reserved(sizes: Mapping[str, int]) -> plan_pb2.ReserveResponse:
+    shares = [plan_pb2.ReservedShare(name=name, size_bytes=size) for name, size in sizes.items()]
+    return plan_pb2.ReserveResponse(devices=shares)
+
+
+def decode_reserved(message: plan_pb2.ReserveResponse) -> dict[str, int]:
+    return {one.name: one.size_bytes for one in message.devices}
 
 
 def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:

@@ -39,6 +39,7 @@ from heliograph_server.core.handles import (
     HandleTable,
     Lane,
     PlanHandle,
+    ReservationHandle,
     StreamHandle,
     TensorHandle,
     layout,
@@ -154,7 +155,10 @@ class Arrivals(BufferArrivals, RunArrivals):
         gone, problem = [], None
         for number in kind.handles:
             try:
-                gone.append(self._table.remove(number))
+                found = self._table.remove(number)
+                gone.append(found)
+                if isinstance(found, ReservationHandle):
+                    found.end()
             except HeliographError as error:
                 problem = problem or error
         entry.task = FreeTask(tuple(gone))

@@ -17,6 +17,7 @@ class RunArrivals(ArrivalBase):
 
     def _run(self, entry: Entry, kind: c.Run) -> None:
         plan = self._table.get(kind.plan, PlanHandle)
+        plan.check_there()
         for variable in plan.assigned:
             check_writable(variable)
         inputs = self._inputs(plan, kind.inputs)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from heliograph_backends.contract import BufferType, CompileOptions, Device, LeafBindings, Plan, Tensor
+from heliograph_backends.contract import Arena, BufferType, CompileOptions, Device, LeafBindings, Plan, Tensor
 from heliograph_proto.description import PlanEstimate, PlanInfo, Port, VariablePort
 from heliograph_proto.errors import (
     HeliographError,
@@ -22,7 +22,7 @@ from heliograph_proto.errors import (
     MissingContentError,
     UnsupportedError,
 )
-from heliograph_proto.graph import Graph, Leaf, LeafKind, reordered, validate
+from heliograph_proto.graph import Graph, Leaf, LeafKind, validate
 from heliograph_proto.limits import Limits
 from heliograph_proto.rows import RowSplit
 from heliograph_proto.types import MAX_BYTES
@@ -30,17 +30,31 @@ from heliograph_server.core.checks import check_made, check_pipeline
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.divided import explaining
 from heliograph_server.core.execution import typed, zeroed
-from heliograph_server.core.handles import BoundLeaves, Lane, PlanHandle, TensorHandle
+from heliograph_server.core.handles import (
+    NOTHING_BOUND,
+    BoundLeaves,
+    Lane,
+    PlanHandle,
+    ReservationHandle,
+    TensorHandle,
+)
 from heliograph_server.core.known_graphs import KnownGraph, KnownGraphs, ReceivedGraph
+from heliograph_server.core.known_plans import KnownPlan, KnownPlans, Ports, key_of
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.occupancy import Occupancy
+from heliograph_server.core.ordered import ordered
 from heliograph_server.core.precedence import Precedences
 from heliograph_server.core.protocol import SessionCore
+from heliograph_server.core.reservation import Need, Reservation, needs_of
+from heliograph_server.core.room import Room
 from heliograph_server.core.scheduled import ScheduledPlan
 from heliograph_server.core.scheduling.rows import divide
 from heliograph_server.core.tapping import check_taps
 from heliograph_server.core.targets import Target, Targets, Wish, first_unsupported
 from heliograph_server.core.turns import Turns
+
+#: Of a plan that takes memory of its own.
+NO_RESERVATION = Reservation({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +81,21 @@ class CompileRequest:
     buffer_types: Mapping[str, str] = field(default_factory=dict)
     #: Nodes that are observed.
     taps: tuple[int, ...] = ()
+    #: The handle of the reservation in whose memory it is to lie; 0: none.
+    reservation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveRequest:
+    """For what memory is taken: a graph that nobody has checked yet, or blocks of the first device."""
+
+    reservation: int
+    graph: Graph | None = None
+    devices: tuple[str, ...] = ()
+    options: CompileOptions = field(default_factory=CompileOptions)
+    pins: Mapping[int, str] = field(default_factory=dict)
+    memory: Mapping[str, int] = field(default_factory=dict)
+    block_bytes: tuple[int, ...] = ()
 
 
 class Compiler:
@@ -81,6 +110,8 @@ class Compiler:
         contents: Contents,
         occupancies: Mapping[str, Occupancy],
         everyone: Sequence[Device],
+        plans: KnownPlans,
+        room: Room,
     ) -> None:
         self._core = core
         #: Guards the core.
@@ -89,7 +120,9 @@ class Compiler:
         self._device = device
         self._contents = contents
         self._occupancies = occupancies
-        self._targets = Targets(device, everyone, contents)
+        self._plans = plans
+        self._room = room
+        self._targets = Targets(device, everyone, contents, room)
         self._known = KnownGraphs(limits)
         #: Held while compiling; whoever frees contents and variables takes it first.
         self.busy = threading.Lock()
@@ -99,11 +132,26 @@ class Compiler:
         started = time.perf_counter()
         client = self._known.validated(request.graph, request.bindings.keys())
         with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
-            known = self._divided(client, request)
-            with explaining(known.divided):
-                target = self._target(known, request, compilation.bound)
-                self._check_contents(client.graph, compilation.bound)
-                return self._commit(compilation, self._loaded(target, known, compilation), started)
+            key = key_of(request, client, compilation.bound, compilation.reservation)
+            plan = self._plans.take(key)
+            if plan is None:
+                plan = self._room.for_work(lambda: self._make(client, key, compilation))
+                self._plans.add(plan)
+            return self._commit(compilation, plan, started)
+
+    def _make(self, client: KnownGraph, key: Hashable, compilation: _Compilation) -> KnownPlan:
+        """A plan that nobody compiled before."""
+        bound, known = compilation.bound, self._divided(client, compilation.request)
+        with explaining(known.divided):
+            target = self._target(known, compilation.request, bound, compilation.memory.sizes)
+            self._check_contents(client.graph, bound)
+            loaded = self._loaded(target, known, compilation)
+        found = compilation.reservation if loaded.plan.arena_bytes else None
+        turns = found.turns if found is not None else _turns(loaded)
+        memory = found.reservation if found is not None else None
+        # What holds tensors of the client goes with the last handle.
+        lasts = not bound.tensors
+        return KnownPlan(key, client, loaded, turns, Ports.of(client.graph), lasts, memory)
 
     def _loaded(self, target: Target, known: KnownGraph, compilation: _Compilation) -> LoadedPlan:
         # Weights are packed by the device's workers.
@@ -154,22 +202,26 @@ class Compiler:
         options = compilation.request.options
         if target.schedule is None:
             device = target.main
-            return _compile(device, known, bindings, options, compilation.idle_plan(device))
-        return self._pipeline(target, known, bindings, options, compilation.request.pipeline)
+            arena = compilation.memory.share(device.name).arena
+            old = compilation.idle_plan(device, self._plans) if arena is None else None
+            loaded = _compile(device, known, bindings, options, arena, old)
+            if old is not None:
+                self._plans.hand_over(old)
+            return loaded
+        return self._pipeline(target, known, bindings, compilation)
 
     def _pipeline(
-        self, target: Target, known: KnownGraph, bindings: LeafBindings, options: CompileOptions, copies: int
+        self, target: Target, known: KnownGraph, bindings: LeafBindings, compilation: _Compilation
     ) -> LoadedPlan:
         """A plan over several devices, in as many copies as runs may be under way at once."""
         assert target.schedule is not None
-        where = target.schedule, target.devices
+        options, copies = compilation.request.options, compilation.request.pipeline
         precedences = Precedences(len(target.devices)) if copies > 1 else None
+        how = options, precedences, self._occupancies, target.memories, compilation.memory.share
         plans: list[Plan] = []
         try:
             for _ in range(copies):
-                made = ScheduledPlan(
-                    known.graph, *where, bindings, options, precedences, self._occupancies, target.memories
-                )
+                made = ScheduledPlan(known.graph, target.schedule, target.devices, bindings, *how)
                 plans.append(made)
         except BaseException:
             for plan in plans:
@@ -182,8 +234,7 @@ class Compiler:
         weights = frozenset(n for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.WEIGHT)
         checked = validate(graph, self._limits, bound=weights)
         device = self._choose(checked, devices)
-        ordered, _ = _ordered(device, checked)
-        found = device.estimate(ordered, options)
+        found = device.estimate(ordered(device, checked)[0], options)
         sizes = {kind: _sizes(device, checked.of_kind(kind)) for kind in LeafKind}
         return PlanEstimate(
             device=device.name,
@@ -191,7 +242,47 @@ class Compiler:
             weights_bytes=sizes[LeafKind.WEIGHT],
             variables_bytes=sizes[LeafKind.VARIABLE],
             extra_bytes=found.extra_bytes,
+            arena_bytes=found.arena_bytes,
         )
+
+    def reserve(self, request: ReserveRequest) -> dict[str, int]:
+        """Takes memory for plans; bytes by device. Raises what PlanService.Reserve is refused with."""
+        with self.busy:
+            with self._lock:
+                self._core.hold_number(request.reservation, ReservationHandle)
+            try:
+                made = self._room.for_work(lambda: self._take_memory(request))
+                self._commit_reservation(request.reservation, made)
+            finally:
+                with self._lock:
+                    self._core.handles.give_up(request.reservation)
+        return made.sizes
+
+    def _take_memory(self, request: ReserveRequest) -> Reservation:
+        needs = self._needs(request)
+        try:
+            return Reservation(needs)
+        except Exception as error:
+            raise typed(error, "reserving memory") from error
+
+    def _needs(self, request: ReserveRequest) -> dict[Device, Need]:
+        if request.graph is None:
+            device = self._device(request.devices[0] if request.devices else "")
+            return {device: Need(request.block_bytes)}
+        graph, options = request.graph, request.options
+        weights = frozenset(n for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.WEIGHT)
+        known = KnownGraph(validate(graph, self._limits, bound=weights))
+        wish = Wish(request.devices, request.pins, request.memory, options)
+        target = self._targets.find(known, wish, self._devices_of(known.graph, NOTHING_BOUND))
+        return needs_of(known.graph, target.devices, target.schedule, options)
+
+    def _commit_reservation(self, number: int, made: Reservation) -> None:
+        try:
+            with self._lock:
+                self._core.add_reservation(number, made)
+        except BaseException:
+            made.free()
+            raise
 
     # Where
 
@@ -208,7 +299,9 @@ class Compiler:
 
     # What its leaves are
 
-    def _target(self, known: KnownGraph, request: CompileRequest, bound: BoundLeaves) -> Target:
+    def _target(
+        self, known: KnownGraph, request: CompileRequest, bound: BoundLeaves, reserved: Mapping[str, int]
+    ) -> Target:
         """Raises what `Targets.find` and `check_taps` do."""
         check_pipeline(request.pipeline)
         taps = self._taps(known, request)
@@ -221,7 +314,7 @@ class Compiler:
             request.buffer_types,
             taps,
         )
-        return self._targets.find(known, wish, self._devices_of(known.graph, bound))
+        return self._targets.find(known, wish, self._devices_of(known.graph, bound), reserved)
 
     def _taps(self, known: KnownGraph, request: CompileRequest) -> frozenset[int]:
         """The nodes that are observed. Raises what `check_taps` does."""
@@ -311,34 +404,31 @@ class Compiler:
 
     # Its handle
 
-    def _commit(self, compilation: _Compilation, loaded: LoadedPlan, started: float) -> PlanInfo:
-        graph, request, bound = compilation.graph, compilation.request, compilation.bound
-        inputs = tuple(Port(leaf.name, leaf.type) for leaf in graph.inputs)
-        outputs = tuple(Port(one.name, graph.type_of(one.value)) for one in graph.outputs)
-        assigned = {node.operands[0] for node in graph.nodes if node.op == "assign"}
-        numbered = [(n, leaf) for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.VARIABLE]
+    def _commit(self, compilation: _Compilation, plan: KnownPlan, started: float) -> PlanInfo:
+        request, bound, ports = compilation.request, compilation.bound, plan.ports
+        loaded = plan.loaded
         try:
             with self._lock:
-                handles = {n: self._variable_handle(n, leaf, bound) for n, leaf in numbered}
+                handles = {n: self._variable_handle(n, leaf, bound) for n, leaf in ports.variables}
                 variables = (
-                    [handles[n][1] for n, _ in numbered if n not in assigned],
-                    [handles[n][1] for n, _ in numbered if n in assigned],
+                    [one for n, (_, one) in handles.items() if n not in ports.assigned],
+                    [one for n, (_, one) in handles.items() if n in ports.assigned],
                 )
-                ports = inputs, outputs
-                turns, size_bytes = _turns(loaded), loaded.tapped_bytes
-                self._core.add_plan(
-                    request.plan, loaded.device.name, ports, variables, loaded, bound, turns, size_bytes
-                )
+                named = ports.inputs, ports.outputs
+                lies_in = compilation.reservation if plan.reservation is not None else None
+                what = loaded, bound, plan.turns, loaded.tapped_bytes, lies_in
+                self._core.add_plan(request.plan, loaded.device.name, named, variables, *what)
         except BaseException:
-            loaded.free()
+            self._plans.release(loaded)
             raise
         compilation.is_committed = True
         return PlanInfo(
-            inputs=inputs,
-            outputs=outputs,
-            variables=tuple(_variable_port(leaf, *handles[n]) for n, leaf in numbered),
+            inputs=ports.inputs,
+            outputs=ports.outputs,
+            variables=tuple(_variable_port(leaf, *handles[n]) for n, leaf in ports.variables),
             device=loaded.device.name,
             compute_bytes=loaded.compute_bytes,
+            reserved_bytes=loaded.plan.arena_bytes,
             steps=loaded.plan.steps,
             duration_ms=(time.perf_counter() - started) * 1e3,
             **_extent(loaded),
@@ -362,7 +452,11 @@ class _Compilation:
         self.request = request
         self.graph = graph
         self.bound = BoundLeaves()
+        #: In which the plan is to lie.
+        self.reservation: ReservationHandle | None = None
+        self.memory = NO_RESERVATION
         self.is_committed = False
+        self._uses = ExitStack()
         self._old: PlanHandle | None = None
         self._is_reserved = False
 
@@ -374,24 +468,37 @@ class _Compilation:
             try:
                 if self.request.updates:
                     self._old = self._core.take_plan(self.request.updates)
-                self._core.reserve_plan(self.request.plan)
+                self._core.hold_number(self.request.plan, PlanHandle)
                 self._is_reserved = True
+                self._find_reservation()
                 self.bound = self._core.bind_leaves(wanted, weights)
             except BaseException:
                 self._let_go()
+                self._uses.close()
                 raise
         return self
 
-    def idle_plan(self, device: Device) -> LoadedPlan | None:
-        """The plan whose memory may be taken over: nothing of it runs, and nothing will."""
-        if self._old is None or not self._old.turns.is_idle or self._old.device != device.name:
+    def _find_reservation(self) -> None:
+        if self.request.reservation:
+            self.reservation = self._core.handles.get(self.request.reservation, ReservationHandle)
+            if self.request.pipeline > 1:
+                # Copies that run at once cannot lie one over the other.
+                return
+            self.memory = self.reservation.reservation
+            self._uses.enter_context(self.memory.in_use())
+
+    def idle_plan(self, device: Device, plans: KnownPlans) -> LoadedPlan | None:
+        """The plan whose memory may be taken over: it is its own, nothing of it runs, and nothing will."""
+        old = self._old
+        if old is None or old.reservation is not None or not old.turns.is_idle or old.device != device.name:
             return None
-        loaded: LoadedPlan = self._old.plan
-        return None if isinstance(loaded.plan, ScheduledPlan) else loaded
+        loaded: LoadedPlan = old.plan
+        return None if isinstance(loaded.plan, ScheduledPlan) or not plans.is_alone(loaded) else loaded
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._let_go()
+        self._uses.close()
 
     def _let_go(self) -> None:
         if not self.is_committed:
@@ -408,11 +515,21 @@ class _Compilation:
 
 
 def _compile(
-    device: Device, known: KnownGraph, bindings: LeafBindings, options: CompileOptions, old: LoadedPlan | None
+    device: Device,
+    known: KnownGraph,
+    bindings: LeafBindings,
+    options: CompileOptions,
+    arena: Arena | None,
+    old: LoadedPlan | None,
 ) -> LoadedPlan:
     try:
-        ordered, order = _ordered(device, known.graph)
-        plan = old.updated(ordered, bindings, options) if old else device.compile(ordered, bindings, options)
+        wanted, order = ordered(device, known.graph)
+        if old is not None:
+            plan = old.updated(wanted, bindings, options)
+        elif arena is not None:
+            plan = device.compile_in(arena, wanted, bindings, options)
+        else:
+            plan = device.compile(wanted, bindings, options)
         return LoadedPlan((plan,), device, order, known.divided)
     except HeliographError:
         raise
@@ -443,14 +560,6 @@ def _extent(loaded: LoadedPlan) -> dict[str, Any]:
 def _variable_port(leaf: Leaf, number: int, handle: TensorHandle) -> VariablePort:
     device = handle.storage.device if handle.storage is not None else ""
     return VariablePort(Port(leaf.name, leaf.type), number, device)
-
-
-def _ordered(device: Device, graph: Graph) -> tuple[Graph, tuple[int, ...] | None]:
-    """The graph in the order that the device wants, and that order; None: as it is."""
-    order = tuple(device.optimize(graph))
-    if order == tuple(range(len(graph.nodes))):
-        return graph, None
-    return reordered(graph, order), order
 
 
 def _on_device(tensor: Tensor, leaf: Leaf, device: Device) -> Tensor:

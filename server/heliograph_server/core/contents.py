@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -25,6 +26,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.graph import Leaf
 from heliograph_proto.types import DTYPES, TensorType
+from heliograph_server.core.room import Room
 from heliograph_server.core.scattered import ScatteredBuffer, scattered
 from heliograph_server.core.slices import Section, Slice, digest_of, sections
 
@@ -43,8 +45,9 @@ def where_of(memory: BufferType) -> Where:
 class Contents:
     """Contents on devices, by priority. Thread-safe."""
 
-    def __init__(self, devices: Sequence[Device]) -> None:
+    def __init__(self, devices: Sequence[Device], room: Room) -> None:
         self._devices = tuple(devices)
+        self._room = room
         self._lock = threading.Lock()
         #: By name, which is a digest or that of a part, and by memory.
         self._buffers: dict[bytes, dict[Where, Buffer]] = {}
@@ -69,7 +72,7 @@ class Contents:
         refusal: OutOfMemoryError | None = None
         for device in self._devices:
             try:
-                return device.buffer_type.allocate(size_bytes, Usage.WEIGHTS)
+                return self._room.for_work(partial(device.buffer_type.allocate, size_bytes, Usage.WEIGHTS))
             except OutOfMemoryError as error:
                 refusal = refusal or error
         assert refusal is not None, "a host has devices"

@@ -23,6 +23,7 @@ from heliograph_proto.errors import (
 from heliograph_server.core.handles import Storage, TensorHandle
 from heliograph_server.core.loaded import LoadedPlan, PlanCopy
 from heliograph_server.core.memories import find_buffer_type
+from heliograph_server.core.room import Room
 from heliograph_server.core.scheduled import Observe
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
@@ -52,6 +53,7 @@ class Execution:
         uploads: dict[int, memoryview],
         reads: Callable[[int, memoryview], None],
         observer: Callable[[int], Observe | None],
+        room: Room,
     ) -> None:
         self._device = device
         self._staging = staging
@@ -61,6 +63,7 @@ class Execution:
         self._reads = reads
         #: Who is told of the observed nodes of a run, by sequence number.
         self._observer = observer
+        self._room = room
         self._tasks: dict[type, Callable[[int, Any, Abort], Completion]] = {
             AllocateTask: self._allocate,
             PlaceTask: self._place,
@@ -81,6 +84,10 @@ class Execution:
         return self._tasks[type(task)](sequence, task, abort)
 
     def _allocate(self, sequence: int, task: AllocateTask, abort: Abort) -> Completion:
+        self._room.for_work(lambda: self._make_storages(task))
+        return Completion(sequence)
+
+    def _make_storages(self, task: AllocateTask) -> None:
         made: list[Buffer] = []
         try:
             for storage in task.storages:
@@ -94,7 +101,6 @@ class Execution:
                 storage.buffer = None
                 buffer.free()
             raise
-        return Completion(sequence)
 
     def _new_buffer(self, storage: Storage) -> Buffer:
         device = self._device(storage.device)
@@ -155,11 +161,11 @@ class Execution:
         copy = loaded.copies[task.turn]
         begun = time.perf_counter()
         try:
-            inputs = self._inputs(copy, task)
-            outputs = self._outputs(copy, task)
+            inputs = self._room.for_work(lambda: self._inputs(copy, task))
+            outputs = self._room.for_work(lambda: self._outputs(copy, task))
             started = time.perf_counter()
             try:
-                copy.compute(inputs, outputs, abort, loaded.observing(self._observer(sequence)))
+                self._compute(copy, task, inputs, outputs, abort, loaded.observing(self._observer(sequence)))
             except HeliographError as error:
                 raise loaded.explain(error) from None
             self._write_outputs(copy, task, outputs)
@@ -169,6 +175,21 @@ class Execution:
             copy.trim()
             loaded.note(task.turn, (time.perf_counter() - begun) * 1e6)
         return Completion(sequence, outputs=fetched, device_us=device_us)
+
+    def _compute(
+        self,
+        copy: PlanCopy,
+        task: RunTask,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor | None],
+        abort: Abort,
+        observe: Observe | None,
+    ) -> None:
+        def compute() -> None:
+            copy.compute(inputs, outputs, abort, observe)
+
+        # What assigned half of its variables, or told of half of its nodes, is not done again.
+        compute() if task.plan.assigned or observe is not None else self._room.for_work(compute)
 
     def _write_outputs(self, copy: PlanCopy, task: RunTask, outputs: Sequence[Tensor | None]) -> None:
         """Copies outputs to existing tensors that the device could not write in place."""
@@ -192,6 +213,9 @@ class Execution:
             if wanted.tensor is not None:
                 storage = wanted.tensor.storage
                 assert storage is not None
+                if storage.buffer is not None:
+                    # A first try found room for it, and none for another.
+                    storage.buffer.free()
                 storage.buffer = copy.device.buffer_type.allocate(storage.size_bytes)
                 init_tensor(wanted.tensor)
                 outputs[wanted.output] = wanted.tensor.placed

@@ -5,6 +5,7 @@
                PlanHandle   ──▸ Storage     of the variables and of the weights that are bound to tensors
                StreamHandle ──▸ Lane        several streams never share a lane, except the device's own
                EventHandle  ──▸ Entry       the recorded mark
+               ReservationHandle            the memory in which plans lie
 
 A handle is alive from the arrival of the command that makes it until the arrival of the command
 that frees it; what it stands for lives on until the commands between them are done. A poisoned
@@ -46,6 +47,8 @@ _BYTE = dtype("u8")
 
 #: The most streams of a session; each may cost the device a thread.
 MAX_STREAMS = 64
+#: The most reservations of a session; their bytes count as the devices' memory.
+MAX_RESERVATIONS = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -262,6 +265,25 @@ def let_go_of(bound: BoundLeaves) -> None:
 
 
 @dataclass(slots=True, eq=False)
+class ReservationHandle:
+    """Memory in which plans lie, whose runs are serial."""
+
+    #: The runtime's.
+    reservation: Any
+    turns: Turns = field(default_factory=Turns)
+    error: HeliographError | None = None
+    #: Why the plans that lie there can run no more: it was reset.
+    lost: HeliographError | None = None
+
+    def end(self) -> None:
+        """It is in the table no more: so are the plans that lie there, but for their numbers."""
+        self.lost = UnknownHandleError(
+            "the plan lay in memory that was reserved, and the reservation was reset",
+            advice="compile the graph again",
+        )
+
+
+@dataclass(slots=True, eq=False)
 class PlanHandle:
     """A compiled plan. Its runs wait for each other as `turns` says."""
 
@@ -278,7 +300,17 @@ class PlanHandle:
     turns: Turns = field(default_factory=Turns)
     #: The values that each run tells of, all together.
     tapped_bytes: int = 0
+    #: In whose memory it lies, if so.
+    reservation: ReservationHandle | None = None
     error: HeliographError | None = None
+
+    def check_there(self) -> None:
+        """Raises UnknownHandleError for one whose memory went."""
+        if self.reservation is not None and self.reservation.lost is not None:
+            raise self.reservation.lost
+
+    def end(self) -> None:
+        """It is in the table no more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -307,8 +339,8 @@ class EventHandle:
     error: HeliographError | None = None
 
 
-Handle: TypeAlias = TensorHandle | BufferHandle | PlanHandle | StreamHandle | EventHandle
-_H = TypeVar("_H", TensorHandle, BufferHandle, PlanHandle, StreamHandle, EventHandle)
+Handle: TypeAlias = TensorHandle | BufferHandle | PlanHandle | StreamHandle | EventHandle | ReservationHandle
+_H = TypeVar("_H", TensorHandle, BufferHandle, PlanHandle, StreamHandle, EventHandle, ReservationHandle)
 
 _NAMES: dict[type, str] = {
     TensorHandle: "a tensor",
@@ -316,6 +348,7 @@ _NAMES: dict[type, str] = {
     PlanHandle: "a plan",
     StreamHandle: "a stream",
     EventHandle: "an event",
+    ReservationHandle: "a reservation",
 }
 
 
@@ -356,6 +389,7 @@ class HandleTable:
             PlanHandle: limits.plans,
             StreamHandle: MAX_STREAMS,
             EventHandle: limits.tensors,
+            ReservationHandle: MAX_RESERVATIONS,
         }
 
     def __repr__(self) -> str:

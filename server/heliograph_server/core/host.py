@@ -33,9 +33,10 @@ from heliograph_proto.errors import (
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType
 from heliograph_server.core.deadlines import Deadlines, Timer
-from heliograph_server.core.listing import describe
+from heliograph_server.core.listing import describe, memory_of
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.queries import query_ops, query_placement
+from heliograph_server.core.room import Room
 from heliograph_server.core.session import CLOSE_SECONDS, Session, SessionStatistics
 from heliograph_server.core.staging import Staging
 
@@ -90,6 +91,7 @@ class Host:
         self._registry = registry
         self._occupancies: dict[str, Occupancy] = {}
         self._deadlines = Deadlines()
+        self._room = Room()
         self._changed = threading.Condition()
         self._sessions: dict[bytes, Session] = {}
         self._reapers: dict[bytes, Timer] = {}
@@ -111,11 +113,13 @@ class Host:
 
     def device_list(self) -> DeviceList:
         """All devices, and the backends behind them, with what could not start."""
-        return DeviceList(describe(self._registry.devices), tuple(self._registry.backends), SERVER)
+        return DeviceList(
+            describe(self._registry.devices, self._room), tuple(self._registry.backends), SERVER
+        )
 
     def memory(self, name: str = "") -> Memory:
         """A device's memory, now. Raises UnknownDeviceError."""
-        return self._registry.device(name).memory()
+        return memory_of(self._registry.device(name), self._room)
 
     def query_ops(self, device: str, queries: Sequence[OpQuery]) -> tuple[OpAnswer, ...]:
         """Whether a device can run nodes like these. Raises UnknownDeviceError."""
@@ -141,7 +145,7 @@ class Host:
         token = secrets.token_bytes(16)
         devices = self._registry.acquire()
         try:
-            described = describe(devices)
+            described = describe(devices, self._room)
             self._add_session(token, client, devices)
         except BaseException:
             self._registry.release(devices)
@@ -170,6 +174,7 @@ class Host:
             devices,
             self._occupancies,
             self._deadlines,
+            self._room,
             lambda _session: self._forget(token, devices),
         )
         with self._changed:

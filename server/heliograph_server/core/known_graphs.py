@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from heliograph_proto.graph import Graph, validate
 from heliograph_proto.limits import Limits
@@ -32,11 +33,12 @@ class ReceivedGraph:
     decode: Callable[[], Graph]
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class KnownGraph:
     """A validated graph and its schedules; with each, how much free memory makes memory irrelevant."""
 
     graph: Graph
+    #: Of its message; 0 for one that came without: nobody can find it again.
     size_bytes: int = 0
     schedules: dict[Hashable, tuple[Schedule, int]] = field(default_factory=dict)
     #: If this is a graph whose weights lie over devices: what it was made of.
@@ -80,6 +82,8 @@ class KnownGraphs:
         self._lock = threading.Lock()
         #: The least recently used first.
         self._known: dict[Hashable, KnownGraph] = {}
+        #: Those too that only a plan keeps: it may be compiled again as long as it is there.
+        self._alive: WeakValueDictionary[Hashable, KnownGraph] = WeakValueDictionary()
 
     def __repr__(self) -> str:
         return f"<KnownGraphs {len(self._known)}>"
@@ -90,8 +94,8 @@ class KnownGraphs:
             return KnownGraph(validate(graph, self._limits, bound))
         key = graph.digest, frozenset(bound)
         with self._lock:
-            found = self._known.pop(key, None)
-            if found is not None:
+            found = self._alive.get(key)
+            if found is not None and self._known.pop(key, None) is not None:
                 self._known[key] = found
         if found is None:
             found = KnownGraph(validate(graph.decode(), self._limits, bound), graph.size_bytes)
@@ -100,7 +104,7 @@ class KnownGraphs:
 
     def _add(self, key: Hashable, made: KnownGraph) -> None:
         with self._lock:
-            self._known[key] = made
+            self._known[key] = self._alive[key] = made
             while len(self._known) > MOST_GRAPHS or self._size_bytes() > MOST_BYTES:
                 del self._known[next(iter(self._known))]
 

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from heliograph_backends.contract import BufferType, Device
 from heliograph_proto.description import BufferRole, BufferTypeInfo, DeviceInfo, Memory
 from heliograph_proto.errors import HeliographError
 from heliograph_server.core.memories import buffer_types
+from heliograph_server.core.room import Room
 
 
-def describe(devices: Sequence[Device]) -> tuple[DeviceInfo, ...]:
+def describe(devices: Sequence[Device], room: Room) -> tuple[DeviceInfo, ...]:
     """All that there is to know of each device, now."""
-    return tuple(_describe_one(one, devices) for one in devices)
+    return tuple(_describe_one(one, devices, room) for one in devices)
 
 
-def _describe_one(device: Device, devices: Sequence[Device]) -> DeviceInfo:
-    memory, missing = _ask_memory(device)
+def memory_of(device: Device, room: Room) -> Memory:
+    """What a device has: memory that nobody uses is free, since it is given back when it is wanted."""
+    found = device.memory()
+    idle_bytes = room.idle_on(device.name) if found.total_bytes else 0
+    return replace(found, free_bytes=found.free_bytes + idle_bytes)
+
+
+def _describe_one(device: Device, devices: Sequence[Device], room: Room) -> DeviceInfo:
+    memory, missing = _ask_memory(device, room)
     return DeviceInfo(
         name=device.name,
         description=device.description,
@@ -31,11 +40,11 @@ def _describe_one(device: Device, devices: Sequence[Device]) -> DeviceInfo:
     )
 
 
-def _ask_memory(device: Device) -> tuple[Memory, dict[str, str]]:
+def _ask_memory(device: Device, room: Room) -> tuple[Memory, dict[str, str]]:
     """Its memory, and what it does not offer now. A device that is lost must not take the others with it."""
     missing = dict(device.why_missing())
     try:
-        return device.memory(), missing
+        return memory_of(device, room), missing
     except HeliographError as error:
         return Memory(), {**missing, "memory": error.message}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from heliograph_backends.contract import Abort, CompileOptions, Device, LeafBindings, Plan, Tensor, Usage
@@ -79,9 +80,15 @@ class PlanCopy:
             self._scratch[key] = Tensor(type, buffer)
         return self._scratch[key]
 
-    def trim(self) -> None:
+    def kept_bytes(self) -> Mapping[str, int]:
+        """What it takes of devices, by name, as long as nothing runs."""
+        if isinstance(self.plan, ScheduledPlan):
+            return self.plan.held_by_device()
+        return {self.device.name: self.plan.held_bytes}
+
+    def trim(self, most_bytes: int = MAX_SCRATCH_BYTES) -> None:
         """After a run: keeps only what is small."""
-        large = [key for key, one in self._scratch.items() if one.type.nbytes > MAX_SCRATCH_BYTES]
+        large = [key for key, one in self._scratch.items() if one.type.nbytes > most_bytes]
         for key in large:
             self._scratch.pop(key).buffer.free()
 
@@ -192,6 +199,25 @@ class LoadedPlan:
         self._last, self.took_us = self.copies[turn], took_us
         before = self.expected_us / 2 if math.isfinite(self.expected_us) else 0.0
         self.expected_us = max(took_us, before)
+
+    def forget_times(self) -> None:
+        """As if it had not run yet, but for how long its next run may take."""
+        self.took_us = 0.0
+        for one in self.copies:
+            if isinstance(one.plan, ScheduledPlan):
+                one.plan.forget_times()
+
+    def kept_bytes(self) -> Mapping[str, int]:
+        """What it takes of devices, by name, as long as nothing runs."""
+        found: Counter[str] = Counter()
+        for one in self.copies:
+            found.update(one.kept_bytes())
+        return found
+
+    def trim(self) -> None:
+        """Gives back what only runs need."""
+        for one in self.copies:
+            one.trim(0)
 
     def free(self) -> None:
         """Gives all memory back. Idempotent."""

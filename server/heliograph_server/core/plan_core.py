@@ -20,6 +20,7 @@ from heliograph_server.core.handles import (
     HandleTable,
     Lane,
     PlanHandle,
+    ReservationHandle,
     Storage,
     TensorHandle,
     hold_leaves,
@@ -40,8 +41,9 @@ class PlanCore(ABC):
         #: Names of variables to their handles; they live as long as the session.
         self.variables: dict[str, tuple[int, TensorHandle]] = {}
         self._plans: dict[PlanHandle, None] = {}
+        self._reservations: dict[ReservationHandle, None] = {}
         #: Taken out of the table, to be freed when their runs are over.
-        self._to_release: list[PlanHandle] = []
+        self._to_release: list[PlanHandle | ReservationHandle] = []
         self._storages: dict[Storage, None] = {}
         #: How many waited so far.
         self._waiters = 0
@@ -70,12 +72,32 @@ class PlanCore(ABC):
         self._storages[storage_of(tensor)] = None
         return number
 
-    def reserve_plan(self, number: int) -> None:
-        """Holds the number of a plan to be. Raises what it would be refused with."""
+    def hold_number(self, number: int, kind: type[PlanHandle] | type[ReservationHandle]) -> None:
+        """Holds the number of a plan, or of a reservation, to be. Raises what it would be refused with."""
         if self.closed is not None:
             raise self.closed
-        self.handles.check_new(number, PlanHandle)
+        self.handles.check_new(number, kind)
         self.handles.reserve(number)
+
+    def add_reservation(self, number: int, reservation: object) -> ReservationHandle:
+        """Memory for plans, under a number that was held. Raises why the session closed."""
+        if self.closed is not None:
+            raise self.closed
+        self.handles.give_up(number)
+        self.handles.check_new(number, ReservationHandle)
+        made = ReservationHandle(reservation)
+        self.handles.add(number, made)
+        self._reservations[made] = None
+        return made
+
+    def discard(self, number: int, kind: type[PlanHandle] | type[ReservationHandle]) -> None:
+        """Frees what was made for a client that left meanwhile, before any command could name it."""
+        found = self.handles.peek(number, PlanHandle) or self.handles.peek(number, ReservationHandle)
+        if isinstance(found, kind):
+            self.handles.remove(number)
+            found.end()
+            self.release_plan(found)
+        self._settle()
 
     def add_plan(
         self,
@@ -87,18 +109,20 @@ class PlanCore(ABC):
         bound: BoundLeaves = NOTHING_BOUND,
         turns: Turns | None = None,
         tapped_bytes: int = 0,
+        reservation: ReservationHandle | None = None,
     ) -> None:
         """A compiled plan: its inputs and outputs, the variables that it reads and assigns, the tensors
         that are its leaves, which it holds from here on, the turns by which it runs (None: its own, one at a
-        time), and how much each run tells of nodes."""
+        time), how much each run tells of nodes, and the reservation in which it lies, if any."""
         if self.closed is not None:
             raise self.closed
         self.handles.give_up(number)
         self.handles.check_new(number, PlanHandle)
         inputs, outputs = map(tuple, ports)
         read, assigned = map(tuple, variables)
-        turns = turns or Turns()
-        made = PlanHandle(device, inputs, outputs, read, assigned, bound, plan, turns, tapped_bytes)
+        held = bound, plan, turns or Turns(), tapped_bytes, reservation
+        made = PlanHandle(device, inputs, outputs, read, assigned, *held)
+        made.check_there()
         self.handles.add(number, made)
         self._plans[made] = None
         self._hold_turns(made.turns)
@@ -151,6 +175,7 @@ class PlanCore(ABC):
     def take_plan(self, number: int) -> PlanHandle:
         """Takes a plan out of the table, so that no command can name it. Raises UnknownHandleError."""
         plan = self.handles.get(number, PlanHandle)
+        plan.check_there()
         self.handles.remove(number)
         self.handles.reserve(number)
         return plan
@@ -161,19 +186,12 @@ class PlanCore(ABC):
         if self.closed is None:
             self.handles.add(number, plan)
 
-    def release_plan(self, plan: PlanHandle) -> None:
-        """Frees a plan that is in the table no more, once its runs are over."""
+    def release_plan(self, plan: PlanHandle | ReservationHandle) -> None:
+        """Frees a plan, or the memory of several, that is in the table no more, once its runs are over."""
         if plan.turns.is_idle:
             self._release_handles((plan,))
         else:
             self._to_release.append(plan)
-        self._settle()
-
-    def discard_plan(self, number: int) -> None:
-        """Frees a plan whose client left while it was compiled, before any command could name it."""
-        if (plan := self.handles.peek(number, PlanHandle)) is not None:
-            self.handles.remove(number)
-            self.release_plan(plan)
         self._settle()
 
     def runs_ended(self, turns: Turns) -> None:
@@ -185,5 +203,7 @@ class PlanCore(ABC):
     def _hold_turns(self, turns: Turns) -> None:
         if turns.holders == 0:
             for lane in turns.lanes:
+                # Of a plan that was kept it may have failed in another life.
+                lane.error = None
                 self._open_lane(lane)
         turns.holders += 1

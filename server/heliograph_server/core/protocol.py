@@ -43,6 +43,7 @@ from heliograph_server.core.handles import (
     Handle,
     Lane,
     PlanHandle,
+    ReservationHandle,
     Storage,
     StreamHandle,
     TensorHandle,
@@ -78,6 +79,7 @@ from heliograph_server.core.tasks import (
     Proceed,
     ReadTask,
     ReleasePlan,
+    ReleaseReservation,
     ReleaseStorage,
     ReleaseTensor,
     Resume,
@@ -260,7 +262,7 @@ class SessionCore(PlanCore):
         earlier: list[Entry | None] = []
         for handle in task.handles:
             match handle:
-                case PlanHandle():
+                case PlanHandle() | ReservationHandle():
                     earlier.extend(handle.turns.running())
                 case StreamHandle():
                     earlier += [handle.tail, handle.gate, *handle.runs]
@@ -542,6 +544,9 @@ class SessionCore(PlanCore):
                     self._close_lanes(handle.turns)
                     let_go_of(handle.bound)
                     self._release_handles(handle.bound.tensors.values())
+                case ReservationHandle() if handle in self._reservations:
+                    del self._reservations[handle]
+                    self._instructions.append(ReleaseReservation(handle))
                 case StreamHandle(lane=lane) if lane in self._lanes:
                     del self._lanes[lane]
                     self._instructions.append(CloseLane(lane))
@@ -566,11 +571,19 @@ class SessionCore(PlanCore):
     def release_all(self) -> None:
         """After `close`, once the lanes are quiet: gives everything back."""
         self._instructions.extend(ReleasePlan(plan) for plan in self._plans)
+        self._instructions.extend(ReleaseReservation(one) for one in self._reservations)
         tensors = (one for one in self.handles.values() if isinstance(one, TensorHandle) and one.is_placed)
         self._instructions.extend(map(ReleaseTensor, tensors))
         self._instructions.extend(ReleaseStorage(storage) for storage in self._storages)
         self._instructions.extend(CloseLane(lane) for lane in self._lanes)
-        for table in (self._plans, self._storages, self._lanes, self.variables, self._reading):
+        for table in (
+            self._plans,
+            self._reservations,
+            self._storages,
+            self._lanes,
+            self.variables,
+            self._reading,
+        ):
             table.clear()
         self.handles.clear()
         self._uploads.clear()

@@ -11,9 +11,18 @@ Imports no grpc, no event loop and no numba.
 """
 
 from heliograph_server.core.bulk import Upload
-from heliograph_server.core.compiling import CompileRequest
+from heliograph_server.core.compiling import CompileRequest, ReserveRequest
 from heliograph_server.core.downloads import Download
 from heliograph_server.core.host import Host, HostStatistics
 from heliograph_server.core.session import Session, SessionStatistics
 
-__all__ = ["CompileRequest", "Download", "Host", "HostStatistics", "Session", "SessionStatistics", "Upload"]
+__all__ = [
+    "CompileRequest",
+    "Download",
+    "Host",
+    "HostStatistics",
+    "ReserveRequest",
+    "Session",
+    "SessionStatistics",
+    "Upload",
+]

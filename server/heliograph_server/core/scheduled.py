@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import TypeAlias
 
 from heliograph_backends import access
 from heliograph_backends.contract import (
     Abort,
+    Arena,
     Buffer,
     BufferType,
     CompileOptions,
@@ -25,6 +28,7 @@ from heliograph_proto.description import CopyReport, DeviceShare, NodePlacement,
 from heliograph_proto.errors import HeliographError, UnknownHandleError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_server.core.precedence import Precedences
+from heliograph_server.core.reservation import NOTHING, Share
 from heliograph_server.core.scheduling import Schedule
 from heliograph_server.core.scheduling.between import (
     Place,
@@ -52,9 +56,9 @@ class ScheduledPlan(Plan):
     """Runs the splits, each after those that it depends on, with the copies that it needs before it.
 
     `devices` are those of the schedule's problem, in its order; `memories`: where each has what lies between
-    splits; none: in its default buffer type. Several copies of a plan, whose runs overlap, share
-    `precedences`. Whoever computes on a device signs in to its `occupancies`, by name. Raises
-    OutOfMemoryError, UnsupportedError.
+    splits; none: in its default buffer type; `reserved`: what was reserved of a device, by its name. Several
+    copies of a plan, whose runs overlap, share `precedences`. Whoever computes on a device signs in to its
+    `occupancies`, by name. Raises OutOfMemoryError, UnsupportedError.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class ScheduledPlan(Plan):
         precedences: Precedences | None = None,
         occupancies: Mapping[str, AbstractContextManager[object]] | None = None,
         memories: Sequence[BufferType] = (),
+        reserved: Callable[[str], Share] = lambda _: NOTHING,
     ) -> None:
         self.graph = graph
         self.schedule = schedule
@@ -94,30 +99,50 @@ class ScheduledPlan(Plan):
         ]
         self._plans: list[Plan] = []
         self._buffers: list[Buffer] = []
+        self._reserved = reserved
+        #: Bytes by device of values between splits that lie in what was reserved.
+        self._lent: dict[str, int] = dict.fromkeys((one.name for one in devices), 0)
         self._freed = False
         self._precedences = precedences
         signs = occupancies or {}
         self._occupancies = [signs.get(device.name, nullcontext()) for device in devices]
         #: Of each split in the last run: its copies, its nodes, and when it began.
-        self._took_us: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)] * len(schedule.splits)
+        self._took_us: list[tuple[float, float, float]] = []
+        self.forget_times()
         #: By `time.perf_counter`.
         self._run_begun = 0.0
         self._runner = SplitRunner(schedule, ended)
         try:
             self._tensors = self._place_all(spans)
             for part, split in zip(self._parts, schedule.splits, strict=True):
-                self._plans.append(compile_part(devices[split.device], part, self._leaves, options))
+                device = devices[split.device]
+                arena = reserved(device.name).arena
+                self._plans.append(compile_part(device, part, self._leaves, options, arena))
         except BaseException:
             self.free()
             raise
+        self.arena_bytes = sum(self._lent.values()) + sum(plan.arena_bytes for plan in self._plans)
         self.compute_bytes = sum(one.size_bytes for one in self._buffers) + sum(
-            plan.compute_bytes for plan in self._plans
+            (*self._lent.values(), *(plan.compute_bytes for plan in self._plans))
         )
         self.steps = sum(plan.steps for plan in self._plans)
 
     def __repr__(self) -> str:
         names = ", ".join(dict.fromkeys(self.devices[one.device].name for one in self.schedule.splits))
         return f"<ScheduledPlan of {self.graph} in {len(self._parts)} splits on {names}>"
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(self.held_by_device().values())
+
+    def held_by_device(self) -> dict[str, int]:
+        """What it takes of each device now, by name."""
+        found = dict.fromkeys((one.name for one in self.devices), 0)
+        for buffer in self._buffers:
+            found[buffer.buffer_type.device.name] += buffer.size_bytes
+        for plan in self._plans:
+            found[plan.device.name] += plan.held_bytes
+        return found
 
     # Memory between splits
 
@@ -133,14 +158,26 @@ class ScheduledPlan(Plan):
     def _place(self, memory: BufferType, spans: Mapping[int, Span]) -> dict[int, Tensor]:
         """Tensors for values in one device's memory, which share bytes where their spans do not meet."""
         arena = plan_between(self.graph, spans, memory)
-        chunks: list[Buffer] = []
-        for size_bytes in arena.chunk_bytes:
-            chunks.append(memory.allocate(size_bytes, Usage.COMPUTE))
-            self._buffers.append(chunks[-1])
+        chunks = self._chunks(memory, arena.chunk_bytes)
         placed = zip(spans, arena.chunks, arena.offsets, strict=True)
         return {
             value: Tensor(self.graph.type_of(value), chunks[chunk], offset) for value, chunk, offset in placed
         }
+
+    def _chunks(self, memory: BufferType, sizes: Sequence[int]) -> list[Buffer]:
+        """Buffers of such sizes: the smallest that suffices of what was reserved, or else a new one."""
+        device, found = memory.device.name, list[Buffer]()
+        fitting = (one for one in self._reserved(device).between if one.buffer_type.name == memory.name)
+        offered = sorted(fitting, key=attrgetter("size_bytes"))
+        for size_bytes in sizes:
+            place = bisect_left(offered, size_bytes, key=attrgetter("size_bytes"))
+            if place < len(offered):
+                found.append(offered.pop(place))
+                self._lent[device] += size_bytes
+            else:
+                found.append(memory.allocate(size_bytes, Usage.COMPUTE))
+                self._buffers.append(found[-1])
+        return found
 
     # Running
 
@@ -210,6 +247,10 @@ class ScheduledPlan(Plan):
 
     # Explaining
 
+    def forget_times(self) -> None:
+        """As if it had not run yet."""
+        self._took_us = [(0.0, 0.0, 0.0)] * len(self.schedule.splits)
+
     def report(self) -> PlanReport:
         """Where its nodes run and why, and how long the last run took."""
         split_of = {node: number for number, one in enumerate(self.schedule.splits) for node in one.nodes}
@@ -247,7 +288,7 @@ class ScheduledPlan(Plan):
         plans = zip(self.schedule.splits, self._plans, strict=True)
         computing = sum(plan.compute_bytes for split, plan in plans if split.device == place)
         weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
-        return DeviceShare(device.name, weights, variables, between + computing)
+        return DeviceShare(device.name, weights, variables, between + self._lent[device.name] + computing)
 
     # The end
 
@@ -267,15 +308,25 @@ class ScheduledPlan(Plan):
         self._buffers.clear()
 
 
-def compile_part(device: Device, part: Part, leaves: Mapping[int, Tensor], options: CompileOptions) -> Plan:
-    """The plan of one split. Errors have the whole graph's numbers."""
+def compile_part(
+    device: Device,
+    part: Part,
+    leaves: Mapping[int, Tensor],
+    options: CompileOptions,
+    arena: Arena | None = None,
+) -> Plan:
+    """The plan of one split, which may lie where others of its device lie. Errors have the whole graph's
+    numbers."""
     weights: dict[int, Tensor] = {}
     variables: dict[int, Tensor] = {}
     for leaf, value in part.bound:
         into = weights if part.graph.leaves[leaf].kind is LeafKind.WEIGHT else variables
         into[leaf] = leaves[value]
     try:
-        return device.compile(part.graph, LeafBindings(weights, variables), options)
+        bindings = LeafBindings(weights, variables)
+        if arena is not None:
+            return device.compile_in(arena, part.graph, bindings, options)
+        return device.compile(part.graph, bindings, options)
     except HeliographError as error:
         raise explain(error, part) from None
 

@@ -16,7 +16,7 @@ from heliograph_proto.errors import HandleExistsError, HeliographError, SessionC
 from heliograph_proto.graph import Graph
 from heliograph_proto.limits import Limits
 from heliograph_server.core.bulk import ContentUpload, TransferUpload, Upload
-from heliograph_server.core.compiling import Compiler, CompileRequest
+from heliograph_server.core.compiling import Compiler, CompileRequest, ReserveRequest
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines
 from heliograph_server.core.downloads import Download
@@ -25,11 +25,13 @@ from heliograph_server.core.handles import (
     BufferHandle,
     EventHandle,
     PlanHandle,
+    ReservationHandle,
     StreamHandle,
     TensorHandle,
 )
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.occupancy import Occupancy
+from heliograph_server.core.room import Room
 from heliograph_server.core.session_work import SessionWork
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
@@ -56,6 +58,10 @@ class SessionStatistics:
     staged_bytes: int = 0
     content_bytes: int = 0
     commands_in_flight: int = 0
+    #: Plans that nobody has a handle of any more, and what they take of devices.
+    idle_plans: int = 0
+    idle_bytes: int = 0
+    reservations: int = 0
 
 
 class Session(SessionWork):
@@ -69,19 +75,19 @@ class Session(SessionWork):
         devices: Sequence[Device],
         occupancies: Mapping[str, Occupancy],
         deadlines: Deadlines,
+        room: Room,
         on_closed: Callable[[Session], None],
     ) -> None:
-        super().__init__(limits, devices, occupancies, deadlines)
+        super().__init__(limits, devices, occupancies, deadlines, room)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
         self.number = number
         self.client = client or "somebody"
         self._on_closed = on_closed
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
         self.requests = Staging(max(limits.in_flight_bytes, limits.message_bytes), "graphs")
-        self._contents = Contents(devices)
-        self._compiler = Compiler(
-            self._core, self._lock, limits, self._device, self._contents, occupancies, devices
-        )
+        self._contents = Contents(devices, room)
+        memory = self._contents, occupancies, devices, self._plans, room
+        self._compiler = Compiler(self._core, self._lock, limits, self._device, *memory)
         self._open_uploads: set[Upload] = set()
         self._closing = False
         self._released = threading.Event()
@@ -106,6 +112,9 @@ class Session(SessionWork):
                 staged_bytes=self._staging.used_bytes,
                 content_bytes=self._contents.size_bytes,
                 commands_in_flight=self._core.unretired,
+                idle_plans=self._plans.idle,
+                idle_bytes=self._plans.idle_bytes,
+                reservations=count(ReservationHandle),
             )
 
     @property
@@ -206,12 +215,23 @@ class Session(SessionWork):
         """Where the nodes of a plan run and why. Raises UnknownHandleError."""
         with self._lock:
             self._check_open()
-            loaded: LoadedPlan = self._core.handles.get(plan, PlanHandle).plan
+            found = self._core.handles.get(plan, PlanHandle)
+            found.check_there()
+            loaded: LoadedPlan = found.plan
         return loaded.report()
+
+    def reserve(self, request: ReserveRequest) -> dict[str, int]:
+        """Takes memory for plans that are compiled later; bytes by device. Raises what Reserve is refused
+        with. A Free of its handle gives it back."""
+        return self._compiler.reserve(request)
 
     def discard_plan(self, handle: int) -> None:
         """Undoes a compile whose client left before it learned of it."""
-        self._event(partial(self._core.discard_plan, handle))
+        self._event(partial(self._core.discard, handle, PlanHandle))
+
+    def discard_reservation(self, handle: int) -> None:
+        """Undoes a `reserve` whose client left before it learned of it."""
+        self._event(partial(self._core.discard, handle, ReservationHandle))
 
     def missing_contents(self, digests: Sequence[bytes]) -> tuple[bytes, ...]:
         """Which of the contents the session does not hold."""
@@ -298,6 +318,7 @@ class Session(SessionWork):
             self._call_end(error)
 
     def _release_everything(self, error: HeliographError) -> None:
+        self._plans.close()
         if not self._quiet.wait(CLOSE_SECONDS) or not self._compiler.busy.acquire(timeout=CLOSE_SECONDS):
             # Memory that work may still touch is better lost than given away.
             logger.error("%s: work did not end within %.0f s; its memory is lost", self, CLOSE_SECONDS)

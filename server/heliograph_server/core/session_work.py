@@ -24,11 +24,14 @@ from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.downloads import Downloads
 from heliograph_server.core.execution import Execution, typed
 from heliograph_server.core.handles import TensorHandle
+from heliograph_server.core.known_plans import KnownPlans
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.observing import Observer
 from heliograph_server.core.occupancy import SHORT_US, Occupancy
 from heliograph_server.core.protocol import SessionCore
+from heliograph_server.core.reservation import Reservation
+from heliograph_server.core.room import Room
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
     AbortWork,
@@ -42,6 +45,7 @@ from heliograph_server.core.tasks import (
     OpenLane,
     Proceed,
     ReleasePlan,
+    ReleaseReservation,
     ReleaseStorage,
     ReleaseTensor,
     Resume,
@@ -62,6 +66,7 @@ class SessionWork:
         devices: Sequence[Device],
         occupancies: Mapping[str, Occupancy],
         deadlines: Deadlines,
+        room: Room,
     ) -> None:
         self.limits = limits
         self._devices = {device.name: device for device in devices}
@@ -75,9 +80,9 @@ class SessionWork:
         self._uploads: dict[int, memoryview] = {}
         #: Of runs that are observed and have not ended, by sequence number.
         self._observers: dict[int, Observer] = {}
-        self._execution = Execution(
-            self._device, self._staging, self._uploads, self._downloads.stage, self._observers.get
-        )
+        self._plans = KnownPlans(room)
+        staged = self._staging, self._uploads, self._downloads.stage
+        self._execution = Execution(self._device, *staged, self._observers.get, room)
         self._aborts: dict[int, Abort] = {}
         self._timers: dict[int, Timer] = {}
         self._waiters: dict[int, Future[None]] = {}
@@ -99,6 +104,7 @@ class SessionWork:
             ReleaseTensor: self._release_tensor,
             ReleaseStorage: self._release_storage,
             ReleasePlan: self._release_plan,
+            ReleaseReservation: self._release_reservation,
             DropUpload: self._drop_upload,
             Deliver: self._deliver_read,
             DropRead: self._drop_read,
@@ -293,8 +299,12 @@ class SessionWork:
             buffer.free()
 
     def _release_plan(self, instruction: ReleasePlan) -> None:
-        loaded: LoadedPlan = instruction.plan.plan
-        loaded.free()
+        self._plans.release(instruction.plan.plan)
+
+    def _release_reservation(self, instruction: ReleaseReservation) -> None:
+        reservation: Reservation = instruction.reservation.reservation
+        self._plans.end(reservation)
+        reservation.free()
 
     def _drop_upload(self, instruction: DropUpload) -> None:
         staged = self._uploads.pop(instruction.transfer, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from heliograph_backends.contract import BufferType, CompileOptions, Device
 from heliograph_proto.errors import UnsupportedError
@@ -14,6 +15,7 @@ from heliograph_server.core.checks import unknown_device
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.known_graphs import KnownGraph
 from heliograph_server.core.memories import find_buffer_type
+from heliograph_server.core.room import Room
 from heliograph_server.core.scheduling import Problem, Schedule
 from heliograph_server.core.scheduling.rows import check_able
 from heliograph_server.core.spreading import spread
@@ -59,16 +61,24 @@ class Targets:
     """Decides for one session. `device` looks a device up by name; "" is the first."""
 
     def __init__(
-        self, device: Callable[[str], Device], everyone: Sequence[Device], contents: Contents
+        self, device: Callable[[str], Device], everyone: Sequence[Device], contents: Contents, room: Room
     ) -> None:
         self._device = device
         self._everyone = everyone
         self._contents = contents
+        self._room = room
 
-    def find(self, known: KnownGraph, wish: Wish, lies: Mapping[int, str]) -> Target:
-        """`lies`: names of the devices of leaves that lie somewhere already. Raises UnsupportedError,
-        OutOfMemoryError, UnknownDeviceError, InvalidArgumentError."""
-        found = self._find(known, wish, lies)
+    def find(
+        self,
+        known: KnownGraph,
+        wish: Wish,
+        lies: Mapping[int, str],
+        reserved: Mapping[str, int] = MappingProxyType({}),
+    ) -> Target:
+        """`lies`: names of the devices of leaves that lie somewhere already; `reserved`: bytes of devices
+        that are there for the plan. Raises UnsupportedError, OutOfMemoryError, UnknownDeviceError,
+        InvalidArgumentError."""
+        found = self._find(known, wish, lies, reserved)
         if not wish.taps:
             return found
         # Whoever observes a run is to see it as it is: where nodes run does not depend on it.
@@ -76,7 +86,9 @@ class Targets:
         made = tapped(known.graph, found.memories, found.schedule, wish.taps, begins)
         return Target(found.devices, found.memories, made)
 
-    def _find(self, known: KnownGraph, wish: Wish, lies: Mapping[int, str]) -> Target:
+    def _find(
+        self, known: KnownGraph, wish: Wish, lies: Mapping[int, str], reserved: Mapping[str, int]
+    ) -> Target:
         named = [self._device(name) for name in dict.fromkeys(wish.devices or ("",))]
         devices = with_host(named, self._everyone)
         memories = _memories(devices, wish)
@@ -86,7 +98,7 @@ class Targets:
                 return Target(tuple(named), memories[:1])
             if len(devices) == 1:
                 raise refusal
-        found = self._schedule(known, wish, memories, lies)
+        found = self._schedule(known, wish, memories, lies, reserved)
         if found.only is not None:
             return Target((devices[found.only],), (memories[found.only],))
         return Target(devices, memories, found)
@@ -101,7 +113,12 @@ class Targets:
         check_fractions(split.fractions)
 
     def _schedule(
-        self, known: KnownGraph, wish: Wish, memories: Sequence[BufferType], lies: Mapping[int, str]
+        self,
+        known: KnownGraph,
+        wish: Wish,
+        memories: Sequence[BufferType],
+        lies: Mapping[int, str],
+        reserved: Mapping[str, int],
     ) -> Schedule:
         """As it was found before, or else found now and kept."""
         devices = [one.device for one in memories]
@@ -115,10 +132,11 @@ class Targets:
         types = tuple(one.name for one in memories)
         asks = wish.options, wish.pipeline
         key = (*places,), types, frozenset(placed.items()), frozenset(pins.items()), *asks
-        free = [usable_bytes(one, 0, wish.memory.get(one.name)) for one in devices]
+        spare = {one.name: self._room.idle_on(one.name) + reserved.get(one.name, 0) for one in devices}
+        free = [usable_bytes(one, spare[one.name], wish.memory.get(one.name)) for one in devices]
         found = known.schedule(key, free)
         if found is None:
-            own = self._own_bytes(known.graph, devices, placed)
+            own = self._own_bytes(known.graph, devices, placed, spare)
             asked = candidates(known.graph, devices, own, wish.memory, memories)
             problem = Problem(known.graph, asked, placed, pins)
             if known.divided is not None:
@@ -129,13 +147,14 @@ class Targets:
         return found
 
     def _own_bytes(
-        self, graph: Graph, devices: Sequence[Device], placed: Mapping[int, int]
+        self, graph: Graph, devices: Sequence[Device], placed: Mapping[int, int], spare: Mapping[str, int]
     ) -> dict[str, int]:
-        """By device: bytes of the graph's leaves that lie there, and so take nothing more of it."""
+        """By device: bytes of the graph's leaves that lie there, and so take nothing more of it, and those
+        that are as good as free."""
         found = {one.name: self._contents.bytes_on(one.name, graph.weights) for one in devices}
         for value, place in placed.items():
             found[devices[place].name] += graph.type_of(value).nbytes
-        return found
+        return {name: size_bytes + spare[name] for name, size_bytes in found.items()}
 
 
 def _memories(devices: Sequence[Device], wish: Wish) -> tuple[BufferType, ...]:

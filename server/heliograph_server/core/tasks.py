@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from heliograph_proto.commands import Bytes, Chunks
 from heliograph_proto.description import Usage
 from heliograph_proto.errors import HeliographError
-from heliograph_server.core.handles import Handle, Lane, PlanHandle, Storage, TensorHandle
+from heliograph_server.core.handles import Handle, Lane, PlanHandle, ReservationHandle, Storage, TensorHandle
 
 if TYPE_CHECKING:
     from heliograph_server.core.ordering import Entry
@@ -197,6 +197,13 @@ class ReleasePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseReservation:
+    """Free the memory, and the plans that lie there: nothing of them runs any more."""
+
+    reservation: ReservationHandle
+
+
+@dataclass(frozen=True, slots=True)
 class DropUpload:
     """Forget the staged bytes of a transfer."""
 
@@ -242,6 +249,7 @@ Instruction: TypeAlias = (
     | ReleaseTensor
     | ReleaseStorage
     | ReleasePlan
+    | ReleaseReservation
     | DropUpload
     | Deliver
     | DropRead

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import heliograph as hg
 from heliograph_backends.contract import (
+    Arena,
     CompileOptions,
     Device,
     Estimate,
@@ -19,6 +20,7 @@ from heliograph_backends.cpu.stream import CpuStream
 from heliograph_proto.description import BufferRole, Capabilities, Memory, OpAnswer, OpQuery
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
+from heliograph_server.pool.arena import RemoteArena
 from heliograph_server.pool.edge import at_the_edge
 from heliograph_server.pool.memory import RemoteBuffer, RemoteBufferType
 from heliograph_server.pool.plan import RemotePlan
@@ -108,12 +110,27 @@ class RemoteDevice(Device):
     # Plans
 
     def compile(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> RemotePlan:
-        return self.compile_on_member(graph, bindings, options, None)
+        return self.compile_on_member(graph, bindings, options)
+
+    def arena(self, block_bytes: Sequence[int]) -> RemoteArena:
+        with at_the_edge():
+            return RemoteArena(self.session._reserve_blocks(block_bytes, self.member))
+
+    def compile_in(
+        self, arena: Arena, graph: Graph, bindings: LeafBindings, options: CompileOptions
+    ) -> RemotePlan:
+        assert isinstance(arena, RemoteArena), "an arena of another kind of device"
+        return self.compile_on_member(graph, bindings, options, arena=arena)
 
     def compile_on_member(
-        self, graph: Graph, bindings: LeafBindings, options: CompileOptions, updates: hg.Plan | None
+        self,
+        graph: Graph,
+        bindings: LeafBindings,
+        options: CompileOptions,
+        updates: hg.Plan | None = None,
+        arena: RemoteArena | None = None,
     ) -> RemotePlan:
-        """A plan of the member; `updates`: one whose memory it takes over."""
+        """A plan of the member; `updates`: one whose memory it takes over; `arena`: where it is to lie."""
         leaves = {**bindings.weights, **bindings.variables}
         with at_the_edge():
             member = self.session._compile_frozen(
@@ -123,12 +140,13 @@ class RemoteDevice(Device):
                 threads=options.threads,
                 bindings={leaf: self.tensor(tensor) for leaf, tensor in leaves.items()},
                 updates=updates,
+                reservation=arena.reservation if arena is not None else None,
             )
         return RemotePlan(self, graph, member)
 
     def estimate(self, graph: Graph, options: CompileOptions) -> Estimate:
         found = self.session._estimate_frozen(graph, self.member, fusion=options.fusion)
-        return Estimate(found.compute_bytes, found.extra_bytes)
+        return Estimate(found.compute_bytes, found.extra_bytes, found.arena_bytes)
 
     def close(self) -> None:
         self.session.close()

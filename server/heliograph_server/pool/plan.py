@@ -28,6 +28,7 @@ class RemotePlan(Plan):
         self.device = device
         self.graph = graph
         self.compute_bytes = member.compute_bytes
+        self.arena_bytes = member.reserved_bytes
         self.steps = member.steps
         self._member: hg.Plan | None = member
 

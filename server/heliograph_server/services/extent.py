@@ -18,6 +18,8 @@ from heliograph_proto.v1 import command_pb2, device_pb2, graph_pb2, plan_pb2
 MAX_LISTED = 10_000
 #: The most devices that one plan may name.
 MAX_DEVICES = 1024
+#: The most blocks of one reservation.
+MAX_BLOCKS = 1024
 #: The most operands, attributes and dimensions of a graph, for each node that it may have.
 PARTS_PER_NODE = 64
 
@@ -68,9 +70,7 @@ def check_bindings(request: plan_pb2.CompileRequest, limits: Limits) -> None:
 
 def check_compile(request: plan_pb2.CompileRequest, limits: Limits) -> None:
     """Everything but the graph and the bindings. Raises LimitExceededError."""
-    _check(len(request.devices), MAX_DEVICES, "devices")
-    _check(len(request.memory_bytes), MAX_DEVICES, "memory limits")
-    _check(len(request.pins) + sum(len(pin.nodes) for pin in request.pins), 2 * limits.graph_nodes, "pins")
+    _check_places(request, limits)
     _check(len(request.buffer_types), MAX_DEVICES, "buffer types")
     weights = sum(1 + len(split.leaves) for split in request.row_splits)
     _check(weights, 2 * limits.graph_nodes, "weights over devices")
@@ -83,6 +83,20 @@ def check_estimate(request: plan_pb2.EstimateRequest, limits: Limits) -> None:
     """Raises LimitExceededError."""
     check_graph(request.graph, limits)
     _check(len(request.devices), MAX_DEVICES, "devices")
+
+
+def check_reserve(request: plan_pb2.ReserveRequest, limits: Limits) -> None:
+    """Raises LimitExceededError."""
+    check_graph(request.graph, limits)
+    _check_places(request, limits)
+    _check(len(request.block_bytes), MAX_BLOCKS, "blocks")
+
+
+def _check_places(request: plan_pb2.CompileRequest | plan_pb2.ReserveRequest, limits: Limits) -> None:
+    """What names devices."""
+    _check(len(request.devices), MAX_DEVICES, "devices")
+    _check(len(request.memory_bytes), MAX_DEVICES, "memory limits")
+    _check(len(request.pins) + sum(len(pin.nodes) for pin in request.pins), 2 * limits.graph_nodes, "pins")
 
 
 def check_graph(graph: graph_pb2.Graph, limits: Limits) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from functools import partial
-from hashlib import sha256
 from weakref import WeakKeyDictionary
 
 from grpc import aio
@@ -20,8 +19,15 @@ from heliograph_proto.graph import Graph
 from heliograph_proto.rows import RowSplit
 from heliograph_proto.v1 import graph_pb2, plan_pb2, plan_pb2_grpc
 from heliograph_server.core.known_graphs import ReceivedGraph
-from heliograph_server.core.runtime import CompileRequest, Session
-from heliograph_server.services.extent import check_bindings, check_compile, check_estimate, check_graph
+from heliograph_server.core.pins import PinGroups
+from heliograph_server.core.runtime import CompileRequest, ReserveRequest, Session
+from heliograph_server.services.extent import (
+    check_bindings,
+    check_compile,
+    check_estimate,
+    check_graph,
+    check_reserve,
+)
 from heliograph_server.services.refusals import HostSlot, refusals
 
 
@@ -42,14 +48,17 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     ) -> plan_pb2.CompileResponse:
         session = self._slot.host.session(request.session)
         check_bindings(request, session.limits)
-        with _counted(session, request):
+        graph, size_bytes = received(session, request)
+        with _counted(session, size_bytes):
             # Here and not on a thread, of which there are few: both may take as long as the client likes.
             await asyncio.wrap_future(session.when_written([one.tensor for one in request.bindings]))
             async with self._one_at_a_time(session):
-                return messages.encode_plan(await self._compile(session, request))
+                return messages.encode_plan(await self._compile(session, request, graph))
 
-    async def _compile(self, session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
-        compiling = self._compilers.submit(_compile, session, request)
+    async def _compile(
+        self, session: Session, request: plan_pb2.CompileRequest, graph: ReceivedGraph
+    ) -> PlanInfo:
+        compiling = self._compilers.submit(compile_request, session, request, graph)
         try:
             return await asyncio.wrap_future(compiling)
         except asyncio.CancelledError:
@@ -67,9 +76,26 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         context: aio.ServicerContext[plan_pb2.EstimateRequest, plan_pb2.EstimateResponse],
     ) -> plan_pb2.EstimateResponse:
         session = self._slot.host.session(request.session)
-        with _counted(session, request):
+        with _counted(session, request.ByteSize()):
             found = await asyncio.wrap_future(self._compilers.submit(_estimate, session, request))
         return messages.encode_estimate(found)
+
+    @refusals
+    async def Reserve(
+        self,
+        request: plan_pb2.ReserveRequest,
+        context: aio.ServicerContext[plan_pb2.ReserveRequest, plan_pb2.ReserveResponse],
+    ) -> plan_pb2.ReserveResponse:
+        session = self._slot.host.session(request.session)
+        with _counted(session, request.ByteSize()):
+            async with self._one_at_a_time(session):
+                reserving = self._compilers.submit(_reserve, session, request)
+                try:
+                    sizes = await asyncio.wrap_future(reserving)
+                    return messages.encode_reserved(sizes)
+                except asyncio.CancelledError:
+                    reserving.add_done_callback(lambda done: _forget(session, request.reservation, done))
+                    raise
 
     @refusals
     async def Explain(
@@ -82,9 +108,8 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
 
 
 @contextmanager
-def _counted(session: Session, request: plan_pb2.CompileRequest | plan_pb2.EstimateRequest) -> Iterator[None]:
-    """Counts the bytes of a graph as long as it is kept. Raises LimitExceededError."""
-    size_bytes = request.ByteSize()
+def _counted(session: Session, size_bytes: int) -> Iterator[None]:
+    """Counts the bytes of a request as long as it is kept. Raises LimitExceededError."""
     session.requests.reserve(size_bytes)
     try:
         yield
@@ -96,9 +121,9 @@ def _explain(session: Session, plan: int) -> plan_pb2.ExplainResponse:
     return messages.encode_report(session.explain(plan))
 
 
-def _compile(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
+def compile_request(session: Session, request: plan_pb2.CompileRequest, graph: ReceivedGraph) -> PlanInfo:
+    """What is done of a Compile on a thread. Raises what it is refused with."""
     check_compile(request, session.limits)
-    graph = _received(session, request.graph)
     return session.compile(
         CompileRequest(
             plan=request.plan,
@@ -113,6 +138,24 @@ def _compile(session: Session, request: plan_pb2.CompileRequest) -> PlanInfo:
             splits=_splits(request),
             buffer_types=dict(request.buffer_types),
             taps=tuple(request.taps),
+            reservation=request.reservation,
+        )
+    )
+
+
+def _reserve(session: Session, request: plan_pb2.ReserveRequest) -> dict[str, int]:
+    check_reserve(request, session.limits)
+    if request.HasField("graph") == bool(request.block_bytes):
+        raise InvalidArgumentError("memory is reserved for a graph, or in blocks of these sizes: say which")
+    return session.reserve(
+        ReserveRequest(
+            reservation=request.reservation,
+            graph=None if request.block_bytes else messages.decode_graph(request.graph),
+            devices=tuple(request.devices),
+            options=CompileOptions(request.fusion != plan_pb2.FUSION_OFF, request.threads),
+            pins=_pins(request),
+            memory=dict(request.memory_bytes),
+            block_bytes=tuple(request.block_bytes),
         )
     )
 
@@ -123,10 +166,13 @@ def _estimate(session: Session, request: plan_pb2.EstimateRequest) -> PlanEstima
     return session.estimate(messages.decode_graph(request.graph), tuple(request.devices), options)
 
 
-def _received(session: Session, message: graph_pb2.Graph) -> ReceivedGraph:
-    """The graph under the digest of its bytes: one that the session knows is not made again."""
-    data = message.SerializeToString(deterministic=True)
-    return ReceivedGraph(sha256(data).digest(), len(data), partial(_decode, session, message))
+def received(session: Session, request: plan_pb2.CompileRequest) -> tuple[ReceivedGraph, int]:
+    """The graph under the digest of its bytes: one that the session knows is not made again. And how many
+    bytes the whole request has, which is not written once more to find out."""
+    graph = ReceivedGraph(*messages.graph_digest(request.graph), partial(_decode, session, request.graph))
+    rest = plan_pb2.CompileRequest(pins=request.pins, bindings=request.bindings, devices=request.devices)
+    rest.memory_bytes.MergeFrom(request.memory_bytes)
+    return graph, graph.size_bytes + rest.ByteSize()
 
 
 def _decode(session: Session, message: graph_pb2.Graph) -> Graph:
@@ -143,16 +189,8 @@ def _bindings(request: plan_pb2.CompileRequest) -> dict[int, int]:
     return bindings
 
 
-def _pins(request: plan_pb2.CompileRequest) -> dict[int, str]:
-    """Devices by node. Raises InvalidArgumentError for a node that is pinned to two."""
-    pins: dict[int, str] = {}
-    for pin in request.pins:
-        for node in pin.nodes:
-            if pins.setdefault(node, pin.device) != pin.device:
-                raise InvalidArgumentError(f"node {node} is pinned to {pins[node]} and to {pin.device}")
-            if node >= len(request.graph.nodes):
-                raise InvalidArgumentError(f"node {node} is pinned, of {len(request.graph.nodes)}")
-    return pins
+def _pins(request: plan_pb2.CompileRequest | plan_pb2.ReserveRequest) -> PinGroups:
+    return PinGroups(tuple((pin.device, tuple(pin.nodes)) for pin in request.pins), len(request.graph.nodes))
 
 
 def _splits(request: plan_pb2.CompileRequest) -> dict[int, RowSplit]:
@@ -171,3 +209,9 @@ def _undo(session: Session, plan: int, done: Future[PlanInfo]) -> None:
     """The client left: nobody knows the plan that it asked for."""
     if not done.cancelled() and done.exception() is None:
         session.discard_plan(plan)
+
+
+def _forget(session: Session, reservation: int, done: Future[dict[str, int]]) -> None:
+    """The client left: nobody knows the memory that it asked for."""
+    if not done.cancelled() and done.exception() is None:
+        session.discard_reservation(reservation)

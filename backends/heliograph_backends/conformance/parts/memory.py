@@ -10,7 +10,7 @@ from heliograph_backends.conformance.bench import Bench
 from heliograph_backends.conformance.execution import loaded
 from heliograph_backends.conformance.outcome import require
 from heliograph_backends.conformance.parts.common import require_raises, used_bytes
-from heliograph_backends.conformance.parts.plans import layer
+from heliograph_backends.conformance.parts.plans import UNFUSED, arena_for, layer
 from heliograph_backends.conformance.parts.register import Part
 from heliograph_backends.conformance.recipe import Recipe
 from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Usage
@@ -59,6 +59,24 @@ def plans(bench: Bench, random: np.random.Generator) -> None:
             it.run(wanted=(True, False))
 
     require_given_back(bench, work)
+
+
+@CASES
+def arenas(bench: Bench, random: np.random.Generator) -> None:
+    """A plan that fits into an arena takes nothing but that, and the arena gives all of it back."""
+    made = layer(random, rows=65)
+    with loaded(bench, made, options=UNFUSED) as it:
+
+        def work() -> None:
+            with arena_for(bench, it.graph) as arena:
+                before = used_bytes(bench.device)
+                plan = bench.device.compile_in(arena, it.graph, it.bindings(), UNFUSED)
+                taken, own = used_bytes(bench.device) - before, plan.compute_bytes - plan.arena_bytes
+                plan.free()
+                require(plan.arena_bytes > 0, "nothing of the plan lies in an arena made for it")
+                require(taken == own, f"{taken:,} bytes were taken beside the arena, {own:,} of them told")
+
+        require_given_back(bench, work)
 
 
 @CASES

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import numpy as np
@@ -12,19 +13,20 @@ from heliograph_backends.conformance.bench import Bench
 from heliograph_backends.conformance.content import Array
 from heliograph_backends.conformance.execution import Loaded, loaded
 from heliograph_backends.conformance.fills import fill
-from heliograph_backends.conformance.outcome import require
+from heliograph_backends.conformance.outcome import NotSupportedError, require
 from heliograph_backends.conformance.parts.common import offered, require_raises
 from heliograph_backends.conformance.parts.register import Part
 from heliograph_backends.conformance.parts.types import own_types
 from heliograph_backends.conformance.recipe import Recipe
-from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Tensor, host_bytes
+from heliograph_backends.contract import Abort, Arena, CompileOptions, LeafBindings, Tensor, host_bytes
 from heliograph_proto.errors import CancelledError, InvalidInputError, OutOfRangeError, UnknownHandleError
-from heliograph_proto.graph import LeafKind
+from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.types import DTYPES, TensorType
 
 CASES = Part("plan")
 
 F32 = DTYPES["f32"]
+UNFUSED = CompileOptions(fusion=False)
 
 
 def layer(random: np.random.Generator, rows: int = 9) -> Recipe:
@@ -195,6 +197,40 @@ def estimated(bench: Bench, random: np.random.Generator) -> None:
         total = sum(found.compute_bytes)
         require(total == it.plan.compute_bytes, f"{total} bytes estimated, {it.plan.compute_bytes} taken")
         require(found.extra_bytes >= 0, f"{found.extra_bytes} extra bytes")
+
+
+@contextmanager
+def arena_for(bench: Bench, graph: Graph) -> Iterator[Arena]:
+    """An arena in which the plan of a graph fits, freed afterwards. Raises NotSupportedError."""
+    with offered():
+        blocks = bench.device.estimate(graph, UNFUSED).arena_bytes
+    if not blocks:
+        raise NotSupportedError("its plans take memory of their own")
+    made = bench.device.arena(blocks)
+    try:
+        require(made.size_bytes >= sum(blocks), f"{made.size_bytes} bytes of an arena of {sum(blocks)}")
+        yield made
+    finally:
+        made.free()
+        made.free()
+
+
+@CASES
+def in_an_arena(bench: Bench, random: np.random.Generator) -> None:
+    """Plans that lie in one arena compute, in any order, what they do in memory of their own."""
+    recipes = [layer(random, rows) for rows in (65, 9, 33)]
+    with arena_for(bench, recipes[0].graph()) as arena, ExitStack() as stack:
+        them = [stack.enter_context(loaded(bench, one, options=UNFUSED)) for one in recipes]
+        expected = []
+        for it in them:
+            it.run()
+            expected.append(bits(it))
+            plan = bench.device.compile_in(arena, it.graph, it.bindings(), UNFUSED)
+            require(plan.arena_bytes <= plan.compute_bytes, "more lies in the arena than there is")
+            stack.enter_context(it.replaced(plan))
+        for number in random.integers(0, len(them), 12):
+            them[number].run()
+            require_same(bits(them[number]), expected[number], f"plan {number} in the arena")
 
 
 @CASES

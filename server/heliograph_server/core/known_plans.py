@@ -1,0 +1,226 @@
+"""Plans that a session compiled: found again by what they were compiled of, and kept for a while.
+
+A plan that is compiled again as long as it is there is not made again: it gets one more handle, and the runs
+of all its handles are serial. When its last handle is freed it stays for as long as it is one of the few
+that were used last, takes little memory, and nobody wants that; then it costs a look-up to compile it again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from heliograph_proto.description import Port
+from heliograph_proto.graph import Graph, Leaf, LeafKind
+from heliograph_server.core.handles import BoundLeaves, ReservationHandle
+from heliograph_server.core.known_graphs import MOST_BYTES, KnownGraph
+from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.reservation import Reservation
+from heliograph_server.core.room import Room
+from heliograph_server.core.turns import Turns
+
+if TYPE_CHECKING:
+    from heliograph_server.core.compiling import CompileRequest
+
+#: The most plans without a handle that a session keeps, their memory on devices, and the bytes of their
+#: graphs' messages, of which those in Python are a multiple.
+MOST_IDLE, MOST_IDLE_BYTES, MOST_IDLE_MESSAGES = 4, 64 * 2**20, MOST_BYTES
+
+#: What of a request says which handles are meant, but not what is compiled.
+_HANDLES = ("plan", "graph", "bindings", "updates", "reservation")
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What of a graph has names for its client. Leaves with their numbers."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    variables: tuple[tuple[int, Leaf], ...]
+    #: Numbers of variables that the graph assigns.
+    assigned: frozenset[int]
+
+    @classmethod
+    def of(cls, graph: Graph) -> Ports:
+        """Those of a validated graph."""
+        return cls(
+            inputs=tuple(Port(leaf.name, leaf.type) for leaf in graph.inputs),
+            outputs=tuple(Port(one.name, graph.type_of(one.value)) for one in graph.outputs),
+            variables=tuple(
+                (n, leaf) for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.VARIABLE
+            ),
+            assigned=frozenset(node.operands[0] for node in graph.nodes if node.op == "assign"),
+        )
+
+
+@dataclass(eq=False, slots=True)
+class KnownPlan:
+    """A plan and whoever has a handle of it."""
+
+    #: What it was compiled of; None: nobody can ask for the same again.
+    key: Hashable
+    known: KnownGraph
+    loaded: LoadedPlan
+    turns: Turns
+    ports: Ports
+    #: Whether it holds nothing that is the client's, and so may stay without a handle.
+    lasts: bool
+    #: In whose memory it lies, if so.
+    reservation: Reservation | None = None
+    handles: int = 1
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether it may stay without a handle, now."""
+        return self.lasts and (self.reservation is None or not self.reservation.is_over)
+
+
+def key_of(
+    request: CompileRequest, known: KnownGraph, bound: BoundLeaves, reservation: ReservationHandle | None
+) -> Hashable:
+    """What a plan is compiled of: the graph, the tensors that its leaves are, the memory in which it is to
+    lie, and all else that was asked for.
+
+    None for a graph that came without its message. Names are in it, since errors and ports carry them.
+    """
+    if not known.size_bytes:
+        return None
+    tensors = frozenset((leaf, one.storage, one.layout.offset_bytes) for leaf, one in bound.tensors.items())
+    asked = (getattr(request, one.name) for one in fields(request) if one.name not in _HANDLES)
+    return known, tensors, reservation, *map(_hashable, asked)
+
+
+def _hashable(value: Any) -> Hashable:
+    plain = isinstance(value, Mapping) and type(value).__hash__ is None
+    return frozenset(value.items()) if plain else value
+
+
+class KnownPlans:
+    """All plans of a session. Thread-safe; asks for no lock of a session while it holds its own."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._lock = threading.Lock()
+        self._by_key: dict[Hashable, KnownPlan] = {}
+        self._by_plan: dict[LoadedPlan, KnownPlan] = {}
+        #: Without a handle, the least recently used first, and what they take, by device.
+        self._idle: dict[KnownPlan, Mapping[str, int]] = {}
+        self._closed = False
+        room.join(self)
+
+    def __repr__(self) -> str:
+        return f"<KnownPlans {len(self._by_plan)}, {len(self._idle)} of them idle>"
+
+    @property
+    def idle(self) -> int:
+        """How many have no handle."""
+        return len(self._idle)
+
+    @property
+    def idle_bytes(self) -> int:
+        """What those take of all devices."""
+        with self._lock:
+            return sum(sum(kept.values()) for kept in self._idle.values())
+
+    def idle_on(self, device: str) -> int:
+        """What those take of one device."""
+        with self._lock:
+            return sum(kept.get(device, 0) for kept in self._idle.values())
+
+    def take(self, key: Hashable) -> KnownPlan | None:
+        """The plan that was compiled of this, for one more handle."""
+        with self._lock:
+            found = self._by_key.get(key) if key is not None else None
+            if found is not None:
+                if self._idle.pop(found, None) is not None:
+                    found.loaded.forget_times()
+                found.handles += 1
+        return found
+
+    def add(self, made: KnownPlan) -> None:
+        """A new plan, for its first handle."""
+        with self._lock:
+            self._by_plan[made.loaded] = made
+            if made.key is not None:
+                self._by_key[made.key] = made
+
+    def is_alone(self, loaded: LoadedPlan) -> bool:
+        """Whether a plan has one handle only."""
+        with self._lock:
+            return self._by_plan[loaded].handles == 1
+
+    def hand_over(self, loaded: LoadedPlan) -> None:
+        """A plan gave its memory to another: it is not to be found any more."""
+        with self._lock:
+            self._forget(self._by_plan[loaded])
+
+    def release(self, loaded: LoadedPlan) -> None:
+        """One handle less; after the last one the plan is kept for a while, or freed."""
+        with self._lock:
+            found = self._by_plan.get(loaded)
+            if found is None:
+                return
+            found.handles -= 1
+            gone = [] if found.handles else self._retire(found)
+        for one in gone:
+            one.loaded.free()
+
+    def _retire(self, plan: KnownPlan) -> list[KnownPlan]:
+        """Keeps a plan that lost its last handle, if it may stay; those that go for it, or itself."""
+        plan.loaded.trim()
+        kept = {plan: plan.loaded.kept_bytes()}
+        stays = plan.may_stay and not self._closed and self._by_key.get(plan.key) is plan
+        if not stays or _is_too_much(kept):
+            gone = [plan]
+        else:
+            self._idle.update(kept)
+            kept, gone = dict(self._idle), []
+            while _is_too_much(kept):
+                gone.append(next(iter(kept)))
+                del kept[gone[-1]]
+        self._drop(gone)
+        return gone
+
+    def make_room(self) -> bool:
+        """Frees the plans without a handle. Whether there were any."""
+        with self._lock:
+            gone = list(self._idle)
+            self._drop(gone)
+        for one in gone:
+            one.loaded.free()
+        return bool(gone)
+
+    def end(self, reservation: Reservation) -> None:
+        """Frees the plans that lie there, whoever has a handle of them. Nothing of them runs."""
+        with self._lock:
+            gone = [one for one in self._by_plan.values() if one.reservation is reservation]
+            self._drop(gone)
+        for one in gone:
+            one.loaded.free()
+
+    def _drop(self, gone: list[KnownPlan]) -> None:
+        for one in gone:
+            self._idle.pop(one, None)
+            self._forget(one)
+            self._by_plan.pop(one.loaded, None)
+
+    def _forget(self, one: KnownPlan) -> None:
+        if self._by_key.get(one.key) is one:
+            del self._by_key[one.key]
+
+    def close(self) -> None:
+        """Frees what has no handle, now and from now on. Idempotent."""
+        self._closed = True
+        self._room.leave(self)
+        self.make_room()
+
+
+def _is_too_much(idle: Mapping[KnownPlan, Mapping[str, int]]) -> bool:
+    """Whether so many plans without a handle are more than a session may keep."""
+    return (
+        len(idle) > MOST_IDLE
+        or sum(sum(kept.values()) for kept in idle.values()) > MOST_IDLE_BYTES
+        or sum(one.known.size_bytes for one in idle) > MOST_IDLE_MESSAGES
+    )
