@@ -183,6 +183,7 @@ if TYPE_CHECKING:
         DeviceType,
         OpAnswer,
         OpQuery,
+        OpRoad,
         PlanEstimate,
         Usage,
     )
@@ -222,6 +223,7 @@ _CONTRACT = {
     "DeviceType": "description",
     "OpAnswer": "description",
     "OpQuery": "description",
+    "OpRoad": "description",
     "PlanEstimate": "description",
     "Usage": "description",
     "dequantize": "quantization",
@@ -260,6 +262,7 @@ __all__ = [
     "NotHeliographError",
     "OpAnswer",
     "OpQuery",
+    "OpRoad",
     "Origin",
     "OutOfMemoryError",
     "OutOfRangeError",
