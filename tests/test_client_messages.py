@@ -293,7 +293,11 @@ def test_a_set_that_was_broken_off_is_what_later_uses_meet_until_a_whole_one(dae
 def test_some_ops_with_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ops", "soft_max", "get_rows"]) == 0
     printed = capsys.readouterr().out
-    assert "scale: real = 1.0" in printed and len(printed.splitlines()) == 3
+    calls = [line for line in printed.splitlines() if not line.startswith(" ")]
+    assert "scale: real = 1.0" in calls[0] and [call.partition("(")[0] for call in calls] == [
+        "soft_max",
+        "get_rows",
+    ]
     assert main(["ops", "softmax"]) == 1 and "did you mean 'soft_max'" in capsys.readouterr().err
 
 
