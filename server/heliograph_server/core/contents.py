@@ -142,7 +142,7 @@ class Contents:
         kept = weight.digest if keeps_whole else None
         self._drop(one for one in self._all_of(weight.digest) if one not in made and one[0] != kept)
         for leaf, memory, data in late:
-            buffer = memory.allocate(data.nbytes, Usage.WEIGHTS)
+            buffer = self._room.for_work(partial(memory.allocate, data.nbytes, Usage.WEIGHTS))
             with _freed_on_error(buffer):
                 buffer.set(0, data)
             self._keep(leaf.digest, buffer)
@@ -185,7 +185,7 @@ class Contents:
             # It lies in parts, cut as a matrix of another shape.
             self._make(digest_of(name), memory)
             return self._make(name, memory)
-        buffer = memory.allocate(size_bytes, Usage.WEIGHTS)
+        buffer = self._room.for_work(partial(memory.allocate, size_bytes, Usage.WEIGHTS))
         with _freed_on_error(buffer):
             for source, section in found if size_bytes else ():
                 _, start, stop = section
