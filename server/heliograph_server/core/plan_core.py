@@ -24,12 +24,12 @@ from heliograph_server.core.handles import (
     layout,
     let_go_of,
 )
-from heliograph_server.core.holdings import Holdings
 from heliograph_server.core.ordering import Entry, wait_for_writers
+from heliograph_server.core.session_state import SessionState
 from heliograph_server.core.turns import Turns
 
 
-class PlanCore(Holdings, ABC):
+class PlanCore(SessionState, ABC):
     """What of a session's state plans are made of. The rest is `SessionCore`."""
 
     def __init__(self, limits: Limits) -> None:

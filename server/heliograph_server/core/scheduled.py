@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from typing import TypeAlias
 
 from heliograph_backends import access
 from heliograph_backends.contract import (
     Abort,
     Arena,
-    Buffer,
     BufferType,
     CompileOptions,
     Device,
@@ -32,11 +29,8 @@ from heliograph_server.core.reservation import NOTHING, Share
 from heliograph_server.core.scheduling import Schedule
 from heliograph_server.core.scheduling.between import (
     Place,
-    Span,
-    Spans,
     ahead_of,
     moves,
-    plan_between,
     returned_places,
     values_between,
 )
@@ -44,6 +38,7 @@ from heliograph_server.core.scheduling.homes import NOWHERE
 from heliograph_server.core.scheduling.model import ALL_ROWS
 from heliograph_server.core.scheduling.order import clocks
 from heliograph_server.core.scheduling.parts import Part, cut, in_order
+from heliograph_server.core.split_between import Between
 from heliograph_server.core.split_copies import CopyAhead, RunCopies
 from heliograph_server.core.split_runs import SplitRunner
 
@@ -76,7 +71,6 @@ class ScheduledPlan(Plan):
         self.graph = graph
         self.schedule = schedule
         self.devices = tuple(devices)
-        self._memories = memories or [one.buffer_type for one in devices]
         self.device = devices[schedule.main]
         ended = clocks(graph, schedule)
         spans = values_between(graph, schedule, ended)
@@ -98,10 +92,7 @@ class ScheduledPlan(Plan):
             for value in dict.fromkeys(node.operands[0] for node in graph.nodes if node.op == "assign")
         ]
         self._plans: list[Plan] = []
-        self._buffers: list[Buffer] = []
-        self._reserved = reserved
-        #: Bytes by device of values between splits that lie in what was reserved.
-        self._lent: dict[str, int] = dict.fromkeys((one.name for one in devices), 0)
+        self._between = Between(graph, memories or [one.buffer_type for one in devices], reserved)
         self._freed = False
         self._precedences = precedences
         signs = occupancies or {}
@@ -113,7 +104,7 @@ class ScheduledPlan(Plan):
         self._run_begun = 0.0
         self._runner = SplitRunner(schedule, ended)
         try:
-            self._tensors = self._place_all(spans)
+            self._tensors = self._homes() | self._between.place(spans)
             for part, split in zip(self._parts, schedule.splits, strict=True):
                 device = devices[split.device]
                 arena = reserved(device.name).arena
@@ -121,10 +112,8 @@ class ScheduledPlan(Plan):
         except BaseException:
             self.free()
             raise
-        self.arena_bytes = sum(self._lent.values()) + sum(plan.arena_bytes for plan in self._plans)
-        self.compute_bytes = sum(one.size_bytes for one in self._buffers) + sum(
-            (*self._lent.values(), *(plan.compute_bytes for plan in self._plans))
-        )
+        self.arena_bytes = self._between.lent_bytes + sum(plan.arena_bytes for plan in self._plans)
+        self.compute_bytes = self._between.size_bytes + sum(plan.compute_bytes for plan in self._plans)
         self.steps = sum(plan.steps for plan in self._plans)
 
     def __repr__(self) -> str:
@@ -138,46 +127,15 @@ class ScheduledPlan(Plan):
     def held_by_device(self) -> dict[str, int]:
         """What it takes of each device now, by name."""
         found = dict.fromkeys((one.name for one in self.devices), 0)
-        for buffer in self._buffers:
-            found[buffer.buffer_type.device.name] += buffer.size_bytes
+        for name, size_bytes in self._between.own_bytes.items():
+            found[name] += size_bytes
         for plan in self._plans:
             found[plan.device.name] += plan.held_bytes
         return found
 
-    # Memory between splits
-
-    def _place_all(self, spans: Spans) -> dict[Place, Tensor]:
-        """Leaves where they lie, results that other splits read, and copies for those that cannot reach
-        them."""
-        found = {(value, self.schedule.homes[value]): tensor for value, tensor in self._leaves.items()}
-        for number, here in spans.items():
-            for value, tensor in self._place(self._memories[number], here).items():
-                found[value, number] = tensor
-        return found
-
-    def _place(self, memory: BufferType, spans: Mapping[int, Span]) -> dict[int, Tensor]:
-        """Tensors for values in one device's memory, which share bytes where their spans do not meet."""
-        arena = plan_between(self.graph, spans, memory)
-        chunks = self._chunks(memory, arena.chunk_bytes)
-        placed = zip(spans, arena.chunks, arena.offsets, strict=True)
-        return {
-            value: Tensor(self.graph.type_of(value), chunks[chunk], offset) for value, chunk, offset in placed
-        }
-
-    def _chunks(self, memory: BufferType, sizes: Sequence[int]) -> list[Buffer]:
-        """Buffers of such sizes: the smallest that suffices of what was reserved, or else a new one."""
-        device, found = memory.device.name, list[Buffer]()
-        fitting = (one for one in self._reserved(device).between if one.buffer_type.name == memory.name)
-        offered = sorted(fitting, key=attrgetter("size_bytes"))
-        for size_bytes in sizes:
-            place = bisect_left(offered, size_bytes, key=attrgetter("size_bytes"))
-            if place < len(offered):
-                found.append(offered.pop(place))
-                self._lent[device] += size_bytes
-            else:
-                found.append(memory.allocate(size_bytes, Usage.COMPUTE))
-                self._buffers.append(found[-1])
-        return found
+    def _homes(self) -> dict[Place, Tensor]:
+        """Leaves where they lie."""
+        return {(value, self.schedule.homes[value]): tensor for value, tensor in self._leaves.items()}
 
     # Running
 
@@ -284,11 +242,11 @@ class ScheduledPlan(Plan):
         sizes = dict.fromkeys(LeafKind, 0)
         for leaf, home in zip(self.graph.leaves, self.schedule.homes, strict=True):
             sizes[leaf.kind] += leaf.type.nbytes if home == place else 0
-        between = sum(one.size_bytes for one in self._buffers if one.buffer_type.device is device)
+        between = self._between.own_bytes[device.name] + self._between.lent[device.name]
         plans = zip(self.schedule.splits, self._plans, strict=True)
         computing = sum(plan.compute_bytes for split, plan in plans if split.device == place)
         weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
-        return DeviceShare(device.name, weights, variables, between + self._lent[device.name] + computing)
+        return DeviceShare(device.name, weights, variables, between + computing)
 
     # The end
 
@@ -302,10 +260,8 @@ class ScheduledPlan(Plan):
             self._ahead.close()
         for plan in self._plans:
             plan.free()
-        for buffer in self._buffers:
-            buffer.free()
+        self._between.free()
         self._plans.clear()
-        self._buffers.clear()
 
 
 def compile_part(

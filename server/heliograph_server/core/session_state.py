@@ -29,7 +29,7 @@ from heliograph_server.core.tasks import (
 from heliograph_server.core.turns import Turns
 
 
-class Holdings:
+class SessionState:
     """Handles and what they stand for: storages, plans, reservations, variables, lanes."""
 
     def __init__(self, limits: Limits) -> None:
