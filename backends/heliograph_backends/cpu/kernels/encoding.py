@@ -80,10 +80,10 @@ def encode_elementwise(shape: tuple[int, ...], body: Elementwise) -> Encoding:
     sizes, strides = split_axes(*coalesce(shape, strides), inner=2)
     space = cut_elements(sizes[:-2], sizes[-2], sizes[-1])
     nanoseconds = prod(shape) * body_ns(body.instructions, body.operands)
-    operands = [_operand(steps) for steps in strides]
+    operands = [operand_words(steps) for steps in strides]
     fetches = fetches_operands(body, prod(shape))
     codes = [
-        _step(
+        step_words(
             Kind.ELEMENTWISE,
             space,
             encode_body(body, operands, streamed, fetches),
@@ -93,7 +93,7 @@ def encode_elementwise(shape: tuple[int, ...], body: Elementwise) -> Encoding:
         for streamed in _choices(streamed_results(body, strides, sizes), frozenset[int]())
     ]
     places = _body_places(STEP_HEADER_WORDS, len(operands))
-    return _encoding(codes, places, space, nanoseconds)
+    return encoding_of(codes, places, space, nanoseconds)
 
 
 def encode_gemm(
@@ -124,15 +124,15 @@ def encode_gemm(
     # With few rows a stored weight is never unpacked, so it can stream through in one go.
     streams = form > 1 and space.row_block <= FEW_ROWS and not pack_left
     depth_block = PACKED_DEPTH_BLOCK if packed else max(1, depth) if streams else UNPACKED_DEPTH_BLOCK
-    operands = [_operand(side) for side in sides]
+    operands = [operand_words(side) for side in sides]
     words = [word for operand in operands[:3] for word in operand]
     words += [depth, depth_block, int(pack_left), form, block, int(epilogue is not None)]
     words += encode_body(extra, operands[3:], frozenset())
     nanoseconds = matmul_ns(prod(outer), rows, columns, depth)
     places = (layout.LEFT, layout.RIGHT, layout.PRODUCT, *_body_places(layout.EPILOGUE, len(extra.operands)))
-    code = _step(Kind.MATMUL, space, words, nanoseconds, False)
+    code = step_words(Kind.MATMUL, space, words, nanoseconds, False)
     pack_bytes = _pack_bytes(space, min(depth, depth_block), pack_left, not packed and not streams)
-    return _encoding([code], places, space, nanoseconds, pack_bytes)
+    return encoding_of([code], places, space, nanoseconds, pack_bytes)
 
 
 def encode_rows(
@@ -153,7 +153,7 @@ def encode_rows(
     words, places = [], []
     for place, operand in enumerate(operands):
         steps = (*steps_before[place], strides[place][-1])
-        words += [-1, *[0] * (OPERAND_WORDS - 1)] if operand is None else _operand(steps)
+        words += [-1, *[0] * (OPERAND_WORDS - 1)] if operand is None else operand_words(steps)
         if operand is not None:
             places.append(layout.SOURCE + place * OPERAND_WORDS)
     words += [float_bits(parameter), *more]
@@ -161,8 +161,8 @@ def encode_rows(
     # A soft_max stages its row in the scratch.
     fits = kind is not Kind.SOFT_MAX or 4 * shape[-1] <= layout.BUFFER_AREA_BYTES
     large = kind in _MAPPING_ROWS and prod(shape) * 4 >= STREAM_BYTES and fits
-    codes = [_step(kind, space, words, nanoseconds, streams) for streams in _choices(large, False)]
-    return _encoding(codes, tuple(places), space, nanoseconds)
+    codes = [step_words(kind, space, words, nanoseconds, streams) for streams in _choices(large, False)]
+    return encoding_of(codes, tuple(places), space, nanoseconds)
 
 
 def encode_rotary(shape: tuple[int, ...], operands: Sequence[Operand | None], rotation: Rotation) -> Encoding:
@@ -199,7 +199,7 @@ def _check_rows(
 # Words
 
 
-def _operand(strides: Strides) -> list[int]:
+def operand_words(strides: Strides) -> list[int]:
     """Encode an operand whose strides cover outer axes, rows and columns."""
     *outer, row, column = strides
     return [0, 0, row, column, *[0] * (OUTER_DIMENSIONS - len(outer)), *outer]
@@ -210,7 +210,7 @@ def _body_places(start: int, operands: int) -> tuple[int, ...]:
     return tuple(first + number * layout.BODY_OPERAND_WORDS for number in range(operands))
 
 
-def _step(kind: Kind, space: Space, payload: list[int], nanoseconds: float, streams: bool) -> bytes:
+def step_words(kind: Kind, space: Space, payload: list[int], nanoseconds: float, streams: bool) -> bytes:
     """Put the header in front; how a step is shared is filled in when the program is built."""
     words = [kind, STEP_HEADER_WORDS + len(payload), space.tiles, space.blocks, space.blocks_per_tile]
     words += [-1, space.rows, space.columns, space.row_block, space.column_block]
@@ -219,7 +219,7 @@ def _step(kind: Kind, space: Space, payload: list[int], nanoseconds: float, stre
     return np.array(words + payload, dtype=np.int64).tobytes()
 
 
-def _encoding(
+def encoding_of(
     codes: list[bytes], places: tuple[int, ...], space: Space, nanoseconds: float, pack_bytes: int = 0
 ) -> Encoding:
     shared = space.tiles > 1 and nanoseconds > SHARING_NS
