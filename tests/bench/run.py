@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import attention
 import bandwidth
 import minilm
 import plan_cost
@@ -25,6 +26,7 @@ from rich.table import Table
 
 #: Every benchmark, by the name that its figures begin with.
 BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "attention": attention.figures,
     "bandwidth": bandwidth.figures,
     "minilm": minilm.figures,
     "plan-cost": plan_cost.figures,

@@ -1,4 +1,4 @@
-"""From groups of nodes to steps of a native program, for what is f32.
+"""From groups of nodes to steps of a native program: what computes in f32, and what moves elements.
 
 Pure: which kernel runs a node is decided by op, types and strides alone. What has no kernel here runs
 on the definition.
@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import numpy
 
+from heliograph_backends.cpu import attention, moves
 from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.instructions import (
     ELEMENTWISE,
@@ -39,11 +40,14 @@ from heliograph_backends.planning.layout import Place, value_types, view
 from heliograph_proto.graph import Graph, Node
 from heliograph_proto.ops import OPS
 from heliograph_proto.rules.rope import NEOX, NORMAL, pairs
-from heliograph_proto.types import F32, contiguous_strides
+from heliograph_proto.types import F32, DType, TensorType, contiguous_strides
 
 #: Ops on rows that have a kernel of their own.
 ROW_KERNELS = ("norm", "rms_norm", "l2_norm", "soft_max")
 REDUCTIONS = {"reduce_sum": "sum_rows", "reduce_mean": "mean_rows", "reduce_max": "max_rows"}
+
+#: Ops of any data type whose steps stand in modules of their own.
+APART = {"flash_attn_ext": attention.append, **dict.fromkeys(moves.COPIES | moves.INDEXED, moves.append)}
 
 #: Matrix products; mul_mat's first operand is the right side, transposed.
 PRODUCTS = frozenset({"matmul", "mul_mat"})
@@ -84,7 +88,7 @@ class Lowering:
     def role(self, number: int) -> Role:
         """The role of a node in fusion."""
         node = self.graph.nodes[number]
-        if not self.has_kernel(number):
+        if not self.has_kernel(number) or not self._is_f32[self.leaves + number]:
             return "other"
         if node.op in ELEMENTWISE:
             return "elementwise"
@@ -103,10 +107,21 @@ class Lowering:
         """Whether native steps run a group."""
         return self.has_kernel(group.last)
 
+    def may_join(self, group: Group) -> bool:
+        """Whether a group may run beside others. Those with indices may not: the runner looks at all of them
+        before any worker begins.
+        """
+        return self.is_native(group) and self.graph.nodes[group.last].op not in moves.INDEXED
+
     def _find_kernel(self, number: int) -> bool:
         node = self.graph.nodes[number]
-        if not self._is_f32[self.leaves + number]:
-            return False
+        if node.op == "flash_attn_ext":
+            return self._attends(number)
+        plain = self._is_f32[self.leaves + number]
+        if node.op in moves.INDEXED or (node.op in moves.COPIES and not (plain and node.op == "cont")):
+            return self._moves(number)
+        if not plain:
+            return self._moves_bytes(node)
         if node.op == "rope":
             return self._turns_rows(node)
         if self._is_stored_product(node):
@@ -130,6 +145,29 @@ class Lowering:
         if node.op == "assign":
             return self.places[node.operands[1]].root != self.places[node.operands[0]].root
         return OPS[node.op].is_view
+
+    def _around(self, number: int) -> tuple[list[TensorType], list[tuple[int, ...]]]:
+        """The types of a node's operands, and the strides of these and of its result."""
+        values = self.graph.nodes[number].operands
+        strides = [self.places[value].strides for value in (*values, self.leaves + number)]
+        return [self.types[value] for value in values], strides
+
+    def _moves(self, number: int) -> bool:
+        node, (types, strides) = self.graph.nodes[number], self._around(number)
+        move = moves.move_of(node, types)
+        return move is not None and moves.fits(node, move, types, strides)
+
+    def _moves_bytes(self, node: Node) -> bool:
+        """Whether a node of another type than f32 is copied by the byte."""
+        if node.type.dtype.kind == "quantized":
+            return False
+        if node.op == "assign":
+            return self.places[node.operands[1]].root != self.places[node.operands[0]].root
+        return node.op == "concat" or OPS[node.op].is_view
+
+    def _attends(self, number: int) -> bool:
+        types, strides = self._around(number)
+        return attention.has_kernel(self.graph.nodes[number], types, strides)
 
     def _is_stored_product(self, node: Node) -> bool:
         types = [self.types[value] for value in node.operands]
@@ -176,6 +214,10 @@ class Lowering:
             self._rope(builder, group.last, storage)
         elif node.op in REDUCTIONS:
             self._reduction(builder, group.last, storage)
+        elif node.op in APART:
+            types = [self.types[value] for value in node.operands]
+            values = (*node.operands, self.leaves + group.last)
+            APART[node.op](builder, node, types, [self.operand(storage, value) for value in values])
         else:
             self._move(builder, group.last, storage)
 
@@ -320,7 +362,7 @@ class Lowering:
         if node.op == "reshape":
             # Over the source's shape the copy is contiguous, whatever its own shape is.
             plain = k.Operand(target.slot, target.offset, source_type.strides)
-            copy(builder, source_type.shape, self.operand(storage, value), plain)
+            copy(builder, source_type.shape, self.operand(storage, value), plain, node.type.dtype)
             return
         source = self.operand(storage, value)
         if OPS[node.op].is_view:
@@ -328,7 +370,7 @@ class Lowering:
             assert moved is not None, "only a reshape can be impossible by strides"
             base = storage.regions[moved.root]
             source = k.Operand(base.slot, base.offset_bytes + moved.offset_bytes, moved.strides)
-        copy(builder, node.type.shape, source, target)
+        copy(builder, node.type.shape, source, target, node.type.dtype)
 
     def _concat(self, builder: k.ProgramBuilder, number: int, storage: Storage) -> None:
         node = self.graph.nodes[number]
@@ -336,7 +378,8 @@ class Lowering:
         axis = node.attributes["axis"] % node.type.ndim
         for value in node.operands:
             found = self.types[value]
-            copy(builder, found.shape, self.operand(storage, value), k.Operand(slot, offset, strides))
+            target = k.Operand(slot, offset, strides)
+            copy(builder, found.shape, self.operand(storage, value), target, found.dtype)
             offset += found.shape[axis] * strides[axis]
 
 
@@ -356,9 +399,13 @@ def rotation(node: Node) -> k.Rotation:
 _COPY = (k.Instruction(Operation.COPY, k.Input(0), (k.Input(1),)),)
 
 
-def copy(builder: k.ProgramBuilder, shape: tuple[int, ...], source: k.Operand, target: k.Operand) -> None:
-    """Appends a copy of f32 elements."""
-    if math.prod(shape):
+def copy(
+    builder: k.ProgramBuilder, shape: tuple[int, ...], source: k.Operand, target: k.Operand, dtype: DType
+) -> None:
+    """Appends a copy of elements that are no blocks."""
+    if dtype is not F32:
+        builder.convert(shape, source, target, k.BYTES[dtype.block_bytes])
+    elif math.prod(shape):
         builder.elementwise(shape, k.Elementwise((target, source), _COPY))
 
 

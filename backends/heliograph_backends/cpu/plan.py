@@ -2,7 +2,7 @@
 
     validated graph -> places -> groups -> storage -> steps
 
-Steps are native programs (runs of f32 groups without any Python between them) and definition steps
+Steps are native programs (runs of groups without any Python between them) and definition steps
 (one NumPy call each, on arrays made once). Only what lies in a run's own inputs and outputs is bound
 again with each run.
 """
@@ -34,6 +34,7 @@ from heliograph_proto.errors import (
     ComputeFailedError,
     HeliographError,
     OutOfMemoryError,
+    OutOfRangeError,
     UnknownHandleError,
 )
 from heliograph_proto.graph import Graph
@@ -146,7 +147,7 @@ def plan_layout(device: CpuDevice, graph: Graph, options: CompileOptions, *, dir
     groups = group_nodes(graph, places, kernels, fusion=options.fusion)
     sets: Sequence[int] = ()
     if device.native and device.concurrency > 1:
-        sets = side_by_side(graph, places, groups, lowering.is_native, device.concurrency)
+        sets = side_by_side(graph, places, groups, lowering.may_join, device.concurrency)
     storage = plan_storage(graph, places, groups, device.buffer_type.max_size, sets)
     return Layout(lowering, groups, storage)
 
@@ -195,8 +196,10 @@ class _Step(ABC):
 class _NativeStep(_Step):
     """A native program, run by the device's workers."""
 
-    def __init__(self, plan: CpuPlan, program: k.Program) -> None:
+    def __init__(self, plan: CpuPlan, program: k.Program, numbers: Sequence[int]) -> None:
+        """`numbers`: the node of each step."""
         self.count = program.steps
+        self._graph, self._numbers = plan.graph, tuple(numbers)
         self._device, self._threads = plan.device, plan.threads
         self._bound = program.bind(plan.memory.addresses, plan.scratch)
 
@@ -204,8 +207,18 @@ class _NativeStep(_Step):
         status = self._device.run_program(self._bound, self._threads)
         if status == k.Status.ABORTED:
             raise CancelledError("the run was cancelled")
+        if status == k.Status.OUTSIDE:
+            raise self._outside()
         if status != k.Status.OK:
             raise ComputeFailedError(f"native step {self._bound.failed_step} ended with {status.name}")
+
+    def _outside(self) -> OutOfRangeError:
+        """The error of an index that names no row, in the definition's words."""
+        number = self._numbers[self._bound.failed_step]
+        node = self._graph.nodes[number]
+        count = self._graph.type_of(node.operands[0]).shape[-2]
+        message = f"{node.op}: index {self._bound.outside} is not one of {count} rows"
+        return OutOfRangeError(message, origin=self._graph.origin(number))
 
     def abort(self) -> None:
         """Asks the run in progress to end between two tiles."""
@@ -283,6 +296,8 @@ class _Compiler:
         self.steps: list[_Step] = []
         self._packed: dict[tuple[int, bool], int] = {}
         self._builder: k.ProgramBuilder | None = None
+        #: Of each step of the builder: the node whose result it helps to make.
+        self._numbers: list[int] = []
         for group, number in zip(groups, plan.storage.sets, strict=True):
             self._add(group, native, number)
         self._close_program()
@@ -298,6 +313,7 @@ class _Compiler:
                 self._builder = self.lowering.builder()
             with self._builder.member_of(number):
                 self.lowering.append(self._builder, group, self.plan.storage, self._pack)
+            self._numbers += [group.last] * (self._builder.steps - len(self._numbers))
         else:
             self._append(_DefinitionStep(self.plan, group.last))
         if node.op == "assign":
@@ -315,11 +331,12 @@ class _Compiler:
 
     def _close_program(self) -> None:
         builder, self._builder = self._builder, None
+        numbers, self._numbers = self._numbers, []
         if builder is None:
             return
         program = builder.build()
         if program.steps:
-            self.steps.append(_NativeStep(self.plan, program))
+            self.steps.append(_NativeStep(self.plan, program, numbers))
 
     def _pack(self, value: int, transpose: bool) -> int:
         """The slot of a weight's packed form, which is kept beside the weight for all plans."""

@@ -148,6 +148,10 @@ def flash_attn_ext(op: str) -> Iterator[OpCase]:
         (1, 8, 2, 65, 129, 64, 64),
     ):
         yield c(op, *_attention(other), scale=0.5)
+    for size in (64, 80, 96, 112, 128, 192, 256):
+        for keys, rows in (("f32", 1), ("f16", 1), ("f32", 6), ("f16", 6)):
+            mask = t("f16", rows, 150, fill="mask")
+            yield c(op, *_attention((1, 4, 2, rows, 150, size, size), "f32", keys), mask, scale=size**-0.5)
     for name, keys in (("f32", "f16"), ("f16", "f16"), ("bf16", "bf16"), ("f64", "f64")):
         mask = t("f64" if name == "f64" else "f16", 5, 9, fill="mask")
         yield c(op, *_attention(form, name, keys), mask, scale=0.25)

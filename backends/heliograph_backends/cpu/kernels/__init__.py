@@ -11,17 +11,20 @@ Importing this package imports no numba.
 
 Bits do not depend on the number of workers, on how steps are cut into tiles, or on whether an
 elementwise program runs as a step or as the epilogue of a matrix product. The files, bottom up:
-layout (words), stored_types, program (values), geometry (tiles), body, encoding, builder; lanes, atomics,
-vector_math, operations, space, elementwise, rows, soft_max, row_kernels, rotary, packing, matmul_kernel,
-stored_lanes, stored_matmul, matmul, runner (native code); native (compile and cache), memory, bound, workers.
+layout (words), stored_types, elements, program (values), geometry (tiles), body, encoding, encoding_rows,
+builder; lanes, atomics, vector_math, operations, space, elementwise, rows, soft_max, row_kernels, rotary,
+packing, matmul_kernel, stored_lanes, stored_matmul, matmul, convert_lanes, stored_rows, moves,
+attention_lanes, attention, heavy, runner (native code); native (compile and cache), memory, bound, workers.
 """
 
 from .bound import BoundProgram
 from .builder import Encodings, ProgramBuilder
+from .elements import BYTES, Block, Conversion
 from .layout import Operation, Status
 from .memory import PackedWeight, Scratch, pack_weight, packed_bytes
 from .native import CacheState, Refusal, available, cache_state, warmup
 from .program import (
+    Attention,
     Elementwise,
     Input,
     Instruction,
@@ -36,8 +39,12 @@ from .stored_types import Stored
 from .workers import WorkerPool
 
 __all__ = [
+    "BYTES",
+    "Attention",
+    "Block",
     "BoundProgram",
     "CacheState",
+    "Conversion",
     "Elementwise",
     "Encodings",
     "Input",

@@ -38,6 +38,24 @@ def store_f32(builder: Any, address: Any, value: Any) -> None:
     builder.store(value, pointer(builder, address, F32))
 
 
+@emitted(types.float64, types.int64)
+def load_double(builder: Any, address: Any) -> Any:
+    """Return the float64 at `address`."""
+    return builder.load(pointer(builder, address, F64))
+
+
+@emitted(types.void, types.int64, types.float64)
+def store_double(builder: Any, address: Any, value: Any) -> None:
+    """Store a float64 at `address`."""
+    builder.store(value, pointer(builder, address, F64))
+
+
+@emitted(types.int64, types.int64)
+def load_i16(builder: Any, address: Any) -> Any:
+    """Return the int16 at `address`."""
+    return builder.sext(builder.load(pointer(builder, address, ir.IntType(16))), I64)
+
+
 @emitted(types.int64, types.int64)
 def load_i32(builder: Any, address: Any) -> Any:
     """Return the int32 at `address`."""

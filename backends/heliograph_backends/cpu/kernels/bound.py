@@ -95,6 +95,11 @@ class BoundProgram:
         """The step at which the last run that was not OK stopped."""
         return int(self._control[layout.FAILED_STEP])
 
+    @property
+    def outside(self) -> int:
+        """The index that ended the last run with OUTSIDE."""
+        return int(self._control[layout.FAILED_INDEX])
+
     def _reserve(self, workers: int) -> None:
         self._scratch.reserve(workers)
 

@@ -24,8 +24,9 @@ from .encoding import (
     encode_rotary,
     encode_rows,
 )
+from .encoding_rows import encode_attention, encode_convert, encode_gather, encode_scatter
 from .layout import COUNTER, PROGRAM_HEADER_WORDS, TOGETHER, WORD_BYTES, Kind
-from .program import AnyOperand, Elementwise, Operand, Program, Rotation, StoredOperand
+from .program import AnyOperand, Attention, Elementwise, Operand, Program, Rotation, StoredOperand
 
 #: A step of one tile is taken by another worker than the one beside it only if it takes longer.
 TOGETHER_NS = 20_000.0
@@ -193,6 +194,65 @@ class ProgramBuilder:
         encoding = self._encodings.find(key, None, lambda: encode_rotary(shape, operands, rotation))
         self._append(encoding, [operand for operand in operands if operand is not None])
 
+    def convert(self, shape: Sequence[int], source: Operand, target: Operand, conversion: int) -> None:
+        """Copy all elements, as a conversion of `elements` has them; strides along rows of blocks are those
+        of a block.
+        """
+        shape = tuple(shape)
+        key = (Kind.CONVERT, shape, conversion, source.strides, target.strides)
+        encoding = self._encodings.find(key, None, lambda: encode_convert(shape, source, target, conversion))
+        self._append(encoding, (source, target))
+
+    def gather(
+        self,
+        shape: Sequence[int],
+        rows: int,
+        source: Operand,
+        indices: Operand,
+        target: Operand,
+        conversion: int,
+        index_bytes: int,
+    ) -> None:
+        """Write those of `rows` rows of the source that indices name to the target, which has this shape;
+        `indices`, int32 or int64, lie over shape[:-1]. An index outside ends the run.
+        """
+        self._move(Kind.GATHER, shape, rows, (source, indices, target), conversion, index_bytes)
+
+    def scatter(
+        self,
+        shape: Sequence[int],
+        rows: int,
+        source: Operand,
+        indices: Operand,
+        target: Operand,
+        conversion: int,
+        index_bytes: int,
+    ) -> None:
+        """Write rows of this shape to those of the target's `rows` rows that indices name, the later ones
+        last; otherwise like `gather`.
+        """
+        self._move(Kind.SCATTER, shape, rows, (source, indices, target), conversion, index_bytes)
+
+    def attention(
+        self, outer: Sequence[int], rows: int, form: Attention, operands: Sequence[Operand | None]
+    ) -> None:
+        """Write attention of queries [outer, rows, key width] to the target [outer, rows, value width].
+
+        `operands` are queries, keys and values [outer, keys, width], the target, and a mask [outer, rows,
+        keys] and sinks [outer, rows] or None; strides cover two axes after the outer ones, along keys and
+        values those of what is stored.
+        """
+        outer = tuple(outer)
+        strides = [None if operand is None else operand.strides for operand in operands]
+        key = (Kind.ATTENTION, outer, rows, form, *strides)
+        encoding = self._encodings.find(key, None, lambda: encode_attention(outer, rows, form, operands))
+        self._append(encoding, [operand for operand in operands if operand is not None])
+
+    @property
+    def steps(self) -> int:
+        """How many steps there are so far; empty ones were left out."""
+        return len(self._steps)
+
     @contextmanager
     def member_of(self, number: int) -> Iterator[None]:
         """What is appended in the block runs at the same time as its neighbours of the same number, which
@@ -226,6 +286,25 @@ class ProgramBuilder:
             scratch_bytes=layout.PACK_AT + self._pack_bytes,
             shared_cost_ns=sum(step.nanoseconds for step in shared),
         )
+
+    def _move(
+        self,
+        kind: Kind,
+        shape: Sequence[int],
+        rows: int,
+        operands: tuple[Operand, Operand, Operand],
+        conversion: int,
+        index_bytes: int,
+    ) -> None:
+        shape, (source, indices, target) = tuple(shape), operands
+        encode = encode_gather if kind is Kind.GATHER else encode_scatter
+        key = (kind, shape, rows, conversion, index_bytes, *[operand.strides for operand in operands])
+        encoding = self._encodings.find(
+            key,
+            None,
+            lambda: encode(shape, rows, source, indices, target, conversion, index_bytes),
+        )
+        self._append(encoding, (source, target, indices))
 
     def _reduce(self, kind: Kind, shape: Sequence[int], source: Operand, target: Operand) -> None:
         leading = broadcast(target, len(shape) - 1)

@@ -86,6 +86,56 @@ PAIRS: Final = PARAMETER + 5
 ROTATIONS: Final = PARAMETER + 6
 PAIR_WORDS: Final = 2
 
+# Rows that are moved, and converted on the way: two operands, which rows (int32 or int64; absent where all
+# are moved in order), then these words. A column is one element; strides along it are those of what lies
+# side by side, an element or a block.
+MOVED_FROM: Final = STEP_HEADER_WORDS
+MOVED_TO: Final = MOVED_FROM + OPERAND_WORDS
+WHICH: Final = MOVED_TO + OPERAND_WORDS
+CONVERSION: Final = WHICH + OPERAND_WORDS  # see `elements`
+FROM_ELEMENTS: Final = CONVERSION + 1  # in one column stride of what is read
+TO_ELEMENTS: Final = CONVERSION + 2  # and of what is written
+FROM_BYTES: Final = CONVERSION + 3
+TO_BYTES: Final = CONVERSION + 4
+WHICH_BYTES: Final = CONVERSION + 5  # of one index
+CHOICES: Final = CONVERSION + 6  # rows that an index may name
+WHICH_COUNT: Final = CONVERSION + 7  # of a scatter: the rows that each block of columns writes
+MOVE_WORDS: Final = CONVERSION + 8
+
+# Attention: operands (SLOT -1 where absent), then these words. HEADS has strides alone, from a row of
+# queries to the word of its head's slope.
+QUERIES: Final = STEP_HEADER_WORDS
+KEYS: Final = QUERIES + OPERAND_WORDS
+VALUES: Final = KEYS + OPERAND_WORDS
+ATTENDED: Final = VALUES + OPERAND_WORDS
+MASK: Final = ATTENDED + OPERAND_WORDS
+SINKS: Final = MASK + OPERAND_WORDS
+HEADS: Final = SINKS + OPERAND_WORDS
+KEY_COUNT: Final = HEADS + OPERAND_WORDS
+KEY_WIDTH: Final = KEY_COUNT + 1
+KEY_FORM: Final = KEY_COUNT + 2  # 1: float32; else how they are stored, see `stored_types`
+VALUE_FORM: Final = KEY_COUNT + 3
+VALUE_ELEMENTS: Final = KEY_COUNT + 4  # of a block of values
+VALUE_BYTES: Final = KEY_COUNT + 5
+MASK_CONVERSION: Final = KEY_COUNT + 6  # to float32, see `elements`
+SCORE_SCALE: Final = KEY_COUNT + 7  # float32, as the next
+SCORE_CAP: Final = KEY_COUNT + 8  # 0: none
+SLOPE_COUNT: Final = KEY_COUNT + 9  # 0: all slopes are 1
+STATES_AT: Final = KEY_COUNT + 10  # where in what is packed, as the next
+BIASES_AT: Final = KEY_COUNT + 11
+SCORES_AT: Final = KEY_COUNT + 12
+PANELS_AT: Final = KEY_COUNT + 13
+WIDE_VALUES_AT: Final = KEY_COUNT + 14
+SLOPES: Final = KEY_COUNT + 15
+# Keys whose scores are held at once.
+KEY_BLOCK: Final = 128
+# Of each row while keys are seen: the largest score, what the sums are scaled with (both float32), and the
+# sum of powers (float64).
+LARGEST_SCORE: Final = 0
+RESCALED: Final = 4
+TOTAL: Final = 8
+STATE_BYTES: Final = 16
+
 # Elementwise body: at STEP_HEADER_WORDS of an elementwise step, at EPILOGUE of a matrix product.
 # After it come the operands (one ACCESS word behind each), the constants (one word each) and the
 # instructions.
@@ -131,6 +181,7 @@ STRIP_GAP_BYTES: Final = 64
 ABORT: Final = 0
 STATUS: Final = 8
 FAILED_STEP: Final = 9
+FAILED_INDEX: Final = 10  # of a step that names rows: the index that is outside
 INSIDE: Final = 16
 CLOSED: Final = 24
 PROGRESS: Final = 32  # number of shared steps opened so far
@@ -154,6 +205,10 @@ class Kind(IntEnum):
     MEAN = 7
     MAX = 8
     ROTARY = 9
+    CONVERT = 10
+    GATHER = 11
+    SCATTER = 12
+    ATTENTION = 13
 
 
 class Status(IntEnum):
@@ -162,6 +217,7 @@ class Status(IntEnum):
     OK = 0
     ABORTED = 1
     INVALID = 2  # a step of an unknown kind; the builder makes none
+    OUTSIDE = 3  # an index names a row that there is not
 
 
 class Operation(IntEnum):

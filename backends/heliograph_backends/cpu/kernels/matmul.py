@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from .atomics import word
 from .elementwise import run_body
-from .lanes import jit, jit_inline
+from .lanes import jit_inline
 from .layout import (
     COLUMN_STRIDE,
     DEPTH,
@@ -123,7 +123,7 @@ def multiply_slice(
     multiply_panels(product, product_row, left, left_row, right, panel_bytes, rows, columns, depth, first)
 
 
-@jit
+@jit_inline
 def matmul_block(step: int, block: int, slots: int, scratch: int) -> None:
     """Run one block of a matrix product and its epilogue."""
     row, rows, column, columns = locate(step, block, scratch)

@@ -111,6 +111,27 @@ class Rotation(NamedTuple):
     """Of each pair: what the angle is multiplied with after that."""
 
 
+class Attention(NamedTuple):
+    """What attention does with its rows of queries."""
+
+    keys: int
+    key_width: int
+    value_width: int
+    """A multiple of 16."""
+    key_form: int
+    """`elements.FLOAT32`, or a `Stored`."""
+    value_form: int
+    mask_conversion: int
+    """Of the mask to float32."""
+    scale: float
+    cap: float
+    """Scores become cap * tanh(score / cap); 0: they stay."""
+    head_strides: tuple[int, ...]
+    """From one outer index, or row, to the next in `slopes`, times 8."""
+    slopes: tuple[float, ...] = ()
+    """What each head's mask is multiplied with; none: 1."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
     """An encoded run of steps, good for any memory of the right shapes."""

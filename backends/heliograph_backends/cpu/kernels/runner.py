@@ -32,6 +32,7 @@ from .atomics import (
     yield_core,
 )
 from .elementwise import elementwise_block
+from .heavy import heavy_block
 from .lanes import jit, jit_entry, jit_inline
 from .layout import (
     ABORT,
@@ -58,13 +59,15 @@ from .layout import (
     Kind,
     Status,
 )
-from .matmul import matmul_block
+from .moves import has_outside
 from .packing import pack_panels
 from .rotary import rotary_block
 from .row_kernels import rows_block
 
-OK, ABORTED, INVALID = int(Status.OK), int(Status.ABORTED), int(Status.INVALID)
+OK, ABORTED = int(Status.OK), int(Status.ABORTED)
+INVALID, OUTSIDE = int(Status.INVALID), int(Status.OUTSIDE)
 ELEMENTWISE, MATMUL, ROTARY = int(Kind.ELEMENTWISE), int(Kind.MATMUL), int(Kind.ROTARY)
+CONVERT, GATHER, SCATTER = int(Kind.CONVERT), int(Kind.GATHER), int(Kind.SCATTER)
 LAST_KIND = int(max(Kind))
 SPINS_BEFORE_YIELD = 4096
 
@@ -76,8 +79,8 @@ def run_tile(step: int, tile: int, slots: int, scratch: int) -> None:
     for block in range(tile * per_tile, min((tile + 1) * per_tile, word(step, BLOCKS))):
         if kind == ELEMENTWISE:
             elementwise_block(step, block, slots, scratch)
-        elif kind == MATMUL:
-            matmul_block(step, block, slots, scratch)
+        elif kind == MATMUL or kind >= CONVERT:
+            heavy_block(kind, step, block, slots, scratch)
         elif kind == ROTARY:
             rotary_block(step, block, slots, scratch)
         else:
@@ -155,15 +158,21 @@ def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int
     step = code + 8 * PROGRAM_HEADER_WORDS
     first, opened = step, 0
     for number in range(word(code, STEP_COUNT)):
-        if word(step, KIND) > LAST_KIND:
+        kind = word(step, KIND)
+        if kind > LAST_KIND:
             atomic_store(control, FAILED_STEP, number)
             return INVALID
-        if helped and word(step, TOGETHER) & 1 == 0:
+        begins = helped and word(step, TOGETHER) & 1 == 0
+        if begins:
             end_set(first, step, control)
             first = step
-            if word(step, TOGETHER) >> 1 > opened:
-                opened = word(step, TOGETHER) >> 1
-                atomic_store(control, PROGRESS, opened)
+        # Steps that name rows are sets by themselves, so nobody has begun with them yet.
+        if kind in (GATHER, SCATTER) and has_outside(kind, step, slots, control, scratch):
+            atomic_store(control, FAILED_STEP, number)
+            return OUTSIDE
+        if begins and word(step, TOGETHER) >> 1 > opened:
+            opened = word(step, TOGETHER) >> 1
+            atomic_store(control, PROGRESS, opened)
         if helped and word(step, COUNTER) >= 0:
             claim_tiles(step, slots, control, scratch)
         else:

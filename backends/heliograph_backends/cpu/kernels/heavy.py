@@ -1,0 +1,24 @@
+"""Blocks of steps that share the kernels of matrix products, in one function that numba compiles once: what a
+function calls is optimised again with each function around it.
+"""
+
+from __future__ import annotations
+
+from .attention import attention_block
+from .lanes import jit
+from .layout import Kind
+from .matmul import matmul_block
+from .moves import move_block
+
+MATMUL, ATTENTION = int(Kind.MATMUL), int(Kind.ATTENTION)
+
+
+@jit
+def heavy_block(kind: int, step: int, block: int, slots: int, scratch: int) -> None:
+    """Run one block of a matrix product, of attention, or of a step that moves rows."""
+    if kind == MATMUL:
+        matmul_block(step, block, slots, scratch)
+    elif kind == ATTENTION:
+        attention_block(step, block, slots, scratch)
+    else:
+        move_block(kind, step, block, slots, scratch)
