@@ -14,6 +14,7 @@ from pathlib import Path
 
 import attention
 import bandwidth
+import decoder
 import minilm
 import plan_cost
 import planner
@@ -28,6 +29,7 @@ from rich.table import Table
 BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
     "attention": attention.figures,
     "bandwidth": bandwidth.figures,
+    "decoder": decoder.figures,
     "minilm": minilm.figures,
     "plan-cost": plan_cost.figures,
     "planner": planner.figures,
