@@ -28,6 +28,7 @@ COMMANDS = {
     "embed": "embed texts with a sentence-transformers model",
     "ops": "print the op table",
     "conformance": "check what a device computes against the op table",
+    "warmup": "compile the CPU kernels before a daemon needs them",
 }
 
 

@@ -22,7 +22,7 @@ from .builder import Encodings, ProgramBuilder
 from .elements import BYTES, Block, Conversion
 from .layout import Operation, Status
 from .memory import PackedWeight, Scratch, pack_weight, packed_bytes
-from .native import CacheState, Refusal, available, cache_state, warmup
+from .native import CacheState, Refusal, available, cache_state, find_cache, warmup
 from .program import (
     Attention,
     Elementwise,
@@ -65,6 +65,7 @@ __all__ = [
     "WorkerPool",
     "available",
     "cache_state",
+    "find_cache",
     "pack_weight",
     "packed_bytes",
     "warmup",

@@ -41,9 +41,14 @@ _get_or_insert: Any = cgutils.get_or_insert_function
 _alloca_once: Any = cgutils.alloca_once
 
 
+#: Names of the functions that are compiled by themselves, as far as their modules were imported.
+compiled_names: set[str] = set()
+
+
 def jit(function: Function) -> Function:
     """Compile with numba: no GIL, no contraction, no bounds checks; cached with its caller."""
     compiled: Function = _njit(nogil=True, error_model="numpy")(function)
+    compiled_names.add(function.__name__)
     return compiled
 
 
@@ -67,6 +72,7 @@ _disk_cache = False
 def jit_entry(function: Function) -> Function:
     """Like `jit`, for the functions that Python calls: these are what the disk cache holds."""
     compiled: Function = _njit(nogil=True, error_model="numpy", cache=_disk_cache)(function)
+    compiled_names.add(function.__name__)
     return compiled
 
 

@@ -18,10 +18,11 @@ import logging
 import os
 import stat
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,12 @@ class CacheState:
 
     folder: Path | None
     refusal: Refusal | None = None
+    #: How many functions were compiled, and not loaded from there.
+    compiled: int = 0
+
+
+#: Is told of each function of ours that was compiled: how many are done, how many there are, its name.
+Progress: TypeAlias = Callable[[int, int, str], None]
 
 
 def available() -> bool:
@@ -127,12 +134,13 @@ class _Native:
         self.runner: Any = None
         self.cache = CacheState(None)
 
-    def load(self, folder: Path | None) -> Any:
+    def load(self, folder: Path | None, progress: Progress | None = None) -> Any:
         with self.lock:
             if self.runner is None:
-                self.cache = open_cache(folder or default_folder())
-                _announce(self.cache)
-                self.runner = _compile(self.cache.folder)
+                cache = open_cache(folder or default_folder())
+                _announce(cache)
+                self.runner, compiled = _compile(cache.folder, progress)
+                self.cache = replace(cache, compiled=compiled)
             return self.runner
 
 
@@ -141,37 +149,74 @@ def _announce(cache: CacheState) -> None:
     if cache.refusal is not None:
         logger.warning("CPU kernels are not kept on disk: %s", cache.refusal.value)
     if cache.folder is None or not any(cache.folder.rglob("*.nbi")):
-        logger.info("compiling the CPU kernels: about 15 seconds, once per machine and version")
+        logger.info(
+            "compiling the CPU kernels: about 20 seconds, once per machine and version; "
+            "`heliograph warmup` does it beforehand"
+        )
 
 
-def _compile(folder: Path | None) -> Any:
+def _compile(folder: Path | None, progress: Progress | None) -> tuple[Any, int]:
     """Import the kernels with numba's cache folder set while their decorators look at it, and
-    compile or load them.
+    compile or load them; also how many functions were compiled.
     """
     config: Any = importlib.import_module("numba.core.config")
+    event: Any = importlib.import_module("numba.core.event")
     before = config.CACHE_DIR
     config.CACHE_DIR = "" if folder is None else str(folder)
     try:
         lanes = importlib.import_module(".lanes", __package__)
         lanes.use_disk_cache(folder is not None)
         runner = importlib.import_module(".runner", __package__)
-        for entry, arguments in runner.ENTRIES.items():
-            entry.compile(arguments)
+        watch = _watch(lanes.compiled_names, progress)
+        with event.install_listener("numba:compile", watch):
+            for entry, arguments in runner.ENTRIES.items():
+                entry.compile(arguments)
     finally:
         config.CACHE_DIR = before
-    return runner
+    return runner, watch.count
+
+
+def _watch(names: set[str], progress: Progress | None) -> Any:
+    """What numba tells when it has compiled a function; those of its own do not count."""
+    event: Any = importlib.import_module("numba.core.event")
+    listener: Any = event.Listener
+
+    class Watch(listener):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.seen: set[str] = set()
+
+        @property
+        def count(self) -> int:
+            return len(self.seen)
+
+        def on_start(self, found: Any) -> None:
+            """Nothing is known yet."""
+
+        def on_end(self, found: Any) -> None:
+            name = found.data["dispatcher"].py_func.__name__
+            if name in names and name not in self.seen:
+                self.seen.add(name)
+                if progress is not None:
+                    progress(self.count, len(names), name)
+
+    return Watch()
 
 
 _native = _Native()
 
 
-def warmup(folder: str | os.PathLike[str] | None = None) -> CacheState:
+def warmup(folder: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> CacheState:
     """Compile all kernels or load them from the cache; the first call decides on the folder.
 
     Raises ImportError where numba is missing.
     """
-    _native.load(None if folder is None else Path(folder))
+    _native.load(None if folder is None else Path(folder), progress)
     return _native.cache
+
+
+def find_cache(folder: str | os.PathLike[str] | None = None) -> CacheState:
+    """Return where kernels would be kept, or why nowhere; compiles nothing."""
+    return open_cache(Path(folder) if folder else default_folder())
 
 
 def cache_state() -> CacheState:
