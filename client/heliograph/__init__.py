@@ -181,6 +181,7 @@ if TYPE_CHECKING:
         DeviceType,
         OpAnswer,
         OpQuery,
+        OpRoad,
         PlanEstimate,
         Usage,
     )
@@ -217,6 +218,7 @@ _CONTRACT = {
     "DeviceType": "description",
     "OpAnswer": "description",
     "OpQuery": "description",
+    "OpRoad": "description",
     "PlanEstimate": "description",
     "Usage": "description",
     "dequantize": "quantization",
@@ -255,6 +257,7 @@ __all__ = [
     "NotHeliographError",
     "OpAnswer",
     "OpQuery",
+    "OpRoad",
     "Origin",
     "OutOfMemoryError",
     "OutOfRangeError",

@@ -130,6 +130,21 @@ class DeviceList:
         return tuple(one for one in self.backends if one.why)
 
 
+class OpRoad(Enum):
+    """How a device computes a node. The values are those of device.proto."""
+
+    #: Not asked for, or the device does not tell.
+    UNKNOWN = 0
+    #: It computes nothing: the result is a view.
+    VIEW = 1
+    #: The op's definition.
+    DEFINITION = 2
+    #: The op's definition, whose matrix products are those of a BLAS library.
+    BLAS = 3
+    #: A kernel of its own.
+    KERNEL = 4
+
+
 @dataclass(frozen=True, slots=True)
 class OpQuery:
     """A node about which a device is asked. Attributes are complete."""
@@ -138,6 +153,8 @@ class OpQuery:
     operands: tuple[TensorType, ...]
     result: TensorType
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    #: Whether the answer is to say by which road the device computes it.
+    road: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +165,8 @@ class OpAnswer:
     why_not: str = ""
     #: Whether fetching weights from host memory for it pays.
     offload: bool = False
+    #: How it computes it, where that was asked for and it can.
+    road: OpRoad = OpRoad.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

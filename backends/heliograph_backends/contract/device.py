@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from heliograph_backends.contract.memory import Buffer, BufferType
 from heliograph_backends.contract.stream import Event, Stream
-from heliograph_proto.description import Capabilities, DeviceType, Memory
+from heliograph_proto.description import Capabilities, DeviceType, Memory, OpRoad
 from heliograph_proto.errors import UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
@@ -128,6 +128,12 @@ class Device(ABC):
     ) -> bool:
         """Whether fetching host weights for such a node pays. Default: never."""
         return False
+
+    def road(
+        self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
+    ) -> OpRoad:
+        """How it computes such a node, which it can run. Default: it does not tell."""
+        return OpRoad.UNKNOWN
 
     def estimate(self, graph: Graph, options: CompileOptions) -> Estimate:
         """What compiling would take, without taking it. Default: UnsupportedError."""

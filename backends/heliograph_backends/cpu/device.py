@@ -27,8 +27,9 @@ from heliograph_backends.cpu import facts, kernels
 from heliograph_backends.cpu.hbm import hbm_buffer_types, why_no_hbm
 from heliograph_backends.cpu.memory import Budget, HostBuffer, HostBufferType, machine_memory_bytes
 from heliograph_backends.cpu.plan import CpuPlan, estimate
+from heliograph_backends.cpu.roads import road_of
 from heliograph_backends.cpu.stream import CpuStream
-from heliograph_proto.description import Capabilities, DeviceType, Memory
+from heliograph_proto.description import Capabilities, DeviceType, Memory, OpRoad
 from heliograph_proto.errors import DeadlineExceededError, InvalidArgumentError, LimitExceededError
 from heliograph_proto.graph import Graph
 from heliograph_proto.quantization import can_quantize
@@ -163,6 +164,11 @@ class CpuDevice(Device):
         if quantizes and not can_quantize(target):
             return f"the CPU does not quantize to {target}; quantize it before"
         return ""
+
+    def road(
+        self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
+    ) -> OpRoad:
+        return road_of(op, attributes, operands, result, native=self.native)
 
     def supports_buffer_type(self, buffer_type: Any) -> bool:
         return bool(buffer_type.is_host)

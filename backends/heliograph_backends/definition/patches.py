@@ -33,7 +33,7 @@ def conv_3d(xp: Any, attributes: Attributes, kernel: Array, data: Array) -> Arra
         (windows,) = accumulated(xp, gathered(xp, folded[images], places))
         rows = windows.transpose(0, 2, 3, 4, 1, 5, 6, 7)
         flat = rows.reshape(math.prod(rows.shape[:4]), matrix.shape[0])
-        product = (flat @ matrix).reshape(*rows.shape[:4], made)
+        product = xp.matmul(flat, matrix).reshape(*rows.shape[:4], made)
         result[(images, slice(None), *part)] = xp.moveaxis(product, -1, 1)
     return result.reshape(count * made, *sizes)
 

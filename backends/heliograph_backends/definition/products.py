@@ -61,7 +61,7 @@ def mul_mat_id(xp: Any, attributes: Attributes, experts: Array, activations: Arr
         start += count
         token, slot = places // ids.shape[1], places % ids.shape[1]
         (matrix,) = accumulated(xp, experts[expert])
-        result[places] = activations[token, slot % activations.shape[1]] @ matrix.T
+        result[places] = xp.matmul(activations[token, slot % activations.shape[1]], matrix.T)
     return result.reshape(*ids.shape, experts.shape[1])
 
 

@@ -95,7 +95,8 @@ def conv_2d(xp: Any, attributes: Attributes, kernel: Array, data: Array) -> Arra
     def product(windows: Array) -> Array:
         rows = windows.transpose(0, 2, 3, 1, 4, 5)
         flat = rows.reshape(math.prod(rows.shape[:3]), matrix.shape[0])
-        return (flat @ matrix).reshape(*rows.shape[:3], matrix.shape[1]).transpose(0, 3, 1, 2)
+        made = xp.matmul(flat, matrix).reshape(*rows.shape[:3], matrix.shape[1])
+        return made.transpose(0, 3, 1, 2)
 
     return _convolved(xp, attributes, kernel, data, kernel.shape[0], product)
 

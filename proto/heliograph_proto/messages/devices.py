@@ -15,6 +15,7 @@ from heliograph_proto.description import (
     Memory,
     OpAnswer,
     OpQuery,
+    OpRoad,
     PlacementInfo,
     SessionInfo,
 )
@@ -139,6 +140,7 @@ def encode_queries(device: str, queries: Sequence[OpQuery]) -> device_pb2.QueryO
                 op=one.op,
                 attributes=encode_attributes(one.attributes),
                 operands=map(encode_type, one.operands),
+                road=one.road,
             )
             for one in queries
         ],
@@ -150,17 +152,24 @@ def decode_query(message: device_pb2.OpQuery) -> OpQuery:
     operands = tuple(map(decode_type, message.operands))
     attributes = decode_attributes(message.op, message.attributes)
     result, complete = infer(message.op, operands, attributes)
-    return OpQuery(message.op, operands, result, complete)
+    return OpQuery(message.op, operands, result, complete, message.road)
 
 
 def encode_answers(answers: Sequence[OpAnswer]) -> device_pb2.QueryOpsResponse:
     return device_pb2.QueryOpsResponse(
-        answers=[device_pb2.OpAnswer(why_not=one.why_not, offload=one.offload) for one in answers]
+        answers=[
+            device_pb2.OpAnswer(
+                why_not=one.why_not, offload=one.offload, road=device_pb2.OpRoad.ValueType(one.road.value)
+            )
+            for one in answers
+        ]
     )
 
 
 def decode_answers(message: device_pb2.QueryOpsResponse) -> tuple[OpAnswer, ...]:
-    return tuple(OpAnswer(one.why_not, one.offload) for one in message.answers)
+    return tuple(
+        OpAnswer(one.why_not, one.offload, _ROADS.get(one.road, OpRoad.UNKNOWN)) for one in message.answers
+    )
 
 
 def encode_placement(info: PlacementInfo) -> device_pb2.QueryPlacementResponse:
@@ -171,6 +180,8 @@ def decode_placement(message: device_pb2.QueryPlacementResponse) -> PlacementInf
     return PlacementInfo(tuple(message.tensor_bytes), tuple(message.buffer_bytes))
 
 
+#: A newer server may know roads that there are not here.
+_ROADS = {one.value: one for one in OpRoad}
 _LIMITS = tuple(Limits.__dataclass_fields__)
 
 

@@ -16,7 +16,7 @@ from heliograph_backends.contract import (
     Tensor,
 )
 from heliograph_backends.cpu.stream import CpuStream
-from heliograph_proto.description import BufferRole, Capabilities, Memory, OpAnswer, OpQuery
+from heliograph_proto.description import BufferRole, Capabilities, Memory, OpAnswer, OpQuery, OpRoad
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 from heliograph_server.pool.edge import at_the_edge
@@ -28,7 +28,7 @@ MAX_ANSWERS = 10_000
 #: How long the member may take to say how much memory it has.
 ANSWER_SECONDS = 10.0
 
-_Question: TypeAlias = tuple[str, tuple[tuple[str, Any], ...], tuple[TensorType, ...]]
+_Question: TypeAlias = tuple[str, tuple[tuple[str, Any], ...], tuple[TensorType, ...], bool]
 
 
 class RemoteDevice(Device):
@@ -94,12 +94,23 @@ class RemoteDevice(Device):
     ) -> bool:
         return self._answer(op, attributes, operands, result).offload
 
-    def _answer(
+    def road(
         self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
+    ) -> OpRoad:
+        return self._answer(op, attributes, operands, result, road=True).road
+
+    def _answer(
+        self,
+        op: str,
+        attributes: Mapping[str, Any],
+        operands: Sequence[TensorType],
+        result: TensorType,
+        *,
+        road: bool = False,
     ) -> OpAnswer:
-        question = op, tuple(sorted(attributes.items())), tuple(operands)
+        question = op, tuple(sorted(attributes.items())), tuple(operands), road
         if question not in self._answers:
-            (answer,) = self.member.query([OpQuery(op, tuple(operands), result, attributes)])
+            (answer,) = self.member.query([OpQuery(op, tuple(operands), result, attributes, road)])
             self._answers[question] = answer
             if len(self._answers) > MAX_ANSWERS:
                 self._answers.popitem(last=False)

@@ -131,7 +131,7 @@ def _attention(form: tuple[int, ...], name: str = "f32", keys: str = "") -> tupl
 
 def flash_attn_ext(op: str) -> Iterator[OpCase]:
     """Heads that share keys, masks, slopes, caps, sinks."""
-    form = (2, 4, 2, 5, 9, 16, 8)
+    form = (2, 4, 2, 5, 9, 24, 16)
     shown = t("f16", 5, 9, fill="mask")
     yield from laid(
         c(op, *_attention(form), scale=0.25), ("transposed", "spaced", "permute", "slice", *TAKEN)
@@ -143,6 +143,7 @@ def flash_attn_ext(op: str) -> Iterator[OpCase]:
     yield c(op, *_attention(form), scale=0.25, logit_softcap=2.0)
     for other in (
         (1, 1, 1, 1, 1, 1, 1),
+        (2, 4, 2, 5, 9, 16, 8),
         (1, 3, 1, 1, 65, 64, 64),
         (0, 2, 1, 3, 4, 8, 8),
         (1, 8, 2, 65, 129, 64, 64),

@@ -1,0 +1,141 @@
+"""`heliograph ops --device`: for each op and its data types what a device says and what it computes.
+
+The nodes are those of the conformance suite. The device is asked about each, through its own contract, and
+then computes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from heliograph.cli.conformance import case_progress, opened
+from heliograph.cli.tables import print_table
+from heliograph_proto.description import OpRoad
+from heliograph_proto.ops import infer
+
+if TYPE_CHECKING:
+    from heliograph_backends.conformance import Result
+    from heliograph_backends.conformance.case import OpCase
+    from heliograph_backends.contract import Device
+
+
+#: What people call the roads.
+ROADS = {road: "BLAS" if road is OpRoad.BLAS else road.name.lower() for road in OpRoad}
+
+
+@dataclass
+class Found:
+    """An op with some data types, over all cases of it."""
+
+    op: str
+    #: Of the operands, each type once, in their order; of an op without any that of its result.
+    dtypes: str
+    #: How often it is supported, or not and why.
+    supported: Counter[bool] = field(default_factory=Counter)
+    why_not: str = ""
+    roads: Counter[OpRoad] = field(default_factory=Counter)
+    #: How its cases ended, by the outcomes' words.
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    def ask(self, device: Device, case: OpCase) -> None:
+        """Notes what the device says of a case's node."""
+        types = [one.type for one in case.operands]
+        result, attributes = infer(case.op, types, dict(case.attributes))
+        why_not = device.supports_op(case.op, attributes, types, result)
+        self.supported[not why_not] += 1
+        self.why_not = self.why_not or why_not
+        if not why_not:
+            self.roads[device.road(case.op, attributes, types, result)] += 1
+
+    def note(self, result: Result) -> None:
+        """Notes how a case ended."""
+        from heliograph_backends.conformance import Outcome
+
+        self.outcomes[result.outcome.value] += 1
+        if result.outcome is Outcome.FAILED:
+            self.failures.append(str(result))
+
+    def as_row(self) -> list[str]:
+        """For people."""
+        ended = ", ".join(f"{count} {word}" for word, count in self.outcomes.most_common())
+        return [self.op, self.dtypes, _counted(self._answers()), ended, _counted(self._named())]
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "op": self.op,
+            "dtypes": self.dtypes.split(", "),
+            "supported": self.supported[True],
+            "not_supported": self.supported[False],
+            "why_not": self.why_not,
+            "conformance": dict(self.outcomes),
+            "failures": self.failures,
+            "roads": dict(self._named()),
+        }
+
+    def _answers(self) -> Counter[str]:
+        return Counter({"yes" if can else "no": count for can, count in self.supported.items()})
+
+    def _named(self) -> Counter[str]:
+        return Counter({ROADS[road]: count for road, count in self.roads.items()})
+
+
+def run(arguments: argparse.Namespace, ops: Sequence[str]) -> int:
+    """Asks, computes, prints; 1 if a case fails. Raises ConfigurationError, ConnectionError, HandleError."""
+    from heliograph_backends.conformance import run_cases
+
+    cases = cases_of(ops, quick=arguments.quick)
+    found: dict[str, Found] = {}
+    with opened(arguments.device, arguments.backends) as device:
+        for case in cases:
+            found_by(found, case).ask(device, case)
+        if not arguments.ask:
+            with case_progress(len(cases)) as progress:
+                report = run_cases(device, cases, on_result=progress)
+            for case, result in zip(cases, report.results, strict=True):
+                found_by(found, case).note(result)
+    _print(list(found.values()), as_json=arguments.json)
+    return 1 if any(one.failures for one in found.values()) else 0
+
+
+def cases_of(ops: Sequence[str], *, quick: bool) -> list[OpCase]:
+    """The suite's cases of these ops."""
+    from heliograph_backends.conformance import all_cases
+    from heliograph_backends.conformance.case import OpCase
+
+    wanted = frozenset(ops)
+    cases = (case for case in all_cases() if isinstance(case, OpCase) and case.op in wanted)
+    return [case for case in cases if case.quick or not quick]
+
+
+def found_by(found: dict[str, Found], case: OpCase) -> Found:
+    """What is known of a case's op and data types."""
+    names = dict.fromkeys(one.type.dtype.name for one in case.operands)
+    if not names:
+        names = {infer(case.op, [], dict(case.attributes))[0].dtype.name: None}
+    dtypes = ", ".join(names)
+    return found.setdefault(f"{case.op} {dtypes}", Found(case.op, dtypes))
+
+
+def _counted(words: Counter[str]) -> str:
+    """A word alone, or several with how often each was found."""
+    if len(words) < 2:
+        return "".join(words)
+    return ", ".join(f"{word} {count}" for word, count in words.most_common())
+
+
+def _print(found: Sequence[Found], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([one.as_json() for one in found], indent=2))
+        return
+    print_table(["op", "dtypes", "supported", "conformance", "road"], [one.as_row() for one in found])
+    for why, count in Counter(one.why_not for one in found if one.why_not).most_common():
+        print(f"not supported ({count}): {why}")
+    for failure in (failure for one in found for failure in one.failures):
+        print(failure)

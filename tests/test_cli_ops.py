@@ -1,0 +1,100 @@
+"""`heliograph ops`: the table for people, and what a device makes of it, here and over the wire."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heliograph.cli import main
+from heliograph.cli.ops import described
+from heliograph_backends.cpu.kernels import available
+from heliograph_proto.ops import OPS
+
+native = pytest.mark.skipif(not available(), reason="numba is not installed")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    lines = [line for row in OPS.values() for line in described(row, width)]
+    assert max(map(len, lines)) <= width
+
+
+def test_an_op_is_its_call_its_group_and_what_it_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ops", "add1", "leaky_relu"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "add1(a, b)  [elementwise]",
+        "    a + b, where b is one number.",
+        "leaky_relu(x, slope: real = 0.01)  [elementwise]",
+        "    x above 0, else x * `slope`.",
+    ]
+
+
+def found(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """The answers by op and data types."""
+    assert main(["ops", "--json", *arguments]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    return {(row["op"], ", ".join(row["dtypes"])): row for row in rows}
+
+
+@native
+def test_a_device_says_by_which_road_it_computes_each_op_and_data_type(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = found(
+        capsys, "--device", "cpu:threads=1", "--quick", "exp", "matmul", "permute", "get_rows", "sin"
+    )
+    roads = {key: set(row["roads"]) for key, row in rows.items()}
+    assert roads["exp", "f32"] == {"kernel"} and roads["exp", "f16"] == {"definition"}
+    assert roads["matmul", "f32"] == {"kernel"} and roads["matmul", "f16"] == {"BLAS"}
+    assert roads["permute", "f32"] == {"view"} and roads["sin", "f32"] == {"definition"}
+    assert roads["get_rows", "q8_0, i32"] == {"kernel"}
+    assert all(set(row["conformance"]) == {"passed"} for row in rows.values())
+
+
+def test_a_device_on_the_definition_alone_has_no_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = found(capsys, "--device", "cpu:reference=1,threads=1", "--ask", "exp", "mul_mat")
+    assert {road for row in rows.values() for road in row["roads"]} == {"definition", "BLAS"}
+    assert all(row["conformance"] == {} for row in rows.values())
+
+
+def test_a_daemon_s_device_is_asked_over_the_wire(daemon: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    here = found(capsys, "--device", "cpu:threads=2", "--quick", "soft_max", "cast")
+    for url in (daemon.tcp, daemon.unix):
+        assert found(capsys, "--device", f"{url}#cpu0", "--quick", "soft_max", "cast") == here
+
+
+def test_the_table_counts_cases_and_says_what_is_not_supported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["ops", "--device", "cpu:threads=1", "--quick", "soft_max"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["op", "dtypes", "supported", "conformance", "road"]
+    assert lines[0].split()[:5] == ["soft_max", "f32", "yes", "7", "passed"]
+
+
+def test_a_failure_is_exit_status_1_with_its_details(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plugin = tmp_path / "wrong_backend.py"
+    plugin.write_text(Path(__file__).with_name("wrong_backend.py").read_text())
+    plugin.chmod(0o600)
+    arguments = ["--backend", str(plugin), "--device", "wrong", "--quick"]
+    assert main(["ops", *arguments, "tanh", "cos"]) == 1
+    printed = capsys.readouterr().out
+    assert "tanh(f32[7, 33]): failed" in printed
+    assert "not supported" in printed and "it has no cosine" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["exo"], "did you mean"), (["--device", "cpo", "exp"], "cpo")],
+)
+def test_what_cannot_be_asked_is_an_error(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ops", *arguments]) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ") and words in printed.err and printed.out == ""
