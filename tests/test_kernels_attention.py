@@ -217,7 +217,9 @@ def test_a_cache_in_the_order_of_tokens_is_read_where_it_lies(
     check(device, definition, made)
 
 
-@pytest.mark.parametrize(("width", "mask"), [(20, None), (64, (2, 2, 5, 30)), (64, (3, 1, 5, 30))])
+@pytest.mark.parametrize(
+    ("width", "mask"), [(20, None), (1040, None), (64, (2, 2, 5, 30)), (64, (3, 1, 5, 30))]
+)
 def test_what_the_kernel_does_not_take_runs_on_the_definition(
     width: int,
     mask: tuple[int, ...] | None,
@@ -225,7 +227,7 @@ def test_what_the_kernel_does_not_take_runs_on_the_definition(
     definition: CpuDevice,
     random: np.random.Generator,
 ) -> None:
-    """Values that are no whole vectors; masks of which a few serve all heads in turn."""
+    """Values that are no whole vectors, or too wide; masks of which a few serve all heads in turn."""
     operands = qkv(random, 5, 30, width, width, heads=(6, 4, 2))
     made = attention([*operands, normal(random, *mask)] if mask else operands)
     assert not is_one_step(device, made)

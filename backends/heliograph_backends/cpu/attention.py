@@ -24,6 +24,8 @@ from heliograph_proto.types import F32, DType, TensorType
 VECTOR = 16
 #: Heads of which each has a word in the step.
 MOST_SLOPES = 4096
+#: Of rows whose blocks of keys and values workers hold in their scratch.
+MOST_WIDTH = 1024
 MASKS = {"f32": int(BYTES[4]), "f16": int(k.Conversion.F16_F32)}
 WORD_BYTES = 8
 
@@ -59,7 +61,9 @@ def has_kernel(node: Node, types: Sequence[TensorType], strides: Sequence[Stride
     queries, keys, values, *rest = types
     if queries.dtype is not F32 or node.type.dtype is not F32 or 0 in (*queries.shape, *keys.shape):
         return False
-    if values.shape[-1] % VECTOR or any(form_of(each.dtype) is None for each in (keys, values)):
+    if values.shape[-1] % VECTOR or max(keys.shape[-1], values.shape[-1]) > MOST_WIDTH:
+        return False
+    if any(form_of(each.dtype) is None for each in (keys, values)):
         return False
     if not all(is_dense(*pair) for pair in zip(types, strides[:-1], strict=True)):
         return False
