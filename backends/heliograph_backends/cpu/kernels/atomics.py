@@ -51,6 +51,12 @@ def store_double(builder: Any, address: Any, value: Any) -> None:
 
 
 @emitted(types.int64, types.int64)
+def load_bits(builder: Any, address: Any) -> Any:
+    """Return eight bytes from any address as int64."""
+    return builder.load(pointer(builder, address, I64), align=1)
+
+
+@emitted(types.int64, types.int64)
 def load_i16(builder: Any, address: Any) -> Any:
     """Return the int16 at `address`."""
     return builder.sext(builder.load(pointer(builder, address, ir.IntType(16))), I64)

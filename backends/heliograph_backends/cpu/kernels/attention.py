@@ -16,7 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from .atomics import float_of_bits, load_double, load_f32, load_i16, load_i32, store_double, store_f32, word
+from .atomics import (
+    float_of_bits,
+    load_bits,
+    load_double,
+    load_f32,
+    load_i16,
+    load_i32,
+    store_double,
+    store_f32,
+    word,
+)
 from .attention_lanes import add_values, pack_values, scale_row, weigh_row
 from .convert_lanes import convert_plain
 from .elements import FLOAT32, Conversion
@@ -83,7 +93,7 @@ def is_hidden(conversion: int, mask: int, count: int) -> bool:
     size, hiding = (2, HIDING_HALVES) if half else (4, HIDING_SINGLES)
     end = mask + size * count
     while mask + 8 <= end:
-        if word(mask, 0) != hiding:
+        if load_bits(mask) != hiding:
             return False
         mask += 8
     while mask < end:
