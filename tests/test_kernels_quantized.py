@@ -32,7 +32,18 @@ if not available():
 SEED = 20251121
 KINDS = tuple(Stored)
 #: Where the scales of a block are.
-SCALES = {Stored.Q8_0: (0, 2), Stored.Q4_0: (0, 2), Stored.Q4_K: (0, 4), Stored.Q6_K: (208, 210)}
+SCALES = {
+    Stored.Q4_0: (0, 2),
+    Stored.Q4_1: (0, 4),
+    Stored.Q5_0: (0, 2),
+    Stored.Q5_1: (0, 4),
+    Stored.Q8_0: (0, 2),
+    Stored.Q2_K: (80, 84),
+    Stored.Q3_K: (108, 110),
+    Stored.Q4_K: (0, 4),
+    Stored.Q5_K: (0, 4),
+    Stored.Q6_K: (208, 210),
+}
 #: n, k, m, where k is for blocks of 32: few rows and many, parts of panels, sums of several slices.
 SHAPES = [(1, 32, 1), (45, 96, 2), (33, 2080, 3), (70, 1056, 4), (37, 64, 5), (31, 1120, 17), (130, 160, 70)]
 
