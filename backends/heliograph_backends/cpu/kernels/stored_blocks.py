@@ -27,15 +27,18 @@ from .stored_lanes import (
     words_of_rows,
 )
 
+#: Where the pieces of 32 halves begin.
+HALVES = range(0, 4 * PIECE_BYTES, PIECE_BYTES)
+
 
 def f16(builder: Any, rows: Sequence[Any]) -> Iterator[Lanes]:
-    for shorts in short_columns(builder, rows, 0):
+    for shorts in (each for offset in HALVES for each in short_columns(builder, rows, offset)):
         for first in (0, LANES):
             yield from_half(builder, shuffled(builder, shorts, shorts, range(first, first + LANES)))
 
 
 def bf16(builder: Any, rows: Sequence[Any]) -> Iterator[Lanes]:
-    for words in words_of_rows(builder, rows, 0):
+    for words in (each for offset in HALVES for each in words_of_rows(builder, rows, offset)):
         yield Lanes.from_bits(builder, builder.shl(words, constant(16)))
         yield Lanes.from_bits(builder, builder.and_(words, constant(0xFFFF0000)))
 

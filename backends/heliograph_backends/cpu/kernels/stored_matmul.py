@@ -26,10 +26,11 @@ from .lanes import (
     local,
     loop,
     pointer,
+    prefetch,
     subroutine,
     tail_mask,
 )
-from .layout import PANEL_COLUMNS
+from .layout import CACHE_LINE_BYTES, PANEL_COLUMNS
 from .packing import PANEL_ROW_BYTES
 from .stored_blocks import bf16, f16, q4_0, q4_1, q5_0, q5_1, q8_0
 from .stored_lanes import Shelf, from_bfloat, from_half, shorts_of_rows
@@ -78,7 +79,11 @@ def _minimum(builder: Any, first: Any, second: Any) -> Any:
 
 
 def _rows(builder: Any, base: Any, step: Any, count: Any, most: int) -> list[Any]:
-    """Return the addresses of `most` rows; those behind the last of `count` are the last one's."""
+    """Return the addresses of `most` rows; those behind the last of `count` are the last one's, unless all
+    are there (`count` is None): addresses that need no choice need fewer registers.
+    """
+    if count is None:
+        return [builder.add(base, builder.mul(step, integer(row))) for row in range(most)]
     last = builder.sub(count, integer(1))
     return [
         builder.add(base, builder.mul(step, _minimum(builder, integer(row), last))) for row in range(most)
@@ -95,7 +100,11 @@ def each_weight(builder: Any, kind: Stored, rows: Sequence[Any], depth: Any, act
     whole = builder.and_(depth, integer(-form.unit))
     with loop(builder, integer(0), whole, form.unit) as start:
         moved = _moved(builder, groups, builder.udiv(start, integer(form.block_size)), form.block_bytes)
-        _each_lane(builder, [UNITS[kind](builder, group) for group in moved], start, act)
+        units = [UNITS[kind](builder, group) for group in moved]
+        size = form.block_bytes * form.unit // form.block_size
+        # Measured: what is shorter than a line is there in time without being asked for.
+        fetches = _Fetches(builder, moved if kind in SINGLES else [], integer(size), size, form.unit)
+        _each_lane(builder, units, start, act, fetches)
     if kind in SINGLES:
         with loop(builder, whole, depth, 1) as index:
             moved = _moved(builder, groups, index, form.block_bytes)
@@ -113,7 +122,32 @@ def _each_of_blocks(builder: Any, kind: Stored, groups: Sequence[Any], depth: An
             unit = builder.udiv(place, integer(form.unit))
             pairs = zip(moved, shelves, strict=True)
             units = [k_block.unit(builder, group, unit, shelf) for group, shelf in pairs]
-            _each_lane(builder, units, builder.add(start, place), act)
+            share = form.block_bytes * form.unit // form.block_size
+            ahead = builder.add(builder.mul(unit, integer(share)), integer(form.block_bytes))
+            fetches = _Fetches(builder, moved, ahead, share, form.unit)
+            _each_lane(builder, units, builder.add(start, place), act, fetches)
+
+
+class _Fetches:
+    """Asks for a share of all rows' next bytes, a few lines with each element, so that no queue fills up."""
+
+    def __init__(
+        self, builder: Any, groups: Sequence[Sequence[Any]], ahead: Any, size: int, elements: int
+    ) -> None:
+        lines = range(0, size, CACHE_LINE_BYTES)
+        self._places = [
+            builder.add(row, builder.add(ahead, integer(line)))
+            for line in lines
+            for group in groups
+            for row in group
+        ]
+        self._builder, self._elements = builder, elements
+
+    def go(self, element: int) -> None:
+        """Ask for what belongs to element `element` of a unit."""
+        first, last = (number * len(self._places) // self._elements for number in (element, element + 1))
+        for place in self._places[first:last]:
+            prefetch(self._builder, place)
 
 
 def _moved(builder: Any, groups: Sequence[Any], index: Any, step: int) -> list[list[Any]]:
@@ -121,8 +155,11 @@ def _moved(builder: Any, groups: Sequence[Any], index: Any, step: int) -> list[l
     return [[builder.add(row, offset) for row in group] for group in groups]
 
 
-def _each_lane(builder: Any, units: Sequence[Iterator[Lanes]], start: Any, act: Act) -> None:
+def _each_lane(
+    builder: Any, units: Sequence[Iterator[Lanes]], start: Any, act: Act, fetches: _Fetches
+) -> None:
     for place, lanes in enumerate(zip(*units, strict=True)):
+        fetches.go(place)
         act(builder.add(start, integer(place)), lanes)
 
 
@@ -144,7 +181,8 @@ def _unpack(kind: Stored) -> Callable[..., None]:
 
 
 def _multiply(kind: Stored, most: int) -> Callable[..., None]:
-    """The product of up to `most` rows and 32 columns; rows that are not there repeat the last one.
+    """The product of one row and 32 columns, or of up to `most` rows and columns; rows that are not there
+    repeat the last one.
 
     Two chains of multiply-adds at least run side by side: with one row both groups of sixteen columns, with
     more rows one group after the other, which is half the code.
@@ -165,9 +203,12 @@ def _multiply(kind: Stored, most: int) -> Callable[..., None]:
         first: Any,
     ) -> None:
         left, product = _rows(builder, a, a_row, rows, most), _rows(builder, c, c_row, rows, most)
-        with loop(builder, integer(0), columns, groups * LANES) as column:
+        with loop(
+            builder, integer(0), integer(PANEL_COLUMNS) if most == 1 else columns, groups * LANES
+        ) as column:
             rest = builder.sub(columns, column)
-            right = _rows(builder, builder.add(b, builder.mul(b_row, column)), b_row, rest, groups * LANES)
+            base = builder.add(b, builder.mul(b_row, column))
+            right = _rows(builder, base, b_row, None if most == 1 else rest, groups * LANES)
             cells = _Cells(builder, [_element(builder, row, column) for row in product], rest, groups)
             with builder.if_then(builder.icmp_signed("==", first, integer(0))):
                 cells.load()
@@ -264,7 +305,10 @@ def multiply_stored(
     arguments = [rows, c, c_row, a, a_row, b, b_row, depth, columns, first]
 
     def call(each: Stored) -> None:
-        single = builder.icmp_signed("==", rows, integer(1))
+        single = builder.and_(
+            builder.icmp_signed("==", rows, integer(1)),
+            builder.icmp_signed(">=", columns, integer(PANEL_COLUMNS)),
+        )
         with builder.if_else(single) as (one, several):
             for branch, most in ((one, 1), (several, FEW_ROWS)):
                 with branch:

@@ -37,8 +37,8 @@ class Form(NamedTuple):
 
 
 FORMS: Final = {
-    Stored.F16: Form(1, 2, 8),
-    Stored.BF16: Form(1, 2, 8),
+    Stored.F16: Form(1, 2, 32),
+    Stored.BF16: Form(1, 2, 32),
     Stored.Q8_0: Form(32, 34, 32),
     Stored.Q4_0: Form(32, 18, 32),
     Stored.Q4_K: Form(256, 144, 64),
