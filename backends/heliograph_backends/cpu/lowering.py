@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy
 
-from heliograph_backends.cpu import attention, moves
+from heliograph_backends.cpu import attention, experts, moves
 from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.instructions import (
     ELEMENTWISE,
@@ -47,7 +47,11 @@ ROW_KERNELS = ("norm", "rms_norm", "l2_norm", "soft_max")
 REDUCTIONS = {"reduce_sum": "sum_rows", "reduce_mean": "mean_rows", "reduce_max": "max_rows"}
 
 #: Ops of any data type whose steps stand in modules of their own.
-APART = {"flash_attn_ext": attention.append, **dict.fromkeys(moves.COPIES | moves.INDEXED, moves.append)}
+APART = {
+    "flash_attn_ext": attention.append,
+    "mul_mat_id": experts.append,
+    **dict.fromkeys(moves.COPIES | moves.INDEXED, moves.append),
+}
 
 #: Matrix products; mul_mat's first operand is the right side, transposed.
 PRODUCTS = frozenset({"matmul", "mul_mat"})
@@ -118,6 +122,8 @@ class Lowering:
         if node.op == "flash_attn_ext":
             return self._attends(number)
         plain = self._is_f32[self.leaves + number]
+        if node.op == "mul_mat_id":
+            return plain and experts.has_kernel(*self._around(number))
         if node.op in moves.INDEXED or (node.op in moves.COPIES and not (plain and node.op == "cont")):
             return self._moves(number)
         if not plain:

@@ -136,6 +136,29 @@ RESCALED: Final = 4
 TOTAL: Final = 8
 STATE_BYTES: Final = 16
 
+# Products with experts: four operands, then these words. The outer axis of weights are experts, that of rows
+# and of the result tokens; rows of ids are tokens.
+EXPERT_WEIGHTS: Final = STEP_HEADER_WORDS
+EXPERT_ROWS: Final = EXPERT_WEIGHTS + OPERAND_WORDS
+EXPERT_IDS: Final = EXPERT_ROWS + OPERAND_WORDS
+EXPERT_RESULT: Final = EXPERT_IDS + OPERAND_WORDS
+EXPERT_FORM: Final = EXPERT_RESULT + OPERAND_WORDS  # how weights are stored, see `stored_types`
+EXPERT_BLOCK: Final = EXPERT_FORM + 1  # values of k in a block
+EXPERT_BLOCK_BYTES: Final = EXPERT_FORM + 2
+EXPERT_COUNT: Final = EXPERT_FORM + 3
+EXPERT_DEPTH: Final = EXPERT_FORM + 4
+EXPERT_TOKENS: Final = EXPERT_FORM + 5
+EXPERT_USED: Final = EXPERT_FORM + 6  # ids of a token
+EXPERT_OWN: Final = EXPERT_FORM + 7  # rows of a token, which its ids use in turn
+EXPERT_ID_BYTES: Final = EXPERT_FORM + 8
+EXPERT_BY_ID: Final = EXPERT_FORM + 9  # whether blocks belong to ids, not to experts
+EXPERT_ROWS_AT_ONCE: Final = EXPERT_FORM + 10
+EXPERT_PRODUCT_AT: Final = EXPERT_FORM + 11  # in the scratch, as the next
+EXPERT_LEFT_AT: Final = EXPERT_FORM + 12
+EXPERT_PANELS_AT: Final = EXPERT_FORM + 13
+# Values of k for which a weight is unpacked at once.
+UNPACKED_DEPTH: Final = 1024
+
 # Elementwise body: at STEP_HEADER_WORDS of an elementwise step, at EPILOGUE of a matrix product.
 # After it come the operands (one ACCESS word behind each), the constants (one word each) and the
 # instructions.
@@ -209,6 +232,7 @@ class Kind(IntEnum):
     GATHER = 11
     SCATTER = 12
     ATTENTION = 13
+    EXPERTS = 14
 
 
 class Status(IntEnum):

@@ -32,6 +32,7 @@ from .atomics import (
     yield_core,
 )
 from .elementwise import elementwise_block
+from .experts import names_no_expert
 from .heavy import heavy_block
 from .lanes import jit, jit_entry, jit_inline
 from .layout import (
@@ -68,6 +69,7 @@ OK, ABORTED = int(Status.OK), int(Status.ABORTED)
 INVALID, OUTSIDE = int(Status.INVALID), int(Status.OUTSIDE)
 ELEMENTWISE, MATMUL, ROTARY = int(Kind.ELEMENTWISE), int(Kind.MATMUL), int(Kind.ROTARY)
 CONVERT, GATHER, SCATTER = int(Kind.CONVERT), int(Kind.GATHER), int(Kind.SCATTER)
+EXPERTS = int(Kind.EXPERTS)
 LAST_KIND = int(max(Kind))
 SPINS_BEFORE_YIELD = 4096
 
@@ -168,6 +170,9 @@ def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int
             first = step
         # Steps that name rows are sets by themselves, so nobody has begun with them yet.
         if kind in (GATHER, SCATTER) and has_outside(kind, step, slots, control, scratch):
+            atomic_store(control, FAILED_STEP, number)
+            return OUTSIDE
+        if kind == EXPERTS and names_no_expert(step, slots, control):
             atomic_store(control, FAILED_STEP, number)
             return OUTSIDE
         if begins and word(step, TOGETHER) >> 1 > opened:

@@ -1,6 +1,7 @@
-"""Lanes of weights that are stored as f16, bf16, or blocks of 32 elements; see `stored_lanes`.
+"""Lanes of weights that are stored as f32, f16, bf16, or blocks of 32 elements; see `stored_lanes`.
 
-Of each type a function that from the addresses of a unit in sixteen rows makes the lanes of its elements.
+Of each type a function that from the addresses of a unit in sixteen rows makes the lanes of its elements,
+and of those without blocks one for a single element.
 """
 
 from __future__ import annotations
@@ -8,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .lanes import LANES, Lanes
+from .lanes import F32_VECTOR, LANES, Lanes
 from .stored_lanes import (
     PIECE_BYTES,
     chosen,
     constant,
+    from_bfloat,
     from_half,
     halves_of_words,
     low_half,
     number,
+    one_of_rows,
     power_and_quanta,
     shifted,
     short_columns,
@@ -27,20 +30,37 @@ from .stored_lanes import (
     words_of_rows,
 )
 
-#: Where the pieces of 32 halves begin.
-HALVES = range(0, 4 * PIECE_BYTES, PIECE_BYTES)
+#: Where the pieces of a line begin.
+PIECES = range(0, 4 * PIECE_BYTES, PIECE_BYTES)
 
 
 def f16(builder: Any, rows: Sequence[Any]) -> Iterator[Lanes]:
-    for shorts in (each for offset in HALVES for each in short_columns(builder, rows, offset)):
+    for shorts in (each for offset in PIECES for each in short_columns(builder, rows, offset)):
         for first in (0, LANES):
             yield from_half(builder, shuffled(builder, shorts, shorts, range(first, first + LANES)))
 
 
 def bf16(builder: Any, rows: Sequence[Any]) -> Iterator[Lanes]:
-    for words in (each for offset in HALVES for each in words_of_rows(builder, rows, offset)):
+    for words in (each for offset in PIECES for each in words_of_rows(builder, rows, offset)):
         yield Lanes.from_bits(builder, builder.shl(words, constant(16)))
         yield Lanes.from_bits(builder, builder.and_(words, constant(0xFFFF0000)))
+
+
+def f32(builder: Any, rows: Sequence[Any]) -> Iterator[Lanes]:
+    for words in (each for offset in PIECES for each in words_of_rows(builder, rows, offset)):
+        yield Lanes.from_bits(builder, words)
+
+
+def single_f16(builder: Any, rows: Sequence[Any]) -> Lanes:
+    return from_half(builder, shorts_of_rows(builder, rows, 0))
+
+
+def single_bf16(builder: Any, rows: Sequence[Any]) -> Lanes:
+    return from_bfloat(builder, shorts_of_rows(builder, rows, 0))
+
+
+def single_f32(builder: Any, rows: Sequence[Any]) -> Lanes:
+    return Lanes(builder, one_of_rows(builder, rows, 0, F32_VECTOR))
 
 
 def q8_0(builder: Any, rows: Sequence[Any]) -> Iterator[Lanes]:

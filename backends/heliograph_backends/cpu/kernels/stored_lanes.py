@@ -124,13 +124,18 @@ def number(builder: Any, integers: Any) -> Lanes:
     return Lanes(builder, builder.sitofp(integers, F32_VECTOR))
 
 
+def one_of_rows(builder: Any, rows: Sequence[Any], offset: int, kind: Any) -> Any:
+    """Return a vector of this kind of what is at `offset` of each row."""
+    found: Any = ir.Constant(kind, ir.Undefined)
+    for lane, row in enumerate(rows):
+        place = pointer(builder, builder.add(row, integer(offset)), kind.element)
+        found = builder.insert_element(found, builder.load(place, align=1), ir.Constant(I32, lane))
+    return found
+
+
 def shorts_of_rows(builder: Any, rows: Sequence[Any], offset: int) -> Any:
     """Return the lanes of sixteen bits at `offset` of each row."""
-    found: Any = ir.Constant(SHORTS, ir.Undefined)
-    for lane, row in enumerate(rows):
-        short = builder.load(pointer(builder, builder.add(row, integer(offset)), I16), align=1)
-        found = builder.insert_element(found, short, ir.Constant(I32, lane))
-    return found
+    return one_of_rows(builder, rows, offset, SHORTS)
 
 
 def from_half(builder: Any, shorts: Any) -> Lanes:

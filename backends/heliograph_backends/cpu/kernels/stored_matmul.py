@@ -1,4 +1,4 @@
-"""Matrix products whose right side is stored as f16, bf16 or blocks, read without a copy in float32.
+"""Matrix products whose right side is stored as f32, f16, bf16 or blocks, read without a copy in float32.
 
 Contract. The bits are those of the product with the dequantized weight, see `matmul_kernel`: one chain of
 fused multiply-adds along k for each element. With few rows the weight streams through registers once;
@@ -32,8 +32,8 @@ from .lanes import (
 )
 from .layout import CACHE_LINE_BYTES, PANEL_COLUMNS
 from .packing import PANEL_ROW_BYTES
-from .stored_blocks import bf16, f16, q4_0, q4_1, q5_0, q5_1, q8_0
-from .stored_lanes import Shelf, from_bfloat, from_half, shorts_of_rows
+from .stored_blocks import bf16, f16, f32, q4_0, q4_1, q5_0, q5_1, q8_0, single_bf16, single_f16, single_f32
+from .stored_lanes import Shelf
 from .stored_types import FEW_ROWS, FORMS, Stored
 
 GROUPS = PANEL_COLUMNS // LANES
@@ -49,6 +49,7 @@ class KBlock(NamedTuple):
 
 
 UNITS: Final[dict[Stored, Callable[[Any, Sequence[Any]], Iterator[Lanes]]]] = {
+    Stored.F32: f32,
     Stored.F16: f16,
     Stored.BF16: bf16,
     Stored.Q8_0: q8_0,
@@ -65,9 +66,10 @@ K_BLOCKS: Final = {
     Stored.Q6_K: KBlock(16, k_blocks.q6_k_head, k_blocks.q6_k_unit),
 }
 #: Of types whose blocks are single elements, which may be fewer than a unit at a row's end.
-SINGLES: Final[dict[Stored, Callable[[Any, Any], Lanes]]] = {
-    Stored.F16: from_half,
-    Stored.BF16: from_bfloat,
+SINGLES: Final[dict[Stored, Callable[[Any, Sequence[Any]], Lanes]]] = {
+    Stored.F32: single_f32,
+    Stored.F16: single_f16,
+    Stored.BF16: single_bf16,
 }
 
 #: Is told k and the weights there, for each group of sixteen columns.
@@ -108,7 +110,7 @@ def each_weight(builder: Any, kind: Stored, rows: Sequence[Any], depth: Any, act
     if kind in SINGLES:
         with loop(builder, whole, depth, 1) as index:
             moved = _moved(builder, groups, index, form.block_bytes)
-            act(index, [SINGLES[kind](builder, shorts_of_rows(builder, group, 0)) for group in moved])
+            act(index, [SINGLES[kind](builder, group) for group in moved])
 
 
 def _each_of_blocks(builder: Any, kind: Stored, groups: Sequence[Any], depth: Any, act: Act) -> None:

@@ -24,6 +24,7 @@ class Stored(IntEnum):
     Q2_K = 11
     Q3_K = 12
     Q5_K = 13
+    F32 = 14
 
 
 class Form(NamedTuple):
@@ -49,4 +50,5 @@ FORMS: Final = {
     Stored.Q2_K: Form(256, 84, 128),
     Stored.Q3_K: Form(256, 110, 128),
     Stored.Q5_K: Form(256, 176, 64),
+    Stored.F32: Form(1, 4, 16),
 }
