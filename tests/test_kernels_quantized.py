@@ -107,7 +107,9 @@ def read(kind: Stored, rows: np.ndarray[Any, Any]) -> Array:
     """What stored rows stand for."""
     if kind is Stored.BF16:
         return np.asarray(bfloat16.from_bits(rows))
-    return rows.astype(np.float32) if kind in (Stored.F32, Stored.F16) else dequantize(rows, kind.name.lower())
+    return (
+        rows.astype(np.float32) if kind in (Stored.F32, Stored.F16) else dequantize(rows, kind.name.lower())
+    )
 
 
 def multiply_stored(

@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from .lanes import F32, F64, I32, I64, element, emitted, intrinsic_function, pointer
+from .lanes import F32, F64, I32, I64, call_address, element, emitted, intrinsic_function, pointer
 
 
 def _word(builder: Any, base: Any, index: Any) -> Any:
@@ -78,6 +78,14 @@ def double_of_bits(builder: Any, bits: Any) -> Any:
 def float_of_bits(builder: Any, bits: Any) -> Any:
     """Return the float32 whose pattern is the low half of `bits`."""
     return builder.bitcast(builder.trunc(bits, I32), F32)
+
+
+@emitted(types.void, *[types.int64] * 6)
+def call_block(
+    builder: Any, address: Any, kind: Any, step: Any, block: Any, slots: Any, scratch: Any
+) -> None:
+    """Call `heavy_block`, which is at this address."""
+    call_address(builder, address, kind, step, block, slots, scratch)
 
 
 @emitted(types.int64, types.int64, types.int64)

@@ -38,6 +38,7 @@ class BoundProgram:
         self._pool: WorkerPool | None = None
         self._control = aligned_words(layout.COUNTERS + program.shared_steps * layout.COUNTER_WORDS)
         self._control[layout.CLOSED] = 1
+        self._control[layout.HEAVY] = self._entries.heavy_block.address
         self._code_at = int(program.code.ctypes.data)
         self._slots_at = int(self._slots.ctypes.data)
         self._control_at = int(self._control.ctypes.data)

@@ -204,6 +204,7 @@ STRIP_GAP_BYTES: Final = 64
 ABORT: Final = 0
 STATUS: Final = 8
 FAILED_STEP: Final = 9
+HEAVY: Final = 11  # the address of `heavy_block`
 FAILED_INDEX: Final = 10  # of a step that names rows: the index that is outside
 INSIDE: Final = 16
 CLOSED: Final = 24

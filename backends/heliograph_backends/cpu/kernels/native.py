@@ -169,6 +169,8 @@ def _compile(folder: Path | None, progress: Progress | None) -> tuple[Any, int]:
         runner = importlib.import_module(".runner", __package__)
         watch = _watch(lanes.compiled_names, progress)
         with event.install_listener("numba:compile", watch):
+            for function in runner.BY_ADDRESS:
+                function.compile()
             for entry, arguments in runner.ENTRIES.items():
                 entry.compile(arguments)
     finally:

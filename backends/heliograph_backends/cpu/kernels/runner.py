@@ -25,6 +25,7 @@ from .atomics import (
     atomic_add,
     atomic_load,
     atomic_store,
+    call_block,
     finish_streaming,
     pause,
     set_word,
@@ -47,6 +48,7 @@ from .layout import (
     DONE,
     FAILED_STEP,
     FINISHED,
+    HEAVY,
     INSIDE,
     KIND,
     PROGRAM_HEADER_WORDS,
@@ -75,14 +77,14 @@ SPINS_BEFORE_YIELD = 4096
 
 
 @jit_inline
-def run_tile(step: int, tile: int, slots: int, scratch: int) -> None:
+def run_tile(step: int, tile: int, slots: int, control: int, scratch: int) -> None:
     """Run the blocks of one tile."""
     kind, per_tile = word(step, KIND), word(step, BLOCKS_PER_TILE)
     for block in range(tile * per_tile, min((tile + 1) * per_tile, word(step, BLOCKS))):
         if kind == ELEMENTWISE:
             elementwise_block(step, block, slots, scratch)
         elif kind == MATMUL or kind >= CONVERT:
-            heavy_block(kind, step, block, slots, scratch)
+            call_block(word(control, HEAVY), kind, step, block, slots, scratch)
         elif kind == ROTARY:
             rotary_block(step, block, slots, scratch)
         else:
@@ -130,7 +132,7 @@ def claim_tiles(step: int, slots: int, control: int, scratch: int) -> None:
     tile = atomic_add(counter, CLAIMED, 1)
     while tile < tiles:
         if atomic_load(control, ABORT) == 0:
-            run_tile(step, tile, slots, scratch)
+            run_tile(step, tile, slots, control, scratch)
         atomic_add(counter, DONE, 1)
         tile = atomic_add(counter, CLAIMED, 1)
 
@@ -151,7 +153,7 @@ def run_alone(step: int, slots: int, control: int, scratch: int) -> None:
     for tile in range(word(step, TILES)):
         if atomic_load(control, ABORT) != 0:
             break
-        run_tile(step, tile, slots, scratch)
+        run_tile(step, tile, slots, control, scratch)
 
 
 @jit_inline
@@ -257,6 +259,8 @@ def pack_matrix(
     pack_panels(target, panel_bytes, source, row_step, column_step, depth, columns)
 
 
+#: What is called by its address, and the functions that Python calls.
+BY_ADDRESS = (heavy_block,)
 ENTRIES = {
     run_program: (types.int64,) * 5,
     open_program: (types.int64,) * 2,
