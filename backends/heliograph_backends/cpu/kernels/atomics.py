@@ -106,6 +106,19 @@ def atomic_add(builder: Any, base: Any, index: Any, amount: Any) -> Any:
     return builder.atomic_rmw("add", _word(builder, base, index), amount, "seq_cst")
 
 
+@emitted(types.int64, types.int64, types.int64, types.int64)
+def atomic_exchange(builder: Any, base: Any, index: Any, value: Any) -> Any:
+    """Write a word and return what it was (sequentially consistent)."""
+    return builder.atomic_rmw("xchg", _word(builder, base, index), value, "seq_cst")
+
+
+@emitted(types.boolean, types.int64, types.int64, types.int64, types.int64)
+def atomic_replace(builder: Any, base: Any, index: Any, old: Any, new: Any) -> Any:
+    """Write a word if it is `old`, and tell whether it was (sequentially consistent)."""
+    found = builder.cmpxchg(_word(builder, base, index), old, new, "seq_cst", "seq_cst")
+    return builder.extract_value(found, 1)
+
+
 @emitted(types.void)
 def finish_streaming(builder: Any) -> None:
     """Make what this thread wrote past the caches visible before what it writes next."""

@@ -206,14 +206,32 @@ STATUS: Final = 8
 FAILED_STEP: Final = 9
 HEAVY: Final = 11  # the address of `heavy_block`
 FAILED_INDEX: Final = 10  # of a step that names rows: the index that is outside
-INSIDE: Final = 16
-CLOSED: Final = 24
+MAILS: Final = 16  # the address of a table of the helpers' mails, and of one of all workers' scratch
+SCRATCHES: Final = 17
 PROGRESS: Final = 32  # number of shared steps opened so far
 COUNTERS: Final = 40
 CLAIMED: Final = 0
 DONE: Final = 8
 COUNTER_WORDS: Final = 16
 FINISHED: Final = 1 << 62  # value of PROGRESS after the last step
+
+# A helper's mail: what it is to do, and how it is.
+MAIL_STATE: Final = 0
+MAIL_BEFORE: Final = 1  # how it was when a program was posted
+MAIL_CODE: Final = 2
+MAIL_SLOTS: Final = 3
+MAIL_CONTROL: Final = 4
+MAIL_SCRATCH: Final = 5
+MAIL_WORDS: Final = 16
+
+
+class Mail(IntEnum):
+    """How a helper is."""
+
+    PARKED = 0  # its thread sleeps, or is on its way
+    WAITING = 1  # it looks for a program
+    POSTED = 2  # there is one, which it has not seen yet
+    TAKEN = 3  # it is inside that program
 
 
 class Kind(IntEnum):
