@@ -23,8 +23,7 @@ from heliograph_backends.cpu.kernels import (
 from heliograph_backends.cpu.kernels.stored_types import FORMS
 from heliograph_backends.cpu.plan import CpuPlan
 from heliograph_proto import bfloat16
-from heliograph_proto.quantization import can_quantize, dequantize, quantize
-from heliograph_proto.types import dtype
+from heliograph_proto.quantization import dequantize, quantize
 
 if not available():
     pytest.skip("numba is not installed", allow_module_level=True)
@@ -94,8 +93,7 @@ def stored(kind: Stored, shape: tuple[int, ...], random: np.random.Generator) ->
         return np.asarray(bfloat16.to_bits(values))
     if kind is Stored.F16:
         return values.astype(np.float16)
-    name = kind.name.lower()
-    return quantize(values, name) if can_quantize(dtype(name)) else blocks(kind, shape, random)
+    return quantize(values, kind.name.lower())
 
 
 def stored_name(kind: Stored) -> str:
