@@ -11,7 +11,7 @@ everything that earlier sets wrote.
 A program reaches its helpers by mail, without Python: the leader posts it at the start of the run, and
 takes it back at the end from those who have not seen it. It waits for those who are inside, so nobody
 touches a program, or its memory, when its run is over. A helper that has nothing to do looks for more for
-some hundred microseconds before its thread sleeps: waking that takes as long as a small product.
+about a hundred microseconds before its thread sleeps: waking that takes as long as a small product.
 
 Tiles are fixed by shapes, and each element is computed by one worker in one order: bits do not
 depend on who claims what.

@@ -35,35 +35,42 @@ PIECES = range(0, 4 * PIECE_BYTES, PIECE_BYTES)
 
 
 def f16(builder: Any, rows: Sequence[Any]) -> Iterator[Lanes]:
+    """32 halves."""
     for shorts in (each for offset in PIECES for each in short_columns(builder, rows, offset)):
         for first in (0, LANES):
             yield from_half(builder, shuffled(builder, shorts, shorts, range(first, first + LANES)))
 
 
 def bf16(builder: Any, rows: Sequence[Any]) -> Iterator[Lanes]:
+    """32 upper halves of float32."""
     for words in (each for offset in PIECES for each in words_of_rows(builder, rows, offset)):
         yield Lanes.from_bits(builder, builder.shl(words, constant(16)))
         yield Lanes.from_bits(builder, builder.and_(words, constant(0xFFFF0000)))
 
 
 def f32(builder: Any, rows: Sequence[Any]) -> Iterator[Lanes]:
+    """16 float32."""
     for words in (each for offset in PIECES for each in words_of_rows(builder, rows, offset)):
         yield Lanes.from_bits(builder, words)
 
 
 def single_f16(builder: Any, rows: Sequence[Any]) -> Lanes:
+    """One half of each row."""
     return from_half(builder, shorts_of_rows(builder, rows, 0))
 
 
 def single_bf16(builder: Any, rows: Sequence[Any]) -> Lanes:
+    """One upper half of each row."""
     return from_bfloat(builder, shorts_of_rows(builder, rows, 0))
 
 
 def single_f32(builder: Any, rows: Sequence[Any]) -> Lanes:
+    """One float32 of each row."""
     return Lanes(builder, one_of_rows(builder, rows, 0, F32_VECTOR))
 
 
 def q8_0(builder: Any, rows: Sequence[Any]) -> Iterator[Lanes]:
+    """A scale and 32 signed bytes."""
     scale = from_half(builder, shorts_of_rows(builder, rows, 0)) * 2.0**-24
     for offset in (2, 2 + PIECE_BYTES):
         for words in words_of_rows(builder, rows, offset):
@@ -72,7 +79,9 @@ def q8_0(builder: Any, rows: Sequence[Any]) -> Iterator[Lanes]:
 
 
 def q4_0(builder: Any, rows: Sequence[Any]) -> Iterator[Lanes]:
-    """A multiply-add takes the power, and 8, away and multiplies: exact for bits 8, 12 and 16, since 13 bits
+    """A scale and 32 nibbles, less 8.
+
+    A multiply-add takes the power, and 8, away and multiplies: exact for bits 8, 12 and 16, since 13 bits
     times the scale's 11 fit. Two shifts bring all eight nibbles there. A scale that is not finite makes its
     whole block NaN.
     """
@@ -89,6 +98,7 @@ def q4_0(builder: Any, rows: Sequence[Any]) -> Iterator[Lanes]:
 
 
 def q4_1(builder: Any, rows: Sequence[Any]) -> Iterator[Lanes]:
+    """A scale, the least value, and 32 nibbles."""
     scale, least = halves_of_words(builder, words_of_rows(builder, rows, 0)[0])
     quanta = words_of_rows(builder, rows, 4)
     for side in range(2):
@@ -99,6 +109,7 @@ def q4_1(builder: Any, rows: Sequence[Any]) -> Iterator[Lanes]:
 
 
 def q5_0(builder: Any, rows: Sequence[Any]) -> Iterator[Lanes]:
+    """A scale, 32 fifth bits and 32 nibbles, less 16."""
     first, second, *_ = words_of_rows(builder, rows, 0)
     scale = low_half(builder, first)
     fifth = builder.or_(shifted(builder, first, 16), shifted(builder, second, -16))
@@ -108,6 +119,7 @@ def q5_0(builder: Any, rows: Sequence[Any]) -> Iterator[Lanes]:
 
 
 def q5_1(builder: Any, rows: Sequence[Any]) -> Iterator[Lanes]:
+    """A scale, the least value, 32 fifth bits and 32 nibbles."""
     first, fifth, *_ = words_of_rows(builder, rows, 0)
     scale, least = halves_of_words(builder, first)
     for words in _fives(builder, rows, 8, fifth):

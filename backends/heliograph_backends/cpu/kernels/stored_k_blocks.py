@@ -62,6 +62,7 @@ def _shifts(builder: Any, unit: Any, bits: int) -> Any:
 
 
 def q2_k_head(builder: Any, rows: Sequence[Any], shelf: Shelf) -> None:
+    """Factors and offsets of 16 parts, four bits each."""
     scale, least = halves_of_words(builder, words_of_rows(builder, rows, 68)[3])
     for place, words in enumerate(words_of_rows(builder, rows, 0)):
         for byte in range(4):
@@ -72,6 +73,7 @@ def q2_k_head(builder: Any, rows: Sequence[Any], shelf: Shelf) -> None:
 
 
 def q2_k_unit(builder: Any, rows: Sequence[Any], half: Any, shelf: Shelf) -> Iterator[Lanes]:
+    """Half a block: four runs of 32 elements, two bits each, with two factors and offsets."""
     quanta = _words(builder, _moved(builder, rows, half, 32), 16)
     for part in range(8):
         at = _at(builder, half, 8, part)
@@ -128,7 +130,9 @@ def _eight_scales(builder: Any, rows: Sequence[Any], shelf: Shelf) -> None:
                 shelf.put(builder, EIGHT * kind + 4 * quad + byte, scale.value)
 
 
-q4_k_head = _eight_scales
+def q4_k_head(builder: Any, rows: Sequence[Any], shelf: Shelf) -> None:
+    """Factors and offsets of eight parts."""
+    _eight_scales(builder, rows, shelf)
 
 
 def q4_k_unit(builder: Any, rows: Sequence[Any], quarter: Any, shelf: Shelf) -> Iterator[Lanes]:
@@ -148,6 +152,7 @@ def _factor_and_offset(builder: Any, quarter: Any, side: int, shelf: Shelf) -> t
 
 
 def q5_k_head(builder: Any, rows: Sequence[Any], shelf: Shelf) -> None:
+    """As q4_k, and the fifth bits."""
     _eight_scales(builder, rows, shelf)
     for place, words in enumerate(_words(builder, rows, 16)):
         shelf.put(builder, 2 * EIGHT + place, words)
@@ -169,6 +174,7 @@ def q5_k_unit(builder: Any, rows: Sequence[Any], quarter: Any, shelf: Shelf) -> 
 
 
 def q6_k_head(builder: Any, rows: Sequence[Any], shelf: Shelf) -> None:
+    """Factors of 16 parts, signed bytes."""
     size = from_half(builder, shorts_of_rows(builder, rows, 208))
     for place, words in enumerate(words_of_rows(builder, rows, 192)):
         for byte in range(4):
