@@ -115,7 +115,8 @@ class Lowering:
         """Whether a group may run beside others. Those with indices may not: the runner looks at all of them
         before any worker begins.
         """
-        return self.is_native(group) and self.graph.nodes[group.last].op not in moves.INDEXED
+        op = self.graph.nodes[group.last].op
+        return self.is_native(group) and op not in moves.INDEXED and op != "mul_mat_id"
 
     def _find_kernel(self, number: int) -> bool:
         node = self.graph.nodes[number]
