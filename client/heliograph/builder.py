@@ -68,7 +68,7 @@ class Graph:
         uint8 rows of blocks (see `hg.quantize`), or "bf16", of which its bits in uint16.
 
         The array is not copied (unless it is not contiguous) and must not change while the graph is
-        in use: the server knows it by the SHA-256 of its bytes, taken once when it is compiled.
+        in use: the server knows it by the BLAKE3 of its bytes, taken once when it is compiled.
         """
         found = np.asarray(array)
         value = self._leaf(LeafKind.WEIGHT, name, _type_of(found, dtype))

@@ -6,19 +6,18 @@ those that are open when it closes, from another thread. Locks are taken in the 
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from heliograph_backends.contract import Buffer
+from heliograph_proto.digests import DIGEST_BYTES, hasher
 from heliograph_proto.errors import (
     CancelledError,
     ContentMismatchError,
     HeliographError,
     ProtocolError,
 )
-from heliograph_proto.graph import DIGEST_BYTES
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.execution import typed
 from heliograph_server.core.staging import Staging
@@ -135,9 +134,9 @@ class ContentUpload(Upload):
     ) -> None:
         super().__init__(size_bytes, over)
         if len(digest) != DIGEST_BYTES:
-            raise ProtocolError(f"a digest of {len(digest)} bytes; SHA-256 has {DIGEST_BYTES}")
+            raise ProtocolError(f"a digest of {len(digest)} bytes; BLAKE3 has {DIGEST_BYTES}")
         self._digest = digest
-        self._hash = hashlib.sha256()
+        self._hash = hasher()
         self._contents = contents
         self._buffer: Buffer | None = contents.room_for(size_bytes)
 
