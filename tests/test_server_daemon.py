@@ -510,9 +510,9 @@ def watch_uploads(peer: Peer) -> asyncio.Event:
     session = peer.host.session(peer.token)
     begin = session.begin_upload
 
-    def watched(target: int | bytes, size_bytes: int) -> Upload:
+    def watched(target: int | bytes, size_bytes: int, offset_bytes: int = 0) -> Upload:
         begun.set()
-        return begin(target, size_bytes)
+        return begin(target, size_bytes, offset_bytes)
 
     session.begin_upload = watched  # type: ignore[method-assign]
     return begun

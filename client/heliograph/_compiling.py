@@ -27,9 +27,11 @@ from heliograph_proto.description import PlanEstimate, PlanInfo
 from heliograph_proto.errors import (
     CancelledError,
     ConnectionError,
+    ContentMismatchError,
     DeadlineExceededError,
     HeliographError,
     MissingContentError,
+    UnavailableError,
     UnknownHandleError,
 )
 from heliograph_proto.graph import LeafKind
@@ -37,11 +39,15 @@ from heliograph_proto.rows import RowSplit
 
 #: How many contents are uploaded at once.
 _WINDOW = 3
+#: How often what is missing is asked for and sent before an upload's error is the caller's.
+_TRIES = 3
 #: What a call ends with that the server has not answered, though it may have done it.
 _UNANSWERED = (CancelledError, ConnectionError, DeadlineExceededError)
 
 Progress = Callable[[int, int], None]
 Contents = Mapping[bytes, "np.ndarray[Any, Any]"]
+#: Digests, and how many bytes of each the server has.
+Missing = tuple[tuple[bytes, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +186,30 @@ def upload_missing(core: ClientCore, contents: Contents, progress: Progress | No
     """Sends the contents that the session does not hold, a few at a time."""
     if not contents:
         return
-    missing: tuple[bytes, ...] = yield FindMissing(tuple(contents))
-    views = [(digest, byte_view(contents[digest])) for digest in missing]
-    meter = _Meter(sum(view.nbytes for _, view in views), progress)
+    for tries_left in reversed(range(_TRIES)):
+        missing: Missing = yield FindMissing(tuple(contents))
+        try:
+            yield from _upload(core, contents, missing, progress)
+            return
+        except (UnavailableError, ContentMismatchError) as error:
+            # Bulk has a connection of its own, which may have broken alone; or the beginning of a content,
+            # where an upload was to go on, is gone or not what it should be.
+            core.check()
+            went_on = any(start for _, start in missing)
+            if not tries_left or not (went_on or isinstance(error, UnavailableError)):
+                raise
+
+
+def _upload(
+    core: ClientCore, contents: Contents, missing: Missing, progress: Progress | None
+) -> Procedure[None]:
+    """Sends contents, each from the byte where an earlier upload broke off."""
+    views = [(digest, byte_view(contents[digest]), start) for digest, start in missing]
+    meter = _Meter(sum(view.nbytes - start for _, view, start in views), progress)
     window: deque[Transfer] = deque()
     try:
-        for digest, view in views:
-            window.append((yield Upload(digest, view, None, meter)))
+        for digest, view, start in views:
+            window.append((yield Upload(digest, view, min(start, view.nbytes), progress=meter)))
             if len(window) == _WINDOW:
                 yield from _ended(core, window)
         while window:

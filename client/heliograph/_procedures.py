@@ -209,7 +209,7 @@ def write(
             number, where = core.transfer(), start + piece.offset_bytes
             command = c.SetTensor(tensor, where, None, number, piece.size_bytes, piece.chunks)
             pendings.append((yield from send_on_credit(core, command, piece.size_bytes, how)))
-            transfers.append((yield Upload(number, piece.of(data), pendings[-1])))
+            transfers.append((yield Upload(number, piece.of(data), pending=pendings[-1])))
         for transfer in transfers if not how.keep else ():
             yield from wait_for(core, transfer.taken)
     except BaseException as error:

@@ -22,6 +22,7 @@ from heliograph._buffers import (
 from heliograph._compiling import CompileOptions, Progress
 from heliograph._deadline import Deadline
 from heliograph._devices import DeviceArgument, DevicesArgument, best_device, device_name, find_device
+from heliograph._models import ServerWeights, describe_model, list_models
 from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs
@@ -123,6 +124,21 @@ class Session(SessionBase):
     def backends(self, timeout: float | None = None) -> tuple[BackendInfo, ...]:
         """The backends of the server, also those that could not start."""
         return self._shell.drive(ask_backends(), timeout, "asking for the backends")
+
+    # Models on the server
+
+    def models(self, timeout: float | None = None) -> tuple[str, ...]:
+        """The files of tensors that the server's operator allows (`serve --models`), by path, sorted."""
+        return self._shell.drive(list_models(), timeout, "asking for the models")
+
+    def server_weights(self, file: str, timeout: float | None = None) -> ServerWeights:
+        """The tensors of a safetensors or GGUF file on the server, by name: g.weight("w", weights["w"]) uses
+        one, and nothing is uploaded. The first time the server reads all of the file.
+
+        Raises InvalidArgumentError for a name that leads out of the server's folder, InvalidModelError for a
+        file that is missing or broken.
+        """
+        return self._shell.drive(describe_model(file), timeout, "reading the model")
 
     def stream(self, device: DeviceArgument = None) -> Stream:
         """A new stream, on the session's device unless told otherwise."""
