@@ -5,7 +5,6 @@ Generators as in `_procedures`.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from heliograph._effects import Compile, Compute, Estimate, FindMissing, Procedu
 from heliograph._gates import Gate
 from heliograph._outcome import Transfer
 from heliograph._procedures import arrive, stop, wait_for
+from heliograph._progress import Meter, Progress
 from heliograph._running import PlanSpec, Recipe
 from heliograph.builder import Graph
 from heliograph.protocol import ClientCore
@@ -44,7 +44,6 @@ _TRIES = 3
 #: What a call ends with that the server has not answered, though it may have done it.
 _UNANSWERED = (CancelledError, ConnectionError, DeadlineExceededError)
 
-Progress = Callable[[int, int], None]
 Contents = Mapping[bytes, "np.ndarray[Any, Any]"]
 #: Digests, and how many bytes of each the server has.
 Missing = tuple[tuple[bytes, int], ...]
@@ -205,7 +204,7 @@ def _upload(
 ) -> Procedure[None]:
     """Sends contents, each from the byte where an earlier upload broke off."""
     views = [(digest, byte_view(contents[digest]), start) for digest, start in missing]
-    meter = _Meter(sum(view.nbytes - start for _, view, start in views), progress)
+    meter = Meter("uploading weights", sum(view.nbytes - start for _, view, start in views), progress)
     window: deque[Transfer] = deque()
     try:
         for digest, view, start in views:
@@ -217,25 +216,10 @@ def _upload(
     except BaseException:
         stop(core, [], list(window))
         raise
+    finally:
+        meter.end()
 
 
 def _ended(core: ClientCore, window: deque[Transfer]) -> Procedure[None]:
     yield from wait_for(core, window[0].ended)
     window.popleft()
-
-
-class _Meter:
-    """Tells a progress callback (bytes done, bytes in all); called from whatever thread uploads."""
-
-    def __init__(self, total_bytes: int, progress: Progress | None) -> None:
-        self._total_bytes, self._progress = total_bytes, progress
-        self._done_bytes = 0
-        self._lock = threading.Lock()
-        self(0)
-
-    def __call__(self, taken_bytes: int) -> None:
-        if self._progress is None or not self._total_bytes:
-            return
-        with self._lock:
-            self._done_bytes += taken_bytes
-            self._progress(self._done_bytes, self._total_bytes)

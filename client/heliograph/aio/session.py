@@ -22,7 +22,6 @@ from heliograph._buffers import (
     place_of,
     wrapped,
 )
-from heliograph._compiling import Progress
 from heliograph._deadline import Deadline
 from heliograph._devices import DeviceArgument, DevicesArgument, best_device, device_name, find_device
 from heliograph._models import ServerWeights, describe_model, list_models
@@ -30,6 +29,7 @@ from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs
 from heliograph._procedures import synchronize
+from heliograph._progress import ProgressArgument, checked_progress
 from heliograph._reserving import Reservation
 from heliograph._sessions import Bindings, SessionBase, ask_backends
 from heliograph._split_buffer_type import Splits
@@ -52,11 +52,11 @@ class connect:
     """
 
     def __init__(
-        self, url: str | None = None, *, timeout: float = 10.0, progress: Progress | None = None
+        self, url: str | None = None, *, timeout: float = 10.0, progress: ProgressArgument = "auto"
     ) -> None:
         self._address = address_of(url)
         timeout_ms(timeout)
-        self._timeout, self._progress = timeout, progress
+        self._timeout, self._progress = timeout, checked_progress(progress)
         self._session: Session | None = None
 
     def __await__(self) -> Generator[Any, Any, Session]:
