@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from heliograph_proto.description import ModelInfo
 
 
 class Source(Protocol):
-    """A content that can be read: its pieces once, then `close`."""
+    """A content that can be read, until `close`."""
 
     size_bytes: int
     #: To be called with why, if the bytes are not what they should be.
     spoilt: Callable[[str], None]
 
-    def pieces(self) -> Iterator[memoryview]:
-        """All bytes, in pieces that are valid until the next one. Raises OSError."""
+    def read_into(self, offset_bytes: int, out: memoryview) -> int:
+        """Reads bytes from an offset on; how many, 0 at the end. Raises OSError."""
         ...
 
     def close(self) -> None: ...

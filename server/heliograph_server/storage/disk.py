@@ -96,13 +96,13 @@ class DiskCache:
         """A content, to be read and checked; it counts as used now. None if it cannot be read."""
         path = self._blob(digest)
         try:
-            file = os.fdopen(os.open(path, os.O_RDONLY | _NO_FOLLOW), "rb", buffering=0)
+            file = os.open(path, os.O_RDONLY | _NO_FOLLOW)
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
                 self._spoilt(digest, str(error.strerror or error))
             return None
         self._touch(path)
-        return DiskSource(file, os.fstat(file.fileno()).st_size, lambda why: self._spoilt(digest, why))
+        return DiskSource(file, os.fstat(file).st_size, lambda why: self._spoilt(digest, why))
 
     def blobs(self) -> list[Blob]:
         """All contents, the most recently used first."""
@@ -291,20 +291,30 @@ class DiskCache:
 
 
 class DiskSource:
-    """A content that is being read: `pieces`, once, then `close`."""
+    """A content that is being read, until `close`."""
 
-    def __init__(self, file: BinaryIO, size_bytes: int, spoilt: Callable[[str], None]) -> None:
+    def __init__(self, file: int, size_bytes: int, spoilt: Callable[[str], None]) -> None:
         self._file = file
         self.size_bytes = size_bytes
         #: To be called with why, if the bytes are not what they should be.
         self.spoilt = spoilt
 
-    def pieces(self) -> Iterator[memoryview]:
-        """All bytes, in pieces that are valid until the next one. Raises OSError."""
-        return _pieces(self._file)
+    def read_into(self, offset_bytes: int, out: memoryview) -> int:
+        """Reads bytes from an offset on; how many, 0 at the end. Raises OSError."""
+        return read_at(self._file, offset_bytes, out)
 
     def close(self) -> None:
-        self._file.close()
+        os.close(self._file)
+
+
+def read_at(file: int, offset_bytes: int, out: memoryview) -> int:
+    """Reads from a place of a file; how many bytes, 0 at its end. Raises OSError."""
+    if hasattr(os, "preadv"):
+        return os.preadv(file, [out], offset_bytes)
+    os.lseek(file, offset_bytes, os.SEEK_SET)
+    data = os.read(file, out.nbytes)
+    out[: len(data)] = data
+    return len(data)
 
 
 def _pieces(file: BinaryIO) -> Iterator[memoryview]:

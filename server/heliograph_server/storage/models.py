@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from heliograph_proto.description import ModelInfo, ModelTensor
 from heliograph_proto.digests import hasher
 from heliograph_proto.errors import ConfigurationError, InvalidArgumentError, InvalidModelError
+from heliograph_server.storage.disk import read_at
 from heliograph_server.storage.formats import FORMATS, Extent, read_header
 
 #: What is read at once.
@@ -164,7 +165,7 @@ class ModelFiles:
 
 
 class ModelSource:
-    """A tensor's bytes in a file: `pieces`, then `close`."""
+    """A tensor's bytes in a file, until `close`."""
 
     def __init__(self, file: int, extent: Extent, spoilt: Callable[[str], None]) -> None:
         self._file = file
@@ -173,39 +174,22 @@ class ModelSource:
         #: To be called with why, if the bytes are not what they should be. Raises InvalidModelError.
         self.spoilt = spoilt
 
-    def pieces(self) -> Iterator[memoryview]:
-        """All bytes. Raises OSError."""
-        return _pieces(self._file, self._extent)
+    def read_into(self, offset_bytes: int, out: memoryview) -> int:
+        """Reads bytes from an offset in the tensor on; how many, 0 at its end. Raises OSError."""
+        left = out[: self.size_bytes - offset_bytes]
+        return read_at(self._file, self._extent.offset_bytes + offset_bytes, left)
 
     def close(self) -> None:
         os.close(self._file)
 
 
-def _pieces(file: int, extent: Extent) -> Iterator[memoryview]:
-    space = memoryview(bytearray(min(PIECE_BYTES, extent.type.nbytes)))
-    offset, end = extent.offset_bytes, extent.offset_bytes + extent.type.nbytes
-    while offset < end:
-        count = _read(file, space[: end - offset], offset)
-        if not count:
-            return  # cut: its digest tells
-        yield space[:count]
-        offset += count
-
-
-def _read(file: int, space: memoryview, offset: int) -> int:
-    if hasattr(os, "preadv"):
-        return os.preadv(file, [space], offset)
-    os.lseek(file, offset, os.SEEK_SET)
-    data = os.read(file, space.nbytes)
-    space[: len(data)] = data
-    return len(data)
-
-
 def _digest(file: int, extent: Extent, name: str) -> bytes:
-    taken = hasher()
+    taken, space = hasher(), memoryview(bytearray(PIECE_BYTES))
+    offset, end = extent.offset_bytes, extent.offset_bytes + extent.type.nbytes
     try:
-        for piece in _pieces(file, extent):
-            taken.update(piece)
+        while count := read_at(file, offset, space[: end - offset]):
+            taken.update(space[:count])
+            offset += count
     except OSError as error:
         raise InvalidModelError(f"cannot read the model {name}: {error.strerror}") from None
     digest: bytes = taken.digest()
