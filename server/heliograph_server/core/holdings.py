@@ -73,9 +73,7 @@ class Holdings:
         """Bytes of all that there is of some contents."""
         with self._lock:
             names = [name for one in tuple(digests) for name in (one, *self._parts.get(one, ()))]
-            return sum(
-                buffer.size_bytes for name in names for buffer in self._buffers.get(name, {}).values()
-            )
+            return sum(buffer.size_bytes for name in names for buffer in self._buffers.get(name, {}).values())
 
     def room_for(self, size_bytes: int, devices: Sequence[Device]) -> Buffer:
         """Memory for a content: on the first device that has it, else over several, as its rows may lie one
@@ -239,9 +237,7 @@ class Holdings:
                 late.append((leaf, memory, self._read(leaf.digest)))
         made = {(leaf.digest, where_of(memory)) for leaf, memory in parts}
         kept = weight.digest if keeps_whole else None
-        self._drop(
-            (one for one in self._all_of(weight.digest) if one not in made and one[0] != kept), user
-        )
+        self._drop((one for one in self._all_of(weight.digest) if one not in made and one[0] != kept), user)
         for leaf, memory, data in late:
             buffer = self.allocate(memory, data.nbytes)
             with _freed_on_error(buffer):
@@ -431,9 +427,7 @@ class Holdings:
             raise
 
 
-def _unmark(
-    marks: dict[tuple[bytes, Where], set[object]], one: tuple[bytes, Where], user: object
-) -> None:
+def _unmark(marks: dict[tuple[bytes, Where], set[object]], one: tuple[bytes, Where], user: object) -> None:
     users = marks.get(one)
     if users is not None:
         users.discard(user)

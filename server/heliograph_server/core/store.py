@@ -130,7 +130,9 @@ class ContentStore:
     def tidy(self) -> None:
         """Forgets tenants that have neither sessions nor contents."""
         with self._lock:
-            gone = [one for one, (holdings, count) in self._tenants.items() if not count and holdings.is_empty]
+            gone = [
+                one for one, (holdings, count) in self._tenants.items() if not count and holdings.is_empty
+            ]
             for tenant in gone:
                 del self._tenants[tenant]
 
