@@ -202,7 +202,7 @@ class ContentStore:
 
     def _spare(self) -> bool:
         """Gives back what nobody's work needs. The caller may be changing what its tenant has, and another
-        thread what another has: so this waits for none of them, and lets be what it would have to wait for."""
+        thread what another has: so this waits for none of them, and leaves what it would wait for."""
         with self._lock:
             kept = list(self._kept.items())
         is_some = False
