@@ -11,8 +11,9 @@ import secrets
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from heliograph_backends.contract import Buffer, BufferType, Device, MultiBuffer, Tensor
+from heliograph_backends.contract import Buffer, BufferType, Device, MultiBuffer, Tensor, Usage
 from heliograph_proto.description import ModelInfo
 from heliograph_proto.digests import DIGEST_BYTES, hasher
 from heliograph_proto.errors import (
@@ -24,6 +25,7 @@ from heliograph_proto.errors import (
 from heliograph_proto.graph import Leaf
 from heliograph_proto.types import tensor_type
 from heliograph_server.core.keeping import Keeper
+from heliograph_server.core.room import Room
 from heliograph_server.core.slices import digest_of
 from heliograph_server.core.sources import Source
 from heliograph_server.core.store import Beginning, ContentStore, Key, Whole
@@ -40,12 +42,14 @@ class Contents:
     def __init__(
         self,
         devices: Sequence[Device],
+        room: Room,
         store: ContentStore | None = None,
         tenant: bytes = b"",
         keeper: Keeper | None = None,
     ) -> None:
         #: By priority.
         self._devices = tuple(devices)
+        self._room = room
         self._store = store or ContentStore()
         self._keeper = keeper
         self._is_known = bool(tenant)
@@ -82,7 +86,7 @@ class Contents:
         Raises OutOfMemoryError, and ContentMismatchError when there is no such beginning.
         """
         if not offset_bytes:
-            buffer = self._holdings.room_for(size_bytes, self._devices)
+            buffer = self._holdings.room_for(size_bytes, self._devices, self._room)
             return Beginning(buffer, hasher(), 0, size_bytes)
         found = self._store.take_beginning(self._key(digest))
         if found is not None and (found.received_bytes, found.size_bytes) == (offset_bytes, size_bytes):
@@ -189,7 +193,7 @@ class Contents:
         if source is None:
             return
         try:
-            buffer = self._room(source.size_bytes, memory)
+            buffer = self._memory(source.size_bytes, memory)
             try:
                 why = self._fill(buffer, digest, source)
             except BaseException:
@@ -203,13 +207,13 @@ class Contents:
         finally:
             source.close()
 
-    def _room(self, size_bytes: int, memory: BufferType | None) -> Buffer:
+    def _memory(self, size_bytes: int, memory: BufferType | None) -> Buffer:
         if memory is not None:
             try:
-                return self._holdings.allocate(memory, size_bytes)
+                return self._room.for_work(partial(memory.allocate, size_bytes, Usage.WEIGHTS))
             except OutOfMemoryError:
                 pass  # a plan may still put it together elsewhere
-        return self._holdings.room_for(size_bytes, self._devices)
+        return self._holdings.room_for(size_bytes, self._devices, self._room)
 
     def _fill(self, buffer: Buffer, digest: bytes, source: Source) -> str:
         """Reads a content into memory, taking the digest of exactly what is written there. Why it is not the

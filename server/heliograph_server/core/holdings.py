@@ -8,8 +8,9 @@ as a plan uses it, or somebody compiles with it; of others one is enough.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -25,6 +26,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.graph import Leaf
 from heliograph_proto.types import DTYPES, TensorType
+from heliograph_server.core.room import Room
 from heliograph_server.core.scattered import ScatteredBuffer, scattered
 from heliograph_server.core.slices import Section, Slice, digest_of, sections
 
@@ -41,13 +43,9 @@ def where_of(memory: BufferType) -> Where:
 
 
 class Holdings:
-    """Thread-safe. `spare` gives memory back that nobody's work needs, and tells whether there was some.
+    """Thread-safe. A user is a session, or whoever else needs contents; it is only told apart from others."""
 
-    A user is a session, or whoever else needs contents; it is only told apart from others.
-    """
-
-    def __init__(self, spare: Callable[[], bool] = lambda: False) -> None:
-        self._spare = spare
+    def __init__(self) -> None:
         #: Held while memory is made, filled and freed, so that no source goes while it is copied.
         self._changing = threading.RLock()
         self._lock = threading.Lock()
@@ -69,34 +67,34 @@ class Holdings:
         """Whether nobody holds anything."""
         return not self._holders
 
+    def bytes_of(self, digest: bytes, device: str) -> int:
+        """What there is of a content on a device."""
+        with self._lock:
+            copies = [self._buffers.get(name, {}) for name in (digest, *self._parts.get(digest, ()))]
+            return sum(
+                buffer.size_bytes for one in copies for where, buffer in one.items() if where[0] == device
+            )
+
     def size_bytes(self, digests: Iterable[bytes]) -> int:
         """Bytes of all that there is of some contents."""
         with self._lock:
             names = [name for one in tuple(digests) for name in (one, *self._parts.get(one, ()))]
             return sum(buffer.size_bytes for name in names for buffer in self._buffers.get(name, {}).values())
 
-    def room_for(self, size_bytes: int, devices: Sequence[Device]) -> Buffer:
+    @staticmethod
+    def room_for(size_bytes: int, devices: Sequence[Device], room: Room) -> Buffer:
         """Memory for a content: on the first device that has it, else over several, as its rows may lie one
         day. Raises the first one's OutOfMemoryError."""
         refusal: OutOfMemoryError | None = None
         for device in devices:
             try:
-                return self.allocate(device.buffer_type, size_bytes)
+                return room.for_work(partial(device.buffer_type.allocate, size_bytes, Usage.WEIGHTS))
             except OutOfMemoryError as error:
                 refusal = refusal or error
         assert refusal is not None, "a host has devices"
         if (found := scattered(devices, size_bytes)) is None:
             raise refusal
         return found
-
-    def allocate(self, memory: BufferType, size_bytes: int) -> Buffer:
-        """Memory for a content. Raises OutOfMemoryError."""
-        try:
-            return memory.allocate(size_bytes, Usage.WEIGHTS)
-        except OutOfMemoryError:
-            if not self._spare():
-                raise
-        return memory.allocate(size_bytes, Usage.WEIGHTS)
 
     def add(self, digest: bytes, buffer: Buffer, user: object) -> None:
         """Keeps verified bytes, which the user holds; the second of two equal ones goes.
@@ -239,7 +237,7 @@ class Holdings:
         kept = weight.digest if keeps_whole else None
         self._drop((one for one in self._all_of(weight.digest) if one not in made and one[0] != kept), user)
         for leaf, memory, data in late:
-            buffer = self.allocate(memory, data.nbytes)
+            buffer = memory.allocate(data.nbytes, Usage.WEIGHTS)
             with _freed_on_error(buffer):
                 buffer.set(0, data)
             self._keep(leaf.digest, buffer)
@@ -295,7 +293,7 @@ class Holdings:
             # It lies in parts, cut as a matrix of another shape.
             self._make(digest_of(name), memory)
             return self._make(name, memory)
-        buffer = self.allocate(memory, size_bytes)
+        buffer = memory.allocate(size_bytes, Usage.WEIGHTS)
         with _freed_on_error(buffer):
             for source, section in found if size_bytes else ():
                 _, start, stop = section

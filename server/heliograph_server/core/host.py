@@ -103,6 +103,9 @@ class Host:
         self._occupancies: dict[str, Occupancy] = {}
         self._deadlines = Deadlines()
         self._room = Room()
+        for giver in (self.store, self.keeper):
+            if giver is not None:
+                self._room.join(giver)
         self._changed = threading.Condition()
         self._sessions: dict[bytes, Session] = {}
         self._reapers: dict[bytes, Timer] = {}
@@ -189,7 +192,7 @@ class Host:
             self._deadlines,
             self._room,
             lambda _session: self._forget(token, devices),
-            Contents(devices, self.store, tenant, self.keeper),
+            Contents(devices, self._room, self.store, tenant, self.keeper),
         )
         with self._changed:
             self._check_room()

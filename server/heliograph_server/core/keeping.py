@@ -38,7 +38,6 @@ class Keeper:
         self._closed = False
         self._hurry = False
         self._thread: threading.Thread | None = None
-        store.spare = self.drop_waiting
 
     def __repr__(self) -> str:
         return f"<Keeper {len(self._waiting)} contents to write>"
@@ -69,14 +68,14 @@ class Keeper:
         if not self.wait_idle(timeout):
             logger.warning("%d contents could not be written in time and are not kept", len(self._waiting))
         self._hurry = True
-        self.drop_waiting()
+        self.make_room()
         with self._changed:
             thread = self._thread
         if thread is not None:
             thread.join(timeout)
 
-    def drop_waiting(self) -> bool:
-        """Lets go of what is still to be written, since its memory is needed; whether there was something."""
+    def make_room(self) -> bool:
+        """As `room.Giver` says: lets go of what is still to be written."""
         with self._changed:
             left = list(self._waiting.items())
         gone = [key for key, holdings in left if holdings.try_release(key[1], self)]
@@ -85,6 +84,10 @@ class Keeper:
                 self._waiting.pop(key, None)
         self._store.tidy()
         return bool(gone)
+
+    def idle_on(self, device: str) -> int:
+        """As `room.Giver` says. What waits is mostly used by a session, so nothing of it counts as free."""
+        return 0
 
     def _run(self) -> None:
         while (found := self._next()) is not None:

@@ -34,7 +34,6 @@ from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.room import Room
 from heliograph_server.core.session_work import SessionWork
 from heliograph_server.core.staging import Staging
-from heliograph_server.core.store import ContentStore
 from heliograph_server.core.tasks import (
     DropUpload,
 )
@@ -87,7 +86,7 @@ class Session(SessionWork):
         self._on_closed = on_closed
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
         self.requests = Staging(max(limits.in_flight_bytes, limits.message_bytes), "graphs")
-        self._contents = contents or Contents(devices, ContentStore(room=room))
+        self._contents = contents or Contents(devices, room)
         memory = self._contents, occupancies, devices, self._plans, room
         self._compiler = Compiler(self._core, self._lock, limits, self._device, *memory)
         self._open_uploads: set[Upload] = set()

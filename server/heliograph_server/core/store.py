@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from heliograph_backends.contract import Buffer
+from heliograph_backends.contract import Buffer, MultiBuffer
 from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_server.core.deadlines import Deadlines
@@ -92,8 +92,6 @@ class ContentStore:
         self.models = models
         self._keep_seconds, self._keep_bytes = keep_seconds, keep_bytes
         self._clock = clock
-        #: Gives memory back that nobody's work needs; whether there was some.
-        self.spare: Callable[[], bool] = lambda: False
         self._timers = Deadlines(clock)
         self._lock = threading.Lock()
         #: By tenant, with how many sessions each has.
@@ -116,7 +114,7 @@ class ContentStore:
     def enter(self, tenant: bytes) -> Holdings:
         """What a tenant has, for one more session of it."""
         with self._lock:
-            holdings, count = self._tenants.get(tenant) or (Holdings(self._spare), 0)
+            holdings, count = self._tenants.get(tenant) or (Holdings(), 0)
             self._tenants[tenant] = holdings, count + 1
         return holdings
 
@@ -200,9 +198,9 @@ class ContentStore:
             gone.append(self._kept.popitem(last=False)[1][1])
         return gone
 
-    def _spare(self) -> bool:
-        """Gives back what nobody's work needs. The caller may be changing what its tenant has, and another
-        thread what another has: so this waits for none of them, and leaves what it would wait for."""
+    def make_room(self) -> bool:
+        """As `room.Giver` says: gives back what is kept. The caller may be changing what its tenant has, and
+        another thread what another has: so this waits for none, and leaves what it would wait for."""
         with self._lock:
             kept = list(self._kept.items())
         is_some = False
@@ -218,7 +216,13 @@ class ContentStore:
                     if self._kept.get(key, (0.0, None))[1] is one:
                         del self._kept[key]
                 is_some = True
-        return self.spare() or is_some
+        return is_some
+
+    def idle_on(self, device: str) -> int:
+        """As `room.Giver` says."""
+        with self._lock:
+            kept = [one for _, one in self._kept.values()]
+        return sum(_bytes_on(one, device) for one in kept)
 
     def _free(self, gone: Iterable[Kept]) -> None:
         for one in gone:
@@ -252,6 +256,13 @@ class ContentStore:
             self._closed = True
         self.drop_kept()
         self._timers.close()
+
+
+def _bytes_on(one: Kept, device: str) -> int:
+    if isinstance(one, Whole):
+        return one.holdings.bytes_of(one.digest, device)
+    parts = one.buffer.parts if isinstance(one.buffer, MultiBuffer) else (one.buffer,)
+    return sum(part.size_bytes for part in parts if part.buffer_type.device.name == device)
 
 
 def _progress(one: Kept) -> int:
