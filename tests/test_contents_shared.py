@@ -14,7 +14,7 @@ from heliograph_proto.errors import (
     OutOfMemoryError,
     ProtocolError,
 )
-from heliograph_server.core import holdings
+from heliograph_server.core import tenant_contents
 from heliograph_server.core.store import ContentStore
 
 ONE, TWO = content(1), content(2)
@@ -170,7 +170,7 @@ def test_what_is_kept_makes_way_for_contents_that_are_needed() -> None:
 
 
 def test_a_tenant_may_hold_only_so_many_contents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holdings, "MAX_CONTENTS", 1)
+    monkeypatch.setattr(tenant_contents, "MAX_CONTENTS", 1)
     with host_with() as host:
         first, second = Brought(host), Brought(host, BOB)
         first.upload(ONE)

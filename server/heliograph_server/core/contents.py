@@ -55,7 +55,7 @@ class Contents:
         self._is_known = bool(tenant)
         #: One without a secret is a tenant of its own.
         self._tenant = tenant or secrets.token_bytes(16)
-        self._holdings = self._store.enter(self._tenant)
+        self._holdings = self._store.enter(self._tenant, room)
         self._lock = threading.Lock()
         self._held: set[bytes] = set()
         #: Those that a plan was compiled for.
@@ -86,7 +86,7 @@ class Contents:
         Raises OutOfMemoryError, and ContentMismatchError when there is no such beginning.
         """
         if not offset_bytes:
-            buffer = self._holdings.room_for(size_bytes, self._devices, self._room)
+            buffer = self._holdings.room_for(size_bytes, self._devices)
             return Beginning(buffer, hasher(), 0, size_bytes)
         found = self._store.take_beginning(self._key(digest))
         if found is not None and (found.received_bytes, found.size_bytes) == (offset_bytes, size_bytes):
@@ -213,7 +213,7 @@ class Contents:
                 return self._room.for_work(partial(memory.allocate, size_bytes, Usage.WEIGHTS))
             except OutOfMemoryError:
                 pass  # a plan may still put it together elsewhere
-        return self._holdings.room_for(size_bytes, self._devices, self._room)
+        return self._holdings.room_for(size_bytes, self._devices)
 
     def _fill(self, buffer: Buffer, digest: bytes, source: Source) -> str:
         """Reads a content into memory, taking the digest of exactly what is written there. Why it is not the

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from heliograph_backends.contract import Buffer
 from heliograph_proto.errors import MissingContentError
-from heliograph_server.core.holdings import Holdings
 from heliograph_server.core.sources import Cache
 from heliograph_server.core.store import ContentStore, Key
+from heliograph_server.core.tenant_contents import TenantContents
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Keeper:
         self._store = store
         self._cache = cache
         self._changed = threading.Condition()
-        self._waiting: OrderedDict[Key, Holdings] = OrderedDict()
+        self._waiting: OrderedDict[Key, TenantContents] = OrderedDict()
         #: By tenant and digest: when it was last written or marked.
         self._done: OrderedDict[Key, float] = OrderedDict()
         self._is_busy = False
@@ -42,7 +42,7 @@ class Keeper:
     def __repr__(self) -> str:
         return f"<Keeper {len(self._waiting)} contents to write>"
 
-    def keep(self, holdings: Holdings, key: Key) -> None:
+    def keep(self, holdings: TenantContents, key: Key) -> None:
         """Writes a content soon, unless that was just done."""
         with self._changed:
             before = self._done.get(key)
@@ -103,7 +103,7 @@ class Keeper:
                     self._is_busy = False
                     self._changed.notify_all()
 
-    def _next(self) -> tuple[Key, Holdings] | None:
+    def _next(self) -> tuple[Key, TenantContents] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if not self._waiting:
@@ -111,7 +111,7 @@ class Keeper:
             self._is_busy = True
             return self._waiting.popitem(last=False)
 
-    def _write(self, key: Key, holdings: Holdings) -> None:
+    def _write(self, key: Key, holdings: TenantContents) -> None:
         tenant, digest = key
         try:
             found = holdings.whole(digest, self)

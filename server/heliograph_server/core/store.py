@@ -24,8 +24,9 @@ from heliograph_backends.contract import Buffer, MultiBuffer
 from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_server.core.deadlines import Deadlines
-from heliograph_server.core.holdings import Holdings
+from heliograph_server.core.room import Room
 from heliograph_server.core.sources import Cache, ModelFolder, Source
+from heliograph_server.core.tenant_contents import TenantContents
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Beginning:
 class Whole:
     """A content that no plan used yet; this holds it."""
 
-    holdings: Holdings
+    holdings: TenantContents
     digest: bytes
     size_bytes: int
 
@@ -95,7 +96,7 @@ class ContentStore:
         self._timers = Deadlines(clock)
         self._lock = threading.Lock()
         #: By tenant, with how many sessions each has.
-        self._tenants: dict[bytes, tuple[Holdings, int]] = {}
+        self._tenants: dict[bytes, tuple[TenantContents, int]] = {}
         #: With the time when it goes, the oldest first.
         self._kept: OrderedDict[Key, tuple[float, Kept]] = OrderedDict()
         self._closed = False
@@ -111,10 +112,10 @@ class ContentStore:
 
     # Tenants
 
-    def enter(self, tenant: bytes) -> Holdings:
+    def enter(self, tenant: bytes, room: Room) -> TenantContents:
         """What a tenant has, for one more session of it."""
         with self._lock:
-            holdings, count = self._tenants.get(tenant) or (Holdings(), 0)
+            holdings, count = self._tenants.get(tenant) or (TenantContents(room), 0)
             self._tenants[tenant] = holdings, count + 1
         return holdings
 

@@ -42,10 +42,11 @@ def where_of(memory: BufferType) -> Where:
     return memory.device.name, memory.name
 
 
-class Holdings:
+class TenantContents:
     """Thread-safe. A user is a session, or whoever else needs contents; it is only told apart from others."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: Room) -> None:
+        self._room = room
         #: Held while memory is made, filled and freed, so that no source goes while it is copied.
         self._changing = threading.RLock()
         self._lock = threading.Lock()
@@ -60,7 +61,7 @@ class Holdings:
         self._wanted: dict[tuple[bytes, Where], set[object]] = {}
 
     def __repr__(self) -> str:
-        return f"<Holdings {len(self._holders)} contents, {self.size_bytes(self._holders):,} bytes>"
+        return f"<TenantContents {len(self._holders)} contents, {self.size_bytes(self._holders):,} bytes>"
 
     @property
     def is_empty(self) -> bool:
@@ -81,14 +82,13 @@ class Holdings:
             names = [name for one in tuple(digests) for name in (one, *self._parts.get(one, ()))]
             return sum(buffer.size_bytes for name in names for buffer in self._buffers.get(name, {}).values())
 
-    @staticmethod
-    def room_for(size_bytes: int, devices: Sequence[Device], room: Room) -> Buffer:
+    def room_for(self, size_bytes: int, devices: Sequence[Device]) -> Buffer:
         """Memory for a content: on the first device that has it, else over several, as its rows may lie one
         day. Raises the first one's OutOfMemoryError."""
         refusal: OutOfMemoryError | None = None
         for device in devices:
             try:
-                return room.for_work(partial(device.buffer_type.allocate, size_bytes, Usage.WEIGHTS))
+                return self._room.for_work(partial(device.buffer_type.allocate, size_bytes, Usage.WEIGHTS))
             except OutOfMemoryError as error:
                 refusal = refusal or error
         assert refusal is not None, "a host has devices"
@@ -237,7 +237,7 @@ class Holdings:
         kept = weight.digest if keeps_whole else None
         self._drop((one for one in self._all_of(weight.digest) if one not in made and one[0] != kept), user)
         for leaf, memory, data in late:
-            buffer = memory.allocate(data.nbytes, Usage.WEIGHTS)
+            buffer = self._room.for_work(partial(memory.allocate, data.nbytes, Usage.WEIGHTS))
             with _freed_on_error(buffer):
                 buffer.set(0, data)
             self._keep(leaf.digest, buffer)
@@ -293,7 +293,7 @@ class Holdings:
             # It lies in parts, cut as a matrix of another shape.
             self._make(digest_of(name), memory)
             return self._make(name, memory)
-        buffer = memory.allocate(size_bytes, Usage.WEIGHTS)
+        buffer = self._room.for_work(partial(memory.allocate, size_bytes, Usage.WEIGHTS))
         with _freed_on_error(buffer):
             for source, section in found if size_bytes else ():
                 _, start, stop = section
