@@ -16,9 +16,7 @@ from heliograph_proto.ops import OPS
 from heliograph_proto.quantization import quantize
 from heliograph_proto.types import DTYPES, dtype
 
-QUANTIZED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
-#: The types that nothing quantizes to here.
-LARGE_BLOCKS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+QUANTIZED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 
 #: Operands that may be blocks, by op.
 BLOCK_OPERANDS: Mapping[str, tuple[int, ...]] = {
@@ -74,18 +72,6 @@ def blocks(array: Array, name: str) -> Stored:
     return Stored(quantize(array, name), name)
 
 
-def random_blocks(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> Stored:
-    """Blocks of any bits whose scales are small numbers."""
-    row = dtype(name)
-    count = shape[-1] // row.block_size
-    raw = random.integers(0, 256, (*shape[:-1], count, row.block_bytes), np.uint8)
-    scales = {"q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}[name]
-    for place in scales:
-        # An f16 of 0.01 to 0.02.
-        raw[..., place + 1] = 0x21
-    return Stored(raw.reshape(*shape[:-1], -1), name)
-
-
 # Nodes whose first operand, or keys and values, are blocks, beside the same with floats
 
 
@@ -109,8 +95,6 @@ class _Source:
     random: np.random.Generator
 
     def blocks(self, *shape: int) -> Stored:
-        if self.name in LARGE_BLOCKS:
-            return random_blocks(self.random, self.name, shape)
         return blocks(data(self.random, "f32", shape), self.name)
 
     def floats(self, *shape: int, name: str = "f32") -> Stored:

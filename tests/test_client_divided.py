@@ -251,6 +251,17 @@ def test_several_runs_are_under_way_at_once(session: hg.Session) -> None:
         np.testing.assert_array_equal(run.result(30)["y"], expected)
 
 
+def test_a_product_in_parts_is_observed_as_one(session: hg.Session) -> None:
+    expected = session.compute(layer(), x=WHOLE)["y"]
+    split = hg.SplitBufferType("cpu0", {"cpu0": 1, "fake0": 2})
+    plan = session.compile(layer(), NAMES, split={"*": split}, buffer_types={"fake0": "fake0"})
+    run = plan.submit(x=WHOLE, taps=["layer/*", "sum"])
+    found = {tap.name: tap.value for tap in run.taps()}
+    np.testing.assert_array_equal(run.result(30)["y"], expected)
+    np.testing.assert_array_equal(found["sum"], expected)
+    np.testing.assert_array_equal(found["layer/gated"] + found["layer/upped"], expected)
+
+
 # Where it runs and lies
 
 

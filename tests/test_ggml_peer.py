@@ -44,7 +44,7 @@ def test_every_op_with_a_name_of_ggmls_is_compared_with_it(peer: GgmlProcess) ->
     assert peer(without_counterpart) == []
 
 
-@pytest.mark.parametrize("name", ggml_blocks.TO_BLOCKS)
+@pytest.mark.parametrize("name", ggml_blocks.TYPES)
 def test_blocks_have_the_bits_of_ggmls_reference(peer: GgmlProcess, name: str) -> None:
     assert peer(ggml_blocks.different_bytes, name) == 0
 

@@ -15,7 +15,7 @@ from heliograph_backends.cpu.kernels import Block, Stored, available
 from heliograph_backends.cpu.plan import CpuPlan
 from heliograph_proto import bfloat16
 from heliograph_proto.errors import OutOfRangeError
-from heliograph_proto.quantization import can_quantize, quantize
+from heliograph_proto.quantization import quantize
 from heliograph_proto.types import DTYPES, dtype
 
 if not available():
@@ -47,10 +47,7 @@ def values(random: np.random.Generator, name: str, *shape: int) -> Array:
     """Random elements of a data type, as they are stored."""
     found = dtype(name)
     if found.kind == "quantized":
-        if can_quantize(found):
-            return quantize(random.standard_normal(shape, np.float32), name)
-        row = shape[-1] // found.block_size * found.block_bytes
-        return random.integers(0, 100, (*shape[:-1], row), np.uint8)
+        return quantize(random.standard_normal(shape, np.float32), name)
     if name == "bf16":
         return np.asarray(bfloat16.to_bits(random.standard_normal(shape, np.float32)))
     if found.is_float:

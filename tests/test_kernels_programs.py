@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import kernel_fixtures
@@ -16,7 +17,6 @@ from kernel_runs import (
 )
 
 from heliograph_backends.cpu.kernels import (
-    BoundProgram,
     Elementwise,
     Encodings,
     Input,
@@ -142,43 +142,30 @@ def test_abort_stops_a_run_in_progress(random: np.random.Generator, pool: Worker
     bound.clear_abort()
 
 
-def test_a_helper_that_comes_before_or_after_a_run_does_nothing(
+def test_helpers_that_sleep_and_helpers_that_look_for_work_change_nothing(
     random: np.random.Generator,
 ) -> None:
-    layer = Layer(random)
-    layer.bound._reserve(2)
-    layer.bound.help(1)
-    expected = layer.run(None)
-    layer.result.fill(0)
-    layer.bound.help(1)
-    assert not layer.result.any()
-    assert layer.run(None) == expected
-
-
-def test_helpers_that_come_at_any_moment_change_nothing(
-    random: np.random.Generator,
-) -> None:
-    """Stray threads enter and leave all the time, beside a pool's own helper."""
+    """Helpers sleep some time after a run; the next run finds them so, on their way, or still looking."""
     layer = Layer(random, tokens=100, width=96)
     expected = layer.run(None)
-    layer.bound._reserve(4)
-    stop = threading.Event()
+    with WorkerPool(3) as pool:
+        for turn in range(40):
+            assert layer.run(pool) == expected
+            deadline = time.monotonic() + 10
+            while turn % 4 == 0 and pool.parked < pool.helpers:
+                assert time.monotonic() < deadline
 
-    def intrude(bound: BoundProgram, worker: int) -> None:
-        while not stop.is_set():
-            bound.help(worker)
 
-    strays = [threading.Thread(target=intrude, args=(layer.bound, worker)) for worker in (2, 3)]
-    for each in strays:
-        each.start()
-    try:
-        with WorkerPool(2) as pool:
-            for _ in range(100):
-                assert layer.run(pool) == expected
-    finally:
-        stop.set()
-        for each in strays:
-            each.join()
+def test_nobody_touches_a_program_when_its_run_is_over(random: np.random.Generator) -> None:
+    """Helpers live on while programs and their memory come and go."""
+    with WorkerPool(3) as pool:
+        for turn in range(40):
+            layer = Layer(random, tokens=80 + turn)
+            expected = layer.run(None)
+            assert layer.run(pool) == expected
+            layer.result.fill(7)
+            del layer.bound
+            assert (layer.result == 7).all()
 
 
 def test_programs_take_turns_on_one_pool(random: np.random.Generator) -> None:

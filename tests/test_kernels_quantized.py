@@ -23,8 +23,7 @@ from heliograph_backends.cpu.kernels import (
 from heliograph_backends.cpu.kernels.stored_types import FORMS
 from heliograph_backends.cpu.plan import CpuPlan
 from heliograph_proto import bfloat16
-from heliograph_proto.quantization import can_quantize, dequantize, quantize
-from heliograph_proto.types import dtype
+from heliograph_proto.quantization import dequantize, quantize
 
 if not available():
     pytest.skip("numba is not installed", allow_module_level=True)
@@ -32,7 +31,18 @@ if not available():
 SEED = 20251121
 KINDS = tuple(Stored)
 #: Where the scales of a block are.
-SCALES = {Stored.Q8_0: (0, 2), Stored.Q4_0: (0, 2), Stored.Q4_K: (0, 4), Stored.Q6_K: (208, 210)}
+SCALES = {
+    Stored.Q4_0: (0, 2),
+    Stored.Q4_1: (0, 4),
+    Stored.Q5_0: (0, 2),
+    Stored.Q5_1: (0, 4),
+    Stored.Q8_0: (0, 2),
+    Stored.Q2_K: (80, 84),
+    Stored.Q3_K: (108, 110),
+    Stored.Q4_K: (0, 4),
+    Stored.Q5_K: (0, 4),
+    Stored.Q6_K: (208, 210),
+}
 #: n, k, m, where k is for blocks of 32: few rows and many, parts of panels, sums of several slices.
 SHAPES = [(1, 32, 1), (45, 96, 2), (33, 2080, 3), (70, 1056, 4), (37, 64, 5), (31, 1120, 17), (130, 160, 70)]
 
@@ -77,19 +87,27 @@ def blocks(kind: Stored, shape: tuple[int, ...], random: np.random.Generator) ->
 def stored(kind: Stored, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray[Any, Any]:
     """Random weights of this shape, as they are stored."""
     values = normal(random, *shape)
+    if kind is Stored.F32:
+        return values
     if kind is Stored.BF16:
         return np.asarray(bfloat16.to_bits(values))
     if kind is Stored.F16:
         return values.astype(np.float16)
-    name = kind.name.lower()
-    return quantize(values, name) if can_quantize(dtype(name)) else blocks(kind, shape, random)
+    return quantize(values, kind.name.lower())
+
+
+def stored_name(kind: Stored) -> str:
+    """The type of a leaf whose array does not have it."""
+    return "" if kind in (Stored.F32, Stored.F16) else kind.name.lower()
 
 
 def read(kind: Stored, rows: np.ndarray[Any, Any]) -> Array:
     """What stored rows stand for."""
     if kind is Stored.BF16:
         return np.asarray(bfloat16.from_bits(rows))
-    return rows.astype(np.float32) if kind is Stored.F16 else dequantize(rows, kind.name.lower())
+    return (
+        rows.astype(np.float32) if kind in (Stored.F32, Stored.F16) else dequantize(rows, kind.name.lower())
+    )
 
 
 def multiply_stored(
@@ -118,9 +136,9 @@ def test_a_product_has_the_bits_of_that_with_the_dequantized_weight(
     assert normalised_error(found, x.astype(np.float64) @ wide) < 2e-11
 
 
-@pytest.mark.parametrize("kind", [Stored.F16, Stored.BF16])
-@pytest.mark.parametrize("depth", [0, 1, 7, 9, 23, 1031])
-def test_rows_of_halves_have_any_length(kind: Stored, depth: int, random: np.random.Generator) -> None:
+@pytest.mark.parametrize("kind", [Stored.F32, Stored.F16, Stored.BF16])
+@pytest.mark.parametrize("depth", [0, 1, 7, 9, 23, 33, 1031])
+def test_rows_without_blocks_have_any_length(kind: Stored, depth: int, random: np.random.Generator) -> None:
     rows, x = stored(kind, (35, depth), random), normal(random, 6, depth)
     wide = np.ascontiguousarray(read(kind, rows).T)
     expected = multiply(x, wide, packed=True)
@@ -157,7 +175,7 @@ def test_every_number_that_a_weight_can_hold_is_read_as_it_is(
         rows = blocks(kind, (64, 512), random)
     else:
         rows = np.arange(2**16, dtype=np.uint16).reshape(64, -1)
-        rows = rows.view(np.float16) if kind is Stored.F16 else rows
+        rows = {Stored.F32: rows.view(np.float32), Stored.F16: rows.view(np.float16)}.get(kind, rows)
     wide = read(kind, rows)
     for some in (3, 8):
         x = np.zeros((some, wide.shape[1]), np.float32)
@@ -202,7 +220,7 @@ def product(kind: Stored, w: tuple[int, ...], x: tuple[int, ...], random: np.ran
     made = Maker()
     w, x = ((*shape[:-1], shape[-1] * times(kind)) for shape in (w, x))
     rows = stored(kind, w, random)
-    of_blocks = "" if kind is Stored.F16 else kind.name.lower()
+    of_blocks = stored_name(kind)
     made.output(made.node("mul_mat", made.weight(rows, of_blocks), made.input(normal(random, *x))))
     return made
 
@@ -250,7 +268,7 @@ def test_weights_may_be_inputs_and_both_sides_views(
 ) -> None:
     """Rows of every other weight from a block on, and activations whose rows lie apart or run across."""
     made = Maker()
-    of_blocks = "" if kind is Stored.F16 else kind.name.lower()
+    of_blocks = stored_name(kind)
     block = 32 * times(kind)
     w = made.input(stored(kind, (50, 4 * block), random), of_blocks)
     part = made.node("slice", w, start=(3, block), stop=(50, 4 * block), step=(2, 1))
@@ -271,7 +289,7 @@ def test_what_follows_a_product_shares_its_step(
 ) -> None:
     """A bias, an activation and a residual, where one matrix serves two."""
     made = Maker()
-    of_blocks = "" if kind is Stored.F16 else kind.name.lower()
+    of_blocks = stored_name(kind)
     k = 64 * times(kind)
     w = made.weight(stored(kind, (2, 40, k), random), of_blocks)
     y = made.node("mul_mat", w, made.input(normal(random, 4, m, k)))

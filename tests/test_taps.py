@@ -587,3 +587,24 @@ def test_cancelling_the_task_that_waits_cancels_the_run_with_asyncio(monkeypatch
         assert task.cancelled() and isinstance(await run.exception(SECONDS), hg.CancelledError)
 
     on_loop("local:", test)
+
+
+@pytest.mark.parametrize("fractions", [{"cpu0": 1.0, "cpu1": 1.0}, {"cpu0": 1.0}])
+def test_products_whose_weights_lie_over_devices_are_observed_whole(
+    monkeypatch: pytest.MonkeyPatch, fractions: dict[str, float]
+) -> None:
+    devices = ("cpu:threads=1", "cpu:threads=1")
+    monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: open_registry(devices))
+    with hg.connect("local:") as session:
+        whole = session.compile(layered(), ["cpu0", "cpu1"])
+        divided = hg.SplitBufferType("cpu0", fractions)
+        plan = session.compile(layered(), ["cpu0", "cpu1"], split={"*/w": divided})
+        expected = {tap.number: tap for tap in whole.submit(x=X, taps="*").taps(SECONDS)}
+        for pause in (False, True):
+            run = plan.submit(x=X, taps="*", pause=pause)
+            found = {tap.number: tap for tap in run.taps(SECONDS)}
+            assert found.keys() == expected.keys()
+            for number, tap in found.items():
+                assert tap.name == expected[number].name
+                assert np.array_equal(tap.value, expected[number].value), tap.name
+            assert np.array_equal(run.result()["y"], whole.run(x=X)["y"])

@@ -12,26 +12,25 @@ from typing import Any
 
 import numpy
 
+from heliograph_proto import k_blocks
+from heliograph_proto.block_bits import fields, half_bytes, halves, packed, unpacked
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.types import DType, DTypeArgument
 from heliograph_proto.types import dtype as dtype_of
 
 Array = Any
 
-#: Blocks that are converted at once, so that temporaries stay small.
-TILE_BLOCKS = 2**12
+#: Elements that are converted at once, so that temporaries stay small.
+TILE_ELEMENTS = 2**17
 
 
 def quantize(array: Array, dtype: DTypeArgument) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]:
     """Floats [.., n] as rows of blocks, uint8 [.., row_bytes].
 
-    Raises InvalidArgumentError for a type that is not quantized or that only dequantizes, for rows that
-    are not whole blocks, and for elements that are not finite or too large for the f16 scale of a block.
+    Raises InvalidArgumentError for a type that is not quantized, for rows that are not whole blocks, and
+    for elements that are not finite or too large for the f16 scale of a block.
     """
     target, values = _quantized(dtype), numpy.asarray(array)
-    if not can_quantize(target):
-        known = ", ".join(_TO_BLOCKS)
-        raise InvalidArgumentError(f"nothing quantizes to {target} here", advice=f"these do: {known}")
     if values.dtype.kind != "f" and values.dtype.name != "bfloat16":
         raise InvalidArgumentError(f"an array of {values.dtype} to {target}; floats needed")
     if not values.ndim or values.shape[-1] % target.block_size:
@@ -60,17 +59,12 @@ def dequantize(rows: Array, dtype: DTypeArgument) -> numpy.ndarray[Any, numpy.dt
     return values
 
 
-def can_quantize(dtype: DType) -> bool:
-    """Whether floats can be converted to this type; every quantized type converts back."""
-    return dtype.name in _TO_BLOCKS
-
-
 def to_blocks(x: Array, dtype: DType, xp: Any = numpy) -> Array:
     """`quantize` unchecked. A block with NaN or infinity has a scale that is not finite."""
     count = x.size // dtype.block_size
     blocks = x.reshape(count, dtype.block_size)
     result = xp.empty((count, dtype.block_bytes), xp.uint8)
-    for part in _tiles(count):
+    for part in _tiles(count, dtype):
         with numpy.errstate(all="ignore"):
             result[part] = _TO_BLOCKS[dtype.name](xp, blocks[part].astype(xp.float32))
     row_bytes = x.shape[-1] // dtype.block_size * dtype.block_bytes
@@ -83,15 +77,16 @@ def from_blocks(rows: Array, dtype: DType, xp: Any = numpy) -> Array:
     count = rows.size // dtype.block_bytes
     blocks = rows.reshape(count, dtype.block_bytes)
     result = xp.empty((count, dtype.block_size), xp.float32)
-    for part in _tiles(count):
+    for part in _tiles(count, dtype):
         # Scales of any bits are data: infinity times 0 is NaN, and no reason for a warning.
         with numpy.errstate(all="ignore"):
             result[part] = _FROM_BLOCKS[dtype.name](xp, blocks[part])
     return result.reshape(*rows.shape[:-1], blocks_in_row * dtype.block_size)
 
 
-def _tiles(count: int) -> list[slice]:
-    return [slice(start, start + TILE_BLOCKS) for start in range(0, count, TILE_BLOCKS)]
+def _tiles(count: int, dtype: DType) -> list[slice]:
+    step = max(1, TILE_ELEMENTS // dtype.block_size)
+    return [slice(start, start + step) for start in range(0, count, step)]
 
 
 def _quantized(dtype: DTypeArgument) -> DType:
@@ -107,48 +102,12 @@ def _quantized(dtype: DTypeArgument) -> DType:
 
 
 def _require_finite_scales(rows: Array, dtype: DType) -> None:
-    scales = 2 if dtype.name.endswith("_0") else 4
-    heads = rows.reshape(rows.size // dtype.block_bytes, dtype.block_bytes)[:, :scales]
-    if not numpy.isfinite(_scales(numpy, heads)).all():
+    heads = rows.reshape(rows.size // dtype.block_bytes, dtype.block_bytes)[:, _HEADS[dtype.name]]
+    if not numpy.isfinite(halves(numpy, heads)).all():
         raise InvalidArgumentError(
             f"elements that {dtype} cannot hold: not finite, or past the range of a block's f16 scale",
             advice="clip them first",
         )
-
-
-# Bits and bytes
-
-
-def _fields(blocks: Array, *sizes: int) -> list[Array]:
-    """The bytes of blocks [n, sum(sizes)], cut into parts."""
-    ends = numpy.cumsum(sizes)
-    return [blocks[:, end - size : end] for size, end in zip(sizes, ends.tolist(), strict=True)]
-
-
-def _scales(xp: Any, field: Array) -> Array:
-    """Bytes [n, 2 k] that are f16, as f32 [n, k]."""
-    return xp.ascontiguousarray(field).view(xp.float16).astype(xp.float32)
-
-
-def _scale_bytes(xp: Any, scale: Array) -> Array:
-    return scale.astype(xp.float16).view(xp.uint8)
-
-
-def _unpacked(xp: Any, packed: Array, width: int, run: int) -> Array:
-    """Bytes [n, m] of 8 / width numbers each, as numbers [n, m * 8 / width].
-
-    Of every `run` bytes first come the lowest bits of each, then the next ones, and so on.
-    """
-    shifts = xp.arange(0, 8, width, dtype=xp.uint8)[:, None]
-    numbers = packed.reshape(len(packed), -1, 1, run) >> shifts
-    return (numbers & xp.uint8(2**width - 1)).reshape(len(packed), -1)
-
-
-def _packed(xp: Any, numbers: Array, width: int, run: int) -> Array:
-    """The inverse of `_unpacked`."""
-    shifts = xp.arange(0, 8, width, dtype=xp.uint8)[:, None]
-    parts = numbers.reshape(len(numbers), -1, 8 // width, run) << shifts
-    return parts.sum(2, dtype=xp.uint8).reshape(len(numbers), -1)
 
 
 # Blocks of 32
@@ -166,12 +125,12 @@ def _to_q8_0(xp: Any, x: Array) -> Array:
     # Halves away from zero; size + 0.5 itself could round up what is just below a half.
     rounded = whole + (size - whole >= xp.float32(0.5))
     quanta = xp.copysign(rounded, scaled).astype(xp.int8)
-    return xp.concatenate([_scale_bytes(xp, scale), quanta.view(xp.uint8)], -1)
+    return xp.concatenate([half_bytes(xp, scale), quanta.view(xp.uint8)], -1)
 
 
 def _from_q8_0(xp: Any, blocks: Array) -> Array:
-    scale, quanta = _fields(blocks, 2, 32)
-    return quanta.astype(xp.int8).astype(xp.float32) * _scales(xp, scale)
+    scale, quanta = fields(blocks, 2, 32)
+    return quanta.astype(xp.int8).astype(xp.float32) * halves(xp, scale)
 
 
 def _to_signed(bits: int) -> Callable[[Any, Array], Array]:
@@ -182,7 +141,7 @@ def _to_signed(bits: int) -> Callable[[Any, Array], Array]:
         place = xp.abs(x).argmax(-1)[:, None]
         scale = xp.take_along_axis(x, place, -1) / xp.float32(-half)
         quanta = _quanta(xp, x * _inverse(xp, scale) + xp.float32(half + 0.5), bits)
-        return xp.concatenate([_scale_bytes(xp, scale), _quanta_bytes(xp, quanta, bits)], -1)
+        return xp.concatenate([half_bytes(xp, scale), _quanta_bytes(xp, quanta, bits)], -1)
 
     return to_blocks
 
@@ -191,8 +150,8 @@ def _from_signed(bits: int) -> Callable[[Any, Array], Array]:
     half = 2 ** (bits - 1)
 
     def from_blocks(xp: Any, blocks: Array) -> Array:
-        scale, rest = _fields(blocks, 2, blocks.shape[-1] - 2)
-        return (_quanta_of(xp, rest, bits).astype(xp.float32) - xp.float32(half)) * _scales(xp, scale)
+        scale, rest = fields(blocks, 2, blocks.shape[-1] - 2)
+        return (_quanta_of(xp, rest, bits).astype(xp.float32) - xp.float32(half)) * halves(xp, scale)
 
     return from_blocks
 
@@ -204,7 +163,7 @@ def _to_unsigned(bits: int) -> Callable[[Any, Array], Array]:
         least = x.min(-1, keepdims=True)
         scale = (x.max(-1, keepdims=True) - least) / xp.float32(2**bits - 1)
         quanta = _quanta(xp, (x - least) * _inverse(xp, scale) + xp.float32(0.5), bits)
-        heads = [_scale_bytes(xp, scale), _scale_bytes(xp, least)]
+        heads = [half_bytes(xp, scale), half_bytes(xp, least)]
         return xp.concatenate([*heads, _quanta_bytes(xp, quanta, bits)], -1)
 
     return to_blocks
@@ -212,8 +171,8 @@ def _to_unsigned(bits: int) -> Callable[[Any, Array], Array]:
 
 def _from_unsigned(bits: int) -> Callable[[Any, Array], Array]:
     def from_blocks(xp: Any, blocks: Array) -> Array:
-        scale, least, rest = _fields(blocks, 2, 2, blocks.shape[-1] - 4)
-        return _quanta_of(xp, rest, bits).astype(xp.float32) * _scales(xp, scale) + _scales(xp, least)
+        scale, least, rest = fields(blocks, 2, 2, blocks.shape[-1] - 4)
+        return _quanta_of(xp, rest, bits).astype(xp.float32) * halves(xp, scale) + halves(xp, least)
 
     return from_blocks
 
@@ -225,62 +184,62 @@ def _quanta(xp: Any, x: Array, bits: int) -> Array:
 
 def _quanta_bytes(xp: Any, quanta: Array, bits: int) -> Array:
     """32 quanta as nibbles; behind the fifth bits, if there are any."""
-    nibbles = _packed(xp, quanta & xp.uint8(15), 4, 16)
+    nibbles = packed(xp, quanta & xp.uint8(15), 4, 16)
     if bits == 4:
         return nibbles
-    return xp.concatenate([_packed(xp, quanta >> xp.uint8(4), 1, 1), nibbles], -1)
+    return xp.concatenate([packed(xp, quanta >> xp.uint8(4), 1, 1), nibbles], -1)
 
 
 def _quanta_of(xp: Any, field: Array, bits: int) -> Array:
     if bits == 4:
-        return _unpacked(xp, field, 4, 16)
-    fifth, nibbles = _fields(field, 4, 16)
-    return _unpacked(xp, nibbles, 4, 16) | (_unpacked(xp, fifth, 1, 1) << xp.uint8(4))
+        return unpacked(xp, field, 4, 16)
+    fifth, nibbles = fields(field, 4, 16)
+    return unpacked(xp, nibbles, 4, 16) | (unpacked(xp, fifth, 1, 1) << xp.uint8(4))
 
 
 # Blocks of 256, of 16 or 8 parts with scales of their own
 
 
 def _from_q2_k(xp: Any, blocks: Array) -> Array:
-    scales, quanta, scale, least = _fields(blocks, 16, 64, 2, 2)
-    factor = _scales(xp, scale) * (scales & xp.uint8(15)).astype(xp.float32)
-    offset = _scales(xp, least) * (scales >> xp.uint8(4)).astype(xp.float32)
-    return _parts(xp, factor, _unpacked(xp, quanta, 2, 32), offset)
+    scales, quanta, scale, least = fields(blocks, 16, 64, 2, 2)
+    factor = halves(xp, scale) * (scales & xp.uint8(15)).astype(xp.float32)
+    offset = halves(xp, least) * (scales >> xp.uint8(4)).astype(xp.float32)
+    return _parts(xp, factor, unpacked(xp, quanta, 2, 32), offset)
 
 
 def _from_q3_k(xp: Any, blocks: Array) -> Array:
-    high, low, scales, scale = _fields(blocks, 32, 64, 12, 2)
-    lower, upper = _fields(scales, 8, 4)
-    part_scales = _unpacked(xp, lower, 4, 8) | (_unpacked(xp, upper, 2, 4) << xp.uint8(4))
-    factor = _scales(xp, scale) * (part_scales.astype(xp.float32) - xp.float32(32))
+    high, low, scales, scale = fields(blocks, 32, 64, 12, 2)
+    lower, upper = fields(scales, 8, 4)
+    part_scales = unpacked(xp, lower, 4, 8) | (unpacked(xp, upper, 2, 4) << xp.uint8(4))
+    factor = halves(xp, scale) * (part_scales.astype(xp.float32) - xp.float32(32))
     # A high bit that is not set takes 4 off.
-    numbers = _unpacked(xp, low, 2, 32) | (_unpacked(xp, high, 1, 32) << xp.uint8(2))
+    numbers = unpacked(xp, low, 2, 32) | (unpacked(xp, high, 1, 32) << xp.uint8(2))
     return _parts(xp, factor, numbers.astype(xp.float32) - xp.float32(4), None)
 
 
 def _from_q4_k(xp: Any, blocks: Array) -> Array:
-    scale, least, scales, quanta = _fields(blocks, 2, 2, 12, 128)
+    scale, least, scales, quanta = fields(blocks, 2, 2, 12, 128)
     factor, offset = _scales_of_eight(xp, scale, least, scales)
-    return _parts(xp, factor, _unpacked(xp, quanta, 4, 32), offset)
+    return _parts(xp, factor, unpacked(xp, quanta, 4, 32), offset)
 
 
 def _from_q5_k(xp: Any, blocks: Array) -> Array:
-    scale, least, scales, fifth, nibbles = _fields(blocks, 2, 2, 12, 32, 128)
+    scale, least, scales, fifth, nibbles = fields(blocks, 2, 2, 12, 32, 128)
     factor, offset = _scales_of_eight(xp, scale, least, scales)
-    numbers = _unpacked(xp, nibbles, 4, 32) | (_unpacked(xp, fifth, 1, 32) << xp.uint8(4))
+    numbers = unpacked(xp, nibbles, 4, 32) | (unpacked(xp, fifth, 1, 32) << xp.uint8(4))
     return _parts(xp, factor, numbers, offset)
 
 
 def _from_q6_k(xp: Any, blocks: Array) -> Array:
-    low, high, scales, scale = _fields(blocks, 128, 64, 16, 2)
-    factor = _scales(xp, scale) * scales.astype(xp.int8).astype(xp.float32)
-    numbers = _unpacked(xp, low, 4, 64) | (_unpacked(xp, high, 2, 32) << xp.uint8(4))
+    low, high, scales, scale = fields(blocks, 128, 64, 16, 2)
+    factor = halves(xp, scale) * scales.astype(xp.int8).astype(xp.float32)
+    numbers = unpacked(xp, low, 4, 64) | (unpacked(xp, high, 2, 32) << xp.uint8(4))
     return _parts(xp, factor, numbers.astype(xp.float32) - xp.float32(32), None)
 
 
 def _scales_of_eight(xp: Any, scale: Array, least: Array, packed: Array) -> tuple[Array, Array]:
     """Scales and offsets of a block's eight parts: 6 bits each, those of the last four cut in two."""
-    first, second, third = _fields(packed, 4, 4, 4)
+    first, second, third = fields(packed, 4, 4, 4)
     found = []
     for head, own, rest in (
         (scale, first, third & xp.uint8(15)),
@@ -288,7 +247,7 @@ def _scales_of_eight(xp: Any, scale: Array, least: Array, packed: Array) -> tupl
     ):
         upper = (own >> xp.uint8(2)) & xp.uint8(0x30)
         numbers = xp.concatenate([own & xp.uint8(63), rest | upper], -1)
-        found.append(_scales(xp, head) * numbers.astype(xp.float32))
+        found.append(halves(xp, head) * numbers.astype(xp.float32))
     return found[0], found[1]
 
 
@@ -306,6 +265,24 @@ _TO_BLOCKS: Mapping[str, Callable[[Any, Array], Array]] = {
     "q5_0": _to_signed(5),
     "q5_1": _to_unsigned(5),
     "q8_0": _to_q8_0,
+    "q2_k": k_blocks.to_q2_k,
+    "q3_k": k_blocks.to_q3_k,
+    "q4_k": k_blocks.to_q4_k,
+    "q5_k": k_blocks.to_q5_k,
+    "q6_k": k_blocks.to_q6_k,
+}
+#: Where the f16 scales of a block are.
+_HEADS: Mapping[str, slice] = {
+    "q4_0": slice(0, 2),
+    "q4_1": slice(0, 4),
+    "q5_0": slice(0, 2),
+    "q5_1": slice(0, 4),
+    "q8_0": slice(0, 2),
+    "q2_k": slice(80, 84),
+    "q3_k": slice(108, 110),
+    "q4_k": slice(0, 4),
+    "q5_k": slice(0, 4),
+    "q6_k": slice(208, 210),
 }
 _FROM_BLOCKS: Mapping[str, Callable[[Any, Array], Array]] = {
     "q4_0": _from_signed(4),

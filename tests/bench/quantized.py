@@ -1,4 +1,4 @@
-"""Matrix products with stored weights on the CPU device, beside ggml's CPU backend on as many threads.
+"""Matrix products with stored weights, one matrix or experts, beside ggml's CPU backend on as many threads.
 
 The two run in turn, so that a drift of the machine meets both; the note has the shortest run of each.
 """
@@ -9,6 +9,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,23 @@ SIDE = 4096
 BARS = {
     "q4_0": {1: 1.5, 128: 1.3},
     "q8_0": {1: 1.5, 128: 1.3},
-    "q4_k": {1: 1.5, 128: 1.3},
+    "q4_1": {1: 2.0, 128: 2.0},
+    "q5_0": {1: 2.0, 128: 2.0},
+    "q5_1": {1: 2.0, 128: 2.0},
+    "q2_k": {1: 2.0, 128: 2.0},
+    "q3_k": {1: 2.0, 128: 2.0},
+    "q4_k": {1: 1.5, 128: 2.0},
+    "q5_k": {1: 2.0, 128: 2.0},
     "q6_k": {1: 1.5, 128: 1.3},
     "f16": {1: 1.5, 128: 1.0},
     "bf16": {1: 1.5, 128: 1.0},
 }
+#: Of products with experts, by the number of tokens: whatever the data type.
+EXPERT_BARS = {1: 1.5, 64: 1.5}
+EXPERT_TYPES = ("f32", "f16", "q8_0", "q4_0", "q4_k")
+EXPERTS, EXPERT_SIDE, USED = 8, 2048, 2
 #: Rounds, and runs of each in one, by the number of rows.
-REPEATS = {1: (12, 10), 128: (6, 2)}
+REPEATS = {1: (12, 10), 64: (8, 3), 128: (6, 2)}
 #: ggml quantizes the activations too.
 TOLERANCE = 5e-4
 
@@ -44,30 +55,68 @@ def figures() -> Iterator[Figure]:
     """Milliseconds a product."""
     device = CpuDevice("quantized")
     try:
-        for name, bars in BARS.items():
-            weights = stored(name)
-            for rows, bar in bars.items():
-                yield _figure(device, name, weights, rows, bar)
+        yield from _products(device)
+        yield from _expert_products(device)
     except ggml.MissingError as error:
         print(f"no figures of quantized products: {error}", file=sys.stderr)
     finally:
         device.close()
 
 
-def stored(name: str) -> ggml.Array:
+def _products(device: CpuDevice) -> Iterator[Figure]:
+    for name, bars in BARS.items():
+        weights = stored(name, (SIDE, SIDE))
+        for rows, bar in bars.items():
+            x = np.random.default_rng(12).standard_normal((rows, SIDE), np.float32)
+            yield _figure(device, f"{name}-{rows}", Product("mul_mat", name, weights, (x,)), bar)
+
+
+def _expert_products(device: CpuDevice) -> Iterator[Figure]:
+    """Each token names two of the experts; one token, or many that name all of them."""
+    for name in EXPERT_TYPES:
+        weights = stored(name, (EXPERTS, EXPERT_SIDE, EXPERT_SIDE))
+        for tokens, bar in EXPERT_BARS.items():
+            random = np.random.default_rng(13)
+            x = random.standard_normal((tokens, 1, EXPERT_SIDE), np.float32)
+            named = [random.permutation(EXPERTS)[:USED] for _ in range(tokens)]
+            product = Product("mul_mat_id", name, weights, (x, np.array(named, np.int32)))
+            yield _figure(device, f"experts-{name}-{tokens}", product, bar)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product to measure: its op, its weights as they are stored, and its other operands."""
+
+    op: str
+    dtype: str
+    weights: ggml.Array
+    inputs: tuple[ggml.Array, ...]
+
+    @property
+    def rows(self) -> int:
+        return len(self.inputs[0])
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        leading = self.inputs[-1].shape if self.op == "mul_mat_id" else self.inputs[0].shape[:-1]
+        return (*leading, self.weights.shape[-2])
+
+
+def stored(name: str, shape: tuple[int, ...]) -> ggml.Array:
     """Normally distributed weights in the form of a data type."""
-    values = np.random.default_rng(11).standard_normal((SIDE, SIDE), np.float32)
+    values = np.random.default_rng(11).standard_normal(shape, np.float32)
     if name == "bf16":
         return np.asarray(bfloat16.to_bits(values))
-    return values.astype(np.float16) if name == "f16" else ggml.quantized(values, name)
+    if name in ggml.NUMPY_TYPES:
+        return values.astype(ggml.NUMPY_TYPES[name])
+    return ggml.quantized(values, name)
 
 
-def _figure(device: CpuDevice, name: str, weights: ggml.Array, rows: int, bar: float) -> Figure:
-    x = np.random.default_rng(12).standard_normal((rows, SIDE), np.float32)
-    rounds, runs = REPEATS[rows]
+def _figure(device: CpuDevice, name: str, product: Product, bar: float) -> Figure:
+    rounds, runs = REPEATS[product.rows]
     ours: list[float] = []
     peer: list[float] = []
-    with Peer(name, weights, x, device.threads) as theirs, _plan(device, name, weights, x) as (run, result):
+    with Peer(product, device.threads) as theirs, _plan(device, product) as (run, result):
         for _ in range(rounds):
             ours += seconds_of(run, runs, warmup=1)
             peer += seconds_of(theirs.compute, runs, warmup=1)
@@ -75,47 +124,46 @@ def _figure(device: CpuDevice, name: str, weights: ggml.Array, rows: int, bar: f
             raise RuntimeError(f"{name}: the products differ")
     shortest = f"shortest {min(ours) * 1e3:.3f} and {min(peer) * 1e3:.3f} ms, {device.threads} threads"
     medians = [statistics.median(found) * 1e3 for found in (ours, peer)]
-    return Figure(f"quantized/{name}-{rows}", *medians, bar, "ms", f"ggml {ggml.version()}", shortest)
+    return Figure(f"quantized/{name}", *medians, bar, "ms", f"ggml {ggml.version()}", shortest)
 
 
 @contextmanager
-def _plan(
-    device: CpuDevice, name: str, weights: ggml.Array, x: ggml.Array
-) -> Iterator[tuple[Callable[[], object], ggml.Array]]:
+def _plan(device: CpuDevice, product: Product) -> Iterator[tuple[Callable[[], object], ggml.Array]]:
     """A run of our plan, and the array that it writes."""
     made = Maker()
-    weight = made.weight(weights, name if name not in ggml.NUMPY_TYPES else "")
-    made.output(made.node("mul_mat", weight, made.input(x)))
-    w, inner, y = (
-        place(device, array, type)
-        for array, type in (
-            (weights, made.type(weight)),
-            (x, None),
-            (np.zeros((len(x), SIDE), np.float32), None),
-        )
-    )
+    name = "" if product.dtype in ggml.NUMPY_TYPES else product.dtype
+    weight = made.weight(product.weights, name)
+    made.output(made.node(product.op, weight, *(made.input(each) for each in product.inputs)))
+    w = place(device, product.weights, made.type(weight))
+    inner = [place(device, each, None) for each in product.inputs]
+    y = place(device, np.zeros(product.result_shape, np.float32), None)
     plan = device.compile(made.graph(), LeafBindings({weight: w}, {}), CompileOptions())
     abort = Abort()
     try:
-        yield lambda: plan.compute([inner], [y], abort), y.array
+        yield lambda: plan.compute(inner, [y], abort), y.array
     finally:
         plan.free()
-        for each in (w, inner, y):
+        for each in (w, *inner, y):
             each.buffer.free()
 
 
 class Peer(ggml.Graph):
     """The same product in ggml, prepared once."""
 
-    def __init__(self, name: str, weights: ggml.Array, x: ggml.Array, threads: int) -> None:
+    def __init__(self, product: Product, threads: int) -> None:
         super().__init__()
-        self._product = self.node(
-            "mul_mat", self.weight(name, (SIDE, SIDE), weights), given := self.input("f32", x.shape)
-        )
-        self._prepared_at = self._prepared([self._product], {given: x}, threads)
+        shape = (*product.weights.shape[:-1], product.inputs[0].shape[-1])
+        given = {self.input(_TYPES[each.dtype.kind], each.shape): each for each in product.inputs}
+        self._product = self.node(product.op, self.weight(product.dtype, shape, product.weights), *given)
+        self._shape = product.result_shape
+        self._prepared_at = self._prepared([self._product], given, threads)
 
     def compute(self) -> None:
         ggml._compute(self._prepared_at)
 
     def result(self) -> Any:
-        return ggml._values_of(self._product).reshape(-1, SIDE)
+        return ggml._values_of(self._product).reshape(self._shape)
+
+
+#: ggml's names of what is not a weight.
+_TYPES = {"f": "f32", "i": "i32"}

@@ -16,7 +16,6 @@ from peers.ggml_compare import compare_recipe
 SEED = 20260822
 #: Quantized types that ggml has too.
 TYPES = tuple(name for name, dtype in DTYPES.items() if dtype.kind == "quantized")
-TO_BLOCKS = tuple(name for name in TYPES if quantization.can_quantize(DTYPES[name]))
 
 
 def rows_of_floats(random: np.random.Generator) -> Iterator[Array]:

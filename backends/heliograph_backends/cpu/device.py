@@ -34,7 +34,6 @@ from heliograph_backends.cpu.stream import CpuStream
 from heliograph_proto.description import Capabilities, DeviceType, Memory, OpRoad
 from heliograph_proto.errors import DeadlineExceededError, InvalidArgumentError, LimitExceededError
 from heliograph_proto.graph import Graph
-from heliograph_proto.quantization import can_quantize
 from heliograph_proto.types import TensorType
 
 logger = logging.getLogger(__name__)
@@ -167,10 +166,6 @@ class CpuDevice(Device):
     def supports_op(
         self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
     ) -> str:
-        target = result.dtype
-        quantizes = target.kind == "quantized" and any(found.dtype.is_float for found in operands)
-        if quantizes and not can_quantize(target):
-            return f"the CPU does not quantize to {target}; quantize it before"
         return ""
 
     def road(

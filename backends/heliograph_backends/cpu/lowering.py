@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy
 
-from heliograph_backends.cpu import attention, moves
+from heliograph_backends.cpu import attention, experts, moves
 from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.instructions import (
     ELEMENTWISE,
@@ -47,7 +47,11 @@ ROW_KERNELS = ("norm", "rms_norm", "l2_norm", "soft_max")
 REDUCTIONS = {"reduce_sum": "sum_rows", "reduce_mean": "mean_rows", "reduce_max": "max_rows"}
 
 #: Ops of any data type whose steps stand in modules of their own.
-APART = {"flash_attn_ext": attention.append, **dict.fromkeys(moves.COPIES | moves.INDEXED, moves.append)}
+APART = {
+    "flash_attn_ext": attention.append,
+    "mul_mat_id": experts.append,
+    **dict.fromkeys(moves.COPIES | moves.INDEXED, moves.append),
+}
 
 #: Matrix products; mul_mat's first operand is the right side, transposed.
 PRODUCTS = frozenset({"matmul", "mul_mat"})
@@ -111,13 +115,16 @@ class Lowering:
         """Whether a group may run beside others. Those with indices may not: the runner looks at all of them
         before any worker begins.
         """
-        return self.is_native(group) and self.graph.nodes[group.last].op not in moves.INDEXED
+        op = self.graph.nodes[group.last].op
+        return self.is_native(group) and op not in moves.INDEXED and op != "mul_mat_id"
 
     def _find_kernel(self, number: int) -> bool:
         node = self.graph.nodes[number]
         if node.op == "flash_attn_ext":
             return self._attends(number)
         plain = self._is_f32[self.leaves + number]
+        if node.op == "mul_mat_id":
+            return plain and experts.has_kernel(*self._around(number))
         if node.op in moves.INDEXED or (node.op in moves.COPIES and not (plain and node.op == "cont")):
             return self._moves(number)
         if not plain:

@@ -221,8 +221,9 @@ class _NativeStep(_Step):
         """The error of an index that names no row, in the definition's words."""
         number = self._numbers[self._bound.failed_step]
         node = self._graph.nodes[number]
-        count = self._graph.type_of(node.operands[0]).shape[-2]
-        message = f"{node.op}: index {self._bound.outside} is not one of {count} rows"
+        *leading, rows, _ = self._graph.type_of(node.operands[0]).shape
+        choices = f"{leading[0]} experts" if node.op == "mul_mat_id" else f"{rows} rows"
+        message = f"{node.op}: index {self._bound.outside} is not one of {choices}"
         return OutOfRangeError(message, origin=self._graph.origin(number))
 
     def abort(self) -> None:

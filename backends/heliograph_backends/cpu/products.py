@@ -23,7 +23,8 @@ def is_stored_product(op: str, types: Sequence[TensorType], weights: Place) -> b
         return False
     found = types[0]
     adjacent = weights.strides[-1] == found.dtype.block_bytes or found.block_shape[-1] <= 1
-    return adjacent and can_cut(*types)
+    # Of f32 whole matrices are packed.
+    return found.dtype is not F32 and adjacent and can_cut(*types)
 
 
 def can_cut(weights: TensorType, activations: TensorType) -> bool:

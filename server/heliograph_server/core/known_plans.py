@@ -222,5 +222,5 @@ def _is_too_much(idle: Mapping[KnownPlan, Mapping[str, int]]) -> bool:
     return (
         len(idle) > MOST_IDLE
         or sum(sum(kept.values()) for kept in idle.values()) > MOST_IDLE_BYTES
-        or sum(one.known.size_bytes for one in idle) > MOST_IDLE_MESSAGES
+        or sum(one.known.kept_bytes for one in idle) > MOST_IDLE_MESSAGES
     )

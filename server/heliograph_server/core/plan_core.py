@@ -16,9 +16,6 @@ from heliograph_server.core.checks import check_leaf, check_weight, overlap, sto
 from heliograph_server.core.handles import (
     NOTHING_BOUND,
     BoundLeaves,
-    Handle,
-    HandleTable,
-    Lane,
     PlanHandle,
     ReservationHandle,
     Storage,
@@ -27,34 +24,22 @@ from heliograph_server.core.handles import (
     layout,
     let_go_of,
 )
+from heliograph_server.core.holdings import Holdings
 from heliograph_server.core.ordering import Entry, wait_for_writers
 from heliograph_server.core.turns import Turns
 
 
-class PlanCore(ABC):
+class PlanCore(Holdings, ABC):
     """What of a session's state plans are made of. The rest is `SessionCore`."""
 
     def __init__(self, limits: Limits) -> None:
-        self.handles = HandleTable(limits)
+        super().__init__(limits)
         #: Why the session ended.
         self.closed: HeliographError | None = None
-        #: Names of variables to their handles; they live as long as the session.
-        self.variables: dict[str, tuple[int, TensorHandle]] = {}
-        self._plans: dict[PlanHandle, None] = {}
-        self._reservations: dict[ReservationHandle, None] = {}
         #: Taken out of the table, to be freed when their runs are over.
         self._to_release: list[PlanHandle | ReservationHandle] = []
-        self._storages: dict[Storage, None] = {}
         #: How many waited so far.
         self._waiters = 0
-
-    @abstractmethod
-    def _release_handles(self, handles: Iterable[Handle]) -> None:
-        """Gives back what handles stood for."""
-
-    @abstractmethod
-    def _open_lane(self, lane: Lane) -> None:
-        """Has a lane made."""
 
     @abstractmethod
     def _settle(self) -> None:

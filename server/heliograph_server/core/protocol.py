@@ -22,7 +22,6 @@ A command passes through these steps:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
@@ -47,7 +46,6 @@ from heliograph_server.core.handles import (
     Storage,
     StreamHandle,
     TensorHandle,
-    let_go_of,
 )
 from heliograph_server.core.memories import FindMemory, plain_memory
 from heliograph_server.core.ordering import (
@@ -64,44 +62,31 @@ from heliograph_server.core.ordering import (
     wait_for_writers,
 )
 from heliograph_server.core.pieces import pieces_of
-from heliograph_server.core.plan_core import PlanCore
 from heliograph_server.core.tasks import (
     AbortWork,
-    CloseLane,
     Deliver,
     Disarm,
     DropRead,
     DropUpload,
     FreeTask,
     Instruction,
-    OpenLane,
     PlaceTask,
     Proceed,
     ReadTask,
-    ReleasePlan,
-    ReleaseReservation,
-    ReleaseStorage,
-    ReleaseTensor,
     Resume,
     RunTask,
     Start,
     WriteTask,
 )
-from heliograph_server.core.transfers import Uploads
-from heliograph_server.core.turns import Turns
+from heliograph_server.core.transfer_core import TransferCore
 
 
-class SessionCore(PlanCore):
+class SessionCore(TransferCore):
     """The state of one session. `devices` are names by priority."""
 
     def __init__(self, limits: Limits, devices: Sequence[str], memory: FindMemory = plain_memory) -> None:
-        self._limits = limits
         super().__init__(limits)
         self._arrivals = Arrivals(self.handles, limits, tuple(devices), self._open_lane, memory)
-        self._uploads = Uploads(limits.in_flight_commands)
-        #: Transfers of reads whose bytes nobody has taken yet.
-        self._reading: set[int] = set()
-        self._lanes: dict[Lane, None] = {}
         #: Commands that were not reported, and those that have not retired, by sequence number.
         self._open: dict[int, Entry] = {}
         self._entries: dict[int, Entry] = {}
@@ -112,8 +97,6 @@ class SessionCore(PlanCore):
         self._taps: list[c.TapPiece] = []
         #: Whether no more commands will come.
         self._is_over = False
-        self._instructions: list[Instruction] = []
-        self._ready: deque[Entry] = deque()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self._open)} commands in flight"
@@ -268,6 +251,9 @@ class SessionCore(PlanCore):
                     earlier += [handle.tail, handle.gate, *handle.runs]
         for one in earlier:
             entry.wait_for(one)
+
+    def _refuse(self, entry: Entry, kind: c.CommandKind, error: HeliographError) -> None:
+        self._arrivals.refuse(entry, kind, error)
 
     # Their turn
 
@@ -442,123 +428,13 @@ class SessionCore(PlanCore):
         if stopped and entry.blockers == 0:
             self._ready.append(entry)
 
-    # Transfers
-
-    def _bind_transfer(self, entry: Entry, kind: c.CommandKind) -> None:
-        """Finds the bytes of a write, or lets it wait for them; keeps the number of a read."""
-        try:
-            match kind:
-                case c.SetTensor(data=None, transfer=transfer):
-                    self._bind_upload(entry, transfer, kind.size_bytes)
-                case c.GetTensor(transfer=transfer) if transfer:
-                    self._bind_read(entry, transfer)
-        except HeliographError as error:
-            self._arrivals.refuse(entry, kind, error.from_command(entry.sequence))
-            entry.task = None
-
-    def _bind_upload(self, entry: Entry, transfer: int, size_bytes: int) -> None:
-        if entry.error is None:
-            self._uploads.check_free(transfer)
-            self._uploads.expect(entry, transfer, size_bytes)
-        elif self._uploads.refuse(transfer, entry.error):
-            self._instructions.append(DropUpload(transfer))
-
-    def _bind_read(self, entry: Entry, transfer: int) -> None:
-        if transfer in self._reading:
-            if entry.error is not None:
-                return
-            raise InvalidArgumentError(f"transfer {transfer} is read by an earlier command")
-        if len(self._reading) >= self._limits.in_flight_commands:
-            raise LimitExceededError("too many reads whose bytes nobody has taken", advice="download them")
-        self._reading.add(transfer)
-        entry.reads_for = transfer
-
-    def read_ended(self, transfer: int) -> None:
-        """The bytes of a read were taken, or nobody wants them: the number is free again."""
-        self._reading.discard(transfer)
-
-    def upload_started(self, transfer: int, size_bytes: int) -> None:
-        """Raises what the upload is to be refused with; a command that waits for it fails with it."""
-        if self.closed is not None:
-            raise self.closed
-        if (refusal := self._uploads.started(transfer, size_bytes)) is not None:
-            self.upload_broke(transfer, refusal)
-            raise refusal
-        self._settle()
-
-    def upload_arrived(self, transfer: int) -> None:
-        """All bytes are staged. Raises why they are not wanted any more, if so."""
-        if self.closed is not None:
-            raise self.closed
-        found = self._uploads.arrived(transfer)
-        if isinstance(found, HeliographError):
-            raise found
-        if found is not None and found.blockers == 0:
-            self._ready.append(found)
-        self._settle()
-
-    def upload_broke(self, transfer: int, error: HeliographError) -> None:
-        """The upload ended before its time; the command that waits for it fails."""
-        entry = self._uploads.broke(transfer, error)
-        if entry is not None:
-            entry.error = entry.error or error
-            if entry.blockers == 0:
-                self._ready.append(entry)
-        self._settle()
-
     # Lanes, and the end
-
-    def _open_lane(self, lane: Lane) -> None:
-        self._lanes[lane] = None
-        self._instructions.append(OpenLane(lane))
-
-    def _close_lanes(self, turns: Turns) -> None:
-        """Of turns that no plan runs by any more."""
-        turns.holders -= 1
-        for lane in turns.lanes if turns.holders == 0 else ():
-            if lane in self._lanes:
-                del self._lanes[lane]
-                self._instructions.append(CloseLane(lane))
 
     def lane_failed(self, lane: Lane, error: HeliographError) -> None:
         """The device could not make the lane: its work fails."""
         # The command that needed the lane first is the one that came last.
         lane.error = error.from_command(self._last_sequence)
         self._lanes.pop(lane, None)
-
-    def _release_handles(self, handles: Iterable[Handle]) -> None:
-        for handle in handles:
-            match handle:
-                case BufferHandle(parts=parts):
-                    self._release_handles(parts)
-                case TensorHandle(storage=Storage() as storage):
-                    storage.tensors -= 1
-                    if handle.is_placed and not self._leave_to_weight(handle, storage):
-                        self._instructions.append(ReleaseTensor(handle))
-                    if storage.tensors == 0:
-                        self._storages.pop(storage, None)
-                        self._instructions.append(ReleaseStorage(storage))
-                case PlanHandle() if handle in self._plans:
-                    del self._plans[handle]
-                    self._instructions.append(ReleasePlan(handle))
-                    self._close_lanes(handle.turns)
-                    let_go_of(handle.bound)
-                    self._release_handles(handle.bound.tensors.values())
-                case ReservationHandle() if handle in self._reservations:
-                    del self._reservations[handle]
-                    self._instructions.append(ReleaseReservation(handle))
-                case StreamHandle(lane=lane) if lane in self._lanes:
-                    del self._lanes[lane]
-                    self._instructions.append(CloseLane(lane))
-
-    @staticmethod
-    def _leave_to_weight(handle: TensorHandle, storage: Storage) -> bool:
-        """Whether the device is to know of a tensor as long as a plan has it as a weight: then that is up to
-        the plan."""
-        heir = storage.frozen_at.get(handle.span)
-        if heir is not None:
-            heir.is_placed = True
-        return heir is not None
 
     def close(self, error: HeliographError) -> None:
         """Everything ends: running work is asked to, the rest fails with this error."""
@@ -570,22 +446,8 @@ class SessionCore(PlanCore):
 
     def release_all(self) -> None:
         """After `close`, once the lanes are quiet: gives everything back."""
-        self._instructions.extend(ReleasePlan(plan) for plan in self._plans)
-        self._instructions.extend(ReleaseReservation(one) for one in self._reservations)
-        tensors = (one for one in self.handles.values() if isinstance(one, TensorHandle) and one.is_placed)
-        self._instructions.extend(map(ReleaseTensor, tensors))
-        self._instructions.extend(ReleaseStorage(storage) for storage in self._storages)
-        self._instructions.extend(CloseLane(lane) for lane in self._lanes)
-        for table in (
-            self._plans,
-            self._reservations,
-            self._storages,
-            self._lanes,
-            self.variables,
-            self._reading,
-        ):
-            table.clear()
-        self.handles.clear()
+        self._release_everything()
+        self._reading.clear()
         self._uploads.clear()
 
 

@@ -115,7 +115,7 @@ def needs_of(
 ) -> dict[Device, Need]:
     """What a graph takes of devices for its intermediate results: of the first one without a schedule."""
     if schedule is None:
-        return {devices[0]: Need().and_split(_blocks(devices[0], ordered(devices[0], graph)[0], options))}
+        return {devices[0]: Need().and_split(_blocks(devices[0], graph, options))}
     found = {devices[one.device]: Need() for one in schedule.splits}
     for place, spans in values_between(graph, schedule, clocks(graph, schedule)).items():
         found[devices[place]] = Need((), plan_between(graph, spans, devices[place].buffer_type).chunk_bytes)
@@ -128,6 +128,6 @@ def needs_of(
 def _blocks(device: Device, graph: Graph, options: CompileOptions) -> tuple[int, ...]:
     """Of an arena in which the plan of a graph lies; none where the device cannot tell."""
     try:
-        return device.estimate(graph, options).arena_bytes
+        return device.estimate(ordered(device, graph)[0], options).arena_bytes
     except UnsupportedError:
         return ()

@@ -171,7 +171,10 @@ def received(session: Session, request: plan_pb2.CompileRequest) -> tuple[Receiv
     bytes the whole request has, which is not written once more to find out."""
     graph = ReceivedGraph(*messages.graph_digest(request.graph), partial(_decode, session, request.graph))
     rest = plan_pb2.CompileRequest(pins=request.pins, bindings=request.bindings, devices=request.devices)
+    rest.row_splits.extend(request.row_splits)
+    rest.taps.extend(request.taps)
     rest.memory_bytes.MergeFrom(request.memory_bytes)
+    rest.buffer_types.MergeFrom(request.buffer_types)
     return graph, graph.size_bytes + rest.ByteSize()
 
 

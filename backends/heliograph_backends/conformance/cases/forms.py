@@ -17,6 +17,7 @@ INTEGERS = ("i32", "i64", "u8", "i8", "i16", "u16", "u32", "u64")
 NUMBERS = (*FLOATS, *INTEGERS)
 PLAIN = (*NUMBERS, "bool")
 QUANTIZED = ("q8_0", "q4_0")
+EVERY_BLOCK = (*QUANTIZED, "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 
 #: Strides in memory and in the graph.
 STRIDES = ("transposed", "spaced", "permute", "slice of permute")

@@ -7,6 +7,7 @@ from itertools import product
 
 from heliograph_backends.conformance.case import OpCase, Operand, t
 from heliograph_backends.conformance.cases.forms import (
+    EVERY_BLOCK,
     FLOATS,
     QUANTIZED,
     STRIDES,
@@ -17,6 +18,7 @@ from heliograph_backends.conformance.cases.forms import (
     laid,
 )
 from heliograph_proto.graph import LeafKind
+from heliograph_proto.types import dtype
 
 WEIGHT = LeafKind.WEIGHT
 #: Data types of two operands of a product.
@@ -60,20 +62,23 @@ def mul_mat(op: str) -> Iterator[OpCase]:
     for (left_name, right_name), kind in product(MIXED, (LeafKind.INPUT, WEIGHT)):
         yield c(op, t(left_name, 19, 33, kind=kind), t(right_name, 5, 33))
         yield c(op, t(left_name, 2, 5, 8, kind=kind), t(right_name, 4, 3, 8))
-    for name in QUANTIZED:
+    for name in EVERY_BLOCK:
         yield from if_allowed(*_blocks(op, name))
 
 
 def _blocks(op: str, name: str) -> Iterator[OpCase]:
+    size = max(32, dtype(name).block_size)
     for kind in (WEIGHT, LeafKind.INPUT):
         yield c(op, t(name, 64, 256, kind=kind), t("f32", 5, 256))
-        yield c(op, t(name, 7, 32, kind=kind), t("f32", 1, 32))
-        yield c(op, t(name, 2, 5, 96, kind=kind), t("f32", 4, 3, 96))
-    yield c(op, t(name, 1, 32, kind=WEIGHT), t("f32", 3, 32))
-    yield c(op, t(name, 131, 544, kind=WEIGHT), t("f32", 33, 544))
-    yield c(op, t(name, 9, 64, kind=WEIGHT), t("f16", 5, 64))
-    yield c(op, t(name, 0, 32, kind=WEIGHT), t("f32", 3, 32))
-    yield from laid(c(op, t(name, 9, 64, kind=WEIGHT), t("f32", 5, 64)), (*STRIDES, *TAKEN), (1,))
+        yield c(op, t(name, 7, size, kind=kind), t("f32", 1, size))
+        yield c(op, t(name, 2, 5, 3 * size, kind=kind), t("f32", 4, 3, 3 * size))
+    yield c(op, t(name, 1, size, kind=WEIGHT), t("f32", 3, size))
+    # More than one slice of k.
+    depth = 17 * 32 if size == 32 else 5 * size
+    yield c(op, t(name, 131, depth, kind=WEIGHT), t("f32", 33, depth))
+    yield c(op, t(name, 9, 2 * size, kind=WEIGHT), t("f16", 5, 2 * size))
+    yield c(op, t(name, 0, size, kind=WEIGHT), t("f32", 3, size))
+    yield from laid(c(op, t(name, 9, 2 * size, kind=WEIGHT), t("f32", 5, 2 * size)), (*STRIDES, *TAKEN), (1,))
 
 
 def mul_mat_id(op: str) -> Iterator[OpCase]:
@@ -92,10 +97,12 @@ def mul_mat_id(op: str) -> Iterator[OpCase]:
         yield _experts(op, "f32", "f32", form, WEIGHT)
     for left, right in MIXED:
         yield _experts(op, left, right, (4, 5, 33, 3, 2, 1), WEIGHT)
-    for name in QUANTIZED:
+    for name in EVERY_BLOCK:
+        size = max(32, dtype(name).block_size)
         yield from if_allowed(
-            _experts(op, name, "f32", (4, 5, 64, 3, 2, 1), WEIGHT),
+            _experts(op, name, "f32", (4, 5, 2 * size, 3, 2, 1), WEIGHT),
             _experts(op, name, "f32", (6, 33, 256, 9, 2, 2), WEIGHT),
+            _experts(op, name, "f32", (16, 70, size, 1, 4, 1), WEIGHT),
         )
 
 

@@ -12,9 +12,10 @@ Importing this package imports no numba.
 Bits do not depend on the number of workers, on how steps are cut into tiles, or on whether an
 elementwise program runs as a step or as the epilogue of a matrix product. The files, bottom up:
 layout (words), stored_types, elements, program (values), geometry (tiles), body, encoding, encoding_rows,
-builder; lanes, atomics, vector_math, operations, space, elementwise, rows, soft_max, row_kernels, rotary,
-packing, matmul_kernel, stored_lanes, stored_matmul, matmul, convert_lanes, stored_rows, moves,
-attention_lanes, attention, heavy, runner (native code); native (compile and cache), memory, bound, workers.
+encoding_experts, builder; lanes, atomics, vector_math, operations, space, elementwise, rows, soft_max,
+row_kernels, rotary, packing, matmul_kernel, stored_lanes, stored_blocks, stored_k_blocks, stored_matmul,
+matmul, experts, convert_lanes, stored_rows, moves, attention_lanes, attention, heavy, runner (native code);
+native (compile and cache), memory, bound, workers.
 """
 
 from .bound import BoundProgram
@@ -26,6 +27,7 @@ from .native import CacheState, Refusal, available, cache_state, find_cache, war
 from .program import (
     Attention,
     Elementwise,
+    Experts,
     Input,
     Instruction,
     Operand,
@@ -47,6 +49,7 @@ __all__ = [
     "Conversion",
     "Elementwise",
     "Encodings",
+    "Experts",
     "Input",
     "Instruction",
     "Operand",

@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from .lanes import F32, F64, I32, I64, element, emitted, intrinsic_function, pointer
+from .lanes import F32, F64, I32, I64, call_address, element, emitted, intrinsic_function, pointer
 
 
 def _word(builder: Any, base: Any, index: Any) -> Any:
@@ -80,6 +80,14 @@ def float_of_bits(builder: Any, bits: Any) -> Any:
     return builder.bitcast(builder.trunc(bits, I32), F32)
 
 
+@emitted(types.void, *[types.int64] * 6)
+def call_block(
+    builder: Any, address: Any, kind: Any, step: Any, block: Any, slots: Any, scratch: Any
+) -> None:
+    """Call `heavy_block`, which is at this address."""
+    call_address(builder, address, kind, step, block, slots, scratch)
+
+
 @emitted(types.int64, types.int64, types.int64)
 def atomic_load(builder: Any, base: Any, index: Any) -> Any:
     """Read a word; what its writer did before is visible (acquire)."""
@@ -96,6 +104,19 @@ def atomic_store(builder: Any, base: Any, index: Any, value: Any) -> None:
 def atomic_add(builder: Any, base: Any, index: Any, amount: Any) -> Any:
     """Add to a word and return what it was (sequentially consistent)."""
     return builder.atomic_rmw("add", _word(builder, base, index), amount, "seq_cst")
+
+
+@emitted(types.int64, types.int64, types.int64, types.int64)
+def atomic_exchange(builder: Any, base: Any, index: Any, value: Any) -> Any:
+    """Write a word and return what it was (sequentially consistent)."""
+    return builder.atomic_rmw("xchg", _word(builder, base, index), value, "seq_cst")
+
+
+@emitted(types.boolean, types.int64, types.int64, types.int64, types.int64)
+def atomic_replace(builder: Any, base: Any, index: Any, old: Any, new: Any) -> Any:
+    """Write a word if it is `old`, and tell whether it was (sequentially consistent)."""
+    found = builder.cmpxchg(_word(builder, base, index), old, new, "seq_cst", "seq_cst")
+    return builder.extract_value(found, 1)
 
 
 @emitted(types.void)

@@ -37,13 +37,15 @@ class BoundProgram:
             self._slots = np.zeros(max(1, program.slots), dtype=np.int64)
         self._pool: WorkerPool | None = None
         self._control = aligned_words(layout.COUNTERS + program.shared_steps * layout.COUNTER_WORDS)
-        self._control[layout.CLOSED] = 1
+        self._control[layout.HEAVY] = self._entries.heavy_block.address
         self._code_at = int(program.code.ctypes.data)
         self._slots_at = int(self._slots.ctypes.data)
         self._control_at = int(self._control.ctypes.data)
         self._scratch = Scratch() if scratch is None else scratch
         self._scratch.require(program.scratch_bytes)
-        self._scratch_at = self._scratch.addresses
+        # Of the leader's block, once there is one for as many workers.
+        self._scratch_at = 0
+        self._reserved = 0
         # Whether the shared steps take longer than it takes to wake a helper.
         self._worth_sharing = program.shared_steps > 0 and program.shared_cost_ns > WAKE_NS
         self.rebind(slots)
@@ -58,29 +60,22 @@ class BoundProgram:
         """Run all steps and return how that ended; helpers are woken when the shared steps are
         worth it. `threads` is the most workers that take part, the calling one among them; 0: all.
 
-        The pool is the same for all runs: a helper of one that comes late, and one of another that comes
-        early, would work in the same scratch. Raises ValueError for another.
+        The pool is the same for all runs. Raises ValueError for another.
         """
         if workers is not None and self._pool not in (None, workers):
             raise ValueError("a program runs on one pool of workers; bind it anew for another")
         self._pool = workers or self._pool
-        if not self._scratch_at:
-            self._reserve(1)
         helpers = 0 if workers is None else workers.helpers
         if threads:
             helpers = min(helpers, threads - 1)
-        if workers is None or helpers == 0 or not self._worth_sharing:
-            return _STATUSES[self._run(0, -1)]
+        if workers is None or not self._worth_sharing:
+            helpers = 0
         self._reserve(helpers + 1)
-        self._entries.open_program(self._control_at, self.program.shared_steps)
-        workers.wake(self, helpers)
-        return _STATUSES[self._run(0, 0)]
-
-    def help(self, worker: int) -> None:
-        """Take part as helper `worker` (1, 2, ...) in the run in progress; harmless when there is
-        none.
-        """
-        self._run(worker, worker)
+        if workers is not None and helpers:
+            self._control[layout.MAILS] = workers.mails_at
+            if self._entries.open_program(self._control_at, self.program.shared_steps, helpers):
+                workers.wake(helpers)
+        return _STATUSES[self._run(helpers)]
 
     def abort(self) -> None:
         """End the run in progress, or else the next, with ABORTED; holds until `clear_abort`."""
@@ -101,10 +96,17 @@ class BoundProgram:
         return int(self._control[layout.FAILED_INDEX])
 
     def _reserve(self, workers: int) -> None:
-        self._scratch.reserve(workers)
+        """Have scratch for so many workers."""
+        if workers > self._reserved:
+            self._scratch.reserve(workers)
+            self._scratch_at = self._scratch.addresses[0]
+            # The scratch makes its table anew when it grows; we keep the one that we name.
+            self._table = self._scratch.table
+            self._control[layout.SCRATCHES] = int(self._table.ctypes.data)
+            self._reserved = workers
 
-    def _run(self, scratch: int, worker: int) -> int:
+    def _run(self, helpers: int) -> int:
         status: int = self._entries.run_program(
-            self._code_at, self._slots_at, self._control_at, self._scratch_at[scratch], worker
+            self._code_at, self._slots_at, self._control_at, self._scratch_at, helpers
         )
         return status

@@ -24,9 +24,10 @@ from .encoding import (
     encode_rotary,
     encode_rows,
 )
+from .encoding_experts import encode_experts
 from .encoding_rows import encode_attention, encode_convert, encode_gather, encode_scatter
 from .layout import COUNTER, PROGRAM_HEADER_WORDS, TOGETHER, WORD_BYTES, Kind
-from .program import AnyOperand, Attention, Elementwise, Operand, Program, Rotation, StoredOperand
+from .program import AnyOperand, Attention, Elementwise, Experts, Operand, Program, Rotation, StoredOperand
 
 #: A step of one tile is taken by another worker than the one beside it only if it takes longer.
 TOGETHER_NS = 20_000.0
@@ -247,6 +248,17 @@ class ProgramBuilder:
         key = (Kind.ATTENTION, outer, rows, form, *strides)
         encoding = self._encodings.find(key, None, lambda: encode_attention(outer, rows, form, operands))
         self._append(encoding, [operand for operand in operands if operand is not None])
+
+    def experts(self, form: Experts, operands: tuple[Operand, Operand, Operand, Operand]) -> None:
+        """Write for each token and each of its ids its row times the transpose of the expert's matrix.
+
+        `operands` are the experts, whose strides cover experts and rows, rows [tokens, own, depth], ids
+        [tokens, used], int32 or int64, and the result [tokens, used, columns], which has contiguous rows. An
+        id outside ends the run.
+        """
+        key = (Kind.EXPERTS, form, *[operand.strides for operand in operands])
+        encoding = self._encodings.find(key, None, lambda: encode_experts(form, operands))
+        self._append(encoding, operands)
 
     @property
     def steps(self) -> int:

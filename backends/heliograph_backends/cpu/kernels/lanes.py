@@ -22,7 +22,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from llvmlite import binding, ir
-from numba import njit, types
+from numba import cfunc, njit, types
 from numba.core import cgutils, config
 from numba.extending import intrinsic
 
@@ -37,6 +37,7 @@ MASK = ir.VectorType(ir.IntType(1), LANES)
 Function = TypeVar("Function", bound=Callable[..., Any])
 # Untyped on purpose: how much of numba is typed differs between its versions.
 _njit: Any = njit
+_cfunc: Any = cfunc
 _get_or_insert: Any = cgutils.get_or_insert_function
 _alloca_once: Any = cgutils.alloca_once
 
@@ -74,6 +75,34 @@ def jit_entry(function: Function) -> Function:
     compiled: Function = _njit(nogil=True, error_model="numpy", cache=_disk_cache)(function)
     compiled_names.add(function.__name__)
     return compiled
+
+
+class ByAddress:
+    """A function of int64 that compiled code calls by its address: it is compiled once and by itself, where
+    a `jit` function is optimised again with each function around it.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+        self._arguments = len(inspect.signature(function).parameters)
+        self._compiled: Any = None
+
+    def compile(self) -> None:
+        """Compile it, or load it from the disk cache."""
+        if self._compiled is None:
+            signature = types.void(*[types.int64] * self._arguments)
+            self._compiled = _cfunc(signature, error_model="numpy", cache=_disk_cache)(self._function)
+
+    @property
+    def address(self) -> int:
+        """Where its code is, once it was compiled."""
+        return int(self._compiled.address)
+
+
+def call_address(builder: ir.IRBuilder, address: ir.Value, *arguments: ir.Value) -> None:
+    """Call a function of int64 that `ByAddress` compiled."""
+    kind = ir.FunctionType(ir.VoidType(), [I64] * len(arguments))
+    builder.call(builder.inttoptr(address, kind.as_pointer()), arguments)
 
 
 def emitted(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -136,6 +136,29 @@ RESCALED: Final = 4
 TOTAL: Final = 8
 STATE_BYTES: Final = 16
 
+# Products with experts: four operands, then these words. The outer axis of weights are experts, that of rows
+# and of the result tokens; rows of ids are tokens.
+EXPERT_WEIGHTS: Final = STEP_HEADER_WORDS
+EXPERT_ROWS: Final = EXPERT_WEIGHTS + OPERAND_WORDS
+EXPERT_IDS: Final = EXPERT_ROWS + OPERAND_WORDS
+EXPERT_RESULT: Final = EXPERT_IDS + OPERAND_WORDS
+EXPERT_FORM: Final = EXPERT_RESULT + OPERAND_WORDS  # how weights are stored, see `stored_types`
+EXPERT_BLOCK: Final = EXPERT_FORM + 1  # values of k in a block
+EXPERT_BLOCK_BYTES: Final = EXPERT_FORM + 2
+EXPERT_COUNT: Final = EXPERT_FORM + 3
+EXPERT_DEPTH: Final = EXPERT_FORM + 4
+EXPERT_TOKENS: Final = EXPERT_FORM + 5
+EXPERT_USED: Final = EXPERT_FORM + 6  # ids of a token
+EXPERT_OWN: Final = EXPERT_FORM + 7  # rows of a token, which its ids use in turn
+EXPERT_ID_BYTES: Final = EXPERT_FORM + 8
+EXPERT_BY_ID: Final = EXPERT_FORM + 9  # whether blocks belong to ids, not to experts
+EXPERT_ROWS_AT_ONCE: Final = EXPERT_FORM + 10
+EXPERT_PRODUCT_AT: Final = EXPERT_FORM + 11  # in the scratch, as the next
+EXPERT_LEFT_AT: Final = EXPERT_FORM + 12
+EXPERT_PANELS_AT: Final = EXPERT_FORM + 13
+# Values of k for which a weight is unpacked at once.
+UNPACKED_DEPTH: Final = 1024
+
 # Elementwise body: at STEP_HEADER_WORDS of an elementwise step, at EPILOGUE of a matrix product.
 # After it come the operands (one ACCESS word behind each), the constants (one word each) and the
 # instructions.
@@ -181,15 +204,34 @@ STRIP_GAP_BYTES: Final = 64
 ABORT: Final = 0
 STATUS: Final = 8
 FAILED_STEP: Final = 9
+HEAVY: Final = 11  # the address of `heavy_block`
 FAILED_INDEX: Final = 10  # of a step that names rows: the index that is outside
-INSIDE: Final = 16
-CLOSED: Final = 24
+MAILS: Final = 16  # the address of a table of the helpers' mails, and of one of all workers' scratch
+SCRATCHES: Final = 17
 PROGRESS: Final = 32  # number of shared steps opened so far
 COUNTERS: Final = 40
 CLAIMED: Final = 0
 DONE: Final = 8
 COUNTER_WORDS: Final = 16
 FINISHED: Final = 1 << 62  # value of PROGRESS after the last step
+
+# A helper's mail: what it is to do, and how it is.
+MAIL_STATE: Final = 0
+MAIL_BEFORE: Final = 1  # how it was when a program was posted
+MAIL_CODE: Final = 2
+MAIL_SLOTS: Final = 3
+MAIL_CONTROL: Final = 4
+MAIL_SCRATCH: Final = 5
+MAIL_WORDS: Final = 16
+
+
+class Mail(IntEnum):
+    """How a helper is."""
+
+    PARKED = 0  # its thread sleeps, or is on its way
+    WAITING = 1  # it looks for a program
+    POSTED = 2  # there is one, which it has not seen yet
+    TAKEN = 3  # it is inside that program
 
 
 class Kind(IntEnum):
@@ -209,6 +251,7 @@ class Kind(IntEnum):
     GATHER = 11
     SCATTER = 12
     ATTENTION = 13
+    EXPERTS = 14
 
 
 class Status(IntEnum):

@@ -35,6 +35,8 @@ class Scratch:
         self._blocks: list[NDArray[np.uint8]] = []
         self.addresses: list[int] = []
         """Of each worker's block, leader first."""
+        self.table = aligned_words(0)
+        """The same as words; a new array when there are more."""
 
     def require(self, size: int) -> None:
         """Make blocks at least `size` bytes; before the first run."""
@@ -48,6 +50,8 @@ class Scratch:
         while len(self._blocks) < workers:
             self._blocks.append(aligned_bytes(self._size))
             self.addresses.append(int(self._blocks[-1].ctypes.data))
+        if len(self.table) < len(self.addresses):
+            self.table = np.array(self.addresses, np.int64)
 
 
 def packed_bytes(depth: int, columns: int) -> int:

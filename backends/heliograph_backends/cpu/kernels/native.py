@@ -150,7 +150,7 @@ def _announce(cache: CacheState) -> None:
         logger.warning("CPU kernels are not kept on disk: %s", cache.refusal.value)
     if cache.folder is None or not any(cache.folder.rglob("*.nbi")):
         logger.info(
-            "compiling the CPU kernels: about 20 seconds, once per machine and version; "
+            "compiling the CPU kernels: about half a minute, once per machine and version; "
             "`heliograph warmup` does it beforehand"
         )
 
@@ -169,6 +169,8 @@ def _compile(folder: Path | None, progress: Progress | None) -> tuple[Any, int]:
         runner = importlib.import_module(".runner", __package__)
         watch = _watch(lanes.compiled_names, progress)
         with event.install_listener("numba:compile", watch):
+            for function in runner.BY_ADDRESS:
+                function.compile()
             for entry, arguments in runner.ENTRIES.items():
                 entry.compile(arguments)
     finally:

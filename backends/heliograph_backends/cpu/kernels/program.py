@@ -94,6 +94,22 @@ class Elementwise(NamedTuple):
     instructions: tuple[Instruction, ...]
 
 
+class Experts(NamedTuple):
+    """The sizes of a product with experts."""
+
+    kind: Stored
+    """How the experts are stored."""
+    experts: int
+    columns: int
+    depth: int
+    tokens: int
+    used: int
+    """Ids of a token."""
+    own: int
+    """Rows of a token, which its ids use in turn."""
+    id_bytes: int
+
+
 class Rotation(NamedTuple):
     """How the pairs of each head turn with the position, in radians."""
 

@@ -8,10 +8,10 @@ look at PROGRESS alone and never run ahead: a helper that comes late finds steps
 claimed, and does nothing. So tiny steps cost no traffic between cores, and a step's tiles see
 everything that earlier sets wrote.
 
-A helper may wake after the run has ended, when the program is being prepared for its next run. It
-therefore enters (INSIDE += 1), looks whether the program is CLOSED, and leaves if so. The leader
-closes at its end and waits until nobody is inside; both sides use one total order, so either the
-helper sees CLOSED or the leader sees it INSIDE.
+A program reaches its helpers by mail, without Python: the leader posts it at the start of the run, and
+takes it back at the end from those who have not seen it. It waits for those who are inside, so nobody
+touches a program, or its memory, when its run is over. A helper that has nothing to do looks for more for
+about a hundred microseconds before its thread sleeps: waking that takes as long as a small product.
 
 Tiles are fixed by shapes, and each element is computed by one worker in one order: bits do not
 depend on who claims what.
@@ -23,8 +23,11 @@ from numba import types
 
 from .atomics import (
     atomic_add,
+    atomic_exchange,
     atomic_load,
+    atomic_replace,
     atomic_store,
+    call_block,
     finish_streaming,
     pause,
     set_word,
@@ -32,6 +35,7 @@ from .atomics import (
     yield_core,
 )
 from .elementwise import elementwise_block
+from .experts import names_no_expert
 from .heavy import heavy_block
 from .lanes import jit, jit_entry, jit_inline
 from .layout import (
@@ -39,17 +43,24 @@ from .layout import (
     BLOCKS,
     BLOCKS_PER_TILE,
     CLAIMED,
-    CLOSED,
     COUNTER,
     COUNTER_WORDS,
     COUNTERS,
     DONE,
     FAILED_STEP,
     FINISHED,
-    INSIDE,
+    HEAVY,
     KIND,
+    MAIL_BEFORE,
+    MAIL_CODE,
+    MAIL_CONTROL,
+    MAIL_SCRATCH,
+    MAIL_SLOTS,
+    MAIL_STATE,
+    MAILS,
     PROGRAM_HEADER_WORDS,
     PROGRESS,
+    SCRATCHES,
     STATUS,
     STEP_COUNT,
     STEP_WORDS,
@@ -57,6 +68,7 @@ from .layout import (
     TILES,
     TOGETHER,
     Kind,
+    Mail,
     Status,
 )
 from .moves import has_outside
@@ -68,19 +80,24 @@ OK, ABORTED = int(Status.OK), int(Status.ABORTED)
 INVALID, OUTSIDE = int(Status.INVALID), int(Status.OUTSIDE)
 ELEMENTWISE, MATMUL, ROTARY = int(Kind.ELEMENTWISE), int(Kind.MATMUL), int(Kind.ROTARY)
 CONVERT, GATHER, SCATTER = int(Kind.CONVERT), int(Kind.GATHER), int(Kind.SCATTER)
+EXPERTS = int(Kind.EXPERTS)
 LAST_KIND = int(max(Kind))
+PARKED, WAITING, POSTED, TAKEN = (int(each) for each in Mail)
 SPINS_BEFORE_YIELD = 4096
+# Looks for more work: those with a pause between them, and all.
+SPINS_BEFORE_GIVING_WAY = 1024
+LOOKS = 1280
 
 
 @jit_inline
-def run_tile(step: int, tile: int, slots: int, scratch: int) -> None:
+def run_tile(step: int, tile: int, slots: int, control: int, scratch: int) -> None:
     """Run the blocks of one tile."""
     kind, per_tile = word(step, KIND), word(step, BLOCKS_PER_TILE)
     for block in range(tile * per_tile, min((tile + 1) * per_tile, word(step, BLOCKS))):
         if kind == ELEMENTWISE:
             elementwise_block(step, block, slots, scratch)
         elif kind == MATMUL or kind >= CONVERT:
-            heavy_block(kind, step, block, slots, scratch)
+            call_block(word(control, HEAVY), kind, step, block, slots, scratch)
         elif kind == ROTARY:
             rotary_block(step, block, slots, scratch)
         else:
@@ -106,18 +123,6 @@ def wait_for(base: int, index: int, value: int) -> int:
     return seen
 
 
-@jit
-def wait_until_empty(control: int) -> None:
-    """Wait until no helper is inside the program."""
-    spins = 0
-    while atomic_load(control, INSIDE) != 0:
-        spins += 1
-        if spins < SPINS_BEFORE_YIELD:
-            pause()
-        else:
-            yield_core()
-
-
 @jit_inline
 def claim_tiles(step: int, slots: int, control: int, scratch: int) -> None:
     """Claim and run tiles of a shared step until none is left. After an abort tiles are claimed but
@@ -128,7 +133,7 @@ def claim_tiles(step: int, slots: int, control: int, scratch: int) -> None:
     tile = atomic_add(counter, CLAIMED, 1)
     while tile < tiles:
         if atomic_load(control, ABORT) == 0:
-            run_tile(step, tile, slots, scratch)
+            run_tile(step, tile, slots, control, scratch)
         atomic_add(counter, DONE, 1)
         tile = atomic_add(counter, CLAIMED, 1)
 
@@ -149,7 +154,7 @@ def run_alone(step: int, slots: int, control: int, scratch: int) -> None:
     for tile in range(word(step, TILES)):
         if atomic_load(control, ABORT) != 0:
             break
-        run_tile(step, tile, slots, scratch)
+        run_tile(step, tile, slots, control, scratch)
 
 
 @jit_inline
@@ -168,6 +173,9 @@ def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int
             first = step
         # Steps that name rows are sets by themselves, so nobody has begun with them yet.
         if kind in (GATHER, SCATTER) and has_outside(kind, step, slots, control, scratch):
+            atomic_store(control, FAILED_STEP, number)
+            return OUTSIDE
+        if kind == EXPERTS and names_no_expert(step, slots, control):
             atomic_store(control, FAILED_STEP, number)
             return OUTSIDE
         if begins and word(step, TOGETHER) >> 1 > opened:
@@ -205,37 +213,81 @@ def help_along(code: int, slots: int, control: int, scratch: int) -> None:
         step += 8 * word(step, STEP_WORDS)
 
 
-@jit_entry
-def run_program(code: int, slots: int, control: int, scratch: int, worker: int) -> int:
-    """Run an encoded program: worker 0 leads with helpers, -1 leads alone, others help. All but
-    `worker` are addresses.
+@jit
+def post(code: int, slots: int, control: int, helpers: int) -> None:
+    """Send a program to its helpers."""
+    for helper in range(helpers):
+        mail = word(word(control, MAILS), helper)
+        set_word(mail, MAIL_CODE, code)
+        set_word(mail, MAIL_SLOTS, slots)
+        set_word(mail, MAIL_CONTROL, control)
+        set_word(mail, MAIL_SCRATCH, word(word(control, SCRATCHES), helper + 1))
+        set_word(mail, MAIL_BEFORE, atomic_exchange(mail, MAIL_STATE, POSTED))
 
-    Returns the status to the leader, and OK to a helper.
+
+@jit
+def take_back(control: int, helpers: int) -> None:
+    """Take a program back from its helpers, and wait for those who are inside."""
+    for helper in range(helpers):
+        mail = word(word(control, MAILS), helper)
+        if not atomic_replace(mail, MAIL_STATE, POSTED, word(mail, MAIL_BEFORE)):
+            spins = 0
+            while atomic_load(mail, MAIL_STATE) == TAKEN:
+                spins += 1
+                if spins < SPINS_BEFORE_YIELD:
+                    pause()
+                else:
+                    yield_core()
+
+
+@jit_entry
+def run_program(code: int, slots: int, control: int, scratch: int, helpers: int) -> int:
+    """Lead a run of an encoded program with so many helpers, and return its status; all but `helpers` are
+    addresses.
     """
-    if worker > 0:
-        atomic_add(control, INSIDE, 1)
-        if atomic_load(control, CLOSED) == 0:
-            help_along(code, slots, control, scratch)
-        atomic_add(control, INSIDE, -1)
-        return OK
-    status = lead(code, slots, control, scratch, worker == 0)
+    post(code, slots, control, helpers)
+    status = lead(code, slots, control, scratch, helpers > 0)
     atomic_store(control, STATUS, status)
-    if worker == 0:
-        atomic_store(control, CLOSED, 1)
-        atomic_store(control, PROGRESS, FINISHED)
-        wait_until_empty(control)
+    atomic_store(control, PROGRESS, FINISHED)
+    take_back(control, helpers)
     return status
 
 
 @jit_entry
-def open_program(control: int, shared_steps: int) -> None:
-    """Make a program ready for helpers; nobody is inside. The last store publishes all that was
-    written before.
+def serve(mail: int) -> None:
+    """Help with what is posted to a mail, until nothing was for a while; then the helper is parked."""
+    looks = 0
+    while True:
+        state = atomic_load(mail, MAIL_STATE)
+        if state == POSTED and atomic_replace(mail, MAIL_STATE, POSTED, TAKEN):
+            control = word(mail, MAIL_CONTROL)
+            help_along(word(mail, MAIL_CODE), word(mail, MAIL_SLOTS), control, word(mail, MAIL_SCRATCH))
+            atomic_store(mail, MAIL_STATE, WAITING)
+            looks = 0
+        elif state == PARKED:
+            atomic_replace(mail, MAIL_STATE, PARKED, WAITING)
+        elif looks >= LOOKS and atomic_replace(mail, MAIL_STATE, WAITING, PARKED):
+            return
+        looks += 1
+        if looks < SPINS_BEFORE_GIVING_WAY:
+            pause()
+        else:
+            yield_core()
+
+
+@jit_entry
+def open_program(control: int, shared_steps: int, helpers: int) -> int:
+    """Make a program ready for helpers, and return how many of them are parked; nobody is inside. Posting it
+    publishes all that was written before.
     """
     for index in range(COUNTERS, COUNTERS + shared_steps * COUNTER_WORDS):
         set_word(control, index, 0)
     set_word(control, PROGRESS, 0)
-    atomic_store(control, CLOSED, 0)
+    parked = 0
+    for helper in range(helpers):
+        if atomic_load(word(word(control, MAILS), helper), MAIL_STATE) == PARKED:
+            parked += 1
+    return parked
 
 
 @jit_entry
@@ -252,8 +304,11 @@ def pack_matrix(
     pack_panels(target, panel_bytes, source, row_step, column_step, depth, columns)
 
 
+#: What is called by its address, and the functions that Python calls.
+BY_ADDRESS = (heavy_block,)
 ENTRIES = {
     run_program: (types.int64,) * 5,
-    open_program: (types.int64,) * 2,
+    serve: (types.int64,),
+    open_program: (types.int64,) * 3,
     pack_matrix: (types.int64,) * 7,
 }

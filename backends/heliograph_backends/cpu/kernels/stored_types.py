@@ -18,6 +18,13 @@ class Stored(IntEnum):
     Q4_0 = 5
     Q4_K = 6
     Q6_K = 7
+    Q4_1 = 8
+    Q5_0 = 9
+    Q5_1 = 10
+    Q2_K = 11
+    Q3_K = 12
+    Q5_K = 13
+    F32 = 14
 
 
 class Form(NamedTuple):
@@ -31,10 +38,17 @@ class Form(NamedTuple):
 
 
 FORMS: Final = {
-    Stored.F16: Form(1, 2, 8),
-    Stored.BF16: Form(1, 2, 8),
+    Stored.F16: Form(1, 2, 32),
+    Stored.BF16: Form(1, 2, 32),
     Stored.Q8_0: Form(32, 34, 32),
     Stored.Q4_0: Form(32, 18, 32),
     Stored.Q4_K: Form(256, 144, 64),
-    Stored.Q6_K: Form(256, 210, 32),
+    Stored.Q6_K: Form(256, 210, 128),
+    Stored.Q4_1: Form(32, 20, 32),
+    Stored.Q5_0: Form(32, 22, 32),
+    Stored.Q5_1: Form(32, 24, 32),
+    Stored.Q2_K: Form(256, 84, 128),
+    Stored.Q3_K: Form(256, 110, 128),
+    Stored.Q5_K: Form(256, 176, 64),
+    Stored.F32: Form(1, 4, 16),
 }

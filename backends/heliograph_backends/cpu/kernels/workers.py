@@ -1,61 +1,56 @@
 """Helper threads that join a run.
 
-Each helper is parked on its own lock, used as a binary semaphore: waking one is a release, which
-costs a microsecond. The thread that calls `BoundProgram.run` is worker 0. A helper that is still on
-its way when the run ends finds it closed.
+A helper that has nothing to do looks into its mail for a while, in native code; then its thread is parked
+on a lock of its own, used as a binary semaphore: waking it is a release, which costs a microsecond, and
+some thirty until it is there. A run wakes those that are parked and posts the program to all. The thread
+that calls `BoundProgram.run` is worker 0. A helper that is on its way when the run ends finds nothing.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .bound import BoundProgram
+import numpy as np
+
+from . import layout, native
+from .layout import Mail
+from .memory import aligned_words
 
 
 class _Helper:
-    """One parked thread and the program that it shall help with."""
+    """One thread and its mail."""
 
     def __init__(self, worker: int) -> None:
-        self.worker = worker
+        self._mail = aligned_words(layout.MAIL_WORDS)
+        self.mail_at = int(self._mail.ctypes.data)
         self._wake = threading.Lock()
         self._wake.acquire()
-        self._program: BoundProgram | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"heliograph-kernel-{worker}", daemon=True)
         self._thread.start()
 
-    def wake(self, program: BoundProgram) -> None:
-        self._program = program
-        self._release()
+    @property
+    def parked(self) -> bool:
+        return int(self._mail[layout.MAIL_STATE]) == Mail.PARKED
 
-    def close(self) -> None:
-        self._closing = True
-        self._release()
-        self._thread.join()
-
-    def _release(self) -> None:
-        """Wake the thread; one that was woken already and did not look yet will see the newest
-        program.
-        """
+    def wake(self) -> None:
+        """Wake the thread; one that was woken already and did not look yet will look once."""
         try:
             self._wake.release()
         except RuntimeError:
             pass
+
+    def close(self) -> None:
+        self._closing = True
+        self.wake()
+        self._thread.join()
 
     def _run(self) -> None:
         while True:
             self._wake.acquire()
             if self._closing:
                 return
-            self._help()
-
-    def _help(self) -> None:
-        """Join the newest program. Missing one is harmless: its leader does what nobody claims."""
-        program, self._program = self._program, None
-        if program is not None:
-            program.help(self.worker)
+            native.entries().serve(self.mail_at)
 
 
 class WorkerPool:
@@ -72,6 +67,11 @@ class WorkerPool:
         """Number of helper threads."""
         return len(self._helpers)
 
+    @property
+    def parked(self) -> int:
+        """Number of helper threads that sleep, or are on their way."""
+        return sum(helper.parked for helper in self._helpers)
+
     def resize(self, threads: int) -> None:
         """Have as many workers from now on; not during a run. What was bound before runs on them too.
 
@@ -79,16 +79,21 @@ class WorkerPool:
         """
         if threads < 1:
             raise ValueError(f"{threads} threads: a pool has at least the calling one")
-        for helper in self._helpers[threads - 1 :]:
-            helper.close()
-        del self._helpers[threads - 1 :]
-        while len(self._helpers) < threads - 1:
-            self._helpers.append(_Helper(len(self._helpers) + 1))
+        try:
+            for helper in self._helpers[threads - 1 :]:
+                helper.close()
+            del self._helpers[threads - 1 :]
+            while len(self._helpers) < threads - 1:
+                self._helpers.append(_Helper(len(self._helpers) + 1))
+        finally:
+            self._table = np.array([helper.mail_at for helper in self._helpers], np.int64)
+            self.mails_at = int(self._table.ctypes.data)
 
-    def wake(self, program: BoundProgram, helpers: int) -> None:
-        """Send the first `helpers` of them to a program whose run begins."""
+    def wake(self, helpers: int) -> None:
+        """Wake those of the first `helpers` that are parked, for a run that begins."""
         for helper in self._helpers[:helpers]:
-            helper.wake(program)
+            if helper.parked:
+                helper.wake()
 
     def close(self) -> None:
         """End the helper threads and wait for them; not during a run."""
