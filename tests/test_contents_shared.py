@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from content_clients import ALICE, BOB, Brought, content, free_bytes, host_with
 
@@ -15,6 +19,7 @@ from heliograph_proto.errors import (
     ProtocolError,
 )
 from heliograph_server.core import tenant_contents
+from heliograph_server.core.runtime import Host
 from heliograph_server.core.store import ContentStore
 
 ONE, TWO = content(1), content(2)
@@ -185,3 +190,32 @@ def test_a_closed_store_keeps_nothing() -> None:
     store.close()
     store.close()
     assert store.kept_bytes == 0 and store.received_bytes((ALICE, digest_of(ONE))) == 0
+
+
+def test_sessions_that_come_compile_and_go_at_once_lose_nothing() -> None:
+    """Several threads, two tenants, few contents: whatever they do, each plan has its weight, and at the end
+    all memory is free."""
+
+    def live(seed: int, host: Host) -> None:
+        rng = random.Random(seed)
+        for _ in range(15):
+            client = Brought(host, rng.choice((ALICE, BOB)))
+            for _ in range(4):
+                data = content(rng.randrange(3))
+                if client.is_missing(data) and rng.random() < 0.2:
+                    client.upload(data, until=1000)
+                elif start := client.received(data):
+                    with contextlib.suppress(ContentMismatchError):
+                        client.upload(data, start=start)
+                elif client.is_missing(data):
+                    client.upload(data)
+                else:
+                    client.compile(data)
+            client.leave(broken=rng.random() < 0.3)
+
+    with host_with() as host, ThreadPoolExecutor(4) as threads:
+        for seed, done in [(seed, threads.submit(live, seed, host)) for seed in range(4)]:
+            try:
+                done.result(60)
+            except Exception as error:
+                raise AssertionError(f"seed {seed}: {error!r}") from error
