@@ -11,7 +11,8 @@ import numpy as np
 
 from heliograph_backends.contract import Abort, Arena, CompileOptions, Device, LeafBindings, Plan, Tensor
 from heliograph_backends.cpu import CpuDevice
-from heliograph_proto.graph import DIGEST_BYTES, Graph, Leaf, LeafKind, Node, Output, validate
+from heliograph_proto.digests import DIGEST_BYTES
+from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output, validate
 from heliograph_proto.limits import Limits
 from heliograph_proto.ops import infer
 from heliograph_proto.types import TensorType, dtype

@@ -31,6 +31,15 @@ class DaemonUrls:
     unix: str
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The tests are a tenant of their own, and leave the user's file alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.delenv("HELIOGRAPH_TENANT", raising=False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[DaemonUrls]:
     """A daemon in a process of its own, on a free port and a unix socket, with two threads."""

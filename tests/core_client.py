@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from heliograph_backends.contract import CompileOptions, Device
 from heliograph_backends.registry import Registry
 from heliograph_proto import commands as c
 from heliograph_proto.description import PlanInfo
+from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.graph import Graph
 from heliograph_proto.limits import Limits
@@ -119,7 +119,7 @@ class CoreClient:
 
     def upload(self, data: bytes) -> bytes:
         """A content of the session; its digest."""
-        digest = hashlib.sha256(data).digest()
+        digest = digest_of(data)
         receiver = self.session.begin_upload(digest, len(data))
         receiver.write(0, data)
         receiver.finish()

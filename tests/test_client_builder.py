@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 import heliograph as hg
+from heliograph_proto.digests import digest_of
 from heliograph_proto.graph import validate
 from heliograph_proto.limits import Limits
 
@@ -87,7 +87,7 @@ def test_a_weight_is_not_copied_and_is_hashed_once(g: hg.Graph) -> None:
     g.weight("w", array)
     ((digest, kept),) = g.weights().items()
     assert np.shares_memory(kept, array)
-    assert digest == hashlib.sha256(array.tobytes()).digest()
+    assert digest == digest_of(array.tobytes())
     array[:] = 0
     assert list(g.weights()) == [digest]
 

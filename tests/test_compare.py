@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from heliograph.cli import main
 from heliograph.cli.compare import node_progress
 from heliograph_backends.contract import Device
 from heliograph_backends.registry import open_registry
+from heliograph_proto.digests import digest_of
 from heliograph_proto.graph import LeafKind
 from heliograph_proto.types import DTYPES
 from heliograph_server.core.runtime import Host
@@ -297,7 +297,7 @@ def test_a_graph_without_its_variables_computes_the_same(seed: int) -> None:
     """And its units, one after another, as well: random graphs, with assignments and views before them."""
     made = RandomGraph(seed)
     leaves = [
-        replace(leaf, digest=hashlib.sha256(array.tobytes()).digest() if leaf.digest else b"")
+        replace(leaf, digest=digest_of(array.tobytes()) if leaf.digest else b"")
         for leaf, array in zip(made.leaves, made.arrays, strict=True)
     ]
     frozen = replace(made.graph(), leaves=tuple(leaves))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import tracemalloc
@@ -15,6 +14,7 @@ import pytest
 import heliograph as hg
 from heliograph._thaw import thaw
 from heliograph_proto import graph as contract
+from heliograph_proto.digests import digest_of
 from heliograph_proto.graph import Leaf, LeafKind, Output
 from heliograph_proto.types import DTYPES, DType, TensorType
 
@@ -117,7 +117,7 @@ def test_weights_of_every_type_come_back_byte_by_byte(dtype: DType, path: Path) 
     type_ = TensorType(dtype, (2, 3, 2 * dtype.block_size))
     content = np.random.default_rng(SEED).integers(0, 2, type_.nbytes, np.uint8)
     array = content.view(dtype.storage).reshape(type_.storage_shape)
-    leaf = Leaf(LeafKind.WEIGHT, "w", type_, hashlib.sha256(content.tobytes()).digest())
+    leaf = Leaf(LeafKind.WEIGHT, "w", type_, digest_of(content.tobytes()))
     hg.save(leaves_only(leaf, array), path)
     found = hg.load(path)
     assert found.outputs["y"].type == type_
@@ -157,7 +157,7 @@ def test_other_programs_read_the_weights_and_each_content_is_there_once(saved: P
 
 
 def digest(array: np.ndarray[Any, Any]) -> bytes:
-    return hashlib.sha256(array.tobytes()).digest()
+    return digest_of(array.tobytes())
 
 
 def test_blocks_are_rows_of_bytes_whose_type_is_in_the_metadata(path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import signal
 import socket
@@ -24,6 +23,7 @@ from heliograph_backends.fake import FakeDevice
 from heliograph_backends.registry import Registry
 from heliograph_proto import commands as c
 from heliograph_proto import messages
+from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import (
     CancelledError,
     ComputeFailedError,
@@ -245,7 +245,7 @@ def test_bytes_travel_both_ways_on_calls_of_their_own(play: Callable[..., None])
 def test_a_weight_is_uploaded_once_and_named_by_its_digest(play: Callable[..., None]) -> None:
     async def scenario(peer: Peer) -> None:
         stream = await peer.attach()
-        digest = hashlib.sha256(bytes(16)).digest()
+        digest = digest_of(bytes(16))
         leaves = (Leaf(LeafKind.INPUT, "x", T), Leaf(LeafKind.WEIGHT, "w", T, digest))
         graph = Graph(leaves, (Node("add", (0, 1), T),), (Output("y", 2),))
         code, error = await refused(peer.compile(graph))
@@ -510,9 +510,9 @@ def watch_uploads(peer: Peer) -> asyncio.Event:
     session = peer.host.session(peer.token)
     begin = session.begin_upload
 
-    def watched(target: int | bytes, size_bytes: int) -> Upload:
+    def watched(target: int | bytes, size_bytes: int, offset_bytes: int = 0) -> Upload:
         begun.set()
-        return begin(target, size_bytes)
+        return begin(target, size_bytes, offset_bytes)
 
     session.begin_upload = watched  # type: ignore[method-assign]
     return begun

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from heliograph import _early as _early
 from heliograph import errors
+from heliograph._models import ServerWeight, ServerWeights
 from heliograph._names import hint
 from heliograph.builder import Graph, assign
 from heliograph.errors import (
@@ -273,6 +274,8 @@ __all__ = [
     "Reservation",
     "ResourceError",
     "RunFuture",
+    "ServerWeight",
+    "ServerWeights",
     "Session",
     "SessionClosedError",
     "SplitBufferType",

@@ -308,10 +308,12 @@ class AioGrpcShell(AioShell):
         chunk_bytes = self.info.limits.chunk_bytes
         call = method()
         try:
-            for message in _bulk.upload_messages(target, upload.data, chunk_bytes):
+            left = upload.data.nbytes - upload.offset_bytes
+            for message in _bulk.upload_messages(target, upload.data, chunk_bytes, upload.offset_bytes):
                 await call.write(message)
                 if upload.progress is not None:
-                    upload.progress(min(chunk_bytes, upload.data.nbytes))
+                    upload.progress(min(chunk_bytes, left))
+                left -= chunk_bytes
             self.advance(lambda: self.core.settle(transfer.taken))
             await call.done_writing()
         except asyncio.InvalidStateError:

@@ -282,9 +282,9 @@ class GrpcShell(BlockingShell):
 
     def _chunks(self, upload: Upload, transfer: Transfer) -> Iterator[bytes]:
         target = _bulk.upload_target(self.info.session, upload.target, upload.data.nbytes)
-        left = max(upload.data.nbytes, 1)
+        left = max(upload.data.nbytes - upload.offset_bytes, 1)
         chunk_bytes = self.info.limits.chunk_bytes
-        for message in _bulk.upload_messages(target, upload.data, chunk_bytes):
+        for message in _bulk.upload_messages(target, upload.data, chunk_bytes, upload.offset_bytes):
             taken = min(chunk_bytes, left)
             left -= taken
             if not left:

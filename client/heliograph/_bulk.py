@@ -27,13 +27,15 @@ def varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def upload_messages(target: bulk_pb2.UploadTarget, data: memoryview, chunk_bytes: int) -> Iterator[bytes]:
-    """Encoded UploadRequests for bytes; at least one."""
+def upload_messages(
+    target: bulk_pb2.UploadTarget, data: memoryview, chunk_bytes: int, start_bytes: int = 0
+) -> Iterator[bytes]:
+    """Encoded UploadRequests for bytes, from byte `start_bytes` on; at least one."""
     header = target.SerializeToString()
     first = _UPLOAD_TARGET + varint(len(header)) + header
-    for offset in range(0, max(data.nbytes, 1), chunk_bytes):
+    for offset in range(start_bytes, max(data.nbytes, start_bytes + 1), chunk_bytes):
         chunk = data[offset : offset + chunk_bytes]
-        yield encode_upload(first if offset == 0 else b"", offset, chunk)
+        yield encode_upload(first if offset == start_bytes else b"", offset, chunk)
 
 
 def encode_upload(target: bytes, offset: int, chunk: memoryview) -> bytes:

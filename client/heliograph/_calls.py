@@ -9,11 +9,13 @@ from typing import Any
 from heliograph._effects import (
     Call,
     Compile,
+    DescribeModel,
     Estimate,
     Explain,
     FindMissing,
     GetMemory,
     ListDevices,
+    ListModels,
     QueryOps,
     QueryPlacement,
     Reserve,
@@ -24,6 +26,7 @@ from heliograph_proto.messages import (
     decode_device_list,
     decode_estimate,
     decode_memory,
+    decode_model,
     decode_placement,
     decode_plan,
     decode_report,
@@ -33,7 +36,7 @@ from heliograph_proto.messages import (
     encode_type,
 )
 from heliograph_proto.rows import RowSplit
-from heliograph_proto.v1 import bulk_pb2, device_pb2, plan_pb2
+from heliograph_proto.v1 import bulk_pb2, device_pb2, model_pb2, plan_pb2
 
 _PACKAGE = "heliograph.v1"
 
@@ -77,6 +80,12 @@ def _encode(call: Call, session: bytes) -> Unary:
             return Unary(_path("DeviceService", "GetMemory"), memory.SerializeToString(), _memory)
         case ListDevices():
             return Unary(_path("DeviceService", "ListDevices"), b"", _devices)
+        case ListModels():
+            models = model_pb2.ListModelsRequest(session=session)
+            return Unary(_path("ModelService", "ListModels"), models.SerializeToString(), _models)
+        case DescribeModel(name):
+            model = model_pb2.DescribeModelRequest(session=session, name=name)
+            return Unary(_path("ModelService", "DescribeModel"), model.SerializeToString(), _model)
         case QueryOps(device, queries):
             ops = encode_queries(device, queries)
             return Unary(_path("DeviceService", "QueryOps"), ops.SerializeToString(), _answers)
@@ -146,8 +155,10 @@ def _path(service: str, method: str) -> str:
     return f"/{_PACKAGE}.{service}/{method}"
 
 
-def _missing(answer: bytes) -> tuple[bytes, ...]:
-    return tuple(bulk_pb2.FindMissingContentsResponse.FromString(answer).missing_digests)
+def _missing(answer: bytes) -> tuple[tuple[bytes, int], ...]:
+    found = bulk_pb2.FindMissingContentsResponse.FromString(answer)
+    received = found.received_bytes or [0] * len(found.missing_digests)
+    return tuple(zip(found.missing_digests, received, strict=True))
 
 
 def _plan(answer: bytes) -> Any:
@@ -164,6 +175,14 @@ def _memory(answer: bytes) -> Any:
 
 def _devices(answer: bytes) -> Any:
     return decode_device_list(device_pb2.ListDevicesResponse.FromString(answer))
+
+
+def _models(answer: bytes) -> tuple[str, ...]:
+    return tuple(model_pb2.ListModelsResponse.FromString(answer).names)
+
+
+def _model(answer: bytes) -> Any:
+    return decode_model(model_pb2.DescribeModelResponse.FromString(answer))
 
 
 def _estimate(answer: bytes) -> Any:

@@ -5,7 +5,6 @@ Generators as in `_procedures`.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from heliograph._effects import Compile, Compute, Estimate, FindMissing, Procedu
 from heliograph._gates import Gate
 from heliograph._outcome import Transfer
 from heliograph._procedures import arrive, stop, wait_for
+from heliograph._progress import Meter, Progress
 from heliograph._running import PlanSpec, Recipe
 from heliograph.builder import Graph
 from heliograph.protocol import ClientCore
@@ -27,9 +27,11 @@ from heliograph_proto.description import PlanEstimate, PlanInfo
 from heliograph_proto.errors import (
     CancelledError,
     ConnectionError,
+    ContentMismatchError,
     DeadlineExceededError,
     HeliographError,
     MissingContentError,
+    UnavailableError,
     UnknownHandleError,
 )
 from heliograph_proto.graph import LeafKind
@@ -37,11 +39,14 @@ from heliograph_proto.rows import RowSplit
 
 #: How many contents are uploaded at once.
 _WINDOW = 3
+#: How often what is missing is asked for and sent before an upload's error is the caller's.
+_TRIES = 3
 #: What a call ends with that the server has not answered, though it may have done it.
 _UNANSWERED = (CancelledError, ConnectionError, DeadlineExceededError)
 
-Progress = Callable[[int, int], None]
 Contents = Mapping[bytes, "np.ndarray[Any, Any]"]
+#: Digests, and how many bytes of each the server has.
+Missing = tuple[tuple[bytes, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +185,30 @@ def upload_missing(core: ClientCore, contents: Contents, progress: Progress | No
     """Sends the contents that the session does not hold, a few at a time."""
     if not contents:
         return
-    missing: tuple[bytes, ...] = yield FindMissing(tuple(contents))
-    views = [(digest, byte_view(contents[digest])) for digest in missing]
-    meter = _Meter(sum(view.nbytes for _, view in views), progress)
+    for tries_left in reversed(range(_TRIES)):
+        missing: Missing = yield FindMissing(tuple(contents))
+        try:
+            yield from _upload(core, contents, missing, progress)
+            return
+        except (UnavailableError, ContentMismatchError) as error:
+            # Bulk has a connection of its own, which may have broken alone; or the beginning of a content,
+            # where an upload was to go on, is gone or not what it should be.
+            core.check()
+            went_on = any(start for _, start in missing)
+            if not tries_left or not (went_on or isinstance(error, UnavailableError)):
+                raise
+
+
+def _upload(
+    core: ClientCore, contents: Contents, missing: Missing, progress: Progress | None
+) -> Procedure[None]:
+    """Sends contents, each from the byte where an earlier upload broke off."""
+    views = [(digest, byte_view(contents[digest]), start) for digest, start in missing]
+    meter = Meter("uploading weights", sum(view.nbytes - start for _, view, start in views), progress)
     window: deque[Transfer] = deque()
     try:
-        for digest, view in views:
-            window.append((yield Upload(digest, view, None, meter)))
+        for digest, view, start in views:
+            window.append((yield Upload(digest, view, min(start, view.nbytes), progress=meter)))
             if len(window) == _WINDOW:
                 yield from _ended(core, window)
         while window:
@@ -194,25 +216,10 @@ def upload_missing(core: ClientCore, contents: Contents, progress: Progress | No
     except BaseException:
         stop(core, [], list(window))
         raise
+    finally:
+        meter.end()
 
 
 def _ended(core: ClientCore, window: deque[Transfer]) -> Procedure[None]:
     yield from wait_for(core, window[0].ended)
     window.popleft()
-
-
-class _Meter:
-    """Tells a progress callback (bytes done, bytes in all); called from whatever thread uploads."""
-
-    def __init__(self, total_bytes: int, progress: Progress | None) -> None:
-        self._total_bytes, self._progress = total_bytes, progress
-        self._done_bytes = 0
-        self._lock = threading.Lock()
-        self(0)
-
-    def __call__(self, taken_bytes: int) -> None:
-        if self._progress is None or not self._total_bytes:
-            return
-        with self._lock:
-            self._done_bytes += taken_bytes
-            self._progress(self._done_bytes, self._total_bytes)

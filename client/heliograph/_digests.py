@@ -1,18 +1,23 @@
-"""SHA-256 of the arrays of weights, by which servers know their contents."""
+"""BLAKE3 of the arrays of weights, by which servers know their contents."""
 
 from __future__ import annotations
 
-import hashlib
 import math
+import os
 import threading
 import weakref
 from typing import Any
 
 import numpy as np
 
+from heliograph_proto import digests
+
+#: One content is hashed faster than memory gives it by fewer threads than this.
+_MOST_THREADS = 8
+
 
 class _Digests:
-    """SHA-256 of arrays that cannot change: those that are read-only, by identity while they live.
+    """BLAKE3 of arrays that cannot change: those that are read-only, by identity while they live.
 
     Others are hashed once by each graph, since their owner may write to them between graphs.
     """
@@ -26,7 +31,7 @@ class _Digests:
         if known is not None and known[0]() is array:
             return known[1]
         data: Any = array.reshape(-1).view(np.uint8)
-        digest = hashlib.sha256(data).digest()
+        digest = digests.digest_of(data, threads())
         if _is_frozen(array):
             with self._lock:
                 self._known = {key: item for key, item in self._known.items() if item[0]() is not None}
@@ -44,9 +49,15 @@ def _is_frozen(array: np.ndarray[Any, Any]) -> bool:
     return base is None or isinstance(base, bytes)
 
 
+def threads() -> int:
+    """How many threads may hash one content: as many as this process may use, up to a bound."""
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(_MOST_THREADS, mine)
+
+
 _DIGESTS = _Digests()
 
 
 def digest_of(array: np.ndarray[Any, Any]) -> bytes:
     """The digest of a contiguous array's bytes."""
-    return _DIGESTS.of(array) if math.prod(array.shape) else hashlib.sha256().digest()
+    return _DIGESTS.of(array) if math.prod(array.shape) else digests.digest_of(b"")

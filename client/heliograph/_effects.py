@@ -16,6 +16,7 @@ from heliograph._outcome import Outcome, Pending
 from heliograph_proto.description import (
     DeviceList,
     Memory,
+    ModelInfo,
     OpAnswer,
     OpQuery,
     PlacementInfo,
@@ -49,6 +50,8 @@ class Upload:
     #: A number that a command names, or the digest of a content.
     target: int | bytes
     data: memoryview
+    #: The bytes before this one are on the server already; contents alone.
+    offset_bytes: int = 0
     #: The command that waits for the bytes; it is cancelled if the upload breaks.
     pending: Pending | None = None
     #: Told the number of bytes that were taken each time.
@@ -65,9 +68,21 @@ class Download:
 
 @dataclass(frozen=True, slots=True)
 class FindMissing:
-    """Asks which contents the session does not hold. Gives a tuple of digests."""
+    """Asks which contents must be uploaded. Gives pairs: a digest, and how many bytes of it are there."""
 
     digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListModels:
+    """Asks which files of tensors there are. Gives a tuple of names."""
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeModel:
+    """Asks for the tensors of a file. Gives a ModelInfo."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +178,22 @@ class QueryPlacement:
 
 #: Questions to the server that have one answer.
 Call: TypeAlias = (
-    FindMissing | Compile | Reserve | Estimate | Explain | GetMemory | ListDevices | QueryOps | QueryPlacement
+    FindMissing
+    | Compile
+    | Reserve
+    | Estimate
+    | Explain
+    | GetMemory
+    | ListDevices
+    | ListModels
+    | DescribeModel
+    | QueryOps
+    | QueryPlacement
 )
 Answer: TypeAlias = (
-    tuple[bytes, ...]
+    tuple[tuple[bytes, int], ...]
+    | tuple[str, ...]
+    | ModelInfo
     | PlanInfo
     | dict[str, int]
     | PlanEstimate

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from heliograph._tenant import tenant_secret
 from heliograph_proto import FEATURES, VERSION_MAX, VERSION_MIN, __version__
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command
@@ -69,6 +70,7 @@ def open_request() -> bytes:
         version_max=VERSION_MAX,
         features=FEATURES,
         client=f"heliograph-python/{__version__}",
+        tenant_secret=tenant_secret(),
     ).SerializeToString()
 
 

@@ -18,12 +18,14 @@ from heliograph._deadline import Deadline
 from heliograph._effects import (
     Call,
     Compile,
+    DescribeModel,
     Download,
     Estimate,
     Explain,
     FindMissing,
     GetMemory,
     ListDevices,
+    ListModels,
     QueryOps,
     QueryPlacement,
     Reserve,
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 #: What an upload hands over at once, so that progress can be told.
 _CHUNK_BYTES = 8 * 2**20
+#: All sessions on this process's devices are of one tenant.
+_SECRET = b"this process alone"
 
 
 class _SharedHosts:
@@ -125,7 +129,7 @@ class LocalTransport:
         self._shared = _SHARED.acquire(specification)
         self.host = self._shared.host
         try:
-            self.info = self.host.open_session(f"heliograph-python/{__version__}")
+            self.info = self.host.open_session(f"heliograph-python/{__version__}", secret=_SECRET)
             self.session: Session = self.host.session(self.info.session)
         except BaseException:
             _SHARED.release(self._shared)
@@ -142,7 +146,8 @@ class LocalTransport:
         """Answers a question."""
         match call:
             case FindMissing(digests):
-                return self.session.missing_contents(digests)
+                missing = self.session.missing_contents(digests)
+                return tuple(zip(missing, self.session.received_contents(missing), strict=True))
             case Compile():
                 return self._compile(call)
             case Reserve():
@@ -157,6 +162,10 @@ class LocalTransport:
                 return self.host.memory(device)
             case ListDevices():
                 return self.host.device_list()
+            case ListModels():
+                return self.session.models()
+            case DescribeModel(name):
+                return self.session.describe_model(name)
             case QueryOps(device, queries):
                 return self.host.query_ops(device, queries)
             case QueryPlacement(device, buffer_type, tensors):
@@ -212,8 +221,9 @@ class LocalTransport:
 
     def upload(self, upload: Upload) -> None:
         """Carries bytes. Raises what the core refuses them with."""
-        receiver = self.session.begin_upload(upload.target, upload.data.nbytes)
-        for offset in range(0, upload.data.nbytes, _CHUNK_BYTES):
+        start = upload.offset_bytes
+        receiver = self.session.begin_upload(upload.target, upload.data.nbytes, start)
+        for offset in range(start, upload.data.nbytes, _CHUNK_BYTES):
             chunk = upload.data[offset : offset + _CHUNK_BYTES]
             receiver.write(offset, chunk)
             if upload.progress is not None:

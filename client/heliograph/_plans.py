@@ -13,9 +13,10 @@ import numpy as np
 from heliograph._arguments import counted
 from heliograph._arrays import empty_array
 from heliograph._common import Handle, Shell
-from heliograph._compiling import CompileOptions, Progress
+from heliograph._compiling import CompileOptions
 from heliograph._effects import Compute, Explain, Procedure
 from heliograph._procedures import Sending
+from heliograph._progress import Progress
 from heliograph._running import Bound, Observed, PlanSpec, Run, Wanted, choose_outputs, submit
 from heliograph._taps import Taps, Variants, tapped_nodes
 from heliograph._tensors import TensorBase, as_elements

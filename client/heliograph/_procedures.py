@@ -22,6 +22,7 @@ from heliograph._effects import Download, Procedure, Upload, Wait
 from heliograph._gates import Gate
 from heliograph._outcome import Outcome, Pending, Transfer
 from heliograph._pieces import Piece, pieces
+from heliograph._progress import Meter
 from heliograph._words import What, lost
 from heliograph.protocol import ClientCore
 from heliograph_proto import commands as c
@@ -204,12 +205,13 @@ def write(
         return [(yield from send_on_credit(core, command, data.nbytes, how))]
     pendings: list[Pending] = []
     transfers: list[Transfer] = []
+    meter = Meter("sending a tensor", data.nbytes, core.bars)
     try:
         for piece in pieces(data.nbytes, target.chunks, core.limits.piece_bytes, item_bytes):
             number, where = core.transfer(), start + piece.offset_bytes
             command = c.SetTensor(tensor, where, None, number, piece.size_bytes, piece.chunks)
             pendings.append((yield from send_on_credit(core, command, piece.size_bytes, how)))
-            transfers.append((yield Upload(number, piece.of(data), pendings[-1])))
+            transfers.append((yield Upload(number, piece.of(data), pending=pendings[-1], progress=meter)))
         for transfer in transfers if not how.keep else ():
             yield from wait_for(core, transfer.taken)
     except BaseException as error:
@@ -218,6 +220,8 @@ def write(
         if why is not None and isinstance(error, DeadlineExceededError):
             raise DeadlineExceededError(error.message, advice=why.advice) from None
         raise
+    finally:
+        meter.end()
     return pendings
 
 

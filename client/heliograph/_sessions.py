@@ -10,11 +10,12 @@ from typing import NoReturn
 
 from heliograph._arguments import refuse_pickle
 from heliograph._common import Shell
-from heliograph._compiling import CompileOptions, Progress, compile_frozen, compile_graph, estimate_graph
+from heliograph._compiling import CompileOptions, compile_frozen, compile_graph, estimate_graph
 from heliograph._devices import DevicesArgument, device_name, device_names
 from heliograph._effects import Estimate, ListDevices, Procedure
 from heliograph._placing import Placing, placed
 from heliograph._plans import PlanBase
+from heliograph._progress import Progress, UploadBars
 from heliograph._reserving import Reservation, reserve_graph
 from heliograph._running import PlanSpec
 from heliograph._streams import StreamBase, make_stream
@@ -49,6 +50,8 @@ class SessionBase:
     def __init__(self, shell: Shell, progress: Progress | None = None) -> None:
         self._shell = shell
         self._progress = progress
+        if isinstance(progress, UploadBars):
+            shell.core.bars = progress
         # Work goes in the order of the default stream, which is one of the URL's device.
         device = device_name(shell, None)
         if device != shell.info.devices[0].name:

@@ -7,7 +7,6 @@ content: one that is not what the graph says is refused.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mmap
 from collections.abc import Mapping
@@ -16,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from heliograph._digests import threads
 from heliograph._replacing import replacing, unwritable
+from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import ConfigurationError, InvalidArgumentError, InvalidModelError
 from heliograph_proto.files import FORMAT
 from heliograph_proto.graph import Graph, Leaf
@@ -145,7 +146,7 @@ def _content(path: Path, leaf: Leaf, data: memoryview, entry: Any) -> Array:
         )
     begin, end = entry["data_offsets"]
     part = data[begin:end]
-    if hashlib.sha256(part).digest() != leaf.digest:
+    if digest_of(part, threads()) != leaf.digest:
         raise InvalidModelError(
             f"{path}: weight {leaf.name!r} has other contents than the graph was saved with",
             advice=f"the file is damaged or of another model; {_AGAIN}",

@@ -16,6 +16,7 @@ import numpy as np
 
 from heliograph._arguments import counted, sizes_of
 from heliograph._digests import digest_of
+from heliograph._models import ServerWeight
 from heliograph._promotion import Scalar, weak_scalar
 from heliograph._source import Source, caller, describe, invalid
 from heliograph._symbol import Symbol
@@ -45,6 +46,8 @@ class Graph:
         #: Arrays of the weights and constants, by the leaf's number.
         self._arrays: dict[int, np.ndarray[Any, Any]] = {}
         self._digests: dict[int, bytes] = {}
+        #: Files on the server by the digests of the weights that lie there.
+        self._server_files: dict[bytes, str] = {}
         self._names: set[tuple[LeafKind | None, str]] = set()
         self._scopes: list[str] = []
         self._scalars: dict[tuple[str, str], Value] = {}
@@ -61,18 +64,31 @@ class Graph:
         """A tensor that every run is given."""
         return self._leaf(LeafKind.INPUT, name, _type(dtype, shape))
 
-    def weight(self, name: str, array: np.ndarray[Any, Any], dtype: DTypeArgument | None = None) -> Value:
-        """A constant tensor with a name.
+    def weight(
+        self, name: str, array: np.ndarray[Any, Any] | ServerWeight, dtype: DTypeArgument | None = None
+    ) -> Value:
+        """A constant tensor with a name: an array, or a tensor in a file on the server, which has its type
+        already (see `session.server_weights`).
 
         `dtype` says what the array holds where NumPy cannot: "q4_0" and other quantized types, of which
         uint8 rows of blocks (see `hg.quantize`), or "bf16", of which its bits in uint16.
 
         The array is not copied (unless it is not contiguous) and must not change while the graph is
-        in use: the server knows it by the SHA-256 of its bytes, taken once when it is compiled.
+        in use: the server knows it by the BLAKE3 of its bytes, taken once when it is compiled.
         """
+        if isinstance(array, ServerWeight):
+            return self._server_weight(name, array, dtype)
         found = np.asarray(array)
         value = self._leaf(LeafKind.WEIGHT, name, _type_of(found, dtype))
         self._arrays[~value.reference] = np.ascontiguousarray(found).reshape(found.shape)
+        return value
+
+    def _server_weight(self, name: str, found: ServerWeight, dtype: DTypeArgument | None) -> Value:
+        if dtype is not None and _type(dtype, found.shape) != found.type:
+            raise invalid(f"{found.name!r} in {found.file} is {found.type}, not {dtype!r}")
+        value = self._leaf(LeafKind.WEIGHT, name, found.type)
+        self._digests[~value.reference] = found.digest
+        self._server_files[found.digest] = found.file
         return value
 
     def bound_weight(self, name: str, shape: Sequence[int] | int, dtype: DTypeArgument) -> Value:
@@ -244,16 +260,26 @@ class Graph:
     def without_content(self) -> dict[str, int]:
         """The numbers of the weights that were made by `bound_weight`, by name."""
         weights = self.leaves(LeafKind.WEIGHT)
-        return {name: number for name, (number, _) in weights.items() if number not in self._arrays}
+        return {
+            name: number
+            for name, (number, _) in weights.items()
+            if number not in self._arrays and number not in self._digests
+        }
+
+    @property
+    def server_files(self) -> dict[bytes, str]:
+        """Files on the server by the digests of the weights that lie there, and not here."""
+        here = self.weights()
+        return {digest: file for digest, file in self._server_files.items() if digest not in here}
 
     def source_of(self, number: int) -> str:
         """The line of user code that built a node; empty when there is no such node."""
         return describe(self._sources[number]) if number < len(self._sources) else ""
 
     def _digest(self, number: int) -> bytes:
-        if number not in self._arrays:
-            return b""
         if number not in self._digests:
+            if number not in self._arrays:
+                return b""
             self._digests[number] = digest_of(self._arrays[number])
         return self._digests[number]
 

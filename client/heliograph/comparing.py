@@ -25,6 +25,7 @@ from heliograph import _raw
 from heliograph._comparison import ComparedNode, Comparison, Verdict
 from heliograph._difference import Difference, difference
 from heliograph._inputs import check_names, checked, index_bounds, seeded
+from heliograph._models import check_here
 from heliograph._sides import Side, SideArgument, attempt
 from heliograph._thaw import thaw
 from heliograph._units import Unit, last_uses, units, with_outputs, without_variables
@@ -74,6 +75,7 @@ def compare(
     """
     if not isinstance(graph, Graph):
         raise InvalidArgumentError(f"{graph!r:.80} is no graph", advice="hg.compare(graph, a, b)")
+    check_here(graph)
     frozen, sides = graph.freeze(), (Side(a, timeout), Side(b, timeout))
     leaves = _leaf_arrays(frozen, graph.weights(), inputs or {}, variables or {}, seed)
     work = _Work(without_variables(frozen), frozen, leaves, sides, tolerance)

@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.table import Table
 
 import heliograph as hg
-from heliograph.cli.progress import upload_progress
 from heliograph.errors import ConfigurationError
 from heliograph.models.minilm import Embedder
 from heliograph.testing import running_daemon
@@ -93,8 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print("starting a daemon; its first start on a machine compiles the CPU kernels (10 s)")
     with (
         running_daemon("--log-level", "warning") as url,
-        upload_progress(console) as progress,
-        hg.connect(url, progress=progress) as session,
+        hg.connect(url) as session,
     ):
         device = session.devices[0]
         with timed("read the model"):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from heliograph._models import check_here
 from heliograph._replacing import replacing
 from heliograph._thaw import thaw
 from heliograph._weights import contents, read_weights, write_weights
@@ -37,6 +38,7 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
     """
     if not isinstance(graph, Graph):
         raise InvalidArgumentError(f"{graph!r:.80} is no graph", advice="hg.save(graph, 'model.hgraph')")
+    check_here(graph)
     target, frozen = Path(path), graph.freeze()
     beside = weights_path(target)
     data = encode_graph_file(frozen)

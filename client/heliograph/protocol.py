@@ -27,6 +27,7 @@ from heliograph_proto.limits import Limits
 
 if TYPE_CHECKING:
     from heliograph._feed import Feed
+    from heliograph._progress import UploadBars
 
 #: Room below Limits.in_flight_commands that is kept for cancelling.
 _RESERVED_FOR_CANCEL = 16
@@ -59,6 +60,8 @@ class ClientCore:
         self.default_stream = c.DEFAULT_STREAM
         #: The handle of the reservation in whose memory plans are to lie; 0: none.
         self.reservation = 0
+        #: Where uploads of tensors are shown.
+        self.bars: UploadBars | None = None
         #: Handles of the streams that were made and not freed.
         self.streams: set[int] = set()
         #: Why the session ended; commands are refused with it.

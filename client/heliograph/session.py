@@ -19,13 +19,15 @@ from heliograph._buffers import (
     place_of,
     wrapped,
 )
-from heliograph._compiling import CompileOptions, Progress
+from heliograph._compiling import CompileOptions
 from heliograph._deadline import Deadline
 from heliograph._devices import DeviceArgument, DevicesArgument, best_device, device_name, find_device
+from heliograph._models import ServerWeights, describe_model, list_models
 from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs
 from heliograph._procedures import arrive, synchronize
+from heliograph._progress import ProgressArgument, checked_progress
 from heliograph._reserving import Reservation, reserve_blocks
 from heliograph._sessions import Bindings, SessionBase, ask_backends
 from heliograph._split_buffer_type import Splits
@@ -60,12 +62,13 @@ def address_of(url: str | None) -> Address:
     return parse_address(url or os.environ.get(SERVER_VARIABLE) or DEFAULT_URL)
 
 
-def connect(url: str | None = None, *, timeout: float = 10.0, progress: Progress | None = None) -> Session:
+def connect(url: str | None = None, *, timeout: float = 10.0, progress: ProgressArgument = "auto") -> Session:
     """Opens a session on a server: local:, unix:///path, or grpc://host:port; URL#device names a device.
 
     `local:` is this process; local:#cpu:threads=2 gives it devices of their own, as `serve --device` does.
     Without a URL: $HELIOGRAPH_SERVER, else grpc://127.0.0.1:7070. `progress` is called, from any thread,
-    with (bytes done, bytes in all) while weights are uploaded.
+    with (bytes done, bytes in all) while weights are uploaded; "auto" shows bars on stderr for uploads above
+    a second, also of tensors, if it is a terminal and rich is installed; None is silent.
 
     Raises UnavailableError when nobody answers within `timeout` seconds, or a server that answers is still
     starting its devices then; NotHeliographError when something else does, VersionMismatchError,
@@ -73,6 +76,7 @@ def connect(url: str | None = None, *, timeout: float = 10.0, progress: Progress
     """
     address = address_of(url)
     timeout_ms(timeout)
+    shown = checked_progress(progress)
     shell: BlockingShell
     if address.scheme == "local":
         from heliograph._local import LocalShell
@@ -81,7 +85,7 @@ def connect(url: str | None = None, *, timeout: float = 10.0, progress: Progress
     else:
         shell = GrpcShell(address, timeout)
     try:
-        return Session(shell, progress)
+        return Session(shell, shown)
     except BaseException:
         shell.close()
         raise
@@ -123,6 +127,21 @@ class Session(SessionBase):
     def backends(self, timeout: float | None = None) -> tuple[BackendInfo, ...]:
         """The backends of the server, also those that could not start."""
         return self._shell.drive(ask_backends(), timeout, "asking for the backends")
+
+    # Models on the server
+
+    def models(self, timeout: float | None = None) -> tuple[str, ...]:
+        """The files of tensors that the server's operator allows (`serve --models`), by path, sorted."""
+        return self._shell.drive(list_models(), timeout, "asking for the models")
+
+    def server_weights(self, file: str, timeout: float | None = None) -> ServerWeights:
+        """The tensors of a safetensors or GGUF file on the server, by name: g.weight("w", weights["w"]) uses
+        one, and nothing is uploaded. The first time the server reads all of the file.
+
+        Raises InvalidArgumentError for a name that leads out of the server's folder, InvalidModelError for a
+        file that is missing or broken.
+        """
+        return self._shell.drive(describe_model(file), timeout, "reading the model")
 
     def stream(self, device: DeviceArgument = None) -> Stream:
         """A new stream, on the session's device unless told otherwise."""

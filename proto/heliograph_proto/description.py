@@ -371,3 +371,24 @@ class PlanInfo:
     pipeline: int = 1
     #: Of `compute_bytes`, those that lie in the reservation.
     reserved_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTensor:
+    """A tensor in a model's file on the server."""
+
+    name: str
+    type: TensorType
+    #: Of its bytes: what a graph's weight names.
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model's file on the server."""
+
+    #: Its path in the models' folder.
+    name: str
+    tensors: tuple[ModelTensor, ...]
+    #: Tensors of types that Heliograph has not, or without elements: "name: type shape".
+    left_out: tuple[str, ...] = ()

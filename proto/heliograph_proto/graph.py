@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from heliograph_proto.digests import DIGEST_BYTES
 from heliograph_proto.errors import HeliographError, InvalidGraphError, LimitExceededError, Origin
 from heliograph_proto.limits import Limits
 from heliograph_proto.ops import OPS, infer
@@ -18,7 +19,6 @@ from heliograph_proto.types import TensorType, shape_problem
 
 #: The longest name of a leaf, a node or an output, in characters.
 MAX_NAME = 1024
-DIGEST_BYTES = 32
 
 
 class LeafKind(Enum):
@@ -36,7 +36,7 @@ class Leaf:
     kind: LeafKind
     name: str
     type: TensorType
-    #: SHA-256 of a weight's bytes; empty for the others.
+    #: BLAKE3 of a weight's bytes; empty for the others.
     digest: bytes = b""
 
 

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NoReturn
 
 from grpc import aio
@@ -36,6 +37,8 @@ from heliograph_proto.v1 import (
     command_pb2_grpc,
     device_pb2,
     device_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
     plan_pb2,
     plan_pb2_grpc,
     session_pb2,
@@ -43,13 +46,17 @@ from heliograph_proto.v1 import (
 )
 from heliograph_server.config import ServerConfig
 from heliograph_server.core.runtime import Host
+from heliograph_server.core.store import ContentStore
 from heliograph_server.listening import bind, unbind
 from heliograph_server.services.bulk import BulkService
 from heliograph_server.services.command import CommandService
 from heliograph_server.services.device import DeviceService
+from heliograph_server.services.model import ModelService
 from heliograph_server.services.plan import PlanService
 from heliograph_server.services.refusals import HostSlot
 from heliograph_server.services.session import SessionService
+from heliograph_server.storage.disk import DiskCache
+from heliograph_server.storage.models import ModelFiles
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +69,7 @@ SERVICES = tuple(
         (plan_pb2, "PlanService"),
         (bulk_pb2, "BulkService"),
         (command_pb2, "CommandService"),
+        (model_pb2, "ModelService"),
     )
 )
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -75,6 +83,8 @@ CLOSE_THREADS = 16
 ASK_THREADS = 8
 #: Threads that answer long questions about ops and tensors.
 LISTEN_THREADS = 2
+#: Threads that list and describe models, one of which may read a large file.
+READ_THREADS = 2
 #: How long calls may take to end once their sessions are closed.
 STOP_SECONDS = 2.0
 #: How long work may take to end after the second signal.
@@ -111,6 +121,7 @@ class Daemon:
             "close": CLOSE_THREADS,
             "ask": ASK_THREADS,
             "listen": LISTEN_THREADS,
+            "read": READ_THREADS,
         }
         self._pools = [ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()]
         self._server: aio.Server | None = None
@@ -135,7 +146,7 @@ class Daemon:
         await self._tell_health(SERVING)
 
     def _add_services(self, server: aio.Server) -> None:
-        compilers, hashers, closers, askers, listeners = self._pools
+        compilers, hashers, closers, askers, listeners, readers = self._pools
         session_pb2_grpc.add_SessionServiceServicer_to_server(
             SessionService(self._slot, askers, closers), server
         )
@@ -144,6 +155,7 @@ class Daemon:
         )
         plan_pb2_grpc.add_PlanServiceServicer_to_server(PlanService(self._slot, compilers, listeners), server)
         bulk_pb2_grpc.add_BulkServiceServicer_to_server(BulkService(self._slot, hashers), server)
+        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
         command_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(self._slot, closers), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
@@ -186,7 +198,11 @@ def open_host_of(config: ServerConfig) -> Host:
 
     What is to be said of the other backends is found out too: the event loop could not wait for it later.
     """
-    return Host(open_registry(config.devices, config.backends, probe=True), config.limits)
+    # First, since it is quick, and so is a mistake in it.
+    cache = DiskCache(Path(config.cache), config.cache_size) if config.cache else None
+    models = ModelFiles(Path(config.models)) if config.models else None
+    registry = open_registry(config.devices, config.backends, probe=True)
+    return Host(registry, config.limits, ContentStore(cache, models))
 
 
 def _in_thread_of_its_own(open_host: Callable[[], Host]) -> Future[Host]:

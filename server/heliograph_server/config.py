@@ -4,6 +4,9 @@
     backends = ["/usr/lib/heliograph/backends"]
     devices = ["cpu:threads=2"]
     drain_seconds = 30
+    cache = "/var/cache/heliograph"
+    cache_size = "20GiB"
+    models = "/srv/models"
 
     [limits]
     tensors = 100000
@@ -25,10 +28,23 @@ from typing import Any
 from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address
 from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
 from heliograph_proto.limits import Limits
+from heliograph_proto.sizes import parse_size
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 #: The most seconds that draining may be given; what is longer is a mistake.
 MAX_DRAIN_SECONDS = 86_400.0
+#: Settings that are options of the command line too.
+OPTIONS = (
+    "listen",
+    "insecure",
+    "backends",
+    "devices",
+    "cache",
+    "cache_size",
+    "models",
+    "drain_seconds",
+    "log_level",
+)
 #: Limits travel in 32 or 64 bits.
 MAX_LIMIT = 2**31 - 1
 
@@ -45,6 +61,12 @@ class ServerConfig:
     backends: tuple[str, ...] = ()
     #: What there is, by priority: backends and their parameters, such as "cpu:threads=2,memory=4GiB".
     devices: tuple[str, ...] = ("cpu",)
+    #: A folder that keeps contents of weights for later sessions; empty: none. Daemons may share it.
+    cache: str = ""
+    #: The most bytes of it.
+    cache_size: int = 20 * 2**30
+    #: A folder of safetensors and GGUF files that every client may use as weights; empty: none.
+    models: str = ""
     #: How long running work may go on after SIGTERM.
     drain_seconds: float = 30.0
     limits: Limits = field(default_factory=Limits)
@@ -78,6 +100,9 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
     where = f"{path}: " if path is not None else ""
     values = _checked(table, where)
     if path is not None:
+        for key in ("cache", "models"):
+            if values.get(key):
+                values[key] = str(path.parent.absolute() / values[key])
         values["backends"] = tuple(_from_here(path.parent, one) for one in values.get("backends", ()))
     return ServerConfig(**(values | dict(overrides or {})))
 
@@ -114,14 +139,38 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SPEC",
         help="NAME[:key=value,...], such as cpu:threads=2,memory=8GiB (cpu); repeat for several, by priority",
     )
+    add("--cache", metavar="DIR", help="keep weights there, so that they are uploaded once (not kept)")
+    add("--cache-size", type=_size, metavar="SIZE", help="the most bytes of it, such as 50GiB (20GiB)")
+    add("--models", metavar="DIR", help="let clients use the safetensors and GGUF files there as weights")
     add("--drain-seconds", type=float, metavar="N", help="how long running work may go on at the end (30)")
     add("--log-level", choices=LOG_LEVELS, help="(info)")
+
+
+def _size(text: str) -> int:
+    size = parse_size(text)
+    if not size:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; such as 20GiB")
+    return size
+
+
+#: Settings that are options of the command line too.
+OPTIONS = (
+    "listen",
+    "insecure",
+    "backends",
+    "devices",
+    "cache",
+    "cache_size",
+    "models",
+    "drain_seconds",
+    "log_level",
+)
 
 
 def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
     """The configuration that a command line asks for. Raises ConfigurationError."""
     overrides: dict[str, Any] = {}
-    for name in ("listen", "insecure", "backends", "devices", "drain_seconds", "log_level"):
+    for name in OPTIONS:
         value = getattr(arguments, name)
         if value is not None:
             overrides[name] = tuple(value) if isinstance(value, list) else value
@@ -154,6 +203,10 @@ def _value(key: str, value: Any, where: str) -> Any:
             return tuple(value)
         case "insecure", bool():
             return value
+        case "cache_size", str() if size := parse_size(value):
+            return size
+        case "cache" | "models", str():
+            return value
         case "drain_seconds", int() | float() if not isinstance(value, bool):
             return float(value)
         case "log_level", str():
@@ -165,6 +218,9 @@ def _value(key: str, value: Any, where: str) -> Any:
         "insecure": "true or false",
         "drain_seconds": "a number",
         "log_level": "a text",
+        "cache": "a folder",
+        "cache_size": 'a size, such as "20GiB"',
+        "models": "a folder",
     }[key]
     raise ConfigurationError(f"{where}{key} is {value!r}", advice=f"it must be {expected}")
 

@@ -21,6 +21,7 @@ import planner
 import quantized
 import scheduler
 import startup
+import uploading
 from figures import Figure
 from rich.console import Console
 from rich.table import Table
@@ -38,6 +39,8 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
     "startup-import": startup.imports,
     "startup-health": startup.health,
     "memory": minilm.memory,
+    "uploads-hash": uploading.hashing,
+    "uploads-second": uploading.second_upload,
 }
 
 

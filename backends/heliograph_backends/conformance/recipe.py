@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from heliograph_backends.conformance.content import Content
-from heliograph_proto.graph import DIGEST_BYTES, Graph, Leaf, LeafKind, Node, Output, validate
+from heliograph_proto.digests import DIGEST_BYTES
+from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output, validate
 from heliograph_proto.limits import Limits
 from heliograph_proto.ops import infer
 from heliograph_proto.types import TensorType

@@ -22,13 +22,14 @@ from heliograph._buffers import (
     place_of,
     wrapped,
 )
-from heliograph._compiling import Progress
 from heliograph._deadline import Deadline
 from heliograph._devices import DeviceArgument, DevicesArgument, best_device, device_name, find_device
+from heliograph._models import ServerWeights, describe_model, list_models
 from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs
 from heliograph._procedures import synchronize
+from heliograph._progress import ProgressArgument, checked_progress
 from heliograph._reserving import Reservation
 from heliograph._sessions import Bindings, SessionBase, ask_backends
 from heliograph._split_buffer_type import Splits
@@ -51,11 +52,11 @@ class connect:
     """
 
     def __init__(
-        self, url: str | None = None, *, timeout: float = 10.0, progress: Progress | None = None
+        self, url: str | None = None, *, timeout: float = 10.0, progress: ProgressArgument = "auto"
     ) -> None:
         self._address = address_of(url)
         timeout_ms(timeout)
-        self._timeout, self._progress = timeout, progress
+        self._timeout, self._progress = timeout, checked_progress(progress)
         self._session: Session | None = None
 
     def __await__(self) -> Generator[Any, Any, Session]:
@@ -118,6 +119,16 @@ class Session(SessionBase):
     async def backends(self, timeout: float | None = None) -> tuple[BackendInfo, ...]:
         """As hg.Session.backends."""
         return await self._shell.drive(ask_backends(), timeout, "asking for the backends")
+
+    # Models on the server
+
+    async def models(self, timeout: float | None = None) -> tuple[str, ...]:
+        """As hg.Session.models."""
+        return await self._shell.drive(list_models(), timeout, "asking for the models")
+
+    async def server_weights(self, file: str, timeout: float | None = None) -> ServerWeights:
+        """As hg.Session.server_weights."""
+        return await self._shell.drive(describe_model(file), timeout, "reading the model")
 
     def stream(self, device: DeviceArgument = None) -> Stream:
         """As hg.Session.stream; a plain call."""

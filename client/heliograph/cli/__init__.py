@@ -27,6 +27,7 @@ COMMANDS = {
     "trace": "write a run of a graph as a trace, for Perfetto or Chrome",
     "compare": "compare what two devices compute of a graph",
     "embed": "embed texts with a sentence-transformers model",
+    "cache": "list, remove or check the weights that daemons keep on disk",
     "ops": "print the op table",
     "conformance": "check what a device computes against the op table",
     "warmup": "compile the CPU kernels before a daemon needs them",
@@ -78,7 +79,7 @@ def load(name: str) -> Any:
     try:
         return importlib.import_module(f"heliograph.cli.{name}")
     except ModuleNotFoundError as error:
-        raise missing_extra(error, "server" if name == "serve" else "models") from None
+        raise missing_extra(error, "server" if name in ("serve", "cache") else "models") from None
 
 
 def missing_extra(error: ModuleNotFoundError, extra: str) -> ConfigurationError:

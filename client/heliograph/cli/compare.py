@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import heliograph as hg
 from heliograph.cli.graphs import add_graph_arguments, parse_inputs, read_inputs
-from heliograph.cli.progress import progress_bars, upload_progress
+from heliograph.cli.progress import progress_bars
 from heliograph.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -53,9 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     frozen = graph.freeze()
     inputs = read_inputs(frozen, parse_inputs(arguments.input))
     with (
-        upload_progress() as progress,
-        hg.connect(arguments.a, progress=progress) as a,
-        hg.connect(arguments.b, progress=progress) as b,
+        hg.connect(arguments.a) as a,
+        hg.connect(arguments.b) as b,
         node_progress(len(frozen.nodes)) as on_node,
     ):
         found = hg.compare(

@@ -12,7 +12,6 @@ from typing import Any
 
 import heliograph as hg
 from heliograph.cli import add_server_argument
-from heliograph.cli.progress import upload_progress
 from heliograph.models.minilm import Embedder
 
 #: How many texts are embedded, and written, at once.
@@ -37,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     texts = read_texts(arguments.file)
     # The first texts are read before anything is opened, so that a missing file is said at once.
     batch = list(islice(texts, BATCH))
-    with upload_progress() as progress, hg.connect(arguments.server, progress=progress) as session:
+    with hg.connect(arguments.server) as session:
         embedder = Embedder(session, arguments.model)
         while batch:
             write(batch, embedder.embed(batch))

@@ -8,7 +8,6 @@ import heliograph as hg
 from heliograph.cli import add_server_argument
 from heliograph.cli.graphs import add_file_arguments
 from heliograph.cli.placing import add_placing_arguments, placing
-from heliograph.cli.progress import upload_progress
 
 _EPILOG = (
     "The graph is compiled, and not run. Devices are filled in their order; what one cannot run another "
@@ -34,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Compiles a graph and prints where it would run. Raises InvalidModelError, and what compiling raises."""
     graph = hg.load(arguments.graph, weights=arguments.weights)
     where = placing(arguments)
-    with upload_progress() as progress, hg.connect(arguments.server, progress=progress) as session:
+    with hg.connect(arguments.server) as session:
         plan = session.compile(graph, timeout=arguments.timeout, **where)
         found = plan.explain(arguments.timeout)
     if arguments.svg:

@@ -33,27 +33,3 @@ def progress_bars(
         return
     with Progress(*chosen, console=console or Console(file=sys.stderr), transient=transient) as bars:
         yield bars
-
-
-@contextmanager
-def upload_progress(console: Console | None = None) -> Iterator[Callable[[int, int], None] | None]:
-    """What `hg.connect(progress=...)` takes: shows bytes and speed while weights are uploaded.
-
-    Gives None where nobody would see it.
-    """
-
-    def columns() -> Sequence[ProgressColumn]:
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-
-        return TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-
-    with progress_bars(columns, console) as bars:
-        if bars is None:
-            yield None
-            return
-        task = bars.add_task("uploading weights", total=None, visible=False)
-
-        def show(done_bytes: int, total_bytes: int) -> None:
-            bars.update(task, completed=done_bytes, total=total_bytes, visible=True)
-
-        yield show

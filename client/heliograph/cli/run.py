@@ -18,7 +18,6 @@ from heliograph import _npy, _raw
 from heliograph.cli import add_server_argument
 from heliograph.cli.graphs import add_graph_arguments, parse_inputs, read_inputs, require_inputs
 from heliograph.cli.placing import add_placing_arguments, placing
-from heliograph.cli.progress import upload_progress
 from heliograph.cli.tables import print_table
 from heliograph.cli.taps import observed
 from heliograph_proto.types import TensorType
@@ -72,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         return dry_run(graph, arguments)
     require_inputs(frozen, given)
     outputs = {one.name: frozen.type_of(one.value) for one in frozen.outputs}
-    with upload_progress() as progress, hg.connect(arguments.server, progress=progress) as session:
+    with hg.connect(arguments.server) as session:
         ran = measure(session, graph, inputs, arguments)
     if arguments.json:
         print(json.dumps(_as_json(ran, outputs), indent=2))

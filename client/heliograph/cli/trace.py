@@ -10,7 +10,6 @@ from heliograph import _raw
 from heliograph.cli import add_server_argument
 from heliograph.cli.graphs import add_graph_arguments, parse_inputs, read_inputs, require_inputs
 from heliograph.cli.placing import add_placing_arguments, placing
-from heliograph.cli.progress import upload_progress
 
 _EPILOG = (
     "Runs the graph, and writes what its last run did, device by device. Example: heliograph trace "
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     inputs = read_inputs(frozen, given)
     require_inputs(frozen, given)
     timeout = arguments.timeout
-    with upload_progress() as progress, hg.connect(arguments.server, progress=progress) as session:
+    with hg.connect(arguments.server) as session:
         plan = session.compile(graph, timeout=timeout, **placing(arguments))
         tensors = {
             name: _raw.put(session, inputs[name], type_, plan.device, timeout)

@@ -23,6 +23,7 @@ from heliograph_proto.messages.devices import (
     encode_session,
 )
 from heliograph_proto.messages.graphs import decode_graph, encode_graph, graph_digest
+from heliograph_proto.messages.models import decode_model, encode_model
 from heliograph_proto.messages.plans import (
     decode_estimate,
     decode_plan,
@@ -54,6 +55,7 @@ __all__ = [
     "decode_estimate",
     "decode_graph",
     "decode_memory",
+    "decode_model",
     "decode_placement",
     "decode_plan",
     "decode_query",
@@ -70,6 +72,7 @@ __all__ = [
     "encode_estimate",
     "encode_graph",
     "encode_memory",
+    "encode_model",
     "encode_placement",
     "encode_plan",
     "encode_queries",

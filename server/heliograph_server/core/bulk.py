@@ -6,22 +6,25 @@ those that are open when it closes, from another thread. Locks are taken in the 
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from heliograph_backends.contract import Buffer
+from heliograph_proto.digests import DIGEST_BYTES
 from heliograph_proto.errors import (
     CancelledError,
     ContentMismatchError,
     HeliographError,
     ProtocolError,
+    SessionClosedError,
 )
-from heliograph_proto.graph import DIGEST_BYTES
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.execution import typed
 from heliograph_server.core.staging import Staging
+from heliograph_server.core.store import Beginning
+
+#: What an upload ends with whose bytes were good as far as they came: another one may go on.
+BREAKS = (CancelledError, SessionClosedError)
 
 
 class Upload(ABC):
@@ -131,31 +134,41 @@ class ContentUpload(Upload):
     """A content, received straight into the memory of a device, and hashed on the way."""
 
     def __init__(
-        self, digest: bytes, size_bytes: int, contents: Contents, over: Callable[[Upload], None]
+        self,
+        digest: bytes,
+        size_bytes: int,
+        contents: Contents,
+        over: Callable[[Upload], None],
+        offset_bytes: int = 0,
     ) -> None:
         super().__init__(size_bytes, over)
         if len(digest) != DIGEST_BYTES:
-            raise ProtocolError(f"a digest of {len(digest)} bytes; SHA-256 has {DIGEST_BYTES}")
+            raise ProtocolError(f"a digest of {len(digest)} bytes; BLAKE3 has {DIGEST_BYTES}")
         self._digest = digest
-        self._hash = hashlib.sha256()
         self._contents = contents
-        self._buffer: Buffer | None = contents.room_for(size_bytes)
+        self._part: Beginning | None = contents.begin(digest, size_bytes, offset_bytes)
+        self.received_bytes = offset_bytes
 
     def _write(self, data: memoryview) -> None:
-        if self._buffer is None:
+        if self._part is None:
             raise ProtocolError("the upload is over")
-        self._hash.update(data)
-        self._buffer.set(self.received_bytes, data)
+        self._part.buffer.set(self.received_bytes, data)
+        self._part.hash.update(data)
+        self._part.received_bytes += data.nbytes
 
     def _finish(self) -> None:
-        if self._buffer is None:
+        if self._part is None:
             raise ProtocolError("the upload is over")
-        if self._hash.digest() != self._digest:
+        if self._part.hash.digest() != self._digest:
             raise ContentMismatchError("the bytes do not have the digest announced", advice="send them again")
-        self._contents.add(self._digest, self._buffer)
-        self._buffer = None
+        part, self._part = self._part, None
+        self._contents.add(self._digest, part.buffer)
 
     def _abort(self, error: HeliographError) -> None:
-        buffer, self._buffer = self._buffer, None
-        if buffer is not None:
-            buffer.free()
+        part, self._part = self._part, None
+        if part is None:
+            return
+        if isinstance(error, BREAKS):
+            self._contents.keep(self._digest, part)
+        else:
+            part.buffer.free()

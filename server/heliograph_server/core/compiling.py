@@ -144,6 +144,7 @@ class Compiler:
         bound, known = compilation.bound, self._divided(client, compilation.request)
         with explaining(known.divided):
             target = self._target(known, compilation.request, bound, compilation.memory.sizes)
+            self._fetch(client.graph, known.graph, target, bound)
             self._check_contents(client.graph, bound)
             loaded = self._loaded(target, known, compilation)
         found = compilation.reservation if loaded.plan.arena_bytes else None
@@ -182,6 +183,12 @@ class Compiler:
                 weight = known.divided.client.leaves[leaf]
                 parts = [(leaves[value], target.home(value)) for value in values]
                 self._contents.cut(weight, parts, keeps_whole=weight.digest in wholes)
+
+    def _fetch(self, client: Graph, graph: Graph, target: Target, bound: BoundLeaves) -> None:
+        """Reads from files what need not be uploaded; `graph`: the client's, perhaps with divided weights."""
+        weights = enumerate(graph.leaves)
+        homes = {leaf.digest: target.home(n) for n, leaf in weights if leaf.kind is LeafKind.WEIGHT}
+        self._contents.fetch(_unbound_weights(client, bound), homes)
 
     @contextmanager
     def _weights(self, graph: Graph, target: Target, compilation: _Compilation) -> Iterator[None]:
@@ -353,8 +360,7 @@ class Compiler:
         return LeafBindings(weights, variables)
 
     def _check_contents(self, graph: Graph, bound: BoundLeaves) -> None:
-        leaves = enumerate(graph.leaves)
-        weights = [leaf for n, leaf in leaves if leaf.kind is LeafKind.WEIGHT and n not in bound.tensors]
+        weights = _unbound_weights(graph, bound)
         missing = set(self._contents.missing(tuple(leaf.digest for leaf in weights)))
         names = [leaf.name for leaf in weights if leaf.digest in missing]
         if names:
@@ -535,6 +541,12 @@ def _compile(
         raise
     except Exception as error:
         raise typed(error, "compiling") from error
+
+
+def _unbound_weights(graph: Graph, bound: BoundLeaves) -> list[Leaf]:
+    """Those that are contents, and no tensors of the client's."""
+    leaves = enumerate(graph.leaves)
+    return [leaf for n, leaf in leaves if leaf.kind is LeafKind.WEIGHT and n not in bound.tensors]
 
 
 def _turns(loaded: LoadedPlan) -> Turns:

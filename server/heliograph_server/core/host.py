@@ -32,13 +32,16 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType
+from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines, Timer
+from heliograph_server.core.keeping import Keeper
 from heliograph_server.core.listing import describe, memory_of
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.queries import query_ops, query_placement
 from heliograph_server.core.room import Room
 from heliograph_server.core.session import CLOSE_SECONDS, Session, SessionStatistics
 from heliograph_server.core.staging import Staging
+from heliograph_server.core.store import ContentStore, tenant_of
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +82,12 @@ class Host:
     Raises ConfigurationError when there is no device.
     """
 
-    def __init__(self, registry: DeviceRegistry, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        registry: DeviceRegistry,
+        limits: Limits | None = None,
+        store: ContentStore | None = None,
+    ) -> None:
         if not registry.devices:
             whys = "; ".join(f"{one.name}: {one.why}" for one in registry.backends if one.why)
             raise ConfigurationError(f"there is no device ({whys or 'no backend was asked for'})")
@@ -89,9 +97,15 @@ class Host:
         #: Another one means that another life of the server answers.
         self.incarnation = secrets.token_bytes(16)
         self._registry = registry
+        self.store = store or ContentStore()
+        #: Writes contents to the cache, if there is one.
+        self.keeper = Keeper(self.store, self.store.cache) if self.store.cache is not None else None
         self._occupancies: dict[str, Occupancy] = {}
         self._deadlines = Deadlines()
         self._room = Room()
+        for giver in (self.store, self.keeper):
+            if giver is not None:
+                self._room.join(giver)
         self._changed = threading.Condition()
         self._sessions: dict[bytes, Session] = {}
         self._reapers: dict[bytes, Timer] = {}
@@ -136,17 +150,19 @@ class Host:
         client: str = "",
         versions: tuple[int, int] = (VERSION_MIN, VERSION_MAX),
         features: Sequence[str] = FEATURES,
+        secret: bytes = b"",
     ) -> SessionInfo:
-        """A new session, which must be attached in time.
+        """A new session, which must be attached in time. `secret`: of its tenant, if it has one.
 
-        Raises DrainingError, VersionMismatchError, LimitExceededError.
+        Raises InvalidArgumentError, DrainingError, VersionMismatchError, LimitExceededError.
         """
         version = _common_version(*versions)
+        tenant = tenant_of(secret) if secret else b""
         token = secrets.token_bytes(16)
         devices = self._registry.acquire()
         try:
             described = describe(devices, self._room)
-            self._add_session(token, client, devices)
+            self._add_session(token, client, devices, tenant)
         except BaseException:
             self._registry.release(devices)
             raise
@@ -160,7 +176,7 @@ class Host:
             devices=described,
         )
 
-    def _add_session(self, token: bytes, client: str, devices: Sequence[Device]) -> None:
+    def _add_session(self, token: bytes, client: str, devices: Sequence[Device], tenant: bytes) -> None:
         if not devices:
             raise UnavailableError(
                 "the server has no device any more", advice="load a backend, or restart it"
@@ -176,6 +192,7 @@ class Host:
             self._deadlines,
             self._room,
             lambda _session: self._forget(token, devices),
+            Contents(devices, self._room, self.store, tenant, self.keeper),
         )
         with self._changed:
             self._check_room()
@@ -259,6 +276,9 @@ class Host:
         self.drain()
         self.close_sessions(DrainingError("the server is shutting down", advice="try later, or elsewhere"))
         self.hurry()
+        if self.keeper is not None:
+            self.keeper.close()
+        self.store.close()
         self._deadlines.close()
         self._registry.close()
 

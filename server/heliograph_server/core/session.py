@@ -11,8 +11,8 @@ from functools import partial
 
 from heliograph_backends.contract import CompileOptions, Device
 from heliograph_proto.commands import Command, CompletionBatch
-from heliograph_proto.description import PlanEstimate, PlanInfo, PlanReport
-from heliograph_proto.errors import HandleExistsError, HeliographError, SessionClosedError
+from heliograph_proto.description import ModelInfo, PlanEstimate, PlanInfo, PlanReport
+from heliograph_proto.errors import CancelledError, HandleExistsError, HeliographError, SessionClosedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.limits import Limits
 from heliograph_server.core.bulk import ContentUpload, TransferUpload, Upload
@@ -77,6 +77,7 @@ class Session(SessionWork):
         deadlines: Deadlines,
         room: Room,
         on_closed: Callable[[Session], None],
+        contents: Contents | None = None,
     ) -> None:
         super().__init__(limits, devices, occupancies, deadlines, room)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
@@ -85,7 +86,7 @@ class Session(SessionWork):
         self._on_closed = on_closed
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
         self.requests = Staging(max(limits.in_flight_bytes, limits.message_bytes), "graphs")
-        self._contents = Contents(devices, room)
+        self._contents = contents or Contents(devices, room)
         memory = self._contents, occupancies, devices, self._plans, room
         self._compiler = Compiler(self._core, self._lock, limits, self._device, *memory)
         self._open_uploads: set[Upload] = set()
@@ -234,24 +235,39 @@ class Session(SessionWork):
         self._event(partial(self._core.discard, handle, ReservationHandle))
 
     def missing_contents(self, digests: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Which of the contents the session does not hold."""
+        """Which of the contents the session must be sent."""
         self._check_open()
         return self._contents.missing(tuple(digests))
 
+    def received_contents(self, digests: Sequence[bytes]) -> tuple[int, ...]:
+        """How many bytes are here of contents that are missing: where their uploads may go on."""
+        return self._contents.received(tuple(digests))
+
+    def models(self) -> tuple[str, ...]:
+        """The files of tensors that the operator allows."""
+        self._check_open()
+        return self._contents.models()
+
+    def describe_model(self, name: str) -> ModelInfo:
+        """The tensors of one; blocks. Raises InvalidArgumentError, InvalidModelError."""
+        self._check_open()
+        return self._contents.describe_model(name)
+
     # Bulk
 
-    def begin_upload(self, target: int | bytes, size_bytes: int) -> Upload:
-        """Bytes for a transfer (a number) or of a content (its digest).
+    def begin_upload(self, target: int | bytes, size_bytes: int, offset_bytes: int = 0) -> Upload:
+        """Bytes for a transfer (a number) or of a content (its digest); a content's from this byte on.
 
-        Raises LimitExceededError or OutOfMemoryError before any memory is taken, ProtocolError, or
-        the error of the command that was to use them.
+        Raises LimitExceededError or OutOfMemoryError before any memory is taken, ProtocolError,
+        ContentMismatchError when what came before the offset is not here, or the error of the command
+        that was to use them.
         """
         self._check_open()
         upload: Upload
         if isinstance(target, int):
             upload = self._begin_transfer(target, size_bytes)
         else:
-            upload = ContentUpload(target, size_bytes, self._contents, self._forget_upload)
+            upload = ContentUpload(target, size_bytes, self._contents, self._forget_upload, offset_bytes)
         with self._lock:
             self._open_uploads.add(upload)
             closed = self._core.closed
@@ -308,6 +324,7 @@ class Session(SessionWork):
         self._event(partial(self._core.close, error))
         with self._lock:
             uploads = list(self._open_uploads)
+        self._contents.stop(error)
         for upload in uploads:
             upload.abort(error)
         try:
@@ -328,7 +345,8 @@ class Session(SessionWork):
             for transfer in list(self._uploads):
                 self._drop_upload(DropUpload(transfer))
             self._downloads.close(error)
-            self._contents.close(error)
+            # A client that said goodbye has nothing to go on with.
+            self._contents.close(error, keep=isinstance(error, CancelledError))
         finally:
             self._compiler.busy.release()
 

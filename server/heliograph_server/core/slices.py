@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
-from heliograph_proto.graph import DIGEST_BYTES
+from heliograph_proto.digests import DIGEST_BYTES
 
 _NUMBERS = struct.Struct("<3Q")
 

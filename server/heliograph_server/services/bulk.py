@@ -36,7 +36,7 @@ class BulkService(bulk_pb2_grpc.BulkServiceServicer):
         if first is None or not first.HasField("target"):
             raise ProtocolError("the first message of an upload must have its target")
         session = self._slot.host.session(first.target.session)
-        upload = await self._begin(session, first.target)
+        upload = await self._begin(session, first)
         try:
             await self._receive(session, upload, first, requests, isinstance(_target(first.target), bytes))
             return bulk_pb2.UploadResponse(received_bytes=upload.finish())
@@ -44,11 +44,11 @@ class BulkService(bulk_pb2_grpc.BulkServiceServicer):
             # After `finish` this does nothing.
             upload.abort(CancelledError("the upload broke off before its end"))
 
-    async def _begin(self, session: Session, target: bulk_pb2.UploadTarget) -> runtime.Upload:
+    async def _begin(self, session: Session, first: bulk_pb2.UploadRequest) -> runtime.Upload:
         """Memory for a content may be another host's, so it is taken on a thread."""
-        if isinstance(_target(target), int):
-            return _begin(session, target)
-        beginning = self._hashers.submit(_begin, session, target)
+        if isinstance(_target(first.target), int):
+            return _begin(session, first)
+        beginning = self._hashers.submit(_begin, session, first)
         try:
             return await asyncio.wrap_future(beginning)
         except asyncio.CancelledError:
@@ -117,7 +117,10 @@ class BulkService(bulk_pb2_grpc.BulkServiceServicer):
             )
         loop = asyncio.get_running_loop()
         missing = await loop.run_in_executor(self._hashers, session.missing_contents, request.digests)
-        return bulk_pb2.FindMissingContentsResponse(missing_digests=missing)
+        received = session.received_contents(missing)
+        return bulk_pb2.FindMissingContentsResponse(
+            missing_digests=missing, received_bytes=received if any(received) else ()
+        )
 
 
 def _target(target: bulk_pb2.UploadTarget) -> int | bytes:
@@ -135,8 +138,11 @@ def _abandon(beginning: Future[runtime.Upload]) -> None:
         beginning.result().abort(CancelledError("the upload broke off before its end"))
 
 
-def _begin(session: Session, target: bulk_pb2.UploadTarget) -> runtime.Upload:
-    return session.begin_upload(_target(target), target.size_bytes)
+def _begin(session: Session, first: bulk_pb2.UploadRequest) -> runtime.Upload:
+    """A content may go on where an earlier upload broke off; a transfer begins at its beginning."""
+    target = _target(first.target)
+    offset = first.offset_bytes if isinstance(target, bytes) else 0
+    return session.begin_upload(target, first.target.size_bytes, offset)
 
 
 def _check_size(session: Session, request: bulk_pb2.UploadRequest) -> None:

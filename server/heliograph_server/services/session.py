@@ -29,7 +29,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
     ) -> session_pb2.OpenResponse:
         versions = (request.version_min, request.version_max)
         host = self._slot.host
-        opening = self._askers.submit(host.open_session, request.client, versions, tuple(request.features))
+        opening = self._askers.submit(
+            host.open_session, request.client, versions, tuple(request.features), request.tenant_secret
+        )
         return messages.encode_session(await asyncio.wrap_future(opening))
 
     @refusals

@@ -1,0 +1,378 @@
+"""A cache of contents on disk: a byte quota, the least recently used goes first, several daemons at once.
+
+    FOLDER/blobs/ab/abcdef...   a content, named by its digest; its time is that of its last use
+    FOLDER/claims/12/1234...    a tenant once brought a content: the name is a hash of both
+    FOLDER/parts/...            what is being written
+
+There is no index to get out of step, and no lock: a blob appears by a rename, whole and flushed, and what
+two processes remove at once is gone once. A blob is believed only as far as its digest, which who reads it
+takes again. Claims keep tenants apart: without one a blob is not there, and looking for one that is not
+there takes the same steps whoever else has the content.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from heliograph_proto.digests import DIGEST_BYTES, digest_of, hasher
+from heliograph_proto.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+#: What is read or written at once.
+PIECE_BYTES = 2**20
+#: Files take whole blocks, and a claim takes one.
+BLOCK_BYTES = 4096
+#: A part that nobody has written to for so long is what a killed process left.
+STALE_SECONDS = 600.0
+#: How long a count of the folder's bytes is believed, since other processes write there too.
+COUNT_SECONDS = 5.0
+#: How long nothing is written after the disk was full or broken.
+PAUSE_SECONDS = 60.0
+#: Of `os.open`: links that somebody put in the folder are not followed.
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A content on disk."""
+
+    digest: bytes
+    size_bytes: int
+    #: Seconds since 1970.
+    used_at: float
+
+    @property
+    def disk_bytes(self) -> int:
+        return _blocks(self.size_bytes)
+
+
+class DiskCache:
+    """The cache in a folder, which is made. Thread-safe. Raises ConfigurationError for one of no use."""
+
+    def __init__(self, folder: Path, quota_bytes: int) -> None:
+        self.folder = folder
+        self.quota_bytes = quota_bytes
+        self._lock = threading.Lock()
+        self._counted_bytes = 0
+        self._counted_at = float("-inf")
+        self._paused_until = float("-inf")
+        self._make_folders()
+        self._sweep_parts()
+
+    def __repr__(self) -> str:
+        return f"<DiskCache {self.folder}, at most {self.quota_bytes:,} bytes>"
+
+    def _make_folders(self) -> None:
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name in ("blobs", "claims", "parts"):
+                (self.folder / name).mkdir(mode=0o700, exist_ok=True)
+            probe = self._new_part(b"")
+            probe.unlink()
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot keep contents in {self.folder}: {error.strerror or error}",
+                advice="name a folder that this user may write to: --cache DIR",
+            ) from None
+
+    # What there is
+
+    def holds(self, tenant: bytes, digest: bytes) -> bool:
+        """Whether the tenant once brought this content and it is still here."""
+        return self._claim(tenant, digest).exists() and self._blob(digest).exists()
+
+    def open(self, digest: bytes) -> DiskSource | None:
+        """A content, to be read and checked; it counts as used now. None if it cannot be read."""
+        path = self._blob(digest)
+        try:
+            file = os.open(path, os.O_RDONLY | _NO_FOLLOW)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                self._spoilt(digest, str(error.strerror or error))
+            return None
+        self._touch(path)
+        return DiskSource(file, os.fstat(file).st_size, lambda why: self._spoilt(digest, why))
+
+    def blobs(self) -> list[Blob]:
+        """All contents, the most recently used first."""
+        found = []
+        for path, status in _files(self.folder / "blobs"):
+            digest = _digest_of_name(path)
+            if digest is not None:
+                found.append(Blob(digest, status.st_size, status.st_mtime))
+        return sorted(found, key=lambda blob: -blob.used_at)
+
+    def is_whole(self, digest: bytes) -> bool:
+        """Reads a content and takes its digest. One that is broken, or gone, is not whole; it stays."""
+        try:
+            with self._blob(digest).open("rb", buffering=0) as file:
+                taken = hasher()
+                for piece in _pieces(file):
+                    taken.update(piece)
+                return bool(taken.digest() == digest)
+        except OSError:
+            return False
+
+    # What comes and goes
+
+    def add(self, tenant: bytes, digest: bytes, size_bytes: int, pieces: Iterable[memoryview]) -> bool:
+        """Keeps a content that the tenant brought; whether it is here now.
+
+        One that is here already counts as used. A disk that is full or broken is a warning and no cache:
+        what cannot be written whole is not there at all. Raises what reading `pieces` raises.
+        """
+        path = self._blob(digest)
+        try:
+            if not self._touch(path):
+                if not self._make_room(_blocks(size_bytes) + BLOCK_BYTES):
+                    return False
+                self._write(path, digest, size_bytes, pieces)
+            self._make_claim(tenant, digest)
+        except OSError as error:
+            self._pause(error)
+            return False
+        return True
+
+    def remove(self, digest: bytes) -> bool:
+        """Whether it was here. Raises OSError if it is and cannot be removed."""
+        try:
+            self._blob(digest).unlink()
+        except FileNotFoundError:
+            return False
+        self._forget_count()
+        self._sweep_claims()
+        return True
+
+    def _write(self, path: Path, digest: bytes, size_bytes: int, pieces: Iterable[memoryview]) -> None:
+        part = self._new_part(digest)
+        try:
+            with part.open("r+b", buffering=0) as file:
+                _reserve(file, size_bytes)
+                taken = hasher()
+                for piece in pieces:
+                    taken.update(piece)
+                    _write_all(file, piece)
+                os.fsync(file.fileno())
+            if taken.digest() != digest:
+                raise OSError(errno.EIO, "the bytes were not what their digest says")
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            os.replace(part, path)
+            _flush_folder(path.parent)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            self._forget_count()
+            raise
+
+    def _new_part(self, digest: bytes) -> Path:
+        path = self.folder / "parts" / f"{digest.hex()[:16]}.{os.getpid()}.{secrets.token_hex(8)}"
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _NO_FOLLOW, 0o600))
+        return path
+
+    def _touch(self, path: Path) -> bool:
+        """Says that a content is used now. Whether it is there."""
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    # Claims
+
+    def _make_claim(self, tenant: bytes, digest: bytes) -> None:
+        path = self._claim(tenant, digest)
+        if path.exists():
+            return
+        part = self._new_part(digest)
+        part.write_bytes(digest)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        os.replace(part, path)
+
+    def _sweep_claims(self) -> None:
+        """Forgets who brought what is not here any more."""
+        here = {blob.digest for blob in self.blobs()}
+        for path, _ in _files(self.folder / "claims"):
+            try:
+                if path.read_bytes() not in here:
+                    path.unlink()
+            except FileNotFoundError:
+                pass
+
+    # Room
+
+    def size_bytes(self) -> int:
+        """What the folder takes of the disk: contents, claims, and what is being written."""
+        total = 0
+        for name in ("blobs", "claims", "parts"):
+            total += sum(_blocks(status.st_size) for _, status in _files(self.folder / name))
+        return total
+
+    def _make_room(self, size_bytes: int) -> bool:
+        """Removes what was not used for longest until so many bytes fit. Whether they do."""
+        if size_bytes > self.quota_bytes or time.monotonic() < self._paused_until:
+            return False
+        with self._lock:
+            now = time.monotonic()
+            is_old = now > self._counted_at + COUNT_SECONDS
+            if is_old or self._counted_bytes + size_bytes > self.quota_bytes:
+                self._counted_bytes, self._counted_at = self.size_bytes(), now
+            while (excess := self._counted_bytes + size_bytes - self.quota_bytes) > 0:
+                if not self._evict(excess):
+                    break
+                self._counted_bytes = self.size_bytes()
+            fits = self._counted_bytes + size_bytes <= self.quota_bytes
+            self._counted_bytes += size_bytes if fits else 0
+            return fits
+
+    def _evict(self, excess_bytes: int) -> int:
+        """Removes contents and their claims until so many bytes are free, or nearly; how many contents."""
+        count = freed = 0
+        for blob in reversed(self.blobs()):
+            if freed >= excess_bytes:
+                break
+            self._blob(blob.digest).unlink(missing_ok=True)
+            freed += blob.disk_bytes + BLOCK_BYTES  # for a claim, or several
+            count += 1
+        if count:
+            logger.info("cache %s: %d contents went, to make room", self.folder, count)
+            self._sweep_claims()
+        return count
+
+    def _forget_count(self) -> None:
+        with self._lock:
+            self._counted_at = float("-inf")
+
+    def _sweep_parts(self) -> None:
+        """Removes what processes left that were killed while they wrote."""
+        now = time.time()
+        for path, status in _files(self.folder / "parts"):
+            if now - status.st_mtime > STALE_SECONDS:
+                path.unlink(missing_ok=True)
+
+    # What goes wrong
+
+    def _pause(self, error: OSError) -> None:
+        """A write failed: says so, and leaves the disk alone for a while."""
+        self._paused_until = time.monotonic() + PAUSE_SECONDS
+        full = " (the disk is full)" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        logger.warning(
+            "cache %s: nothing is kept for %.0f s: %s%s",
+            self.folder,
+            PAUSE_SECONDS,
+            error.strerror or error,
+            full,
+        )
+
+    def _spoilt(self, digest: bytes, why: str) -> None:
+        """A content cannot be used: it goes, so that it is uploaded again."""
+        logger.warning("cache %s: content %s is removed: %s", self.folder, digest.hex()[:16], why)
+        try:
+            self._blob(digest).unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("cache %s: it cannot be removed: %s", self.folder, error.strerror)
+
+    # Names
+
+    def _blob(self, digest: bytes) -> Path:
+        return _path(self.folder / "blobs", digest)
+
+    def _claim(self, tenant: bytes, digest: bytes) -> Path:
+        return _path(self.folder / "claims", digest_of(b"claim" + tenant + digest))
+
+
+class DiskSource:
+    """A content that is being read, until `close`."""
+
+    def __init__(self, file: int, size_bytes: int, spoilt: Callable[[str], None]) -> None:
+        self._file = file
+        self.size_bytes = size_bytes
+        #: To be called with why, if the bytes are not what they should be.
+        self.spoilt = spoilt
+
+    def read_into(self, offset_bytes: int, out: memoryview) -> int:
+        """Reads bytes from an offset on; how many, 0 at the end. Raises OSError."""
+        return read_at(self._file, offset_bytes, out)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def read_at(file: int, offset_bytes: int, out: memoryview) -> int:
+    """Reads from a place of a file; how many bytes, 0 at its end. Raises OSError."""
+    if hasattr(os, "preadv"):
+        return os.preadv(file, [out], offset_bytes)
+    os.lseek(file, offset_bytes, os.SEEK_SET)
+    data = os.read(file, out.nbytes)
+    out[: len(data)] = data
+    return len(data)
+
+
+def _pieces(file: BinaryIO) -> Iterator[memoryview]:
+    space = memoryview(bytearray(PIECE_BYTES))
+    while count := file.readinto(space):  # type: ignore[attr-defined]
+        yield space[:count]
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """The plain files in a folder and in its folders, but no links; what goes meanwhile is not among them."""
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            path = Path(inner, name)
+            try:
+                status = path.lstat()
+            except OSError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield path, status
+
+
+def _path(folder: Path, digest: bytes) -> Path:
+    name = digest.hex()
+    return folder / name[:2] / name
+
+
+def _digest_of_name(path: Path) -> bytes | None:
+    try:
+        digest = bytes.fromhex(path.name)
+    except ValueError:
+        return None
+    return digest if len(digest) == DIGEST_BYTES else None
+
+
+def _blocks(size_bytes: int) -> int:
+    return max(1, -(-size_bytes // BLOCK_BYTES)) * BLOCK_BYTES
+
+
+def _reserve(file: BinaryIO, size_bytes: int) -> None:
+    """Takes the space at once, where the system can: others count it then, and a full disk shows now."""
+    if size_bytes and hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+
+
+def _write_all(file: BinaryIO, piece: memoryview) -> None:
+    while piece.nbytes:
+        piece = piece[file.write(piece) :]
+
+
+def _flush_folder(folder: Path) -> None:
+    """Makes a rename last."""
+    if os.name == "posix":
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
