@@ -114,6 +114,15 @@ def test_a_file_that_is_no_graph_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "missing.hgraph" in capsys.readouterr().err
 
 
+def test_a_dry_run_says_what_each_device_would_give(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["run", graph, "--server", "local:", "--dry-run", *SPREAD]
+    assert main(arguments) == 0
+    told = capsys.readouterr().out
+    assert "memory on cpu0" in told and "memory on fake0" in told
+    assert main([*arguments, "--split", "*=cpu0:1,cpu1:1"]) == 1
+    assert "--dry-run knows nothing of --split" in capsys.readouterr().err
+
+
 def test_a_run_becomes_a_trace(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "run.json"
     arguments = ["trace", graph, "--server", "local:", "--input", "x=@random", "--output", str(output)]

@@ -27,6 +27,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output, reordered
 from heliograph_proto.types import tensor_type
+from heliograph_server.core.runtime import EstimateRequest
 
 F4, I1 = tensor_type("f32", (4,)), tensor_type("i32", (1,))
 MATRIX, ROW = tensor_type("f32", (3, 4)), tensor_type("f32", (1, 4))
@@ -196,13 +197,42 @@ def test_an_estimate_is_what_compiling_takes_and_takes_nothing(client: CoreClien
     leaves = (Leaf(LeafKind.INPUT, "x", wide), Leaf(LeafKind.WEIGHT, "w", wide))
     graph = Graph(leaves, nodes, (Output("y", 4),))
     before = client.host.memory().free_bytes
-    estimate = client.session.estimate(graph)
+    estimate = client.session.estimate(EstimateRequest(graph))
     assert client.host.memory().free_bytes == before
     client.do(c.Allocate(W, wide))
     info = client.compile(PLAN, graph, {1: W})
     assert sum(estimate.compute_bytes) == info.compute_bytes
     assert (estimate.weights_bytes, estimate.variables_bytes) == (wide.nbytes, 0)
-    assert client.session.estimate(COUNT, options=CompileOptions(fusion=False)).variables_bytes == 16
+    counted = client.session.estimate(EstimateRequest(COUNT, options=CompileOptions(fusion=False)))
+    assert counted.variables_bytes == 16
+
+
+def test_an_estimate_over_several_devices_says_what_each_would_take() -> None:
+    wide = tensor_type("f32", (64, 64))
+    leaves = (Leaf(LeafKind.INPUT, "x", wide), Leaf(LeafKind.WEIGHT, "w", wide))
+    nodes = (Node("soft_max", (0,), wide), Node("matmul", (2, 1), wide), Node("soft_max", (3,), wide))
+    graph = Graph(leaves, nodes, (Output("y", 4),))
+    names, pins = ("fake0", "cpu0"), {0: "fake0", 1: "cpu0", 2: "fake0"}
+    devices = FakeDevice("fake0", 2**20, is_host=False), CpuDevice("cpu0", 1, native=False)
+    with CoreClient(*devices) as client:
+        for copies in (1, 3):
+            free = [device.memory().free_bytes for device in devices]
+            asked = EstimateRequest(graph, names, pins=pins, pipeline=copies)
+            found = client.session.estimate(asked)
+            assert [device.memory().free_bytes for device in devices] == free
+            client.do(c.Allocate(W, wide, device="cpu0"))
+            before = [device.memory().free_bytes for device in devices]
+            client.compile(PLAN, graph, {1: W}, devices=names, pins=pins, pipeline=copies)
+            after = [device.memory().free_bytes for device in devices]
+            taken = {one.name: sum(one.compute_bytes) for one in found.devices}
+            assert taken == {name: was - now for name, was, now in zip(names, before, after, strict=True)}
+            assert [one.weights_bytes for one in found.devices] == [0, wide.nbytes]
+            assert found.total_bytes == sum(one.total_bytes for one in found.devices)
+            client.do(c.Free((PLAN, W)))
+            client.do(c.Synchronize())
+        with pytest.raises(OutOfMemoryError, match="bytes more"):
+            limits = {"fake0": 4, "cpu0": 4}
+            client.session.estimate(EstimateRequest(graph, names, memory=limits))
 
 
 # Outputs into existing tensors

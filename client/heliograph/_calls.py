@@ -138,6 +138,9 @@ def _encode_estimate(call: Estimate, session: bytes) -> bytes:
         graph=encode_graph(call.graph),
         devices=call.devices,
         fusion=_fusion(call.fusion),
+        pins=[plan_pb2.Pin(device=device, nodes=nodes) for device, nodes in call.pins],
+        memory_bytes=dict(call.memory),
+        pipeline=call.pipeline,
     ).SerializeToString()
 
 

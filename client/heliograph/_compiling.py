@@ -164,12 +164,11 @@ def _compile(
         raise
 
 
-def estimate_graph(
-    core: ClientCore, graph: Graph, devices: tuple[str, ...], fusion: bool
-) -> Procedure[PlanEstimate]:
+def estimate_graph(graph: Graph, how: CompileOptions) -> Procedure[PlanEstimate]:
     """What compiling would take; errors name the user's lines."""
+    call = Estimate(graph.outline(), how.devices, how.fusion, how.pins, how.memory, how.pipeline)
     try:
-        return (yield Estimate(graph.outline(), devices, fusion))  # type: ignore[no-any-return]
+        return (yield call)  # type: ignore[no-any-return]
     except HeliographError as error:
         raise with_source(error, graph.source_of) from None
 

@@ -137,6 +137,9 @@ class Estimate:
     graph: Graph
     devices: tuple[str, ...]
     fusion: bool
+    pins: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    memory: tuple[tuple[str, int], ...] = ()
+    pipeline: int = 1
 
 
 @dataclass(frozen=True, slots=True)

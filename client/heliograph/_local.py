@@ -35,7 +35,7 @@ from heliograph._outcome import Outcome, Pending, Transfer
 from heliograph_proto import __version__
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command
-from heliograph_proto.description import PlanInfo
+from heliograph_proto.description import PlanEstimate, PlanInfo
 from heliograph_proto.errors import HeliographError, InternalError
 from heliograph_proto.graph import Graph
 
@@ -152,10 +152,8 @@ class LocalTransport:
                 return self._compile(call)
             case Reserve():
                 return self._reserve(call)
-            case Estimate(graph, devices, fusion):
-                from heliograph_backends.contract import CompileOptions
-
-                return self.session.estimate(graph, devices, CompileOptions(fusion))
+            case Estimate():
+                return self._estimate(call)
             case Explain(plan):
                 return self.session.explain(plan)
             case GetMemory(device):
@@ -193,6 +191,21 @@ class LocalTransport:
                 pipeline=call.pipeline,
                 taps=call.taps,
                 reservation=call.reservation,
+            )
+        )
+
+    def _estimate(self, call: Estimate) -> PlanEstimate:
+        from heliograph_backends.contract import CompileOptions
+        from heliograph_server.core.runtime import EstimateRequest
+
+        return self.session.estimate(
+            EstimateRequest(
+                graph=call.graph,
+                devices=call.devices,
+                options=CompileOptions(call.fusion),
+                pins={node: device for device, nodes in call.pins for node in nodes},
+                memory=dict(call.memory),
+                pipeline=call.pipeline,
             )
         )
 

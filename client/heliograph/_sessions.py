@@ -113,9 +113,13 @@ class SessionBase:
         options = CompileOptions(names, fusion, checked_threads(threads))
         return reserve_graph(self._shell, graph, placed(self._shell, graph, options, placing))
 
-    def _estimating(self, graph: Graph, devices: DevicesArgument, fusion: bool) -> Procedure[PlanEstimate]:
+    def _estimating(
+        self, graph: Graph, devices: DevicesArgument, fusion: bool, placing: Placing, pipeline: int
+    ) -> Procedure[PlanEstimate]:
         check_graph(graph, "estimate")
-        return estimate_graph(self._shell.core, graph, device_names(self._shell, devices), fusion)
+        options = CompileOptions(device_names(self._shell, devices), fusion)
+        options = placed(self._shell, graph, options, placing)
+        return estimate_graph(graph, replace(options, pipeline=checked_pipeline(pipeline)))
 
     def _estimating_frozen(
         self, graph: contract.Graph, devices: DevicesArgument, fusion: bool

@@ -227,13 +227,16 @@ class Session(SessionBase):
         devices: DevicesArgument = None,
         *,
         fusion: bool = True,
+        pins: Pins = None,
+        memory: MemoryLimits = None,
+        pipeline: int = 1,
         timeout: float | None = None,
     ) -> PlanEstimate:
-        """What `compile` would take of the device's memory, without taking or uploading anything.
+        """What `compile` would take of devices' memory, without taking or uploading anything.
 
         Raises as `compile`, and UnsupportedError where the device cannot tell.
         """
-        procedure = self._estimating(graph, devices, fusion)
+        procedure = self._estimating(graph, devices, fusion, Placing(pins, memory), pipeline)
         return self._shell.drive(procedure, timeout, lambda: f"estimating {graph!r}")
 
     def reserve(

@@ -301,9 +301,27 @@ class PlanReport:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanEstimate:
-    """What a graph would take of a device, in bytes."""
+class DeviceEstimate:
+    """What a graph would take of one device, in bytes."""
 
+    name: str
+    #: Of each buffer for intermediate results, and for values between splits.
+    compute_bytes: tuple[int, ...]
+    weights_bytes: int
+    variables_bytes: int
+    #: What is kept beside weights, such as their packed form.
+    extra_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.compute_bytes) + self.weights_bytes + self.variables_bytes + self.extra_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEstimate:
+    """What a graph would take of devices, in bytes: all together, and of each."""
+
+    #: That of the last split.
     device: str
     #: Of each buffer for intermediate results.
     compute_bytes: tuple[int, ...]
@@ -313,6 +331,8 @@ class PlanEstimate:
     extra_bytes: int
     #: Blocks that could be reserved; empty: its plans take memory of their own.
     arena_bytes: tuple[int, ...] = ()
+    #: By priority, of those that take part.
+    devices: tuple[DeviceEstimate, ...] = ()
 
     @property
     def total_bytes(self) -> int:

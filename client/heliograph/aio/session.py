@@ -164,10 +164,13 @@ class Session(SessionBase):
         devices: DevicesArgument = None,
         *,
         fusion: bool = True,
+        pins: Pins = None,
+        memory: MemoryLimits = None,
+        pipeline: int = 1,
         timeout: float | None = None,
     ) -> PlanEstimate:
         """As hg.Session.estimate."""
-        procedure = self._estimating(graph, devices, fusion)
+        procedure = self._estimating(graph, devices, fusion, Placing(pins, memory), pipeline)
         return await self._shell.drive(procedure, timeout, lambda: f"estimating {graph!r}")
 
     async def reserve(

@@ -20,6 +20,7 @@ from heliograph.cli.graphs import add_graph_arguments, parse_inputs, read_inputs
 from heliograph.cli.placing import add_placing_arguments, placing
 from heliograph.cli.tables import print_table
 from heliograph.cli.taps import observed
+from heliograph_proto.sizes import size_text
 from heliograph_proto.types import TensorType
 
 Array = np.ndarray[Any, Any]
@@ -83,21 +84,28 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def dry_run(graph: hg.Graph, arguments: argparse.Namespace) -> int:
-    """Prints what a plan of the graph would take of the device's memory."""
+    """Prints what a plan of the graph would take of devices' memory."""
+    where = placing(arguments)
+    for name, option in (("split", "--split"), ("buffer_types", "--buffer-type")):
+        if where.pop(name):
+            raise hg.InvalidArgumentError(
+                f"--dry-run knows nothing of {option}", advice="leave one of them out"
+            )
     with hg.connect(arguments.server) as session:
-        found = session.estimate(graph, timeout=arguments.timeout)
-    memory = {
-        "weights": found.weights_bytes,
-        "variables": found.variables_bytes,
-        "intermediate results": sum(found.compute_bytes),
-        "beside the weights": found.extra_bytes,
-        "total": found.total_bytes,
-    }
+        found = session.estimate(graph, timeout=arguments.timeout, **where)
     if arguments.json:
         print(json.dumps({**asdict(found), "total_bytes": found.total_bytes}, indent=2))
-    else:
-        rows = [[what, f"{size:,}", f"{size / 2**20:.1f} MiB"] for what, size in memory.items()]
-        print_table([f"memory on {found.device}", "bytes", ""], rows)
+        return 0
+    for one in found.devices:
+        memory = {
+            "weights": one.weights_bytes,
+            "variables": one.variables_bytes,
+            "intermediate results": sum(one.compute_bytes),
+            "beside the weights": one.extra_bytes,
+            "total": one.total_bytes,
+        }
+        rows = [[what, f"{size:,}", size_text(size)] for what, size in memory.items()]
+        print_table([f"memory on {one.name}", "bytes", ""], rows)
     return 0
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from heliograph_proto.description import (
     Cause,
     CopyReport,
+    DeviceEstimate,
     DeviceShare,
     NodePart,
     NodePlacement,
@@ -77,6 +78,16 @@ def encode_estimate(found: PlanEstimate) -> plan_pb2.EstimateResponse:
         variables_bytes=found.variables_bytes,
         extra_bytes=found.extra_bytes,
         arena_bytes=found.arena_bytes,
+        devices=[
+            plan_pb2.DeviceEstimate(
+                name=one.name,
+                compute_bytes=one.compute_bytes,
+                weights_bytes=one.weights_bytes,
+                variables_bytes=one.variables_bytes,
+                extra_bytes=one.extra_bytes,
+            )
+            for one in found.devices
+        ],
     )
 
 
@@ -88,6 +99,12 @@ def decode_estimate(message: plan_pb2.EstimateResponse) -> PlanEstimate:
         variables_bytes=message.variables_bytes,
         extra_bytes=message.extra_bytes,
         arena_bytes=tuple(message.arena_bytes),
+        devices=tuple(
+            DeviceEstimate(
+                one.name, tuple(one.compute_bytes), one.weights_bytes, one.variables_bytes, one.extra_bytes
+            )
+            for one in message.devices
+        ),
     )
 
 

@@ -14,24 +14,21 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from heliograph_backends.contract import Arena, BufferType, CompileOptions, Device, LeafBindings, Plan, Tensor
-from heliograph_proto.description import PlanEstimate, PlanInfo, Port, VariablePort
+from heliograph_proto.description import PlanInfo, Port, VariablePort
 from heliograph_proto.errors import (
     HeliographError,
     InvalidGraphError,
-    LimitExceededError,
     MissingContentError,
     UnsupportedError,
 )
-from heliograph_proto.graph import Graph, Leaf, LeafKind, validate
+from heliograph_proto.graph import Graph, Leaf, LeafKind
 from heliograph_proto.limits import Limits
 from heliograph_proto.rows import RowSplit
-from heliograph_proto.types import MAX_BYTES
 from heliograph_server.core.checks import check_made, check_pipeline
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.divided import explaining
 from heliograph_server.core.execution import typed, zeroed
 from heliograph_server.core.handles import (
-    NOTHING_BOUND,
     BoundLeaves,
     Lane,
     PlanHandle,
@@ -45,12 +42,13 @@ from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.ordered import ordered
 from heliograph_server.core.precedence import Precedences
 from heliograph_server.core.protocol import SessionCore
-from heliograph_server.core.reservation import Need, Reservation, needs_of
+from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
 from heliograph_server.core.scheduled import ScheduledPlan
 from heliograph_server.core.scheduling.rows import divide
+from heliograph_server.core.sizing import Sizer
 from heliograph_server.core.tapping import check_taps
-from heliograph_server.core.targets import Target, Targets, Wish, first_unsupported
+from heliograph_server.core.targets import Target, Targets, Wish
 from heliograph_server.core.turns import Turns
 
 #: Of a plan that takes memory of its own.
@@ -85,19 +83,6 @@ class CompileRequest:
     reservation: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveRequest:
-    """For what memory is taken: a graph that nobody has checked yet, or blocks of the first device."""
-
-    reservation: int
-    graph: Graph | None = None
-    devices: tuple[str, ...] = ()
-    options: CompileOptions = field(default_factory=CompileOptions)
-    pins: Mapping[int, str] = field(default_factory=dict)
-    memory: Mapping[str, int] = field(default_factory=dict)
-    block_bytes: tuple[int, ...] = ()
-
-
 class Compiler:
     """Compiles graphs into one session. `device` looks a device up by name; "" is the first."""
 
@@ -126,6 +111,7 @@ class Compiler:
         self._known = KnownGraphs(limits)
         #: Held while compiling; whoever frees contents and variables takes it first.
         self.busy = threading.Lock()
+        self.sizes = Sizer(core, lock, self.busy, limits, device, self._targets, room)
 
     def compile(self, request: CompileRequest) -> PlanInfo:
         """Raises what PlanService.Compile is refused with."""
@@ -236,74 +222,6 @@ class Compiler:
             raise
         return LoadedPlan(plans, target.main, divided=known.divided)
 
-    def estimate(self, graph: Graph, devices: Sequence[str], options: CompileOptions) -> PlanEstimate:
-        """Raises what PlanService.Estimate is refused with."""
-        weights = frozenset(n for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.WEIGHT)
-        checked = validate(graph, self._limits, bound=weights)
-        device = self._choose(checked, devices)
-        found = device.estimate(ordered(device, checked)[0], options)
-        sizes = {kind: _sizes(device, checked.of_kind(kind)) for kind in LeafKind}
-        return PlanEstimate(
-            device=device.name,
-            compute_bytes=found.compute_bytes,
-            weights_bytes=sizes[LeafKind.WEIGHT],
-            variables_bytes=sizes[LeafKind.VARIABLE],
-            extra_bytes=found.extra_bytes,
-            arena_bytes=found.arena_bytes,
-        )
-
-    def reserve(self, request: ReserveRequest) -> dict[str, int]:
-        """Takes memory for plans; bytes by device. Raises what PlanService.Reserve is refused with."""
-        with self.busy:
-            with self._lock:
-                self._core.hold_number(request.reservation, ReservationHandle)
-            try:
-                made = self._room.for_work(lambda: self._take_memory(request))
-                self._commit_reservation(request.reservation, made)
-            finally:
-                with self._lock:
-                    self._core.handles.give_up(request.reservation)
-        return made.sizes
-
-    def _take_memory(self, request: ReserveRequest) -> Reservation:
-        needs = self._needs(request)
-        try:
-            return Reservation(needs)
-        except Exception as error:
-            raise typed(error, "reserving memory") from error
-
-    def _needs(self, request: ReserveRequest) -> dict[Device, Need]:
-        if request.graph is None:
-            device = self._device(request.devices[0] if request.devices else "")
-            return {device: Need(request.block_bytes)}
-        graph, options = request.graph, request.options
-        weights = frozenset(n for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.WEIGHT)
-        known = KnownGraph(validate(graph, self._limits, bound=weights))
-        wish = Wish(request.devices, request.pins, request.memory, options)
-        target = self._targets.find(known, wish, self._devices_of(known.graph, NOTHING_BOUND))
-        return needs_of(known.graph, target.devices, target.schedule, options)
-
-    def _commit_reservation(self, number: int, made: Reservation) -> None:
-        try:
-            with self._lock:
-                self._core.add_reservation(number, made)
-        except BaseException:
-            made.free()
-            raise
-
-    # Where
-
-    def _choose(self, graph: Graph, names: Sequence[str]) -> Device:
-        """The first of the devices that can run all of it. Raises the first one's UnsupportedError."""
-        refusals = []
-        for name in dict.fromkeys(names or ("",)):
-            device = self._device(name)
-            refusal = first_unsupported(graph, device)
-            if refusal is None:
-                return device
-            refusals.append(refusal)
-        raise refusals[0]
-
     # What its leaves are
 
     def _target(
@@ -321,7 +239,9 @@ class Compiler:
             request.buffer_types,
             taps,
         )
-        return self._targets.find(known, wish, self._devices_of(known.graph, bound), reserved)
+        with self._lock:
+            lies = self._core.devices_of(known.graph, bound)
+        return self._targets.find(known, wish, lies, reserved)
 
     def _taps(self, known: KnownGraph, request: CompileRequest) -> frozenset[int]:
         """The nodes that are observed. Raises what `check_taps` does."""
@@ -329,18 +249,6 @@ class Compiler:
             return check_taps(known.graph, request.taps, self._limits)
         taps = check_taps(known.divided.client, request.taps, self._limits)
         return frozenset(known.divided.results[node] for node in taps)
-
-    def _devices_of(self, graph: Graph, bound: BoundLeaves) -> dict[int, str]:
-        """The names of the devices of leaves that lie somewhere already."""
-        found: dict[int, str] = {}
-        with self._lock:
-            variables = dict(self._core.variables)
-        for number, leaf in enumerate(graph.leaves):
-            known = variables.get(leaf.name) if leaf.kind is LeafKind.VARIABLE else None
-            tensor = bound.tensors.get(number) or (known and known[1])
-            if tensor is not None and tensor.storage is not None:
-                found[number] = tensor.storage.device
-        return found
 
     def _bind(self, graph: Graph, target: Target, bound: BoundLeaves) -> LeafBindings:
         weights: dict[int, Tensor] = {}
@@ -583,10 +491,3 @@ def _on_device(tensor: Tensor, leaf: Leaf, device: Device) -> Tensor:
             advice=f"copy it to device {device.name} first",
         )
     return tensor
-
-
-def _sizes(device: Device, leaves: Sequence[Leaf]) -> int:
-    size = sum(device.buffer_type.alloc_size(leaf.type) for leaf in leaves)
-    if size > MAX_BYTES:
-        raise LimitExceededError(f"weights or variables of {size:,} bytes in all; 2**63 is too many")
-    return size

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from heliograph_proto import commands as c
 from heliograph_proto.description import Port
 from heliograph_proto.errors import HeliographError, InvalidArgumentError
+from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType
 from heliograph_server.core.checks import check_leaf, check_weight, overlap, storage_of
@@ -56,6 +57,16 @@ class PlanCore(SessionState, ABC):
         self.variables[name] = (number, tensor)
         self._storages[storage_of(tensor)] = None
         return number
+
+    def devices_of(self, graph: Graph, bound: BoundLeaves) -> dict[int, str]:
+        """The names of the devices of leaves that lie somewhere already."""
+        found: dict[int, str] = {}
+        for number, leaf in enumerate(graph.leaves):
+            known = self.variables.get(leaf.name) if leaf.kind is LeafKind.VARIABLE else None
+            tensor = bound.tensors.get(number) or (known and known[1])
+            if tensor is not None and tensor.storage is not None:
+                found[number] = tensor.storage.device
+        return found
 
     def hold_number(self, number: int, kind: type[PlanHandle] | type[ReservationHandle]) -> None:
         """Holds the number of a plan, or of a reservation, to be. Raises what it would be refused with."""

@@ -13,10 +13,9 @@ from heliograph_backends.contract import CompileOptions, Device
 from heliograph_proto.commands import Command, CompletionBatch
 from heliograph_proto.description import ModelInfo, PlanEstimate, PlanInfo, PlanReport
 from heliograph_proto.errors import CancelledError, HandleExistsError, HeliographError, SessionClosedError
-from heliograph_proto.graph import Graph
 from heliograph_proto.limits import Limits
 from heliograph_server.core.bulk import ContentUpload, TransferUpload, Upload
-from heliograph_server.core.compiling import Compiler, CompileRequest, ReserveRequest
+from heliograph_server.core.compiling import Compiler, CompileRequest
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines
 from heliograph_server.core.downloads import Download
@@ -33,6 +32,7 @@ from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.room import Room
 from heliograph_server.core.session_work import SessionWork
+from heliograph_server.core.sizing import EstimateRequest, ReserveRequest
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
     DropUpload,
@@ -205,12 +205,10 @@ class Session(SessionWork):
             # An update may have let go of the plan before.
             self._event(lambda: None)
 
-    def estimate(
-        self, graph: Graph, devices: Sequence[str] = (), options: CompileOptions = ANY_OPTIONS
-    ) -> PlanEstimate:
-        """What compiling would take of a device's memory. Raises what Estimate is refused with."""
+    def estimate(self, request: EstimateRequest) -> PlanEstimate:
+        """What compiling would take of devices' memory. Raises what Estimate is refused with."""
         self._check_open()
-        return self._compiler.estimate(graph, devices, options)
+        return self._compiler.sizes.estimate(request)
 
     def explain(self, plan: int) -> PlanReport:
         """Where the nodes of a plan run and why. Raises UnknownHandleError."""
@@ -224,7 +222,7 @@ class Session(SessionWork):
     def reserve(self, request: ReserveRequest) -> dict[str, int]:
         """Takes memory for plans that are compiled later; bytes by device. Raises what Reserve is refused
         with. A Free of its handle gives it back."""
-        return self._compiler.reserve(request)
+        return self._compiler.sizes.reserve(request)
 
     def discard_plan(self, handle: int) -> None:
         """Undoes a compile whose client left before it learned of it."""

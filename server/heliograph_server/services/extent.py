@@ -82,7 +82,7 @@ def check_compile(request: plan_pb2.CompileRequest, limits: Limits) -> None:
 def check_estimate(request: plan_pb2.EstimateRequest, limits: Limits) -> None:
     """Raises LimitExceededError."""
     check_graph(request.graph, limits)
-    _check(len(request.devices), MAX_DEVICES, "devices")
+    _check_places(request, limits)
 
 
 def check_reserve(request: plan_pb2.ReserveRequest, limits: Limits) -> None:
@@ -92,7 +92,9 @@ def check_reserve(request: plan_pb2.ReserveRequest, limits: Limits) -> None:
     _check(len(request.block_bytes), MAX_BLOCKS, "blocks")
 
 
-def _check_places(request: plan_pb2.CompileRequest | plan_pb2.ReserveRequest, limits: Limits) -> None:
+def _check_places(
+    request: plan_pb2.CompileRequest | plan_pb2.ReserveRequest | plan_pb2.EstimateRequest, limits: Limits
+) -> None:
     """What names devices."""
     _check(len(request.devices), MAX_DEVICES, "devices")
     _check(len(request.memory_bytes), MAX_DEVICES, "memory limits")

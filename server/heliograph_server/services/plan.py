@@ -20,7 +20,7 @@ from heliograph_proto.rows import RowSplit
 from heliograph_proto.v1 import graph_pb2, plan_pb2, plan_pb2_grpc
 from heliograph_server.core.known_graphs import ReceivedGraph
 from heliograph_server.core.pins import PinGroups
-from heliograph_server.core.runtime import CompileRequest, ReserveRequest, Session
+from heliograph_server.core.runtime import CompileRequest, EstimateRequest, ReserveRequest, Session
 from heliograph_server.services.extent import (
     check_bindings,
     check_compile,
@@ -163,7 +163,16 @@ def _reserve(session: Session, request: plan_pb2.ReserveRequest) -> dict[str, in
 def _estimate(session: Session, request: plan_pb2.EstimateRequest) -> PlanEstimate:
     options = CompileOptions(request.fusion != plan_pb2.FUSION_OFF)
     check_estimate(request, session.limits)
-    return session.estimate(messages.decode_graph(request.graph), tuple(request.devices), options)
+    return session.estimate(
+        EstimateRequest(
+            graph=messages.decode_graph(request.graph),
+            devices=tuple(request.devices),
+            options=options,
+            pins=_pins(request),
+            memory=dict(request.memory_bytes),
+            pipeline=request.pipeline or 1,
+        )
+    )
 
 
 def received(session: Session, request: plan_pb2.CompileRequest) -> tuple[ReceivedGraph, int]:
