@@ -31,7 +31,7 @@ PURE = (
     "heliograph_proto",
     "heliograph_backends.planning",
     "heliograph_backends.cpu.lowering",
-    "heliograph_backends.cpu.storage",
+    "heliograph_backends.planning.storage",
     "heliograph_server.core.protocol",
     "heliograph_server.core.ordering",
     "heliograph_server.core.handles",
