@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planned import DefinitionOnly, Memory, Versions, planned, run
 from random_graphs import RandomGraph
 
-from heliograph_backends.cpu import storage as storing
+from heliograph_backends.planning import storage as storing
 from heliograph_backends.planning.storage import Region, Storage
 from heliograph_backends.planning.fusion import Group, group_nodes
 from heliograph_backends.planning.layout import place_values

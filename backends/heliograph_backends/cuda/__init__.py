@@ -1,0 +1,10 @@
+"""Devices with CUDA: GPUs of NVIDIA's, through CuPy.
+
+`driver` is the only door to CUDA, `cupy_driver` what is behind it; everything else is Python that runs and is
+tested without a GPU. `kernels/` has the kernels' source, a fixed set that is compiled once and cached.
+"""
+
+from heliograph_backends.cuda.backend import CudaBackend
+from heliograph_backends.cuda.device import CudaDevice
+
+__all__ = ["CudaBackend", "CudaDevice"]
