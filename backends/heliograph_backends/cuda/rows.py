@@ -47,7 +47,7 @@ def is_row_op(node: Node, operands: Sequence[TensorType]) -> bool:
     return (
         floats
         and node.type.ndim > 0
-        and fits(node.type.shape[:-1])
+        and few(node.type.shape[:-1])
         and (node.op in NORMS or node.op == "soft_max")
     )
 
