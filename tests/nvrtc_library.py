@@ -36,17 +36,23 @@ def _path() -> Path | None:
     return min(libraries, key=lambda path: len(path.name), default=None)
 
 
-def compiled(text: str, name: str, options: tuple[str, ...]) -> bytes:
-    """The machine code of a source. Raises CompilingFailedError with the compiler's log."""
+def compiled(text: str, name: str, options: tuple[str, ...], made: str = "CUBIN") -> bytes:
+    """What a source is compiled to: CUBIN, machine code, or PTX. Raises CompilingFailedError with the
+    compiler's log."""
     library = ctypes.CDLL(str(_path()))
     program = ctypes.c_void_p()
-    _check(library, library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None))
+    _check(
+        library,
+        library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None),
+    )
     try:
         encoded = [one.encode() for one in options]
-        status = library.nvrtcCompileProgram(program, len(encoded), (ctypes.c_char_p * len(encoded))(*encoded))
+        status = library.nvrtcCompileProgram(
+            program, len(encoded), (ctypes.c_char_p * len(encoded))(*encoded)
+        )
         if status:
             raise CompilingFailedError(_text(library, program, "ProgramLog").decode(errors="replace"))
-        return _text(library, program, "CUBIN")
+        return _text(library, program, made)
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 

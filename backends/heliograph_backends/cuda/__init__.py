@@ -7,4 +7,7 @@ tested without a GPU. `kernels/` has the kernels' source, a fixed set that is co
 from heliograph_backends.cuda.backend import CudaBackend
 from heliograph_backends.cuda.device import CudaDevice
 
-__all__ = ["CudaBackend", "CudaDevice"]
+#: So that a checkout that is not installed can name this package as a plugin.
+BACKEND = CudaBackend
+
+__all__ = ["BACKEND", "CudaBackend", "CudaDevice"]

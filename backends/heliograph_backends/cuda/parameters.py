@@ -75,6 +75,7 @@ ROPE = _struct(
 PRODUCT = _struct(
     ("walk", WALK), ("n", "i8"), ("k", "i8"), ("rows", "i8"), ("weights", OPERAND), ("x", OPERAND),
     ("result", OPERAND), ("weight_stride", "i8"), ("x_stride", "i8"), ("result_stride", "i8"),
+    ("block_bytes", "i4"), ("parts", "i4"),
 )  # fmt: skip
 ATTENTION = _struct(
     ("heads", "i8"), ("rows", "i8"), ("keys", "i8"), ("d", "i8"), ("dv", "i8"),

@@ -18,8 +18,8 @@ from heliograph_proto.types import TensorType
 #: Up to so many rows each lane keeps its sums; more go through tiles.
 MOST_FEW = 4
 TILE_ROWS, TILE_N = 64, 128
-#: Rows of weights that a block of the kernel for few rows has.
-ROWS_OF_ONE, ROWS_OF_FEW = 16, 8
+#: Rows of weights that a block of the kernels for few rows has, and the words of a stage of activations.
+ROWS_OF_BLOCK, STAGED_ELEMENTS = 16, 32 * 33
 #: What cuBLAS takes, by data types of operands and result.
 CUBLAS = {
     ("f32", "f32"), ("f64", "f64"), ("f16", "f16"), ("bf16", "bf16"), ("f16", "f32"), ("bf16", "f32"),
@@ -58,6 +58,7 @@ def is_stored_product(node: Node, operands: Sequence[TensorType]) -> bool:
 
 def stored(node: Node, weights: Located, x: Located, result: Located) -> Launch:
     """Blocks become f32 in registers or in shared memory."""
+    parts, block_bytes = _blocks(weights.type)
     rows, depth, n = x.type.shape[-2], x.type.shape[-1], weights.type.shape[-2]
     sizes, (w, a, c) = _matrices(weights, x, result)
     filling = Filling(PRODUCT)
@@ -67,15 +68,23 @@ def stored(node: Node, weights: Located, x: Located, result: Located) -> Launch:
     filling.operand("result", result, c)
     filling.set(
         n=n, k=depth, rows=rows, weight_stride=weights.strides[-2], x_stride=x.strides[-2],
-        result_stride=result.strides[-2],
+        result_stride=result.strides[-2], block_bytes=block_bytes, parts=parts,
     )  # fmt: skip
-    matrices, name = math.prod(sizes), weights.type.dtype.name
-    if rows == 1:
-        return filling.launch(f"product_one_{name}", (-(-n // ROWS_OF_ONE), 1, matrices), 128)
-    if rows <= MOST_FEW:
-        return filling.launch(f"product_few_{name}", (-(-n // ROWS_OF_FEW), 1, matrices), 128)
-    grid = (-(-n // TILE_N), -(-rows // TILE_ROWS), matrices)
-    return filling.launch(f"product_many_{name}", grid, 128)
+    matrices = math.prod(sizes)
+    if rows > MOST_FEW:
+        grid = (-(-n // TILE_N), -(-rows // TILE_ROWS), matrices)
+        return filling.launch("product_many", grid, 128)
+    kernel, held = ("product_one", 1) if rows == 1 else ("product_few", MOST_FEW)
+    shared = held * STAGED_ELEMENTS * 4 + ROWS_OF_BLOCK * 32 // parts * block_bytes
+    return filling.launch(kernel, (-(-n // ROWS_OF_BLOCK), 1, matrices), 256, shared)
+
+
+def _blocks(type: TensorType) -> tuple[int, int]:
+    """How many parts of 32 elements a block has, and its bytes; of narrow floats 32 are a block."""
+    dtype = type.dtype
+    if dtype.block_size == 1:
+        return 1, 32 * dtype.block_bytes
+    return dtype.block_size // 32, dtype.block_bytes
 
 
 def _matrices(weights: Located, x: Located, result: Located) -> tuple[Strides, tuple[Strides, ...]]:

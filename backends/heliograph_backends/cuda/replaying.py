@@ -42,7 +42,7 @@ class Replays:
             number for number, (can, part) in enumerate(self._segments) if can and len(part) >= LEAST_STEPS
         ]
         self._count = len(steps)
-        self._reasons = [step.why_not_captured for step in steps if step.why_not_captured]
+        self._reasons = list(dict.fromkeys(step.why_not_captured for step in steps if step.why_not_captured))
         self._failed = ""
         #: By the run's addresses: of each segment, what was captured; empty after the first run of a key.
         self._recordings: OrderedDict[_Key, dict[int, Recording]] = OrderedDict()

@@ -43,6 +43,4 @@ def kernels_of(module: str) -> tuple[str, ...]:
     names = re.findall(r"^KERNEL\((\w+),", text, re.M)
     names += [f"get_rows_{one}" for one in re.findall(r"^GET_ROWS\(\w+, (\w+)\)", text, re.M)]
     names += [f"attention_{one}" for one in re.findall(r"^ATTENTION\((\d+)\)", text, re.M)]
-    for one in re.findall(r"^PRODUCT\(\w+, (\w+)\)", text, re.M):
-        names += [f"product_{count}_{one}" for count in ("one", "few", "many")]
     return tuple(names)

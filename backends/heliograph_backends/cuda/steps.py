@@ -83,9 +83,7 @@ class DefinitionStep(Step):
         self._values = (*node.operands, target_of(graph, number))
         self._kernel = define_node(graph, number, self._driver.xp)
         self._arrays: list[Any] = []
-        self.why_not_captured = (
-            f"node {number} ({node.op}) runs on the definition, which may ask the device for values"
-        )
+        self.why_not_captured = f"{node.op} runs on the definition, which may ask the device for values"
         if memory.is_fixed or not any(memory.slot_of(value) in memory.run_slots for value in self._values):
             self._arrays = [memory.array(value) for value in self._values]
         self._lasts = bool(self._arrays)

@@ -189,7 +189,8 @@ class LoadedPlan:
         nodes = [NodePlacement(0, Cause.FIRST_THAT_CAN)] * len(graph.nodes)
         for node, concurrent in zip(self._order or range(len(nodes)), self.plan.concurrency(), strict=True):
             nodes[node] = replace(nodes[node], concurrent=concurrent)
-        split = SplitReport(0, (), self.plan.steps, self.plan.compute_bytes, 0.0, self.took_us)
+        plan = self.plan
+        split = SplitReport(0, (), plan.steps, plan.compute_bytes, 0.0, self.took_us, note=plan.note)
         weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
         share = DeviceShare(self.device.name, weights, variables, self.plan.compute_bytes)
         return PlanReport(tuple(nodes), (split,), (share,))

@@ -127,7 +127,7 @@ template <int D>
 static __device__ __forceinline__ void products_of(const u32* q, const u32* k, int g, int t, float (&s)[4][4]) {
   for (int n = 0; n < 4; n++)
     for (int i = 0; i < 4; i++) s[n][i] = 0.0f;
-#pragma unroll
+#pragma unroll 2
   for (int column = 0; column < D; column += 8) {
     const u32* place = q + g * (D + 4) + column + t;
     u32 a[4] = {place[0], place[8 * (D + 4)], place[4], place[8 * (D + 4) + 4]};
@@ -196,7 +196,7 @@ static __device__ __forceinline__ void attend(const AttentionParameters& p) {
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
       for (int i = 0; i < 4; i++) sums[n][i] *= shrink[i / 2];
-#pragma unroll
+#pragma unroll 1
     for (int key = 0; key < BLOCK_KEYS; key += 8) {
       const u32* place = own_p + g * (BLOCK_KEYS + 4) + key + t;
       u32 a[4] = {place[0], place[8 * (BLOCK_KEYS + 4)], place[4], place[8 * (BLOCK_KEYS + 4) + 4]};

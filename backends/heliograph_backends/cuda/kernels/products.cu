@@ -15,22 +15,39 @@ struct ProductParameters {
   i64 weight_stride;  // bytes between rows
   i64 x_stride;
   i64 result_stride;
+  int block_bytes;
+  int parts;  // of 32 elements, of a block
 };
 
-#define FEW_WARPS 4
+#define WARPS 8
+#define ROWS_OF_WARP 2
 #define FEW 4
 // 32 lanes, each with 32 elements.
 #define STAGE 1024
 
-template <int T> struct Staging {
-  enum { BYTES = 32 / Stored<T>::PARTS * Stored<T>::BYTES, WORDS = BYTES / 4, EACH = (WORDS + 31) / 32 };
-};
+// What is done for every type with a name of its own: one kernel has them all, since the type is the same for all
+// threads and told once for 32 elements.
+#define FOR_TYPE(type, DO)           \
+  switch (type) {                    \
+    case F16: DO(F16); break;        \
+    case BF16: DO(BF16); break;      \
+    case Q4_0: DO(Q4_0); break;      \
+    case Q4_1: DO(Q4_1); break;      \
+    case Q5_0: DO(Q5_0); break;      \
+    case Q5_1: DO(Q5_1); break;      \
+    case Q8_0: DO(Q8_0); break;      \
+    case Q2_K: DO(Q2_K); break;      \
+    case Q3_K: DO(Q3_K); break;      \
+    case Q4_K: DO(Q4_K); break;      \
+    case Q5_K: DO(Q5_K); break;      \
+    default: DO(Q6_K);               \
+  }
 
 // Words of 4 bytes where rows lie on multiples of 4, as they nearly always do; else of 2.
-template <int T>
-static __device__ __forceinline__ void stage(const u8* from, i64 bytes, u32* to, int lane) {
+static __device__ __forceinline__ void stage(const u8* from, i64 bytes, u8* to, int lane) {
   if ((u64)from % 4 == 0) {
-    for (int word = lane; word < bytes / 4; word += 32) to[word] = reinterpret_cast<const u32*>(from)[word];
+    for (int word = lane; word < bytes / 4; word += 32)
+      reinterpret_cast<u32*>(to)[word] = reinterpret_cast<const u32*>(from)[word];
     if (bytes % 4 && lane == 0)
       reinterpret_cast<u16*>(to)[bytes / 2 - 1] = reinterpret_cast<const u16*>(from)[bytes / 2 - 1];
   } else {
@@ -42,49 +59,46 @@ static __device__ __forceinline__ void stage(const u8* from, i64 bytes, u32* to,
 // An activation at [element][row]; 33 instead of 32 so that lanes meet different banks.
 #define AT(element, row) ((row) * (STAGE / 32 * 33) + (element) / 32 * 33 + (element) % 32)
 
-template <int T, int ROWS>
+// Shared memory: ROWS stages of activations, then for each warp its rows' bytes of a stage.
+template <int ROWS>
 static __device__ __forceinline__ void few_rows(const ProductParameters& p) {
-  constexpr int ROWS_OF_WARP = ROWS == 1 ? 4 : 2;
-  __shared__ float xs[ROWS * STAGE / 32 * 33];
-  __shared__ u32 staged[FEW_WARPS][ROWS_OF_WARP][(Staging<T>::BYTES + 3) / 4];
-  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  DYNAMIC_SHARED(float, xs);
+  u8* all_staged = reinterpret_cast<u8*>(xs + ROWS * STAGE / 32 * 33);
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stage_bytes = 32 / p.parts * p.block_bytes;
+  u8* staged = all_staged + warp * ROWS_OF_WARP * stage_bytes;
   const u8* weights = row_of(p.walk, p.weights, blockIdx.z);
   const u8* x = row_of(p.walk, p.x, blockIdx.z);
   u8* result = row_of(p.walk, p.result, blockIdx.z);
-  i64 first = ((i64)blockIdx.x * FEW_WARPS + warp) * ROWS_OF_WARP;
+  i64 first = ((i64)blockIdx.x * WARPS + warp) * ROWS_OF_WARP;
   float sums[ROWS_OF_WARP][ROWS];
   for (int w = 0; w < ROWS_OF_WARP; w++)
     for (int r = 0; r < ROWS; r++) sums[w][r] = 0.0f;
   for (i64 start = 0; start < p.k; start += STAGE) {
     __syncthreads();
-    for (int i = threadIdx.x; i < ROWS * STAGE; i += FEW_WARPS * 32) {
+    for (int i = threadIdx.x; i < ROWS * STAGE; i += WARPS * 32) {
       int row = i / STAGE, element = i % STAGE;
       bool there = row < p.rows && start + element < p.k;
       xs[AT(element, row)] = there ? reinterpret_cast<const float*>(x + row * p.x_stride)[start + element] : 0.0f;
     }
     i64 parts = p.k - start < STAGE ? (p.k - start) / 32 : 32;
-    i64 bytes = parts / Stored<T>::PARTS * Stored<T>::BYTES;
     for (int w = 0; w < ROWS_OF_WARP; w++) {
-      const u8* row = weights + (first + w) * p.weight_stride + start / 32 / Stored<T>::PARTS * Stored<T>::BYTES;
-      if (first + w < p.n) stage<T>(row, bytes, staged[warp][w], lane);
+      const u8* row = weights + (first + w) * p.weight_stride + start / 32 / p.parts * p.block_bytes;
+      if (first + w < p.n) stage(row, parts / p.parts * p.block_bytes, staged + w * stage_bytes, lane);
     }
     __syncthreads();
     if (lane >= parts) continue;
+    // Two rows for each activation that is read. What lies past the last row is not written.
+    float one[32], other[32];
+#define BOTH(T) part_of<T>(staged, lane, one), part_of<T>(staged + stage_bytes, lane, other)
+    FOR_TYPE(p.weights.type, BOTH)
 #pragma unroll
-    for (int w = 0; w < ROWS_OF_WARP; w += 2) {
-      // Two rows for each activation that is read. Those past the last one are not written.
-      float one[32], other[32];
-      part_of<T>(reinterpret_cast<const u8*>(staged[warp][w]), lane, one);
-      part_of<T>(reinterpret_cast<const u8*>(staged[warp][w + 1]), lane, other);
+    for (int r = 0; r < ROWS; r++)
 #pragma unroll
-      for (int r = 0; r < ROWS; r++)
-#pragma unroll
-        for (int i = 0; i < 32; i++) {
-          float activation = xs[AT(lane * 32 + i, r)];
-          sums[w][r] += one[i] * activation;
-          sums[w + 1][r] += other[i] * activation;
-        }
-    }
+      for (int i = 0; i < 32; i++) {
+        float activation = xs[AT(lane * 32 + i, r)];
+        sums[0][r] += one[i] * activation;
+        sums[1][r] += other[i] * activation;
+      }
   }
   for (int w = 0; w < ROWS_OF_WARP; w++)
     for (int r = 0; r < ROWS; r++) {
@@ -94,13 +108,15 @@ static __device__ __forceinline__ void few_rows(const ProductParameters& p) {
     }
 }
 
+KERNEL(product_one, ProductParameters, WARPS * 32) { few_rows<1>(p); }
+KERNEL(product_few, ProductParameters, WARPS * 32) { few_rows<FEW>(p); }
+
 #define TILE_ROWS 64
 #define TILE_N 128
 #define TILE_K 32
 #define PADDED (TILE_K + 4)
 #define MANY_THREADS 128
 
-template <int T>
 static __device__ __forceinline__ void stage_weights(
     const ProductParameters& p, const u8* weights, i64 first, i64 start, u32* to) {
   // A thread has one row of the tile.
@@ -111,7 +127,8 @@ static __device__ __forceinline__ void stage_weights(
     return;
   }
   float values[32];
-  part_of<T>(weights + row * p.weight_stride, start / 32, values);
+#define PART(T) part_of<T>(weights + row * p.weight_stride, start / 32, values)
+  FOR_TYPE(p.weights.type, PART)
 #pragma unroll
   for (int i = 0; i < TILE_K; i++) out[i] = to_tf32(values[i]);
 }
@@ -126,8 +143,7 @@ static __device__ __forceinline__ void stage_activations(
   }
 }
 
-template <int T>
-static __device__ __forceinline__ void many_rows(const ProductParameters& p) {
+KERNEL(product_many, ProductParameters, MANY_THREADS) {
   __shared__ u32 xs[TILE_ROWS * PADDED];
   __shared__ u32 ws[TILE_N * PADDED];
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -138,10 +154,10 @@ static __device__ __forceinline__ void many_rows(const ProductParameters& p) {
   float d[4][4][4] = {};
   for (i64 start = 0; start < p.k; start += TILE_K) {
     __syncthreads();
-    stage_weights<T>(p, weights, first_n, start, ws);
+    stage_weights(p, weights, first_n, start, ws);
     stage_activations(p, x, first_row, start, xs);
     __syncthreads();
-#pragma unroll
+#pragma unroll 1
     for (int k = 0; k < TILE_K; k += 8) {
       u32 a[4][4], b[4][2];
 #pragma unroll
@@ -170,20 +186,3 @@ static __device__ __forceinline__ void many_rows(const ProductParameters& p) {
         if (row < p.rows && column < p.n) reinterpret_cast<float*>(result + row * p.result_stride)[column] = d[m][n][i];
       }
 }
-
-#define PRODUCT(T, name)                                                                \
-  KERNEL(product_one_##name, ProductParameters, FEW_WARPS * 32) { few_rows<T, 1>(p); }  \
-  KERNEL(product_few_##name, ProductParameters, FEW_WARPS * 32) { few_rows<T, FEW>(p); } \
-  KERNEL(product_many_##name, ProductParameters, MANY_THREADS) { many_rows<T>(p); }
-PRODUCT(F16, f16)
-PRODUCT(BF16, bf16)
-PRODUCT(Q4_0, q4_0)
-PRODUCT(Q4_1, q4_1)
-PRODUCT(Q5_0, q5_0)
-PRODUCT(Q5_1, q5_1)
-PRODUCT(Q8_0, q8_0)
-PRODUCT(Q2_K, q2_k)
-PRODUCT(Q3_K, q3_k)
-PRODUCT(Q4_K, q4_k)
-PRODUCT(Q5_K, q5_k)
-PRODUCT(Q6_K, q6_k)
