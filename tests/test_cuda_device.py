@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -146,6 +147,18 @@ def test_copies_say_who_copied(device: CudaDevice) -> None:
         made.close()
 
 
+def test_pinned_memory_of_the_host_needs_no_staging(device: CudaDevice) -> None:
+    host, buffer = device.host_buffer_type.allocate(100), device.buffer_type.allocate(100)
+    host.memset(0, 100, 7)
+    buffer.set(0, host.memory.data)
+    host.clear()
+    buffer.get(0, host.memory.data)
+    assert set(host.memory.tolist()) == {7} and device.staging.pinned_bytes == 0
+    for one in (host, buffer):
+        one.free()
+    assert not device.staging.pinned.has(np.zeros(4, np.uint8))
+
+
 def test_memory_of_the_host_is_pinned_as_long_as_a_buffer_is_over_it(
     device: CudaDevice, driver: EmulatedDriver
 ) -> None:
@@ -184,13 +197,20 @@ def test_the_next_work_is_issued_while_the_device_is_busy(
     driver.goes_on = False
     outcomes = [Outcome() for _ in range(3)]
     issued = [threading.Event() for _ in range(3)]
+    buffer = device.buffer_type.allocate(8)
+
+    def work(event: threading.Event) -> None:
+        buffer.memset(0, 8, 1)
+        event.set()
+
     for event, outcome in zip(issued, outcomes, strict=True):
-        stream.submit(event.set, outcome)
+        stream.submit(partial(work, event), outcome)
     assert all(event.wait(SECONDS) for event in issued)
     assert not any(outcome.is_done.is_set() for outcome in outcomes)
     driver.goes_on = True
     for outcome in outcomes:
         outcome.wait()
+    buffer.free()
 
 
 def test_a_stream_waits_for_another_on_the_device(device: CudaDevice, driver: EmulatedDriver) -> None:

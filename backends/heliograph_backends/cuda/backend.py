@@ -8,7 +8,7 @@ from typing import Any
 from heliograph_backends.contract import CONTRACT_VERSION, Backend, Parameter, ParameterKind
 from heliograph_backends.cuda.device import CudaDevice
 from heliograph_backends.cuda.driver import Driver
-from heliograph_proto.errors import ConfigurationError
+from heliograph_proto.errors import ConfigurationError, HeliographError
 
 
 class CudaBackend(Backend):
@@ -32,7 +32,7 @@ class CudaBackend(Backend):
             for device in self._devices:
                 device.close()
             self._devices = []
-            self._why = str(error) or type(error).__name__
+            self._why = in_words(error)
 
     def _start(self, parameters: Sequence[Mapping[str, Any]]) -> None:
         # Here and not above: CuPy takes half a second, and may be missing.
@@ -56,6 +56,13 @@ class CudaBackend(Backend):
 
     def features(self) -> Mapping[str, str]:
         return self._features
+
+
+def in_words(error: Exception) -> str:
+    """An error in one line: ours with its advice, others with their class where they say nothing."""
+    if isinstance(error, HeliographError):
+        return f"{error.message}; {error.advice}" if error.advice else error.message
+    return str(error) or type(error).__name__
 
 
 def _device(

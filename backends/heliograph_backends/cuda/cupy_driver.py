@@ -307,7 +307,7 @@ class CupyDriver(Driver):
             # One that does not wait for the default queue: a capture may not.
             stream = cupy.cuda.Stream(non_blocking=True)
             with stream:
-                stream.begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
+                stream.begin_capture()
                 try:
                     issue(stream)
                 except BaseException:

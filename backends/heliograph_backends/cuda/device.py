@@ -50,7 +50,7 @@ class CudaDevice(Device):
         self._here = threading.local()
         self._numbers = count()
         #: Nothing else may use the device's default queue while a plan is captured.
-        self.capturing = threading.Lock()
+        self.capturing = threading.RLock()
         with self.guarded():
             total = memory_bytes or int(driver.memory()[0] * (1 - LEFT_TO_OTHERS))
             driver.set_limit(total)

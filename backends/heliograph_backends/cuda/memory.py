@@ -179,7 +179,13 @@ class PinnedBufferType(HostBufferType):
         except BaseException:
             self.budget.give(size_bytes)
             raise
-        return HostBuffer(self, memory, usage, on_free=lambda: self.budget.give(size_bytes))
+        forget = self._cuda.staging.pinned.add(memory)
+
+        def free() -> None:
+            forget()
+            self.budget.give(size_bytes)
+
+        return HostBuffer(self, memory, usage, on_free=free)
 
     def wrap(self, memory: memoryview) -> HostBuffer:
         """A buffer over memory of this process, pinned where it is until the buffer is freed."""
@@ -190,7 +196,13 @@ class PinnedBufferType(HostBufferType):
             raise OutOfMemoryError("memory that cannot be written cannot be pinned", advice="copy it first")
         with self._cuda.guarded():
             release = self._cuda.driver.register(array)
-        return HostBuffer(self, array, Usage.ANY, on_free=release)
+        forget = self._cuda.staging.pinned.add(array)
+
+        def free() -> None:
+            forget()
+            release()
+
+        return HostBuffer(self, array, Usage.ANY, on_free=free)
 
 
 def can_reach(tensor: Tensor, device: CudaDevice) -> bool:

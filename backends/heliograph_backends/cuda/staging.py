@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,29 @@ class Piece:
         self.address = int(self.memory.ctypes.data)
 
 
+class PinnedRanges:
+    """Host memory beside the pieces that is pinned: copies to and from it go straight."""
+
+    def __init__(self) -> None:
+        self._ends: dict[int, int] = {}
+
+    def add(self, memory: Bytes) -> Callable[[], None]:
+        """Notes memory; the call returned forgets it."""
+        start = int(memory.ctypes.data)
+        self._ends[start] = start + memory.nbytes
+
+        def forget() -> None:
+            self._ends.pop(start, None)
+
+        return forget
+
+    def has(self, memory: Bytes) -> bool:
+        """Whether all of it is pinned."""
+        start = int(memory.ctypes.data)
+        end = start + memory.nbytes
+        return any(first <= start and end <= last for first, last in list(self._ends.items()))
+
+
 class Staging:
     """The pieces of one device. They are made when they are first needed."""
 
@@ -43,6 +67,8 @@ class Staging:
         self._free: deque[Piece] = deque()
         self._made = 0
         self._condition = threading.Condition()
+        #: What needs no piece.
+        self.pinned = PinnedRanges()
 
     def __repr__(self) -> str:
         return f"<Staging of {self._made} pieces, {len(self._free)} free>"
@@ -90,6 +116,9 @@ class Staging:
     def to_device(self, address: int, data: Any, queue: Queue) -> None:
         """Puts a copy of bytes on a queue; `data` may change when it returns."""
         source = _bytes(data)
+        if self.pinned.has(source):
+            self._straight(address, int(source.ctypes.data), source.nbytes, queue)
+            return
         for start in range(0, source.nbytes, PIECE_BYTES):
             part = source[start : start + PIECE_BYTES]
             piece = self.take()
@@ -103,6 +132,9 @@ class Staging:
         """Copies bytes behind what is on a queue, and waits for them; one piece comes while another is
         read."""
         target = _bytes(out)
+        if self.pinned.has(target):
+            self._straight(int(target.ctypes.data), address, target.nbytes, queue)
+            return
         coming: deque[tuple[Piece, int]] = deque()
         try:
             for start in range(0, target.nbytes, PIECE_BYTES):
@@ -116,6 +148,11 @@ class Staging:
         finally:
             for piece, _ in coming:
                 self.give(piece)
+
+    def _straight(self, target: int, source: int, size_bytes: int, queue: Queue) -> None:
+        """Copies, and waits: the host's memory may change afterwards."""
+        self._driver.copy(target, source, size_bytes, queue)
+        self._driver.wait(self._driver.mark(queue))
 
     def _fetch(self, address: int, size_bytes: int, queue: Queue) -> Piece:
         piece = self.take()
