@@ -66,14 +66,14 @@ def rng() -> np.random.Generator:
 
 
 @pytest.mark.skipif(bool(nvrtc_library.why_not()), reason=nvrtc_library.why_not() or "-")
-@pytest.mark.parametrize("architecture", ["compute_80", "compute_90"])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("module", MODULES)
-def test_every_module_compiles_without_a_gpu(module: str, architecture: str) -> None:
-    """To PTX, which takes seconds; `make test-gpu` goes on to machine code where there is a GPU or none."""
+def test_every_module_compiles_to_machine_code_without_a_gpu(module: str, architecture: str) -> None:
     options = (*OPTIONS, f"--gpu-architecture={architecture}")
-    ptx = nvrtc_library.compiled(text_of(module), f"{module}.cu", options, "PTX").decode()
-    entries = set(re.findall(r"\.entry (\w+)\(", ptx))
-    assert entries == set(kernels_of(module))
+    code = nvrtc_library.compiled(text_of(module), f"{module}.cu", options)
+    missing = [name for name in kernels_of(module) if f".text.{name}\0".encode() not in code]
+    assert not missing
 
 
 def test_every_kernel_is_in_one_module() -> None:

@@ -45,6 +45,13 @@ PURE = (
     "heliograph_server.core.slices",
     "heliograph_server.core.tasks",
     "heliograph_backends.placement",
+    "heliograph_backends.cuda.chains",
+    "heliograph_backends.cuda.failures",
+    "heliograph_backends.cuda.filling",
+    "heliograph_backends.cuda.lowering",
+    "heliograph_backends.cuda.moves",
+    "heliograph_backends.cuda.products",
+    "heliograph_backends.cuda.rows",
     "heliograph_backends.registry.specification",
     "heliograph.protocol",
 )

@@ -12,7 +12,7 @@ from figures import Figure
 from gpu_common import Call, gpu, in_turns, planned, torch, type_of
 
 import heliograph as hg
-from heliograph.models.bert import BertConfig, BertEncoder, weight_shapes
+from heliograph.models.bert import BertConfig, BertEncoder, join_attention_weights, weight_shapes
 from heliograph.testing import running_daemon
 from heliograph_proto.graph import LeafKind
 
@@ -71,8 +71,10 @@ def model() -> Iterator[Figure]:
     mask = np.ones((BATCH, TOKENS), np.float32)
     eager, compiled = _peers(library, weights, ids)
     with running_daemon(*serving_cuda()) as url, hg.connect(url) as session:
-        plan = session.compile(BertEncoder(CONFIG, weights).sentence_embeddings(BATCH, TOKENS))
-        given = dict(zip((port.name for port in plan.inputs), (ids.astype(np.int32), mask), strict=True))
+        plan = session.compile(
+            BertEncoder(CONFIG, join_attention_weights(weights, CONFIG)).sentence_embeddings(BATCH, TOKENS)
+        )
+        given = dict(zip(plan.inputs, (ids.astype(np.int32), mask), strict=True))
         medians = [seconds * 1e3 for seconds in in_turns(lambda: plan.run(**given), eager)]
         yield Figure(
             "gpu-model/eager", *medians, MODEL_BAR, "ms", f"PyTorch {library.__version__}, f16 eager"

@@ -32,7 +32,6 @@ _COMPUTE_F32, _COMPUTE_F64, _COMPUTE_TF32 = 68, 70, 77
 _DEFAULT_ALGORITHM = -1
 #: What a block may have of shared memory without asking.
 _PLAIN_SHARED_BYTES = 48 * 1024
-_INVALID_VALUE, _NOT_PERMITTED = 1, 800
 _PEER_ALREADY_ENABLED = 704
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from heliograph_backends.contract import Buffer, BufferType, Chunks, Tensor, Usage
 from heliograph_backends.cpu.memory import Budget, HostBuffer, HostBufferType
 from heliograph_backends.cuda.driver import Block, Bytes
-from heliograph_proto.errors import OutOfMemoryError
+from heliograph_proto.errors import UnsupportedError
 from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class PinnedBufferType(HostBufferType):
         if not array.nbytes:
             return self.allocate(0)
         if not array.flags.writeable:
-            raise OutOfMemoryError("memory that cannot be written cannot be pinned", advice="copy it first")
+            raise UnsupportedError("memory that cannot be written cannot be pinned", advice="copy it first")
         with self._cuda.guarded():
             release = self._cuda.driver.register(array)
         forget = self._cuda.staging.pinned.add(array)

@@ -36,7 +36,8 @@ class PlanCopy:
         self.plan = plan
         self.device = device
         self._scratch: dict[object, Tensor] = {}
-        self._wraps_host = device.capabilities.buffer_from_host
+        # Elsewhere memory of the host would be pinned for one run, which costs more than to copy it.
+        self._wraps_host = device.capabilities.buffer_from_host and device.buffer_type.is_host
 
     def __repr__(self) -> str:
         return f"<PlanCopy of {self.plan!r}>"
