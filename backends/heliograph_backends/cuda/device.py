@@ -22,7 +22,6 @@ from heliograph_backends.cuda.stream import CudaEvent, CudaStream
 from heliograph_proto.description import Capabilities, DeviceType, Memory
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.graph import Graph
-from heliograph_proto.quantization import can_quantize
 from heliograph_proto.types import TensorType
 
 logger = logging.getLogger(__name__)
@@ -102,10 +101,6 @@ class CudaDevice(Device):
         return estimate(self, graph, options)
 
     def supports_op(self, op: str, attributes: Mapping[str, Any], operands: Any, result: TensorType) -> str:
-        target = result.dtype
-        quantizes = target.kind == "quantized" and any(found.dtype.is_float for found in operands)
-        if quantizes and not can_quantize(target):
-            return f"CUDA does not quantize to {target}; quantize it before"
         return ""
 
     def buffer_from_host(self, memory: memoryview) -> HostBuffer:
