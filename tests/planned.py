@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from heliograph_backends.cpu.lowering import Lowering
-from heliograph_backends.cpu.storage import Storage, plan_storage
 from heliograph_backends.planning.concurrency import side_by_side
 from heliograph_backends.planning.fusion import Group, group_nodes
 from heliograph_backends.planning.layout import place_values
 from heliograph_backends.planning.memory import UNBOUNDED, padded
+from heliograph_backends.planning.storage import Storage, plan_storage
 from heliograph_proto.graph import Graph
 from heliograph_proto.ops import OPS
 

@@ -672,7 +672,8 @@ def test_devices_are_numbered_by_backend_in_the_order_asked_for() -> None:
     assert registry.device() is registry.devices[0]
     assert registry.device("cpu0").memory().total_bytes > 0
     assert registry.device("fake0").memory().total_bytes == 2**20
-    assert registry.unavailable == ()
+    # Where there is no GPU the backend for them says so.
+    assert {one.name for one in registry.unavailable} <= {"cuda"}
     assert repr(registry) == "<Registry of fake0, fake1, cpu0>"
     registry.close()
 

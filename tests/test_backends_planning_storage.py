@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from planned import DefinitionOnly, Memory, Versions, planned, run
 from random_graphs import RandomGraph
 
-from heliograph_backends.cpu import storage as storing
-from heliograph_backends.cpu.storage import Region, Storage
+from heliograph_backends.planning import storage as storing
 from heliograph_backends.planning.fusion import Group, group_nodes
 from heliograph_backends.planning.layout import place_values
 from heliograph_backends.planning.liveness import live_blocks
 from heliograph_backends.planning.memory import UNBOUNDED, padded
+from heliograph_backends.planning.storage import Region, Storage
 from heliograph_proto.errors import OutOfMemoryError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.ops import OPS

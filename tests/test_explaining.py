@@ -177,6 +177,7 @@ def test_json_is_for_programs(explained: Explanation) -> None:
         "copy_us": 3.5,
         "compute_us": 1500.0,
         "began_us": 260.0,
+        "note": "",
     }
     assert found["nodes"][0] == {
         "number": 0,

@@ -107,6 +107,8 @@ class ExplainedSplit:
     began_us: float
     #: Parts of products whose weight lies over devices.
     parts: tuple[ExplainedPart, ...] = ()
+    #: What the device says of how it runs, in words.
+    note: str = ""
 
     @property
     def copied_bytes(self) -> int:

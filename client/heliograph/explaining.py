@@ -88,7 +88,9 @@ class Explanation:
             tables.append(share_table(self.weights, everything=nodes))
         if nodes:
             tables.append(node_table(self.nodes))
-        return "\n\n".join([self.summary(), *("\n".join(align(table)) for table in tables)])
+        notes = [f"split {one.number} on {one.device}: {one.note}" for one in self.splits if one.note]
+        shown = ["\n".join(align(table)) for table in tables]
+        return "\n\n".join([self.summary(), *shown, *(["\n".join(notes)] if notes else [])])
 
     def json(self) -> str:
         """A JSON object for programs: "copied_bytes", "devices", "splits", "nodes", "weights" (those that lie
@@ -193,6 +195,7 @@ def _split(graph: Graph, report: PlanReport, number: int, nodes: tuple[Explained
         copy_us=found.copy_us,
         compute_us=found.compute_us,
         began_us=found.began_us,
+        note=found.note,
     )
 
 
@@ -280,6 +283,7 @@ def _split_as_json(one: ExplainedSplit) -> dict[str, Any]:
         "copy_us": one.copy_us,
         "compute_us": one.compute_us,
         "began_us": one.began_us,
+        "note": one.note,
     }
 
 

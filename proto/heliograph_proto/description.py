@@ -275,6 +275,8 @@ class SplitReport:
     compute_us: float = 0.0
     #: After the run did. Splits of different devices may overlap.
     began_us: float = 0.0
+    #: What the device says of how it runs, in words.
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

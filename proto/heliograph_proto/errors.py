@@ -18,7 +18,8 @@
     ├── WorkError                  work that began did not end well
     │   ├── CancelledError         it was cancelled
     │   ├── DeadlineExceededError  it was not done in time; also a TimeoutError
-    │   └── ComputeFailedError     the device failed
+    │   ├── ComputeFailedError     the device failed
+    │   └── DeviceLostError        the device is gone until its daemon starts anew
     ├── ConnectionError            there is no session to talk to; also a builtin ConnectionError
     │   ├── UnavailableError       the server cannot be reached, or the connection broke
     │   ├── NotHeliographError     something else answers at that address
@@ -204,6 +205,12 @@ class ComputeFailedError(WorkError):
     """The device failed while it computed."""
 
     reason = Reason.REASON_COMPUTE_FAILED
+
+
+class DeviceLostError(WorkError):
+    """The device is gone until its daemon starts anew; others of the daemon go on."""
+
+    reason = Reason.REASON_DEVICE_LOST
 
 
 class ConnectionError(HeliographError, builtins.ConnectionError):

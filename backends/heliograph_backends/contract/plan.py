@@ -78,6 +78,12 @@ class Plan(ABC):
         made."""
         return self.compute_bytes - self.arena_bytes
 
+    @property
+    def note(self) -> str:
+        """What there is to say about how it runs, in words, such as why runs are not replayed. Default:
+        nothing."""
+        return ""
+
     @abstractmethod
     def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
         """Runs once, from inside a stream's work. Tensors in the graph's order; None: not wanted.

@@ -11,7 +11,7 @@ import numpy as np
 from heliograph_backends.access import copy as copy_tensor
 from heliograph_backends.contract import LeafBindings, Tensor, Usage
 from heliograph_backends.cpu.memory import HostBuffer
-from heliograph_backends.cpu.storage import Storage
+from heliograph_backends.planning.storage import Storage
 from heliograph_proto.errors import InvalidInputError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.types import DTYPES, TensorType

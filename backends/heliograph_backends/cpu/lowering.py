@@ -33,10 +33,10 @@ from heliograph_backends.cpu.products import (
     repeats,
     stored_operand,
 )
-from heliograph_backends.cpu.storage import Storage, is_weight
 from heliograph_backends.definition.rope import yarn
 from heliograph_backends.planning.fusion import Group, Role, other_operand
 from heliograph_backends.planning.layout import Place, value_types, view
+from heliograph_backends.planning.storage import Storage, is_weight
 from heliograph_proto.graph import Graph, Node
 from heliograph_proto.ops import OPS
 from heliograph_proto.rules.rope import NEOX, NORMAL, pairs

@@ -33,8 +33,9 @@ def machine_memory_bytes() -> int:
 class Budget:
     """Counts the bytes of a device and refuses what does not fit, before any memory is taken."""
 
-    def __init__(self, device_name: str, total_bytes: int) -> None:
+    def __init__(self, device_name: str, total_bytes: int, backend: str = "cpu") -> None:
         self.device_name = device_name
+        self.backend = backend
         self.total_bytes = total_bytes
         self._lock = threading.Lock()
         self.used_bytes = 0
@@ -44,9 +45,10 @@ class Budget:
         with self._lock:
             free = self.total_bytes - self.used_bytes
             if size_bytes > free:
+                more = f"--device {self.backend}:memory=..."
                 raise OutOfMemoryError(
                     f"device {self.device_name} has {free:,} bytes free; {size_bytes:,} are needed",
-                    advice="free tensors or plans, or give the device more: --device cpu:memory=...",
+                    advice=f"free tensors or plans, or give the device more: {more}",
                 )
             self.used_bytes += size_bytes
 

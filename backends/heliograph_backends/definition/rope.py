@@ -68,14 +68,14 @@ def yarn(xp: Any, attributes: Attributes, theta: Array) -> tuple[Array, float]:
     plain, theta = theta, attributes["freq_scale"] * theta
     if not attributes["ext_factor"]:
         return theta, attributes["attn_factor"]
-    low, high = _correction(attributes)
+    low, high = correction(attributes)
     ramp = (xp.arange(theta.shape[-1]) - low) / max(0.001, high - low)
     mix = (1 - xp.clip(ramp, 0, 1)) * attributes["ext_factor"]
     size = attributes["attn_factor"] * (1 - 0.1 * math.log(attributes["freq_scale"]))
     return theta * (1 - mix) + plain * mix, size
 
 
-def _correction(attributes: Attributes) -> tuple[float, float]:
+def correction(attributes: Attributes) -> tuple[float, float]:
     """Between which pairs the mix changes: those that turn beta_fast and beta_slow times in n_ctx_orig."""
     dims, base = attributes["n_dims"], numpy.float64(attributes["freq_base"])
 

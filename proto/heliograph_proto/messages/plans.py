@@ -146,6 +146,7 @@ def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:
                 copy_us=one.copy_us,
                 compute_us=one.compute_us,
                 began_us=one.began_us,
+                note=one.note,
             )
             for one in found.splits
         ],
@@ -191,6 +192,7 @@ def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
                 copy_us=one.copy_us,
                 compute_us=one.compute_us,
                 began_us=one.began_us,
+                note=one.note,
             )
             for one in message.splits
         ),

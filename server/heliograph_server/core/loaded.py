@@ -36,7 +36,8 @@ class PlanCopy:
         self.plan = plan
         self.device = device
         self._scratch: dict[object, Tensor] = {}
-        self._wraps_host = device.capabilities.buffer_from_host
+        # Elsewhere memory of the host would be pinned for one run, which costs more than to copy it.
+        self._wraps_host = device.capabilities.buffer_from_host and device.buffer_type.is_host
 
     def __repr__(self) -> str:
         return f"<PlanCopy of {self.plan!r}>"
@@ -189,7 +190,8 @@ class LoadedPlan:
         nodes = [NodePlacement(0, Cause.FIRST_THAT_CAN)] * len(graph.nodes)
         for node, concurrent in zip(self._order or range(len(nodes)), self.plan.concurrency(), strict=True):
             nodes[node] = replace(nodes[node], concurrent=concurrent)
-        split = SplitReport(0, (), self.plan.steps, self.plan.compute_bytes, 0.0, self.took_us)
+        plan = self.plan
+        split = SplitReport(0, (), plan.steps, plan.compute_bytes, 0.0, self.took_us, note=plan.note)
         weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
         share = DeviceShare(self.device.name, weights, variables, self.plan.compute_bytes)
         return PlanReport(tuple(nodes), (split,), (share,))

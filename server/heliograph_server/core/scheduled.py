@@ -235,7 +235,8 @@ class ScheduledPlan(Plan):
             )
             for copy in split.copies
         )
-        return SplitReport(split.device, copies, plan.steps, plan.compute_bytes, *self._took_us[number])
+        took_us = self._took_us[number]
+        return SplitReport(split.device, copies, plan.steps, plan.compute_bytes, *took_us, note=plan.note)
 
     def _share(self, place: int) -> DeviceShare:
         device = self.devices[place]

@@ -79,9 +79,11 @@ def plan_storage(
     groups: Sequence[Group],
     max_size: int = UNBOUNDED,
     sets: Sequence[int] | None = None,
+    alignment: int = ALIGNMENT,
 ) -> Storage:
-    """Gives every root that a step writes or reads a region. `sets`: of steps that run at the same time;
-    one after the other they run all the same where that takes less memory by more than a `MOST_MORE`th.
+    """Gives every root that a step writes or reads a region, on a multiple of the alignment. `sets`: of steps
+    that run at the same time; one after the other they run all the same where that takes less memory by more
+    than a `MOST_MORE`th.
 
     Raises OutOfMemoryError for a value that is larger than `max_size`, the most bytes of one buffer.
     """
@@ -99,14 +101,14 @@ def plan_storage(
             elsewhere.add(output.value)
     lasting = [graph.outputs[place].value for place in copied]
     chosen: Sequence[int] = one_by_one(groups)
-    live, arena = _planned(graph, places, groups, elsewhere, lasting, chosen, max_size)
+    live, arena = _planned(graph, places, groups, elsewhere, lasting, chosen, max_size, alignment)
     if sets and sets[-1] + 1 < len(groups):
-        together = _planned(graph, places, groups, elsewhere, lasting, sets, max_size)
+        together = _planned(graph, places, groups, elsewhere, lasting, sets, max_size, alignment)
         if together[1].size_bytes <= arena.size_bytes + arena.size_bytes // MOST_MORE:
             chosen, (live, arena) = sets, together
     chunks = _place_in_arena(graph, live, arena, regions)
     first = len(leaf_slots) + len(output_slots) + len(chunks)
-    constant_bytes = _place_constants(graph, constants, regions, first, max_size)
+    constant_bytes = _place_constants(graph, constants, regions, first, max_size, alignment)
     results = (len(leaf_slots) + group.last for group in groups)
     written = frozenset(places[value].root for value in results if is_direct(graph, places, value))
     slots = leaf_slots, output_slots
@@ -120,16 +122,21 @@ def _constants(graph: Graph, groups: Sequence[Group]) -> list[int]:
 
 
 def _place_constants(
-    graph: Graph, constants: list[int], regions: dict[int, Region], first_slot: int, max_size: int
+    graph: Graph,
+    constants: list[int],
+    regions: dict[int, Region],
+    first_slot: int,
+    max_size: int,
+    alignment: int,
 ) -> tuple[int, ...]:
     """Gives constants regions, one behind the other; the sizes of their chunks."""
     if not constants:
         return ()
     sizes = [max(1, graph.type_of(value).nbytes) for value in constants]
-    placement = place_in_order(sizes, ALIGNMENT, max_size)
+    placement = place_in_order(sizes, alignment, max_size)
     for value, found in zip(constants, placement.places, strict=True):
         regions[value] = Region(first_slot + found.buffer, found.offset_bytes)
-    return tuple(min(padded(size, ALIGNMENT), max_size) for size in placement.buffer_bytes)
+    return tuple(min(padded(size, alignment), max_size) for size in placement.buffer_bytes)
 
 
 def _planned(
@@ -140,10 +147,11 @@ def _planned(
     lasting: Sequence[int],
     sets: Sequence[int],
     max_size: int,
+    alignment: int,
 ) -> tuple[Liveness, Arena]:
     """What lives how long, and where."""
     live = live_blocks(graph, places, groups, elsewhere, lasting, sets)
-    return live, plan_arena(live.lifetimes, ALIGNMENT, max_size)
+    return live, plan_arena(live.lifetimes, alignment, max_size)
 
 
 def _place_in_arena(

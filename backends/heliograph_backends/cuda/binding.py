@@ -1,0 +1,209 @@
+"""The memory behind a plan's slots on a GPU: the plan's own, the leaves', and that of the present run.
+
+Small inputs and outputs have fixed places: a run copies them there and back, so that what was captured once
+can be replayed. Large ones are read and written where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from heliograph_backends import access
+from heliograph_backends.contract import LeafBindings, Tensor, Usage
+from heliograph_backends.cuda.lowering import FAILURE_TYPE
+from heliograph_backends.cuda.memory import CudaBuffer, address_of, can_reach, owner_of
+from heliograph_backends.planning.storage import Storage
+from heliograph_proto.errors import InvalidInputError
+from heliograph_proto.graph import Graph, LeafKind
+from heliograph_proto.types import DTYPES, TensorType
+
+if TYPE_CHECKING:
+    from heliograph_backends.cuda.device import CudaDevice
+
+#: Inputs and outputs of up to so many bytes together have fixed places: at 4 TB/s they are copied in 16 us.
+MOST_FIXED_BYTES = 32 * 2**20
+
+
+def fixed_bytes(graph: Graph) -> tuple[int, ...]:
+    """Of each buffer for an input or output in a fixed place; none where they are too large."""
+    sizes = [max(1, type.nbytes) for type in _run_types(graph)]
+    return tuple(sizes) if sum(sizes) <= MOST_FIXED_BYTES else ()
+
+
+def _run_types(graph: Graph) -> list[TensorType]:
+    outputs = (graph.type_of(output.value) for output in graph.outputs)
+    return [*(leaf.type for leaf in graph.of_kind(LeafKind.INPUT)), *outputs]
+
+
+class PlanMemory:
+    """Addresses by slot. Those of inputs and outputs are the run's, unless they have fixed places."""
+
+    def __init__(self, device: CudaDevice, graph: Graph, storage: Storage, bindings: LeafBindings) -> None:
+        """Raises OutOfMemoryError, InvalidInputError."""
+        self.device = device
+        self.graph = graph
+        self.storage = storage
+        #: The slot of the report of a failure.
+        self.failure_slot = storage.slots
+        count = storage.slots + 1
+        self.addresses = [0] * count
+        self._owners: list[Any] = [None] * count
+        self._own: list[CudaBuffer] = []
+        self._fixed: list[Tensor] = []
+        self._temporary: list[CudaBuffer] = []
+        self._late: list[tuple[Tensor, Tensor]] = []
+        self._spares: dict[int, Tensor] = {}
+        inputs = [value for value, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.INPUT]
+        self.input_slots = tuple(storage.leaf_slots[value] for value in inputs)
+        self.run_slots = frozenset((*self.input_slots, *storage.output_slots))
+        self.is_fixed = bool(fixed_bytes(graph)) or not self.run_slots
+        self._written = [bindings.variables[value] for value in storage.written]
+        try:
+            self._bind_lasting(bindings)
+        except BaseException:
+            self.free()
+            raise
+
+    @property
+    def compute_bytes(self) -> int:
+        """Taken for intermediate results, and for inputs and outputs in fixed places."""
+        return sum(buffer.size_bytes for buffer in self._own)
+
+    def array(self, value: int) -> Any:
+        """The view of a value in the array library, in the memory that is bound now."""
+        slot, offset, strides = self.storage.locate(value)
+        return self.at(self.graph.type_of(value), slot, offset, strides)
+
+    def at(self, type: TensorType, slot: int, offset: int, strides: tuple[int, ...]) -> Any:
+        """A view of what lies at an offset of a slot."""
+        return self.device.array(type, self.addresses[slot] + offset, strides, self._owners[slot])
+
+    def slot_of(self, value: int) -> int:
+        """The slot that a value lies in."""
+        return self.storage.locate(value)[0]
+
+    def free(self) -> None:
+        """Gives the plan's own memory back. Idempotent."""
+        self.unbind_run()
+        for buffer in self._own:
+            buffer.free()
+        self._own.clear()
+        self._fixed.clear()
+        self._spares.clear()
+        self._owners = [None] * len(self._owners)
+
+    # With each run
+
+    def bind_run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]) -> None:
+        """Binds a run's tensors. Raises InvalidInputError, OutOfMemoryError."""
+        self._check(inputs, outputs)
+        if self.is_fixed:
+            for source, target in zip(inputs, self._fixed, strict=False):
+                access.copy(source, target)
+            given = zip(self._fixed[len(inputs) :], outputs, strict=True)
+            self._late = [(source, target) for source, target in given if target is not None]
+            return
+        for slot, tensor in zip(self.input_slots, inputs, strict=True):
+            self._bind(slot, self._readable(tensor))
+        for place, (slot, output) in enumerate(zip(self.storage.output_slots, outputs, strict=True)):
+            self._bind(slot, self._target(place, output))
+
+    def finish_run(self) -> None:
+        """Copies outputs to where they belong, if they were not written there."""
+        for source, target in self._late:
+            access.copy(source, target)
+
+    def unbind_run(self) -> None:
+        """Lets go of the run's tensors, so that they can be freed."""
+        self._late = []
+        if not self.is_fixed:
+            for slot in self.run_slots:
+                self.addresses[slot], self._owners[slot] = 0, None
+        for buffer in self._temporary:
+            buffer.free()
+        self._temporary.clear()
+
+    # Parts
+
+    def _check(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]) -> None:
+        """Kernels trust addresses, so this is the place that checks what lies there."""
+        for tensor, expected in zip((*inputs, *outputs), _run_types(self.graph), strict=True):
+            if tensor is not None and tensor.type != expected:
+                raise InvalidInputError(f"a tensor of {tensor.type} where the plan has {expected}")
+
+    def _bind_lasting(self, bindings: LeafBindings) -> None:
+        for number, size in enumerate(self.storage.own_bytes):
+            self._bind(self.storage.arena_slot + number, self._allocate(TensorType(DTYPES["u8"], (size,))))
+        self._bind(self.failure_slot, self._allocate(FAILURE_TYPE))
+        if self.is_fixed:
+            slots = (*self.input_slots, *self.storage.output_slots)
+            for slot, type in zip(slots, _run_types(self.graph), strict=True):
+                self._fixed.append(self._allocate(type))
+                self._bind(slot, self._fixed[-1])
+        for value, tensor in {**bindings.weights, **bindings.variables}.items():
+            if tensor.type != self.graph.type_of(value) or not self._can_use(tensor):
+                raise InvalidInputError(
+                    f"leaf {value} lies with gaps, unaligned, or where the device cannot reach it"
+                )
+            self._bind(self.storage.leaf_slots[value], tensor)
+
+    def _bind(self, slot: int, tensor: Tensor) -> None:
+        buffer = tensor.buffer
+        if tensor.offset_bytes + tensor.type.nbytes > buffer.size_bytes:
+            raise InvalidInputError(f"a tensor of {tensor.type} reaches outside {buffer!r}")
+        self.addresses[slot] = address_of(tensor)
+        self._owners[slot] = owner_of(tensor)
+
+    def _can_use(self, tensor: Tensor) -> bool:
+        alignment = tensor.type.dtype.itemsize or 2
+        here = can_reach(tensor, self.device) and tensor.is_contiguous
+        return here and address_of(tensor) % alignment == 0
+
+    def _allocate(self, type: TensorType) -> Tensor:
+        buffer = self.device.buffer_type.allocate(max(1, type.nbytes), Usage.COMPUTE)
+        self._own.append(buffer)
+        return Tensor(type, buffer)
+
+    def _readable(self, tensor: Tensor) -> Tensor:
+        """The tensor, or a copy where kernels could not read it in place, or a result would overwrite it
+        before it was read."""
+        if self._can_use(tensor) and not any(tensor.buffer is one.buffer for one in self._written):
+            return tensor
+        plain = self._plain(tensor.type)
+        access.copy(tensor, plain)
+        return plain
+
+    def _target(self, place: int, output: Tensor | None) -> Tensor:
+        """Where a run writes an output: there, or into memory of ours."""
+        if output is not None and self._can_use(output):
+            return output
+        type = self.graph.type_of(self.graph.outputs[place].value)
+        if output is None:
+            if place not in self._spares:
+                self._spares[place] = self._allocate(type)
+            return self._spares[place]
+        plain = self._plain(type)
+        self._late.append((plain, output))
+        return plain
+
+    def _plain(self, type: TensorType) -> Tensor:
+        buffer = self.device.buffer_type.allocate(max(1, type.nbytes), Usage.COMPUTE)
+        self._temporary.append(buffer)
+        return Tensor(type, buffer)
+
+
+def are_separate(bindings: LeafBindings) -> bool:
+    """Whether no variable has a byte in common with another variable or a weight."""
+    spans = [
+        (address_of(tensor), address_of(tensor) + tensor.extent_bytes, variable)
+        for variable, bound in ((False, bindings.weights), (True, bindings.variables))
+        for tensor in bound.values()
+    ]
+    end = variable_end = 0
+    for start, stop, variable in sorted(spans):
+        if start < stop and (start < variable_end or (variable and start < end)):
+            return False
+        end = max(end, stop)
+        variable_end = max(variable_end, stop) if variable else variable_end
+    return True

@@ -1,0 +1,180 @@
+"""A GPU as a device: memory under a limit, queues, and the state of being lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from heliograph_backends.contract import CompileOptions, Device, Estimate, LeafBindings, Plan
+from heliograph_backends.cpu.memory import Budget, HostBuffer, machine_memory_bytes
+from heliograph_backends.cuda.driver import Driver, DriverError, Queue
+from heliograph_backends.cuda.failures import is_sticky, typed
+from heliograph_backends.cuda.memory import CudaBufferType, PinnedBufferType
+from heliograph_backends.cuda.plan import CudaPlan, estimate
+from heliograph_backends.cuda.staging import Staging
+from heliograph_backends.cuda.stream import CudaEvent, CudaStream
+from heliograph_proto.description import Capabilities, DeviceType, Memory
+from heliograph_proto.errors import HeliographError
+from heliograph_proto.graph import Graph
+from heliograph_proto.types import TensorType
+
+logger = logging.getLogger(__name__)
+
+#: Of the card's free memory, what is left to CUDA, cuBLAS and others unless a limit is given.
+LEFT_TO_OTHERS = 0.05
+
+
+class CudaDevice(Device):
+    """One GPU."""
+
+    backend = "cuda"
+    capabilities = Capabilities(async_=True, host_buffer=True, buffer_from_host=True, events=True)
+
+    def __init__(self, name: str, driver: Driver, memory_bytes: int = 0, *, tf32: bool = False) -> None:
+        self.name = name
+        self.driver = driver
+        #: Whether f32 products may be summed over operands rounded to tf32.
+        self.tf32 = tf32
+        facts = driver.properties
+        self.description = facts.name
+        self.type = DeviceType.INTEGRATED_GPU if facts.integrated else DeviceType.GPU
+        self.id = facts.pci_id
+        self._lost: HeliographError | None = None
+        self._here = threading.local()
+        self._numbers = count()
+        #: Nothing else may use the device's default queue while a plan is captured.
+        self.capturing = threading.RLock()
+        with self.guarded():
+            total = memory_bytes or int(driver.memory()[0] * (1 - LEFT_TO_OTHERS))
+            driver.set_limit(total)
+            self._budget = Budget(name, total, "cuda")
+            self._host_budget = Budget(f"{name}_host", machine_memory_bytes())
+            self._buffer_type = CudaBufferType(self, self._budget)
+            self._pinned_type = PinnedBufferType(self, self._host_budget)
+            self.staging = Staging(driver)
+            driver.warmup()
+
+    def __repr__(self) -> str:
+        state = "lost" if self._lost else f"{self._budget.free_bytes:,} bytes free"
+        return f"<CudaDevice {self.name}: {self.description}, {state}>"
+
+    def memory(self) -> Memory:
+        return Memory(max(0, self._budget.free_bytes), self._budget.total_bytes)
+
+    @property
+    def buffer_type(self) -> CudaBufferType:
+        return self._buffer_type
+
+    @property
+    def host_buffer_type(self) -> PinnedBufferType:
+        return self._pinned_type
+
+    def supports_buffer_type(self, buffer_type: Any) -> bool:
+        return buffer_type is self._buffer_type or buffer_type is self._pinned_type
+
+    def features(self) -> Mapping[str, str]:
+        facts = self.driver.properties
+        return {
+            "compute_capability": ".".join(map(str, facts.compute_capability)),
+            "multiprocessors": str(facts.multiprocessors),
+            "l2_bytes": str(facts.l2_bytes),
+            "f32_products": "tf32" if self.tf32 else "f32",
+        }
+
+    def stream(self) -> CudaStream:
+        return CudaStream(self, f"heliograph-{self.name}-stream-{next(self._numbers)}")
+
+    def event(self) -> CudaEvent:
+        return CudaEvent(self)
+
+    def compile(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
+        with self.guarded():
+            return CudaPlan(self, graph, bindings, options)
+
+    def estimate(self, graph: Graph, options: CompileOptions) -> Estimate:
+        return estimate(self, graph, options)
+
+    def supports_op(self, op: str, attributes: Mapping[str, Any], operands: Any, result: TensorType) -> str:
+        return ""
+
+    def buffer_from_host(self, memory: memoryview) -> HostBuffer:
+        return self._pinned_type.wrap(memory)
+
+    def close(self) -> None:
+        self.driver.close()
+
+    # Queues
+
+    @contextmanager
+    def guarded(self, *, alive: bool = True) -> Iterator[None]:
+        """Ours for what CUDA raises inside; a sticky failure marks the device lost. `alive`: raise at once if
+        it is.
+
+        Raises DeviceLostError, OutOfMemoryError, ComputeFailedError, UnsupportedError.
+        """
+        if self._lost is not None and alive:
+            raise self._lost.at(self._lost.origin)
+        try:
+            yield
+        except DriverError as error:
+            found = self._lost or typed(error, self.name)
+            if is_sticky(error) and self._lost is None:
+                self._lost = found
+                logger.error("%s", found.message)
+            raise found from error
+
+    @contextmanager
+    def on(self, queue: Queue) -> Iterator[None]:
+        """Makes a queue this thread's: what happens inside goes there."""
+        before = getattr(self._here, "queue", None)
+        self._here.queue = queue
+        try:
+            with self.driver.using(queue):
+                yield
+        finally:
+            self._here.queue = before
+
+    @contextmanager
+    def queue(self) -> Iterator[Queue]:
+        """This thread's queue; where it has none, the default one, which is waited for at the end."""
+        queue = getattr(self._here, "queue", None)
+        with self.guarded():
+            if queue is not None:
+                yield queue
+                return
+            with self.capturing, self.on(self.driver.default_queue):
+                yield self.driver.default_queue
+                self.settle(self.driver.default_queue)
+
+    def settle(self, queue: Queue) -> None:
+        """Waits until the device has computed what is on a queue. Raises DriverError."""
+        self.driver.wait(self.driver.mark(queue))
+
+    # Bytes
+
+    def to_device(self, address: int, data: memoryview, queue: Queue) -> None:
+        """Copies bytes of the host's, which may change when this returns."""
+        try:
+            self.staging.to_device(address, data, queue)
+        except TimeoutError as error:
+            raise DriverError(-1, str(error)) from None
+
+    def to_host(self, out: memoryview, address: int, queue: Queue) -> None:
+        """Copies bytes to the host and waits for them."""
+        try:
+            self.staging.to_host(out, address, queue)
+        except TimeoutError as error:
+            raise DriverError(-1, str(error)) from None
+
+    def array(self, type: TensorType, address: int, strides: tuple[int, ...], owner: Any) -> Any:
+        """The elements at an address as an array of the device's library."""
+        if type.size == 0:
+            return self.driver.xp.empty(type.storage_shape, type.dtype.storage)
+        steps = strides if type.dtype.block_size == 1 else (*strides[:-1], 1)
+        return self.driver.array(address, type.storage_shape, np.dtype(type.dtype.storage), steps, owner)

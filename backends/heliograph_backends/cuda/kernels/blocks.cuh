@@ -1,0 +1,126 @@
+// ggml's blocks: 32 elements of a row at a time, as f32 in registers.
+//
+// `part_of<T>(row, part, out)` gives elements 32 * part to 32 * part + 31 of a row that is stored as T. Layouts are
+// those of `heliograph_proto.quantization`, which says them in words; so are the numbers, bit for bit but for sums.
+// Blocks lie at odd multiples of two bytes, so nothing wider than two bytes is read at once.
+
+template <int T> struct Stored;  // bytes of a block, and how many parts of 32 elements it has
+template <> struct Stored<F16> { enum { BYTES = 64, PARTS = 1 }; };
+template <> struct Stored<BF16> { enum { BYTES = 64, PARTS = 1 }; };
+template <> struct Stored<Q4_0> { enum { BYTES = 18, PARTS = 1 }; };
+template <> struct Stored<Q4_1> { enum { BYTES = 20, PARTS = 1 }; };
+template <> struct Stored<Q5_0> { enum { BYTES = 22, PARTS = 1 }; };
+template <> struct Stored<Q5_1> { enum { BYTES = 24, PARTS = 1 }; };
+template <> struct Stored<Q8_0> { enum { BYTES = 34, PARTS = 1 }; };
+template <> struct Stored<Q2_K> { enum { BYTES = 84, PARTS = 8 }; };
+template <> struct Stored<Q3_K> { enum { BYTES = 110, PARTS = 8 }; };
+template <> struct Stored<Q4_K> { enum { BYTES = 144, PARTS = 8 }; };
+template <> struct Stored<Q5_K> { enum { BYTES = 176, PARTS = 8 }; };
+template <> struct Stored<Q6_K> { enum { BYTES = 210, PARTS = 8 }; };
+
+static __device__ __forceinline__ float scale_at(const u8* place) {
+  return f16_to_f32(*reinterpret_cast<const u16*>(place));
+}
+
+// Small whole numbers as floats: 2**23 + n has n in its lowest bits. Exact, and no conversion, which is slow.
+static __device__ __forceinline__ float whole(u32 n) { return __int_as_float((int)(0x4b000000u | n)) - 8388608.0f; }
+
+// 16 bytes of nibbles: first the lower ones of all, then the upper ones.
+static __device__ __forceinline__ void nibbles(const u8* quanta, u32 (&out)[32]) {
+#pragma unroll
+  for (int i = 0; i < 16; i += 2) {
+    u32 two = *reinterpret_cast<const u16*>(quanta + i);
+    out[i] = two & 15, out[i + 1] = two >> 8 & 15, out[i + 16] = two >> 4 & 15, out[i + 17] = two >> 12;
+  }
+}
+
+static __device__ __forceinline__ u32 word_at(const u8* place) {
+  const u16* halves = reinterpret_cast<const u16*>(place);
+  return halves[0] | (u32)halves[1] << 16;
+}
+
+// Scale and offset of one of eight parts: six bits each, those of the last four cut in two.
+static __device__ __forceinline__ void scales_of_eight(const u8* block, int part, float& factor, float& offset) {
+  const u8* packed = block + 4;
+  u32 low, least;
+  if (part < 4) {
+    low = packed[part] & 63, least = packed[part + 4] & 63;
+  } else {
+    low = (packed[part + 4] & 15) | (packed[part - 4] >> 6) << 4;
+    least = packed[part + 4] >> 4 | (packed[part] >> 6) << 4;
+  }
+  factor = scale_at(block) * whole(low), offset = scale_at(block + 2) * whole(least);
+}
+
+template <int T>
+static __device__ __forceinline__ void part_of(const u8* row, i64 number, float (&out)[32]) {
+  const u8* block = row + number / Stored<T>::PARTS * Stored<T>::BYTES;
+  const int part = (int)(number % Stored<T>::PARTS);
+  if constexpr (T == F16 || T == BF16) {
+    const u16* bits = reinterpret_cast<const u16*>(block);
+#pragma unroll
+    for (int i = 0; i < 32; i++) out[i] = T == F16 ? f16_to_f32(bits[i]) : bf16_to_f32(bits[i]);
+  } else if constexpr (T == Q8_0) {
+    float factor = scale_at(block);
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+      u32 two = *reinterpret_cast<const u16*>(block + 2 + i);
+      out[i] = (whole((two & 255) ^ 128) - 128.0f) * factor;
+      out[i + 1] = (whole((two >> 8) ^ 128) - 128.0f) * factor;
+    }
+  } else if constexpr (T == Q4_0 || T == Q4_1 || T == Q5_0 || T == Q5_1) {
+    constexpr bool five = T == Q5_0 || T == Q5_1, least = T == Q4_1 || T == Q5_1;
+    constexpr int head = least ? 4 : 2;
+    u32 quanta[32], fifth = five ? word_at(block + head) : 0;
+    nibbles(block + head + (five ? 4 : 0), quanta);
+    float factor = scale_at(block), offset = least ? scale_at(block + 2) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+      float number = whole(five ? quanta[i] | (fifth >> i & 1) << 4 : quanta[i]);
+      out[i] = least ? number * factor + offset : (number - (five ? 16.0f : 8.0f)) * factor;
+    }
+  } else if constexpr (T == Q2_K) {
+    // A part is two of sixteen; its two bits come from the 32 bytes of its half.
+    const u8* quanta = block + 16 + part / 4 * 32;
+    float scale = scale_at(block + 80), least = scale_at(block + 82);
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+      u32 scales = block[part * 2 + i / 16];
+      out[i] = whole(quanta[i] >> part % 4 * 2 & 3) * (scale * whole(scales & 15)) - least * whole(scales >> 4);
+    }
+  } else if constexpr (T == Q3_K) {
+    const u8* high = block;
+    const u8* low = block + 32 + part / 4 * 32;
+    const u8* scales = block + 96;
+    float scale = scale_at(block + 108);
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+      int sixteenth = part * 2 + i / 16;
+      u32 lower = scales[sixteenth % 8] >> sixteenth / 8 * 4 & 15;
+      u32 upper = scales[8 + sixteenth % 4] >> sixteenth / 4 * 2 & 3;
+      float factor = scale * (whole(lower | upper << 4) - 32.0f);
+      out[i] = (whole((low[i] >> part % 4 * 2 & 3) | (high[i] >> part & 1) << 2) - 4.0f) * factor;
+    }
+  } else if constexpr (T == Q4_K || T == Q5_K) {
+    constexpr bool five = T == Q5_K;
+    float factor, offset;
+    scales_of_eight(block, part, factor, offset);
+    const u8* quanta = block + (five ? 48 : 16) + part / 2 * 32;
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+      u32 number = quanta[i] >> part % 2 * 4 & 15;
+      if (five) number |= (block[16 + i] >> part & 1) << 4;
+      out[i] = whole(number) * factor - offset;
+    }
+  } else {  // Q6_K
+    const u8* low = block + part / 4 * 64 + part % 2 * 32;
+    const u8* high = block + 128 + part / 4 * 32;
+    const i8* scales = reinterpret_cast<const i8*>(block + 192) + part * 2;
+    float scale = scale_at(block + 208);
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+      u32 number = (low[i] >> part % 4 / 2 * 4 & 15) | (high[i] >> part % 4 * 2 & 3) << 4;
+      out[i] = (whole(number) - 32.0f) * (scale * (float)scales[i / 16]);
+    }
+  }
+}

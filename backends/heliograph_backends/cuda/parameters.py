@@ -1,0 +1,93 @@
+"""The parameters of kernels as NumPy types: each has the fields of the struct of its name in `kernels/`.
+
+A kernel takes one of them by value. `align=True` lays fields out as C does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Parameters: TypeAlias = np.ndarray[Any, np.dtype[np.void]]
+
+MOST_DIMENSIONS = 6
+MOST_OPERANDS = 16
+MOST_INSTRUCTIONS = 32
+
+#: The numbers of data types.
+TYPES = {
+    name: number
+    for number, name in enumerate(
+        (
+            "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k",
+            "q6_k",
+        )
+    )
+}  # fmt: skip
+
+#: How an operand of a chain is read.
+IN_ORDER, ONE_ELEMENT, STRIDED = range(3)
+
+
+def _struct(*fields: tuple[Any, ...]) -> np.dtype[np.void]:
+    return np.dtype(list(fields), align=True)
+
+
+OPERAND = _struct(("address", "u8"), ("strides", "i8", (MOST_DIMENSIONS,)), ("type", "i4"), ("kind", "i4"))
+WALK = _struct(("sizes", "i8", (MOST_DIMENSIONS,)), ("dimensions", "i4"), ("reserved", "i4"))
+INSTRUCTION = _struct(
+    ("operation", "i4"), ("first", "i4"), ("second", "i4"), ("target", "i4"),
+    ("p", "f4"), ("q", "f4"), ("rounds", "i4"), ("reserved", "i4"),
+)  # fmt: skip
+ELEMENTWISE = _struct(
+    ("walk", WALK), ("count", "i8"), ("type", "i4"), ("instructions", "i4"),
+    ("operands", OPERAND, (MOST_OPERANDS,)), ("program", INSTRUCTION, (MOST_INSTRUCTIONS,)),
+)  # fmt: skip
+ROWS = _struct(
+    ("walk", WALK), ("rows", "i8"), ("columns", "i8"), ("x", OPERAND), ("result", OPERAND),
+    ("second", OPERAND), ("third", OPERAND), ("inner", "i8", (4,)), ("heads", "i8"), ("matrix_rows", "i8"),
+    ("has_second", "i4"), ("has_third", "i4"), ("scale", "f4"), ("max_bias", "f4"), ("slope_power", "f4"),
+    ("threads", "i4"),
+)  # fmt: skip
+REDUCE = _struct(
+    ("walk", WALK), ("inner", WALK), ("rows", "i8"), ("columns", "i8"), ("x", OPERAND), ("along", OPERAND),
+    ("result", OPERAND), ("operation", "i4"), ("threads", "i4"),
+)  # fmt: skip
+COPY = _struct(
+    ("walk", WALK), ("count", "i8"), ("source", OPERAND), ("result", OPERAND), ("item_bytes", "i4"),
+    ("reserved", "i4"),
+)  # fmt: skip
+GATHER = _struct(
+    ("walk", WALK), ("count", "i8"), ("columns", "i8"), ("there", "i8"), ("table", OPERAND),
+    ("rows", OPERAND), ("indices", OPERAND),
+    ("table_stride", "i8"), ("inner", "i8", (2,)), ("failure", "u8"),
+    ("node", "i4"),
+    ("item_bytes", "i4"), ("wide_indices", "i4"), ("last", "i4"),
+)  # fmt: skip
+ROPE = _struct(
+    ("walk", WALK), ("tokens", "i8"), ("heads", "i8"), ("width", "i8"), ("x", OPERAND), ("result", OPERAND),
+    ("positions", OPERAND), ("factors", OPERAND), ("head_strides", "i8", (2,)), ("inner", "i8", (2,)),
+    ("has_factors", "i4"), ("pairs", "i4"), ("start", "i4"), ("adjacent", "i4"), ("log_base", "f8"),
+    ("per_pair", "f8"), ("freq_scale", "f8"), ("size", "f8"), ("ext_factor", "f8"), ("low", "f8"),
+    ("range", "f8"),
+)  # fmt: skip
+PRODUCT = _struct(
+    ("walk", WALK), ("n", "i8"), ("k", "i8"), ("rows", "i8"), ("weights", OPERAND), ("x", OPERAND),
+    ("result", OPERAND), ("weight_stride", "i8"), ("x_stride", "i8"), ("result_stride", "i8"),
+    ("block_bytes", "i4"), ("parts", "i4"),
+)  # fmt: skip
+ATTENTION = _struct(
+    ("heads", "i8"), ("rows", "i8"), ("keys", "i8"), ("d", "i8"), ("dv", "i8"),
+    *((name, "u8") for name in ("q", "k", "v", "mask", "sinks", "result")),
+    *((f"{name}_strides", "i8", (3,)) for name in ("q", "k", "v", "mask", "result")),
+    ("batch_repeat", "i8"), ("head_repeat", "i8"), ("mask_batches", "i8"), ("mask_heads", "i8"),
+    *((f"{name}_type", "i4") for name in ("q", "k", "v", "mask", "sinks", "result")),
+    ("has_mask", "i4"), ("has_sinks", "i4"), ("scale", "f4"), ("cap", "f4"), ("max_bias", "f4"),
+    ("slope_power", "f4"),
+)  # fmt: skip
+
+
+def empty(type: np.dtype[np.void]) -> Parameters:
+    """Parameters of a type, all 0, in an array of one element."""
+    return np.zeros(1, type)

@@ -1,0 +1,222 @@
+"""A graph compiled for a GPU: memory planned and bound once, kernels' parameters filled, then runs.
+
+    validated graph -> places -> groups -> storage -> launches -> what can be captured, captured
+
+A run waits for the device at its end: so what it raises is its own, and what it took is what it took. Streams
+keep the device busy beside it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from heliograph_backends.contract import (
+    Abort,
+    CompileOptions,
+    Estimate,
+    LeafBindings,
+    Plan,
+    Tensor,
+    host_bytes,
+)
+from heliograph_backends.cuda import moves
+from heliograph_backends.cuda.binding import PlanMemory, are_separate, fixed_bytes
+from heliograph_backends.cuda.driver import DriverError, Queue
+from heliograph_backends.cuda.filling import Located
+from heliograph_backends.cuda.lowering import FAILURE_TYPE, Lowering, Target
+from heliograph_backends.cuda.memory import can_reach
+from heliograph_backends.cuda.replaying import Replays
+from heliograph_backends.cuda.steps import ArrayCopy, DefinitionStep, KernelStep, Step
+from heliograph_backends.planning.fusion import Group, group_nodes
+from heliograph_backends.planning.layout import place_values
+from heliograph_backends.planning.storage import Storage, plan_storage
+from heliograph_proto.errors import InvalidInputError, OutOfRangeError, UnknownHandleError
+from heliograph_proto.graph import Graph
+from heliograph_proto.ops import OPS
+
+if TYPE_CHECKING:
+    from heliograph_backends.cuda.device import CudaDevice
+
+logger = logging.getLogger(__name__)
+
+ALIGNMENT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is decided about a graph before any memory is taken."""
+
+    lowering: Lowering
+    groups: tuple[Group, ...]
+    storage: Storage
+
+
+def plan_layout(device: CudaDevice, graph: Graph, options: CompileOptions, *, direct: bool = True) -> Layout:
+    """Raises OutOfMemoryError for a value that no buffer can hold. `direct`: see `place_values`."""
+    places = place_values(graph, direct=direct)
+    lowering = Lowering(graph, places, Target(device.driver.properties.shared_bytes))
+    groups = group_nodes(graph, places, lowering, fusion=options.fusion)
+    storage = plan_storage(graph, places, groups, device.buffer_type.max_size, alignment=ALIGNMENT)
+    return Layout(lowering, groups, storage)
+
+
+def estimate(device: CudaDevice, graph: Graph, options: CompileOptions) -> Estimate:
+    """What compiling takes: the plan's own blocks, and the fixed places of inputs and outputs."""
+    storage = plan_layout(device, graph, options).storage
+    return Estimate((*storage.own_bytes, FAILURE_TYPE.nbytes, *fixed_bytes(graph)))
+
+
+class CudaPlan(Plan):
+    """Made by `CudaDevice.compile`."""
+
+    device: CudaDevice
+
+    def __init__(
+        self, device: CudaDevice, graph: Graph, bindings: LeafBindings, options: CompileOptions
+    ) -> None:
+        self.device = device
+        self.graph = graph
+        self._lock = threading.Lock()
+        self._freed = False
+        _check_reach(device, bindings)
+        layout = plan_layout(device, graph, options, direct=are_separate(bindings))
+        self.memory = PlanMemory(device, graph, layout.storage, bindings)
+        try:
+            with device.queue(), np.errstate(all="ignore"):
+                self._steps = self._made(layout)
+                self._issue_constants(layout)
+        except BaseException:
+            self.memory.free()
+            raise
+        self._replays = Replays(self._steps, self.memory)
+        self._reports = any(node.op in ("get_rows", "set_rows") for node in graph.nodes)
+        self.compute_bytes = self.memory.compute_bytes
+        self.steps = len(self._steps)
+
+    def __repr__(self) -> str:
+        return f"<CudaPlan of {len(self.graph.nodes)} nodes in {self.steps} steps on {self.device.name}>"
+
+    @property
+    def note(self) -> str:
+        """Whether runs are replayed, or why they are not."""
+        return self._replays.note
+
+    # Made once
+
+    def _made(self, layout: Layout) -> list[Step]:
+        found: list[Step] = []
+        for group in layout.groups:
+            node = self.graph.nodes[group.last]
+            if OPS[node.op].group == "source":
+                continue
+            work = layout.lowering.work(group, layout.storage, self.memory.failure_slot)
+            if work is None:
+                found += [DefinitionStep(self.graph, number, self.memory) for number in group.nodes]
+            elif work:
+                found.append(KernelStep(self.graph, group.last, work, self.memory, tf32=self.device.tf32))
+            if node.op == "assign":
+                found += self._kept(group.last, layout)
+        slots = layout.storage.output_slots
+        for place in layout.storage.copied_outputs:
+            value = self.graph.outputs[place].value
+            found += self._copied(layout, value, Located(self.graph.type_of(value), slots[place], 0, ()))
+        return found
+
+    def _kept(self, number: int, layout: Layout) -> list[Step]:
+        """A copy of an assignment's result that does not lie in the variable, since a later one overwrites
+        that."""
+        value = len(self.graph.leaves) + number
+        if layout.storage.places[value].root != value:
+            return []
+        slot, offset, _ = layout.storage.locate(value)
+        target = Located(self.graph.type_of(value), slot, offset, ())
+        return self._copied(layout, self.graph.nodes[number].operands[0], target)
+
+    def _copied(self, layout: Layout, source: int, target: Located) -> list[Step]:
+        """A contiguous copy of a value."""
+        type = target.type
+        if not type.size:
+            return []
+        if not moves.can_copy(type):
+            return [ArrayCopy(self.memory, source, target.slot, target.offset)]
+        found = moves.copy(
+            Located(type, *layout.storage.locate(source)), target._replace(strides=type.strides)
+        )
+        return [KernelStep(self.graph, 0, (found,), self.memory, tf32=False)]
+
+    def _issue_constants(self, layout: Layout) -> None:
+        """Computes what depends on nothing, once."""
+        for group in layout.groups:
+            if OPS[self.graph.nodes[group.last].op].group == "source":
+                DefinitionStep(self.graph, group.last, self.memory).issue(None)
+
+    # Runs
+
+    def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
+        with self._lock, self.device.queue() as queue:
+            if self._freed:
+                raise UnknownHandleError("the plan was freed")
+            try:
+                self._run(inputs, outputs, abort, queue)
+            except BaseException:
+                # What was issued still runs, in memory that is let go of.
+                self._settle_quietly(queue)
+                raise
+            finally:
+                self.memory.unbind_run()
+
+    def _run(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort, queue: Queue
+    ) -> None:
+        self.memory.bind_run(inputs, outputs)
+        if not self.memory.is_fixed:
+            for step in self._steps:
+                step.rebind()
+        with np.errstate(all="ignore"):
+            if self._reports:
+                self.device.driver.fill(self._report_address, 0, FAILURE_TYPE.nbytes, queue)
+            self._replays.run(queue, abort)
+        self.memory.finish_run()
+        self.device.settle(queue)
+        if self._reports:
+            self._check_report(queue)
+
+    def _check_report(self, queue: Queue) -> None:
+        words = np.zeros(2, np.uint64)
+        self.device.to_host(host_bytes(words), self._report_address, queue)
+        if words[0]:
+            number = int(words[0]) - 1
+            node = self.graph.nodes[number]
+            there = self.graph.type_of(node.operands[0]).shape[-2]
+            met = int(words[1].astype(np.int64))
+            message = f"{node.op}: index {met} is not one of {there} rows"
+            raise OutOfRangeError(message, origin=self.graph.origin(number))
+
+    @property
+    def _report_address(self) -> int:
+        return self.memory.addresses[self.memory.failure_slot]
+
+    def _settle_quietly(self, queue: Queue) -> None:
+        try:
+            self.device.settle(queue)
+        except DriverError as error:
+            logger.debug("waiting for a run that failed: %s", error)
+
+    def free(self) -> None:
+        with self._lock:
+            self._freed = True
+            self._steps = []
+            self._replays.free()
+            self.memory.free()
+
+
+def _check_reach(device: CudaDevice, bindings: LeafBindings) -> None:
+    for value, tensor in {**bindings.weights, **bindings.variables}.items():
+        if not can_reach(tensor, device):
+            raise InvalidInputError(f"leaf {value} lies where device {device.name} cannot reach it")

@@ -1,0 +1,239 @@
+"""Matrix products and attention as launches and calls of cuBLAS. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product as combinations
+
+from heliograph_backends.cuda.chains import FLOATS
+from heliograph_backends.cuda.driver import Gemm
+from heliograph_backends.cuda.filling import Filling, Launch, Located, Strides, aligned, collapsed, few
+from heliograph_backends.cuda.parameters import ATTENTION, PRODUCT, TYPES
+from heliograph_backends.cuda.rows import slope_power
+from heliograph_proto.graph import Node
+from heliograph_proto.types import TensorType
+
+#: Up to so many rows each lane keeps its sums; more go through tiles.
+MOST_FEW = 4
+TILE_ROWS, TILE_N = 64, 128
+#: Rows of weights that a block of the kernels for few rows has, and the words of a stage of activations.
+ROWS_OF_BLOCK, STAGED_ELEMENTS = 16, 32 * 33
+#: What cuBLAS takes, by data types of operands and result.
+CUBLAS = {
+    ("f32", "f32"), ("f64", "f64"), ("f16", "f16"), ("bf16", "bf16"), ("f16", "f32"), ("bf16", "f32"),
+}  # fmt: skip
+#: The most calls for one product, where one batch cannot express it.
+MOST_CALLS = 64
+#: What one dimension of a grid of blocks other than the first can be.
+MOST_GRID = 65535
+#: Widths of heads with a kernel on the matrix units, and its shared memory.
+HEADS = (32, 64, 80, 96, 128, 256)
+BLOCK_ROWS, BLOCK_KEYS, MOST_WIDTH = 64, 32, 256
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A product of cuBLAS, between slots and offsets."""
+
+    gemm: Gemm
+    a: tuple[int, int]
+    b: tuple[int, int]
+    c: tuple[int, int]
+
+
+# Stored weights
+
+
+def is_stored_product(node: Node, operands: Sequence[TensorType]) -> bool:
+    """Whether the kernels read these weights as they are stored."""
+    if node.op != "mul_mat" or operands[1].dtype.name != "f32" or operands[0].dtype.name not in TYPES:
+        return False
+    weights, x = operands
+    whole = weights.shape[-1] % 32 == 0 and weights.shape[-1] > 0 and weights.dtype.name != "f32"
+    matrices = math.prod(x.shape[:-2])
+    return whole and matrices <= MOST_GRID and x.shape[-2] <= MOST_GRID * TILE_ROWS and _fits_cut(weights, x)
+
+
+def stored(node: Node, weights: Located, x: Located, result: Located) -> Launch:
+    """Blocks become f32 in registers or in shared memory."""
+    parts, block_bytes = _blocks(weights.type)
+    rows, depth, n = x.type.shape[-2], x.type.shape[-1], weights.type.shape[-2]
+    sizes, (w, a, c) = _matrices(weights, x, result)
+    filling = Filling(PRODUCT)
+    filling.walk(sizes)
+    filling.operand("weights", weights, w)
+    filling.operand("x", x, a)
+    filling.operand("result", result, c)
+    filling.set(
+        n=n, k=depth, rows=rows, weight_stride=weights.strides[-2], x_stride=x.strides[-2],
+        result_stride=result.strides[-2], block_bytes=block_bytes, parts=parts,
+    )  # fmt: skip
+    matrices = math.prod(sizes)
+    if rows > MOST_FEW:
+        grid = (-(-n // TILE_N), -(-rows // TILE_ROWS), matrices)
+        return filling.launch("product_many", grid, 128)
+    kernel, held = ("product_one", 1) if rows == 1 else ("product_few", MOST_FEW)
+    shared = held * STAGED_ELEMENTS * 4 + ROWS_OF_BLOCK * 32 // parts * block_bytes
+    return filling.launch(kernel, (-(-n // ROWS_OF_BLOCK), 1, matrices), 256, shared)
+
+
+def _blocks(type: TensorType) -> tuple[int, int]:
+    """How many parts of 32 elements a block has, and its bytes; of narrow floats 32 are a block."""
+    dtype = type.dtype
+    if dtype.block_size == 1:
+        return 1, 32 * dtype.block_bytes
+    return dtype.block_size // 32, dtype.block_bytes
+
+
+def _matrices(weights: Located, x: Located, result: Located) -> tuple[Strides, tuple[Strides, ...]]:
+    """The leading dimensions, those cut in two where a matrix of the weights serves several in a row."""
+    sizes: list[int] = []
+    steps: tuple[list[int], list[int], list[int]] = [], [], []
+    lead = x.type.shape[:-2]
+    own = (1,) * (len(lead) - len(weights.type.shape[:-2])) + weights.type.shape[:-2]
+    w = (0,) * (len(lead) - len(weights.strides[:-2])) + weights.strides[:-2]
+    for size, have, *strides in zip(lead, own, w, x.strides[:-2], result.strides[:-2], strict=True):
+        times = size // max(1, have)
+        sizes += [have, times]
+        for into, step, repeats in zip(steps, strides, (True, False, False), strict=True):
+            into += [step, 0] if repeats else [step * times, step]
+    return collapsed(sizes, [tuple(one) for one in steps])
+
+
+def _fits_cut(weights: TensorType, x: TensorType) -> bool:
+    return few(2 * x.shape[:-2])
+
+
+# cuBLAS
+
+
+def is_cublas(node: Node, operands: Sequence[TensorType]) -> bool:
+    """Whether cuBLAS may compute a product; where its operands lie, `calls` says."""
+    if node.op not in ("matmul", "mul_mat") or node.type.size == 0:
+        return False
+    names = {one.dtype.name for one in operands}
+    return len(names) == 1 and (names.pop(), node.type.dtype.name) in CUBLAS
+
+
+def calls(node: Node, operands: Sequence[Located], result: Located) -> tuple[Call, ...] | None:
+    """The calls, or None where strides are such that cuBLAS cannot read a matrix in place."""
+    if node.op == "matmul":
+        left, right = operands
+        lead = result.type.shape[:-2]
+        steps = [aligned(one.type.shape[:-2], one.strides[:-2], lead) for one in (left, right)]
+        right_steps = right.strides[-2:]
+        sizes, strides = collapsed(lead, [*steps, result.strides[:-2]])
+    else:
+        right, left = operands
+        sizes, (w, a, c) = _matrices(right, left, result)
+        strides = (a, w, c)
+        right_steps = right.strides[-1], right.strides[-2]
+    m, n, k = result.type.shape[-2], result.type.shape[-1], left.type.shape[-1]
+    if k == 0:
+        return None
+    return _calls((m, n, k), (left, right, result), right_steps, sizes, strides)
+
+
+def _calls(
+    shape: tuple[int, int, int],
+    operands: tuple[Located, Located, Located],
+    right_steps: Strides,
+    sizes: Strides,
+    strides: Sequence[Strides],
+) -> tuple[Call, ...] | None:
+    """cuBLAS has columns first, so it is asked for the transpose: result^T = right^T left^T."""
+    m, n, k = shape
+    left, right, result = operands
+    items = [one.type.dtype.block_bytes for one in operands]
+    a = _read(right_steps, (k, n), items[1])
+    b = _read(left.strides[-2:], (m, k), items[0])
+    c = _read(result.strides[-2:], (m, n), items[2])
+    *outer, inner = sizes or (1,)
+    if a is None or b is None or c is None or c[0] or math.prod(outer) > MOST_CALLS:
+        return None
+    last = [one[-1] // item if sizes else 0 for one, item in zip(strides, items, strict=True)]
+    types = (right.type.dtype.name, left.type.dtype.name, result.type.dtype.name)
+    gemm = Gemm((n, m, k), (a[0], b[0]), types, (a[1], b[1], c[1]), (last[1], last[0], last[2]), inner)
+    found = []
+    for place in combinations(*map(range, outer)):
+        at = [
+            one.offset + sum(i * step for i, step in zip(place, steps, strict=False))
+            for one, steps in zip(operands, strides, strict=True)
+        ]
+        found.append(Call(gemm, (right.slot, at[1]), (left.slot, at[0]), (result.slot, at[2])))
+    return tuple(found)
+
+
+def _read(steps: Strides, shape: tuple[int, int], item: int) -> tuple[bool, int] | None:
+    """Whether a row-major matrix must be transposed for cuBLAS, and the elements between its lines; None:
+    neither."""
+    (row, column), (rows, columns) = steps, shape
+    if (column == item or columns == 1) and (row >= columns * item or rows == 1) and row % item == 0:
+        return False, max(row // item, columns) if rows > 1 else max(1, columns)
+    if (row == item or rows == 1) and (column >= rows * item or columns == 1) and column % item == 0:
+        return True, max(column // item, rows) if columns > 1 else max(1, rows)
+    return None
+
+
+# Attention
+
+
+def is_attention(node: Node, operands: Sequence[TensorType]) -> bool:
+    """Whether a kernel attends with these operands."""
+    if node.op != "flash_attn_ext" or any(one.dtype.name not in FLOATS for one in (*operands, node.type)):
+        return False
+    q, _, v = operands[:3]
+    return (
+        max(q.shape[-1], v.shape[-1]) <= MOST_WIDTH and max(q.shape[:2]) <= MOST_GRID and node.type.size > 0
+    )
+
+
+def reads_rows(values: Sequence[Located]) -> bool:
+    """Whether the elements of rows lie side by side, as the kernels read them."""
+    return all(one.strides[-1] == one.type.dtype.block_bytes or one.type.shape[-1] == 1 for one in values)
+
+
+def attention(node: Node, values: Sequence[Located], result: Located, shared_bytes: int) -> Launch:
+    """On the matrix units where there are rows enough, heads of a usual width, and the block's shared
+    memory."""
+    q, k, v, *rest = values
+    batch, heads, rows, d = q.type.shape
+    keys, dv = k.type.shape[-2], v.type.shape[-1]
+    filling = Filling(ATTENTION)
+    for name, one in zip(("q", "k", "v", "mask", "sinks"), values, strict=False):
+        filling.address(name, one)
+        filling.set(**{f"{name}_type": TYPES[one.type.dtype.name]})
+    filling.address("result", result)
+    # The result is [batch, rows, heads, dv].
+    b, r, h = result.strides[:3]
+    filling.set(
+        heads=heads, rows=rows, keys=keys, d=d, dv=dv, q_strides=q.strides[:3], k_strides=k.strides[:3],
+        v_strides=v.strides[:3], result_strides=(b, h, r), result_type=TYPES[result.type.dtype.name],
+        batch_repeat=batch // max(1, k.type.shape[0]), head_repeat=heads // max(1, k.type.shape[1]),
+        mask_batches=1, mask_heads=1, has_mask=bool(rest), has_sinks=len(rest) > 1,
+        scale=node.attributes["scale"], cap=node.attributes["logit_softcap"],
+        max_bias=node.attributes["max_bias"], slope_power=slope_power(heads),
+    )  # fmt: skip
+    if rest:
+        _mask(filling, rest[0])
+    needed = tiles_bytes(d)
+    if rows > MOST_FEW and d == dv and d in HEADS and needed <= shared_bytes:
+        return filling.launch(f"attention_{d}", (-(-rows // BLOCK_ROWS), heads, batch), 128, needed)
+    return filling.launch("attention_few", (rows, heads, batch), 128)
+
+
+def tiles_bytes(d: int) -> int:
+    """Shared memory of the kernel on the matrix units: queries, keys, values and weights, in words of 4
+    bytes."""
+    pitch = BLOCK_ROWS * (d + 4) + BLOCK_KEYS * (d + 4) + BLOCK_KEYS * (d + 8) + BLOCK_ROWS * (BLOCK_KEYS + 4)
+    return 4 * pitch
+
+
+def _mask(filling: Filling, mask: Located) -> None:
+    """Its leading dimensions, which come again."""
+    missing = 4 - mask.type.ndim
+    shape = (1,) * missing + mask.type.shape
+    strides = (0,) * missing + mask.strides
+    filling.set(mask_batches=shape[0], mask_heads=shape[1], mask_strides=strides[:3])

@@ -1,0 +1,46 @@
+"""The text of the kernels, in modules that are compiled by themselves. The set is fixed."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from heliograph_backends.cuda.operations import Operation
+
+_FOLDER = Path(__file__).parent / "kernels"
+
+#: The files of each module, in order.
+MODULES = {
+    "elementwise": ("common.cuh", "elementwise.cu"),
+    "rows": ("common.cuh", "rows.cu"),
+    "gather": ("common.cuh", "blocks.cuh", "gather.cu"),
+    "rope": ("common.cuh", "rope.cu"),
+    "products": ("common.cuh", "blocks.cuh", "products.cu"),
+    "attention": ("common.cuh", "attention.cu"),
+}
+
+#: Of the compiler, beside the processor to compile for.
+OPTIONS = ("-std=c++17", "--diag-suppress=177")
+
+
+@cache
+def text_of(module: str) -> str:
+    """The whole source of a module."""
+    operations = "".join(f"#define OP_{one.name} {one.value}\n" for one in Operation)
+    return operations + "\n".join((_FOLDER / name).read_text() for name in MODULES[module])
+
+
+@cache
+def module_of() -> dict[str, str]:
+    """The module of each kernel, by name."""
+    return {kernel: module for module in MODULES for kernel in kernels_of(module)}
+
+
+def kernels_of(module: str) -> tuple[str, ...]:
+    """The names of a module's kernels, those that macros make included."""
+    text = re.sub(r"#define.*(?:\\\n.*)*", "", text_of(module))
+    names = re.findall(r"^KERNEL\((\w+),", text, re.M)
+    names += [f"get_rows_{one}" for one in re.findall(r"^GET_ROWS\(\w+, (\w+)\)", text, re.M)]
+    names += [f"attention_{one}" for one in re.findall(r"^ATTENTION\((\d+)\)", text, re.M)]
+    return tuple(names)

@@ -1,0 +1,132 @@
+"""What a plan puts on a queue, step by step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from heliograph_backends.cuda.driver import DriverError, Gemm, Queue
+from heliograph_backends.cuda.filling import Launch
+from heliograph_backends.cuda.lowering import Work
+from heliograph_backends.definition import define_node
+from heliograph_proto.errors import ComputeFailedError, HeliographError, OutOfMemoryError
+from heliograph_proto.graph import Graph
+
+if TYPE_CHECKING:
+    from heliograph_backends.cuda.binding import PlanMemory
+
+
+class Step(ABC):
+    """A part of a plan."""
+
+    #: Why it cannot be captured, in words; empty if it can.
+    why_not_captured = ""
+
+    @abstractmethod
+    def issue(self, queue: Queue) -> None:
+        """Puts its work on a queue, in memory that is bound."""
+
+    @abstractmethod
+    def rebind(self) -> None:
+        """Takes note of a run's memory."""
+
+
+class KernelStep(Step):
+    """Launches and calls of cuBLAS, whose parameters are filled but for the memory of a run."""
+
+    def __init__(
+        self, graph: Graph, number: int, work: Sequence[Work], memory: PlanMemory, *, tf32: bool
+    ) -> None:
+        self._graph, self._number = graph, number
+        self._work = work
+        self._memory = memory
+        self._driver = memory.device.driver
+        self._tf32 = tf32
+        self.rebind()
+
+    def rebind(self) -> None:
+        addresses = self._memory.addresses
+        for one in self._work:
+            if isinstance(one, Launch):
+                words = one.parameters.view(np.uint64)
+                for word, slot, offset in one.patches:
+                    words[word] = addresses[slot] + offset
+
+    def issue(self, queue: Queue) -> None:
+        try:
+            for one in self._work:
+                if isinstance(one, Launch):
+                    self._driver.launch(
+                        one.kernel, one.grid, one.threads, one.parameters, queue, one.shared_bytes
+                    )
+                else:
+                    self._multiply(one.gemm, (one.a, one.b, one.c), queue)
+        except HeliographError as error:
+            raise error.at(self._graph.origin(self._number)) from None
+
+    def _multiply(self, gemm: Gemm, places: Sequence[tuple[int, int]], queue: Queue) -> None:
+        a, b, c = (self._memory.addresses[slot] + offset for slot, offset in places)
+        self._driver.gemm(gemm, a, b, c, queue, tf32=self._tf32)
+
+
+class DefinitionStep(Step):
+    """One node on the definition, with CuPy, between arrays over the plan's memory."""
+
+    def __init__(self, graph: Graph, number: int, memory: PlanMemory) -> None:
+        node = graph.nodes[number]
+        self._graph, self._number = graph, number
+        self._memory = memory
+        self._driver = memory.device.driver
+        self._values = (*node.operands, target_of(graph, number))
+        self._kernel = define_node(graph, number, self._driver.xp)
+        self._arrays: list[Any] = []
+        self.why_not_captured = f"{node.op} runs on the definition, which may ask the device for values"
+        if memory.is_fixed or not any(memory.slot_of(value) in memory.run_slots for value in self._values):
+            self._arrays = [memory.array(value) for value in self._values]
+        self._lasts = bool(self._arrays)
+
+    def rebind(self) -> None:
+        if not self._lasts:
+            self._arrays = [self._memory.array(value) for value in self._values]
+
+    def issue(self, queue: Queue) -> None:
+        origin = self._graph.origin(self._number)
+        try:
+            self._kernel(*self._arrays)
+        except HeliographError as error:
+            raise error.at(origin) from None
+        except DriverError:
+            raise
+        except Exception as error:
+            refused = self._driver.failure(error)
+            if refused is not None:
+                raise refused from error
+            if isinstance(error, MemoryError):
+                raise OutOfMemoryError(f"no memory for a temporary result: {error}", origin=origin) from error
+            raise ComputeFailedError(f"{type(error).__name__}: {error}", origin=origin) from error
+
+
+class ArrayCopy(Step):
+    """A copy between strides that the kernel for copies does not walk."""
+
+    why_not_captured = "a copy over more dimensions than the kernels walk goes through CuPy"
+
+    def __init__(self, memory: PlanMemory, source: int, slot: int, offset: int) -> None:
+        self._memory, self._source, self._slot, self._offset = memory, source, slot, offset
+
+    def rebind(self) -> None:
+        pass
+
+    def issue(self, queue: Queue) -> None:
+        memory, type = self._memory, self._memory.graph.type_of(self._source)
+        target = memory.at(type, self._slot, self._offset, type.strides)
+        target[...] = memory.array(self._source)
+
+
+def target_of(graph: Graph, number: int) -> int:
+    """The value that a node writes: its own, or the variable that it assigns to."""
+    node = graph.nodes[number]
+    return node.operands[0] if node.op == "assign" else len(graph.leaves) + number

@@ -1,0 +1,210 @@
+"""Streams and events of CUDA behind the contract.
+
+A stream is a queue of the device and a thread that puts work on it. The thread issues the next work while the
+device still computes the last; when there is none to issue it looks whether the device got to where the
+oldest work ended, and then reports that as done. So nobody blocks in a call of CUDA's that has no bound, an
+event loop least of all.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from heliograph_backends.contract import Done, Event, Stream
+from heliograph_backends.cuda.driver import DriverError, Mark, Queue
+from heliograph_proto.errors import CancelledError
+
+if TYPE_CHECKING:
+    from heliograph_backends.cuda.device import CudaDevice
+
+logger = logging.getLogger(__name__)
+
+#: How much work may be issued and not yet computed.
+MOST_AHEAD = 64
+#: How often the device is asked: at once, then after a pause that doubles up to the longest.
+FIRST_PAUSE_SECONDS = 5e-6
+LONGEST_PAUSE_SECONDS = 200e-6
+#: How long close waits for the running work.
+CLOSE_SECONDS = 30.0
+
+_Item: TypeAlias = tuple[Callable[[], None], Done]
+
+
+class _Issued(NamedTuple):
+    """Work that the device has, and where it ends."""
+
+    mark: Mark
+    done: Done
+
+
+class CudaStream(Stream):
+    """One queue of the device and its thread."""
+
+    device: CudaDevice
+
+    def __init__(self, device: CudaDevice, name: str) -> None:
+        self.device = device
+        with device.guarded():
+            self.queue: Queue = device.driver.queue()
+        self._items: deque[_Item] = deque()
+        self._issued: deque[_Issued] = deque()
+        self._condition = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self._items)} queued, {len(self._issued)} issued"
+        return f"<CudaStream of {self.device.name}, {state}>"
+
+    def submit(self, work: Callable[[], None], done: Done) -> None:
+        with self._condition:
+            closed = self._closed
+            if not closed:
+                self._items.append((work, done))
+                self._condition.notify()
+        if closed:
+            _report(done, CancelledError("the stream is closed"))
+
+    def close(self) -> None:
+        with self._condition:
+            self._closed = True
+            self._condition.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_SECONDS)
+
+    # On the stream's own thread
+
+    def _run(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while not self._closed:
+            if self._issued and self._is_computed(self._issued[0].mark):
+                self._finish_oldest()
+                pause = FIRST_PAUSE_SECONDS
+                continue
+            item = self._next(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            if item is not None:
+                self._issue(*item)
+                pause = FIRST_PAUSE_SECONDS
+        while self._issued:
+            self._finish_oldest()
+        while self._items:
+            _report(self._items.popleft()[1], CancelledError("the stream was closed"))
+
+    def _next(self, pause: float) -> _Item | None:
+        """What to issue; None when the device had better be asked again."""
+        with self._condition:
+            full = len(self._issued) >= MOST_AHEAD
+            if full or not self._items:
+                timeout = pause if self._issued else None
+                self._condition.wait_for(lambda: self._closed or (self._items and not full), timeout)
+            return self._items.popleft() if self._items and not full and not self._closed else None
+
+    def _issue(self, work: Callable[[], None], done: Done) -> None:
+        try:
+            with self.device.guarded(), self.device.on(self.queue):
+                try:
+                    work()
+                finally:
+                    # What a work that failed had issued still runs, and its memory is in use so long.
+                    mark = self.device.driver.mark(self.queue)
+        except BaseException as error:  # whatever it is, it belongs to who submitted the work
+            self._drain()
+            _report(done, error)
+            return
+        self._issued.append(_Issued(mark, done))
+
+    def _drain(self) -> None:
+        """Waits for all that was issued, in order, before a failure is reported."""
+        while self._issued:
+            self._finish_oldest()
+        try:
+            with self.device.guarded():
+                self.device.settle(self.queue)
+        except Exception as error:
+            logger.debug("waiting for what was issued before a failure: %s", error)
+
+    def _is_computed(self, mark: Mark) -> bool:
+        try:
+            return self.device.driver.is_reached(mark)
+        except DriverError:
+            return True  # waiting for it says what went wrong
+
+    def _finish_oldest(self) -> None:
+        mark, done = self._issued.popleft()
+        failure: BaseException | None = None
+        try:
+            with self.device.guarded(alive=False):
+                self.device.driver.wait(mark)
+        except BaseException as error:
+            failure = error
+        _report(done, failure)
+
+
+class CudaEvent(Event):
+    """A mark in a stream's order. Another stream waits for it on the device, the host by being told.
+
+    Recorded and waited for in the order of the streams' work: so the mark on the device is made when the
+    stream's thread comes to it, and a stream that waits asks for it no sooner.
+    """
+
+    def __init__(self, device: CudaDevice) -> None:
+        super().__init__()
+        self._device = device
+        self._marking = _Marking()
+        self._marking.issued.set()
+
+    def record(self, stream: Stream) -> CudaEvent:
+        if not isinstance(stream, CudaStream):
+            super().record(stream)
+            self._marking = _Marking(reached=self._reached)
+            return self
+        marking, reached = _Marking(), threading.Event()
+
+        def mark() -> None:
+            marking.mark = stream.device.driver.mark(stream.queue)
+            marking.issued.set()
+
+        def done(_error: BaseException | None) -> None:
+            marking.issued.set()
+            reached.set()
+
+        self._marking, self._reached = marking, reached
+        stream.submit(mark, done)
+        return self
+
+    def wait(self, stream: Stream) -> None:
+        marking = self._marking
+        if not isinstance(stream, CudaStream) or marking.reached is not None:
+            super().wait(stream)
+            return
+
+        def wait_for_mark() -> None:
+            marking.issued.wait()
+            if marking.mark is not None:
+                stream.device.driver.wait_for(stream.queue, marking.mark)
+
+        stream.submit(wait_for_mark, lambda _error: None)
+
+
+class _Marking:
+    """A mark on the device, from when its stream's thread made it."""
+
+    def __init__(self, reached: threading.Event | None = None) -> None:
+        self.issued = threading.Event()
+        self.mark: Mark = None
+        #: Of a mark on another kind of stream, which only the host knows.
+        self.reached = reached
+
+
+def _report(done: Done, failure: BaseException | None) -> None:
+    """Calls `done`. What that raises must not end the thread: the work behind would never be done."""
+    try:
+        done(failure)
+    except Exception:
+        logger.exception("reporting the end of work on a stream failed")

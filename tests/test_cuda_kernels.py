@@ -1,0 +1,201 @@
+"""The kernels of the CUDA backend: they compile for the GPUs that matter, and compute what the definition
+does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import nvrtc_library
+import pytest
+from backend_graphs import Maker, normalised_error, run
+from cuda_emulation import EmulatedDriver, why_not
+from cuda_emulation.compiling import parameter_bytes
+
+from heliograph_backends.cpu import CpuDevice
+from heliograph_backends.cuda import CudaDevice
+from heliograph_backends.cuda.operations import Operation
+from heliograph_backends.cuda.parameters import (
+    ATTENTION,
+    COPY,
+    ELEMENTWISE,
+    GATHER,
+    PRODUCT,
+    REDUCE,
+    ROPE,
+    ROWS,
+    TYPES,
+)  # fmt: skip
+from heliograph_backends.cuda.sources import MODULES, OPTIONS, kernels_of, module_of, text_of
+from heliograph_proto import quantization
+from heliograph_proto.types import DTYPES
+
+SEED = 20251121
+emulated = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+PARAMETERS = {
+    "elementwise": ELEMENTWISE, "soft_max": ROWS, "layer_norm": ROWS, "rms_norm": ROWS, "l2_norm": ROWS,
+    "reduce": REDUCE, "copy_elements": COPY, "get_rows": GATHER, "set_rows": GATHER, "rope": ROPE,
+    "product": PRODUCT, "attention": ATTENTION,
+}  # fmt: skip
+
+
+@pytest.fixture
+def device() -> Iterator[CudaDevice]:
+    made = CudaDevice("cuda0", EmulatedDriver())
+    yield made
+    assert made.memory().free_bytes == made.memory().total_bytes
+    made.close()
+
+
+@pytest.fixture
+def definition() -> Iterator[CpuDevice]:
+    """What has no kernels, to compare with."""
+    made = CpuDevice(threads=1, memory_bytes=2**28, native=False)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    print(f"seed {SEED}")
+    return np.random.default_rng(SEED)
+
+
+# The source
+
+
+@pytest.mark.skipif(bool(nvrtc_library.why_not()), reason=nvrtc_library.why_not() or "-")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_compiles_to_machine_code_without_a_gpu(module: str, architecture: str) -> None:
+    options = (*OPTIONS, f"--gpu-architecture={architecture}")
+    code = nvrtc_library.compiled(text_of(module), f"{module}.cu", options)
+    missing = [name for name in kernels_of(module) if f".text.{name}\0".encode() not in code]
+    assert not missing
+
+
+def test_every_kernel_is_in_one_module() -> None:
+    assert sum(len(kernels_of(module)) for module in MODULES) == len(module_of())
+
+
+def test_every_operation_has_its_case_in_the_interpreter() -> None:
+    text = text_of("elementwise")
+    assert set(re.findall(r"case OP_(\w+):", text)) == {one.name for one in Operation}
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q4_k", "q6_k", "q8_0", "f16", "bf16"])
+def test_numbers_of_data_types_are_those_of_the_kernels(name: str) -> None:
+    listed = re.search(r"enum Type \{ F32 = 0, F16 = 1, BF16 = 2, (.*?) \}", text_of("products"))
+    assert listed is not None
+    assert ["F32", "F16", "BF16", *listed[1].split(", ")][TYPES[name]] == name.upper()
+
+
+@pytest.mark.parametrize("name", [one for one in DTYPES if DTYPES[one].kind == "quantized"])
+def test_kernels_know_the_size_of_blocks(name: str) -> None:
+    found = re.search(rf"Stored<{name.upper()}> {{ enum {{ BYTES = (\d+), PARTS = (\d+)", text_of("products"))
+    assert found is not None
+    assert (int(found[1]), 32 * int(found[2])) == (DTYPES[name].block_bytes, DTYPES[name].block_size)
+
+
+@emulated
+@pytest.mark.parametrize("kernel", sorted(module_of()))
+def test_parameters_have_the_size_that_the_kernel_reads(kernel: str) -> None:
+    """And at most the 4 KiB that every GPU takes."""
+    type = PARAMETERS.get(kernel) or PARAMETERS[re.sub("_(one|few|many|plain|narrow|q?[0-9]).*", "", kernel)]
+    assert parameter_bytes(kernel) == type.itemsize <= 4096
+
+
+# What kernels compute, on this host
+
+
+def same(device: CudaDevice, definition: CpuDevice, made: Maker, tolerance: float) -> None:
+    """Runs a graph on both and compares every output."""
+    for found, wanted in zip(run(device, made), run(definition, made), strict=True):
+        assert normalised_error(np.asarray(found), np.asarray(wanted)) <= tolerance
+
+
+@emulated
+@pytest.mark.parametrize("rows", [1, 3, 70])
+@pytest.mark.parametrize("name", [one for one in TYPES if one != "f32"])
+def test_products_with_stored_weights(
+    name: str, rows: int, device: CudaDevice, definition: CpuDevice, rng: np.random.Generator
+) -> None:
+    """Rows that end within a tile, and a depth of more than one stage."""
+    depth, n = 1280, 133
+    made, dtype = Maker(), DTYPES[name]
+    values = rng.standard_normal((n, depth), np.float32)
+    weight = made.weight(stored(values, name), name if dtype.kind == "quantized" or name == "bf16" else "")
+    x = made.input(rng.standard_normal((rows, depth), np.float32))
+    made.output(made.node("mul_mat", weight, x))
+    same(device, definition, made, 1e-6)
+    assert device.driver.launched[-1] == {1: "product_one", 3: "product_few", 70: "product_many"}[rows]
+
+
+def stored(values: np.ndarray, name: str) -> np.ndarray:
+    """Weights in the form of a data type."""
+    dtype = DTYPES[name]
+    if name == "f16":
+        return values.astype(np.float16)
+    if name == "bf16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return np.asarray(quantization.quantize(values, dtype))
+
+
+@emulated
+@pytest.mark.parametrize("width", [32, 64, 80, 96, 128, 256])
+def test_attention_on_the_matrix_units(
+    width: int, device: CudaDevice, definition: CpuDevice, rng: np.random.Generator
+) -> None:
+    """Rows and keys that end within a tile, shared keys, a mask that hides some."""
+    made = Maker()
+    q = made.input(rng.standard_normal((1, 4, 71, width), np.float32))
+    k, v = (made.input(rng.standard_normal((1, 2, 75, width)).astype(np.float16)) for _ in range(2))
+    mask = np.where(rng.random((71, 75)) < 0.3, -np.inf, 0).astype(np.float32)
+    made.output(made.node("flash_attn_ext", q, k, v, made.input(mask), scale=width**-0.5))
+    same(device, definition, made, 1e-5)
+    assert device.driver.launched == [f"attention_{width}"]
+
+
+@emulated
+def test_a_row_that_is_hidden_whole_gives_0(device: CudaDevice, rng: np.random.Generator) -> None:
+    made = Maker()
+    q, k, v = (made.input(rng.standard_normal((1, 1, 40, 64), np.float32)) for _ in range(3))
+    mask = np.zeros((40, 40), np.float32)
+    mask[7] = -np.inf
+    made.output(made.node("flash_attn_ext", q, k, v, made.input(mask)))
+    (found,) = run(device, made)
+    assert not np.asarray(found)[0, 7].any() and np.isfinite(found).all()
+
+
+@emulated
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_chain_has_the_same_bits_fused_and_not(
+    dtype: type, device: CudaDevice, rng: np.random.Generator
+) -> None:
+    """With operands that repeat, and a value that is read long after it was made."""
+    made = Maker()
+    x = made.input(rng.standard_normal((9, 5, 34)).astype(dtype))
+    row = made.input(rng.standard_normal(34).astype(dtype))
+    product = made.node("mul", x, row)
+    value = made.node("silu", made.node("exp", made.node("gelu", made.node("add", x, row))))
+    made.output(made.node("tanh", made.node("sub", value, product)))
+    fused = run(device, made, fusion=True)
+    assert device.driver.launched == ["elementwise"]
+    plain = run(device, made, fusion=False)
+    assert np.asarray(fused[0]).tobytes() == np.asarray(plain[0]).tobytes()
+
+
+@emulated
+def test_rows_that_no_warp_holds_are_a_blocks(
+    device: CudaDevice, definition: CpuDevice, rng: np.random.Generator
+) -> None:
+    made = Maker()
+    x = made.input(rng.standard_normal((3, 5000), np.float32))
+    row = made.input(rng.standard_normal(5000, np.float32))
+    for op in ("soft_max", "rms_norm", "l2_norm"):
+        made.output(made.node(op, x))
+    made.output(made.node("add", made.node("mul", made.node("norm", x), row), row))
+    made.output(made.node("reduce_sum", x, axes=(1,), keepdims=False))
+    same(device, definition, made, 1e-10)
