@@ -201,7 +201,9 @@ def _bindings(request: plan_pb2.CompileRequest) -> dict[int, int]:
     return bindings
 
 
-def _pins(request: plan_pb2.CompileRequest | plan_pb2.ReserveRequest) -> PinGroups:
+def _pins(
+    request: plan_pb2.CompileRequest | plan_pb2.ReserveRequest | plan_pb2.EstimateRequest,
+) -> PinGroups:
     return PinGroups(tuple((pin.device, tuple(pin.nodes)) for pin in request.pins), len(request.graph.nodes))
 
 
