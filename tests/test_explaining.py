@@ -155,7 +155,8 @@ def test_json_is_for_programs(explained: Explanation) -> None:
     found = json.loads(explained.json())
     assert list(found) == ["copied_bytes", "devices", "splits", "nodes", "weights"]
     assert found["devices"][0] == {
-        "name": "gpu0", "weights_bytes": 4096, "variables_bytes": 0, "compute_bytes": 64
+        "name": "gpu0", "weights_bytes": 4096, "variables_bytes": 0, "compute_bytes": 64,
+        "results_bytes": 0
     }  # fmt: skip
     assert found["splits"][1] == {
         "number": 1,

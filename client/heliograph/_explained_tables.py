@@ -56,12 +56,16 @@ def share_table(shares: Sequence[ExplainedShare], *, everything: bool = False) -
 
 
 def device_table(devices: Sequence[DeviceShare]) -> Table:
-    """A line for each device that the plan may use."""
+    """A line for each device that the plan may use; "reuse": how often a run uses its compute memory."""
     rows = [
-        [one.name, *map(size_text, (one.weights_bytes, one.variables_bytes, one.compute_bytes))]
+        [
+            one.name,
+            *map(size_text, (one.weights_bytes, one.variables_bytes, one.compute_bytes)),
+            f"{one.results_bytes / one.compute_bytes:.3g}x" if one.compute_bytes else "-",
+        ]
         for one in devices
     ]
-    return [["device", "weights", "variables", "compute"], *rows]
+    return [["device", "weights", "variables", "compute", "reuse"], *rows]
 
 
 def node_table(nodes: Sequence[ExplainedNode]) -> Table:

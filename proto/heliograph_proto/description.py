@@ -288,6 +288,8 @@ class DeviceShare:
     variables_bytes: int = 0
     #: Intermediate results, and values that lie between splits.
     compute_bytes: int = 0
+    #: What those would take if each had memory of its own.
+    results_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

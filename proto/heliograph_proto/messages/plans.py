@@ -156,6 +156,7 @@ def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:
                 weights_bytes=one.weights_bytes,
                 variables_bytes=one.variables_bytes,
                 compute_bytes=one.compute_bytes,
+                results_bytes=one.results_bytes,
             )
             for one in found.devices
         ],
@@ -197,7 +198,9 @@ def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
             for one in message.splits
         ),
         devices=tuple(
-            DeviceShare(one.name, one.weights_bytes, one.variables_bytes, one.compute_bytes)
+            DeviceShare(
+                one.name, one.weights_bytes, one.variables_bytes, one.compute_bytes, one.results_bytes
+            )
             for one in message.devices
         ),
         weights=tuple(

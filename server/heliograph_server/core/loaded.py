@@ -193,7 +193,8 @@ class LoadedPlan:
         plan = self.plan
         split = SplitReport(0, (), plan.steps, plan.compute_bytes, 0.0, self.took_us, note=plan.note)
         weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
-        share = DeviceShare(self.device.name, weights, variables, self.plan.compute_bytes)
+        results = sum(node.type.nbytes for node in graph.nodes)
+        share = DeviceShare(self.device.name, weights, variables, self.plan.compute_bytes, results)
         return PlanReport(tuple(nodes), (split,), (share,))
 
     def note(self, turn: int, took_us: float) -> None:
@@ -229,6 +230,9 @@ class LoadedPlan:
 
 def _of_copies(report: PlanReport, copies: int) -> PlanReport:
     """The report of one copy, with the memory of all."""
-    shares = (replace(one, compute_bytes=one.compute_bytes * copies) for one in report.devices)
+    shares = (
+        replace(one, compute_bytes=one.compute_bytes * copies, results_bytes=one.results_bytes * copies)
+        for one in report.devices
+    )
     splits = (replace(one, compute_bytes=one.compute_bytes * copies) for one in report.splits)
     return PlanReport(report.nodes, tuple(splits), tuple(shares))

@@ -247,7 +247,11 @@ class ScheduledPlan(Plan):
         plans = zip(self.schedule.splits, self._plans, strict=True)
         computing = sum(plan.compute_bytes for split, plan in plans if split.device == place)
         weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
-        return DeviceShare(device.name, weights, variables, between + computing)
+        leaves, assigned = len(self.graph.leaves), self.schedule.assignments
+        made = (
+            self.graph.type_of(leaves + n).nbytes for n, one in enumerate(assigned) if one.device == place
+        )
+        return DeviceShare(device.name, weights, variables, between + computing, sum(made))
 
     # The end
 
