@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.cpu.kernels import available
 from heliograph_backends.cpu.plan import CpuPlan, _DefinitionStep
 from heliograph_backends.definition import define, uses_products
+from heliograph_backends.fake import FakeDevice
+from heliograph_backends.registry import Registry
 from heliograph_proto.description import OpRoad
 from heliograph_proto.ops import OPS
 from heliograph_proto.types import DTYPES, TensorType
@@ -124,12 +126,23 @@ def test_a_device_of_a_member_takes_the_member_s_roads(daemon: Any) -> None:
         assert [one.road for one in session.devices[0].query(QUERIES, timeout=10)] == ROADS
 
 
-def test_what_a_device_cannot_run_has_no_road(session: hg.Session) -> None:
-    blocks = TensorType(DTYPES["q2_k"], (1, 256))
-    wide = TensorType(DTYPES["f32"], (1, 256))
-    query = hg.OpQuery("cast", (wide,), blocks, {"dtype": DTYPES["q2_k"]}, road=True)
-    (answer,) = session.devices[0].query([query])
-    assert answer.why_not and answer.road is OpRoad.UNKNOWN
+class Without(FakeDevice):
+    """A device that lacks an op."""
+
+    def supports_op(
+        self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
+    ) -> str:
+        return "no kernel" if op == "exp" else super().supports_op(op, attributes, operands, result)
+
+
+def test_what_a_device_cannot_run_has_no_road(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: Registry.of(Without()))
+    some = TensorType(DTYPES["f32"], (4,))
+    queries = [hg.OpQuery(op, (some,), some, road=True) for op in ("exp", "neg")]
+    with hg.connect("local:") as session:
+        refused, taken = session.devices[0].query(queries)
+    assert (refused.why_not, refused.road) == ("no kernel", OpRoad.UNKNOWN)
+    assert not taken.why_not and taken.road is not OpRoad.UNKNOWN
 
 
 def test_without_kernels_everything_runs_on_the_definition() -> None:

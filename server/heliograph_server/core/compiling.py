@@ -142,10 +142,13 @@ class Compiler:
 
     def _loaded(self, target: Target, known: KnownGraph, compilation: _Compilation) -> LoadedPlan:
         # Weights are packed by the device's workers.
-        with self._occupancies[target.main.name], self._weights(known.graph, target, compilation):
+        weights = self._homes(known.graph, target, compilation)
+        with self._occupancies[target.main.name], self._weights(weights):
             self._cut(known, target)
             bindings = self._bind(known.graph, target, compilation.bound)
-            return self._load(target, known, bindings, compilation)
+            loaded = self._load(target, known, bindings, compilation)
+        loaded.when_freed(lambda: self._contents.unuse(weights))
+        return loaded
 
     def _divided(self, known: KnownGraph, request: CompileRequest) -> KnownGraph:
         """The graph, with weights over devices where that was asked for. Raises InvalidArgumentError,
@@ -176,12 +179,17 @@ class Compiler:
         homes = {leaf.digest: target.home(n) for n, leaf in weights if leaf.kind is LeafKind.WEIGHT}
         self._contents.fetch(_unbound_weights(client, bound), homes)
 
-    @contextmanager
-    def _weights(self, graph: Graph, target: Target, compilation: _Compilation) -> Iterator[None]:
-        """Contents stay on the devices that a compile moved them to if it ends well, else where they were."""
+    def _homes(
+        self, graph: Graph, target: Target, compilation: _Compilation
+    ) -> list[tuple[Leaf, BufferType]]:
+        """The graph's weights that are contents, and where they are to lie."""
         bound = compilation.bound.tensors
         leaves = [(number, leaf) for number, leaf in enumerate(graph.leaves) if number not in bound]
-        weights = [(leaf, target.home(n)) for n, leaf in leaves if leaf.kind is LeafKind.WEIGHT]
+        return [(leaf, target.home(n)) for n, leaf in leaves if leaf.kind is LeafKind.WEIGHT]
+
+    @contextmanager
+    def _weights(self, weights: Sequence[tuple[Leaf, BufferType]]) -> Iterator[None]:
+        """Contents stay on the devices that a compile moved them to if it ends well, else where they were."""
         try:
             yield
         except BaseException:

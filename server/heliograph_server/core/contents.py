@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -29,6 +30,7 @@ from heliograph_server.core.room import Room
 from heliograph_server.core.slices import digest_of
 from heliograph_server.core.sources import Source
 from heliograph_server.core.store import Beginning, ContentStore, Key, Whole
+from heliograph_server.core.tenant_contents import Copy, parts_of
 
 #: What is read at once: it is hashed while it is in the cache of a core.
 PIECE_BYTES = 256 * 2**10
@@ -60,6 +62,8 @@ class Contents:
         self._held: set[bytes] = set()
         #: Those that a plan was compiled for.
         self._used: set[bytes] = set()
+        #: Plans by the part of a weight that they use, and its memory.
+        self._parts: Counter[Copy] = Counter()
         self._closed: HeliographError | None = None
         self._is_over = False
 
@@ -255,14 +259,27 @@ class Contents:
     def use(self, weights: Iterable[tuple[Leaf, BufferType]]) -> None:
         """A plan was compiled for those copies: they stay, and others that no plan uses go."""
         found = list(weights)
-        self._holdings.use(found, self)
         digests = {digest_of(leaf.digest) for leaf, _ in found}
         with self._lock:
             self._used |= digests
+            self._parts.update(parts_of(found))
+        self._holdings.use(found, self)
         for digest in digests if self._keeper is not None and self._is_known else ():
             assert self._keeper is not None
             if self._store.models is None or not self._store.models.holds(digest):
                 self._keeper.keep(self._holdings, self._key(digest))
+
+    def unuse(self, weights: Iterable[tuple[Leaf, BufferType]]) -> None:
+        """A plan is gone. Wholes stay until the session ends, for other shapes; what parts no plan uses any
+        more gives way to others. Takes no lock that anybody holds for long."""
+        with self._lock:
+            gone = []
+            for one in parts_of(weights):
+                self._parts[one] -= 1
+                if self._parts[one] <= 0:
+                    del self._parts[one]
+                    gone.append(one)
+            self._holdings.unuse(gone, self)
 
     def trim(self, weights: Iterable[Leaf]) -> None:
         """A compile failed: of the copies that no plan uses, one is enough."""

@@ -96,8 +96,8 @@ class Storage:
     frozen: dict[TensorHandle, None] = field(default_factory=dict)
     #: Their bytes as ranges that do not touch, in order; None: to be made anew.
     frozen_ranges: list[tuple[int, int]] | None = None
-    #: One of them for each range.
-    frozen_at: dict[tuple[int, int], TensorHandle] = field(default_factory=dict)
+    #: Those of each range.
+    frozen_at: dict[tuple[int, int], dict[TensorHandle, None]] = field(default_factory=dict)
     #: The last command that writes, and those after it that read, while they are not done.
     writer: Entry | None = None
     readers: dict[Entry, None] = field(default_factory=dict)
@@ -110,14 +110,16 @@ class Storage:
     def freeze(self, tensor: TensorHandle) -> None:
         """From now on nobody may write those bytes."""
         self.frozen[tensor], self.frozen_ranges = None, None
-        self.frozen_at[tensor.span] = tensor
+        self.frozen_at.setdefault(tensor.span, {})[tensor] = None
 
     def thaw(self, tensor: TensorHandle) -> None:
         """Undoes `freeze`."""
         self.frozen.pop(tensor, None)
         self.frozen_ranges = None
-        if self.frozen_at.get(tensor.span) is tensor:
-            del self.frozen_at[tensor.span]
+        here = self.frozen_at.get(tensor.span, {})
+        here.pop(tensor, None)
+        if not here:
+            self.frozen_at.pop(tensor.span, None)
 
     def is_frozen(self, start: int, end: int) -> bool:
         """Whether any byte of a range is a weight of a plan. log n, after each change n log n once."""

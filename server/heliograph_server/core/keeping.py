@@ -35,6 +35,7 @@ class Keeper:
         #: By tenant and digest: when it was last written or marked.
         self._done: OrderedDict[Key, float] = OrderedDict()
         self._is_busy = False
+        self._writing: Key | None = None
         self._closed = False
         self._hurry = False
         self._thread: threading.Thread | None = None
@@ -47,7 +48,8 @@ class Keeper:
         with self._changed:
             before = self._done.get(key)
             is_fresh = before is not None and time.monotonic() < before + AGAIN_SECONDS
-            if self._closed or is_fresh or key in self._waiting or not holdings.hold(key[1], self):
+            is_coming = key in self._waiting or key == self._writing
+            if self._closed or is_fresh or is_coming or not holdings.hold(key[1], self):
                 return
             self._waiting[key] = holdings
             if self._thread is None:
@@ -100,7 +102,7 @@ class Keeper:
                 holdings.release((key[1],), self)
                 self._store.tidy()
                 with self._changed:
-                    self._is_busy = False
+                    self._is_busy, self._writing = False, None
                     self._changed.notify_all()
 
     def _next(self) -> tuple[Key, TenantContents] | None:
@@ -109,7 +111,8 @@ class Keeper:
             if not self._waiting:
                 return None
             self._is_busy = True
-            return self._waiting.popitem(last=False)
+            self._writing, holdings = self._waiting.popitem(last=False)
+            return self._writing, holdings
 
     def _write(self, key: Key, holdings: TenantContents) -> None:
         tenant, digest = key

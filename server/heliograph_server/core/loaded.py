@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from heliograph_backends.contract import Abort, CompileOptions, Device, LeafBindings, Plan, Tensor, Usage
@@ -117,6 +117,7 @@ class LoadedPlan:
         self._order = order
         #: What became of the client's graph where weights lie over devices.
         self._divided = divided
+        self._when_freed: Callable[[], None] | None = None
         #: The copy that ran last.
         self._last = self.copies[0]
         #: How long the last run took, all in all; 0 before it.
@@ -222,10 +223,17 @@ class LoadedPlan:
         for one in self.copies:
             one.trim(0)
 
+    def when_freed(self, call: Callable[[], None]) -> None:
+        """Has somebody told, once."""
+        self._when_freed = call
+
     def free(self) -> None:
         """Gives all memory back. Idempotent."""
         for one in self.copies:
             one.free()
+        call, self._when_freed = self._when_freed, None
+        if call is not None:
+            call()
 
 
 def _of_copies(report: PlanReport, copies: int) -> PlanReport:

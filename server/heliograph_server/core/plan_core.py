@@ -116,7 +116,9 @@ class PlanCore(SessionState, ABC):
         self.handles.check_new(number, PlanHandle)
         inputs, outputs = map(tuple, ports)
         read, assigned = map(tuple, variables)
-        held = bound, plan, turns or Turns(), tapped_bytes, reservation
+        turns = turns or Turns()
+        self._check_lanes(turns)
+        held = bound, plan, turns, tapped_bytes, reservation
         made = PlanHandle(device, inputs, outputs, read, assigned, *held)
         made.check_there()
         self.handles.add(number, made)

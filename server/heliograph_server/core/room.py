@@ -27,6 +27,10 @@ class Room:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._givers: dict[Giver, None] = {}
+        #: Held until what is given back is free; one who gives may want room in turn.
+        self._making = threading.RLock()
+        #: How often there was something.
+        self._made = 0
 
     def __repr__(self) -> str:
         return f"<Room of {len(self._givers)}>"
@@ -43,10 +47,12 @@ class Room:
 
     def make(self) -> bool:
         """Has everybody give back what nobody uses. Whether there was anything."""
-        with self._lock:
-            givers = list(self._givers)
-        made = [giver.make_room() for giver in givers]
-        return any(made)
+        with self._making:
+            with self._lock:
+                givers = list(self._givers)
+            made = [giver.make_room() for giver in givers]
+            self._made += any(made)
+            return any(made)
 
     def idle_on(self, device: str) -> int:
         """Bytes of a device that nobody uses: they are as good as free."""
@@ -57,9 +63,11 @@ class Room:
     def for_work(self, work: Callable[[], T]) -> T:
         """Does what takes memory; where there is none, once more when room was made. It must be such that a
         first try leaves nothing behind. Raises what the work does."""
+        before = self._made
         try:
             return work()
         except OutOfMemoryError:
-            if not self.make():
+            # Somebody else may have made room meanwhile, which leaves nothing to give back.
+            if not self.make() and self._made == before:
                 raise
         return work()

@@ -266,7 +266,6 @@ class ScheduledPlan(Plan):
         for plan in self._plans:
             plan.free()
         self._between.free()
-        self._plans.clear()
 
 
 def compile_part(

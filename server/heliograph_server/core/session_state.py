@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from heliograph_proto.errors import LimitExceededError
 from heliograph_proto.limits import Limits
 from heliograph_server.core.handles import (
     BufferHandle,
@@ -28,6 +29,9 @@ from heliograph_server.core.tasks import (
 )
 from heliograph_server.core.turns import Turns
 
+#: The most lanes of a session, over all its streams and pipelines; each may cost a thread.
+MAX_LANES = 256
+
 
 class SessionState:
     """Handles and what they stand for: storages, plans, reservations, variables, lanes."""
@@ -42,6 +46,16 @@ class SessionState:
         self._storages: dict[Storage, None] = {}
         self._lanes: dict[Lane, None] = {}
         self._instructions: list[Instruction] = []
+
+    def _check_lanes(self, turns: Turns) -> None:
+        """Raises LimitExceededError where the lanes of a plan would be too many."""
+        wanted = len(turns.lanes) if turns.holders == 0 else 0
+        if len(self._lanes) + wanted > MAX_LANES:
+            raise LimitExceededError(
+                f"the session's streams and pipelines would take {len(self._lanes) + wanted} threads; this "
+                f"server gives it {MAX_LANES}",
+                advice="free plans with a pipeline, or compile with a smaller one",
+            )
 
     def _open_lane(self, lane: Lane) -> None:
         self._lanes[lane] = None
@@ -84,7 +98,7 @@ class SessionState:
     def _leave_to_weight(handle: TensorHandle, storage: Storage) -> bool:
         """Whether the device is to know of a tensor as long as a plan has it as a weight: then that is up to
         the plan."""
-        heir = storage.frozen_at.get(handle.span)
+        heir = next(iter(storage.frozen_at.get(handle.span, ())), None)
         if heir is not None:
             heir.is_placed = True
         return heir is not None

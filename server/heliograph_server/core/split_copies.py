@@ -41,12 +41,15 @@ class RunCopies:
         self._tensors = tensors
         self._threads = threads
         self._begun: dict[Place, Future[None]] = {}
+        self._is_over = False
 
     def __enter__(self) -> RunCopies:
         return self
 
     def __exit__(self, *_: object) -> None:
         wait(self._begun.values())
+        # What could not get a thread may still be queued, and its memory holds other values by then.
+        self._is_over = True
 
     def before(self, moves: Moves) -> None:
         """Makes the copies of a split, and begins those that may be made while it runs."""
@@ -58,7 +61,11 @@ class RunCopies:
             self._copy(move)
         for move in moves.ahead:
             assert self._threads is not None
-            self._begun[move.target] = self._threads.submit(self._copy, move)
+            self._begun[move.target] = self._threads.submit(self._copy_ahead, move)
+
+    def _copy_ahead(self, move: Move) -> None:
+        if not self._is_over:
+            self._copy(move)
 
     def _copy(self, move: Move) -> None:
         source, target = self._tensors[move.source], self._tensors[move.target]

@@ -207,17 +207,21 @@ class ContentStore:
         is_some = False
         for key, (_, one) in kept:
             if isinstance(one, Whole):
-                is_gone = one.holdings.try_release(one.digest, one)
-            else:
-                is_gone = self.take_beginning(key) is one
-                if is_gone:
-                    one.buffer.free()
-            if is_gone:
-                with self._lock:
-                    if self._kept.get(key, (0.0, None))[1] is one:
-                        del self._kept[key]
+                if one.holdings.try_release(one.digest, one):
+                    self._take(key, one)
+                    is_some = True
+            elif self._take(key, one):
+                one.buffer.free()
                 is_some = True
         return is_some
+
+    def _take(self, key: Key, one: Kept) -> bool:
+        """Takes out what is kept under a key, if it is still this."""
+        with self._lock:
+            is_there = self._kept.get(key, (0.0, None))[1] is one
+            if is_there:
+                del self._kept[key]
+            return is_there
 
     def idle_on(self, device: str) -> int:
         """As `room.Giver` says."""

@@ -37,6 +37,15 @@ MAX_CONTENTS = 250_000
 Where: TypeAlias = tuple[str, str]
 
 
+#: A content or a part of one, by name, and its memory.
+Copy: TypeAlias = tuple[bytes, Where]
+
+
+def parts_of(weights: Iterable[tuple[Leaf, BufferType]]) -> list[Copy]:
+    """Those that are no whole contents."""
+    return [(leaf.digest, where_of(memory)) for leaf, memory in weights if Slice.of(leaf.digest) is not None]
+
+
 def where_of(memory: BufferType) -> Where:
     """By what memory is known."""
     return memory.device.name, memory.name
@@ -251,6 +260,12 @@ class TenantContents:
                     self._used.setdefault(one, set()).add(user)
             for digest in {digest_of(name) for name, _ in found}:
                 self._settle(digest, user)
+
+    def unuse(self, copies: Iterable[Copy], user: object) -> None:
+        """The user's plans need these copies no more: they go when others are made, or memory is wanted."""
+        with self._lock:
+            for one in copies:
+                _unmark(self._used, one, user)
 
     def trim(self, weights: Iterable[Leaf], user: object) -> None:
         """A compile failed: of the copies that no plan uses, one is enough."""
