@@ -16,8 +16,10 @@ from conftest import ROADS, DaemonUrls
 
 import heliograph as hg
 from heliograph.testing import running_daemon
-from heliograph_backends.registry import open_registry
+from heliograph_backends.cpu.device import CpuDevice
+from heliograph_backends.registry import Registry, open_registry
 from heliograph_proto.types import tensor_type
+from heliograph_server.core.known_plans import MOST_IDLE
 
 #: The last one has memory that no other device reaches.
 DEVICES = ("cpu:threads=1", "cpu:threads=1", "fake:host=0,memory=1MiB")
@@ -115,14 +117,20 @@ def test_the_parts_lie_in_memories_of_their_own(session: hg.Session) -> None:
     assert plan.device == "fake0" and sorted(plan.devices) == NAMES
 
 
-def test_observed_nodes_of_a_divided_graph_are_the_clients(session: hg.Session) -> None:
-    plan = session.compile(layer(), NAMES, split={"*": HALVES})
-    run = plan.submit(x=WHOLE, taps=["layer/*", "sum"])
-    told = {tap.name: tap.value for tap in run.taps()}
-    assert sorted(told) == ["layer/gated", "layer/upped", "sum"]
-    np.testing.assert_array_equal(told["layer/gated"] + told["layer/upped"], told["sum"])
-    np.testing.assert_array_equal(told["sum"], run.result()["y"])
-    np.testing.assert_array_equal(told["sum"], session.compute(layer(), x=WHOLE)["y"])
+def test_parts_that_no_plan_uses_give_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    two_weights = 2 * 256 * 256 * 4
+    devices = [CpuDevice(f"cpu{place}", 1, memory_bytes=20 * two_weights, native=False) for place in (0, 1)]
+    monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: Registry.of(*devices))
+    with hg.connect("local:") as session:
+        for tenths in range(1, 10):
+            split = hg.SplitBufferType("cpu0", {"cpu0": tenths, "cpu1": 10 - tenths})
+            plan = session.compile(layer(), NAMES[:2], split={"*": split})
+            np.testing.assert_array_equal(plan.run(x=WHOLE)["y"].shape, (8, 256))
+            plan.free()
+            session.synchronize()
+        taken = sum(one.memory().total_bytes - one.memory().free_bytes for one in devices)
+        # Those of the plans that are kept for a while, and of one more.
+        assert taken <= (MOST_IDLE + 1) * two_weights
 
 
 def test_experts_batches_and_columns_are_divided_too(local: hg.Session) -> None:

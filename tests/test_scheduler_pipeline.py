@@ -25,6 +25,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_proto.types import tensor_type
+from heliograph_server.core.session_state import MAX_LANES
 
 F4 = tensor_type("f32", (4,))
 PLAN, EVENT, KEPT, ASIDE = 100, 101, 102, 200
@@ -256,6 +257,17 @@ def test_a_plan_that_is_freed_gives_back_every_copy(line: Line) -> None:
 def test_a_pipeline_that_cannot_be_is_refused(line: Line, copies: int, error: type[HeliographError]) -> None:
     with pytest.raises(error, match="pipeline"):
         line.client.compile(PLAN, chain(), devices=STAGES, pipeline=copies)
+
+
+def test_the_threads_of_a_sessions_pipelines_are_bounded(line: Line) -> None:
+    where = {"devices": (*STAGES, "cpu0"), "pins": dict(enumerate(STAGES))}
+    with pytest.raises(LimitExceededError, match="threads"):
+        for number in range(MAX_LANES // 16 + 1):
+            # Other options, so that each is a plan of its own.
+            line.client.compile(PLAN + number, chain(), pipeline=16, threads=number, **where)
+    line.client.do(c.Free((PLAN,)))
+    line.client.do(c.Synchronize())
+    line.client.compile(PLAN + 900, chain(), pipeline=8, threads=900, **where)
 
 
 def test_memory_that_suffices_for_one_copy_alone_says_so() -> None:
