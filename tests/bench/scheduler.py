@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from heliograph_backends.fake import FakeDevice
 from heliograph_backends.registry import Registry
 from heliograph_proto import commands as c
 from heliograph_proto import messages
+from heliograph_proto.digests import digest_of
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 from heliograph_proto.v1 import plan_pb2
@@ -140,7 +140,7 @@ def answered(session: Session, data: bytes, plan: int) -> bytes:
 
 def _uploaded(session: Session, graph: Graph) -> Graph:
     """The graph with weights whose contents the session has: zeros."""
-    digests = {leaf.type: sha256(bytes(leaf.type.nbytes)).digest() for leaf in graph.weights}
+    digests = {leaf.type: digest_of(bytes(leaf.type.nbytes)) for leaf in graph.weights}
     for type, digest in digests.items():
         receiver = session.begin_upload(digest, type.nbytes)
         receiver.write(0, bytes(type.nbytes))
