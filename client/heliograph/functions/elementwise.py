@@ -171,6 +171,31 @@ def log(x: Operand) -> Value:
     return _unary("log", x)
 
 
+def log2(x: Operand) -> Value:
+    """The logarithm to the base 2, of floats."""
+    return log(x) / math.log(2)
+
+
+def log10(x: Operand) -> Value:
+    """The logarithm to the base 10, of floats."""
+    return log(x) / math.log(10)
+
+
+def sinh(x: Operand) -> Value:
+    """The hyperbolic sine, of floats."""
+    return (expm1(x) - expm1(negative(x))) * 0.5
+
+
+def cosh(x: Operand) -> Value:
+    """The hyperbolic cosine, of floats."""
+    return (exp(x) + exp(negative(x))) * 0.5
+
+
+def tan(x: Operand) -> Value:
+    """The tangent of radians, of floats."""
+    return sin(x) / cos(x)
+
+
 def log1p(x: Operand) -> Value:
     """log(1 + x), accurate near 0."""
     return _unary("log1p", x)

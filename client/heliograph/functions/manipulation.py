@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from operator import index
 
+import numpy as np
+
 from heliograph import _lowering as lowering
 from heliograph._lowering import Operand
 from heliograph._source import invalid
@@ -111,6 +113,91 @@ def tile(x: Operand, /, repetitions: Sequence[int]) -> Value:
     spread = lowering.reshape(value, [part for _, size in pairs for part in (1, size)])
     wide = broadcast_to(spread, [part for time, size in pairs for part in (time, size)])
     return lowering.reshape(wide, [time * size for time, size in pairs])
+
+
+def moveaxis(x: Operand, source: int | Sequence[int], destination: int | Sequence[int], /) -> Value:
+    """Dimensions moved to other places; the others keep their order."""
+    value = lowering.one_value(x)
+    taken, places = (
+        [lowering.axis_of(value, axis) for axis in ([given] if isinstance(given, int) else given)]
+        for given in (source, destination)
+    )
+    distinct = len(set(taken)) == len(taken) == len(places) == len(set(places))
+    if not distinct:
+        raise invalid(f"moveaxis of {value.type} from {source} to {destination}: each axis once")
+    order = [axis for axis in range(value.ndim) if axis not in taken]
+    for place, axis in sorted(zip(places, taken, strict=True)):
+        order.insert(place, axis)
+    return lowering.permute(value, order)
+
+
+def unstack(x: Operand, /, *, axis: int = 0) -> tuple[Value, ...]:
+    """The parts along an axis, without it."""
+    value = lowering.one_value(x)
+    place = lowering.axis_of(value, axis)
+    whole = (slice(None),) * place
+    return tuple(value[(*whole, number)] for number in range(value.shape[place]))
+
+
+def broadcast_arrays(*arrays: Operand) -> list[Value]:
+    """The arrays, each repeated to the shape that they broadcast to together; data types stay."""
+    if not arrays:
+        return []
+    graph = lowering.graph_of(*arrays)
+    values = [lowering.lift(graph, one) for one in arrays]
+    try:
+        shape = np.broadcast_shapes(*(value.shape for value in values))
+    except ValueError:
+        raise invalid(f"{', '.join(str(value.type) for value in values)} do not broadcast") from None
+    return [broadcast_to(value, shape) for value in values]
+
+
+def flip(x: Operand, /, *, axis: int | Sequence[int] | None = None) -> Value:
+    """The elements in the opposite order along axes; None: along all."""
+    value = lowering.one_value(x)
+    for place in lowering.axes_of(value, axis):
+        if value.shape[place] > 1:
+            value = take(value, np.arange(value.shape[place], dtype=np.int32)[::-1].copy(), axis=place)
+    return value
+
+
+def roll(x: Operand, /, shift: int | Sequence[int], *, axis: int | Sequence[int] | None = None) -> Value:
+    """The elements moved along axes; what leaves at the end comes in at the beginning. None: flattened."""
+    value = lowering.one_value(x)
+    if axis is None:
+        shifts = [shift] if isinstance(shift, int) else list(shift)
+        return lowering.reshape(_rolled(flatten(value), sum(shifts), 0), value.shape)
+    places = [lowering.axis_of(value, one) for one in ([axis] if isinstance(axis, int) else axis)]
+    shifts = [shift] * len(places) if isinstance(shift, int) else list(shift)
+    if len(shifts) != len(places):
+        raise invalid(f"roll of {value.type}: {len(shifts)} shifts along {len(places)} axes")
+    for place, by in zip(places, shifts, strict=True):
+        value = _rolled(value, by, place)
+    return value
+
+
+def _rolled(x: Value, shift: int, axis: int) -> Value:
+    size = x.shape[axis]
+    cut = -shift % size if size else 0
+    if not cut:
+        return x
+    whole = (slice(None),) * axis
+    return concat([x[(*whole, slice(cut, None))], x[(*whole, slice(None, cut))]], axis=axis)
+
+
+def repeat(x: Operand, repetitions: int, /, *, axis: int | None = None) -> Value:
+    """Each element so many times along an axis; None: of the flattened elements."""
+    value = lowering.one_value(x)
+    if axis is None:
+        value, axis = flatten(value), 0
+    place, times = lowering.axis_of(value, axis), index(repetitions)
+    if times < 0:
+        raise invalid(f"repeat of {value.type} {times} times")
+    wide = expand_dims(value, axis=place + 1)
+    wide = broadcast_to(wide, (*wide.shape[: place + 1], times, *wide.shape[place + 2 :]))
+    return lowering.reshape(
+        wide, (*value.shape[:place], value.shape[place] * times, *value.shape[place + 1 :])
+    )
 
 
 def take(x: Operand, indices: Operand, /, *, axis: int | None = None) -> Value:

@@ -68,6 +68,23 @@ def any(x: Operand, /, *, axis: Axis = None, keepdims: bool = False) -> Value:
     return _count_of(_truth(x), axis, keepdims) != 0
 
 
+def count_nonzero(x: Operand, /, *, axis: Axis = None, keepdims: bool = False) -> Value:
+    """How many elements are true, or not 0; i64."""
+    return _count_of(_truth(x), axis, keepdims)
+
+
+def diff(x: Operand, /, *, axis: int = -1, n: int = 1) -> Value:
+    """Each element less the one before it along an axis, n times."""
+    value = lowering.one_value(x)
+    place = lowering.axis_of(value, axis)
+    if n < 0:
+        raise invalid(f"diff of {value.type} {n} times")
+    whole = (slice(None),) * place
+    for _ in range(n):
+        value = value[(*whole, slice(1, None))] - value[(*whole, slice(None, -1))]
+    return value
+
+
 def _truth(x: Operand) -> Value:
     return lowering.cast(lowering.one_value(x), BOOL)
 
