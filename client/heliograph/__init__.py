@@ -173,6 +173,12 @@ from heliograph.functions.reductions import (
     sum,
     var,
 )
+from heliograph.functions.sorting import (
+    argsort,
+    cumulative_sum,
+    sort,
+    take_along_axis,
+)
 from heliograph.raw_ops import ops
 from heliograph.value import Value
 from heliograph_proto import __version__
@@ -319,7 +325,9 @@ __all__ = [
     "arange",
     "argmax",
     "argmin",
+    "argsort",
     "count_nonzero",
+    "cumulative_sum",
     "diff",
     "assign",
     "astype",
@@ -404,6 +412,7 @@ __all__ = [
     "sinh",
     "softmax",
     "softplus",
+    "sort",
     "split",
     "sqrt",
     "square",
@@ -414,6 +423,7 @@ __all__ = [
     "tan",
     "sum",
     "take",
+    "take_along_axis",
     "tanh",
     "tensordot",
     "tile",
