@@ -151,7 +151,8 @@ def plan_layout(device: CpuDevice, graph: Graph, options: CompileOptions, *, dir
     kernels = lowering if device.native else _DefinitionOnly()
     groups = group_nodes(graph, places, kernels, fusion=options.fusion)
     sets: Sequence[int] = ()
-    if device.native and device.concurrency > 1:
+    # One thread runs steps one after the other in any case.
+    if device.native and device.concurrency > 1 and device.threads > 1:
         sets = side_by_side(graph, places, groups, lowering.may_join, device.concurrency)
     storage = plan_storage(graph, places, groups, device.buffer_type.max_size, sets)
     return Layout(lowering, groups, storage)
