@@ -150,7 +150,7 @@ def _announce(cache: CacheState) -> None:
         logger.warning("CPU kernels are not kept on disk: %s", cache.refusal.value)
     if cache.folder is None or not any(cache.folder.rglob("*.nbi")):
         logger.info(
-            "compiling the CPU kernels: about half a minute, once per machine and version; "
+            "compiling the CPU kernels: about 40 seconds, once per machine and version; "
             "`heliograph warmup` does it beforehand"
         )
 
