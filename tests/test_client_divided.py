@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROADS, DaemonUrls
+import several_devices_fixtures
+from several_devices_fixtures import give_local
 
 import heliograph as hg
 from heliograph.testing import running_daemon
 from heliograph_backends.cpu.device import CpuDevice
-from heliograph_backends.registry import Registry, open_registry
+from heliograph_backends.registry import Registry
 from heliograph_proto.types import tensor_type
 from heliograph_server.core.known_plans import MOST_IDLE
 
@@ -30,35 +29,14 @@ X = RANDOM.standard_normal((8, 256)).astype(np.float32)
 #: Products of these have the same bits on every device: no sum of them is rounded.
 WHOLE = RANDOM.integers(-3, 4, (8, 256)).astype(np.float32)
 
-
-@pytest.fixture(scope="module")
-def daemon_of_several() -> Iterator[DaemonUrls]:
-    with tempfile.TemporaryDirectory() as folder:
-        unix = f"unix://{Path(folder, 'heliograph.sock')}"
-        devices = [word for one in DEVICES for word in ("--device", one)]
-        with running_daemon("--listen", unix, *devices) as url:
-            yield DaemonUrls(url, unix)
-
-
-@pytest.fixture(params=ROADS)
-def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An address of each kind, behind which there are the same devices."""
-    if request.param == "local":
-        monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: open_registry(DEVICES))
-        return "local:"
-    urls: DaemonUrls = request.getfixturevalue("daemon_of_several")
-    return urls.tcp if request.param == "tcp" else urls.unix
-
-
-@pytest.fixture
-def session(url: str) -> Iterator[hg.Session]:
-    with hg.connect(url) as made:
-        yield made
+daemon_of_several = several_devices_fixtures.daemon_of_several
+url = several_devices_fixtures.url
+session = several_devices_fixtures.session
 
 
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[hg.Session]:
-    monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: open_registry(DEVICES))
+    give_local(monkeypatch, DEVICES)
     with hg.connect("local:") as made:
         yield made
 

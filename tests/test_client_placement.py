@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROADS, DaemonUrls
+import several_devices_fixtures
+from conftest import DaemonUrls
+from several_devices_fixtures import give_local
 
 import heliograph as hg
 from heliograph.demo import find_model
 from heliograph.models.minilm import Embedder
-from heliograph_backends.registry import open_registry
 
 #: The last one has memory that no other device reaches.
 DEVICES = ("cpu:threads=1", "cpu:threads=1", "cpu:threads=1", "fake:host=0,memory=1MiB")
@@ -24,32 +24,9 @@ CPUS = ["cpu0", "cpu1", "cpu2"]
 LAYERS = 6
 X = np.random.default_rng(1).standard_normal((8, 64)).astype(np.float32)
 
-
-@pytest.fixture(scope="module")
-def daemon_of_several() -> Iterator[DaemonUrls]:
-    from heliograph.testing import running_daemon
-
-    with tempfile.TemporaryDirectory() as folder:
-        unix = f"unix://{Path(folder, 'heliograph.sock')}"
-        devices = [word for one in DEVICES for word in ("--device", one)]
-        with running_daemon("--listen", unix, *devices) as url:
-            yield DaemonUrls(url, unix)
-
-
-@pytest.fixture(params=ROADS)
-def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An address of each kind, behind which there are the same devices."""
-    if request.param == "local":
-        monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: open_registry(DEVICES))
-        return "local:"
-    urls: DaemonUrls = request.getfixturevalue("daemon_of_several")
-    return urls.tcp if request.param == "tcp" else urls.unix
-
-
-@pytest.fixture
-def session(url: str) -> Iterator[hg.Session]:
-    with hg.connect(url) as made:
-        yield made
+daemon_of_several = several_devices_fixtures.daemon_of_several
+url = several_devices_fixtures.url
+session = several_devices_fixtures.session
 
 
 def layered(layers: int = LAYERS, rows: int = 8) -> hg.Graph:
@@ -210,7 +187,7 @@ def test_a_model_over_several_devices_embeds_with_the_same_bits(
 
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[hg.Session]:
-    monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: open_registry(DEVICES))
+    give_local(monkeypatch, DEVICES)
     with hg.connect("local:") as made:
         yield made
 
