@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from heliograph_backends.cpu.lowering import Lowering
-from heliograph_backends.definition import uses_products
+from heliograph_backends.definition import PRODUCTS
 from heliograph_backends.planning.layout import is_step, place_values
 from heliograph_proto.description import OpRoad
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
@@ -28,7 +28,7 @@ def road_of(
         return OpRoad.VIEW
     if native and Lowering(graph, places).has_kernel(0):
         return OpRoad.KERNEL
-    return OpRoad.BLAS if uses_products(op) and result.dtype.is_float else OpRoad.DEFINITION
+    return OpRoad.BLAS if op in PRODUCTS and result.dtype.is_float else OpRoad.DEFINITION
 
 
 def _alone(

@@ -28,7 +28,6 @@ from heliograph_backends.definition import (
     windows,
 )
 from heliograph_backends.definition.base import Array, Attributes, Formula, Kernel, Writer, wide
-from heliograph_backends.definition.multiplying import multiplies
 from heliograph_backends.definition.stored import define_stored, is_stored
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import DType
@@ -57,6 +56,11 @@ FORMULAS: Mapping[str, Formula] = {
 }
 #: Ops that write parts of their result one after the other.
 WRITERS: Mapping[str, Writer] = {**rows.WRITERS, **windows.WRITERS}
+#: Ops whose definition takes products of matrices, which for floats are those of a BLAS library.
+PRODUCTS = frozenset({
+    "conv_2d", "conv_3d", "conv_transpose_1d", "conv_transpose_2d", "flash_attn_ext", "lightning_indexer",
+    "matmul", "mul_mat", "mul_mat_id", "out_prod",
+})  # fmt: skip
 
 
 def define(
@@ -82,11 +86,6 @@ def define_node(graph: Graph, number: int, xp: Any = numpy) -> Kernel:
     node = graph.nodes[number]
     operands = [graph.type_of(value).dtype for value in node.operands]
     return define(node.op, node.attributes, xp, operands=operands, result=node.type.dtype)
-
-
-def uses_products(op: str) -> bool:
-    """Whether an op's definition takes products of matrices, which for floats are those of a BLAS library."""
-    return op == "matmul" or (op in FORMULAS and multiplies(FORMULAS[op]))
 
 
 def _define(op: str, attributes: Attributes, xp: Any) -> Kernel:
