@@ -88,12 +88,15 @@ class Host:
         """What this host sends to the other one vanishes; what comes from there arrives."""
         self.namespace.ip(self._neighbour(other.address, NOWHERE))
 
-    def reject(self, port: int | None = None) -> None:
-        """Answers every TCP segment that arrives, for this port if one is given, with a reset, as a firewall may.
+    def reject(self, port: int | None = None, sender: Host | None = None) -> None:
+        """Answers TCP segments that arrive with a reset, as a firewall may: all of them, or those for a port, from
+        a sender. The process that they were for is not told.
 
         Raises NetworkError where there is no nft.
         """
-        self.namespace.nft(REJECT.format(match="meta l4proto tcp" if port is None else f"tcp dport {port}"))
+        match = f"ip saddr {sender.address} " if sender is not None else ""
+        match += "meta l4proto tcp" if port is None else f"tcp dport {port}"
+        self.namespace.nft(REJECT.format(match=match))
         self._rejects = True
 
     def mend(self) -> None:
