@@ -1,7 +1,7 @@
 """A job of a hundred steps on another host, 5 ms away each way: what a step costs beside a round trip.
 
-Each step's output is the next one's input, as in decoding, so no step can begin before the last one's answer. The client runs as
-a process on its host: this file is its program too.
+Each step's output is the next one's input, as in decoding, so no step can begin before the last one's answer.
+The client runs as a process on its host: this file is its program too.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from figures import Figure
 import heliograph as hg
 
 sys.path.append(str(Path(__file__).parents[1]))
-from virtual_hosts import Network, Wire, rights  # noqa: E402
-from virtual_hosts.probes import ECHO, connected  # noqa: E402
+
+from virtual_hosts import Network, Wire, rights
+from virtual_hosts.probes import ECHO, connected
 
 DELAY_SECONDS = 0.005
 STEPS = 100

@@ -28,7 +28,7 @@ class NetworkError(Exception):
 
 
 class Namespace:
-    """A network namespace, with only its loopback interface, as long as it is not closed or something runs in it."""
+    """A network namespace with only its loopback interface. It lasts until it is closed and empty."""
 
     def __init__(self) -> None:
         self.descriptor = _new_namespace()
@@ -78,7 +78,7 @@ def _new_namespace() -> int:
             refused.append(OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno())))
         else:
             found.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
-            # IPv6 would send things by itself. Kernels without it, and containers, have nothing to write here.
+            # IPv6 would send things by itself; a kernel or container may lack it.
             with contextlib.suppress(OSError):
                 Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").write_text("1")
 

@@ -89,8 +89,8 @@ class Host:
         self.namespace.ip(self._neighbour(other.address, NOWHERE))
 
     def reject(self, port: int | None = None, sender: Host | None = None) -> None:
-        """Answers TCP segments that arrive with a reset, as a firewall may: all of them, or those for a port, from
-        a sender. The process that they were for is not told.
+        """Answers TCP segments that arrive with a reset, as a firewall may: all, or those for a port, from a
+        sender. The process that they were for is not told.
 
         Raises NetworkError where there is no nft.
         """
@@ -100,7 +100,7 @@ class Host:
         self._rejects = True
 
     def mend(self) -> None:
-        """All that was cut or is rejected at this host works again; what was lost meanwhile is not sent again."""
+        """Whatever was cut or is rejected at this host works again."""
         self._switch.ip(f"link set {self._port} up")
         self.namespace.ip(*(self._neighbour(*other) for other in self._others.items()))
         if self._rejects:
@@ -216,10 +216,10 @@ def _ending(process: subprocess.Popen[Any]) -> Iterator[None]:
 
 
 class Network:
-    """Hosts by name, each with its wire to the bridge: `Network(server=Wire(), client=Wire(delay_seconds=0.005))`.
+    """Hosts by name, each with its wire to the bridge: `Network(server=Wire(), client=Wire(loss=0.01))`.
 
-    Between two hosts lie the wires of both. A context manager; `network["client"]` is a host.
-    Raises NetworkError where the system refuses.
+    Between two hosts lie the wires of both; `Wire()` takes no time and is none. A context manager, whose
+    hosts are `network["client"]` and so on. Raises NetworkError where the system refuses.
     """
 
     def __init__(self, **wires: Wire) -> None:

@@ -3,7 +3,7 @@
     python probes.py answer PORT                       # the other side of all others; says "ready" first
     python probes.py round-trips ADDRESS PORT COUNT    # seconds of each, a byte there and back over TCP
     python probes.py datagrams ADDRESS PORT COUNT      # how many of so many came back
-    python probes.py bulk ADDRESS PORT BYTES           # seconds until so many bytes were there and that was known
+    python probes.py bulk ADDRESS PORT BYTES           # seconds until so many bytes were known to be there
     python probes.py reach ADDRESS PORT                # "answer", "reset" or "silence"
 
 What is found is a line of JSON.

@@ -3,11 +3,12 @@
     python wire.py INTERFACE INTERFACE '{"delay_seconds": 0.005}'
 
 Frames are read from packet sockets and sent on the other side when their time has come. No frame overtakes
-another. A line with fields of `Wire` on standard input changes the wire, and each line, an empty one too, is answered by
-one with the counts so far. The end of standard input ends the process, so it never outlives who started it.
+another. A line with fields of `Wire` on standard input changes the wire, and each line, an empty one too, is
+answered by one with the counts so far. The end of standard input ends the process, so it never outlives who
+started it.
 
-The kernel hands over what it would have segmented later: a frame of up to 64 KiB with a header that says so. It
-travels whole, takes the time of its segments, and is lost whole.
+The kernel hands over what it would have segmented later: a frame of up to 64 KiB with a header that says so.
+It travels whole, takes the time of its segments, and is lost whole.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PACKET_STATISTICS, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 6, 15, 23
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 PR_SET_TIMERSLACK = 29
 
-#: struct virtio_net_hdr: flags, kind of segments, bytes of headers, bytes of a segment, start and place of the checksum.
+#: struct virtio_net_hdr: flags, kind of segments, bytes of headers and of a segment, two about the checksum.
 OFFLOAD_HEADER = struct.Struct("=BBHHHH")
 LARGEST_FRAME = 65_536 + 64 + OFFLOAD_HEADER.size
 SOCKET_BYTES = 32 * 2**20
@@ -159,7 +160,7 @@ class Port:
             self.socket.setsockopt(socket.SOL_SOCKET, bounded, SOCKET_BYTES)
 
     def received(self) -> Iterator[tuple[bytes, int]]:
-        """Frames that have come, with their offload header, and what each takes on a wire; not all of many."""
+        """Frames that have come, with their offload header, and what each takes on a wire; a turn's worth."""
         for _ in range(FRAMES_A_TURN):
             try:
                 length = self.socket.recv_into(self._buffer)
@@ -244,7 +245,7 @@ def carry(ports: tuple[Port, Port], lines: tuple[Line, Line], control: Control) 
 
 
 def be_punctual() -> None:
-    """Timers to the microsecond, and in front of other processes where that is allowed: a wire is no program."""
+    """Timers to the microsecond, and in front of other processes where that is allowed."""
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
