@@ -123,5 +123,5 @@ def rights() -> str:
         with contextlib.closing(Namespace()) as namespace:
             namespace.ip("link add bridge0 type bridge", "link add veth0 type veth peer name veth1")
     except NetworkError as error:
-        return str(error)
+        return "no CAP_NET_ADMIN" if "not permitted" in str(error) else str(error)
     return ""

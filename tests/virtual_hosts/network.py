@@ -39,6 +39,8 @@ class Host:
         self.wire: RunningWire | None = None
         self._switch = switch
         self._port = f"port{number}"
+        #: What is a port of the bridge: that, or the far end of the wire.
+        self._joined = self._port
         self._others: dict[str, str] = {}
         self._rejects = False
         self._processes: list[subprocess.Popen[Any]] = []
@@ -81,8 +83,8 @@ class Host:
     # What happens to its way
 
     def cut(self) -> None:
-        """Nothing leaves or reaches this host any more, as if a cable was pulled: nobody is told."""
-        self._switch.ip(f"link set {self._port} down")
+        """Nothing leaves or reaches this host any more, and nobody is told: its interface stays up."""
+        self._switch.ip(f"link set {self._joined} nomaster")
 
     def cut_towards(self, other: Host) -> None:
         """What this host sends to the other one vanishes; what comes from there arrives."""
@@ -101,7 +103,7 @@ class Host:
 
     def mend(self) -> None:
         """Whatever was cut or is rejected at this host works again."""
-        self._switch.ip(f"link set {self._port} up")
+        self._switch.ip(f"link set {self._joined} master bridge0")
         self.namespace.ip(*(self._neighbour(*other) for other in self._others.items()))
         if self._rejects:
             self.namespace.nft("delete table inet heliograph\n")
@@ -125,17 +127,15 @@ class Host:
 
     def join(self, wire: Wire) -> None:
         """Joins the port to the bridge: a wire that takes no time is none."""
-        port, end = self._port, f"{self._port}b"
-        if wire == Wire():
-            self._switch.ip(f"link set {port} master bridge0")
-            return
-        inner = f"{self._port}a"
-        self._switch.ip(
-            f"link add {inner} type veth peer name {end}",
-            f"link set {inner} up",
-            f"link set {end} master bridge0 up",
-        )
-        self.wire = RunningWire(self._switch, port, inner, wire)
+        if wire != Wire():
+            near, self._joined = f"{self._port}a", f"{self._port}b"
+            self._switch.ip(
+                f"link add {near} type veth peer name {self._joined}",
+                f"link set {near} up",
+                f"link set {self._joined} up",
+            )
+            self.wire = RunningWire(self._switch, self._port, near, wire)
+        self._switch.ip(f"link set {self._joined} master bridge0")
 
     def meet(self, others: Sequence[Host]) -> None:
         """Knows where the others are, so that nobody has to ask, whose question might be lost."""
