@@ -175,6 +175,8 @@ class Port:
 
     def _size_on_wire(self, length: int) -> int:
         """Each segment of a large frame has the headers that the frame has once."""
+        header_bytes: int
+        segment_bytes: int
         _, _, header_bytes, segment_bytes, _, _ = OFFLOAD_HEADER.unpack_from(self._buffer)
         frame_bytes = length - OFFLOAD_HEADER.size
         if not segment_bytes:
