@@ -70,11 +70,14 @@ class Transfers(Protocol):
 
 
 class Timed:
-    """Measures transfers of one warm array: `upload` or `download`, bytes, runs, options."""
+    """Measures transfers of one warm array: `upload` or `download`, bytes, runs, options.
 
-    def __init__(self, transfers: Transfers) -> None:
+    The array is of `memory`, which several may share.
+    """
+
+    def __init__(self, transfers: Transfers, memory: Warm | None = None) -> None:
         self._transfers = transfers
-        self._memory, self._prepared = Warm(), 0
+        self._memory, self._prepared = memory or Warm(), 0
         self._warm: set[tuple[object, ...]] = set()
 
     def __call__(self, direction: str, nbytes: int, runs: int, *options: int) -> list[float]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from figures import Figure, seconds_of
-from peer_lines import Bytes, Timed
+from peer_lines import Bytes, Timed, Warm
 from peer_process import client_and_server
 from planes_peers import ROUNDS, SIZES, Copying, Measure, Ours, ggml_rpc_there, in_turn, ms_a_gb, rate
 
@@ -54,11 +54,11 @@ def figures() -> Iterator[Figure]:
     with ExitStack() as stack:
         url = stack.enter_context(running_daemon("--log-level", "warning"))
         session = stack.enter_context(hg.connect(url, progress=None, **sharing))
-        ours = Ours(session)
+        ours, memory = Ours(session), Warm()
         parties: dict[str, Measure] = {
-            "": Timed(ours),
-            "mapped": Timed(Mapped(session)),
-            COPY: Timed(Copying()),
+            "": Timed(ours, memory),
+            "mapped": Timed(Mapped(session), memory),
+            COPY: Timed(Copying(), memory),
         }
         if ggml_rpc_there():
             parties[GGML_RPC] = stack.enter_context(client_and_server("peer_rpc.py")).seconds
