@@ -111,9 +111,11 @@ $(VENV)/.bench: $(VENV)/.demo $(PEERS)
 	touch $@
 
 # ggml's RPC backend comes in no wheel. Nothing but its libraries is used, client and server, each in a process
-# of its own. Without a compiler there is no such peer, and the benchmarks say so.
+# of its own. Without a compiler there is no such peer, and the benchmarks say so. No wheel of pip's cache is
+# taken, since one may be there that was built without it.
 .venv-peers/.rpc: .venv-peers/.minilm
 	@echo "building ggml-rpc: once, in about 8 minutes"
-	command -v $(CXX) > /dev/null && CMAKE_ARGS="$(RPC_BUILD)" .venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
-	  --no-binary llama-cpp-python --upgrade --target .venv-peers/ggml-rpc llama-cpp-python==0.3.36 \
+	command -v $(CXX) > /dev/null && CMAKE_ARGS="$(RPC_BUILD)" .venv-peers/bin/python -m pip install --quiet \
+	  --disable-pip-version-check --no-cache-dir --no-deps --no-binary llama-cpp-python --upgrade \
+	  --target .venv-peers/ggml-rpc llama-cpp-python==0.3.36 \
 	  && touch $@ || echo "ggml-rpc could not be built: no comparison with it"
