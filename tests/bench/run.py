@@ -18,6 +18,9 @@ import decoder
 import hosts
 import minilm
 import plan_cost
+import planes
+import planes_latency
+import planes_shared
 import planner
 import quantized
 import scheduler
@@ -35,6 +38,11 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
     "hosts": hosts.figures,
     "minilm": minilm.figures,
     "plan-cost": plan_cost.figures,
+    "planes-upload": planes.uploads,
+    "planes-download": planes.downloads,
+    "planes-shared": planes_shared.figures,
+    "planes-latency": planes_latency.latency,
+    "planes-pipelined": planes_latency.pipelined,
     "planner": planner.figures,
     "quantized": quantized.figures,
     "scheduler": scheduler.figures,
