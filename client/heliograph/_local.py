@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph import _grpc
 from heliograph._blocking import BlockingShell, wait
+from heliograph._bulk import Receiver
 from heliograph._deadline import Deadline
 from heliograph._effects import (
     Call,
@@ -250,7 +251,10 @@ class LocalTransport:
             arrived = Outcome()
             source.future.add_done_callback(lambda _: arrived.finish())
             wait(arrived, deadline)
-            download.out[:] = source.future.result()
+            receiver = Receiver(download.out)
+            for message in source.future.result().encoded:
+                receiver.piece(message)
+            receiver.finish()
         finally:
             source.close()
 

@@ -32,7 +32,6 @@ from heliograph_proto.errors import DrainingError
 from heliograph_proto.limits import Limits
 from heliograph_proto.v1 import (
     bulk_pb2,
-    bulk_pb2_grpc,
     command_pb2,
     command_pb2_grpc,
     device_pb2,
@@ -48,6 +47,7 @@ from heliograph_server.config import ServerConfig
 from heliograph_server.core.runtime import Host
 from heliograph_server.core.store import ContentStore
 from heliograph_server.listening import bind, unbind
+from heliograph_server.services import bulk
 from heliograph_server.services.bulk import BulkService
 from heliograph_server.services.command import CommandService
 from heliograph_server.services.device import DeviceService
@@ -154,7 +154,7 @@ class Daemon:
             DeviceService(self._slot, askers, listeners), server
         )
         plan_pb2_grpc.add_PlanServiceServicer_to_server(PlanService(self._slot, compilers, listeners), server)
-        bulk_pb2_grpc.add_BulkServiceServicer_to_server(BulkService(self._slot, hashers), server)
+        bulk.add_to(BulkService(self._slot, hashers), server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
         command_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(self._slot, closers), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

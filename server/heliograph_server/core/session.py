@@ -33,6 +33,7 @@ from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.room import Room
 from heliograph_server.core.session_work import SessionWork
 from heliograph_server.core.sizing import EstimateRequest, ReserveRequest
+from heliograph_server.core.staged import Received
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
     DropUpload,
@@ -284,7 +285,7 @@ class Session(SessionWork):
             broke(typed(error, "staging an upload"))
             raise
 
-    def _upload_arrived(self, transfer: int, staged: memoryview) -> None:
+    def _upload_arrived(self, transfer: int, staged: Received) -> None:
         with self._lock:
             self._uploads[transfer] = staged
             try:

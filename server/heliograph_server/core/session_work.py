@@ -32,6 +32,7 @@ from heliograph_server.core.occupancy import SHORT_US, Occupancy
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
+from heliograph_server.core.staged import Received
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
     AbortWork,
@@ -77,11 +78,11 @@ class SessionWork:
         self._core = SessionCore(limits, tuple(self._devices), self._memory)
         self._staging = Staging(limits.in_flight_bytes)
         self._downloads = Downloads(self._core, self._lock, self._staging)
-        self._uploads: dict[int, memoryview] = {}
+        self._uploads: dict[int, Received] = {}
         #: Of runs that are observed and have not ended, by sequence number.
         self._observers: dict[int, Observer] = {}
         self._plans = KnownPlans(room)
-        staged = self._staging, self._uploads, self._downloads.stage
+        staged = self._staging, limits.chunk_bytes, self._uploads, self._downloads.stage
         self._execution = Execution(self._device, *staged, self._observers.get, room)
         self._aborts: dict[int, Abort] = {}
         self._timers: dict[int, Timer] = {}
