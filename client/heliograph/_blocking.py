@@ -29,8 +29,9 @@ import grpc
 from heliograph import _bulk, _grpc
 from heliograph._calls import unary
 from heliograph._deadline import Deadline
-from heliograph._effects import Call, Compute, Download, Effect, Procedure, Upload, Wait
+from heliograph._effects import Call, Compute, Download, Effect, MapMemory, Move, Procedure, Upload, Wait
 from heliograph._outcome import Outcome, Pending, Transfer, logger
+from heliograph._shared import SharedMemoryArgument, memory_of, share
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
@@ -105,12 +106,14 @@ class BlockingShell(ABC):
         match effect:
             case Wait(outcome):
                 return wait(outcome, deadline)
-            case Compute(function):
+            case Compute(function) | Move(function):
                 return function()
             case Upload():
                 return self._start_upload(effect)
             case Download():
                 return self._download(effect, deadline)
+            case MapMemory(tensor):
+                return self._map_memory(tensor)
         return self._call(effect, deadline)
 
     def release(self, handle: int) -> None:
@@ -161,6 +164,9 @@ class BlockingShell(ABC):
     def _download(self, download: Download, deadline: Deadline) -> None: ...
 
     @abstractmethod
+    def _map_memory(self, tensor: int) -> tuple[Any, int]: ...
+
+    @abstractmethod
     def _call(self, call: Call, deadline: Deadline) -> Any: ...
 
     @abstractmethod
@@ -182,14 +188,18 @@ def wait(outcome: Outcome, deadline: Deadline) -> None:
 class GrpcShell(BlockingShell):
     """A session over gRPC: one channel for commands and calls, one for bulk."""
 
-    def __init__(self, address: Address, timeout: float) -> None:
+    def __init__(
+        self, address: Address, timeout: float, shared_memory: SharedMemoryArgument = "auto"
+    ) -> None:
         self._channel = _channel(address)
         try:
             info = self._open(address, timeout)
+            shared = share(address, info, shared_memory)
         except BaseException:
             self._channel.close()
             raise
         super().__init__(address, info)
+        self.core.set_shared(shared)
         self._bulk = _channel(address)
         self._bell: SimpleQueue[None] = SimpleQueue()
         execute: Any = self._channel.stream_stream(
@@ -321,6 +331,9 @@ class GrpcShell(BlockingShell):
             call.cancel()
         self.advance(self.core.check)
         raise broken
+
+    def _map_memory(self, tensor: int) -> tuple[Any, int]:
+        return memory_of(self.address, self.info, tensor)
 
     def _disconnect(self, was_open: bool) -> None:
         self._ring()

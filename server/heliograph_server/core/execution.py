@@ -32,6 +32,7 @@ from heliograph_server.core.tasks import (
     ClearTask,
     CopyTask,
     FillTask,
+    Place,
     PlaceTask,
     ReadTask,
     ResetTask,
@@ -54,6 +55,7 @@ class Execution:
         chunk_bytes: int,
         uploads: dict[int, Received],
         reads: Callable[[int, Messages], None],
+        shared: Callable[[Place], memoryview],
         observer: Callable[[int], Observe | None],
         room: Room,
     ) -> None:
@@ -64,6 +66,7 @@ class Execution:
         self._uploads = uploads
         #: Takes the staged bytes of a read, by sequence number.
         self._reads = reads
+        self._shared = shared
         #: Who is told of the observed nodes of a run, by sequence number.
         self._observer = observer
         self._room = room
@@ -132,13 +135,18 @@ class Execution:
         return Completion(sequence)
 
     def _write(self, sequence: int, task: WriteTask, abort: Abort) -> Completion:
-        if task.data is None:
+        if task.shared is not None:
+            write(task, self._shared(task.shared))
+        elif task.data is None:
             write_received(task, self._uploads[task.transfer])
         else:
             write(task, memoryview(task.data))
         return Completion(sequence)
 
     def _read(self, sequence: int, task: ReadTask, abort: Abort) -> Completion:
+        if task.shared is not None:
+            read(task, self._shared(task.shared))
+            return Completion(sequence)
         if not task.transfer:
             data = bytearray(task.size_bytes)
             read(task, memoryview(data))

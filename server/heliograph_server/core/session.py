@@ -10,9 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from heliograph_backends.contract import CompileOptions, Device
+from heliograph_backends.sealed import SealedMemory
 from heliograph_proto.commands import Command, CompletionBatch
 from heliograph_proto.description import ModelInfo, PlanEstimate, PlanInfo, PlanReport
-from heliograph_proto.errors import CancelledError, HandleExistsError, HeliographError, SessionClosedError
+from heliograph_proto.errors import (
+    CancelledError,
+    HandleExistsError,
+    HeliographError,
+    SessionClosedError,
+    UnknownHandleError,
+)
 from heliograph_proto.limits import Limits
 from heliograph_server.core.bulk import ContentUpload, TransferUpload, Upload
 from heliograph_server.core.compiling import Compiler, CompileRequest
@@ -44,6 +51,8 @@ logger = logging.getLogger(__name__)
 #: How long closing waits for work that was asked to end.
 CLOSE_SECONDS = 30.0
 ANY_OPTIONS = CompileOptions()
+#: The most memory of a session by which commands carry bytes; taken from the system page by page.
+SHARED_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,17 @@ class SessionStatistics:
     idle_plans: int = 0
     idle_bytes: int = 0
     reservations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FileOfMemory:
+    """Memory that a client of this host may map."""
+
+    #: The receiver closes it.
+    descriptor: int
+    size_bytes: int
+    #: Where a tensor begins in it.
+    offset_bytes: int = 0
 
 
 class Session(SessionWork):
@@ -307,6 +327,32 @@ class Session(SessionWork):
         self._check_open()
         return self._downloads.open(transfer)
 
+    # Shared memory
+
+    def share_memory(self) -> FileOfMemory:
+        """The memory by which commands may carry bytes, made the first time. Raises UnsupportedError,
+        OutOfMemoryError."""
+        with self._lock:
+            self._check_open()
+            if self._shared is None:
+                self._shared = SealedMemory(min(SHARED_BYTES, self.limits.in_flight_bytes))
+                self._core.share(self._shared.size_bytes)
+            return FileOfMemory(self._shared.descriptor(), self._shared.size_bytes)
+
+    def share_tensor(self, handle: int) -> FileOfMemory:
+        """The memory in which a tensor lies. Raises UnknownHandleError, UnsupportedError, or the error of
+        the command that was to make it."""
+        with self._lock:
+            self._check_open()
+            tensor = self._core.handles.get(handle, TensorHandle)
+            if (problem := tensor.problem()) is not None:
+                raise problem
+            if tensor.storage is None or tensor.storage.buffer is None:
+                raise UnknownHandleError(f"tensor {handle} has no memory yet", advice="wait until it is made")
+            placed = tensor.placed
+            descriptor = placed.buffer.descriptor()
+            return FileOfMemory(descriptor, placed.buffer.size_bytes, placed.offset_bytes)
+
     # The end
 
     def close(self, error: HeliographError | None = None) -> None:
@@ -344,6 +390,8 @@ class Session(SessionWork):
             for transfer in list(self._uploads):
                 self._drop_upload(DropUpload(transfer))
             self._downloads.close(error)
+            if self._shared is not None:
+                self._shared.close()
             # A client that said goodbye has nothing to go on with.
             self._contents.close(error, keep=isinstance(error, CancelledError))
         finally:
