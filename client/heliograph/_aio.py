@@ -25,6 +25,7 @@ from heliograph._deadline import Deadline
 from heliograph._effects import Call, Compute, Download, Effect, MapMemory, Move, Procedure, Upload, Wait
 from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._shared import SharedMemoryArgument, memory_of, share
+from heliograph._shared_uploads import SharedUpload, take_slots
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
@@ -318,6 +319,10 @@ class AioGrpcShell(AioShell):
             self._upload_ended(upload, transfer, error)
 
     async def _send_chunks(self, upload: Upload, transfer: Transfer) -> None:
+        slots = take_slots(self.core.shared) if isinstance(upload.target, bytes) else []
+        if self.core.shared is not None and slots:
+            await self._send_shared(SharedUpload(self.core.shared, slots, self.info.session, upload))
+            return
         method: Any = self._bulk.stream_unary(_grpc.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
         target = _bulk.upload_target(self.info.session, upload.target, upload.data.nbytes)
         chunk_bytes = self.info.limits.chunk_bytes
@@ -337,6 +342,34 @@ class AioGrpcShell(AioShell):
             if not call.done() and (task := asyncio.current_task()) and task.cancelling():
                 call.cancel()
         await call
+
+    async def _send_shared(self, shared: SharedUpload) -> None:
+        """A content by way of shared memory."""
+        method: Any = self._bulk.stream_stream(_grpc.UPLOAD_SHARED, None, None)
+        call = method()
+        try:
+            try:
+                await self._send_pieces(shared, call)
+            except asyncio.InvalidStateError:
+                pass  # the server has ended the call early; its status says why
+            # Raises the status of a call that did not end well.
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        finally:
+            call.cancel()
+            for slot in shared.slots():
+                self.core.give_slot(slot)
+
+    async def _send_pieces(self, shared: SharedUpload, call: Any) -> None:
+        while not shared.is_over:
+            if (request := await asyncio.to_thread(shared.take)) is not None:
+                shared.tell()
+                await call.write(request)
+            elif (answer := await call.read()) is not grpc.aio.EOF:
+                shared.answered(answer)
+            else:
+                return
+        await call.done_writing()
 
     async def _download(self, download: Download, deadline: Deadline) -> None:
         method: Any = self._bulk.unary_stream(_grpc.DOWNLOAD, None, None)

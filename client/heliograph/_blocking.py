@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ from heliograph._deadline import Deadline
 from heliograph._effects import Call, Compute, Download, Effect, MapMemory, Move, Procedure, Upload, Wait
 from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._shared import SharedMemoryArgument, memory_of, share
+from heliograph._shared_uploads import SharedUpload, take_slots
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
@@ -283,12 +284,60 @@ class GrpcShell(BlockingShell):
         raise refused
 
     def _start_upload(self, upload: Upload) -> Transfer:
+        if isinstance(upload.target, bytes) and (shared := self._shared_upload(upload)):
+            return self._start_shared(upload, shared)
         method: Any = self._bulk.stream_unary(_grpc.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
         call: Any = None
         transfer = Transfer(lambda: call.cancel())
         call = method.future(self._chunks(upload, transfer))
         call.add_done_callback(lambda _: self._upload_ended(upload, transfer, call))
         return transfer
+
+    def _shared_upload(self, upload: Upload) -> SharedUpload | None:
+        slots = self.advance(lambda: take_slots(self.core.shared))
+        if self.core.shared is None or not slots:
+            return None
+        return SharedUpload(self.core.shared, slots, self.info.session, upload)
+
+    def _start_shared(self, upload: Upload, shared: SharedUpload) -> Transfer:
+        """A content by way of shared memory, in a thread of its own."""
+        method: Any = self._bulk.stream_stream(_grpc.UPLOAD_SHARED, None, None)
+        requests: SimpleQueue[bytes | None] = SimpleQueue()
+        call = method(iter(requests.get, None))
+        transfer = Transfer(call.cancel)
+        carry = (upload, shared, transfer, call, requests)
+        threading.Thread(target=self._carry, args=carry, name="heliograph-upload", daemon=True).start()
+        return transfer
+
+    def _carry(
+        self,
+        upload: Upload,
+        shared: SharedUpload,
+        transfer: Transfer,
+        call: Any,
+        requests: SimpleQueue[bytes | None],
+    ) -> None:
+        error: HeliographError | None = None
+        try:
+            while not shared.is_over:
+                if (request := shared.take()) is not None:
+                    shared.tell()
+                    requests.put(request)
+                elif (answer := next(call, None)) is not None:
+                    shared.answered(answer)
+                else:
+                    break
+            requests.put(None)
+            for answer in call:
+                shared.answered(answer)
+        except grpc.RpcError as broken:
+            error = _grpc.typed_error(broken, self.address, "take an upload")
+        except HeliographError as wrong:
+            error = wrong
+        finally:
+            requests.put(None)
+            call.cancel()
+            self._settle_upload(upload, transfer, error, shared.slots())
 
     def _chunks(self, upload: Upload, transfer: Transfer) -> Iterator[bytes]:
         target = _bulk.upload_target(self.info.session, upload.target, upload.data.nbytes)
@@ -306,10 +355,16 @@ class GrpcShell(BlockingShell):
     def _upload_ended(self, upload: Upload, transfer: Transfer, call: Any) -> None:
         status = call.exception() if not call.cancelled() else call
         error = None if status is None else _grpc.typed_error(status, self.address, "take an upload")
+        self._settle_upload(upload, transfer, error)
 
+    def _settle_upload(
+        self, upload: Upload, transfer: Transfer, error: HeliographError | None, slots: Iterable[int] = ()
+    ) -> None:
         def end() -> None:
             if error is not None and upload.pending is not None:
                 self.core.cancel(upload.pending, error)
+            for slot in slots:
+                self.core.give_slot(slot)
             self.core.settle(transfer.taken)
             self.core.settle(transfer.ended, error)
 

@@ -195,16 +195,20 @@ class Arrivals(BufferArrivals, RunArrivals):
             return None
         if kind.transfer:
             raise InvalidArgumentError("a transfer and a shared place: the bytes go one way")
+        return self.shared_place(kind.shared, kind.size_bytes)
+
+    def shared_place(self, offset_bytes: int, size_bytes: int) -> Place:
+        """A place in shared memory. Raises InvalidArgumentError, OutOfRangeError."""
         if not self.shared_bytes:
             raise InvalidArgumentError(
                 "the session has no memory that it shares with the server", advice="ask for it first"
             )
-        if kind.shared + kind.size_bytes > self.shared_bytes:
-            end = kind.shared + kind.size_bytes
+        end = offset_bytes + size_bytes
+        if end > self.shared_bytes:
             raise OutOfRangeError(
-                f"bytes {kind.shared} to {end} of {self.shared_bytes} bytes of shared memory"
+                f"bytes {offset_bytes} to {end} of {self.shared_bytes} bytes of shared memory"
             )
-        return Place(kind.shared, kind.size_bytes)
+        return Place(offset_bytes, size_bytes)
 
     def _memset(self, entry: Entry, kind: c.Memset) -> None:
         tensor = self._table.get(kind.tensor, TensorHandle)

@@ -70,6 +70,7 @@ from heliograph_server.core.tasks import (
     DropUpload,
     FreeTask,
     Instruction,
+    Place,
     PlaceTask,
     Proceed,
     ReadTask,
@@ -401,6 +402,10 @@ class SessionCore(TransferCore):
     def share(self, size_bytes: int) -> None:
         """From now on commands may name places in so many bytes of shared memory."""
         self._arrivals.shared_bytes = size_bytes
+
+    def shared_place(self, offset_bytes: int, size_bytes: int) -> Place:
+        """A checked place there. Raises InvalidArgumentError, OutOfRangeError."""
+        return self._arrivals.shared_place(offset_bytes, size_bytes)
 
     # Cancelling
 

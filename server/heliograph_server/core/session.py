@@ -339,6 +339,15 @@ class Session(SessionWork):
                 self._core.share(self._shared.size_bytes)
             return FileOfMemory(self._shared.descriptor(), self._shared.size_bytes)
 
+    def shared_bytes(self, offset_bytes: int, size_bytes: int) -> bytes:
+        """A copy of bytes of the session's memory, which its client can no longer change. Raises
+        InvalidArgumentError, OutOfRangeError."""
+        with self._lock:
+            self._check_open()
+            place = self._core.shared_place(offset_bytes, size_bytes)
+            view = self._shared_place(place)
+        return bytes(view)
+
     def share_tensor(self, handle: int) -> FileOfMemory:
         """The memory in which a tensor lies. Raises UnknownHandleError, UnsupportedError, or the error of
         the command that was to make it."""

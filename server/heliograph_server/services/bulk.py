@@ -96,6 +96,30 @@ class BulkService:
         return writing
 
     @refusals
+    async def UploadShared(
+        self,
+        requests: AsyncIterator[bulk_pb2.UploadSharedRequest],
+        context: aio.ServicerContext[Any, Any],
+    ) -> None:
+        first = await anext(requests, None)
+        if first is None or not isinstance(_target(first.target), bytes):
+            raise ProtocolError("the first message of an upload from shared memory must name a content")
+        session = self._slot.host.session(first.target.session)
+        upload = await self._begin(session, first.target, first.offset_bytes)
+        try:
+            request: bulk_pb2.UploadSharedRequest | None = first
+            while request is not None:
+                received = await asyncio.get_running_loop().run_in_executor(
+                    self._hashers, _take_shared, session, upload, request
+                )
+                await context.write(bulk_pb2.UploadSharedResponse(received_bytes=received))
+                request = await anext(requests, None)
+            # What it says of the digest, the client is told before the call ends.
+            await asyncio.get_running_loop().run_in_executor(self._hashers, upload.finish)
+        finally:
+            upload.abort(CancelledError("the upload broke off before its end"))
+
+    @refusals
     async def Download(
         self, request: bulk_pb2.DownloadRequest, context: aio.ServicerContext[Any, Any]
     ) -> None:
@@ -137,6 +161,11 @@ def add_to(service: BulkService, server: aio.Server) -> None:
         "Download": grpc.unary_stream_rpc_method_handler(
             service.Download, bulk_pb2.DownloadRequest.FromString, None
         ),
+        "UploadShared": grpc.stream_stream_rpc_method_handler(
+            service.UploadShared,
+            bulk_pb2.UploadSharedRequest.FromString,
+            bulk_pb2.UploadSharedResponse.SerializeToString,
+        ),
         "FindMissingContents": grpc.unary_unary_rpc_method_handler(
             service.FindMissingContents,
             bulk_pb2.FindMissingContentsRequest.FromString,
@@ -154,6 +183,12 @@ def _target(target: bulk_pb2.UploadTarget) -> int | bytes:
         case "digest":
             return target.digest
     raise ProtocolError("an upload needs a transfer or a digest")
+
+
+def _take_shared(session: Session, upload: runtime.Upload, request: bulk_pb2.UploadSharedRequest) -> int:
+    """A piece out of shared memory: a copy, since its digest must be that of the bytes that are kept."""
+    upload.write(request.offset_bytes, session.shared_bytes(request.shared_offset_bytes, request.size_bytes))
+    return upload.received_bytes
 
 
 def _abandon(beginning: Future[runtime.Upload]) -> None:
