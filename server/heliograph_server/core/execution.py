@@ -250,7 +250,8 @@ def zeroed(buffer_type: BufferType, size_bytes: int, usage: Usage = Usage.ANY) -
     """A buffer of zeros. Raises OutOfMemoryError."""
     buffer = buffer_type.allocate(size_bytes, usage)
     try:
-        buffer.clear()
+        if not buffer_type.makes_zeros:
+            buffer.clear()
     except BaseException:
         buffer.free()
         raise
