@@ -162,7 +162,8 @@ class FakeDevice(CpuDevice):
         return tuple(self._extra_types)
 
     def supports_buffer_type(self, buffer_type: BufferType) -> bool:
-        return buffer_type.device is self or (self._is_host and buffer_type.is_host)
+        own = buffer_type.device is self
+        return own or (self._is_host and buffer_type.is_host and not buffer_type.is_mappable)
 
     def offload_op(
         self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType

@@ -22,8 +22,10 @@ import grpc
 from heliograph import _bulk, _grpc
 from heliograph._calls import unary
 from heliograph._deadline import Deadline
-from heliograph._effects import Call, Compute, Download, Effect, Procedure, Upload, Wait
+from heliograph._effects import Call, Compute, Download, Effect, MapMemory, Move, Procedure, Upload, Wait
 from heliograph._outcome import Outcome, Pending, Transfer, logger
+from heliograph._shared import SharedMemoryArgument, memory_of, share
+from heliograph._shared_uploads import SharedUpload, take_slots
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
@@ -93,10 +95,14 @@ class AioShell(ABC):
                 return await self.wait(outcome, deadline)
             case Compute(function):
                 return await asyncio.to_thread(function)
+            case Move(function):
+                return await _moved(function)
             case Upload():
                 return self._start_upload(effect)
             case Download():
                 return await self._download(effect, deadline)
+            case MapMemory(tensor):
+                return await asyncio.to_thread(self._map_memory, tensor)
         return await self._call(effect, deadline)
 
     async def wait(self, outcome: Outcome, deadline: Deadline) -> None:
@@ -180,6 +186,10 @@ class AioShell(ABC):
     async def _download(self, download: Download, deadline: Deadline) -> None: ...
 
     @abstractmethod
+    def _map_memory(self, tensor: int) -> tuple[Any, int]:
+        """On a thread of its own."""
+
+    @abstractmethod
     async def _call(self, call: Call, deadline: Deadline) -> Any: ...
 
     @abstractmethod
@@ -202,7 +212,9 @@ class AioGrpcShell(AioShell):
         self._reader = self.spawn(self._read())
 
     @classmethod
-    async def open(cls, address: Address, timeout: float) -> AioGrpcShell:
+    async def open(
+        cls, address: Address, timeout: float, shared_memory: SharedMemoryArgument = "auto"
+    ) -> AioGrpcShell:
         """Connects and shakes hands. Raises as `hg.connect` does."""
         channel = _channel(address)
         end = time.monotonic() + timeout
@@ -210,7 +222,11 @@ class AioGrpcShell(AioShell):
             while True:
                 answer = await cls._greet(channel, address, timeout, end)
                 if not isinstance(answer, HeliographError):
-                    return cls(address, _grpc.decode_open(answer, address), channel)
+                    info = _grpc.decode_open(answer, address)
+                    shared = await asyncio.to_thread(share, address, info, shared_memory)
+                    made = cls(address, info, channel)
+                    made.core.set_shared(shared)
+                    return made
                 if not _grpc.is_starting(answer) or time.monotonic() + _grpc.START_SECONDS > end:
                     raise answer
                 await asyncio.sleep(_grpc.START_SECONDS)
@@ -303,6 +319,10 @@ class AioGrpcShell(AioShell):
             self._upload_ended(upload, transfer, error)
 
     async def _send_chunks(self, upload: Upload, transfer: Transfer) -> None:
+        slots = take_slots(self.core.shared) if isinstance(upload.target, bytes) else []
+        if self.core.shared is not None and slots:
+            await self._send_shared(SharedUpload(self.core.shared, slots, self.info.session, upload))
+            return
         method: Any = self._bulk.stream_unary(_grpc.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
         target = _bulk.upload_target(self.info.session, upload.target, upload.data.nbytes)
         chunk_bytes = self.info.limits.chunk_bytes
@@ -323,6 +343,34 @@ class AioGrpcShell(AioShell):
                 call.cancel()
         await call
 
+    async def _send_shared(self, shared: SharedUpload) -> None:
+        """A content by way of shared memory."""
+        method: Any = self._bulk.stream_stream(_grpc.UPLOAD_SHARED, None, None)
+        call = method()
+        try:
+            try:
+                await self._send_pieces(shared, call)
+            except asyncio.InvalidStateError:
+                pass  # the server has ended the call early; its status says why
+            # Raises the status of a call that did not end well.
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        finally:
+            call.cancel()
+            for slot in shared.slots():
+                self.core.give_slot(slot)
+
+    async def _send_pieces(self, shared: SharedUpload, call: Any) -> None:
+        while not shared.is_over:
+            if (request := await asyncio.to_thread(shared.take)) is not None:
+                shared.tell()
+                await call.write(request)
+            elif (answer := await call.read()) is not grpc.aio.EOF:
+                shared.answered(answer)
+            else:
+                return
+        await call.done_writing()
+
     async def _download(self, download: Download, deadline: Deadline) -> None:
         method: Any = self._bulk.unary_stream(_grpc.DOWNLOAD, None, None)
         request = bulk_pb2.DownloadRequest(session=self.info.session, transfer=download.transfer)
@@ -337,6 +385,9 @@ class AioGrpcShell(AioShell):
             raise _grpc.typed_error(error, self.address, "give a tensor's bytes") from None
         finally:
             call.cancel()
+
+    def _map_memory(self, tensor: int) -> tuple[Any, int]:
+        return memory_of(self.address, self.info, tensor)
 
     async def _disconnect(self, was_open: bool) -> None:
         self._ring()
@@ -359,6 +410,16 @@ class AioGrpcShell(AioShell):
         finally:
             await self._bulk.close()
             await self._channel.close()
+
+
+async def _moved(function: Callable[[], None]) -> None:
+    """Moves bytes in a thread. Whoever is cancelled waits for its end, since the memory is used again."""
+    moving = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        await asyncio.shield(moving)
+    except asyncio.CancelledError:
+        await asyncio.wait([moving])
+        raise
 
 
 def _channel(address: Address) -> grpc.aio.Channel:

@@ -82,6 +82,10 @@ class AioLocalShell(AioShell):
     async def _download(self, download: Download, deadline: Deadline) -> None:
         await asyncio.to_thread(self._transport.download, download, deadline)
 
+    def _map_memory(self, tensor: int) -> tuple[Any, int]:
+        found: tuple[Any, int] = self._transport.map_memory(tensor)
+        return found
+
     async def _disconnect(self, was_open: bool) -> None:
         await asyncio.to_thread(self._transport.close)
 

@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -29,8 +29,10 @@ import grpc
 from heliograph import _bulk, _grpc
 from heliograph._calls import unary
 from heliograph._deadline import Deadline
-from heliograph._effects import Call, Compute, Download, Effect, Procedure, Upload, Wait
+from heliograph._effects import Call, Compute, Download, Effect, MapMemory, Move, Procedure, Upload, Wait
 from heliograph._outcome import Outcome, Pending, Transfer, logger
+from heliograph._shared import SharedMemoryArgument, memory_of, share
+from heliograph._shared_uploads import SharedUpload, take_slots
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
@@ -105,12 +107,14 @@ class BlockingShell(ABC):
         match effect:
             case Wait(outcome):
                 return wait(outcome, deadline)
-            case Compute(function):
+            case Compute(function) | Move(function):
                 return function()
             case Upload():
                 return self._start_upload(effect)
             case Download():
                 return self._download(effect, deadline)
+            case MapMemory(tensor):
+                return self._map_memory(tensor)
         return self._call(effect, deadline)
 
     def release(self, handle: int) -> None:
@@ -161,6 +165,9 @@ class BlockingShell(ABC):
     def _download(self, download: Download, deadline: Deadline) -> None: ...
 
     @abstractmethod
+    def _map_memory(self, tensor: int) -> tuple[Any, int]: ...
+
+    @abstractmethod
     def _call(self, call: Call, deadline: Deadline) -> Any: ...
 
     @abstractmethod
@@ -182,14 +189,18 @@ def wait(outcome: Outcome, deadline: Deadline) -> None:
 class GrpcShell(BlockingShell):
     """A session over gRPC: one channel for commands and calls, one for bulk."""
 
-    def __init__(self, address: Address, timeout: float) -> None:
+    def __init__(
+        self, address: Address, timeout: float, shared_memory: SharedMemoryArgument = "auto"
+    ) -> None:
         self._channel = _channel(address)
         try:
             info = self._open(address, timeout)
+            shared = share(address, info, shared_memory)
         except BaseException:
             self._channel.close()
             raise
         super().__init__(address, info)
+        self.core.set_shared(shared)
         self._bulk = _channel(address)
         self._bell: SimpleQueue[None] = SimpleQueue()
         execute: Any = self._channel.stream_stream(
@@ -273,12 +284,60 @@ class GrpcShell(BlockingShell):
         raise refused
 
     def _start_upload(self, upload: Upload) -> Transfer:
+        if isinstance(upload.target, bytes) and (shared := self._shared_upload(upload)):
+            return self._start_shared(upload, shared)
         method: Any = self._bulk.stream_unary(_grpc.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
         call: Any = None
         transfer = Transfer(lambda: call.cancel())
         call = method.future(self._chunks(upload, transfer))
         call.add_done_callback(lambda _: self._upload_ended(upload, transfer, call))
         return transfer
+
+    def _shared_upload(self, upload: Upload) -> SharedUpload | None:
+        slots = self.advance(lambda: take_slots(self.core.shared))
+        if self.core.shared is None or not slots:
+            return None
+        return SharedUpload(self.core.shared, slots, self.info.session, upload)
+
+    def _start_shared(self, upload: Upload, shared: SharedUpload) -> Transfer:
+        """A content by way of shared memory, in a thread of its own."""
+        method: Any = self._bulk.stream_stream(_grpc.UPLOAD_SHARED, None, None)
+        requests: SimpleQueue[bytes | None] = SimpleQueue()
+        call = method(iter(requests.get, None))
+        transfer = Transfer(call.cancel)
+        carry = (upload, shared, transfer, call, requests)
+        threading.Thread(target=self._carry, args=carry, name="heliograph-upload", daemon=True).start()
+        return transfer
+
+    def _carry(
+        self,
+        upload: Upload,
+        shared: SharedUpload,
+        transfer: Transfer,
+        call: Any,
+        requests: SimpleQueue[bytes | None],
+    ) -> None:
+        error: HeliographError | None = None
+        try:
+            while not shared.is_over:
+                if (request := shared.take()) is not None:
+                    shared.tell()
+                    requests.put(request)
+                elif (answer := next(call, None)) is not None:
+                    shared.answered(answer)
+                else:
+                    break
+            requests.put(None)
+            for answer in call:
+                shared.answered(answer)
+        except grpc.RpcError as broken:
+            error = _grpc.typed_error(broken, self.address, "take an upload")
+        except HeliographError as wrong:
+            error = wrong
+        finally:
+            requests.put(None)
+            call.cancel()
+            self._settle_upload(upload, transfer, error, shared.slots())
 
     def _chunks(self, upload: Upload, transfer: Transfer) -> Iterator[bytes]:
         target = _bulk.upload_target(self.info.session, upload.target, upload.data.nbytes)
@@ -296,10 +355,16 @@ class GrpcShell(BlockingShell):
     def _upload_ended(self, upload: Upload, transfer: Transfer, call: Any) -> None:
         status = call.exception() if not call.cancelled() else call
         error = None if status is None else _grpc.typed_error(status, self.address, "take an upload")
+        self._settle_upload(upload, transfer, error)
 
+    def _settle_upload(
+        self, upload: Upload, transfer: Transfer, error: HeliographError | None, slots: Iterable[int] = ()
+    ) -> None:
         def end() -> None:
             if error is not None and upload.pending is not None:
                 self.core.cancel(upload.pending, error)
+            for slot in slots:
+                self.core.give_slot(slot)
             self.core.settle(transfer.taken)
             self.core.settle(transfer.ended, error)
 
@@ -321,6 +386,9 @@ class GrpcShell(BlockingShell):
             call.cancel()
         self.advance(self.core.check)
         raise broken
+
+    def _map_memory(self, tensor: int) -> tuple[Any, int]:
+        return memory_of(self.address, self.info, tensor)
 
     def _disconnect(self, was_open: bool) -> None:
         self._ring()

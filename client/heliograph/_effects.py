@@ -44,6 +44,13 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """Moves bytes in memory: short, and never left behind half done. Gives None."""
+
+    function: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Upload:
     """Starts carrying bytes to the server. Gives a `Transfer` at once."""
 
@@ -64,6 +71,13 @@ class Download:
 
     transfer: int
     out: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class MapMemory:
+    """Maps the memory of a tensor's buffer. Gives its bytes, and where in them the tensor begins."""
+
+    tensor: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +220,7 @@ Answer: TypeAlias = (
     | tuple[OpAnswer, ...]
     | PlacementInfo
 )
-Effect: TypeAlias = Wait | Compute | Upload | Download | Call
+Effect: TypeAlias = Wait | Compute | Move | Upload | Download | MapMemory | Call
 
 T = TypeVar("T")
 Procedure: TypeAlias = Generator[Effect, Any, T]

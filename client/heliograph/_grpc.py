@@ -33,6 +33,7 @@ EXECUTE = "/heliograph.v1.CommandService/Execute"
 OPEN = "/heliograph.v1.SessionService/Open"
 CLOSE = "/heliograph.v1.SessionService/Close"
 UPLOAD = "/heliograph.v1.BulkService/Upload"
+UPLOAD_SHARED = "/heliograph.v1.BulkService/UploadShared"
 DOWNLOAD = "/heliograph.v1.BulkService/Download"
 
 #: How long closing a session may take.

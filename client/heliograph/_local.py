@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph import _grpc
 from heliograph._blocking import BlockingShell, wait
+from heliograph._bulk import Receiver
 from heliograph._deadline import Deadline
 from heliograph._effects import (
     Call,
@@ -32,6 +33,7 @@ from heliograph._effects import (
     Upload,
 )
 from heliograph._outcome import Outcome, Pending, Transfer
+from heliograph._shared import mapped
 from heliograph_proto import __version__
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command
@@ -250,9 +252,20 @@ class LocalTransport:
             arrived = Outcome()
             source.future.add_done_callback(lambda _: arrived.finish())
             wait(arrived, deadline)
-            download.out[:] = source.future.result()
+            receiver = Receiver(download.out)
+            for message in source.future.result().encoded:
+                receiver.piece(message)
+            receiver.finish()
         finally:
             source.close()
+
+    def map_memory(self, tensor: int) -> tuple[Any, int]:
+        """The memory of a tensor's buffer, and where the tensor begins in it."""
+        found = self.session.share_tensor(tensor)
+        try:
+            return mapped(found.descriptor, found.size_bytes), found.offset_bytes
+        finally:
+            os.close(found.descriptor)
 
 
 def _received(graph: Graph) -> Graph | ReceivedGraph:
@@ -343,6 +356,9 @@ class LocalShell(BlockingShell):
 
     def _download(self, download: Download, deadline: Deadline) -> None:
         self._transport.download(download, deadline)
+
+    def _map_memory(self, tensor: int) -> tuple[Any, int]:
+        return self._transport.map_memory(tensor)
 
     def _call(self, call: Call, deadline: Deadline) -> Any:
         if not isinstance(call, Compile | Reserve | Estimate):

@@ -80,6 +80,7 @@ class Pending(Outcome):
         "notify",
         "observed",
         "sequence",
+        "slot",
         "source_of",
         "stream",
         "substitute",
@@ -100,6 +101,8 @@ class Pending(Outcome):
         self.credit_bytes = 0
         #: Whether somebody will look at the error.
         self.observed = False
+        #: Of shared memory, that its end gives back.
+        self.slot: int | None = None
         #: For a run that is observed: its values.
         self.feed: Feed | None = None
         #: For a run: the line that built a node of its plan, by the node's number.

@@ -2,7 +2,9 @@
 
 Generators that yield effects (see `_effects`), the same for the blocking and the asyncio API. Large
 bytes go in pieces, each a transfer of its own, with credit asked for before each; a procedure that
-holds credit never waits for more, so that no two can wait for each other.
+holds credit never waits for more, so that no two can wait for each other. Where server and client share
+memory, a piece lies in a slot of it instead; a procedure waits for a slot only while it has some itself,
+which its own commands give back, and sends a transfer where it has none.
 
 An exception thrown in (a deadline, Ctrl-C, a cancelled task) makes a procedure cancel on the server
 what it began, and go on raising.
@@ -11,14 +13,15 @@ what it began, and go on raising.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from heliograph._arrays import byte_view
-from heliograph._effects import Download, Procedure, Upload, Wait
+from heliograph._effects import Download, MapMemory, Move, Procedure, Upload, Wait
 from heliograph._gates import Gate
 from heliograph._outcome import Outcome, Pending, Transfer
 from heliograph._pieces import Piece, pieces
@@ -84,7 +87,7 @@ def send_on_credit(
             stream=how.stream,
             gate=how.gate,
             observed=how.observed,
-            notify=how.observed or size_bytes > core.limits.inline_bytes,
+            notify=how.observed or size_bytes > core.limits.inline_bytes or _is_shared(kind),
             credit_bytes=size_bytes,
         )
     except HeliographError:
@@ -92,15 +95,36 @@ def send_on_credit(
         raise
 
 
+def _is_shared(kind: c.CommandKind) -> bool:
+    return isinstance(kind, c.SetTensor) and kind.shared is not None
+
+
+def _piece_bytes(core: ClientCore) -> int:
+    """What one command carries of many bytes."""
+    return core.limits.piece_bytes if core.shared is None else core.shared.slot_bytes
+
+
+def _slot(core: ClientCore, mine: Iterable[Pending]) -> Procedure[int | None]:
+    """A slot of shared memory, for which it waits as long as these commands may give one back."""
+    for pending in (None, *mine):
+        if pending is not None and not pending.done:
+            yield Wait(pending)
+        slot = None if core.shared is None else core.shared.take()
+        if slot is not None:
+            return slot
+    return None
+
+
 # Reading
 
 
 @dataclass(slots=True)
 class _Read:
-    """A piece of a tensor on its way here."""
+    """A piece of a tensor on its way here: by a transfer, or to a slot of shared memory."""
 
     pending: Pending
     transfer: int
+    slot: int | None
     out: memoryview
 
 
@@ -115,7 +139,7 @@ def read(
         return
     window: deque[_Read] = deque()
     try:
-        for piece in pieces(out.nbytes, source.chunks, core.limits.piece_bytes, item_bytes):
+        for piece in pieces(out.nbytes, source.chunks, _piece_bytes(core), item_bytes):
             # Credit is waited for only while this read holds none.
             while len(window) == _WINDOW or (window and not core.could_reserve(piece.size_bytes)):
                 yield from _receive(core, window)
@@ -126,6 +150,8 @@ def read(
         for unread in window:
             core.cancel(unread.pending)
             core.give_back(unread.out.nbytes)
+            if unread.slot is not None:
+                core.give_slot(unread.slot, behind=unread.pending)
 
 
 def read_new(
@@ -153,25 +179,34 @@ def _request(
 ) -> Procedure[_Read]:
     """Asks for a piece. Its credit comes back when its bytes have arrived, not when the command is done."""
     yield from credit(core, out.nbytes)
-    number = core.transfer()
+    slot = None if core.shared is None else core.shared.take()
+    number = core.transfer() if slot is None else 0
     offset = source.offset_bytes + piece.offset_bytes
-    command = c.GetTensor(source.tensor, offset, out.nbytes, number, piece.chunks)
+    command = c.GetTensor(source.tensor, offset, out.nbytes, number, piece.chunks, slot)
     try:
-        return _Read(core.send(command, stream=stream, observed=True), number, out)
+        return _Read(core.send(command, stream=stream, observed=True), number, slot, out)
     except HeliographError:
         core.give_back(out.nbytes)
+        if slot is not None:
+            core.give_slot(slot)
         raise
 
 
 def _receive(core: ClientCore, window: deque[_Read]) -> Procedure[None]:
     """The bytes of the oldest piece."""
     oldest = window[0]
-    try:
-        yield Download(oldest.transfer, oldest.out)
-    except HeliographError:
-        # The command's own error says more than that of the call beside it.
-        core.raise_error(oldest.pending)
-        raise
+    if oldest.slot is not None:
+        yield from wait_for(core, oldest.pending)
+        assert core.shared is not None
+        yield Move(partial(core.shared.empty_into, oldest.slot, oldest.out))
+        core.give_slot(oldest.slot)
+    else:
+        try:
+            yield Download(oldest.transfer, oldest.out)
+        except HeliographError:
+            # The command's own error says more than that of the call beside it.
+            core.raise_error(oldest.pending)
+            raise
     window.popleft()
     core.give_back(oldest.out.nbytes)
 
@@ -207,11 +242,18 @@ def write(
     transfers: list[Transfer] = []
     meter = Meter("sending a tensor", data.nbytes, core.bars)
     try:
-        for piece in pieces(data.nbytes, target.chunks, core.limits.piece_bytes, item_bytes):
-            number, where = core.transfer(), start + piece.offset_bytes
-            command = c.SetTensor(tensor, where, None, number, piece.size_bytes, piece.chunks)
-            pendings.append((yield from send_on_credit(core, command, piece.size_bytes, how)))
-            transfers.append((yield Upload(number, piece.of(data), pending=pendings[-1], progress=meter)))
+        for piece in pieces(data.nbytes, target.chunks, _piece_bytes(core), item_bytes):
+            where, part = start + piece.offset_bytes, piece.of(data)
+            slot = yield from _slot(core, pendings)
+            if slot is not None:
+                command = c.SetTensor(tensor, where, None, 0, part.nbytes, piece.chunks, slot)
+                pendings.append((yield from _send_shared(core, command, slot, part, how)))
+                meter(part.nbytes)
+                continue
+            number = core.transfer()
+            command = c.SetTensor(tensor, where, None, number, part.nbytes, piece.chunks)
+            pendings.append((yield from send_on_credit(core, command, part.nbytes, how)))
+            transfers.append((yield Upload(number, part, pending=pendings[-1], progress=meter)))
         for transfer in transfers if not how.keep else ():
             yield from wait_for(core, transfer.taken)
     except BaseException as error:
@@ -223,6 +265,21 @@ def write(
     finally:
         meter.end()
     return pendings
+
+
+def _send_shared(
+    core: ClientCore, command: c.SetTensor, slot: int, data: memoryview, how: Sending
+) -> Procedure[Pending]:
+    """Sends bytes in a slot of shared memory, which the end of the command gives back."""
+    assert core.shared is not None
+    try:
+        yield Move(partial(core.shared.fill, slot, data))
+        pending = yield from send_on_credit(core, command, data.nbytes, how)
+    except BaseException:
+        core.give_slot(slot)
+        raise
+    pending.slot = slot
+    return pending
 
 
 def stop(
@@ -245,6 +302,17 @@ def wait_for_all(core: ClientCore, pendings: Sequence[Pending]) -> Procedure[Non
             yield Wait(pending)
     for pending in pendings:
         core.raise_error(pending)
+
+
+# Memory that is mapped
+
+
+def map_memory(core: ClientCore, tensor: int) -> Procedure[tuple[Any, int]]:
+    """The memory of a tensor's buffer, once everything sent before has written the tensor, and where in it
+    the tensor begins."""
+    yield from observe(core, core.send(c.GetTensor(tensor, 0, 0), observed=True))
+    found: tuple[Any, int] = yield MapMemory(tensor)
+    return found
 
 
 # Synchronizing

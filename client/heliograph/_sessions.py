@@ -58,6 +58,16 @@ class SessionBase:
             self._stream = make_stream(shell, device, StreamBase)
             shell.core.default_stream = self._stream._handle
 
+    @property
+    def shared_memory(self) -> bool:
+        """Whether tensors go through memory that server and client map both."""
+        return self._shell.core.shared is not None
+
+    @property
+    def why_not_shared(self) -> str:
+        """Why they do not; empty if they do."""
+        return self._shell.core.why_not_shared
+
     def __reduce__(self) -> NoReturn:
         raise refuse_pickle("session", "connect anew there: hg.connect(session.address)")
 

@@ -15,7 +15,7 @@ from heliograph._arrays import byte_view, empty_array, room_for
 from heliograph._common import Handle, Shell
 from heliograph._effects import Procedure
 from heliograph._indexing import basic_index
-from heliograph._procedures import observe
+from heliograph._procedures import map_memory, observe
 from heliograph._streams import StreamBase, stream_handle
 from heliograph._typed import Typed
 from heliograph_proto import commands as c
@@ -254,6 +254,20 @@ class TensorBase(Handle, Typed):
                 advice="pass out=, an array of uint8",
             )
         return partial(room_for, (size // self.dtype.block_bytes,), self.dtype.numpy)
+
+    # Memory that is mapped
+
+    def _map(self) -> Procedure[np.ndarray[Any, Any]]:
+        """An array over the tensor's own memory."""
+        number, core = self._live_handle, self._shell.core
+
+        def procedure() -> Procedure[np.ndarray[Any, Any]]:
+            memory, offset = yield from map_memory(core, number)
+            if self.dtype.kind == "quantized":
+                return np.ndarray(self.type.storage_shape, np.uint8, memory, offset)
+            return np.ndarray(self.shape, self.dtype.numpy, memory, offset, self._strides)
+
+        return procedure()
 
     # Pieces at equal distances
 

@@ -28,6 +28,7 @@ from heliograph_proto.limits import Limits
 if TYPE_CHECKING:
     from heliograph._feed import Feed
     from heliograph._progress import UploadBars
+    from heliograph._shared import SharedSpace
 
 #: Room below Limits.in_flight_commands that is kept for cancelling.
 _RESERVED_FOR_CANCEL = 16
@@ -60,6 +61,9 @@ class ClientCore:
         self.default_stream = c.DEFAULT_STREAM
         #: The handle of the reservation in whose memory plans are to lie; 0: none.
         self.reservation = 0
+        #: Memory that the server maps as well, and why there is none.
+        self.shared: SharedSpace | None = None
+        self.why_not_shared = "the server is this process"
         #: Where uploads of tensors are shown.
         self.bars: UploadBars | None = None
         #: Handles of the streams that were made and not freed.
@@ -314,6 +318,8 @@ class ClientCore:
             self._note(pending, error)
         if pending.credit_bytes:
             self.give_back(pending.credit_bytes)
+        if pending.slot is not None and self.shared is not None:
+            self.shared.give(pending.slot)
 
     def settle(self, outcome: Outcome, error: HeliographError | None = None) -> None:
         """Makes an outcome done, unless it is."""
@@ -407,6 +413,22 @@ class ClientCore:
         if self.lost is None:
             self._credit_bytes -= size_bytes
             self._grant()
+
+    # Shared memory
+
+    def set_shared(self, found: SharedSpace | str) -> None:
+        """The memory that the server maps as well, or why there is none."""
+        if isinstance(found, str):
+            self.why_not_shared = found
+        else:
+            self.shared, self.why_not_shared = found, ""
+
+    def give_slot(self, slot: int, behind: Pending | None = None) -> None:
+        """A slot of shared memory is free again: now, or when a command has ended that may still use it."""
+        if behind is not None and not behind.done:
+            behind.slot = slot
+        elif self.shared is not None:
+            self.shared.give(slot)
 
     def _grant(self) -> None:
         for grant in [one for one in self._waiting if self._may_ask(one.gate)]:

@@ -30,6 +30,7 @@ from heliograph._procedures import arrive, synchronize
 from heliograph._progress import ProgressArgument, checked_progress
 from heliograph._reserving import Reservation, reserve_blocks
 from heliograph._sessions import Bindings, SessionBase, ask_backends
+from heliograph._shared import SharedMemoryArgument, checked_shared_memory
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import make_stream
 from heliograph.buffer import Buffer
@@ -62,17 +63,25 @@ def address_of(url: str | None) -> Address:
     return parse_address(url or os.environ.get(SERVER_VARIABLE) or DEFAULT_URL)
 
 
-def connect(url: str | None = None, *, timeout: float = 10.0, progress: ProgressArgument = "auto") -> Session:
+def connect(
+    url: str | None = None,
+    *,
+    timeout: float = 10.0,
+    progress: ProgressArgument = "auto",
+    shared_memory: SharedMemoryArgument = "auto",
+) -> Session:
     """Opens a session on a server: local:, unix:///path, or grpc://host:port; URL#device names a device.
 
     `local:` is this process; local:#cpu:threads=2 gives it devices of their own, as `serve --device` does.
     Without a URL: $HELIOGRAPH_SERVER, else grpc://127.0.0.1:7070. `progress` is called, from any thread,
     with (bytes done, bytes in all) while weights are uploaded; "auto" shows bars on stderr for uploads above
-    a second, also of tensors, if it is a terminal and rich is installed; None is silent.
+    a second, also of tensors, if it is a terminal and rich is installed; None is silent. `shared_memory`:
+    "auto" lets tensors go through memory that both sides map, where both prove that they are on one host and
+    of one user; True insists on it, False never does.
 
     Raises UnavailableError when nobody answers within `timeout` seconds, or a server that answers is still
-    starting its devices then; NotHeliographError when something else does, VersionMismatchError,
-    DrainingError, LimitExceededError.
+    starting its devices then, or where shared memory is insisted on and there is none; NotHeliographError
+    when something else does, VersionMismatchError, DrainingError, LimitExceededError.
     """
     address = address_of(url)
     timeout_ms(timeout)
@@ -83,7 +92,7 @@ def connect(url: str | None = None, *, timeout: float = 10.0, progress: Progress
 
         shell = LocalShell(address)
     else:
-        shell = GrpcShell(address, timeout)
+        shell = GrpcShell(address, timeout, checked_shared_memory(shared_memory))
     try:
         return Session(shell, shown)
     except BaseException:

@@ -17,6 +17,8 @@ Scheme: TypeAlias = Literal["local", "unix", "grpc"]
 
 DEFAULT_PORT = 7070
 DEFAULT_URL = f"grpc://127.0.0.1:{DEFAULT_PORT}"
+#: The kernel's sockaddr_un holds so many bytes, and a terminator.
+MAX_SOCKET_PATH = 107
 ADVICE = "use local:, unix:///path/to/socket, or grpc://host:port"
 
 
@@ -101,9 +103,10 @@ def _local(fragment: str) -> Address:
 def _unix(path: str, device: str) -> Address:
     if not path.startswith("/"):
         raise InvalidArgumentError("a unix address needs an absolute path", advice=ADVICE)
-    # The kernel's sockaddr_un holds 107 bytes and a terminator.
-    if len(path.encode()) > 107:
-        raise InvalidArgumentError(f"the socket path has {len(path.encode())} bytes; at most 107 fit")
+    if len(path.encode()) > MAX_SOCKET_PATH:
+        raise InvalidArgumentError(
+            f"the socket path has {len(path.encode())} bytes; at most {MAX_SOCKET_PATH} fit"
+        )
     return Address("unix", path=path, device=device)
 
 

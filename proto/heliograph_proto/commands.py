@@ -113,15 +113,17 @@ class CreateStream:
 
 @dataclass(frozen=True, slots=True)
 class SetTensor:
-    """`data` is None when a transfer carries the bytes."""
+    """`data` is None when a transfer carries the bytes, or they lie in shared memory."""
 
     tensor: int
     offset_bytes: int
     data: Bytes | None = None
     transfer: int = 0
-    #: Of the transfer.
+    #: Of the transfer, or in shared memory.
     size_bytes: int = 0
     chunks: Chunks | None = None
+    #: Where the bytes lie in shared memory; None: not there.
+    shared: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +131,11 @@ class GetTensor:
     tensor: int
     offset_bytes: int
     size_bytes: int
-    #: 0: the bytes ride in the completion.
+    #: 0: the bytes ride in the completion, or go to shared memory.
     transfer: int = 0
     chunks: Chunks | None = None
+    #: Where the bytes are put in shared memory; None: not there.
+    shared: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -344,6 +344,16 @@ class PlanEstimate:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedMemoryOffer:
+    """Where a client asks for memory that both sides map: one of the two is set."""
+
+    #: A name in Linux's abstract namespace.
+    abstract_name: str = ""
+    #: Appended to the path of the socket by which the client came.
+    path_suffix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionInfo:
     """What the handshake agreed on."""
 
@@ -356,6 +366,8 @@ class SessionInfo:
     server: str
     devices: tuple[DeviceInfo, ...]
     lease_ms: int = 0
+    #: None: the server shares no memory with this client.
+    shared_memory: SharedMemoryOffer | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ from heliograph_proto.errors import DrainingError
 from heliograph_proto.limits import Limits
 from heliograph_proto.v1 import (
     bulk_pb2,
-    bulk_pb2_grpc,
     command_pb2,
     command_pb2_grpc,
     device_pb2,
@@ -48,9 +47,11 @@ from heliograph_server.config import ServerConfig
 from heliograph_server.core.runtime import Host
 from heliograph_server.core.store import ContentStore
 from heliograph_server.listening import bind, unbind
+from heliograph_server.services import bulk
 from heliograph_server.services.bulk import BulkService
 from heliograph_server.services.command import CommandService
 from heliograph_server.services.device import DeviceService
+from heliograph_server.services.memory import MemoryService
 from heliograph_server.services.model import ModelService
 from heliograph_server.services.plan import PlanService
 from heliograph_server.services.refusals import HostSlot
@@ -125,6 +126,7 @@ class Daemon:
         }
         self._pools = [ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()]
         self._server: aio.Server | None = None
+        self._memory = MemoryService(self._slot)
         self._health = health_aio.HealthServicer()
         #: Where it listens, with the ports that were chosen.
         self.addresses: tuple[Address, ...] = ()
@@ -140,6 +142,8 @@ class Daemon:
         await self._tell_health(NOT_SERVING)
         for address in self._config.addresses:
             self.addresses += (bind(self._server, address),)
+        if self._config.shared_memory:
+            self._memory.start(self.addresses)
         await self._server.start()
         self.host = await asyncio.wrap_future(_in_thread_of_its_own(self._open_host))
         self._slot.fill(self.host)
@@ -148,13 +152,13 @@ class Daemon:
     def _add_services(self, server: aio.Server) -> None:
         compilers, hashers, closers, askers, listeners, readers = self._pools
         session_pb2_grpc.add_SessionServiceServicer_to_server(
-            SessionService(self._slot, askers, closers), server
+            SessionService(self._slot, askers, closers, self._memory.offer), server
         )
         device_pb2_grpc.add_DeviceServiceServicer_to_server(
             DeviceService(self._slot, askers, listeners), server
         )
         plan_pb2_grpc.add_PlanServiceServicer_to_server(PlanService(self._slot, compilers, listeners), server)
-        bulk_pb2_grpc.add_BulkServiceServicer_to_server(BulkService(self._slot, hashers), server)
+        bulk.add_to(BulkService(self._slot, hashers), server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
         command_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(self._slot, closers), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -183,6 +187,7 @@ class Daemon:
         if self.host is not None:
             error = DrainingError("the server is shutting down", advice="try later, or elsewhere")
             await asyncio.to_thread(self.host.close_sessions, error)
+        self._memory.close()
         if self._server is not None:
             await self._server.stop(STOP_SECONDS)
         if self.host is not None:

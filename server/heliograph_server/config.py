@@ -7,6 +7,7 @@
     cache = "/var/cache/heliograph"
     cache_size = "20GiB"
     models = "/srv/models"
+    shared_memory = true
 
     [limits]
     tensors = 100000
@@ -42,6 +43,7 @@ OPTIONS = (
     "cache",
     "cache_size",
     "models",
+    "shared_memory",
     "drain_seconds",
     "log_level",
 )
@@ -67,6 +69,8 @@ class ServerConfig:
     cache_size: int = 20 * 2**30
     #: A folder of safetensors and GGUF files that every client may use as weights; empty: none.
     models: str = ""
+    #: Whether tensors of clients on this host, and of the same user, go through memory that both map.
+    shared_memory: bool = True
     #: How long running work may go on after SIGTERM.
     drain_seconds: float = 30.0
     limits: Limits = field(default_factory=Limits)
@@ -142,6 +146,13 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cache", metavar="DIR", help="keep weights there, so that they are uploaded once (not kept)")
     add("--cache-size", type=_size, metavar="SIZE", help="the most bytes of it, such as 50GiB (20GiB)")
     add("--models", metavar="DIR", help="let clients use the safetensors and GGUF files there as weights")
+    add(
+        "--no-shared-memory",
+        action="store_false",
+        default=None,
+        dest="shared_memory",
+        help="let tensors of clients on this host go through sockets, too",
+    )
     add("--drain-seconds", type=float, metavar="N", help="how long running work may go on at the end (30)")
     add("--log-level", choices=LOG_LEVELS, help="(info)")
 
@@ -151,20 +162,6 @@ def _size(text: str) -> int:
     if not size:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; such as 20GiB")
     return size
-
-
-#: Settings that are options of the command line too.
-OPTIONS = (
-    "listen",
-    "insecure",
-    "backends",
-    "devices",
-    "cache",
-    "cache_size",
-    "models",
-    "drain_seconds",
-    "log_level",
-)
 
 
 def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
@@ -201,7 +198,7 @@ def _value(key: str, value: Any, where: str) -> Any:
     match key, value:
         case "listen" | "backends" | "devices", list() if all(isinstance(one, str) for one in value):
             return tuple(value)
-        case "insecure", bool():
+        case "insecure" | "shared_memory", bool():
             return value
         case "cache_size", str() if size := parse_size(value):
             return size
@@ -216,6 +213,7 @@ def _value(key: str, value: Any, where: str) -> Any:
         "backends": "a list of texts",
         "devices": "a list of texts",
         "insecure": "true or false",
+        "shared_memory": "true or false",
         "drain_seconds": "a number",
         "log_level": "a text",
         "cache": "a folder",

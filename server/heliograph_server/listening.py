@@ -39,6 +39,23 @@ def bind(server: aio.Server, address: Address) -> Address:
     return replace(address, port=_add_port(server, address))
 
 
+def bind_socket(name: str) -> socket.socket:
+    """A socket of packets for this host: at a path, its owner's alone, or at a name that begins with a zero
+    byte, without a file. Raises ConfigurationError, OSError."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        if name.startswith("\0"):
+            made.bind(name)
+        else:
+            _remove_stale(Path(name), socket.SOCK_SEQPACKET)
+            with _private_files():
+                made.bind(name)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
 def unbind(address: Address) -> None:
     """Removes a socket file."""
     if address.scheme == "unix":
@@ -85,7 +102,7 @@ def _check_folder(folder: Path) -> None:
         raise ConfigurationError(f"no socket can be made in {folder}: permission denied")
 
 
-def _remove_stale(path: Path) -> None:
+def _remove_stale(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> None:
     """Removes the socket that a server left behind which did not end well."""
     try:
         mode = path.stat().st_mode
@@ -95,13 +112,13 @@ def _remove_stale(path: Path) -> None:
         raise ConfigurationError(f"cannot look at {path}: {error.strerror}") from None
     if not stat.S_ISSOCK(mode):
         raise ConfigurationError(f"{path} exists and is no socket", advice="choose another path")
-    if _answers(path):
+    if _answers(path, kind):
         raise ConfigurationError(f"another server listens at {path}", advice="end it, or choose another path")
     path.unlink(missing_ok=True)
 
 
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+def _answers(path: Path, kind: socket.SocketKind) -> bool:
+    with socket.socket(socket.AF_UNIX, kind) as probe:
         probe.settimeout(PROBE_SECONDS)
         try:
             probe.connect(str(path))

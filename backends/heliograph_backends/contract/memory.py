@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from heliograph_backends.placement import Placement, place
 from heliograph_proto.commands import Chunks
 from heliograph_proto.description import Usage
-from heliograph_proto.errors import InvalidArgumentError, OutOfRangeError
+from heliograph_proto.errors import InvalidArgumentError, OutOfRangeError, UnsupportedError
 from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
@@ -30,6 +30,12 @@ class BufferType(ABC):
     max_size: int = 2**63 - 1
     #: Whether its bytes are plain host memory, row-major, that anybody in this process may touch.
     is_host: bool = False
+    #: Whether other processes of this host can map it (`Buffer.descriptor`). Nothing computes on such memory,
+    #: whose bytes may change at any time.
+    is_mappable: bool = False
+
+    #: Whether new memory is all zero, so that nobody need fill it.
+    makes_zeros: bool = False
 
     @abstractmethod
     def allocate(self, size_bytes: int, usage: Usage = Usage.ANY) -> Buffer:
@@ -122,6 +128,13 @@ class Buffer(ABC):
     def copy_to(self, source: Tensor, destination: Tensor) -> bool:
         """Copies a tensor of this buffer to another of the same type, if this side knows how. Default: no."""
         return False
+
+    def descriptor(self) -> int:
+        """A new file descriptor of its memory, which the caller closes. Default: UnsupportedError."""
+        raise UnsupportedError(
+            f"memory of buffer type {self.buffer_type.name} cannot be mapped by another process",
+            advice="use the buffer type 'shared' of a CPU device",
+        )
 
     def set_usage(self, usage: Usage) -> None:
         """Says what the buffer is for from now on."""

@@ -320,6 +320,9 @@ def _can_use(tensor: Tensor) -> bool:
     buffer = tensor.buffer
     if not isinstance(buffer, HostBuffer) or not tensor.is_contiguous:
         return False
+    # What was checked must stay as it is: indices above all.
+    if buffer.buffer_type.is_mappable:
+        return False
     # Blocks are read by the byte; their sizes are no powers of two.
     alignment = tensor.type.dtype.itemsize or 1
     return (buffer.address + tensor.offset_bytes) % alignment == 0

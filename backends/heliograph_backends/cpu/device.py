@@ -30,7 +30,9 @@ from heliograph_backends.cpu.hbm import hbm_buffer_types, why_no_hbm
 from heliograph_backends.cpu.memory import Budget, HostBuffer, HostBufferType, machine_memory_bytes
 from heliograph_backends.cpu.plan import CpuPlan, estimate
 from heliograph_backends.cpu.roads import road_of
+from heliograph_backends.cpu.shared import shared_buffer_types
 from heliograph_backends.cpu.stream import CpuStream
+from heliograph_backends.sealed import why_no_sealed
 from heliograph_proto.description import Capabilities, DeviceType, Memory, OpRoad
 from heliograph_proto.errors import DeadlineExceededError, InvalidArgumentError, LimitExceededError
 from heliograph_proto.graph import Graph
@@ -105,7 +107,10 @@ class CpuDevice(Device):
         self.description = self._described()
         self._budget = Budget(name, memory_bytes or machine_memory_bytes())
         self._buffer_type = HostBufferType(self, self._budget)
-        self._hbm_types = hbm_buffer_types(self, self._budget)
+        self._other_types = (
+            *hbm_buffer_types(self, self._budget),
+            *shared_buffer_types(self, self._budget),
+        )
         self._blas = _BlasHold()
         self._numbers = count()
         # Helpers serve one program at a time; whoever finds them busy computes alone, with the same bits.
@@ -130,7 +135,7 @@ class CpuDevice(Device):
 
     @property
     def extra_buffer_types(self) -> Sequence[BufferType]:
-        return self._hbm_types
+        return self._other_types
 
     def features(self) -> Mapping[str, str]:
         found = {
@@ -145,6 +150,7 @@ class CpuDevice(Device):
         found = {
             "native_kernels": "" if self.native else _why_definition(),
             "hbm": why_no_hbm(),
+            "shared_memory": why_no_sealed(),
         }
         return {name: why for name, why in found.items() if why}
 
@@ -174,7 +180,7 @@ class CpuDevice(Device):
         return road_of(op, attributes, operands, result, native=self.native)
 
     def supports_buffer_type(self, buffer_type: Any) -> bool:
-        return bool(buffer_type.is_host)
+        return bool(buffer_type.is_host and not buffer_type.is_mappable)
 
     def buffer_from_host(self, memory: memoryview) -> HostBuffer:
         return self._buffer_type.wrap(memory)

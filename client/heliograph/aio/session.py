@@ -32,6 +32,7 @@ from heliograph._procedures import synchronize
 from heliograph._progress import ProgressArgument, checked_progress
 from heliograph._reserving import Reservation
 from heliograph._sessions import Bindings, SessionBase, ask_backends
+from heliograph._shared import SharedMemoryArgument, checked_shared_memory
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import make_stream
 from heliograph.aio.plan import Plan
@@ -52,11 +53,17 @@ class connect:
     """
 
     def __init__(
-        self, url: str | None = None, *, timeout: float = 10.0, progress: ProgressArgument = "auto"
+        self,
+        url: str | None = None,
+        *,
+        timeout: float = 10.0,
+        progress: ProgressArgument = "auto",
+        shared_memory: SharedMemoryArgument = "auto",
     ) -> None:
         self._address = address_of(url)
         timeout_ms(timeout)
         self._timeout, self._progress = timeout, checked_progress(progress)
+        self._shared_memory = checked_shared_memory(shared_memory)
         self._session: Session | None = None
 
     def __await__(self) -> Generator[Any, Any, Session]:
@@ -71,7 +78,7 @@ class connect:
             await self._session.close()
 
     async def _open(self) -> Session:
-        shell = await open_shell(self._address, self._timeout)
+        shell = await open_shell(self._address, self._timeout, self._shared_memory)
         try:
             return Session(shell, self._progress)
         except BaseException:
@@ -79,11 +86,13 @@ class connect:
             raise
 
 
-async def open_shell(address: Address, timeout: float) -> AioShell:
+async def open_shell(
+    address: Address, timeout: float, shared_memory: SharedMemoryArgument = "auto"
+) -> AioShell:
     """A session without its methods."""
     if address.scheme == "local":
         return await AioLocalShell.open(address)
-    return await AioGrpcShell.open(address, timeout)
+    return await AioGrpcShell.open(address, timeout, shared_memory)
 
 
 class Session(SessionBase):

@@ -103,6 +103,10 @@ class Tensor(TensorBase):
         )
         return await self._shell.drive(procedure, timeout, self._doing("reading"))
 
+    async def map(self, timeout: float | None = None) -> np.ndarray[Any, Any]:
+        """As hg.Tensor.map."""
+        return await self._shell.drive(self._map(), timeout, self._doing("mapping"))
+
     async def set_2d(
         self,
         array: Any,

@@ -19,20 +19,28 @@ def encode_command(command: c.Command) -> command_pb2.Command:
     match command.kind:
         case c.Run():
             _encode_run(message.run, command.kind)
-        case c.SetTensor(tensor, offset, data, transfer, size, chunks):
+        case c.SetTensor(tensor, offset, data, transfer, size, chunks, shared):
             message.set_tensor.tensor = tensor
             message.set_tensor.offset_bytes = offset
             if data is not None:
                 message.set_tensor.data = bytes(data)
             else:
-                message.set_tensor.transfer = transfer
                 message.set_tensor.size_bytes = size
+                if shared is not None:
+                    message.set_tensor.shared.offset_bytes = shared
+                    # An offset of 0 is a place, too.
+                    message.set_tensor.shared.SetInParent()
+                else:
+                    message.set_tensor.transfer = transfer
             _encode_chunks(message.set_tensor, chunks)
-        case c.GetTensor(tensor, offset, size, transfer, chunks):
+        case c.GetTensor(tensor, offset, size, transfer, chunks, shared):
             message.get_tensor.tensor = tensor
             message.get_tensor.offset_bytes = offset
             message.get_tensor.size_bytes = size
             message.get_tensor.transfer = transfer
+            if shared is not None:
+                message.get_tensor.shared.offset_bytes = shared
+                message.get_tensor.shared.SetInParent()
             _encode_chunks(message.get_tensor, chunks)
         case c.CreateStream(stream, device):
             message.create_stream.stream = stream
@@ -147,8 +155,8 @@ def _decode_kind(message: command_pb2.Command) -> c.CommandKind:
             return _decode_set(message.set_tensor)
         case "get_tensor":
             get = message.get_tensor
-            chunks = _decode_chunks(get)
-            return c.GetTensor(get.tensor, get.offset_bytes, get.size_bytes, get.transfer, chunks)
+            chunks, shared = _decode_chunks(get), _decode_shared(get)
+            return c.GetTensor(get.tensor, get.offset_bytes, get.size_bytes, get.transfer, chunks, shared)
         case "allocate":
             made = message.allocate
             type_ = decode_checked_type(made.type)
@@ -215,6 +223,10 @@ def _decode_chunks(message: command_pb2.SetTensor | command_pb2.GetTensor) -> c.
     return c.Chunks(message.chunks.size_bytes, message.chunks.count, message.chunks.stride_bytes)
 
 
+def _decode_shared(message: command_pb2.SetTensor | command_pb2.GetTensor) -> int | None:
+    return message.shared.offset_bytes if message.HasField("shared") else None
+
+
 def _decode_run(run: command_pb2.Run) -> c.Run:
     return c.Run(
         plan=run.plan,
@@ -229,7 +241,7 @@ def _decode_run(run: command_pb2.Run) -> c.Run:
 
 def _decode_set(message: command_pb2.SetTensor) -> c.SetTensor:
     data = message.data if message.HasField("data") else None
-    chunks = _decode_chunks(message)
+    chunks, shared = _decode_chunks(message), _decode_shared(message)
     return c.SetTensor(
-        message.tensor, message.offset_bytes, data, message.transfer, message.size_bytes, chunks
+        message.tensor, message.offset_bytes, data, message.transfer, message.size_bytes, chunks, shared
     )

@@ -18,6 +18,7 @@ from heliograph_proto.description import (
     OpRoad,
     PlacementInfo,
     SessionInfo,
+    SharedMemoryOffer,
 )
 from heliograph_proto.limits import Limits
 from heliograph_proto.messages.graphs import decode_attributes, encode_attributes
@@ -195,7 +196,14 @@ def encode_session(info: SessionInfo) -> session_pb2.OpenResponse:
         server=info.server,
         devices=map(encode_device, info.devices),
         lease_ms=info.lease_ms,
+        shared_memory=_encode_offer(info.shared_memory),
     )
+
+
+def _encode_offer(offer: SharedMemoryOffer | None) -> session_pb2.SharedMemory | None:
+    if offer is None:
+        return None
+    return session_pb2.SharedMemory(abstract_name=offer.abstract_name, path_suffix=offer.path_suffix)
 
 
 def decode_session(message: session_pb2.OpenResponse) -> SessionInfo:
@@ -208,4 +216,12 @@ def decode_session(message: session_pb2.OpenResponse) -> SessionInfo:
         server=message.server,
         devices=tuple(map(decode_device, message.devices)),
         lease_ms=message.lease_ms,
+        shared_memory=_decode_offer(message),
     )
+
+
+def _decode_offer(message: session_pb2.OpenResponse) -> SharedMemoryOffer | None:
+    if not message.HasField("shared_memory"):
+        return None
+    offer = message.shared_memory
+    return SharedMemoryOffer(offer.abstract_name, offer.path_suffix)

@@ -16,6 +16,7 @@ from heliograph_proto.errors import (
     HeliographError,
     InvalidArgumentError,
     LimitExceededError,
+    OutOfRangeError,
 )
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType, dtype
@@ -51,6 +52,7 @@ from heliograph_server.core.tasks import (
     CopyTask,
     FillTask,
     FreeTask,
+    Place,
     ReadTask,
     Task,
     WriteTask,
@@ -171,20 +173,42 @@ class Arrivals(BufferArrivals, RunArrivals):
         size = self._sent_bytes(kind)
         check_bytes(tensor.layout, kind.offset_bytes, size, kind.chunks)
         self._hold(entry, 0 if kind.data is None else size)
-        task = WriteTask(tensor, kind.offset_bytes, kind.data, kind.transfer, kind.chunks)
+        place = self._shared_place(kind)
+        task = WriteTask(tensor, kind.offset_bytes, kind.data, kind.transfer, kind.chunks, place)
         self._write(entry, task, tensor, kind.offset_bytes, size)
 
     def _sent_bytes(self, kind: c.SetTensor) -> int:
         if kind.data is not None:
             self._check_inline(len_bytes(kind.data), "a command")
             return len_bytes(kind.data)
-        if kind.size_bytes > self._limits.in_flight_bytes:
+        if kind.shared is None and kind.size_bytes > self._limits.in_flight_bytes:
             raise LimitExceededError(
                 f"a transfer of {kind.size_bytes:,} bytes; this server stages "
                 f"{self._limits.in_flight_bytes:,}",
                 advice="send it in pieces",
             )
         return kind.size_bytes
+
+    def _shared_place(self, kind: c.SetTensor | c.GetTensor) -> Place | None:
+        """Where the bytes lie in shared memory. Raises InvalidArgumentError, OutOfRangeError."""
+        if kind.shared is None:
+            return None
+        if kind.transfer:
+            raise InvalidArgumentError("a transfer and a shared place: the bytes go one way")
+        return self.shared_place(kind.shared, kind.size_bytes)
+
+    def shared_place(self, offset_bytes: int, size_bytes: int) -> Place:
+        """A place in shared memory. Raises InvalidArgumentError, OutOfRangeError."""
+        if not self.shared_bytes:
+            raise InvalidArgumentError(
+                "the session has no memory that it shares with the server", advice="ask for it first"
+            )
+        end = offset_bytes + size_bytes
+        if end > self.shared_bytes:
+            raise OutOfRangeError(
+                f"bytes {offset_bytes} to {end} of {self.shared_bytes} bytes of shared memory"
+            )
+        return Place(offset_bytes, size_bytes)
 
     def _memset(self, entry: Entry, kind: c.Memset) -> None:
         tensor = self._table.get(kind.tensor, TensorHandle)
@@ -209,12 +233,13 @@ class Arrivals(BufferArrivals, RunArrivals):
     def _get_tensor(self, entry: Entry, kind: c.GetTensor) -> None:
         tensor = self._table.get(kind.tensor, TensorHandle)
         check_bytes(tensor.layout, kind.offset_bytes, kind.size_bytes, kind.chunks)
+        place = self._shared_place(kind)
         if kind.transfer:
             check_transfer(kind.transfer)
-        else:
+        elif place is None:
             self._check_inline(kind.size_bytes, "a completion")
             self._hold(entry, kind.size_bytes)
-        task = ReadTask(tensor, kind.offset_bytes, kind.size_bytes, kind.transfer, kind.chunks)
+        task = ReadTask(tensor, kind.offset_bytes, kind.size_bytes, kind.transfer, kind.chunks, place)
         self._work(entry, task, storage_of(tensor).device)
         entry.uses = (tensor,)
 

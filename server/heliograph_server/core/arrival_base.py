@@ -38,6 +38,8 @@ class ArrivalBase:
         self._default = StreamHandle(Lane(""))
         #: Of commands that have not retired.
         self.inline_bytes = 0
+        #: Of the memory that the client maps as well; 0: there is none.
+        self.shared_bytes = 0
 
     def _hold(self, entry: Entry, inline_bytes: int) -> None:
         """Counts what is held in memory for the command. Raises LimitExceededError."""

@@ -20,6 +20,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.execution import typed
+from heliograph_server.core.staged import Received
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.store import Beginning
 
@@ -95,13 +96,13 @@ class Upload(ABC):
 
 
 class TransferUpload(Upload):
-    """Bytes for a SetTensor, staged in host memory."""
+    """Bytes for a SetTensor, which stay in the messages that bring them until it runs."""
 
     def __init__(
         self,
         size_bytes: int,
         staging: Staging,
-        arrived: Callable[[memoryview], None],
+        arrived: Callable[[Received], None],
         broke: Callable[[HeliographError], None],
         over: Callable[[Upload], None],
     ) -> None:
@@ -109,12 +110,14 @@ class TransferUpload(Upload):
         self._staging = staging
         self._arrived = arrived
         self._broke = broke
-        self._staged: memoryview | None = staging.take(size_bytes)
+        # Counted before the first byte comes.
+        staging.reserve(size_bytes)
+        self._staged: Received | None = Received()
 
     def _write(self, data: memoryview) -> None:
         if self._staged is None:
             raise ProtocolError("the upload is over")
-        self._staged[self.received_bytes : self.received_bytes + data.nbytes] = data.cast("B")
+        self._staged.add(data.cast("B"))
 
     def _finish(self) -> None:
         staged = self._staged
@@ -126,7 +129,7 @@ class TransferUpload(Upload):
     def _abort(self, error: HeliographError) -> None:
         staged, self._staged = self._staged, None
         if staged is not None:
-            self._staging.give(staged.nbytes)
+            self._staging.give(self.size_bytes)
             self._broke(error)
 
 

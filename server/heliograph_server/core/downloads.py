@@ -20,6 +20,7 @@ from heliograph_proto.errors import (
     ProtocolError,
 )
 from heliograph_server.core.protocol import SessionCore
+from heliograph_server.core.staged import Messages
 from heliograph_server.core.staging import Staging
 
 #: The most readers that wait for a command which has not come.
@@ -32,18 +33,18 @@ class Download:
     def __init__(self, transfer: int, closed: Callable[[Download], None]) -> None:
         self.transfer = transfer
         #: The staged bytes, or the error of the command that was to read them.
-        self.future: Future[memoryview] = Future()
+        self.future: Future[Messages] = Future()
         # Nobody but the session may end it: a reader that leaves must not.
         self.future.set_running_or_notify_cancel()
-        self.staged: memoryview | None = None
+        self.staged: Messages | None = None
         self.is_claimed = False
         self._closed = closed
 
     def __repr__(self) -> str:
         return f"<Download {self.transfer}: {'ready' if self.future.done() else 'awaited'}>"
 
-    def wait(self, timeout: float) -> memoryview:
-        """The bytes, valid until `close`. Raises DeadlineExceededError, or the error of the command."""
+    def wait(self, timeout: float) -> Messages:
+        """The bytes, as messages. Raises DeadlineExceededError, or the error of the command."""
         try:
             return self.future.result(timeout)
         except FutureTimeoutError:
@@ -65,7 +66,7 @@ class Downloads:
         self._staging = staging
         self._downloads: dict[int, Download] = {}
         #: What commands have staged and not delivered, by sequence number.
-        self._staged: dict[int, memoryview] = {}
+        self._staged: dict[int, Messages] = {}
 
     def __repr__(self) -> str:
         return f"<Downloads {len(self._downloads)}>"
@@ -81,7 +82,7 @@ class Downloads:
             found.is_claimed = True
             return found
 
-    def stage(self, sequence: int, data: memoryview) -> None:
+    def stage(self, sequence: int, data: Messages) -> None:
         """A command read its bytes; it is not done yet."""
         with self._lock:
             self._staged[sequence] = data
@@ -125,6 +126,6 @@ class Downloads:
                 self._core.read_ended(download.transfer)
                 self._give(download.staged)
 
-    def _give(self, staged: memoryview | None) -> None:
+    def _give(self, staged: Messages | None) -> None:
         if staged is not None:
             self._staging.give(staged.nbytes)

@@ -25,12 +25,14 @@ from heliograph_server.core.loaded import LoadedPlan, PlanCopy
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.room import Room
 from heliograph_server.core.scheduled import Observe
+from heliograph_server.core.staged import Messages, Received, read, read_messages, write, write_received
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
     AllocateTask,
     ClearTask,
     CopyTask,
     FillTask,
+    Place,
     PlaceTask,
     ReadTask,
     ResetTask,
@@ -50,17 +52,21 @@ class Execution:
         self,
         device: Callable[[str], Device],
         staging: Staging,
-        uploads: dict[int, memoryview],
-        reads: Callable[[int, memoryview], None],
+        chunk_bytes: int,
+        uploads: dict[int, Received],
+        reads: Callable[[int, Messages], None],
+        shared: Callable[[Place], memoryview],
         observer: Callable[[int], Observe | None],
         room: Room,
     ) -> None:
         self._device = device
         self._staging = staging
+        self._chunk_bytes = chunk_bytes
         #: Staged bytes of uploads by transfer.
         self._uploads = uploads
         #: Takes the staged bytes of a read, by sequence number.
         self._reads = reads
+        self._shared = shared
         #: Who is told of the observed nodes of a run, by sequence number.
         self._observer = observer
         self._room = room
@@ -129,20 +135,27 @@ class Execution:
         return Completion(sequence)
 
     def _write(self, sequence: int, task: WriteTask, abort: Abort) -> Completion:
-        data = self._uploads[task.transfer] if task.data is None else memoryview(task.data)
-        write(task, data)
+        if task.shared is not None:
+            write(task, self._shared(task.shared))
+        elif task.data is None:
+            write_received(task, self._uploads[task.transfer])
+        else:
+            write(task, memoryview(task.data))
         return Completion(sequence)
 
     def _read(self, sequence: int, task: ReadTask, abort: Abort) -> Completion:
+        if task.shared is not None:
+            read(task, self._shared(task.shared))
+            return Completion(sequence)
         if not task.transfer:
             data = bytearray(task.size_bytes)
             read(task, memoryview(data))
             return Completion(sequence, data=data)
-        staged = self._staging.take(task.size_bytes)
+        self._staging.reserve(task.size_bytes)
         try:
-            read(task, staged)
+            staged = read_messages(task, self._chunk_bytes)
         except BaseException:
-            self._staging.give(staged.nbytes)
+            self._staging.give(task.size_bytes)
             raise
         self._reads(sequence, staged)
         return Completion(sequence)
@@ -226,22 +239,6 @@ class Execution:
         return outputs
 
 
-def write(task: WriteTask, data: memoryview) -> None:
-    """Carries a write out."""
-    if task.chunks is None:
-        access.write(task.tensor.placed, task.offset_bytes, data)
-    else:
-        access.write_2d(task.tensor.placed, task.offset_bytes, data, task.chunks)
-
-
-def read(task: ReadTask, out: memoryview) -> None:
-    """Carries a read out."""
-    if task.chunks is None:
-        access.read(task.tensor.placed, task.offset_bytes, out)
-    else:
-        access.read_2d(task.tensor.placed, task.offset_bytes, out, task.chunks)
-
-
 def init_tensor(tensor: TensorHandle) -> None:
     """Tells the device of a tensor in memory that was made."""
     placed = tensor.placed
@@ -253,7 +250,8 @@ def zeroed(buffer_type: BufferType, size_bytes: int, usage: Usage = Usage.ANY) -
     """A buffer of zeros. Raises OutOfMemoryError."""
     buffer = buffer_type.allocate(size_bytes, usage)
     try:
-        buffer.clear()
+        if not buffer_type.makes_zeros:
+            buffer.clear()
     except BaseException:
         buffer.free()
         raise

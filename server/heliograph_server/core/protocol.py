@@ -70,6 +70,7 @@ from heliograph_server.core.tasks import (
     DropUpload,
     FreeTask,
     Instruction,
+    Place,
     PlaceTask,
     Proceed,
     ReadTask,
@@ -398,6 +399,14 @@ class SessionCore(TransferCore):
                 entry.is_paused = False
                 self._instructions.append(Proceed(sequence))
 
+    def share(self, size_bytes: int) -> None:
+        """From now on commands may name places in so many bytes of shared memory."""
+        self._arrivals.shared_bytes = size_bytes
+
+    def shared_place(self, offset_bytes: int, size_bytes: int) -> Place:
+        """A checked place there. Raises InvalidArgumentError, OutOfRangeError."""
+        return self._arrivals.shared_place(offset_bytes, size_bytes)
+
     # Cancelling
 
     def cancel(self, sequence: int) -> None:
@@ -415,8 +424,12 @@ class SessionCore(TransferCore):
         # What a Free command names is gone already; there is nothing to take back.
         if entry is None or isinstance(entry.task, FreeTask):
             return
-        if entry.phase is Phase.RUNNING and isinstance(entry.task, RunTask):
-            self._instructions.append(AbortWork(sequence))
+        if entry.phase is Phase.RUNNING:
+            if _is_shared(entry):
+                # Its place in shared memory is in use until the work ends, which is soon.
+                return
+            if isinstance(entry.task, RunTask):
+                self._instructions.append(AbortWork(sequence))
         entry.error = entry.error or error.from_command(sequence)
         self._stop_waiting(entry, entry.error)
         self._report(entry, c.Completion(sequence))
@@ -460,7 +473,12 @@ def _storages_of(handles: Iterable[Handle]) -> Iterator[Storage]:
                 yield from _storages_of(parts)
 
 
+def _is_shared(entry: Entry) -> bool:
+    """Whether the work reads or writes memory that the client uses again when it is told of the end."""
+    return isinstance(entry.task, WriteTask | ReadTask) and entry.task.shared is not None
+
+
 def _has_data(entry: Entry, result: c.Completion) -> bool:
     """Whether the client waits for more than success."""
-    inline_read = isinstance(entry.task, ReadTask) and not entry.task.transfer
+    inline_read = isinstance(entry.task, ReadTask) and not entry.task.transfer and not entry.task.shared
     return inline_read or bool(result.outputs)

@@ -10,9 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from heliograph_backends.contract import CompileOptions, Device
+from heliograph_backends.sealed import SealedMemory
 from heliograph_proto.commands import Command, CompletionBatch
 from heliograph_proto.description import ModelInfo, PlanEstimate, PlanInfo, PlanReport
-from heliograph_proto.errors import CancelledError, HandleExistsError, HeliographError, SessionClosedError
+from heliograph_proto.errors import (
+    CancelledError,
+    HandleExistsError,
+    HeliographError,
+    SessionClosedError,
+    UnknownHandleError,
+)
 from heliograph_proto.limits import Limits
 from heliograph_server.core.bulk import ContentUpload, TransferUpload, Upload
 from heliograph_server.core.compiling import Compiler, CompileRequest
@@ -33,6 +40,7 @@ from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.room import Room
 from heliograph_server.core.session_work import SessionWork
 from heliograph_server.core.sizing import EstimateRequest, ReserveRequest
+from heliograph_server.core.staged import Received
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
     DropUpload,
@@ -43,6 +51,8 @@ logger = logging.getLogger(__name__)
 #: How long closing waits for work that was asked to end.
 CLOSE_SECONDS = 30.0
 ANY_OPTIONS = CompileOptions()
+#: The most memory of a session by which commands carry bytes; taken from the system page by page.
+SHARED_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,17 @@ class SessionStatistics:
     idle_plans: int = 0
     idle_bytes: int = 0
     reservations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FileOfMemory:
+    """Memory that a client of this host may map."""
+
+    #: The receiver closes it.
+    descriptor: int
+    size_bytes: int
+    #: Where a tensor begins in it.
+    offset_bytes: int = 0
 
 
 class Session(SessionWork):
@@ -284,7 +305,7 @@ class Session(SessionWork):
             broke(typed(error, "staging an upload"))
             raise
 
-    def _upload_arrived(self, transfer: int, staged: memoryview) -> None:
+    def _upload_arrived(self, transfer: int, staged: Received) -> None:
         with self._lock:
             self._uploads[transfer] = staged
             try:
@@ -305,6 +326,41 @@ class Session(SessionWork):
         """The bytes of a transfer, once they are read; the caller closes it. Raises ProtocolError."""
         self._check_open()
         return self._downloads.open(transfer)
+
+    # Shared memory
+
+    def share_memory(self) -> FileOfMemory:
+        """The memory by which commands may carry bytes, made the first time. Raises UnsupportedError,
+        OutOfMemoryError."""
+        with self._lock:
+            self._check_open()
+            if self._shared is None:
+                self._shared = SealedMemory(min(SHARED_BYTES, self.limits.in_flight_bytes))
+                self._core.share(self._shared.size_bytes)
+            return FileOfMemory(self._shared.descriptor(), self._shared.size_bytes)
+
+    def shared_bytes(self, offset_bytes: int, size_bytes: int) -> bytes:
+        """A copy of bytes of the session's memory, which its client can no longer change. Raises
+        InvalidArgumentError, OutOfRangeError."""
+        with self._lock:
+            self._check_open()
+            place = self._core.shared_place(offset_bytes, size_bytes)
+            view = self._shared_place(place)
+        return bytes(view)
+
+    def share_tensor(self, handle: int) -> FileOfMemory:
+        """The memory in which a tensor lies. Raises UnknownHandleError, UnsupportedError, or the error of
+        the command that was to make it."""
+        with self._lock:
+            self._check_open()
+            tensor = self._core.handles.get(handle, TensorHandle)
+            if (problem := tensor.problem()) is not None:
+                raise problem
+            if tensor.storage is None or tensor.storage.buffer is None:
+                raise UnknownHandleError(f"tensor {handle} has no memory yet", advice="wait until it is made")
+            placed = tensor.placed
+            descriptor = placed.buffer.descriptor()
+            return FileOfMemory(descriptor, placed.buffer.size_bytes, placed.offset_bytes)
 
     # The end
 
@@ -343,6 +399,8 @@ class Session(SessionWork):
             for transfer in list(self._uploads):
                 self._drop_upload(DropUpload(transfer))
             self._downloads.close(error)
+            if self._shared is not None:
+                self._shared.close()
             # A client that said goodbye has nothing to go on with.
             self._contents.close(error, keep=isinstance(error, CancelledError))
         finally:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from heliograph_backends.contract import Abort, BufferType, Device
+from heliograph_backends.sealed import SealedMemory
 from heliograph_proto.commands import Command, Completion, CompletionBatch
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.limits import Limits
@@ -32,6 +33,7 @@ from heliograph_server.core.occupancy import SHORT_US, Occupancy
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
+from heliograph_server.core.staged import Received
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
     AbortWork,
@@ -43,6 +45,7 @@ from heliograph_server.core.tasks import (
     FreeTask,
     Instruction,
     OpenLane,
+    Place,
     Proceed,
     ReleasePlan,
     ReleaseReservation,
@@ -77,12 +80,14 @@ class SessionWork:
         self._core = SessionCore(limits, tuple(self._devices), self._memory)
         self._staging = Staging(limits.in_flight_bytes)
         self._downloads = Downloads(self._core, self._lock, self._staging)
-        self._uploads: dict[int, memoryview] = {}
+        self._uploads: dict[int, Received] = {}
         #: Of runs that are observed and have not ended, by sequence number.
         self._observers: dict[int, Observer] = {}
         self._plans = KnownPlans(room)
-        staged = self._staging, self._uploads, self._downloads.stage
-        self._execution = Execution(self._device, *staged, self._observers.get, room)
+        staged = self._staging, limits.chunk_bytes, self._uploads, self._downloads.stage
+        self._execution = Execution(self._device, *staged, self._shared_place, self._observers.get, room)
+        #: What the client maps as well, once it has asked for it.
+        self._shared: SealedMemory | None = None
         self._aborts: dict[int, Abort] = {}
         self._timers: dict[int, Timer] = {}
         self._waiters: dict[int, Future[None]] = {}
@@ -180,6 +185,12 @@ class SessionWork:
             return calls
 
     # Lanes and work
+
+    def _shared_place(self, place: Place) -> memoryview:
+        """Bytes that the client maps as well."""
+        assert self._shared is not None
+        end = place.offset_bytes + place.size_bytes
+        return self._shared.array[place.offset_bytes : end].data
 
     def _device(self, name: str) -> Device:
         """By name; "" is the first. Raises UnknownDeviceError."""

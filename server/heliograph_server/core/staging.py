@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
-
 from heliograph_proto.errors import LimitExceededError
 
 
@@ -20,16 +18,6 @@ class Staging:
 
     def __repr__(self) -> str:
         return f"<Staging {self.used_bytes:,} of {self._limit_bytes:,} bytes>"
-
-    def take(self, size_bytes: int) -> memoryview:
-        """Memory for a transfer, to be given back. Raises LimitExceededError."""
-        self.reserve(size_bytes)
-        try:
-            # Not zeroed: all of it is written before any of it is read, and this is called on the loop.
-            return np.empty(size_bytes, np.uint8).data
-        except BaseException:
-            self.give(size_bytes)
-            raise
 
     def reserve(self, size_bytes: int) -> None:
         """Counts what the caller holds already. Raises LimitExceededError."""

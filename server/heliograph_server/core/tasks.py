@@ -54,26 +54,36 @@ class ResetTask:
     storages: tuple[Storage, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Bytes in the memory that a session shares with its client."""
+
+    offset_bytes: int
+    size_bytes: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class WriteTask:
-    """Writes bytes; `data` is None when a transfer carries them."""
+    """Writes bytes; `data` is None when a transfer carries them, or they lie in shared memory."""
 
     tensor: TensorHandle
     offset_bytes: int
     data: Bytes | None
     transfer: int = 0
     chunks: Chunks | None = None
+    shared: Place | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadTask:
-    """Reads bytes into the completion, or for a transfer if that is not 0."""
+    """Reads bytes into the completion, or for a transfer if that is not 0, or into shared memory."""
 
     tensor: TensorHandle
     offset_bytes: int
     size_bytes: int
     transfer: int = 0
     chunks: Chunks | None = None
+    shared: Place | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,7 +33,7 @@ class TransferCore(PlanCore):
         """Finds the bytes of a write, or lets it wait for them; keeps the number of a read."""
         try:
             match kind:
-                case c.SetTensor(data=None, transfer=transfer):
+                case c.SetTensor(data=None, shared=None, transfer=transfer):
                     self._bind_upload(entry, transfer, kind.size_bytes)
                 case c.GetTensor(transfer=transfer) if transfer:
                     self._bind_read(entry, transfer)

@@ -1,7 +1,8 @@
 """BulkService: tensor bytes, in pieces, on calls of their own.
 
-gRPC's flow control does the rest: an upload is read no faster than it is stored, a download is
-written no faster than the client reads.
+Messages that carry bytes are read and written by our own codec (`heliograph_proto.bulk`): gRPC hands them
+over undecoded. Its flow control does the rest: an upload is read no faster than it is stored, a download
+is written no faster than the client reads.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor, Future
+from typing import Any
 
+import grpc
 from grpc import aio
 
+from heliograph_proto.bulk import UploadPiece, decode_upload
 from heliograph_proto.errors import CancelledError, LimitExceededError, ProtocolError
-from heliograph_proto.v1 import bulk_pb2, bulk_pb2_grpc
+from heliograph_proto.v1 import bulk_pb2
 from heliograph_server.core import runtime
 from heliograph_server.core.runtime import Session
 from heliograph_server.services.refusals import HostSlot, refusals
 
 
-class BulkService(bulk_pb2_grpc.BulkServiceServicer):
+class BulkService:
     """Uploads, downloads, contents. Hashing is done on the threads of `hashers`."""
 
     def __init__(self, slot: HostSlot, hashers: Executor) -> None:
@@ -29,26 +33,32 @@ class BulkService(bulk_pb2_grpc.BulkServiceServicer):
     @refusals
     async def Upload(
         self,
-        requests: AsyncIterator[bulk_pb2.UploadRequest],
-        context: aio.ServicerContext[bulk_pb2.UploadRequest, bulk_pb2.UploadResponse],
+        requests: AsyncIterator[bytes],
+        context: aio.ServicerContext[Any, Any],
     ) -> bulk_pb2.UploadResponse:
-        first = await anext(requests, None)
-        if first is None or not first.HasField("target"):
+        message = await anext(requests, None)
+        first = decode_upload(message) if message is not None else None
+        if first is None or first.target is None:
             raise ProtocolError("the first message of an upload must have its target")
-        session = self._slot.host.session(first.target.session)
-        upload = await self._begin(session, first)
+        target = bulk_pb2.UploadTarget.FromString(first.target)
+        session = self._slot.host.session(target.session)
+        upload = await self._begin(session, target, first.offset_bytes)
         try:
-            await self._receive(session, upload, first, requests, isinstance(_target(first.target), bytes))
+            await self._receive(session, upload, first, requests, isinstance(_target(target), bytes))
             return bulk_pb2.UploadResponse(received_bytes=upload.finish())
         finally:
             # After `finish` this does nothing.
             upload.abort(CancelledError("the upload broke off before its end"))
 
-    async def _begin(self, session: Session, first: bulk_pb2.UploadRequest) -> runtime.Upload:
-        """Memory for a content may be another host's, so it is taken on a thread."""
-        if isinstance(_target(first.target), int):
-            return _begin(session, first)
-        beginning = self._hashers.submit(_begin, session, first)
+    async def _begin(
+        self, session: Session, target: bulk_pb2.UploadTarget, offset_bytes: int
+    ) -> runtime.Upload:
+        """Memory for a content may be another host's, so it is taken on a thread. A content may go on where
+        an earlier upload broke off; a transfer begins at its beginning."""
+        found = _target(target)
+        if isinstance(found, int):
+            return session.begin_upload(found, target.size_bytes)
+        beginning = self._hashers.submit(session.begin_upload, found, target.size_bytes, offset_bytes)
         try:
             return await asyncio.wrap_future(beginning)
         except asyncio.CancelledError:
@@ -59,45 +69,66 @@ class BulkService(bulk_pb2_grpc.BulkServiceServicer):
         self,
         session: Session,
         upload: runtime.Upload,
-        first: bulk_pb2.UploadRequest,
-        requests: AsyncIterator[bulk_pb2.UploadRequest],
+        first: UploadPiece,
+        requests: AsyncIterator[bytes],
         hashed: bool,
     ) -> None:
         """Writes all pieces. A piece that is hashed takes a while: the next one is read meanwhile."""
         writing: asyncio.Future[None] | None = None
-        request: bulk_pb2.UploadRequest | None = first
-        while request is not None:
-            _check_size(session, request)
+        piece: UploadPiece | None = first
+        while piece is not None:
+            _check_size(session, piece)
             if writing is not None:
                 await writing
-            writing = self._write(upload, request) if hashed else None
+            writing = self._write(upload, piece) if hashed else None
             if not hashed:
-                upload.write(request.offset_bytes, request.data)
-            request = await anext(requests, None)
+                upload.write(piece.offset_bytes, piece.data)
+            message = await anext(requests, None)
+            piece = decode_upload(message) if message is not None else None
         if writing is not None:
             await writing
 
-    def _write(self, upload: runtime.Upload, request: bulk_pb2.UploadRequest) -> asyncio.Future[None]:
+    def _write(self, upload: runtime.Upload, piece: UploadPiece) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
-        writing = loop.run_in_executor(self._hashers, upload.write, request.offset_bytes, request.data)
+        writing = loop.run_in_executor(self._hashers, upload.write, piece.offset_bytes, piece.data)
         # If the call breaks off before it is awaited, nobody else looks at its error.
         writing.add_done_callback(lambda done: done.cancelled() or done.exception())
         return writing
 
     @refusals
-    async def Download(  # type: ignore[override]  # the stubs know generators alone
+    async def UploadShared(
         self,
-        request: bulk_pb2.DownloadRequest,
-        context: aio.ServicerContext[bulk_pb2.DownloadRequest, bulk_pb2.DownloadResponse],
+        requests: AsyncIterator[bulk_pb2.UploadSharedRequest],
+        context: aio.ServicerContext[Any, Any],
+    ) -> None:
+        first = await anext(requests, None)
+        if first is None or not isinstance(_target(first.target), bytes):
+            raise ProtocolError("the first message of an upload from shared memory must name a content")
+        session = self._slot.host.session(first.target.session)
+        upload = await self._begin(session, first.target, first.offset_bytes)
+        try:
+            request: bulk_pb2.UploadSharedRequest | None = first
+            while request is not None:
+                received = await asyncio.get_running_loop().run_in_executor(
+                    self._hashers, _take_shared, session, upload, request
+                )
+                await context.write(bulk_pb2.UploadSharedResponse(received_bytes=received))
+                request = await anext(requests, None)
+            # What it says of the digest, the client is told before the call ends.
+            await asyncio.get_running_loop().run_in_executor(self._hashers, upload.finish)
+        finally:
+            upload.abort(CancelledError("the upload broke off before its end"))
+
+    @refusals
+    async def Download(
+        self, request: bulk_pb2.DownloadRequest, context: aio.ServicerContext[Any, Any]
     ) -> None:
         session = self._slot.host.session(request.session)
         download = session.open_download(request.transfer)
         try:
-            data = await asyncio.wrap_future(download.future)
-            for offset in range(0, max(1, data.nbytes), session.limits.chunk_bytes):
-                piece = bytes(data[offset : offset + session.limits.chunk_bytes])
-                response = bulk_pb2.DownloadResponse(offset_bytes=offset, size_bytes=data.nbytes, data=piece)
-                await context.write(response)
+            messages = await asyncio.wrap_future(download.future)
+            for message in messages.encoded:
+                await context.write(message)
         finally:
             download.close()
 
@@ -105,9 +136,7 @@ class BulkService(bulk_pb2_grpc.BulkServiceServicer):
     async def FindMissingContents(
         self,
         request: bulk_pb2.FindMissingContentsRequest,
-        context: aio.ServicerContext[
-            bulk_pb2.FindMissingContentsRequest, bulk_pb2.FindMissingContentsResponse
-        ],
+        context: aio.ServicerContext[Any, Any],
     ) -> bulk_pb2.FindMissingContentsResponse:
         session = self._slot.host.session(request.session)
         if len(request.digests) > (limit := session.limits.graph_nodes):
@@ -123,6 +152,30 @@ class BulkService(bulk_pb2_grpc.BulkServiceServicer):
         )
 
 
+def add_to(service: BulkService, server: aio.Server) -> None:
+    """Registers the service, with its methods as `bulk.proto` has them."""
+    handlers: dict[str, Any] = {
+        "Upload": grpc.stream_unary_rpc_method_handler(
+            service.Upload, None, bulk_pb2.UploadResponse.SerializeToString
+        ),
+        "Download": grpc.unary_stream_rpc_method_handler(
+            service.Download, bulk_pb2.DownloadRequest.FromString, None
+        ),
+        "UploadShared": grpc.stream_stream_rpc_method_handler(
+            service.UploadShared,
+            bulk_pb2.UploadSharedRequest.FromString,
+            bulk_pb2.UploadSharedResponse.SerializeToString,
+        ),
+        "FindMissingContents": grpc.unary_unary_rpc_method_handler(
+            service.FindMissingContents,
+            bulk_pb2.FindMissingContentsRequest.FromString,
+            bulk_pb2.FindMissingContentsResponse.SerializeToString,
+        ),
+    }
+    name = bulk_pb2.DESCRIPTOR.services_by_name["BulkService"].full_name
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+
+
 def _target(target: bulk_pb2.UploadTarget) -> int | bytes:
     match target.WhichOneof("target"):
         case "transfer":
@@ -132,21 +185,20 @@ def _target(target: bulk_pb2.UploadTarget) -> int | bytes:
     raise ProtocolError("an upload needs a transfer or a digest")
 
 
+def _take_shared(session: Session, upload: runtime.Upload, request: bulk_pb2.UploadSharedRequest) -> int:
+    """A piece out of shared memory: a copy, since its digest must be that of the bytes that are kept."""
+    upload.write(request.offset_bytes, session.shared_bytes(request.shared_offset_bytes, request.size_bytes))
+    return upload.received_bytes
+
+
 def _abandon(beginning: Future[runtime.Upload]) -> None:
     """The client left while its upload began."""
     if not beginning.cancelled() and beginning.exception() is None:
         beginning.result().abort(CancelledError("the upload broke off before its end"))
 
 
-def _begin(session: Session, first: bulk_pb2.UploadRequest) -> runtime.Upload:
-    """A content may go on where an earlier upload broke off; a transfer begins at its beginning."""
-    target = _target(first.target)
-    offset = first.offset_bytes if isinstance(target, bytes) else 0
-    return session.begin_upload(target, first.target.size_bytes, offset)
-
-
-def _check_size(session: Session, request: bulk_pb2.UploadRequest) -> None:
-    if len(request.data) > session.limits.chunk_bytes:
+def _check_size(session: Session, piece: UploadPiece) -> None:
+    if piece.data.nbytes > session.limits.chunk_bytes:
         raise LimitExceededError(
-            f"a piece of {len(request.data):,} bytes; this server takes {session.limits.chunk_bytes:,}"
+            f"a piece of {piece.data.nbytes:,} bytes; this server takes {session.limits.chunk_bytes:,}"
         )

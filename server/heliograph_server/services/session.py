@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import replace
 
 from grpc import aio
 
-from heliograph_proto import messages
+from heliograph_proto import SHARED_MEMORY, messages
+from heliograph_proto.description import SharedMemoryOffer
 from heliograph_proto.errors import SessionClosedError
 from heliograph_proto.v1 import session_pb2, session_pb2_grpc
 from heliograph_server.services.refusals import HostSlot, refusals
@@ -16,8 +19,16 @@ from heliograph_server.services.refusals import HostSlot, refusals
 class SessionService(session_pb2_grpc.SessionServiceServicer):
     """Opens and closes sessions. Both block: devices are asked for their memory, and work is waited for."""
 
-    def __init__(self, slot: HostSlot, askers: Executor, closers: Executor) -> None:
+    def __init__(
+        self,
+        slot: HostSlot,
+        askers: Executor,
+        closers: Executor,
+        offer: Callable[[str], SharedMemoryOffer | None] = lambda peer: None,
+    ) -> None:
         self._slot = slot
+        #: What of memory to share a client is told, by where it is.
+        self._offer = offer
         self._askers = askers
         self._closers = closers
 
@@ -32,7 +43,10 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         opening = self._askers.submit(
             host.open_session, request.client, versions, tuple(request.features), request.tenant_secret
         )
-        return messages.encode_session(await asyncio.wrap_future(opening))
+        info = await asyncio.wrap_future(opening)
+        if SHARED_MEMORY in info.features:
+            info = replace(info, shared_memory=self._offer(context.peer()))
+        return messages.encode_session(info)
 
     @refusals
     async def Close(

@@ -1,0 +1,153 @@
+"""Memory that this process and a server on the same host map both: asked for, checked, and divided.
+
+The server's socket is found by a name that only who is on its host can reach (`SharedMemoryOffer`). Nothing
+is taken from another user, and nothing whose size could change under us.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from heliograph_proto import SHARED_MEMORY
+from heliograph_proto.addresses import Address
+from heliograph_proto.description import SessionInfo, SharedMemoryOffer
+from heliograph_proto.errors import HeliographError, InvalidArgumentError, UnavailableError, UnsupportedError
+from heliograph_proto.messages import decode_error
+from heliograph_proto.v1 import memory_pb2
+
+#: What sessions are given: go that way where both sides prove that they are on one host; or insist; or never.
+SharedMemoryArgument: TypeAlias = "Literal['auto'] | bool"
+
+#: How long the server may take to answer, which it does at once.
+ANSWER_SECONDS = 2.0
+RESPONSE_BYTES = 65_536
+#: What one command carries: copied here while the server copies the one before.
+SLOT_BYTES = 4 * 2**20
+
+
+class SharedSpace:
+    """The memory by which commands carry bytes, in slots of one size. The core's: it is touched where the
+    core is."""
+
+    def __init__(self, memory: np.ndarray[Any, np.dtype[np.uint8]], slot_bytes: int = SLOT_BYTES) -> None:
+        self._memory = memory
+        self.slot_bytes = min(slot_bytes, memory.nbytes)
+        count = memory.nbytes // self.slot_bytes
+        # The one that was used last is taken first: it is in the caches.
+        self._free = [number * self.slot_bytes for number in reversed(range(count))]
+
+    def __repr__(self) -> str:
+        return f"<SharedSpace of {self._memory.nbytes:,} bytes, {len(self._free)} slots free>"
+
+    def take(self) -> int | None:
+        """Where a free slot begins; None: there is none."""
+        return self._free.pop() if self._free else None
+
+    def give(self, slot: int) -> None:
+        """It is free again."""
+        self._free.append(slot)
+
+    def fill(self, slot: int, data: memoryview) -> None:
+        """Copies bytes into a slot; other threads run meanwhile."""
+        np.copyto(self._memory[slot : slot + data.nbytes], np.frombuffer(data, np.uint8))
+
+    def empty_into(self, slot: int, out: memoryview) -> None:
+        """Copies bytes out of a slot; other threads run meanwhile."""
+        np.copyto(np.frombuffer(out, np.uint8), self._memory[slot : slot + out.nbytes])
+
+
+def checked_shared_memory(given: object) -> SharedMemoryArgument:
+    """Raises InvalidArgumentError."""
+    if given == "auto" or isinstance(given, bool):
+        return given
+    raise InvalidArgumentError(f"shared_memory is {given!r:.40}", advice="'auto', True or False")
+
+
+def share(address: Address, info: SessionInfo, wanted: SharedMemoryArgument) -> SharedSpace | str:
+    """The session's memory, or why there is none. Raises UnavailableError where it was insisted on."""
+    try:
+        if wanted is False:
+            return "it was turned off here: shared_memory=False"
+        request = memory_pb2.MemoryRequest(session=info.session, session_memory=memory_pb2.SessionMemory())
+        memory, _ = _ask(address, info, request)
+        return SharedSpace(memory)
+    except HeliographError as error:
+        if wanted is True:
+            raise UnavailableError(
+                f"no memory can be shared with {address}: {error.message}",
+                advice="shared_memory='auto' goes on without",
+            ) from None
+        return error.message
+
+
+def memory_of(address: Address, info: SessionInfo, tensor: int) -> tuple[Any, int]:
+    """The bytes of the buffer in which a tensor lies, and where the tensor begins. Raises HeliographError."""
+    return _ask(address, info, memory_pb2.MemoryRequest(session=info.session, tensor=tensor))
+
+
+def _ask(address: Address, info: SessionInfo, request: memory_pb2.MemoryRequest) -> tuple[Any, int]:
+    """Raises UnsupportedError where there is no such road, UnavailableError where it is broken, or the
+    server's error."""
+    try:
+        with _connected(address, _offer_of(info)) as server:
+            server.send(request.SerializeToString())
+            answer, descriptors, _, _ = socket.recv_fds(server, RESPONSE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+    except OSError as error:
+        raise UnavailableError(f"the server's socket for it: {error.strerror or 'no answer'}") from None
+    try:
+        response = memory_pb2.MemoryResponse.FromString(answer)
+        if response.HasField("error"):
+            raise decode_error(response.error)
+        if not descriptors:
+            raise UnavailableError("the server gave none")
+        return mapped(descriptors[0], response.size_bytes), response.offset_bytes
+    finally:
+        for one in descriptors:
+            os.close(one)
+
+
+def _offer_of(info: SessionInfo) -> SharedMemoryOffer:
+    if SHARED_MEMORY not in info.features:
+        raise UnsupportedError("the server does not know how")
+    if info.shared_memory is None:
+        raise UnsupportedError("the server offers none: it is on another host, or it was turned off there")
+    return info.shared_memory
+
+
+def _connected(address: Address, offer: SharedMemoryOffer) -> socket.socket:
+    """Raises OSError, UnsupportedError where it is somebody else's."""
+    name = f"\0{offer.abstract_name}" if offer.abstract_name else address.path + offer.path_suffix
+    if not hasattr(socket, "SO_PEERCRED") or not (offer.abstract_name or address.scheme == "unix"):
+        raise UnsupportedError("this system cannot prove that both are on one host")
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        made.settimeout(ANSWER_SECONDS)
+        made.connect(name)
+        credentials = made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", credentials)[1] != os.geteuid():
+            raise UnsupportedError("the server runs as another user")
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def mapped(descriptor: int, size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Bytes of a file of memory, which stay as long as somebody has an array over them; the descriptor is
+    not needed any more. Raises UnavailableError for one that could be cut while it is in use."""
+    import fcntl
+    import mmap
+
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        whole = mmap.mmap(descriptor, max(size_bytes, 1))
+    except (OSError, ValueError) as error:
+        raise UnavailableError(f"the memory cannot be mapped: {error}") from None
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise UnavailableError("the server gave memory whose size may change")
+    return np.frombuffer(whole, np.uint8)[:size_bytes]

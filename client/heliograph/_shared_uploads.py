@@ -1,0 +1,81 @@
+"""The upload of a content by way of shared memory: which piece lies where, and when its place is free."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from heliograph._bulk import upload_target
+from heliograph._effects import Upload
+from heliograph._shared import SharedSpace
+from heliograph_proto.errors import ProtocolError
+from heliograph_proto.v1 import bulk_pb2
+
+#: How many slots an upload fills in turns: one is copied into, one is hashed over there.
+SLOTS = 3
+
+
+class SharedUpload:
+    """One content, and the slots that it has. Moves bytes; what travels is the shell's."""
+
+    def __init__(self, space: SharedSpace, slots: list[int], session: bytes, upload: Upload) -> None:
+        self._space, self._upload, self._session = space, upload, session
+        self._free = slots
+        #: Ends of pieces and the slots where they lie, in order.
+        self._sent: deque[tuple[int, int]] = deque()
+        self._next_byte = upload.offset_bytes
+        self._taken_bytes = 0
+        self._began = False
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether all bytes were taken out of the caller's memory."""
+        return self._began and self._next_byte == self._upload.data.nbytes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the server has taken all of them."""
+        return self.is_sent and not self._sent
+
+    def take(self) -> bytes | None:
+        """The next request, whose bytes lie in a slot now; None: an answer must come first."""
+        if self.is_sent or not self._free:
+            return None
+        slot, start = self._free.pop(), self._next_byte
+        data = self._upload.data[start : start + self._space.slot_bytes]
+        self._space.fill(slot, data)
+        request = bulk_pb2.UploadSharedRequest(
+            offset_bytes=start, shared_offset_bytes=slot, size_bytes=data.nbytes
+        )
+        if not self._began:
+            target = upload_target(self._session, self._upload.target, self._upload.data.nbytes)
+            request.target.CopyFrom(target)
+        self._began, self._next_byte = True, start + data.nbytes
+        self._sent.append((self._next_byte, slot))
+        self._taken_bytes = data.nbytes
+        return request.SerializeToString()
+
+    def tell(self) -> None:
+        """Tells of the bytes that `take` took last."""
+        if self._upload.progress is not None:
+            self._upload.progress(self._taken_bytes)
+
+    def answered(self, message: bytes) -> None:
+        """The server has taken pieces. Raises ProtocolError for bytes that it was not sent."""
+        received = bulk_pb2.UploadSharedResponse.FromString(message).received_bytes
+        if received > self._next_byte:
+            raise ProtocolError(f"the server has {received} bytes, and was sent {self._next_byte}")
+        while self._sent and self._sent[0][0] <= received:
+            self._free.append(self._sent.popleft()[1])
+
+    def slots(self) -> list[int]:
+        """Those that nobody uses any more. Where a call broke off, the server may still read the others:
+        they are never used again."""
+        return self._free
+
+
+def take_slots(space: SharedSpace | None) -> list[int]:
+    """Slots for an upload; none if all are in use, or there is no such memory."""
+    if space is None:
+        return []
+    found = (space.take() for _ in range(SLOTS))
+    return [slot for slot in found if slot is not None]

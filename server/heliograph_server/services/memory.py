@@ -1,0 +1,198 @@
+"""Hands memory to clients of this host: file descriptors over unix sockets, as `memory.proto` says.
+
+Beside each unix socket that the daemon listens on there is another one, by which clients find it who share
+that folder, containers too; for clients over TCP there is one with an unguessable name in Linux's abstract
+namespace, which exists in the daemon's network namespace alone. Both sides look at whose the other end is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from heliograph_backends.sealed import why_no_sealed
+from heliograph_proto.addresses import MAX_SOCKET_PATH, Address
+from heliograph_proto.description import SharedMemoryOffer
+from heliograph_proto.errors import (
+    ConfigurationError,
+    HeliographError,
+    InternalError,
+    LimitExceededError,
+    ProtocolError,
+)
+from heliograph_proto.messages import encode_error
+from heliograph_proto.v1 import memory_pb2
+from heliograph_server.core.session import FileOfMemory
+from heliograph_server.listening import bind_socket, unbind
+from heliograph_server.services.refusals import HostSlot
+
+logger = logging.getLogger(__name__)
+
+#: Of the socket beside the one that the daemon listens on.
+PATH_SUFFIX = ".memory"
+#: The largest request.
+REQUEST_BYTES = 4096
+#: How long a client that connected may take to ask.
+ASK_SECONDS = 2.0
+#: The most clients that have connected and not asked.
+MAX_CONNECTIONS = 64
+
+
+@dataclass(slots=True)
+class _Connection:
+    """A client that has not asked yet."""
+
+    socket: socket.socket
+    timer: asyncio.TimerHandle
+
+
+class MemoryService:
+    """Listens beside the daemon's addresses. On the event loop; nothing here waits."""
+
+    def __init__(self, slot: HostSlot) -> None:
+        self._slot = slot
+        self._listeners: list[socket.socket] = []
+        self._paths: list[Address] = []
+        self._connections: dict[int, _Connection] = {}
+        self._abstract_name = ""
+
+    def __repr__(self) -> str:
+        return f"<MemoryService with {len(self._listeners)} sockets>"
+
+    def start(self, addresses: tuple[Address, ...]) -> None:
+        """Listens, if there is memory to hand out. What goes wrong is a line in the log: clients then use
+        gRPC."""
+        if why := why_no_sealed():
+            logger.info("no shared memory: %s", why)
+            return
+        for address in addresses:
+            try:
+                self._start(address)
+            except (OSError, ConfigurationError) as error:
+                logger.warning("no shared memory for clients of %s: %s", address, error)
+
+    def _start(self, address: Address) -> None:
+        if address.scheme == "unix":
+            beside = Address("unix", path=address.path + PATH_SUFFIX)
+            if len(beside.path.encode()) > MAX_SOCKET_PATH:
+                raise ConfigurationError("its path leaves no room for that of a socket beside it")
+            self._listen(bind_socket(beside.path))
+            self._paths.append(beside)
+        elif not self._abstract_name:
+            name = f"heliograph-{secrets.token_hex(16)}"
+            self._listen(bind_socket(f"\0{name}"))
+            self._abstract_name = name
+
+    def _listen(self, listener: socket.socket) -> None:
+        listener.listen(MAX_CONNECTIONS)
+        listener.setblocking(False)
+        self._listeners.append(listener)
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
+
+    def offer(self, peer: str) -> SharedMemoryOffer | None:
+        """What a client is told that came from there, in gRPC's words; None: it is on another host."""
+        if peer.startswith("unix:"):
+            return SharedMemoryOffer(path_suffix=PATH_SUFFIX) if self._paths else None
+        local = peer.startswith(("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D"))
+        return SharedMemoryOffer(abstract_name=self._abstract_name) if local and self._abstract_name else None
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            client, _ = listener.accept()
+        except OSError:
+            return
+        client.setblocking(False)
+        if len(self._connections) >= MAX_CONNECTIONS or not is_of_this_user(client):
+            # It learns nothing, not even why.
+            client.close()
+            return
+        loop = asyncio.get_running_loop()
+        number = client.fileno()
+        self._connections[number] = _Connection(client, loop.call_later(ASK_SECONDS, self._close, number))
+        loop.add_reader(number, self._answer, number)
+
+    def _answer(self, number: int) -> None:
+        client = self._connections[number].socket
+        try:
+            request = client.recv(REQUEST_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            request = b""
+        try:
+            if request:
+                self._send(client, request)
+        except OSError as error:
+            logger.debug("a client that asked for memory is gone: %s", error)
+        finally:
+            self._close(number)
+
+    def _send(self, client: socket.socket, request: bytes) -> None:
+        try:
+            found = self._find(request)
+        except HeliographError as error:
+            client.send(memory_pb2.MemoryResponse(error=encode_error(error)).SerializeToString())
+            return
+        try:
+            answer = memory_pb2.MemoryResponse(size_bytes=found.size_bytes, offset_bytes=found.offset_bytes)
+            socket.send_fds(client, [answer.SerializeToString()], [found.descriptor])
+        finally:
+            os.close(found.descriptor)
+
+    def _find(self, request: bytes) -> FileOfMemory:
+        """Raises HeliographError."""
+        if len(request) == REQUEST_BYTES:
+            raise LimitExceededError("a request for memory is too long")
+        try:
+            wanted = memory_pb2.MemoryRequest.FromString(request)
+        except DecodeError:
+            raise ProtocolError("a request for memory could not be decoded") from None
+        session = self._slot.host.session(wanted.session)
+        finders: dict[str | None, Callable[[], FileOfMemory]] = {
+            "session_memory": session.share_memory,
+            "tensor": lambda: session.share_tensor(wanted.tensor),
+        }
+        find = finders.get(wanted.WhichOneof("what"))
+        if find is None:
+            raise ProtocolError("a request for memory must say whose")
+        try:
+            return find()
+        except HeliographError:
+            raise
+        except Exception as error:
+            logger.exception("memory could not be shared")
+            raise InternalError(f"the memory could not be shared: {type(error).__name__}") from None
+
+    def _close(self, number: int) -> None:
+        connection = self._connections.pop(number, None)
+        if connection is not None:
+            asyncio.get_running_loop().remove_reader(number)
+            connection.timer.cancel()
+            connection.socket.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        loop = asyncio.get_running_loop()
+        for listener in self._listeners:
+            loop.remove_reader(listener.fileno())
+            listener.close()
+        for number in list(self._connections):
+            self._close(number)
+        for address in self._paths:
+            unbind(address)
+        self._listeners, self._paths, self._abstract_name = [], [], ""
+
+
+def is_of_this_user(peer: socket.socket) -> bool:
+    """Whether the other end of a unix socket is a process of this process's user."""
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", credentials)
+    return bool(user == os.geteuid())
