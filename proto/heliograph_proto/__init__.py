@@ -10,7 +10,7 @@ VERSION_MIN = 1
 VERSION_MAX = 1
 
 #: The optional features that this package knows, as the handshake names them.
-FEATURES = ("blake3", "fusion", "taps")
+FEATURES = ("blake3", "fusion", "loops", "taps")
 
 #: The version of the program, client and server alike.
 __version__ = "0.1.0"
