@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeAlias
@@ -34,11 +35,9 @@ def loop_of(plan: PlanInfo, steps: int, carry: Carries, until: str | None) -> c.
             f"steps is {steps!r:.80}", advice=f"a loop does from 1 to {c.MAX_LOOP_STEPS:,} steps"
         )
     carries = tuple(_carry(plan, output, name) for output, name in _pairs(carry))
-    inputs = [one.input for one in carries]
-    if twice := [place for place in inputs if inputs.count(place) > 1]:
-        name = plan.inputs[twice[0]].name
+    if twice := [place for place, count in Counter(one.input for one in carries).items() if count > 1]:
         raise InvalidArgumentError(
-            f"input {name!r} is to be fed from two outputs",
+            f"input {plan.inputs[twice[0]].name!r} is to be fed from two outputs",
             advice="carry one of them, or combine them in the graph",
         )
     return c.Loop(steps, carries, None if until is None else _until(plan, until))

@@ -67,8 +67,8 @@ class RunFuture:
         DeadlineExceededError after `timeout` seconds (the run goes on then); Ctrl-C cancels the run. To stop
         early: `run.cancel()`. Values that nobody takes stay in this process's memory as long as the run does.
 
-        A loop waits on the server while a few MiB of its values are on their way and not taken, until somebody
-        waits for its result, or the iterator is dropped. From then on no more than
+        A loop waits on the server while a few MiB of its values are on their way and not taken, until
+        somebody waits for its result, or the iterator is dropped. From then on no more than
         `session.info.limits.in_flight_bytes` of them stay here: where the first one is missing, iterating
         raises LimitExceededError.
         """

@@ -22,7 +22,7 @@ DEFAULT_STREAM = 0
 #: The most steps of a loop.
 MAX_LOOP_STEPS = 1_000_000_000
 #: What a value that a loop streams counts beyond its bytes.
-STREAMED_VALUE_BYTES = 128
+STREAMED_VALUE_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)

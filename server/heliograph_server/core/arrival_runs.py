@@ -46,8 +46,7 @@ class RunArrivals(ArrivalBase):
             return plan.tapped_bytes
         check_loop(kind, plan.inputs, plan.outputs)
         entry.unread = Unread(kind.loop.unread_bytes)
-        step_bytes = plan.tapped_bytes + streamed_bytes(kind.loop, plan.outputs)
-        return kind.loop.unread_bytes + step_bytes if step_bytes else 0
+        return kind.loop.unread_bytes + plan.tapped_bytes + streamed_bytes(kind.loop, plan.outputs)
 
     def _inputs(
         self, plan: PlanHandle, bindings: tuple[c.InputBinding, ...]

@@ -75,6 +75,10 @@ class PlanCopy:
         """Where an output that is only fetched is written."""
         return self._scratch_tensor(("output", place), type)
 
+    def near_for(self, place: int, type: TensorType) -> Tensor:
+        """Where a loop has an input that lies on another device."""
+        return self._scratch_tensor(("near", place), type)
+
     def other_for(self, place: int, type: TensorType) -> Tensor:
         """Where a loop writes an output every second time, while the next step reads the last one."""
         return self._scratch_tensor(("other", place), type)

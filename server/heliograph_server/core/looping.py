@@ -19,10 +19,11 @@ from heliograph_backends import access
 from heliograph_backends.contract import Abort, Tensor
 from heliograph_proto.errors import CancelledError, HeliographError
 from heliograph_proto.types import TensorType
+from heliograph_server.core.handles import TensorHandle
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.observing import LoopObserver
 from heliograph_server.core.room import Room
-from heliograph_server.core.scheduled import Observe
+from heliograph_server.core.scheduled import Observe, ScheduledPlan
 from heliograph_server.core.tasks import RunTask
 
 Inputs: TypeAlias = Sequence[Tensor]
@@ -46,7 +47,8 @@ class Looping:
         # The last step is known where nothing else can end the loop.
         at_home = (self._loop.steps - 1) % 2 if self._loop.until is None else 0
         self._outputs = (other, home) if at_home else (home, other)
-        fed = [self._fed(inputs, self._outputs[1 - side]) for side in (0, 1)]
+        again = self._near(inputs)
+        fed = [self._fed(again, self._outputs[1 - side]) for side in (0, 1)]
         self._bound = [(fed[side], self._outputs[side]) for side in (0, 1)]
         self._first = (inputs, self._outputs[0])
         self._flag = bytearray(0 if self._loop.until is None else self._type(self._loop.until).nbytes)
@@ -69,6 +71,21 @@ class Looping:
         for place in carried if loop.steps > 1 else ():
             other[place] = self._copy.other_for(place, self._type(place))
         return home, other
+
+    def _near(self, inputs: Inputs) -> Inputs:
+        """The inputs of all steps but the first. What lies on another device is copied once, and not in each
+        step, unless steps assign to it."""
+        if isinstance(self._copy.plan, ScheduledPlan) or self._loop.steps == 1:
+            return inputs
+        carried = {one.input for one in self._loop.carries}
+        changing = {one.storage for one in self._task.plan.assigned}
+        found = list(inputs)
+        for place, given in enumerate(self._task.inputs):
+            lasts = isinstance(given, TensorHandle) and given.storage not in changing
+            if lasts and place not in carried and not self._copy.writes(inputs[place]):
+                found[place] = self._copy.near_for(place, inputs[place].type)
+                access.copy(inputs[place], found[place])
+        return found
 
     def _fed(self, inputs: Inputs, outputs: Outputs) -> Inputs:
         """The inputs of a step after one that wrote these outputs."""
