@@ -67,16 +67,19 @@ class _Made:
         self.integers = [self.inputs["x3"]]
         for number in range(int(self.random.integers(4, 16))):
             with self.graph.scope(f"n{number}"):
-                self._add()
-            self.names.append(f"n{number}/*")
+                assigns = self._add()
+            # What assigns runs where its variable lies.
+            self.names += [] if assigns else [f"n{number}/*"]
         self.outputs = self._choose_outputs()
 
     def _pick(self, values: list[Any]) -> Any:
         return values[int(self.random.integers(len(values)))]
 
-    def _add(self) -> None:
+    def _add(self) -> bool:
+        """Whether it assigns to a variable."""
         one, other = self._pick(self.floats), self._pick(self.floats)
-        match int(self.random.integers(7)):
+        kind = int(self.random.integers(7))
+        match kind:
             case 0:
                 self.floats.append(hg.tanh(one + other))
             case 1:
@@ -91,6 +94,7 @@ class _Made:
                 self.integers.append(self._pick(self.integers) + 3)
             case _:
                 self.floats.append(hg.softmax(one + other, axis=-1))
+        return kind == 4
 
     def _choose_outputs(self) -> dict[str, str]:
         """Names and data types."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -246,14 +247,18 @@ def several(monkeypatch: pytest.MonkeyPatch) -> Iterator[hg.Session]:
 
 
 def test_a_plan_over_several_devices_loops_and_is_observed(several: hg.Session) -> None:
-    plan = several.compile(counting(), ["cpu0", "cpu1", "far"], pins={"layer/mul*": "far", "layer/*": "cpu1"})
+    plan = several.compile(
+        counting(), ["cpu0", "cpu1", "far"], pins={"layer/mul*": "far", "layer/tanh*": "cpu1"}
+    )
     assert plan.splits > 1
     alone = several.compile(counting())
     for _ in range(2):
         runs = [one.loop(x=X, n=ZERO, steps=9, carry=CARRY, until="done", taps=["layer/*", "y"])
                 for one in (plan, alone)]  # fmt: skip
         told = [[(tap.step, tap.name, tap.value.tobytes()) for tap in run.taps(SECONDS)] for run in runs]
-        assert told[0] == told[1] and len(told[0]) == 7 * 4
+        # What runs side by side comes in any order, but no step's values before those of an earlier one.
+        assert [step for step, *_ in told[0]] == sorted(step for step, *_ in told[0])
+        assert sorted(told[0]) == sorted(told[1]) and {step for step, *_ in told[0]} == set(range(7))
         assert state_of(runs[0].result()) == state_of(runs[1].result())
 
 
@@ -336,12 +341,13 @@ def test_values_of_every_type_and_of_no_elements_are_streamed(session: hg.Sessio
 
 
 def test_many_small_values_all_come(plan: hg.Plan) -> None:
-    run = plan.loop(x=X, n=ZERO, steps=30_000, carry=CARRY, taps="count")
-    assert [int(tap.value) for tap in run.taps(60)] == list(range(1, 30_001))
-    assert run.steps == 30_000
+    run = plan.loop(x=X, n=ZERO, steps=20_000, carry=CARRY, taps="count")
+    assert [int(tap.value) for tap in run.taps(60)] == list(range(1, 20_001))
+    assert run.steps == 20_000
 
 
 def test_a_loop_waits_for_who_reads_slowly(session: hg.Session) -> None:
+    other, stream = session.compile(counting()), session.stream()
     run = large(session).loop(x=np.zeros(LARGE, np.float32), steps=60, carry={"y": "x"}, taps="y")
     taps = run.taps(SECONDS)
     for step in range(30):
@@ -350,8 +356,7 @@ def test_a_loop_waits_for_who_reads_slowly(session: hg.Session) -> None:
         # More is to come than may be on its way.
         assert not run.done()
     # Another stream's work goes on meanwhile.
-    other = session.compile(counting())
-    assert other.run(x=X, n=ZERO, stream=session.stream(), timeout=SECONDS)["count"] == 1
+    assert other.run(x=X, n=ZERO, stream=stream, timeout=SECONDS)["count"] == 1
     assert [tap.step for tap in taps] == list(range(30, 60))
     assert run.result(SECONDS)["y"][0] == 60
 
@@ -488,15 +493,12 @@ def test_commands_behind_a_loop_see_what_it_wrote(session: hg.Session, plan: hg.
     assert all(one.exception(SECONDS) is None for one in loops)
 
 
-def test_a_short_run_after_a_loop_is_still_a_short_run(session: hg.Session, plan: hg.Plan) -> None:
-    plan.run(x=X, n=ZERO)
+def test_what_a_plan_is_said_to_take_is_one_step_of_a_loop(session: hg.Session, plan: hg.Plan) -> None:
+    begun = time.perf_counter()
     plan.loop(x=X, n=ZERO, steps=3_000, carry=CARRY).result(SECONDS)
+    took_us = (time.perf_counter() - begun) * 1e6
     (split,) = plan.explain().splits
-    loop = plan.loop(x=X, n=ZERO, steps=30_000, carry=CARRY)
-    loop.result(SECONDS)
-    # What the plan is said to take is a step's time, and not that of the loop.
-    assert plan.explain().splits[0].took_us < 1_000_000
-    assert split.nodes == plan.explain().splits[0].nodes
+    assert 0 < 2 * split.compute_us < took_us
 
 
 # What is refused

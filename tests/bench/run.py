@@ -15,6 +15,7 @@ from pathlib import Path
 import attention
 import bandwidth
 import decoder
+import loops
 import minilm
 import plan_cost
 import planner
@@ -31,6 +32,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
     "attention": attention.figures,
     "bandwidth": bandwidth.figures,
     "decoder": decoder.figures,
+    "loops": loops.figures,
     "minilm": minilm.figures,
     "plan-cost": plan_cost.figures,
     "planner": planner.figures,
