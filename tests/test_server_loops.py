@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from core_client import SECONDS, CoreClient
+from cuda_emulation import EmulatedDriver, why_not
 from graph_arrivals import chain, compile_received
 
 from heliograph_backends.cpu.device import CpuDevice
+from heliograph_backends.cuda import CudaDevice
 from heliograph_backends.fake import FakeDevice
 from heliograph_proto import commands as c
 from heliograph_proto.description import Port
@@ -142,6 +144,20 @@ def test_a_device_of_another_memory_loops_too() -> None:
         # What lies elsewhere and stays as it is.
         assert np.array_equal(result(client.do(kind)), X * 2)
         assert np.array_equal(result(client.do(loop_of(7))), X * 2**7)
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+def test_a_device_that_computes_later_loops_too() -> None:
+    """Between two steps it is waited for, and what is replayed has the places of each step."""
+    with CoreClient(CudaDevice("cuda0", EmulatedDriver(lazy=True), 2**28)) as client:
+        client.compile(PLAN, doubling())
+        client.compile(PLAN + 1, doubling(), taps=(0, 1))
+        for steps in (1, 2, 3, 10):
+            for plan in (PLAN, PLAN + 1):
+                done = client.do(loop_of(steps, plan=plan, taps=(0,), unread_bytes=10**6))
+                assert np.array_equal(result(done), X * 2**steps)
+            assert client.do(loop_of(steps, until=1)).steps == 1
+        assert [one.step for one in client.taps[-30:]] == [step for step in range(10) for _ in range(3)]
 
 
 # How they end

@@ -32,7 +32,7 @@ Outputs = dict[str, Any]
 
 
 class RunFuture:
-    """A run that was sent; `result` waits for its outputs."""
+    """A run or a loop that was sent; `result` waits for its outputs."""
 
     def __init__(self, shell: BlockingShell, run: Run, tensors: Mapping[str, Any], what: What) -> None:
         self._shell = shell
@@ -219,7 +219,8 @@ class Plan(PlanBase):
 
         `taps`: what `future.taps()` gives while it goes on, each with its `step`: names of outputs, whose
         values come after each step, and patterns and functions of nodes as in `submit` (what is exactly the
-        name of an output means the output). It waits while too much is unread, see `RunFuture.taps`.
+        name of an output means the output). It waits while too much is unread, see `RunFuture.taps`, and what
+        was sent behind it on its stream waits with it.
 
         Other arguments and errors are those of `submit`. InvalidArgumentError also for a name that is none,
         types that differ, an input that is carried twice, and steps that are not 1 to 1,000,000,000;

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class RunFuture:
-    """A run that was sent, or waits to be; `await future` or `await future.result(timeout)`."""
+    """A run or a loop that was sent, or waits to be; `await future` or `await future.result(timeout)`."""
 
     def __init__(
         self,
