@@ -346,6 +346,28 @@ def test_many_small_values_all_come(plan: hg.Plan) -> None:
     assert run.steps == 20_000
 
 
+def test_loops_beside_each_other_wait_for_their_own_readers(
+    session: hg.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A handful of values may be unread, so each loop waits again and again.
+    monkeypatch.setattr("heliograph._loops.UNREAD_BYTES", 2_000)
+    found: dict[int, list[int]] = {}
+
+    def read(number: int) -> None:
+        plan, stream = session.compile(counting(number)), session.stream()
+        run = plan.loop(
+            x=X, n=ZERO, steps=5_000, carry=CARRY, until="done", taps=["count", "y"], stream=stream
+        )
+        found[number] = [int(tap.value) for tap in run.taps(SECONDS) if tap.name == "count"]
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in (300, 400, 500)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert found == {number: list(range(1, number + 1)) for number in (300, 400, 500)}
+
+
 def test_a_loop_waits_for_who_reads_slowly(session: hg.Session) -> None:
     other, stream = session.compile(counting()), session.stream()
     run = large(session).loop(x=np.zeros(LARGE, np.float32), steps=60, carry={"y": "x"}, taps="y")
@@ -371,7 +393,7 @@ def test_waiting_for_the_result_lets_a_loop_go_on_and_loses_nothing(session: hg.
 
 def test_leaving_the_loop_over_taps_or_dropping_the_future_lets_it_go_on(session: hg.Session) -> None:
     plan = large(session)
-    loop = {"steps": 40, "carry": {"y": "x"}, "taps": "y"}
+    loop: dict[str, Any] = {"steps": 40, "carry": {"y": "x"}, "taps": "y"}
     run = plan.loop(x=np.zeros(LARGE, np.float32), **loop)
     for _ in run.taps(SECONDS):
         break
@@ -603,7 +625,7 @@ def test_loops_with_asyncio(url: str) -> None:
 
 def test_loops_end_with_asyncio(url: str) -> None:
     async def test(session: hg.aio.Session, plan: hg.aio.Plan) -> None:
-        endless = {"steps": MAX_LOOP_STEPS, "carry": CARRY}
+        endless: dict[str, Any] = {"steps": MAX_LOOP_STEPS, "carry": CARRY}
         run = plan.loop(x=X, n=ZERO, taps="count", **endless)
         async for _ in run.taps(SECONDS):
             assert run.cancel()
