@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
+from numbers import Integral
 from typing import Any, TypeAlias
 
 from heliograph_proto import commands as c
@@ -30,7 +31,7 @@ def check_server(info: SessionInfo) -> None:
 
 def loop_of(plan: PlanInfo, steps: int, carry: Carries, until: str | None) -> c.Loop:
     """What a loop says by name, in the plan's places; nothing is streamed. Raises InvalidArgumentError."""
-    if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= c.MAX_LOOP_STEPS:
+    if not isinstance(steps, Integral) or isinstance(steps, bool) or not 1 <= steps <= c.MAX_LOOP_STEPS:
         raise InvalidArgumentError(
             f"steps is {steps!r:.80}", advice=f"a loop does from 1 to {c.MAX_LOOP_STEPS:,} steps"
         )
@@ -40,7 +41,7 @@ def loop_of(plan: PlanInfo, steps: int, carry: Carries, until: str | None) -> c.
             f"input {plan.inputs[twice[0]].name!r} is to be fed from two outputs",
             advice="carry one of them, or combine them in the graph",
         )
-    return c.Loop(steps, carries, None if until is None else _until(plan, until))
+    return c.Loop(int(steps), carries, None if until is None else _until(plan, until))
 
 
 def _pairs(carry: Carries) -> list[tuple[Any, Any]]:
