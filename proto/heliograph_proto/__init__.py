@@ -9,9 +9,9 @@ conversion between messages and the frozen dataclasses that live inside client a
 VERSION_MIN = 1
 VERSION_MAX = 1
 
-#: The optional features that this package knows, as the handshake names them.
 SHARED_MEMORY = "shared-memory"
-FEATURES = ("blake3", "fusion", SHARED_MEMORY, "taps")
+#: The optional features that this package knows, as the handshake names them.
+FEATURES = ("blake3", "fusion", "loops", SHARED_MEMORY, "taps")
 
 #: The version of the program, client and server alike.
 __version__ = "0.1.0"

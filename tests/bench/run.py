@@ -16,6 +16,7 @@ import attention
 import bandwidth
 import decoder
 import hosts
+import loops
 import minilm
 import plan_cost
 import planes
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
     "bandwidth": bandwidth.figures,
     "decoder": decoder.figures,
     "hosts": hosts.figures,
+    "loops": loops.figures,
     "minilm": minilm.figures,
     "plan-cost": plan_cost.figures,
     "planes-upload": planes.uploads,
