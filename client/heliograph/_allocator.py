@@ -26,7 +26,7 @@ def tune_allocator() -> bool:
     it could be told: glibc alone can.
 
     For processes that move large tensors over TCP; it concerns all of the process. A daemon does it by
-    itself. Who has set glibc's own variables (MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_) has decided already.
+    itself. Who has set glibc's own variables (MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_) has decided.
     """
     if any(name in os.environ for name in VARIABLES):
         return True
