@@ -34,7 +34,6 @@ from heliograph_proto.v1 import (
     bulk_pb2,
     bulk_pb2_grpc,
     command_pb2,
-    command_pb2_grpc,
     device_pb2,
     device_pb2_grpc,
     model_pb2,
@@ -156,7 +155,7 @@ class Daemon:
         plan_pb2_grpc.add_PlanServiceServicer_to_server(PlanService(self._slot, compilers, listeners), server)
         bulk_pb2_grpc.add_BulkServiceServicer_to_server(BulkService(self._slot, hashers), server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
-        command_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(self._slot, closers), server)
+        CommandService(self._slot, closers).add_to(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)

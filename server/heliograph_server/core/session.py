@@ -13,6 +13,7 @@ from heliograph_backends.contract import CompileOptions, Device
 from heliograph_proto.commands import Command, CompletionBatch
 from heliograph_proto.description import ModelInfo, PlanEstimate, PlanInfo, PlanReport
 from heliograph_proto.errors import CancelledError, HandleExistsError, HeliographError, SessionClosedError
+from heliograph_proto.inline_runs import InlineRun
 from heliograph_proto.limits import Limits
 from heliograph_server.core.bulk import ContentUpload, TransferUpload, Upload
 from heliograph_server.core.compiling import Compiler, CompileRequest
@@ -155,11 +156,16 @@ class Session(SessionWork):
                 raise HandleExistsError("the session has its command stream already")
             self._on_batch, self._on_end, self._at_once = on_batch, on_end, at_once
 
-    def submit(self, commands: Sequence[Command]) -> None:
+    def submit(self, commands: Sequence[Command | InlineRun]) -> None:
         """The next commands. Raises ProtocolError for a gap (close the session then), or why it closed."""
         try:
-            for command in commands:
-                self._decide(partial(self._receive, command))
+            with self._lock:
+                for command in commands:
+                    if isinstance(command, InlineRun):
+                        if self._do_inline(command):
+                            continue
+                        command = command.command()
+                    self._decide(partial(self._receive, command))
         finally:
             self._deliver()
 

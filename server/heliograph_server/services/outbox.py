@@ -11,10 +11,10 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
-from heliograph_proto import messages
 from heliograph_proto.commands import Completion, CompletionBatch, TapPiece
 from heliograph_proto.errors import HeliographError
-from heliograph_proto.v1 import command_pb2
+from heliograph_proto.inline_runs import InlineResult
+from heliograph_proto.messages.inline import encode_results
 
 #: While more than this is unwritten, the command stream is not read.
 HIGH_WATER_BYTES = 16 * 2**20
@@ -96,7 +96,7 @@ class Outbox:
             self._room.clear()
             await self._room.wait()
 
-    async def take(self) -> command_pb2.CompletionBatch | None:
+    async def take(self) -> bytes | None:
         """The next message, or None when the stream ends."""
         while not self._pieces:
             if self.error is not None or self._finish_at == self._written_through:
@@ -106,8 +106,8 @@ class Outbox:
                 await self._woken.wait()
         return self._encode_next()
 
-    def _encode_next(self) -> command_pb2.CompletionBatch:
-        listed: list[Completion] = []
+    def _encode_next(self) -> bytes:
+        listed: list[Completion | InlineResult] = []
         taps: list[TapPiece] = []
         size = 0
         while self._pieces and size < MESSAGE_BYTES:
@@ -119,14 +119,14 @@ class Outbox:
         self._taken_bytes += size
         if self.unwritten_bytes <= HIGH_WATER_BYTES:
             self._room.set()
-        return messages.encode_completions(CompletionBatch(self._written_through, tuple(listed), tuple(taps)))
+        return encode_results(CompletionBatch(self._written_through, tuple(listed), tuple(taps)))
 
 
 def _split(batch: CompletionBatch) -> Iterator[tuple[CompletionBatch, int]]:
     """Pieces of about MESSAGE_BYTES and their sizes, taps first; the last one alone acknowledges."""
     for tap in batch.taps:
         yield CompletionBatch(0, (), (tap,)), COMPLETION_BYTES + len(tap.data)
-    listed: list[Completion] = []
+    listed: list[Completion | InlineResult] = []
     size = COMPLETION_BYTES
     for one in batch.completions:
         listed.append(one)
@@ -137,7 +137,9 @@ def _split(batch: CompletionBatch) -> Iterator[tuple[CompletionBatch, int]]:
     yield CompletionBatch(batch.completed_through, tuple(listed)), size
 
 
-def _size_of(one: Completion) -> int:
+def _size_of(one: Completion | InlineResult) -> int:
+    if isinstance(one, InlineResult):
+        return COMPLETION_BYTES + one.form.template.size_bytes
     data = sum(len(data) for _, data in one.outputs)
     error = ERROR_BYTES if one.error is not None else 0
     return COMPLETION_BYTES + error + len(one.data) + data
