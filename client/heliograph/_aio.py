@@ -15,6 +15,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -23,6 +24,7 @@ from heliograph import _bulk, _grpc
 from heliograph._calls import unary
 from heliograph._deadline import Deadline
 from heliograph._effects import Call, Compute, Download, Effect, Procedure, Upload, Wait
+from heliograph._inline import InlinePlan
 from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
@@ -35,8 +37,9 @@ from heliograph_proto.errors import (
     InternalError,
     SessionClosedError,
 )
-from heliograph_proto.messages import decode_completions
-from heliograph_proto.v1 import bulk_pb2, command_pb2
+from heliograph_proto.inline_runs import InlineRun
+from heliograph_proto.messages.inline import CompletionReader, encode_commands
+from heliograph_proto.v1 import bulk_pb2
 
 T = TypeVar("T")
 
@@ -103,13 +106,23 @@ class AioShell(ABC):
         """Waits until an outcome is done. Raises DeadlineExceededError."""
         if outcome.done:
             return
-        done = asyncio.Event()
-        outcome.add_callback(done.set)
+        done = self._loop.create_future()
+        outcome.add_callback(partial(_wake, done))
+        if (seconds := deadline.remaining()) is None:
+            await done
+            return
         try:
-            async with asyncio.timeout(deadline.remaining()):
-                await done.wait()
+            async with asyncio.timeout(seconds):
+                await done
         except TimeoutError:
             raise deadline.error() from None
+
+    def send_inline(self, run: InlineRun, plan: InlinePlan) -> Pending | None:
+        """Sends an inline run; None where it must go the ordinary way."""
+        pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
+        if pending is not None:
+            self._ring()
+        return pending
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """A task that ends with the session at the latest."""
@@ -196,7 +209,8 @@ class AioGrpcShell(AioShell):
         self._channel = channel
         self._bulk = _channel(address)
         self._bell = asyncio.Event()
-        execute: Any = channel.stream_stream(_grpc.EXECUTE, None, command_pb2.CompletionBatch.FromString)
+        self.core.speaks_bytes = True
+        execute: Any = channel.stream_stream(_grpc.EXECUTE)
         self._stream: Any = execute()
         self.spawn(self._write())
         self._reader = self.spawn(self._read())
@@ -232,16 +246,16 @@ class AioGrpcShell(AioShell):
 
     async def _write(self) -> None:
         try:
-            await self._stream.write(_grpc.encode_batch([], self.info.session))
+            await self._stream.write(encode_commands([], self.info.session))
             while self.core.lost is None:
                 if commands := self._take():
-                    await self._stream.write(_grpc.encode_batch(commands, b""))
+                    await self._stream.write(encode_commands(commands))
                 else:
                     await self._wait_for_output()
         except (grpc.RpcError, asyncio.InvalidStateError):
             logger.debug("the command stream ended; the reader tells why")
 
-    def _take(self) -> list[Command]:
+    def _take(self) -> list[Command | InlineRun]:
         return self.core.take(self.info.limits.message_bytes // 2)
 
     async def _wait_for_output(self) -> None:
@@ -263,9 +277,10 @@ class AioGrpcShell(AioShell):
 
     async def _read(self) -> None:
         error: Any = None
+        reader = CompletionReader()
         try:
-            async for message in self._stream:
-                self.apply(decode_completions(message))
+            while (message := await self._stream.read()) is not grpc.aio.EOF:
+                self.apply(reader.read(message))
         except grpc.aio.AioRpcError as broken:
             error = broken
         except Exception as defect:
@@ -359,6 +374,11 @@ class AioGrpcShell(AioShell):
         finally:
             await self._bulk.close()
             await self._channel.close()
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 def _channel(address: Address) -> grpc.aio.Channel:

@@ -30,6 +30,7 @@ from heliograph import _bulk, _grpc
 from heliograph._calls import unary
 from heliograph._deadline import Deadline
 from heliograph._effects import Call, Compute, Download, Effect, Procedure, Upload, Wait
+from heliograph._inline import InlinePlan
 from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
@@ -41,8 +42,9 @@ from heliograph_proto.errors import (
     InternalError,
     SessionClosedError,
 )
-from heliograph_proto.messages import decode_completions
-from heliograph_proto.v1 import bulk_pb2, command_pb2
+from heliograph_proto.inline_runs import InlineRun
+from heliograph_proto.messages.inline import CompletionReader, encode_commands
+from heliograph_proto.v1 import bulk_pb2
 
 T = TypeVar("T")
 
@@ -104,7 +106,7 @@ class BlockingShell(ABC):
     def _perform(self, effect: Effect, deadline: Deadline) -> Any:
         match effect:
             case Wait(outcome):
-                return wait(outcome, deadline)
+                return self.wait(outcome, deadline)
             case Compute(function):
                 return function()
             case Upload():
@@ -112,6 +114,18 @@ class BlockingShell(ABC):
             case Download():
                 return self._download(effect, deadline)
         return self._call(effect, deadline)
+
+    def wait(self, outcome: Outcome, deadline: Deadline) -> None:
+        """Blocks until an outcome is done. Raises DeadlineExceededError."""
+        wait(outcome, deadline)
+
+    def send_inline(self, run: InlineRun, plan: InlinePlan) -> Pending | None:
+        """Sends an inline run; None where it must go the ordinary way."""
+        with self._lock:
+            pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
+        if pending is not None:
+            self._ring()
+        return pending
 
     def release(self, handle: int) -> None:
         """Frees a handle soon. Safe in destructors: takes no lock."""
@@ -173,9 +187,12 @@ def wait(outcome: Outcome, deadline: Deadline) -> None:
     """Blocks until an outcome is done. Raises DeadlineExceededError."""
     if outcome.done:
         return
-    done = threading.Event()
-    outcome.add_callback(done.set)
-    if not done.wait(deadline.remaining()):
+    # A lock that is held until then: an Event takes several of them, and several times as long.
+    done = threading.Lock()
+    done.acquire()
+    outcome.add_callback(done.release)
+    seconds = deadline.remaining()
+    if not done.acquire(timeout=-1 if seconds is None else seconds):
         raise deadline.error()
 
 
@@ -192,9 +209,8 @@ class GrpcShell(BlockingShell):
         super().__init__(address, info)
         self._bulk = _channel(address)
         self._bell: SimpleQueue[None] = SimpleQueue()
-        execute: Any = self._channel.stream_stream(
-            _grpc.EXECUTE, None, command_pb2.CompletionBatch.FromString
-        )
+        self.core.speaks_bytes = True
+        execute: Any = self._channel.stream_stream(_grpc.EXECUTE)
         self._stream: Any = execute(self._batches())
         self._reader = threading.Thread(
             target=self._read, args=(self._stream,), name="heliograph-reader", daemon=True
@@ -219,16 +235,16 @@ class GrpcShell(BlockingShell):
 
     def _batches(self) -> Iterator[bytes]:
         """What gRPC's thread sends, until the session ends."""
-        yield _grpc.encode_batch([], self.info.session)
+        yield encode_commands([], self.info.session)
         while self.core.lost is None:
             if commands := self._take():
-                yield _grpc.encode_batch(commands, b"")
+                yield encode_commands(commands)
                 continue
             self._bell.get()
             if self.core.has_only_garbage:
                 self._gather()
 
-    def _take(self) -> list[Command]:
+    def _take(self) -> list[Command | InlineRun]:
         with self._lock:
             return self.core.take(self.info.limits.message_bytes // 2)
 
@@ -244,9 +260,10 @@ class GrpcShell(BlockingShell):
 
     def _read(self, stream: Any) -> None:
         end: HeliographError = _grpc.stream_error(None, self.address)
+        reader = CompletionReader()
         try:
             for message in stream:
-                self.apply(decode_completions(message))
+                self.apply(reader.read(message))
         except grpc.RpcError as error:
             end = _grpc.stream_error(error, self.address)
         except Exception as defect:

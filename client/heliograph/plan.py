@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from heliograph._arguments import timeout_ms
+from heliograph._deadline import Deadline
+from heliograph._inline import InlinePlan
+from heliograph._outcome import Pending
 from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs, Out, PlanBase, Submission
@@ -90,6 +93,53 @@ class RunFuture:
         self._run.pending.add_callback(partial(function, self))
 
 
+class InlineFuture(RunFuture):
+    """A run that is one small message each way."""
+
+    def __init__(self, shell: BlockingShell, plan: InlinePlan, pending: Pending) -> None:
+        self._shell = shell
+        self._plan = plan
+        self._pending = pending
+        self._arrays: Outputs | None = None
+
+    def done(self) -> bool:
+        return self._pending.done
+
+    def cancel(self) -> bool:
+        if self.done():
+            return False
+        self._shell.advance(lambda: self._shell.core.cancel(self._pending))
+        return True
+
+    def __repr__(self) -> str:
+        pending = self._pending
+        return f"<RunFuture {'pending' if not pending.done else 'failed' if pending.error else 'done'}>"
+
+    def taps(self, timeout: float | None = None) -> TapIterator:
+        raise not_observed()
+
+    def result(self, timeout: float | None = None) -> Outputs:
+        pending = self._pending
+        if not pending.done or timeout is not None:
+            self._wait(Deadline(timeout, self._plan.spec.what))
+        if pending.error is not None:
+            self._shell.advance(lambda: self._shell.core.raise_error(pending))
+        if self._arrays is None:
+            self._arrays = self._plan.arrays(pending)
+        return dict(self._arrays)
+
+    def _wait(self, deadline: Deadline) -> None:
+        try:
+            self._shell.wait(self._pending, deadline)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self.cancel()
+            raise
+
+    def add_done_callback(self, function: Callable[[RunFuture], object]) -> None:
+        self._pending.add_callback(partial(function, self))
+
+
 class TapIterator:
     """The observed values of a run, as they come. A run that pauses goes on when the next one is asked for,
     or nobody will ask."""
@@ -140,6 +190,12 @@ class Plan(PlanBase):
         Raises InvalidInputError, the run's error, DeadlineExceededError after `timeout` seconds (the run
         is cancelled then, as it is by Ctrl-C).
         """
+        if (
+            fetch is True
+            and out is timeout is stream is None
+            and (sent := self._send_inline(inputs, keywords))
+        ):
+            return InlineFuture(self._shell, *sent).result()
         arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
         run = self._shell.drive(run_once(*arguments), timeout, self._spec.what)
         return {**(run.results or {}), **self._tensors(run, out)}
@@ -172,6 +228,9 @@ class Plan(PlanBase):
         Raises InvalidArgumentError for a pattern that no node matches, LimitExceededError for more bytes
         than the server holds, and what `session.compile` does.
         """
+        if fetch is True and out is timeout is stream is taps is None and not pause:
+            if sent := self._send_inline(inputs, keywords):
+                return InlineFuture(self._shell, *sent)
         observed = self._observed(taps, pause)
         arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
         run = self._shell.drive(self._submitting(arguments, observed), timeout, self._spec.what)

@@ -23,16 +23,20 @@ from heliograph._outcome import Outcome, Pending, logger
 from heliograph._words import cancelled, late
 from heliograph_proto import commands as c
 from heliograph_proto.errors import CancelledError, DeadlineExceededError, HeliographError, LimitExceededError
+from heliograph_proto.inline_runs import InlineResult, InlineRun
 from heliograph_proto.limits import Limits
 
 if TYPE_CHECKING:
     from heliograph._feed import Feed
     from heliograph._progress import UploadBars
+    from heliograph._running import PlanSpec
 
 #: Room below Limits.in_flight_commands that is kept for cancelling.
 _RESERVED_FOR_CANCEL = 16
 #: What a command's own fields take on the wire, at most, beside names and data.
 _COMMAND_BYTES = 128
+#: What the number of an inline run and the lengths around it take on the wire, at most.
+_NUMBER_BYTES = 24
 #: The most handles in one Free.
 _FREE_HANDLES = 10_000
 #: The most commands that wait for credit in the client, as a multiple of Limits.in_flight_commands.
@@ -64,6 +68,8 @@ class ClientCore:
         self.bars: UploadBars | None = None
         #: Handles of the streams that were made and not freed.
         self.streams: set[int] = set()
+        #: Whether the transport takes inline runs, which have no meaning but as bytes.
+        self.speaks_bytes = False
         #: Why the session ended; commands are refused with it.
         self.lost: HeliographError | None = None
         self._next_handle = 1
@@ -132,6 +138,22 @@ class ClientCore:
             self._outbox.append(pending)
         else:
             gate.queue.append(pending)
+        return pending
+
+    def send_inline(self, run: InlineRun, size_bytes: int, plan: PlanSpec) -> Pending | None:
+        """Queues an inline run, of which `size_bytes` are input. None where that is not to be had at once: it
+        goes the ordinary way then, which waits, or says what is wrong."""
+        if self.lost is not None or self.default_stream != c.DEFAULT_STREAM or not self.speaks_bytes:
+            return None
+        if len(self._outbox) >= self.limits.in_flight_commands or not self.could_reserve(size_bytes):
+            return None
+        if self._frees_come_first:
+            self.collect()
+        self._credit_bytes += size_bytes
+        pending = Pending(run, c.DEFAULT_STREAM, True, 0)
+        pending.observed, pending.credit_bytes = True, size_bytes
+        pending.source_of, pending.what = plan.source_of, plan.what
+        self._outbox.append(pending)
         return pending
 
     def check(self) -> None:
@@ -205,9 +227,9 @@ class ClientCore:
         """Whether `take` might have something to give."""
         return bool(self._outbox or self._cancels or self._continues or self._garbage)
 
-    def take(self, most_bytes: int) -> list[c.Command]:
+    def take(self, most_bytes: int) -> list[c.Command | InlineRun]:
         """The commands that leave now: what credit allows, in a message of about that many bytes."""
-        taken: list[c.Command] = []
+        taken: list[c.Command | InlineRun] = []
         size = 0
         self.collect()
         while self.lost is None and size < most_bytes:
@@ -306,7 +328,7 @@ class ClientCore:
         changed, feed.changed = feed.changed, Outcome()
         self.settle(changed)
 
-    def _complete(self, pending: Pending, completion: c.Completion | None) -> None:
+    def _complete(self, pending: Pending, completion: c.Completion | InlineResult | None) -> None:
         pending.completion = completion
         error = self._explain(pending, completion.error) if completion and completion.error else None
         self.settle(pending, error)
@@ -372,7 +394,7 @@ class ClientCore:
 
     def could_reserve(self, size_bytes: int, gate: Gate | None = None) -> bool:
         """Whether a grant would come at once. Something larger than the limit goes alone."""
-        queued = any(self._may_ask(grant.gate) for grant in self._waiting)
+        queued = self._waiting and any(self._may_ask(grant.gate) for grant in self._waiting)
         return not queued and self._may_ask(gate) and self._has_room(size_bytes)
 
     def _may_ask(self, gate: Gate | None) -> bool:
@@ -406,7 +428,8 @@ class ClientCore:
         """Returns credit, which may settle the grants of others."""
         if self.lost is None:
             self._credit_bytes -= size_bytes
-            self._grant()
+            if self._waiting:
+                self._grant()
 
     def _grant(self) -> None:
         for grant in [one for one in self._waiting if self._may_ask(one.gate)]:
@@ -452,12 +475,17 @@ def _in_our_words(pending: Pending, error: HeliographError) -> HeliographError:
     return error if pending.what is None else cancelled(pending.what).at(error.origin)
 
 
-def _command(pending: Pending) -> c.Command:
+def _command(pending: Pending) -> c.Command | InlineRun:
+    if isinstance(pending.kind, InlineRun):
+        pending.kind.sequence = pending.sequence
+        return pending.kind
     return c.Command(pending.sequence, pending.kind, pending.stream, pending.notify, pending.timeout_ms)
 
 
-def size_of(kind: c.CommandKind) -> int:
+def size_of(kind: c.CommandKind | InlineRun) -> int:
     """About the bytes of a command on the wire, never less."""
+    if isinstance(kind, InlineRun):
+        return _NUMBER_BYTES + kind.form.template.size_bytes
     match kind:
         case c.SetTensor(data=data) if data is not None:
             return _COMMAND_BYTES + len(data)

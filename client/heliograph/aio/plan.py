@@ -16,7 +16,8 @@ from heliograph._arguments import timeout_ms
 from heliograph._deadline import Deadline
 from heliograph._effects import Procedure
 from heliograph._gates import Gate
-from heliograph._outcome import Outcome
+from heliograph._inline import InlinePlan
+from heliograph._outcome import Outcome, Pending
 from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs, Out, PlanBase, Submission
@@ -128,6 +129,43 @@ class RunFuture:
         return f"<RunFuture {'done' if self.done() else 'pending'}>"
 
 
+class InlineFuture(RunFuture):
+    """A run that is one small message each way, and was sent."""
+
+    def __init__(self, shell: AioShell, plan: InlinePlan, pending: Pending) -> None:
+        self._shell, self._plan, self._pending = shell, plan, pending
+        self._arrays: dict[str, Any] | None = None
+
+    def done(self) -> bool:
+        return self._pending.done
+
+    def cancel(self) -> bool:
+        if self.done():
+            return False
+        self._shell.advance(lambda: self._shell.core.cancel(self._pending))
+        return True
+
+    def taps(self, timeout: float | None = None) -> TapIterator:
+        raise not_observed()
+
+    async def result(self, timeout: float | None = None) -> dict[str, Any]:
+        pending = self._pending
+        if not pending.done or timeout is not None:
+            try:
+                await self._shell.wait(pending, Deadline(timeout, self._plan.spec.what))
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        if pending.error is not None:
+            self._shell.advance(lambda: self._shell.core.raise_error(pending))
+        if self._arrays is None:
+            self._arrays = self._plan.arrays(pending)
+        return dict(self._arrays)
+
+    def add_done_callback(self, function: Callable[[RunFuture], object]) -> None:
+        self._pending.add_callback(partial(function, self))
+
+
 class TapIterator:
     """The observed values of a run, as they come; as hg's."""
 
@@ -175,6 +213,12 @@ class Plan(PlanBase):
         **keywords: Any,
     ) -> dict[str, Any]:
         """As hg.Plan.run; cancelling the task cancels the run."""
+        if (
+            fetch is True
+            and out is timeout is stream is None
+            and (sent := self._send_inline(inputs, keywords))
+        ):
+            return await InlineFuture(self._shell, *sent).result()
         bound = self._bind(inputs, keywords)
         how = Sending(stream_handle(self._shell, stream), observed=True, keep=not copy)
         arguments = self._running(bound, fetch, out, timeout, how)
@@ -200,6 +244,9 @@ class Plan(PlanBase):
         Where credit, or a compile for other taps, must be waited for, a task sends the run; arrays are copied
         then, unless `copy=False`.
         """
+        if fetch is True and out is timeout is stream is taps is None and not pause:
+            if sent := self._send_inline(inputs, keywords):
+                return InlineFuture(self._shell, *sent)
         observed = self._observed(taps, pause)
         core, bound = self._shell.core, self._bind(inputs, keywords)
         kept_alive = (inputs, keywords, out)
