@@ -31,6 +31,7 @@ from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command, CompletionBatch
 from heliograph_proto.description import SessionInfo
+from heliograph_proto.eager import begin
 from heliograph_proto.errors import (
     CancelledError,
     HeliographError,
@@ -121,8 +122,12 @@ class AioShell(ABC):
         """Sends an inline run; None where it must go the ordinary way."""
         pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
         if pending is not None:
-            self._ring()
+            self._send_now()
         return pending
+
+    def _send_now(self) -> None:
+        """There is something to send, for which somebody most likely waits."""
+        self._ring()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """A task that ends with the session at the latest."""
@@ -153,7 +158,11 @@ class AioShell(ABC):
 
     def apply(self, batch: CompletionBatch) -> None:
         """Completions came."""
-        self.advance(lambda: self.core.apply(batch))
+        self.core.apply(batch)
+        for outcome in self.core.take_settled():
+            outcome.fire()
+        if self.core.has_output:
+            self._ring()
 
     def _lose(self, error: HeliographError) -> bool:
         """Fails everything pending. Whether the session had not ended before."""
@@ -212,6 +221,8 @@ class AioGrpcShell(AioShell):
         self.core.speaks_bytes = True
         execute: Any = channel.stream_stream(_grpc.EXECUTE)
         self._stream: Any = execute()
+        #: A write is under way; what comes meanwhile goes together with the next one.
+        self._writing = True
         self.spawn(self._write())
         self._reader = self.spawn(self._read())
 
@@ -247,13 +258,28 @@ class AioGrpcShell(AioShell):
     async def _write(self) -> None:
         try:
             await self._stream.write(encode_commands([], self.info.session))
+            self._writing = False
             while self.core.lost is None:
-                if commands := self._take():
+                if not self._writing and (commands := self._take()):
+                    self._writing = True
                     await self._stream.write(encode_commands(commands))
+                    self._writing = False
                 else:
                     await self._wait_for_output()
         except (grpc.RpcError, asyncio.InvalidStateError):
             logger.debug("the command stream ended; the reader tells why")
+
+    def _send_now(self) -> None:
+        if not self._writing and (commands := self._take()):
+            self._writing = True
+            begin(self._stream.write(encode_commands(commands)), self._was_sent)
+
+    def _was_sent(self, error: BaseException | None) -> None:
+        if error is not None:
+            logger.debug("the command stream ended; the reader tells why: %s", error)
+        self._writing = False
+        if self.core.has_output:
+            self._ring()
 
     def _take(self) -> list[Command | InlineRun]:
         return self.core.take(self.info.limits.message_bytes // 2)

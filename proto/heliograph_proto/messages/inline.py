@@ -61,6 +61,11 @@ def encode_results(batch: c.CompletionBatch) -> bytes:
     return b"".join(frames)
 
 
+def encode_result(result: InlineResult) -> bytes:
+    """A CompletionBatch of one that acknowledges everything up to itself."""
+    return b"\x08" + varint(result.sequence) + result.frame()
+
+
 class _Forms(Generic[_F]):
     """The forms that a reader knows, by the size of what stands behind the sequence number."""
 
@@ -104,6 +109,14 @@ class CommandReader:
                 return
             at = frame[1]
             yield self._read_one(data, *frame)
+
+    def single(self, data: bytes) -> InlineRun | None:
+        """A batch that is one run of a known form, and nothing else."""
+        frame = _frame_at(data, 0) if data else None
+        if frame is None or frame[1] != len(data):
+            return None
+        found = self._forms.find(data, *frame)
+        return None if found is None else InlineRun(found[0], found[2], found[1])
 
     def _read_one(self, data: bytes, start: int, end: int) -> Received:
         if (found := self._forms.find(data, start, end)) is not None:

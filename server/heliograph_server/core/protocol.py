@@ -156,6 +156,21 @@ class SessionCore(TransferCore):
         self._reported_through = self._completed_through
         return c.CompletionBatch(self._completed_through, listed, taps)
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether `take_completions` would have nothing to give."""
+        return not self._completions and not self._taps and self._completed_through == self._reported_through
+
+    def take_result(self) -> InlineResult | None:
+        """The completion of the run that was `did` last, after silence; None if it failed, which
+        `take_completions` tells."""
+        result = self._completions[0]
+        if not isinstance(result, InlineResult):
+            return None
+        self._completions.clear()
+        self._reported_through = self._completed_through
+        return result
+
     def take_instructions(self) -> list[Instruction]:
         """What is to be done since the last call, in order."""
         taken, self._instructions = self._instructions, []

@@ -13,7 +13,7 @@ from heliograph_backends.contract import CompileOptions, Device
 from heliograph_proto.commands import Command, CompletionBatch
 from heliograph_proto.description import ModelInfo, PlanEstimate, PlanInfo, PlanReport
 from heliograph_proto.errors import CancelledError, HandleExistsError, HeliographError, SessionClosedError
-from heliograph_proto.inline_runs import InlineRun
+from heliograph_proto.inline_runs import InlineResult, InlineRun
 from heliograph_proto.limits import Limits
 from heliograph_server.core.bulk import ContentUpload, TransferUpload, Upload
 from heliograph_server.core.compiling import Compiler, CompileRequest
@@ -168,6 +168,21 @@ class Session(SessionWork):
                     self._decide(partial(self._receive, command))
         finally:
             self._deliver()
+
+    def answer(self, run: InlineRun, give: Callable[[InlineResult], None]) -> bool:
+        """Does the next command, a run, here and now, if that is best and all that was done before has been
+        delivered; whether it did. A good end is given to `give`, which acknowledges with it everything up to
+        there; a bad one is delivered as any."""
+        with self._lock:
+            is_silent = self._core.is_silent and not (self._delivering or self._calls)
+            if not is_silent or not self._do_inline(run):
+                return False
+            result = self._core.take_result()
+        if result is None:
+            self._deliver()
+        else:
+            give(result)
+        return True
 
     def _receive(self, command: Command) -> None:
         self._core.receive(command)

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import TypeAlias
 from urllib.parse import unquote
 
@@ -21,10 +22,11 @@ from grpc import aio
 
 from heliograph_proto import messages
 from heliograph_proto.commands import Command
+from heliograph_proto.eager import begin
 from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError
-from heliograph_proto.inline_runs import InlineRun
+from heliograph_proto.inline_runs import InlineResult, InlineRun
 from heliograph_proto.limits import Limits
-from heliograph_proto.messages.inline import CommandReader, Received
+from heliograph_proto.messages.inline import CommandReader, Received, encode_result
 from heliograph_proto.v1 import command_pb2
 from heliograph_server.core.execution import typed
 from heliograph_server.core.runtime import Session
@@ -105,7 +107,10 @@ async def _read(session: Session, outbox: Outbox, first: bytes, context: Context
     try:
         reader, data, last = CommandReader(), first, 0
         while data is not aio.EOF:
-            last = await _submit(session, outbox, reader.read(data), last)
+            if (run := reader.single(data)) is not None and _answer(session, outbox, run, context):
+                last = run.sequence
+            else:
+                last = await _submit(session, outbox, reader.read(data), last)
             data = await context.read()
         session.end_of_commands()
         outbox.finish_at(last)
@@ -113,6 +118,23 @@ async def _read(session: Session, outbox: Outbox, first: bytes, context: Context
         outbox.end(ProtocolError("a message could not be decoded"))
     except Exception as error:
         outbox.end(typed(error, "reading commands"))
+
+
+def _answer(session: Session, outbox: Outbox, run: InlineRun, context: Context) -> bool:
+    """Does a run that came alone, and writes its answer without a turn of the loop. Whether it could."""
+
+    def give(result: InlineResult) -> None:
+        outbox.begin_write(result.sequence)
+        begin(context.write(encode_result(result)), partial(_answered, outbox))
+
+    return outbox.may_write() and session.answer(run, give)
+
+
+def _answered(outbox: Outbox, error: BaseException | None) -> None:
+    if error is not None:
+        # The reading, or the writing of what comes next, meets it as well.
+        logger.debug("an answer was not written: %s", error)
+    outbox.end_write()
 
 
 async def _submit(session: Session, outbox: Outbox, commands: Iterable[Received], last: int) -> int:

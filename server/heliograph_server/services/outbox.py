@@ -45,6 +45,8 @@ class Outbox:
         self._room = asyncio.Event()
         self._room.set()
         self._wake_pending = False
+        #: Somebody writes: what is queued waits for that.
+        self._writing = False
 
     def __repr__(self) -> str:
         return f"<Outbox {self.unwritten_bytes:,} bytes, written through {self._written_through}>"
@@ -90,6 +92,20 @@ class Outbox:
         self._finish_at = sequence
         self._woken.set()
 
+    def may_write(self) -> bool:
+        """Whether nobody writes and nothing is queued, so that an answer may go out past the queue."""
+        return not (self._writing or self._pieces or self.error is not None)
+
+    def begin_write(self, through: int) -> None:
+        """An answer goes out past the queue, which acknowledges everything up to this number."""
+        self._writing = True
+        self._written_through = max(self._written_through, through)
+
+    def end_write(self) -> None:
+        """It has been written, or never will be."""
+        self._writing = False
+        self._woken.set()
+
     async def has_room(self) -> None:
         """Waits while too much is unwritten."""
         if self.unwritten_bytes > HIGH_WATER_BYTES:
@@ -98,12 +114,13 @@ class Outbox:
 
     async def take(self) -> bytes | None:
         """The next message, or None when the stream ends."""
-        while not self._pieces:
-            if self.error is not None or self._finish_at == self._written_through:
+        self._writing = False
+        while not self._pieces or self._writing:
+            if not self._writing and (self.error is not None or self._finish_at == self._written_through):
                 return None
             self._woken.clear()
-            if not self._pieces:
-                await self._woken.wait()
+            await self._woken.wait()
+        self._writing = True
         return self._encode_next()
 
     def _encode_next(self) -> bytes:
