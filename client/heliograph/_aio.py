@@ -107,8 +107,7 @@ class AioShell(ABC):
         """Waits until an outcome is done. Raises DeadlineExceededError."""
         if outcome.done:
             return
-        done = self._loop.create_future()
-        outcome.add_callback(partial(_wake, done))
+        done = self.done(outcome)
         if (seconds := deadline.remaining()) is None:
             await done
             return
@@ -117,6 +116,12 @@ class AioShell(ABC):
                 await done
         except TimeoutError:
             raise deadline.error() from None
+
+    def done(self, outcome: Outcome) -> asyncio.Future[None]:
+        """Done when an outcome is, which is not done yet."""
+        done = self._loop.create_future()
+        outcome.add_callback(partial(_wake, done))
+        return done
 
     def send_inline(self, run: InlineRun, plan: InlinePlan) -> Pending | None:
         """Sends an inline run; None where it must go the ordinary way."""

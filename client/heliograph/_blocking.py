@@ -21,6 +21,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -155,7 +156,7 @@ class BlockingShell(ABC):
 
     def apply(self, batch: CompletionBatch) -> None:
         """Completions came."""
-        self.advance(lambda: self.core.apply(batch))
+        self.advance(partial(self.core.apply, batch))
 
     def _lose(self, error: HeliographError) -> bool:
         """Fails everything pending. Whether the session had not ended before."""
@@ -209,6 +210,7 @@ class GrpcShell(BlockingShell):
         super().__init__(address, info)
         self._bulk = _channel(address)
         self._bell: SimpleQueue[None] = SimpleQueue()
+        self._has_rung = False
         self.core.speaks_bytes = True
         execute: Any = self._channel.stream_stream(_grpc.EXECUTE)
         self._stream: Any = execute(self._batches())
@@ -241,6 +243,7 @@ class GrpcShell(BlockingShell):
                 yield encode_commands(commands)
                 continue
             self._bell.get()
+            self._has_rung = False
             if self.core.has_only_garbage:
                 self._gather()
 
@@ -252,11 +255,15 @@ class GrpcShell(BlockingShell):
         """Lets frees come together, unless something else is to be sent."""
         try:
             self._bell.get(timeout=_grpc.GATHER_SECONDS)
+            self._has_rung = False
         except Empty:
             pass
 
     def _ring(self) -> None:
-        self._bell.put(None)
+        # Who sends takes all there is, so it is woken once; a thread that is woken takes time from this one.
+        if not self._has_rung:
+            self._has_rung = True
+            self._bell.put(None)
 
     def _read(self, stream: Any) -> None:
         end: HeliographError = _grpc.stream_error(None, self.address)

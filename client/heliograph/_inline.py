@@ -1,8 +1,8 @@
 """Runs of a plan that are one small message each way: what of them is the same each time.
 
 The ordinary way (`_plans`, `_running`) checks every argument and can say what is wrong with it. What a
-plan's runs have in common is found out once, here; a run whose arguments are plainly right needs a look at each
-array and its bytes. Whatever is not plain gets None and goes the ordinary way.
+plan's runs have in common is found out once, here; a run whose arguments are plainly right needs a look at
+each array and its bytes. Whatever is not plain gets None and goes the ordinary way.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from heliograph._words import What, lost
 from heliograph.protocol import ClientCore
 from heliograph_proto import commands as c
 from heliograph_proto.errors import DeadlineExceededError, HeliographError
+from heliograph_proto.inline_runs import InlineResult
 
 #: How many pieces of one read are on their way at once.
 _WINDOW = 3
@@ -41,7 +42,7 @@ def wait_for(core: ClientCore, outcome: Outcome) -> Procedure[None]:
     core.raise_error(outcome)
 
 
-def observe(core: ClientCore, pending: Pending) -> Procedure[c.Completion | None]:
+def observe(core: ClientCore, pending: Pending) -> Procedure[c.Completion | InlineResult | None]:
     """Until a command is done, which is cancelled if the waiting is broken off."""
     try:
         yield from wait_for(core, pending)

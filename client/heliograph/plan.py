@@ -190,12 +190,9 @@ class Plan(PlanBase):
         Raises InvalidInputError, the run's error, DeadlineExceededError after `timeout` seconds (the run
         is cancelled then, as it is by Ctrl-C).
         """
-        if (
-            fetch is True
-            and out is timeout is stream is None
-            and (sent := self._send_inline(inputs, keywords))
-        ):
-            return InlineFuture(self._shell, *sent).result()
+        is_plain = fetch is True and out is None and timeout is None and stream is None
+        if is_plain and (inline := self._send_inline(inputs, keywords)) is not None:
+            return InlineFuture(self._shell, *inline).result()
         arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
         run = self._shell.drive(run_once(*arguments), timeout, self._spec.what)
         return {**(run.results or {}), **self._tensors(run, out)}
@@ -228,9 +225,10 @@ class Plan(PlanBase):
         Raises InvalidArgumentError for a pattern that no node matches, LimitExceededError for more bytes
         than the server holds, and what `session.compile` does.
         """
-        if fetch is True and out is timeout is stream is taps is None and not pause:
-            if sent := self._send_inline(inputs, keywords):
-                return InlineFuture(self._shell, *sent)
+        is_plain = fetch is True and out is None and timeout is None and stream is None
+        is_plain = is_plain and taps is None and not pause
+        if is_plain and (inline := self._send_inline(inputs, keywords)) is not None:
+            return InlineFuture(self._shell, *inline)
         observed = self._observed(taps, pause)
         arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
         run = self._shell.drive(self._submitting(arguments, observed), timeout, self._spec.what)

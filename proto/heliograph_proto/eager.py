@@ -1,8 +1,8 @@
 """Coroutines that begin at once.
 
-A task begins in the next turn of its event loop, which for a write of a few bytes takes as long as the write. Here
-the caller itself takes a coroutine to where it first waits; the loop takes it from there. It is for coroutines of
-gRPC that wait for one future and do not ask which task they run in.
+A task begins in the next turn of its event loop, which for a write of a few bytes takes as long as the
+write. Here the caller itself takes a coroutine to where it first waits, and callbacks take it from there. It
+is for coroutines of gRPC, which wait for futures and do not ask which task they run in.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 
 def begin(coroutine: Coroutine[Any, Any, object], ended: Callable[[BaseException | None], None]) -> None:
-    """Runs it to its first wait, and later to its end; then `ended` is told what it raised, if anything. That may
-    be before this returns."""
+    """Runs it to its first wait, and later to its end; then `ended` is told what it raised, if anything. That
+    may be before this returns."""
     try:
         waits_for = coroutine.send(None)
     except StopIteration:

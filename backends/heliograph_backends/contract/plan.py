@@ -97,9 +97,10 @@ class Plan(ABC):
     def short_run(
         self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> tuple[Callable[[], None], float] | None:
-        """A function that computes on these tensors, in the calling thread, each time it is called, as long as
-        they and the plan live; and about how many microseconds that takes. None unless it is quick and always
-        the same, so that nobody would want to abort it. Raises what `compute` does. Default: None."""
+        """A function that computes on these tensors, in the calling thread, each time it is called, as long
+        as they and the plan live; and about how many microseconds that takes. None unless it is quick and
+        always the same, so that nobody would want to abort it. It raises what `compute` does. Default: None.
+        """
         return None
 
     @abstractmethod

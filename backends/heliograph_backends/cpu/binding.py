@@ -169,8 +169,8 @@ class PlanMemory:
         return bool(self._copied or self._changing)
 
     def lasting_run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Any, Any] | None:
-        """Slots and the addresses that a run on these tensors has there; None where kernels cannot use them as
-        they are. Whoever asks keeps them."""
+        """Slots and the addresses that a run on these tensors has there; None where kernels cannot use them
+        as they are. Whoever asks keeps the tensors."""
         if self._written or not all(map(_can_use, (*inputs, *outputs))):
             return None
         self.bind_run(inputs, outputs)

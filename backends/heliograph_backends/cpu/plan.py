@@ -125,7 +125,7 @@ class CpuPlan(Plan):
                 # Other runs may have had other tensors.
                 all_addresses[slots] = addresses
                 for step in steps:
-                    step.run()
+                    step.run_here()
 
         return run, sum(step.cost_us for step in steps)
 
@@ -238,7 +238,15 @@ class _NativeStep(_Step):
         self._bound = program.bind(plan.memory.addresses, plan.scratch)
 
     def run(self) -> None:
-        status = self._device.run_program(self._bound, self._threads)
+        self._check(self._device.run_program(self._bound, self._threads))
+
+    def run_here(self) -> None:
+        """As `run`, without helpers."""
+        status = self._bound.run()
+        if status is not k.Status.OK:
+            self._check(status)
+
+    def _check(self, status: k.Status) -> None:
         if status == k.Status.ABORTED:
             raise CancelledError("the run was cancelled")
         if status == k.Status.OUTSIDE:

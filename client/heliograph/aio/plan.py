@@ -150,12 +150,14 @@ class InlineFuture(RunFuture):
 
     async def result(self, timeout: float | None = None) -> dict[str, Any]:
         pending = self._pending
-        if not pending.done or timeout is not None:
-            try:
+        try:
+            if timeout is not None:
                 await self._shell.wait(pending, Deadline(timeout, self._plan.spec.what))
-            except asyncio.CancelledError:
-                self.cancel()
-                raise
+            elif not pending.done:
+                await self._shell.done(pending)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
         if pending.error is not None:
             self._shell.advance(lambda: self._shell.core.raise_error(pending))
         if self._arrays is None:
@@ -213,12 +215,9 @@ class Plan(PlanBase):
         **keywords: Any,
     ) -> dict[str, Any]:
         """As hg.Plan.run; cancelling the task cancels the run."""
-        if (
-            fetch is True
-            and out is timeout is stream is None
-            and (sent := self._send_inline(inputs, keywords))
-        ):
-            return await InlineFuture(self._shell, *sent).result()
+        is_plain = fetch is True and out is None and timeout is None and stream is None
+        if is_plain and (inline := self._send_inline(inputs, keywords)) is not None:
+            return await InlineFuture(self._shell, *inline).result()
         bound = self._bind(inputs, keywords)
         how = Sending(stream_handle(self._shell, stream), observed=True, keep=not copy)
         arguments = self._running(bound, fetch, out, timeout, how)
@@ -244,9 +243,10 @@ class Plan(PlanBase):
         Where credit, or a compile for other taps, must be waited for, a task sends the run; arrays are copied
         then, unless `copy=False`.
         """
-        if fetch is True and out is timeout is stream is taps is None and not pause:
-            if sent := self._send_inline(inputs, keywords):
-                return InlineFuture(self._shell, *sent)
+        is_plain = fetch is True and out is None and timeout is None and stream is None
+        is_plain = is_plain and taps is None and not pause
+        if is_plain and (inline := self._send_inline(inputs, keywords)) is not None:
+            return InlineFuture(self._shell, *inline)
         observed = self._observed(taps, pause)
         core, bound = self._shell.core, self._bind(inputs, keywords)
         kept_alive = (inputs, keywords, out)

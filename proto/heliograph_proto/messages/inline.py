@@ -37,7 +37,7 @@ Received: TypeAlias = "InlineRun | command_pb2.Command"
 
 def encode_commands(commands: Iterable[c.Command | InlineRun], session: bytes = b"") -> bytes:
     """A CommandBatch."""
-    frames = [command_pb2.CommandBatch(session=session).SerializeToString()]
+    frames = [command_pb2.CommandBatch(session=session).SerializeToString()] if session else []
     for one in commands:
         if type(one) is InlineRun:
             frames.append(one.frame())
@@ -124,9 +124,9 @@ class CommandReader:
             return InlineRun(form, holes, sequence)
         frame = data[start:end]
         message = command_pb2.Command.FromString(frame)
-        if len(frame) <= MOST_BYTES and (run := _inline_run(message)) is not None:
-            if run.frame().endswith(frame):
-                self._forms.add(run.form)
+        run = _inline_run(message) if len(frame) <= MOST_BYTES else None
+        if run is not None and run.frame().endswith(frame):
+            self._forms.add(run.form)
         return message
 
 
@@ -201,6 +201,12 @@ def _frame_at(data: bytes, at: int) -> tuple[int, int] | None:
 
 def _varint_at(data: bytes, at: int, end: int) -> tuple[int, int]:
     """A number and where it ends; behind the end of all if it is cut off or too long."""
+    if at + 3 <= end:
+        # Most are as short as this.
+        if (first := data[at]) < 0x80:
+            return first, at + 1
+        if (second := data[at + 1]) < 0x80:
+            return first & 0x7F | second << 7, at + 2
     number, shift = 0, 0
     for place in range(at, min(at + 9, end)):
         byte = data[place]

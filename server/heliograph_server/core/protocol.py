@@ -194,8 +194,8 @@ class SessionCore(TransferCore):
         self._settle()
 
     def fit(self, run: InlineRun) -> Fit | None:
-        """How an inline run fits its plan, if it is the next command and nothing is before it, so that whoever
-        has it may do it now and report it by `did`. None: it goes the way of every command."""
+        """How an inline run fits its plan, if it is the next command and nothing is before it, so that
+        whoever has it may do it now and report it by `did`. None: it goes the way of every command."""
         if self._entries or run.sequence != self._last_sequence + 1 or self.closed is not None:
             return None
         fit = self._fits.get(run.form)

@@ -250,7 +250,7 @@ class SessionWork:
             return
         took_us = (time.perf_counter() - began) * 1e6
         short.note(took_us)
-        loaded.note(0, took_us)
+        loaded.took_us = took_us
         self._core.did(sequence, fit.result(sequence, outputs, took_us))
 
     def _is_short(self, work: Work) -> bool:

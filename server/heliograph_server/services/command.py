@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 import grpc
@@ -56,12 +56,12 @@ class CommandService:
 
     def add_to(self, server: aio.Server) -> None:
         """Has a server call it."""
-        methods = {"Execute": grpc.stream_stream_rpc_method_handler(self.Execute)}
+        methods: dict[str, Any] = {"Execute": grpc.stream_stream_rpc_method_handler(self.Execute)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
 
     @refusals
     async def Execute(self, _requests: object, context: Context) -> None:
-        first = await context.read()
+        first: Any = await context.read()
         if first is aio.EOF:
             raise ProtocolError("the command stream ended before it named its session")
         session = self._slot.host.session(command_pb2.CommandBatch.FromString(first).session)
@@ -105,7 +105,8 @@ async def _write(outbox: Outbox, context: Context) -> None:
 async def _read(session: Session, outbox: Outbox, first: bytes, context: Context) -> None:
     """Submits what comes; tells the outbox how it ended. Raises nothing but cancellation."""
     try:
-        reader, data, last = CommandReader(), first, 0
+        reader, last = CommandReader(), 0
+        data: Any = first
         while data is not aio.EOF:
             if (run := reader.single(data)) is not None and _answer(session, outbox, run, context):
                 last = run.sequence

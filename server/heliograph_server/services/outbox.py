@@ -1,8 +1,8 @@
 """Completions on their way from the devices' threads to the event loop that writes them.
 
 Only `put` and `end` may be called from other threads. What was put between two turns of the loop is
-written as one message, up to a size; then flow control of the stream decides. What is done and listed nowhere,
-since nobody asked, takes no message of its own unless none comes for a moment.
+written as one message, up to a size; then flow control of the stream decides. What is done and listed
+nowhere, since nobody asked, takes no message of its own unless none comes for a moment.
 """
 
 from __future__ import annotations
