@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from heliograph_proto import commands as c
-from heliograph_proto.errors import HeliographError
+from heliograph_proto.errors import ComputeFailedError, HeliographError
 from heliograph_proto.inline_runs import InlineResult, InlineRun, ResultForm, RunForm, varint
 from heliograph_proto.messages import decode_command, decode_completions, encode_command, encode_completions
 from heliograph_proto.messages.inline import (
@@ -42,7 +42,9 @@ def some_run(dice: random.Random) -> InlineRun:
 
 
 def some_result(dice: random.Random) -> InlineResult:
-    form = ResultForm([(place, dice.choice(SIZES)) for place in dice.sample(range(300), dice.randrange(1, 4))])
+    form = ResultForm(
+        [(place, dice.choice(SIZES)) for place in dice.sample(range(300), dice.randrange(1, 4))]
+    )
     data = [dice.randbytes(size) for _, size in form.outputs]
     return InlineResult(form, dice.choice(NUMBERS), data, dice.random() * 1e3 + 1e-9)
 
@@ -56,10 +58,18 @@ def as_commands(received: Any) -> list[c.Command]:
     return [one.command() if isinstance(one, InlineRun) else decode_command(one) for one in list(received)]
 
 
-def or_refused(function: Callable[[], Any]) -> Any:
-    """What it gives, or that it refuses; what is meant by a command is not looked at here."""
+def plainly_read(data: bytes) -> list[c.Command]:
+    return [decode_command(one) for one in command_pb2.CommandBatch.FromString(data).commands]
+
+
+def plainly_completed(data: bytes) -> c.CompletionBatch:
+    return decode_completions(command_pb2.CompletionBatch.FromString(data))
+
+
+def or_refused(function: Callable[[bytes], Any], data: bytes) -> Any:
+    """What it gives, or that it refuses."""
     try:
-        return function()
+        return function(data)
     except DecodeError:
         return DecodeError
     except (HeliographError, ValueError) as error:
@@ -87,6 +97,16 @@ def test_a_result_has_the_bytes_that_protobuf_gives_it(dice: random.Random) -> N
     assert encode_results(c.CompletionBatch(7, tuple(results))) == expected
     one = c.CompletionBatch(results[0].sequence, (as_completion(results[0]),))
     assert encode_result(results[0]) == encode_completions(one).SerializeToString()
+
+
+def test_completions_of_both_kinds_stay_in_their_order(dice: random.Random) -> None:
+    results = [some_result(dice) for _ in range(3)]
+    failed = c.Completion(5, ComputeFailedError("no"))
+    mixed = (results[0], failed, results[1], c.Completion(6, data=b"x"), results[2])
+    taps = (c.TapPiece(7, 1, 0, b"abc", True),)
+    plain = tuple(as_completion(one) if isinstance(one, InlineResult) else one for one in mixed)
+    found = CompletionReader().read(encode_results(c.CompletionBatch(4, mixed, taps)))
+    assert repr(found) == repr(c.CompletionBatch(4, plain, taps))
 
 
 def test_runs_and_other_commands_come_in_their_order() -> None:
@@ -198,10 +218,8 @@ def test_damaged_commands_mean_what_protobuf_says(dice: random.Random) -> None:
     list(reader.read(data))
     for _ in range(400):
         broken = damaged(dice, data)
-        expected = or_refused(
-            lambda: [decode_command(one) for one in command_pb2.CommandBatch.FromString(broken).commands]
-        )
-        assert or_refused(lambda: as_commands(reader.read(broken))) == expected
+        expected = or_refused(plainly_read, broken)
+        assert or_refused(lambda data: as_commands(reader.read(data)), broken) == expected
         single = reader.single(broken)
         assert single is None or [single.command()] == expected
 
@@ -219,5 +237,5 @@ def test_damaged_completions_mean_what_protobuf_says(dice: random.Random) -> Non
 
     for _ in range(400):
         broken = damaged(dice, data)
-        expected = or_refused(lambda: decode_completions(command_pb2.CompletionBatch.FromString(broken)))
-        assert repr(or_refused(lambda: read(broken))) == repr(expected)
+        expected = or_refused(plainly_completed, broken)
+        assert repr(or_refused(read, broken)) == repr(expected)

@@ -22,6 +22,8 @@ def begin(coroutine: Coroutine[Any, Any, object], ended: Callable[[BaseException
     except BaseException as error:  # its reader is `ended`, as a task's is who awaits it
         ended(error)
     else:
+        # As a task does: the next one who awaits this future finds it as new.
+        waits_for._asyncio_future_blocking = False
         waits_for.add_done_callback(partial(_go_on, coroutine, ended))
 
 

@@ -49,15 +49,14 @@ def encode_commands(commands: Iterable[c.Command | InlineRun], session: bytes = 
 
 
 def encode_results(batch: c.CompletionBatch) -> bytes:
-    """A CompletionBatch."""
-    frames, through = [], batch.completed_through
-    others = c.CompletionBatch(0, tuple(one for one in batch.completions if type(one) is not InlineResult))
-    if others.completions or batch.taps:
-        others = c.CompletionBatch(through, others.completions, batch.taps)
-        frames.append(encode_completions(others).SerializeToString())
-    elif through:
-        frames.append(b"\x08" + varint(through))
-    frames += [one.frame() for one in batch.completions if type(one) is InlineResult]
+    """A CompletionBatch. Completions stay in their order, in which whoever waits is woken."""
+    head = c.CompletionBatch(batch.completed_through, (), batch.taps)
+    frames = [encode_completions(head).SerializeToString()]
+    for one in batch.completions:
+        if isinstance(one, InlineResult):
+            frames.append(one.frame())
+        else:
+            frames.append(encode_completions(c.CompletionBatch(0, (one,))).SerializeToString())
     return b"".join(frames)
 
 

@@ -56,7 +56,8 @@ class Outbox:
         self._room = asyncio.Event()
         self._room.set()
         self._wake_pending = False
-        #: Somebody writes: what is queued waits for that.
+        #: An answer is being written past the queue, or else what was taken from it.
+        self._answering = False
         self._writing = False
 
     def __repr__(self) -> str:
@@ -129,16 +130,16 @@ class Outbox:
 
     def may_write(self) -> bool:
         """Whether nobody writes and nothing is queued, so that an answer may go out past the queue."""
-        return not (self._writing or self._pieces or self.error is not None)
+        return not (self._answering or self._writing or self._pieces or self.error is not None)
 
     def begin_write(self, through: int) -> None:
         """An answer goes out past the queue, which acknowledges everything up to this number."""
-        self._writing = True
+        self._answering = True
         self._written_through = max(self._written_through, through)
 
     def end_write(self) -> None:
         """It has been written, or never will be."""
-        self._writing = False
+        self._answering = False
         self._woken.set()
 
     async def has_room(self) -> None:
@@ -148,10 +149,11 @@ class Outbox:
             await self._room.wait()
 
     async def take(self) -> bytes | None:
-        """The next message, or None when the stream ends."""
+        """The next message, or None when the stream ends. The one before has been written."""
         self._writing = False
-        while self._writing or not (self._pieces or self._must_acknowledge):
-            if not self._writing and (self.error is not None or self._finish_at == self._written_through):
+        while self._answering or not (self._pieces or self._must_acknowledge):
+            has_ended = self.error is not None or self._finish_at == self._written_through
+            if has_ended and not self._answering:
                 return None
             self._woken.clear()
             await self._woken.wait()
