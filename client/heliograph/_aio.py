@@ -123,15 +123,20 @@ class AioShell(ABC):
         outcome.add_callback(partial(_wake, done))
         return done
 
-    def send_inline(self, run: InlineRun, plan: InlinePlan) -> Pending | None:
-        """Sends an inline run; None where it must go the ordinary way."""
+    def send_inline(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
+        """Sends an inline run, at once if somebody `waits`, else with what else comes in this turn of the
+        loop; None where it must go the ordinary way."""
         pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
-        if pending is not None:
-            self._send_now()
+        if pending is None:
+            return None
+        if waits:
+            self.flush()
+        else:
+            self._ring()
         return pending
 
-    def _send_now(self) -> None:
-        """There is something to send, for which somebody most likely waits."""
+    def flush(self) -> None:
+        """Somebody waits: what is queued is sent as soon as may be."""
         self._ring()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -274,7 +279,7 @@ class AioGrpcShell(AioShell):
         except (grpc.RpcError, asyncio.InvalidStateError):
             logger.debug("the command stream ended; the reader tells why")
 
-    def _send_now(self) -> None:
+    def flush(self) -> None:
         if not self._writing and (commands := self._take()):
             self._writing = True
             begin(self._stream.write(encode_commands(commands)), self._was_sent)

@@ -120,7 +120,7 @@ class BlockingShell(ABC):
         """Blocks until an outcome is done. Raises DeadlineExceededError."""
         wait(outcome, deadline)
 
-    def send_inline(self, run: InlineRun, plan: InlinePlan) -> Pending | None:
+    def send_inline(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
         """Sends an inline run; None where it must go the ordinary way."""
         with self._lock:
             pending = self.core.send_inline(run, plan.size_bytes, plan.spec)

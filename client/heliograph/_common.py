@@ -35,8 +35,8 @@ class Shell(Protocol):
     def release(self, handle: int) -> None:
         """Frees a handle soon; safe in destructors."""
 
-    def send_inline(self, run: InlineRun, plan: InlinePlan) -> Pending | None:
-        """Sends an inline run; None where it must go the ordinary way."""
+    def send_inline(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
+        """Sends an inline run, at once if somebody `waits`; None where it must go the ordinary way."""
 
     def let_go(self, pending: Pending) -> None:
         """A run waits at no observed node any more; safe in destructors."""

@@ -57,10 +57,12 @@ class InlinePlan:
     def arrays(self, pending: Pending) -> dict[str, np.ndarray[Any, Any]]:
         """The outputs of a run that went well, in memory of their own."""
         found = pending.outputs()
-        return {
-            name: np.frombuffer(found[place], dtype).reshape(shape).copy()
-            for place, (name, dtype, shape) in enumerate(self._outputs)
-        }
+        arrays = {}
+        for place, (name, dtype, shape) in enumerate(self._outputs):
+            arrays[name] = array = np.frombuffer(found[place], dtype).copy()
+            if array.shape != shape:
+                array.shape = shape
+        return arrays
 
 
 def inline_plan(spec: PlanSpec, limits: Limits) -> InlinePlan | None:

@@ -229,9 +229,11 @@ class PlanBase(Handle):
 
     # Running
 
-    def _send_inline(self, inputs: Inputs, keywords: Mapping[str, Any]) -> tuple[InlinePlan, Pending] | None:
+    def _send_inline(
+        self, inputs: Inputs, keywords: Mapping[str, Any], *, waits: bool
+    ) -> tuple[InlinePlan, Pending] | None:
         """Sends a run that fetches all outputs, if its arguments are plainly right and it is a small message
-        each way; None: it must go the ordinary way."""
+        each way; None: it must go the ordinary way. `waits`: nothing will come that could go with it."""
         plan = self._inline
         if plan is None or plan.spec is not self._spec:
             plan = self._inline = inline_plan(self._spec, self._shell.info.limits)
@@ -240,7 +242,7 @@ class PlanBase(Handle):
             return None
         if not isinstance(given, dict) or (run := plan.run(given)) is None:
             return None
-        pending = self._shell.send_inline(run, plan)
+        pending = self._shell.send_inline(run, plan, waits)
         return None if pending is None else (plan, pending)
 
     def _bind(self, inputs: Inputs, keywords: Mapping[str, Any]) -> list[Bound]:

@@ -191,7 +191,7 @@ class Plan(PlanBase):
         is cancelled then, as it is by Ctrl-C).
         """
         is_plain = fetch is True and out is None and timeout is None and stream is None
-        if is_plain and (inline := self._send_inline(inputs, keywords)) is not None:
+        if is_plain and (inline := self._send_inline(inputs, keywords, waits=True)) is not None:
             return InlineFuture(self._shell, *inline).result()
         arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
         run = self._shell.drive(run_once(*arguments), timeout, self._spec.what)
@@ -227,7 +227,7 @@ class Plan(PlanBase):
         """
         is_plain = fetch is True and out is None and timeout is None and stream is None
         is_plain = is_plain and taps is None and not pause
-        if is_plain and (inline := self._send_inline(inputs, keywords)) is not None:
+        if is_plain and (inline := self._send_inline(inputs, keywords, waits=False)) is not None:
             return InlineFuture(self._shell, *inline)
         observed = self._observed(taps, pause)
         arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)

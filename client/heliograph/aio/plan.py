@@ -150,6 +150,8 @@ class InlineFuture(RunFuture):
 
     async def result(self, timeout: float | None = None) -> dict[str, Any]:
         pending = self._pending
+        if not pending.sequence:
+            self._shell.flush()
         try:
             if timeout is not None:
                 await self._shell.wait(pending, Deadline(timeout, self._plan.spec.what))
@@ -216,7 +218,7 @@ class Plan(PlanBase):
     ) -> dict[str, Any]:
         """As hg.Plan.run; cancelling the task cancels the run."""
         is_plain = fetch is True and out is None and timeout is None and stream is None
-        if is_plain and (inline := self._send_inline(inputs, keywords)) is not None:
+        if is_plain and (inline := self._send_inline(inputs, keywords, waits=True)) is not None:
             return await InlineFuture(self._shell, *inline).result()
         bound = self._bind(inputs, keywords)
         how = Sending(stream_handle(self._shell, stream), observed=True, keep=not copy)
@@ -245,7 +247,7 @@ class Plan(PlanBase):
         """
         is_plain = fetch is True and out is None and timeout is None and stream is None
         is_plain = is_plain and taps is None and not pause
-        if is_plain and (inline := self._send_inline(inputs, keywords)) is not None:
+        if is_plain and (inline := self._send_inline(inputs, keywords, waits=False)) is not None:
             return InlineFuture(self._shell, *inline)
         observed = self._observed(taps, pause)
         core, bound = self._shell.core, self._bind(inputs, keywords)
