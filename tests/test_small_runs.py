@@ -279,6 +279,15 @@ def test_what_is_queued_leaves_in_one_message_in_order() -> None:
     assert not core.take(2**20)
 
 
+def test_a_core_says_when_so_much_is_queued_that_it_should_leave() -> None:
+    core = inline_core()
+    for _ in range(63):
+        send_inline(core)
+    assert not core.is_full
+    send_inline(core)
+    assert core.is_full and len(core.take(2**20)) == 64 and not core.is_full
+
+
 def test_credit_bounds_what_is_in_flight() -> None:
     core = inline_core(Limits(in_flight_bytes=100))
     first = send_inline(core, 60)

@@ -129,7 +129,7 @@ class AioShell(ABC):
         pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
         if pending is None:
             return None
-        if waits:
+        if waits or self.core.is_full:
             self.flush()
         else:
             self._ring()

@@ -41,6 +41,9 @@ _NUMBER_BYTES = 24
 _FREE_HANDLES = 10_000
 #: The most commands that wait for credit in the client, as a multiple of Limits.in_flight_commands.
 _BACKLOG = 2
+#: So many commands in a message are enough: its own costs are small beside theirs, and while the server works
+#: on one, the next is made.
+_MESSAGE_COMMANDS = 64
 #: How many errors of commands are remembered.
 _REMEMBERED = 1_000
 
@@ -226,6 +229,11 @@ class ClientCore:
     def has_output(self) -> bool:
         """Whether `take` might have something to give."""
         return bool(self._outbox or self._cancels or self._continues or self._garbage)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is queued that it should leave before more is queued."""
+        return len(self._outbox) >= _MESSAGE_COMMANDS
 
     def take(self, most_bytes: int) -> list[c.Command | InlineRun]:
         """The commands that leave now: what credit allows, in a message of about that many bytes."""
