@@ -37,7 +37,7 @@ def some_run(dice: random.Random) -> InlineRun:
     inputs = [(place, dice.choice((0, *SIZES))) for place in range(dice.randrange(4))]
     dice.shuffle(inputs)
     outputs = dice.sample(range(300), dice.randrange(1, 4))
-    form = RunForm(dice.choice(NUMBERS), inputs, outputs)
+    form = RunForm(dice.choice(NUMBERS), inputs, outputs, dice.choice((0, 1, 30_000)))
     return InlineRun(form, [dice.randbytes(size) for _, size in inputs], dice.choice(NUMBERS))
 
 
@@ -209,7 +209,7 @@ def damaged(dice: random.Random, data: bytes) -> bytes:
 
 
 def small_runs(dice: random.Random) -> list[InlineRun]:
-    form = RunForm(dice.randrange(1, 300), [(0, 3), (1, 2)], [1, 0])
+    form = RunForm(dice.randrange(1, 300), [(0, 3), (1, 2)], [1, 0], dice.choice((0, 200)))
     return [InlineRun(form, [dice.randbytes(3), dice.randbytes(2)], number) for number in (126, 127, 128)]
 
 

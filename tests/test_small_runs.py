@@ -144,6 +144,23 @@ def test_waiting_that_ends_too_early_says_so_and_the_run_goes_on(session: hg.Ses
         run.taps()
 
 
+def test_a_run_that_takes_too_long_is_cancelled(session: hg.Session) -> None:
+    plan = session.compile(rows())
+    for timeout in (SECONDS, SECONDS, 5, None):
+        assert np.array_equal(plan.run(i=index(3), timeout=timeout)["y"], TABLE[[3]])
+    paused = plan.submit(i=index(1), taps="*", pause=True)
+    taps = paused.taps(SECONDS)
+    next(taps)
+    with pytest.raises(hg.DeadlineExceededError, match="the run of the plan .* within 0.02 s"):
+        plan.run(i=index(3), timeout=0.02)
+    late = plan.submit(i=index(3), timeout=0.02)
+    with pytest.raises(hg.DeadlineExceededError, match="the run of the plan .* within 0.02 s"):
+        late.result(SECONDS)
+    assert not paused.done() and paused.exception(SECONDS) is None
+    with pytest.raises(hg.InvalidArgumentError, match="timeout"):
+        plan.run(i=index(3), timeout=-1)
+
+
 def test_a_task_that_is_cancelled_cancels_its_run(daemon: DaemonUrls) -> None:
     async def main() -> None:
         async with hg.aio.connect(daemon.tcp) as session:

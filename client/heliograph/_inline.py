@@ -27,13 +27,15 @@ MOST_BYTES = 2**18
 class InlinePlan:
     """The runs of one plan that take arrays alone, and fetch all outputs."""
 
-    __slots__ = ("_form", "_inputs", "_outputs", "size_bytes", "spec")
+    __slots__ = ("_form", "_inputs", "_outputs", "_timed", "size_bytes", "spec")
 
     def __init__(self, spec: PlanSpec) -> None:
         self.spec = spec
         info = spec.info
         sizes = [(place, port.type.nbytes) for place, port in enumerate(info.inputs)]
         self._form = RunForm(spec.handle, sizes, range(len(info.outputs)))
+        #: The form of the last run that had a limit.
+        self._timed = self._form
         self._inputs = [(port.name, *_layout(port.type)) for port in info.inputs]
         self._outputs = [(port.name, *_layout(port.type)) for port in info.outputs]
         #: Of the inputs of one run.
@@ -42,7 +44,7 @@ class InlinePlan:
     def __repr__(self) -> str:
         return f"<InlinePlan {self.spec.signature}>"
 
-    def run(self, given: Mapping[str, Any]) -> InlineRun | None:
+    def run(self, given: Mapping[str, Any], timeout_ms: int = 0) -> InlineRun | None:
         """A run with these inputs; None unless each is an array of exactly its type."""
         if len(given) != len(self._inputs):
             return None
@@ -52,7 +54,12 @@ class InlinePlan:
             if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
                 return None
             data.append(array.tobytes())
-        return InlineRun(self._form, data)
+        if not timeout_ms:
+            return InlineRun(self._form, data)
+        form = self._timed
+        if form.timeout_ms != timeout_ms:
+            form = self._timed = RunForm(form.plan, form.inputs, form.outputs, timeout_ms)
+        return InlineRun(form, data)
 
     def arrays(self, pending: Pending) -> dict[str, np.ndarray[Any, Any]]:
         """The outputs of a run that went well, in memory of their own."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from heliograph._arguments import counted
+from heliograph._arguments import counted, timeout_ms
 from heliograph._arrays import empty_array
 from heliograph._common import Handle, Shell
 from heliograph._compiling import CompileOptions
@@ -230,7 +230,7 @@ class PlanBase(Handle):
     # Running
 
     def _send_inline(
-        self, inputs: Inputs, keywords: Mapping[str, Any], *, waits: bool
+        self, inputs: Inputs, keywords: Mapping[str, Any], timeout: float | None, *, waits: bool
     ) -> tuple[InlinePlan, Pending] | None:
         """Sends a run that fetches all outputs, if its arguments are plainly right and it is a small message
         each way; None: it must go the ordinary way. `waits`: nothing will come that could go with it."""
@@ -240,7 +240,10 @@ class PlanBase(Handle):
         given = keywords if inputs is None else inputs
         if plan is None or self._freed or self._updating or (inputs is not None and keywords):
             return None
-        if not isinstance(given, dict) or (run := plan.run(given)) is None:
+        if timeout is not None and not (type(timeout) in (int, float) and timeout >= 0):
+            return None
+        limit_ms = 0 if timeout is None else timeout_ms(timeout)
+        if not isinstance(given, dict) or (run := plan.run(given, limit_ms)) is None:
             return None
         pending = self._shell.send_inline(run, plan, waits)
         return None if pending is None else (plan, pending)

@@ -23,7 +23,7 @@ from heliograph._streams import StreamBase, stream_handle
 from heliograph._taps import Tap, Taps, next_tap, not_observed
 from heliograph._words import What
 from heliograph.builder import Graph
-from heliograph.errors import HeliographError
+from heliograph.errors import DeadlineExceededError, HeliographError
 from heliograph.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -128,6 +128,14 @@ class InlineFuture(RunFuture):
             self._arrays = self._plan.arrays(pending)
         return dict(self._arrays)
 
+    def result_or_cancel(self, timeout: float | None) -> Outputs:
+        """As `result`, where nobody else has this future: a run that takes too long is cancelled."""
+        try:
+            return self.result(timeout)
+        except DeadlineExceededError:
+            self.cancel()
+            raise
+
     def _wait(self, deadline: Deadline) -> None:
         try:
             self._shell.wait(self._pending, deadline)
@@ -190,9 +198,9 @@ class Plan(PlanBase):
         Raises InvalidInputError, the run's error, DeadlineExceededError after `timeout` seconds (the run
         is cancelled then, as it is by Ctrl-C).
         """
-        is_plain = fetch is True and out is None and timeout is None and stream is None
-        if is_plain and (inline := self._send_inline(inputs, keywords, waits=True)) is not None:
-            return InlineFuture(self._shell, *inline).result()
+        is_plain = fetch is True and out is None and stream is None
+        if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=True)) is not None:
+            return InlineFuture(self._shell, *inline).result_or_cancel(timeout)
         arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
         run = self._shell.drive(run_once(*arguments), timeout, self._spec.what)
         return {**(run.results or {}), **self._tensors(run, out)}
@@ -225,9 +233,9 @@ class Plan(PlanBase):
         Raises InvalidArgumentError for a pattern that no node matches, LimitExceededError for more bytes
         than the server holds, and what `session.compile` does.
         """
-        is_plain = fetch is True and out is None and timeout is None and stream is None
+        is_plain = fetch is True and out is None and stream is None
         is_plain = is_plain and taps is None and not pause
-        if is_plain and (inline := self._send_inline(inputs, keywords, waits=False)) is not None:
+        if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=False)) is not None:
             return InlineFuture(self._shell, *inline)
         observed = self._observed(taps, pause)
         arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)

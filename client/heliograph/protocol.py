@@ -153,7 +153,7 @@ class ClientCore:
         if self._frees_come_first:
             self.collect()
         self._credit_bytes += size_bytes
-        pending = Pending(run, c.DEFAULT_STREAM, True, 0)
+        pending = Pending(run, c.DEFAULT_STREAM, True, run.form.timeout_ms)
         pending.observed, pending.credit_bytes = True, size_bytes
         pending.source_of, pending.what = plan.source_of, plan.what
         self._outbox.append(pending)

@@ -21,6 +21,8 @@ def begin(coroutine: Coroutine[Any, Any, object], ended: Callable[[BaseException
         ended(None)
     except BaseException as error:  # its reader is `ended`, as a task's is who awaits it
         ended(error)
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
     else:
         # As a task does: the next one who awaits this future finds it as new.
         waits_for._asyncio_future_blocking = False

@@ -82,12 +82,15 @@ class Template:
 
 class RunForm:
     """All of a run but its number and the bytes of its inputs, which all ride in it. It is on the default
-    stream, has no deadline, and all of its outputs that are wanted ride in its completion."""
+    stream, and all of its outputs that are wanted ride in its completion."""
 
-    __slots__ = ("inputs", "outputs", "plan", "template")
+    __slots__ = ("inputs", "outputs", "plan", "template", "timeout_ms")
 
-    def __init__(self, plan: int, inputs: Sequence[tuple[int, int]], outputs: Sequence[int]) -> None:
+    def __init__(
+        self, plan: int, inputs: Sequence[tuple[int, int]], outputs: Sequence[int], timeout_ms: int = 0
+    ) -> None:
         """`inputs`: places and sizes in bytes; `outputs`: places."""
+        self.timeout_ms = timeout_ms
         self.plan = plan
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
@@ -121,7 +124,8 @@ class InlineRun:
             c.InputBinding(one, data) for (one, _), data in zip(form.inputs, self.inputs, strict=True)
         )
         wanted = tuple(c.OutputBinding(one, fetch=True) for one in form.outputs)
-        return c.Command(self.sequence, c.Run(form.plan, tuple(bindings), wanted), notify=True)
+        run = c.Run(form.plan, tuple(bindings), wanted)
+        return c.Command(self.sequence, run, notify=True, timeout_ms=form.timeout_ms)
 
 
 class ResultForm:
@@ -185,8 +189,9 @@ def _run_template(form: RunForm) -> Template:
         binding = _place(place) + b"\x18\x01"
         segments[-1] += b"\x1a" + varint(len(binding)) + binding
     sizes = [size for _, size in form.inputs]
-    # Command.notify, then Command.run.
-    segments[0] = b"\x18\x01\x62" + varint(sum(map(len, segments)) + sum(sizes)) + segments[0]
+    # Command.notify and Command.timeout_ms, then Command.run.
+    head = b"\x18\x01" + (b"\x20" + varint(form.timeout_ms) if form.timeout_ms else b"")
+    segments[0] = head + b"\x62" + varint(sum(map(len, segments)) + sum(sizes)) + segments[0]
     return Template(segments, sizes)
 
 

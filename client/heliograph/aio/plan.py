@@ -30,7 +30,7 @@ from heliograph._taps import Tap, Taps, next_tap, not_observed
 from heliograph._words import cancelled
 from heliograph.aio.tensor import Tensor
 from heliograph.builder import Graph
-from heliograph_proto.errors import HeliographError
+from heliograph_proto.errors import DeadlineExceededError, HeliographError
 
 if TYPE_CHECKING:
     from heliograph._aio import AioShell
@@ -169,6 +169,16 @@ class InlineFuture(RunFuture):
             self._arrays = self._plan.arrays(pending)
         return dict(self._arrays)
 
+    async def result_or_cancel(self, timeout: float | None) -> dict[str, Any]:
+        """As `result`, where nobody else has this future: a run that takes too long is cancelled."""
+        if timeout is None:
+            return await self.result()
+        try:
+            return await self.result(timeout)
+        except DeadlineExceededError:
+            self.cancel()
+            raise
+
     def add_done_callback(self, function: Callable[[RunFuture], object]) -> None:
         self._pending.add_callback(partial(function, self))
 
@@ -220,9 +230,9 @@ class Plan(PlanBase):
         **keywords: Any,
     ) -> dict[str, Any]:
         """As hg.Plan.run; cancelling the task cancels the run."""
-        is_plain = fetch is True and out is None and timeout is None and stream is None
-        if is_plain and (inline := self._send_inline(inputs, keywords, waits=True)) is not None:
-            return await InlineFuture(self._shell, *inline).result()
+        is_plain = fetch is True and out is None and stream is None
+        if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=True)) is not None:
+            return await InlineFuture(self._shell, *inline).result_or_cancel(timeout)
         bound = self._bind(inputs, keywords)
         how = Sending(stream_handle(self._shell, stream), observed=True, keep=not copy)
         arguments = self._running(bound, fetch, out, timeout, how)
@@ -248,9 +258,9 @@ class Plan(PlanBase):
         Where credit, or a compile for other taps, must be waited for, a task sends the run; arrays are copied
         then, unless `copy=False`.
         """
-        is_plain = fetch is True and out is None and timeout is None and stream is None
+        is_plain = fetch is True and out is None and stream is None
         is_plain = is_plain and taps is None and not pause
-        if is_plain and (inline := self._send_inline(inputs, keywords, waits=False)) is not None:
+        if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=False)) is not None:
             return InlineFuture(self._shell, *inline)
         observed = self._observed(taps, pause)
         core, bound = self._shell.core, self._bind(inputs, keywords)

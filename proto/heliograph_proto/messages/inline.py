@@ -177,12 +177,12 @@ class CompletionReader:
 def _inline_run(message: command_pb2.Command) -> InlineRun | None:
     """A message as an inline run, unless it says more than one can."""
     run = message.run
-    if not message.notify or message.timeout_ms or message.stream or message.sequence < 1:
+    if not message.notify or message.stream or message.sequence < 1:
         return None
     if not run.outputs or run.pause or not all(one.HasField("data") for one in run.inputs):
         return None
     inputs = [(one.input, len(one.data)) for one in run.inputs]
-    form = RunForm(run.plan, inputs, [one.output for one in run.outputs])
+    form = RunForm(run.plan, inputs, [one.output for one in run.outputs], message.timeout_ms)
     return InlineRun(form, [one.data for one in run.inputs], message.sequence)
 
 
