@@ -125,8 +125,12 @@ class BlockingShell(ABC):
         with self._lock:
             pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
         if pending is not None:
-            self._ring()
+            self._ring_once()
         return pending
+
+    def _ring_once(self) -> None:
+        """As `_ring`, unless that was done and not heard yet."""
+        self._ring()
 
     def release(self, handle: int) -> None:
         """Frees a handle soon. Safe in destructors: takes no lock."""
@@ -260,10 +264,13 @@ class GrpcShell(BlockingShell):
             pass
 
     def _ring(self) -> None:
-        # Who sends takes all there is, so it is woken once; a thread that is woken takes time from this one.
+        self._has_rung = True
+        self._bell.put(None)
+
+    def _ring_once(self) -> None:
+        # Who sends takes all there is; a thread that is woken takes time from this one.
         if not self._has_rung:
-            self._has_rung = True
-            self._bell.put(None)
+            self._ring()
 
     def _read(self, stream: Any) -> None:
         end: HeliographError = _grpc.stream_error(None, self.address)
