@@ -7,13 +7,13 @@ each array and its bytes. Whatever is not plain gets None and goes the ordinary 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from heliograph._outcome import Pending
-from heliograph_proto.inline_runs import InlineRun, RunForm
+from heliograph_proto.inline_runs import InlineResult, InlineRun, RunForm
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType
 
@@ -63,10 +63,14 @@ class InlinePlan:
 
     def arrays(self, pending: Pending) -> dict[str, np.ndarray[Any, Any]]:
         """The outputs of a run that went well, in memory of their own."""
-        found = pending.outputs()
-        arrays = {}
-        for place, (name, dtype, shape) in enumerate(self._outputs):
-            arrays[name] = array = np.frombuffer(found[place], dtype).copy()
+        completion, arrays = pending.completion, {}
+        # In the order of the run's outputs, which is the plan's.
+        if isinstance(completion, InlineResult):
+            found: Sequence[Any] = completion.data_of_outputs
+        else:
+            found = [data for _, data in completion.outputs] if completion is not None else ()
+        for (name, dtype, shape), data in zip(self._outputs, found, strict=True):
+            arrays[name] = array = np.frombuffer(data, dtype).copy()
             if array.shape != shape:
                 array.shape = shape
         return arrays

@@ -87,6 +87,7 @@ class ClientCore:
         #: Sent and not done, in order of their sequence numbers.
         self._in_flight: OrderedDict[int, Pending] = OrderedDict()
         self._completed_through = 0
+        self._most_unanswered = max(1, limits.in_flight_commands - _RESERVED_FOR_CANCEL)
         self._garbage: deque[int] = deque()
         #: Whether some of it must be freed before the next command.
         self._frees_come_first = False
@@ -242,7 +243,9 @@ class ClientCore:
         self.collect()
         while self.lost is None and size < most_bytes:
             pending = (
-                self._next_cancel() or self._next_continue() or self._next(most_bytes - size, first=not taken)
+                (self._cancels and self._next_cancel())
+                or (self._continues and self._next_continue())
+                or self._next(most_bytes - size, first=not taken)
             )
             if pending is None:
                 break
@@ -280,7 +283,7 @@ class ClientCore:
         return None
 
     def _next(self, room: int, first: bool) -> Pending | None:
-        if self._unanswered >= max(1, self.limits.in_flight_commands - _RESERVED_FOR_CANCEL):
+        if self._next_sequence - 1 - self._completed_through >= self._most_unanswered:
             return None
         while self._outbox:
             head = self._outbox[0]
@@ -298,10 +301,6 @@ class ClientCore:
             return pending
         return None
 
-    @property
-    def _unanswered(self) -> int:
-        return self._next_sequence - 1 - self._completed_through
-
     # Completions
 
     def apply(self, batch: c.CompletionBatch) -> None:
@@ -312,7 +311,14 @@ class ClientCore:
                 self._observe(run)
         for completion in batch.completions:
             pending = self._in_flight.pop(completion.sequence, None)
-            if pending is not None:
+            if pending is None:
+                continue
+            if isinstance(completion, InlineResult) and not pending.done and pending.feed is None:
+                # As `_complete`, for what it comes to most often.
+                pending.completion, pending.done = completion, True
+                self._settled.append(pending)
+                self.give_back(pending.credit_bytes)
+            else:
                 self._complete(pending, completion)
         self._completed_through = max(self._completed_through, batch.completed_through)
         while self._in_flight:
