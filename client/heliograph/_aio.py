@@ -15,6 +15,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -23,6 +24,7 @@ from heliograph import _bulk, _grpc
 from heliograph._calls import unary
 from heliograph._deadline import Deadline
 from heliograph._effects import Call, Compute, Download, Effect, MapMemory, Move, Procedure, Upload, Wait
+from heliograph._inline import InlinePlan
 from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._shared import SharedMemoryArgument, memory_of, share
 from heliograph._shared_uploads import SharedUpload, take_slots
@@ -31,14 +33,16 @@ from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command, CompletionBatch
 from heliograph_proto.description import SessionInfo
+from heliograph_proto.eager import begin
 from heliograph_proto.errors import (
     CancelledError,
     HeliographError,
     InternalError,
     SessionClosedError,
 )
-from heliograph_proto.messages import decode_completions
-from heliograph_proto.v1 import bulk_pb2, command_pb2
+from heliograph_proto.inline_runs import InlineRun
+from heliograph_proto.messages.inline import CompletionReader, encode_commands
+from heliograph_proto.v1 import bulk_pb2
 
 T = TypeVar("T")
 
@@ -96,7 +100,8 @@ class AioShell(ABC):
             case Compute(function):
                 return await asyncio.to_thread(function)
             case Move(function):
-                return await _moved(function)
+                await _moved(function)
+                return deadline.check()
             case Upload():
                 return self._start_upload(effect)
             case Download():
@@ -109,13 +114,37 @@ class AioShell(ABC):
         """Waits until an outcome is done. Raises DeadlineExceededError."""
         if outcome.done:
             return
-        done = asyncio.Event()
-        outcome.add_callback(done.set)
+        done = self.done(outcome)
+        if (seconds := deadline.remaining()) is None:
+            await done
+            return
         try:
-            async with asyncio.timeout(deadline.remaining()):
-                await done.wait()
+            async with asyncio.timeout(seconds):
+                await done
         except TimeoutError:
             raise deadline.error() from None
+
+    def done(self, outcome: Outcome) -> asyncio.Future[None]:
+        """Done when an outcome is, which is not done yet."""
+        done = self._loop.create_future()
+        outcome.add_callback(partial(_wake, done))
+        return done
+
+    def send_inline(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
+        """Sends an inline run, at once if somebody `waits`, else with what else comes in this turn of the
+        loop; None where it must go the ordinary way."""
+        pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
+        if pending is None:
+            return None
+        if waits or self.core.is_full:
+            self.flush()
+        else:
+            self._ring()
+        return pending
+
+    def flush(self) -> None:
+        """Somebody waits: what is queued is sent as soon as may be."""
+        self._ring()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """A task that ends with the session at the latest."""
@@ -146,7 +175,11 @@ class AioShell(ABC):
 
     def apply(self, batch: CompletionBatch) -> None:
         """Completions came."""
-        self.advance(lambda: self.core.apply(batch))
+        self.core.apply(batch)
+        for outcome in self.core.take_settled():
+            outcome.fire()
+        if self.core.has_output:
+            self._ring()
 
     def _lose(self, error: HeliographError) -> bool:
         """Fails everything pending. Whether the session had not ended before."""
@@ -206,8 +239,11 @@ class AioGrpcShell(AioShell):
         self._channel = channel
         self._bulk = _channel(address)
         self._bell = asyncio.Event()
-        execute: Any = channel.stream_stream(_grpc.EXECUTE, None, command_pb2.CompletionBatch.FromString)
+        self.core.speaks_bytes = True
+        execute: Any = channel.stream_stream(_grpc.EXECUTE)
         self._stream: Any = execute()
+        #: A write is under way; what comes meanwhile goes together with the next one.
+        self._writing = True
         self.spawn(self._write())
         self._reader = self.spawn(self._read())
 
@@ -248,16 +284,31 @@ class AioGrpcShell(AioShell):
 
     async def _write(self) -> None:
         try:
-            await self._stream.write(_grpc.encode_batch([], self.info.session))
+            await self._stream.write(encode_commands([], self.info.session))
+            self._writing = False
             while self.core.lost is None:
-                if commands := self._take():
-                    await self._stream.write(_grpc.encode_batch(commands, b""))
+                if not self._writing and (commands := self._take()):
+                    self._writing = True
+                    await self._stream.write(encode_commands(commands))
+                    self._writing = False
                 else:
                     await self._wait_for_output()
         except (grpc.RpcError, asyncio.InvalidStateError):
             logger.debug("the command stream ended; the reader tells why")
 
-    def _take(self) -> list[Command]:
+    def flush(self) -> None:
+        if not self._writing and (commands := self._take()):
+            self._writing = True
+            begin(self._stream.write(encode_commands(commands)), self._was_sent)
+
+    def _was_sent(self, error: BaseException | None) -> None:
+        if error is not None:
+            logger.debug("the command stream ended; the reader tells why: %s", error)
+        self._writing = False
+        if self.core.has_output:
+            self._ring()
+
+    def _take(self) -> list[Command | InlineRun]:
         return self.core.take(self.info.limits.message_bytes // 2)
 
     async def _wait_for_output(self) -> None:
@@ -279,9 +330,10 @@ class AioGrpcShell(AioShell):
 
     async def _read(self) -> None:
         error: Any = None
+        reader = CompletionReader()
         try:
-            async for message in self._stream:
-                self.apply(decode_completions(message))
+            while (message := await self._stream.read()) is not grpc.aio.EOF:
+                self.apply(reader.read(message))
         except grpc.aio.AioRpcError as broken:
             error = broken
         except Exception as defect:
@@ -420,6 +472,11 @@ async def _moved(function: Callable[[], None]) -> None:
     except asyncio.CancelledError:
         await asyncio.wait([moving])
         raise
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 def _channel(address: Address) -> grpc.aio.Channel:

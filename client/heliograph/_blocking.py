@@ -21,6 +21,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from heliograph import _bulk, _grpc
 from heliograph._calls import unary
 from heliograph._deadline import Deadline
 from heliograph._effects import Call, Compute, Download, Effect, MapMemory, Move, Procedure, Upload, Wait
+from heliograph._inline import InlinePlan
 from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._shared import SharedMemoryArgument, memory_of, share
 from heliograph._shared_uploads import SharedUpload, take_slots
@@ -43,8 +45,9 @@ from heliograph_proto.errors import (
     InternalError,
     SessionClosedError,
 )
-from heliograph_proto.messages import decode_completions
-from heliograph_proto.v1 import bulk_pb2, command_pb2
+from heliograph_proto.inline_runs import InlineRun
+from heliograph_proto.messages.inline import CompletionReader, encode_commands
+from heliograph_proto.v1 import bulk_pb2
 
 T = TypeVar("T")
 
@@ -106,9 +109,12 @@ class BlockingShell(ABC):
     def _perform(self, effect: Effect, deadline: Deadline) -> Any:
         match effect:
             case Wait(outcome):
-                return wait(outcome, deadline)
-            case Compute(function) | Move(function):
+                return self.wait(outcome, deadline)
+            case Compute(function):
                 return function()
+            case Move(function):
+                function()
+                return deadline.check()
             case Upload():
                 return self._start_upload(effect)
             case Download():
@@ -116,6 +122,22 @@ class BlockingShell(ABC):
             case MapMemory(tensor):
                 return self._map_memory(tensor)
         return self._call(effect, deadline)
+
+    def wait(self, outcome: Outcome, deadline: Deadline) -> None:
+        """Blocks until an outcome is done. Raises DeadlineExceededError."""
+        wait(outcome, deadline)
+
+    def send_inline(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
+        """Sends an inline run; None where it must go the ordinary way."""
+        with self._lock:
+            pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
+        if pending is not None:
+            self._ring_once()
+        return pending
+
+    def _ring_once(self) -> None:
+        """As `_ring`, unless that was done and not heard yet."""
+        self._ring()
 
     def release(self, handle: int) -> None:
         """Frees a handle soon. Safe in destructors: takes no lock."""
@@ -145,7 +167,7 @@ class BlockingShell(ABC):
 
     def apply(self, batch: CompletionBatch) -> None:
         """Completions came."""
-        self.advance(lambda: self.core.apply(batch))
+        self.advance(partial(self.core.apply, batch))
 
     def _lose(self, error: HeliographError) -> bool:
         """Fails everything pending. Whether the session had not ended before."""
@@ -180,9 +202,12 @@ def wait(outcome: Outcome, deadline: Deadline) -> None:
     """Blocks until an outcome is done. Raises DeadlineExceededError."""
     if outcome.done:
         return
-    done = threading.Event()
-    outcome.add_callback(done.set)
-    if not done.wait(deadline.remaining()):
+    # A lock that is held until then: an Event takes several of them, and several times as long.
+    done = threading.Lock()
+    done.acquire()
+    outcome.add_callback(done.release)
+    seconds = deadline.remaining()
+    if not done.acquire(timeout=-1 if seconds is None else seconds):
         raise deadline.error()
 
 
@@ -203,9 +228,9 @@ class GrpcShell(BlockingShell):
         self.core.set_shared(shared)
         self._bulk = _channel(address)
         self._bell: SimpleQueue[None] = SimpleQueue()
-        execute: Any = self._channel.stream_stream(
-            _grpc.EXECUTE, None, command_pb2.CompletionBatch.FromString
-        )
+        self._has_rung = False
+        self.core.speaks_bytes = True
+        execute: Any = self._channel.stream_stream(_grpc.EXECUTE)
         self._stream: Any = execute(self._batches())
         self._reader = threading.Thread(
             target=self._read, args=(self._stream,), name="heliograph-reader", daemon=True
@@ -230,16 +255,17 @@ class GrpcShell(BlockingShell):
 
     def _batches(self) -> Iterator[bytes]:
         """What gRPC's thread sends, until the session ends."""
-        yield _grpc.encode_batch([], self.info.session)
+        yield encode_commands([], self.info.session)
         while self.core.lost is None:
             if commands := self._take():
-                yield _grpc.encode_batch(commands, b"")
+                yield encode_commands(commands)
                 continue
             self._bell.get()
+            self._has_rung = False
             if self.core.has_only_garbage:
                 self._gather()
 
-    def _take(self) -> list[Command]:
+    def _take(self) -> list[Command | InlineRun]:
         with self._lock:
             return self.core.take(self.info.limits.message_bytes // 2)
 
@@ -247,17 +273,25 @@ class GrpcShell(BlockingShell):
         """Lets frees come together, unless something else is to be sent."""
         try:
             self._bell.get(timeout=_grpc.GATHER_SECONDS)
+            self._has_rung = False
         except Empty:
             pass
 
     def _ring(self) -> None:
+        self._has_rung = True
         self._bell.put(None)
+
+    def _ring_once(self) -> None:
+        # Who sends takes all there is; a thread that is woken takes time from this one.
+        if not self._has_rung:
+            self._ring()
 
     def _read(self, stream: Any) -> None:
         end: HeliographError = _grpc.stream_error(None, self.address)
+        reader = CompletionReader()
         try:
             for message in stream:
-                self.apply(decode_completions(message))
+                self.apply(reader.read(message))
         except grpc.RpcError as error:
             end = _grpc.stream_error(error, self.address)
         except Exception as defect:

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from typing import NoReturn, Protocol, TypeVar
 
 from heliograph._arguments import refuse_pickle
+from heliograph._inline import InlinePlan
 from heliograph._outcome import Pending
 from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
 from heliograph_proto.description import SessionInfo
 from heliograph_proto.errors import UnknownHandleError
+from heliograph_proto.inline_runs import InlineRun
 
 T = TypeVar("T")
 
@@ -32,6 +34,9 @@ class Shell(Protocol):
 
     def release(self, handle: int) -> None:
         """Frees a handle soon; safe in destructors."""
+
+    def send_inline(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
+        """Sends an inline run, at once if somebody `waits`; None where it must go the ordinary way."""
 
     def let_go(self, pending: Pending) -> None:
         """A run waits at no observed node any more; safe in destructors."""

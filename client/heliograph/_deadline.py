@@ -23,6 +23,11 @@ class Deadline:
         """Seconds, 0 or more; None when there is no deadline."""
         return None if self._at is None else max(0.0, self._at - time.monotonic())
 
+    def check(self) -> None:
+        """Raises DeadlineExceededError when the moment has passed."""
+        if self._at is not None and time.monotonic() >= self._at:
+            raise self.error()
+
     def error(self) -> DeadlineExceededError:
         """What was not done, and the limit: the same words whoever noticed."""
         return late(self._what, self._seconds or 0.0)

@@ -12,7 +12,6 @@ import grpc
 from heliograph._tenant import tenant_secret
 from heliograph_proto import FEATURES, VERSION_MAX, VERSION_MIN, __version__
 from heliograph_proto.addresses import Address
-from heliograph_proto.commands import Command
 from heliograph_proto.description import SessionInfo
 from heliograph_proto.errors import (
     CancelledError,
@@ -25,9 +24,9 @@ from heliograph_proto.errors import (
     SessionClosedError,
     UnavailableError,
 )
-from heliograph_proto.messages import decode_session, encode_command
+from heliograph_proto.messages import decode_session
 from heliograph_proto.status import error_from_metadata
-from heliograph_proto.v1 import command_pb2, session_pb2
+from heliograph_proto.v1 import session_pb2
 
 EXECUTE = "/heliograph.v1.CommandService/Execute"
 OPEN = "/heliograph.v1.SessionService/Open"
@@ -91,13 +90,6 @@ def decode_open(answer: bytes, address: Address) -> SessionInfo:
 def close_request(session: bytes) -> bytes:
     """The last message."""
     return session_pb2.CloseRequest(session=session).SerializeToString()
-
-
-def encode_batch(commands: list[Command], session: bytes) -> bytes:
-    """A CommandBatch; `session` in the first one only."""
-    return command_pb2.CommandBatch(
-        session=session, commands=map(encode_command, commands)
-    ).SerializeToString()
 
 
 def typed_error(error: Any, address: Address, doing: str) -> HeliographError:

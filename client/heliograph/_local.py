@@ -40,6 +40,7 @@ from heliograph_proto.commands import Command
 from heliograph_proto.description import PlanEstimate, PlanInfo
 from heliograph_proto.errors import HeliographError, InternalError
 from heliograph_proto.graph import Graph
+from heliograph_proto.inline_runs import InlineRun
 
 if TYPE_CHECKING:
     from heliograph_server.core.known_graphs import ReceivedGraph
@@ -308,11 +309,11 @@ class LocalShell(BlockingShell):
             finally:
                 self._sending.release()
 
-    def _take(self) -> list[Command]:
+    def _take(self) -> list[Command | InlineRun]:
         with self._lock:
             return self.core.take(self.info.limits.message_bytes)
 
-    def _send(self, commands: list[Command]) -> None:
+    def _send(self, commands: list[Command | InlineRun]) -> None:
         try:
             self._transport.session.submit(commands)
         except HeliographError as error:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph_proto.commands import CommandKind, Completion
 from heliograph_proto.errors import HeliographError
+from heliograph_proto.inline_runs import InlineResult, InlineRun
 
 if TYPE_CHECKING:
     from heliograph._feed import Feed
@@ -88,7 +89,7 @@ class Pending(Outcome):
         "what",
     )
 
-    def __init__(self, kind: CommandKind, stream: int, notify: bool, timeout_ms: int) -> None:
+    def __init__(self, kind: CommandKind | InlineRun, stream: int, notify: bool, timeout_ms: int) -> None:
         super().__init__()
         self.kind = kind
         self.stream = stream
@@ -96,7 +97,7 @@ class Pending(Outcome):
         self.timeout_ms = timeout_ms
         #: 0 until it is sent.
         self.sequence = 0
-        self.completion: Completion | None = None
+        self.completion: Completion | InlineResult | None = None
         #: Bytes of credit that its end gives back.
         self.credit_bytes = 0
         #: Whether somebody will look at the error.

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from heliograph._arguments import counted
+from heliograph._arguments import counted, timeout_ms
 from heliograph._arrays import empty_array
 from heliograph._common import Handle, Shell
 from heliograph._compiling import CompileOptions
 from heliograph._effects import Compute, Explain, Procedure
+from heliograph._inline import InlinePlan, inline_plan
 from heliograph._loops import Carries, check_server, loop_of, unread_bytes
+from heliograph._outcome import Pending
 from heliograph._procedures import Sending
 from heliograph._progress import Progress
 from heliograph._running import Bound, Observed, PlanSpec, Run, Wanted, choose_outputs, submit
@@ -62,6 +64,8 @@ class PlanBase(Handle):
         self._spec = spec
         self._progress = progress
         self._updating = False
+        #: What its small runs have in common, once there was one.
+        self._inline: InlinePlan | None = None
         self._variants = Variants(shell.release)
 
     def __del__(self) -> None:
@@ -247,6 +251,25 @@ class PlanBase(Handle):
             variant.users -= 1
 
     # Running
+
+    def _send_inline(
+        self, inputs: Inputs, keywords: Mapping[str, Any], timeout: float | None, *, waits: bool
+    ) -> tuple[InlinePlan, Pending] | None:
+        """Sends a run that fetches all outputs, if its arguments are plainly right and it is a small message
+        each way; None: it must go the ordinary way. `waits`: nothing will come that could go with it."""
+        plan = self._inline
+        if plan is None or plan.spec is not self._spec:
+            plan = self._inline = inline_plan(self._spec, self._shell.info.limits)
+        given = keywords if inputs is None else inputs
+        if plan is None or self._freed or self._updating or (inputs is not None and keywords):
+            return None
+        if timeout is not None and not (type(timeout) in (int, float) and timeout >= 0):
+            return None
+        limit_ms = 0 if timeout is None else timeout_ms(timeout)
+        if not isinstance(given, dict) or (run := plan.run(given, limit_ms)) is None:
+            return None
+        pending = self._shell.send_inline(run, plan, waits)
+        return None if pending is None else (plan, pending)
 
     def _bind(self, inputs: Inputs, keywords: Mapping[str, Any]) -> list[Bound]:
         """The inputs in the plan's order, checked. Raises InvalidInputError."""

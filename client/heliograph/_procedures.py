@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from heliograph._words import What, lost
 from heliograph.protocol import ClientCore
 from heliograph_proto import commands as c
 from heliograph_proto.errors import DeadlineExceededError, HeliographError
+from heliograph_proto.inline_runs import InlineResult
 
 #: How many pieces of one read are on their way at once.
 _WINDOW = 3
@@ -44,7 +45,7 @@ def wait_for(core: ClientCore, outcome: Outcome) -> Procedure[None]:
     core.raise_error(outcome)
 
 
-def observe(core: ClientCore, pending: Pending) -> Procedure[c.Completion | None]:
+def observe(core: ClientCore, pending: Pending) -> Procedure[c.Completion | InlineResult | None]:
     """Until a command is done, which is cancelled if the waiting is broken off."""
     try:
         yield from wait_for(core, pending)
@@ -106,11 +107,12 @@ def _piece_bytes(core: ClientCore) -> int:
 
 def _slot(core: ClientCore, mine: Iterable[Pending]) -> Procedure[int | None]:
     """A slot of shared memory, for which it waits as long as these commands may give one back."""
+    if core.shared is None:
+        return None
     for pending in (None, *mine):
         if pending is not None and not pending.done:
             yield Wait(pending)
-        slot = None if core.shared is None else core.shared.take()
-        if slot is not None:
+        if (slot := core.shared.take()) is not None:
             return slot
     return None
 
@@ -240,24 +242,27 @@ def write(
         return [(yield from send_on_credit(core, command, data.nbytes, how))]
     pendings: list[Pending] = []
     transfers: list[Transfer] = []
+    unsent: c.SetTensor | None = None
     meter = Meter("sending a tensor", data.nbytes, core.bars)
     try:
         for piece in pieces(data.nbytes, target.chunks, _piece_bytes(core), item_bytes):
             where, part = start + piece.offset_bytes, piece.of(data)
+            unsent = c.SetTensor(tensor, where, None, core.transfer(), part.nbytes, piece.chunks)
             slot = yield from _slot(core, pendings)
-            if slot is not None:
-                command = c.SetTensor(tensor, where, None, 0, part.nbytes, piece.chunks, slot)
-                pendings.append((yield from _send_shared(core, command, slot, part, how)))
+            if slot is None:
+                pendings.append((yield from send_on_credit(core, unsent, part.nbytes, how)))
+                number, unsent = unsent.transfer, None
+                transfers.append((yield Upload(number, part, pending=pendings[-1], progress=meter)))
+            else:
+                pendings.append((yield from _send_shared(core, unsent, slot, part, how)))
+                unsent = None
                 meter(part.nbytes)
-                continue
-            number = core.transfer()
-            command = c.SetTensor(tensor, where, None, number, part.nbytes, piece.chunks)
-            pendings.append((yield from send_on_credit(core, command, part.nbytes, how)))
-            transfers.append((yield Upload(number, part, pending=pendings[-1], progress=meter)))
         for transfer in transfers if not how.keep else ():
             yield from wait_for(core, transfer.taken)
     except BaseException as error:
         why = lost(how.what, error) if how.what and pendings else None
+        if pendings and unsent is not None:
+            pendings += _never_sent(core, unsent, how)
         stop(core, pendings, transfers, why)
         if why is not None and isinstance(error, DeadlineExceededError):
             raise DeadlineExceededError(error.message, advice=why.advice) from None
@@ -267,6 +272,15 @@ def write(
     return pendings
 
 
+def _never_sent(core: ClientCore, command: c.SetTensor, how: Sending) -> list[Pending]:
+    """A write whose bytes never come, to be cancelled: so that whoever uses a tensor of which only a part was
+    written learns of it, also when that part was done."""
+    try:
+        return [core.send(command, stream=how.stream, gate=how.gate, observed=True)]
+    except HeliographError:
+        return []
+
+
 def _send_shared(
     core: ClientCore, command: c.SetTensor, slot: int, data: memoryview, how: Sending
 ) -> Procedure[Pending]:
@@ -274,7 +288,8 @@ def _send_shared(
     assert core.shared is not None
     try:
         yield Move(partial(core.shared.fill, slot, data))
-        pending = yield from send_on_credit(core, command, data.nbytes, how)
+        placed = replace(command, transfer=0, shared=slot)
+        pending = yield from send_on_credit(core, placed, data.nbytes, how)
     except BaseException:
         core.give_slot(slot)
         raise

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from heliograph._arguments import timeout_ms
+from heliograph._deadline import Deadline
+from heliograph._inline import InlinePlan
 from heliograph._loops import Carries
+from heliograph._outcome import Pending
 from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs, Out, PlanBase, Submission
@@ -21,7 +24,7 @@ from heliograph._streams import StreamBase, stream_handle
 from heliograph._taps import Tap, Taps, next_tap, not_observed
 from heliograph._words import What
 from heliograph.builder import Graph
-from heliograph.errors import HeliographError
+from heliograph.errors import DeadlineExceededError, HeliographError
 from heliograph.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -101,6 +104,61 @@ class RunFuture:
         self._run.pending.add_callback(partial(function, self))
 
 
+class InlineFuture(RunFuture):
+    """A run that is one small message each way."""
+
+    def __init__(self, shell: BlockingShell, plan: InlinePlan, pending: Pending) -> None:
+        self._shell = shell
+        self._plan = plan
+        self._pending = pending
+        self._arrays: Outputs | None = None
+
+    def done(self) -> bool:
+        return self._pending.done
+
+    def cancel(self) -> bool:
+        if self.done():
+            return False
+        self._shell.advance(lambda: self._shell.core.cancel(self._pending))
+        return True
+
+    def __repr__(self) -> str:
+        pending = self._pending
+        return f"<RunFuture {'pending' if not pending.done else 'failed' if pending.error else 'done'}>"
+
+    def taps(self, timeout: float | None = None) -> TapIterator:
+        raise not_observed()
+
+    def result(self, timeout: float | None = None) -> Outputs:
+        pending = self._pending
+        if not pending.done or timeout is not None:
+            self._wait(Deadline(timeout, self._plan.spec.what))
+        if pending.error is not None:
+            self._shell.advance(lambda: self._shell.core.raise_error(pending))
+        if self._arrays is None:
+            self._arrays = self._plan.arrays(pending)
+        return dict(self._arrays)
+
+    def result_or_cancel(self, timeout: float | None) -> Outputs:
+        """As `result`, where nobody else has this future: a run that takes too long is cancelled."""
+        try:
+            return self.result(timeout)
+        except DeadlineExceededError:
+            self.cancel()
+            raise
+
+    def _wait(self, deadline: Deadline) -> None:
+        try:
+            self._shell.wait(self._pending, deadline)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self.cancel()
+            raise
+
+    def add_done_callback(self, function: Callable[[RunFuture], object]) -> None:
+        self._pending.add_callback(partial(function, self))
+
+
 class TapIterator:
     """The observed values of a run, as they come. A run that pauses goes on when the next one is asked for,
     or nobody will ask."""
@@ -151,6 +209,9 @@ class Plan(PlanBase):
         Raises InvalidInputError, the run's error, DeadlineExceededError after `timeout` seconds (the run
         is cancelled then, as it is by Ctrl-C).
         """
+        is_plain = fetch is True and out is None and stream is None
+        if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=True)) is not None:
+            return InlineFuture(self._shell, *inline).result_or_cancel(timeout)
         arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
         run = self._shell.drive(run_once(*arguments), timeout, self._spec.what)
         return {**(run.results or {}), **self._tensors(run, out)}
@@ -183,6 +244,10 @@ class Plan(PlanBase):
         Raises InvalidArgumentError for a pattern that no node matches, LimitExceededError for more bytes
         than the server holds, and what `session.compile` does.
         """
+        is_plain = fetch is True and out is None and stream is None
+        is_plain = is_plain and taps is None and not pause
+        if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=False)) is not None:
+            return InlineFuture(self._shell, *inline)
         observed = self._observed(taps, pause)
         arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
         run = self._shell.drive(self._submitting(arguments, observed), timeout, self._spec.what)

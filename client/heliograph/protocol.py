@@ -23,21 +23,28 @@ from heliograph._outcome import Outcome, Pending, logger
 from heliograph._words import cancelled, late
 from heliograph_proto import commands as c
 from heliograph_proto.errors import CancelledError, DeadlineExceededError, HeliographError, LimitExceededError
+from heliograph_proto.inline_runs import InlineResult, InlineRun
 from heliograph_proto.limits import Limits
 
 if TYPE_CHECKING:
     from heliograph._feed import Feed
     from heliograph._progress import UploadBars
+    from heliograph._running import PlanSpec
     from heliograph._shared import SharedSpace
 
 #: Room below Limits.in_flight_commands that is kept for cancelling.
 _RESERVED_FOR_CANCEL = 16
 #: What a command's own fields take on the wire, at most, beside names and data.
 _COMMAND_BYTES = 128
+#: What the number of an inline run and the lengths around it take on the wire, at most.
+_NUMBER_BYTES = 24
 #: The most handles in one Free.
 _FREE_HANDLES = 10_000
 #: The most commands that wait for credit in the client, as a multiple of Limits.in_flight_commands.
 _BACKLOG = 2
+#: So many commands in a message are enough: its own costs are small beside theirs, and while the server works
+#: on one, the next is made.
+_MESSAGE_COMMANDS = 64
 #: How many errors of commands are remembered.
 _REMEMBERED = 1_000
 
@@ -68,6 +75,8 @@ class ClientCore:
         self.bars: UploadBars | None = None
         #: Handles of the streams that were made and not freed.
         self.streams: set[int] = set()
+        #: Whether the transport takes inline runs, which have no meaning but as bytes.
+        self.speaks_bytes = False
         #: Why the session ended; commands are refused with it.
         self.lost: HeliographError | None = None
         self._next_handle = 1
@@ -82,6 +91,7 @@ class ClientCore:
         #: Sent and not done, in order of their sequence numbers.
         self._in_flight: OrderedDict[int, Pending] = OrderedDict()
         self._completed_through = 0
+        self._most_unanswered = max(1, limits.in_flight_commands - _RESERVED_FOR_CANCEL)
         self._garbage: deque[int] = deque()
         #: Whether some of it must be freed before the next command.
         self._frees_come_first = False
@@ -136,6 +146,22 @@ class ClientCore:
             self._outbox.append(pending)
         else:
             gate.queue.append(pending)
+        return pending
+
+    def send_inline(self, run: InlineRun, size_bytes: int, plan: PlanSpec) -> Pending | None:
+        """Queues an inline run, of which `size_bytes` are input. None where that is not to be had at once: it
+        goes the ordinary way then, which waits, or says what is wrong."""
+        if self.lost is not None or self.default_stream != c.DEFAULT_STREAM or not self.speaks_bytes:
+            return None
+        if len(self._outbox) >= self.limits.in_flight_commands or not self.could_reserve(size_bytes):
+            return None
+        if self._frees_come_first:
+            self.collect()
+        self._credit_bytes += size_bytes
+        pending = Pending(run, c.DEFAULT_STREAM, True, run.form.timeout_ms)
+        pending.observed, pending.credit_bytes = True, size_bytes
+        pending.source_of, pending.what = plan.source_of, plan.what
+        self._outbox.append(pending)
         return pending
 
     def check(self) -> None:
@@ -209,14 +235,21 @@ class ClientCore:
         """Whether `take` might have something to give."""
         return bool(self._outbox or self._cancels or self._continues or self._garbage)
 
-    def take(self, most_bytes: int) -> list[c.Command]:
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is queued that it should leave before more is queued."""
+        return len(self._outbox) >= _MESSAGE_COMMANDS
+
+    def take(self, most_bytes: int) -> list[c.Command | InlineRun]:
         """The commands that leave now: what credit allows, in a message of about that many bytes."""
-        taken: list[c.Command] = []
+        taken: list[c.Command | InlineRun] = []
         size = 0
         self.collect()
         while self.lost is None and size < most_bytes:
             pending = (
-                self._next_cancel() or self._next_continue() or self._next(most_bytes - size, first=not taken)
+                (self._cancels and self._next_cancel())
+                or (self._continues and self._next_continue())
+                or self._next(most_bytes - size, first=not taken)
             )
             if pending is None:
                 break
@@ -255,7 +288,7 @@ class ClientCore:
         return None
 
     def _next(self, room: int, first: bool) -> Pending | None:
-        if self._unanswered >= max(1, self.limits.in_flight_commands - _RESERVED_FOR_CANCEL):
+        if self._next_sequence - 1 - self._completed_through >= self._most_unanswered:
             return None
         while self._outbox:
             head = self._outbox[0]
@@ -273,10 +306,6 @@ class ClientCore:
             return pending
         return None
 
-    @property
-    def _unanswered(self) -> int:
-        return self._next_sequence - 1 - self._completed_through
-
     # Completions
 
     def apply(self, batch: c.CompletionBatch) -> None:
@@ -287,7 +316,14 @@ class ClientCore:
                 self._observe(run)
         for completion in batch.completions:
             pending = self._in_flight.pop(completion.sequence, None)
-            if pending is not None:
+            if pending is None:
+                continue
+            if isinstance(completion, InlineResult) and not pending.done and pending.feed is None:
+                # As `_complete`, for what it comes to most often.
+                pending.completion, pending.done = completion, True
+                self._settled.append(pending)
+                self.give_back(pending.credit_bytes)
+            else:
                 self._complete(pending, completion)
         self._completed_through = max(self._completed_through, batch.completed_through)
         while self._in_flight:
@@ -309,7 +345,7 @@ class ClientCore:
         changed, feed.changed = feed.changed, Outcome()
         self.settle(changed)
 
-    def _complete(self, pending: Pending, completion: c.Completion | None) -> None:
+    def _complete(self, pending: Pending, completion: c.Completion | InlineResult | None) -> None:
         pending.completion = completion
         error = self._explain(pending, completion.error) if completion and completion.error else None
         self.settle(pending, error)
@@ -377,7 +413,7 @@ class ClientCore:
 
     def could_reserve(self, size_bytes: int, gate: Gate | None = None) -> bool:
         """Whether a grant would come at once. Something larger than the limit goes alone."""
-        queued = any(self._may_ask(grant.gate) for grant in self._waiting)
+        queued = self._waiting and any(self._may_ask(grant.gate) for grant in self._waiting)
         return not queued and self._may_ask(gate) and self._has_room(size_bytes)
 
     def _may_ask(self, gate: Gate | None) -> bool:
@@ -411,7 +447,8 @@ class ClientCore:
         """Returns credit, which may settle the grants of others."""
         if self.lost is None:
             self._credit_bytes -= size_bytes
-            self._grant()
+            if self._waiting:
+                self._grant()
 
     # Shared memory
 
@@ -473,12 +510,17 @@ def _in_our_words(pending: Pending, error: HeliographError) -> HeliographError:
     return error if pending.what is None else cancelled(pending.what).at(error.origin)
 
 
-def _command(pending: Pending) -> c.Command:
+def _command(pending: Pending) -> c.Command | InlineRun:
+    if isinstance(pending.kind, InlineRun):
+        pending.kind.sequence = pending.sequence
+        return pending.kind
     return c.Command(pending.sequence, pending.kind, pending.stream, pending.notify, pending.timeout_ms)
 
 
-def size_of(kind: c.CommandKind) -> int:
+def size_of(kind: c.CommandKind | InlineRun) -> int:
     """About the bytes of a command on the wire, never less."""
+    if isinstance(kind, InlineRun):
+        return _NUMBER_BYTES + kind.form.template.size_bytes
     match kind:
         case c.SetTensor(data=data) if data is not None:
             return _COMMAND_BYTES + len(data)

@@ -12,6 +12,7 @@ from typing import Any
 
 from heliograph_proto.errors import ProtocolError
 from heliograph_proto.v1 import bulk_pb2
+from heliograph_proto.varints import varint
 
 #: Tags: (field number << 3) | wire type.
 _TARGET, _UPLOAD_OFFSET = 0x0A, 0x10
@@ -39,16 +40,6 @@ class DownloadPiece:
     size_bytes: int
     #: A view of the message.
     data: memoryview
-
-
-def varint(value: int) -> bytes:
-    """A number of 0 or more in protobuf's base-128 form."""
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
 
 
 def encode_upload(target: bytes | None, offset_bytes: int, data: memoryview) -> bytes:

@@ -6,11 +6,14 @@ The meaning of each field is in command.proto; the names are the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from heliograph_proto.description import CopyRoad, Usage
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.types import TensorType
+
+if TYPE_CHECKING:
+    from heliograph_proto.inline_runs import InlineResult
 
 #: Bytes that ride in a command or a completion. A client may hand in a view of an array.
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -307,5 +310,5 @@ class CompletionBatch:
     """What is done: everything up to a number, and those listed by themselves. Taps come before them."""
 
     completed_through: int
-    completions: tuple[Completion, ...] = ()
+    completions: tuple[Completion | InlineResult, ...] = ()
     taps: tuple[TapPiece, ...] = ()

@@ -33,7 +33,6 @@ from heliograph_proto.limits import Limits
 from heliograph_proto.v1 import (
     bulk_pb2,
     command_pb2,
-    command_pb2_grpc,
     device_pb2,
     device_pb2_grpc,
     model_pb2,
@@ -160,7 +159,7 @@ class Daemon:
         plan_pb2_grpc.add_PlanServiceServicer_to_server(PlanService(self._slot, compilers, listeners), server)
         bulk.add_to(BulkService(self._slot, hashers), server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
-        command_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(self._slot, closers), server)
+        CommandService(self._slot, closers).add_to(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -93,6 +93,15 @@ class Plan(ABC):
         an index outside, and ComputeFailedError, with the node as origin; InvalidInputError for tensors
         of other types than the graph's; UnknownHandleError once the plan was freed.
         """
+
+    def short_run(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> tuple[Callable[[], None], float] | None:
+        """A function that computes on these tensors, in the calling thread, each time it is called, as long
+        as they and the plan live; and about how many microseconds that takes. None unless it is quick and
+        always the same, so that nobody would want to abort it. It raises what `compute` does. Default: None.
+        """
+        return None
 
     @abstractmethod
     def free(self) -> None:

@@ -163,6 +163,23 @@ class PlanMemory:
         for value in self._changing:
             self.arrays[value] = self.array(value)
 
+    @property
+    def copies_outputs(self) -> bool:
+        """Whether something is done with a run's outputs beside what kernels do."""
+        return bool(self._copied or self._changing)
+
+    def lasting_run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Any, Any] | None:
+        """Slots and the addresses that a run on these tensors has there; None where kernels cannot use them
+        as they are. Whoever asks keeps the tensors."""
+        if self._written or not all(map(_can_use, (*inputs, *outputs))):
+            return None
+        self.bind_run(inputs, outputs)
+        try:
+            slots = np.array(sorted(self.run_slots), np.intp)
+            return slots, self.addresses[slots]
+        finally:
+            self.unbind_run()
+
     def finish_run(self) -> None:
         """Copies outputs to where they belong, if they could not be written there."""
         for source, target in self._late:

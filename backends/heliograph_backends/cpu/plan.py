@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -42,6 +42,10 @@ from heliograph_proto.ops import OPS
 
 if TYPE_CHECKING:
     from heliograph_backends.cpu.device import CpuDevice
+
+
+#: What a native step takes that is not worth sharing, and what any takes beside its tiles, at most.
+STEP_NS = 1_000.0
 
 
 class CpuPlan(Plan):
@@ -102,6 +106,28 @@ class CpuPlan(Plan):
                 for step in self._native:
                     step.clear_abort()
                 self.memory.unbind_run()
+
+    def short_run(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> tuple[Callable[[], None], float] | None:
+        if len(self._native) != len(self._steps) or self.memory.copies_outputs:
+            return None
+        with self._lock:
+            if self._freed or (bound := self.memory.lasting_run(inputs, outputs)) is None:
+                return None
+        slots, addresses = bound
+        all_addresses, steps, lock = self.memory.addresses, tuple(self._native), self._lock
+
+        def run() -> None:
+            with lock:
+                if self._freed:
+                    raise UnknownHandleError("the plan was freed")
+                # Other runs may have had other tensors.
+                all_addresses[slots] = addresses
+                for step in steps:
+                    step.run_here()
+
+        return run, sum(step.cost_us for step in steps)
 
     def _run_steps(self, abort: Abort) -> None:
         for step in self._steps:
@@ -205,12 +231,22 @@ class _NativeStep(_Step):
     def __init__(self, plan: CpuPlan, program: k.Program, numbers: Sequence[int]) -> None:
         """`numbers`: the node of each step."""
         self.count = program.steps
+        #: About how long it takes, without the wait for helpers.
+        self.cost_us = (program.shared_cost_ns + STEP_NS * program.steps) / 1e3
         self._graph, self._numbers = plan.graph, tuple(numbers)
         self._device, self._threads = plan.device, plan.threads
         self._bound = program.bind(plan.memory.addresses, plan.scratch)
 
     def run(self) -> None:
-        status = self._device.run_program(self._bound, self._threads)
+        self._check(self._device.run_program(self._bound, self._threads))
+
+    def run_here(self) -> None:
+        """As `run`, without helpers."""
+        status = self._bound.run()
+        if status is not k.Status.OK:
+            self._check(status)
+
+    def _check(self, status: k.Status) -> None:
         if status == k.Status.ABORTED:
             raise CancelledError("the run was cancelled")
         if status == k.Status.OUTSIDE:

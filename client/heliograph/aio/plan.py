@@ -16,8 +16,9 @@ from heliograph._arguments import timeout_ms
 from heliograph._deadline import Deadline
 from heliograph._effects import Procedure
 from heliograph._gates import Gate
+from heliograph._inline import InlinePlan
 from heliograph._loops import Carries
-from heliograph._outcome import Outcome
+from heliograph._outcome import Outcome, Pending
 from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs, Out, PlanBase, Submission
@@ -31,7 +32,7 @@ from heliograph._words import cancelled
 from heliograph.aio.tensor import Tensor
 from heliograph.builder import Graph
 from heliograph_proto.commands import Loop
-from heliograph_proto.errors import HeliographError
+from heliograph_proto.errors import DeadlineExceededError, HeliographError
 
 if TYPE_CHECKING:
     from heliograph._aio import AioShell
@@ -138,6 +139,60 @@ class RunFuture:
         return f"<RunFuture {'done' if self.done() else 'pending'}>"
 
 
+class InlineFuture(RunFuture):
+    """A run that is one small message each way, and was sent."""
+
+    def __init__(self, shell: AioShell, plan: InlinePlan, pending: Pending) -> None:
+        self._shell, self._plan, self._pending = shell, plan, pending
+        self._arrays: dict[str, Any] | None = None
+
+    def done(self) -> bool:
+        return self._pending.done
+
+    def cancel(self) -> bool:
+        if self.done():
+            return False
+        self._shell.advance(lambda: self._shell.core.cancel(self._pending))
+        return True
+
+    def taps(self, timeout: float | None = None) -> TapIterator:
+        raise not_observed()
+
+    async def result(self, timeout: float | None = None) -> dict[str, Any]:
+        pending = self._pending
+        if not pending.sequence:
+            self._shell.flush()
+        try:
+            if timeout is not None:
+                await self._shell.wait(pending, Deadline(timeout, self._plan.spec.what))
+            elif not pending.done:
+                await self._shell.done(pending)
+            elif self._shell.core.is_full:
+                # Who takes many results in a row sends as many runs: they leave in between.
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if pending.error is not None:
+            self._shell.advance(lambda: self._shell.core.raise_error(pending))
+        if self._arrays is None:
+            self._arrays = self._plan.arrays(pending)
+        return dict(self._arrays)
+
+    async def result_or_cancel(self, timeout: float | None) -> dict[str, Any]:
+        """As `result`, where nobody else has this future: a run that takes too long is cancelled."""
+        if timeout is None:
+            return await self.result()
+        try:
+            return await self.result(timeout)
+        except DeadlineExceededError:
+            self.cancel()
+            raise
+
+    def add_done_callback(self, function: Callable[[RunFuture], object]) -> None:
+        self._pending.add_callback(partial(function, self))
+
+
 class TapIterator:
     """The observed values of a run, as they come; as hg's."""
 
@@ -185,6 +240,9 @@ class Plan(PlanBase):
         **keywords: Any,
     ) -> dict[str, Any]:
         """As hg.Plan.run; cancelling the task cancels the run."""
+        is_plain = fetch is True and out is None and stream is None
+        if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=True)) is not None:
+            return await InlineFuture(self._shell, *inline).result_or_cancel(timeout)
         bound = self._bind(inputs, keywords)
         how = Sending(stream_handle(self._shell, stream), observed=True, keep=not copy)
         arguments = self._running(bound, fetch, out, timeout, how)
@@ -210,6 +268,10 @@ class Plan(PlanBase):
         Where credit, or a compile for other taps, must be waited for, a task sends the run; arrays are copied
         then, unless `copy=False`.
         """
+        is_plain = fetch is True and out is None and stream is None
+        is_plain = is_plain and taps is None and not pause
+        if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=False)) is not None:
+            return InlineFuture(self._shell, *inline)
         observed = self._observed(taps, pause)
         return self._sent(inputs, keywords, fetch, out, timeout, stream, copy, observed, None)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from heliograph_proto import commands as c
-from heliograph_proto.errors import LimitExceededError, OutOfMemoryError
+from heliograph_proto.errors import HeliographError, LimitExceededError, OutOfMemoryError
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType
 from heliograph_server.core.checks import unknown_device
@@ -63,6 +63,10 @@ class ArrivalBase:
         return lane
 
     # Streams, and where work runs
+
+    def note_failure(self, error: HeliographError) -> None:
+        """Something on the default stream failed, and nothing stands behind it."""
+        self._default.failure = self._default.failure or error
 
     def _stream(self, number: int) -> StreamHandle:
         if number != c.DEFAULT_STREAM:

@@ -21,12 +21,55 @@ from heliograph_proto.errors import HeliographError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.types import TensorType
 from heliograph_server.core.divided import client_report, explain
+from heliograph_server.core.occupancy import SHORT_US
 from heliograph_server.core.scheduled import Observe, ScheduledPlan
 from heliograph_server.core.scheduling.rows import Divided
 from heliograph_server.core.tapping import tapped_bytes
 
 #: An output that is fetched but not kept lies in memory that the plan keeps, up to this size.
 MAX_SCRATCH_BYTES = 64 * 1024
+#: A plan of which so many more runs took long than did not is not short, whatever was estimated.
+MOST_SLOW_RUNS = 8
+
+
+class ShortRun:
+    """A plan that takes so little that it is done where its command arrives: in and out are always the same
+    small tensors, and nothing is bound, made or given back."""
+
+    __slots__ = ("_compute", "_inputs", "_outputs", "_slow", "output_bytes")
+
+    def __init__(
+        self, compute: Callable[[], None], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> None:
+        self._compute = compute
+        self._inputs = [_bytes_in_place(one) for one in inputs]
+        self._outputs = [_bytes_in_place(one) for one in outputs]
+        self.output_bytes = tuple(one.nbytes for one in self._outputs)
+        #: How many more of its runs took long than did not.
+        self._slow = 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it still is; once in a while the system takes the processor away, which says nothing."""
+        return self._slow < MOST_SLOW_RUNS
+
+    def __call__(self, inputs: Sequence[Bytes]) -> list[bytes]:
+        """Its outputs. Raises what `Plan.compute` does."""
+        for place, data in zip(self._inputs, inputs, strict=True):
+            place[:] = data
+        self._compute()
+        return [one.tobytes() for one in self._outputs]
+
+    def note(self, took_us: float) -> None:
+        """A run took so long."""
+        if took_us > SHORT_US:
+            self._slow += 1
+        elif self._slow:
+            self._slow -= 1
+
+
+def _bytes_in_place(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.array.reshape(-1).view("u1"))
 
 
 class PlanCopy:
@@ -36,6 +79,9 @@ class PlanCopy:
         self.plan = plan
         self.device = device
         self._scratch: dict[object, Tensor] = {}
+        #: As long as its tensors are there; None also where there is none.
+        self._short: ShortRun | None = None
+        self._short_known = False
         # Elsewhere memory of the host would be pinned for one run, which costs more than to copy it.
         self._wraps_host = device.capabilities.buffer_from_host and device.buffer_type.is_host
 
@@ -83,6 +129,28 @@ class PlanCopy:
         """Where a loop writes an output every second time, while the next step reads the last one."""
         return self._scratch_tensor(("other", place), type)
 
+    def short_run(self) -> ShortRun | None:
+        """Its run with every input from a command and every output fetched, if that is short."""
+        if not self._short_known:
+            self._short_known, self._short = True, self._make_short()
+        return self._short if self._short is not None and self._short.is_short else None
+
+    def _make_short(self) -> ShortRun | None:
+        graph, on_host = self.plan.graph, self.device.buffer_type.is_host
+        types = [leaf.type for leaf in graph.of_kind(LeafKind.INPUT)]
+        given = [graph.type_of(output.value) for output in graph.outputs]
+        small = sum(type.nbytes for type in (*types, *given)) <= MAX_SCRATCH_BYTES
+        # What is empty has no place to lie in, and is left out of messages.
+        if not (on_host and small and all(type.nbytes for type in (*types, *given))):
+            return None
+        try:
+            inputs = [self._scratch_tensor(("input", place), type) for place, type in enumerate(types)]
+            outputs = [self.output_for(place, type) for place, type in enumerate(given)]
+            found = self.plan.short_run(inputs, outputs)
+        except HeliographError:
+            return None
+        return None if found is None or found[1] >= SHORT_US else ShortRun(found[0], inputs, outputs)
+
     def _scratch_tensor(self, key: object, type: TensorType) -> Tensor:
         if key not in self._scratch:
             buffer = self.device.buffer_type.allocate(type.nbytes, Usage.COMPUTE)
@@ -98,12 +166,15 @@ class PlanCopy:
     def trim(self, most_bytes: int = MAX_SCRATCH_BYTES) -> None:
         """After a run: keeps only what is small."""
         large = [key for key, one in self._scratch.items() if one.type.nbytes > most_bytes]
+        if large:
+            self._short, self._short_known = None, False
         for key in large:
             self._scratch.pop(key).buffer.free()
 
     def free(self) -> None:
         """Gives all memory back. Idempotent."""
         self.plan.free()
+        self._short, self._short_known = None, True
         for tensor in self._scratch.values():
             tensor.buffer.free()
         self._scratch.clear()
@@ -176,6 +247,11 @@ class LoadedPlan:
         plan = self.plan.update(graph, bindings, options)
         self.free()
         return plan
+
+    def short_run(self) -> ShortRun | None:
+        """Its run on small tensors that are always the same, if that is so short that it is done where its
+        command arrives."""
+        return self.copies[0].short_run() if len(self.copies) == 1 else None
 
     @property
     def is_on_host(self) -> bool:

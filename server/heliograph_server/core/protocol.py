@@ -34,8 +34,10 @@ from heliograph_proto.errors import (
     LimitExceededError,
     ProtocolError,
 )
+from heliograph_proto.inline_runs import InlineResult, InlineRun, RunForm
 from heliograph_proto.limits import Limits
 from heliograph_server.core.arrival import Arrivals
+from heliograph_server.core.fitting import Fit, fit_of
 from heliograph_server.core.handles import (
     BufferHandle,
     EventHandle,
@@ -82,6 +84,9 @@ from heliograph_server.core.tasks import (
 )
 from heliograph_server.core.transfer_core import TransferCore
 
+#: So many forms of inline runs are known to fit; beyond that the core begins anew.
+MOST_FITS = 64
+
 
 class SessionCore(TransferCore):
     """The state of one session. `devices` are names by priority."""
@@ -95,7 +100,9 @@ class SessionCore(TransferCore):
         self._last_sequence = 0
         self._completed_through = 0
         self._reported_through = 0
-        self._completions: list[c.Completion] = []
+        self._completions: list[c.Completion | InlineResult] = []
+        #: Forms of inline runs, and how they fit the plans that they name.
+        self._fits: dict[RunForm, Fit] = {}
         self._taps: list[c.TapPiece] = []
         #: Whether no more commands will come.
         self._is_over = False
@@ -151,6 +158,21 @@ class SessionCore(TransferCore):
         self._reported_through = self._completed_through
         return c.CompletionBatch(self._completed_through, listed, taps)
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether `take_completions` would have nothing to give."""
+        return not self._completions and not self._taps and self._completed_through == self._reported_through
+
+    def take_result(self) -> InlineResult | None:
+        """The completion of the run that was `did` last, after silence; None if it failed, which
+        `take_completions` tells."""
+        result = self._completions[0]
+        if not isinstance(result, InlineResult):
+            return None
+        self._completions.clear()
+        self._reported_through = self._completed_through
+        return result
+
     def take_instructions(self) -> list[Instruction]:
         """What is to be done since the last call, in order."""
         taken, self._instructions = self._instructions, []
@@ -172,6 +194,31 @@ class SessionCore(TransferCore):
         if isinstance(command.kind, c.Cancel):
             self._interrupt(command.kind.sequence, CancelledError("the command was cancelled"))
         self._settle()
+
+    def fit(self, run: InlineRun) -> Fit | None:
+        """How an inline run fits its plan, if it is the next command and nothing is before it, so that
+        whoever has it may do it now and report it by `did`. None: it goes the way of every command."""
+        if self._entries or run.sequence != self._last_sequence + 1 or self.closed is not None:
+            return None
+        fit = self._fits.get(run.form)
+        plan = self.handles.peek(run.form.plan, PlanHandle)
+        if fit is None or fit.plan is not plan:
+            if plan is None or (fit := fit_of(run.form, plan)) is None:
+                return None
+            if len(self._fits) >= MOST_FITS:
+                self._fits.clear()
+            self._fits[run.form] = fit
+        return fit
+
+    def did(self, sequence: int, result: InlineResult | HeliographError) -> None:
+        """The next command was a run, and is done."""
+        self._last_sequence = self._completed_through = sequence
+        if isinstance(result, InlineResult):
+            self._completions.append(result)
+            return
+        error = result.from_command(sequence)
+        self._completions.append(c.Completion(sequence, error))
+        self._arrivals.note_failure(error)
 
     def refuse(
         self, sequence: int, error: HeliographError, tensors: tuple[int, ...] = (), buffer: int = 0

@@ -20,6 +20,7 @@ from heliograph_proto.errors import (
     SessionClosedError,
     UnknownHandleError,
 )
+from heliograph_proto.inline_runs import InlineResult, InlineRun
 from heliograph_proto.limits import Limits
 from heliograph_server.core.bulk import ContentUpload, TransferUpload, Upload
 from heliograph_server.core.compiling import Compiler, CompileRequest
@@ -176,13 +177,33 @@ class Session(SessionWork):
                 raise HandleExistsError("the session has its command stream already")
             self._on_batch, self._on_end, self._at_once = on_batch, on_end, at_once
 
-    def submit(self, commands: Sequence[Command]) -> None:
+    def submit(self, commands: Sequence[Command | InlineRun]) -> None:
         """The next commands. Raises ProtocolError for a gap (close the session then), or why it closed."""
         try:
-            for command in commands:
-                self._decide(partial(self._receive, command))
+            with self._lock:
+                for command in commands:
+                    if isinstance(command, InlineRun):
+                        if self._do_inline(command):
+                            continue
+                        command = command.command()
+                    self._decide(partial(self._receive, command))
         finally:
             self._deliver()
+
+    def answer(self, run: InlineRun, give: Callable[[InlineResult], None]) -> bool:
+        """Does the next command, a run, here and now, if that is best and all that was done before has been
+        delivered; whether it did. A good end is given to `give`, which acknowledges with it everything up to
+        there; a bad one is delivered as any."""
+        with self._lock:
+            is_silent = self._core.is_silent and not (self._delivering or self._calls)
+            if not is_silent or not self._do_inline(run):
+                return False
+            result = self._core.take_result()
+        if result is None:
+            self._deliver()
+        else:
+            give(result)
+        return True
 
     def _receive(self, command: Command) -> None:
         self._core.receive(command)

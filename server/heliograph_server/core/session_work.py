@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -19,14 +20,16 @@ from heliograph_backends.contract import Abort, BufferType, Device
 from heliograph_backends.sealed import SealedMemory
 from heliograph_proto.commands import Command, Completion, CompletionBatch
 from heliograph_proto.errors import HeliographError
+from heliograph_proto.inline_runs import InlineRun
 from heliograph_proto.limits import Limits
 from heliograph_server.core.checks import unknown_device
 from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.downloads import Downloads
 from heliograph_server.core.execution import Execution, typed
+from heliograph_server.core.fitting import Fit
 from heliograph_server.core.handles import TensorHandle
 from heliograph_server.core.known_plans import KnownPlans
-from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.loaded import LoadedPlan, ShortRun
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.observing import LoopObserver, Observer
 from heliograph_server.core.occupancy import SHORT_US, Occupancy
@@ -242,6 +245,30 @@ class SessionWork:
             self.work_done(work, None)
         else:
             work.lane.stream.submit(work.run, partial(self.work_done, work))
+
+    def _do_inline(self, run: InlineRun) -> bool:
+        """Does a run here and now if it is short, stands behind nothing, and nobody computes on its device;
+        whether it did. Under the lock."""
+        if not self._at_once or (fit := self._core.fit(run)) is None:
+            return False
+        loaded: LoadedPlan = fit.plan.plan
+        if (short := loaded.short_run()) is None:
+            return False
+        occupancy = self._occupancies[fit.plan.device]
+        return occupancy.at_once(partial(self._do_short, run, fit, loaded, short))
+
+    def _do_short(self, run: InlineRun, fit: Fit, loaded: LoadedPlan, short: ShortRun) -> None:
+        sequence, began = run.sequence, time.perf_counter()
+        try:
+            outputs = short(fit.inputs(run.inputs))
+        except BaseException as error:  # it becomes the command's error
+            failure = typed(error, f"command {sequence}", computing=True)
+            self._core.did(sequence, loaded.explain(failure))
+            return
+        took_us = (time.perf_counter() - began) * 1e6
+        short.note(took_us)
+        loaded.took_us = took_us
+        self._core.did(sequence, fit.result(sequence, outputs, took_us))
 
     def _is_short(self, work: Work) -> bool:
         """Whether it is best done here and now: a quick run on an idle lane, done when it returns."""

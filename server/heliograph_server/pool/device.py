@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import heliograph as hg
 from heliograph_backends.contract import (
     Arena,
+    BufferType,
     CompileOptions,
     Device,
     Estimate,
@@ -72,6 +73,9 @@ class RemoteDevice(Device):
     @property
     def extra_buffer_types(self) -> Sequence[RemoteBufferType]:
         return self._buffer_types[1:]
+
+    def supports_buffer_type(self, buffer_type: BufferType) -> bool:
+        return isinstance(buffer_type, RemoteBufferType) and buffer_type.is_readable_by(self)
 
     def features(self) -> Mapping[str, str]:
         return {**self.member.features, "member": self.session.address, "member backend": self.member.backend}

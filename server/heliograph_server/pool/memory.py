@@ -38,6 +38,7 @@ class RemoteBufferType(BufferType):
         self.alignment = info.alignment_bytes
         self.max_size = info.max_size_bytes
         self._pads = info.pads
+        self._readable_by = info.readable_by
         self._sizes: OrderedDict[TensorType, int] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -51,6 +52,10 @@ class RemoteBufferType(BufferType):
         # Whether there is memory is known only when the member has done it.
         buffer.settle()
         return buffer
+
+    def is_readable_by(self, device: RemoteDevice) -> bool:
+        """Whether the member says that its device computes on such memory."""
+        return self.device is device and device.member_name in self._readable_by
 
     @property
     def pads(self) -> bool:

@@ -10,18 +10,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from functools import partial
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
+import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
 from heliograph_proto import messages
 from heliograph_proto.commands import Command
+from heliograph_proto.eager import begin
 from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError
+from heliograph_proto.inline_runs import InlineResult, InlineRun
 from heliograph_proto.limits import Limits
-from heliograph_proto.v1 import command_pb2, command_pb2_grpc
+from heliograph_proto.messages.inline import CommandReader, Received, encode_result
+from heliograph_proto.v1 import command_pb2
 from heliograph_server.core.execution import typed
 from heliograph_server.core.runtime import Session
 from heliograph_server.services.extent import MAX_LISTED, check_command
@@ -36,29 +42,35 @@ COMMANDS_A_TURN = 64
 HANDLES_A_COMMAND = 8
 
 
-class CommandService(command_pb2_grpc.CommandServiceServicer):
+#: As gRPC knows it. Its messages are read and written here, so that small runs need no message objects.
+SERVICE = command_pb2.DESCRIPTOR.services_by_name["CommandService"].full_name
+Context: TypeAlias = "aio.ServicerContext[bytes, bytes]"
+
+
+class CommandService:
     """Runs command streams; a session lives as long as its stream."""
 
     def __init__(self, slot: HostSlot, closers: Executor) -> None:
         self._slot = slot
         self._closers = closers
 
+    def add_to(self, server: aio.Server) -> None:
+        """Has a server call it."""
+        methods: dict[str, Any] = {"Execute": grpc.stream_stream_rpc_method_handler(self.Execute)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+
     @refusals
-    async def Execute(  # type: ignore[override]  # the stubs know generators alone
-        self,
-        requests: AsyncIterator[command_pb2.CommandBatch],
-        context: aio.ServicerContext[command_pb2.CommandBatch, command_pb2.CompletionBatch],
-    ) -> None:
-        first = await anext(requests, None)
-        if first is None:
+    async def Execute(self, _requests: object, context: Context) -> None:
+        first: Any = await context.read()
+        if first is aio.EOF:
             raise ProtocolError("the command stream ended before it named its session")
-        session = self._slot.host.session(first.session)
-        outbox = Outbox(asyncio.get_running_loop())
+        session = self._slot.host.session(command_pb2.CommandBatch.FromString(first).session)
+        outbox = Outbox(asyncio.get_running_loop(), session.limits)
         session.attach(outbox.put, outbox.end, at_once=True)
         logger.info("%s began, from %s", session, unquote(context.peer()))
         began = time.monotonic()
         try:
-            await _converse(session, outbox, first, requests, context)
+            await _converse(session, outbox, first, context)
         finally:
             await self._close(session)
             seconds = time.monotonic() - began
@@ -70,25 +82,17 @@ class CommandService(command_pb2_grpc.CommandServiceServicer):
         await asyncio.shield(asyncio.wrap_future(closing))
 
 
-async def _converse(
-    session: Session,
-    outbox: Outbox,
-    first: command_pb2.CommandBatch,
-    requests: AsyncIterator[command_pb2.CommandBatch],
-    context: aio.ServicerContext[command_pb2.CommandBatch, command_pb2.CompletionBatch],
-) -> None:
+async def _converse(session: Session, outbox: Outbox, first: bytes, context: Context) -> None:
     """Reads and writes until the client half-closes and all is done, or the session ends."""
     async with asyncio.TaskGroup() as group:
-        reader = group.create_task(_read(session, outbox, first, requests))
+        reading = group.create_task(_read(session, outbox, first, context))
         await _write(outbox, context)
-        reader.cancel()
+        reading.cancel()
     if outbox.error is not None:
         raise outbox.error
 
 
-async def _write(
-    outbox: Outbox, context: aio.ServicerContext[command_pb2.CommandBatch, command_pb2.CompletionBatch]
-) -> None:
+async def _write(outbox: Outbox, context: Context) -> None:
     """Writes what is done until the stream ends, or nobody is there to read it."""
     while (batch := await outbox.take()) is not None:
         try:
@@ -98,19 +102,17 @@ async def _write(
             return
 
 
-async def _read(
-    session: Session,
-    outbox: Outbox,
-    first: command_pb2.CommandBatch,
-    requests: AsyncIterator[command_pb2.CommandBatch],
-) -> None:
+async def _read(session: Session, outbox: Outbox, first: bytes, context: Context) -> None:
     """Submits what comes; tells the outbox how it ended. Raises nothing but cancellation."""
     try:
-        batch: command_pb2.CommandBatch | None = first
-        last = 0
-        while batch is not None:
-            last = await _submit(session, outbox, batch, last)
-            batch = await anext(requests, None)
+        reader, last = CommandReader(), 0
+        data: Any = first
+        while data is not aio.EOF:
+            if (run := reader.single(data)) is not None and _answer(session, outbox, run, context):
+                last = run.sequence
+            else:
+                last = await _submit(session, outbox, reader.read(data), last)
+            data = await context.read()
         session.end_of_commands()
         outbox.finish_at(last)
     except DecodeError:
@@ -119,9 +121,26 @@ async def _read(
         outbox.end(typed(error, "reading commands"))
 
 
-async def _submit(session: Session, outbox: Outbox, batch: command_pb2.CommandBatch, last: int) -> int:
+def _answer(session: Session, outbox: Outbox, run: InlineRun, context: Context) -> bool:
+    """Does a run that came alone, and writes its answer without a turn of the loop. Whether it could."""
+
+    def give(result: InlineResult) -> None:
+        outbox.begin_write(result.sequence)
+        begin(context.write(encode_result(result)), partial(_answered, outbox))
+
+    return outbox.may_write() and session.answer(run, give)
+
+
+def _answered(outbox: Outbox, error: BaseException | None) -> None:
+    if error is not None:
+        # The reading, or the writing of what comes next, meets it as well.
+        logger.debug("an answer was not written: %s", error)
+    outbox.end_write()
+
+
+async def _submit(session: Session, outbox: Outbox, commands: Iterable[Received], last: int) -> int:
     """Submits a batch; the last sequence number so far. Between two turns the loop does other things."""
-    for number, turn in enumerate(_turns(batch.commands)):
+    for number, turn in enumerate(_turns(commands)):
         if number:
             await asyncio.sleep(0)
         last = _submit_turn(session, turn, last)
@@ -129,9 +148,10 @@ async def _submit(session: Session, outbox: Outbox, batch: command_pb2.CommandBa
     return last
 
 
-def _turns(received: Iterable[command_pb2.Command]) -> Iterator[list[command_pb2.Command]]:
+def _turns(received: Iterable[Received]) -> Iterator[list[Received]]:
     """Commands that take about 2 ms together, or one that takes longer by itself."""
-    turn, weight = [], 0
+    turn: list[Received] = []
+    weight = 0
     for message in received:
         turn.append(message)
         weight += 1 + _listed(message) // HANDLES_A_COMMAND
@@ -142,8 +162,10 @@ def _turns(received: Iterable[command_pb2.Command]) -> Iterator[list[command_pb2
         yield turn
 
 
-def _listed(message: command_pb2.Command) -> int:
+def _listed(message: Received) -> int:
     """How many things a command names in a list of its own."""
+    if isinstance(message, InlineRun):
+        return 0
     match message.WhichOneof("kind"):
         case "free":
             return len(message.free.handles)
@@ -153,11 +175,14 @@ def _listed(message: command_pb2.Command) -> int:
     return 0
 
 
-def _submit_turn(session: Session, received: Sequence[command_pb2.Command], last: int) -> int:
+def _submit_turn(session: Session, received: Sequence[Received], last: int) -> int:
     """What cannot be decoded fails by itself."""
-    commands: list[Command] = []
+    commands: list[Command | InlineRun] = []
     for message in received:
         last = message.sequence
+        if isinstance(message, InlineRun):
+            commands.append(message)
+            continue
         try:
             check_command(message, session.limits)
             commands.append(messages.decode_command(message))
