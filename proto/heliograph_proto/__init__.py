@@ -11,7 +11,8 @@ VERSION_MAX = 1
 
 #: The optional features that this package knows, as the handshake names them.
 SHARED_MEMORY = "shared-memory"
-FEATURES = ("blake3", "fusion", SHARED_MEMORY, "taps")
+STATISTICS = "statistics"
+FEATURES = ("blake3", "fusion", SHARED_MEMORY, STATISTICS, "taps")
 
 #: The version of the program, client and server alike.
 __version__ = "0.1.0"
