@@ -144,7 +144,7 @@ class Session(SessionBase):
 
     def server_traffic(self, timeout: float | None = None) -> Traffic:
         """What writes and reads of tensors have carried so far, and how often the server copied it;
-        `statistics().traffic` is this side's. Raises UnsupportedError where the server is too old to count."""
+        `statistics().traffic` is this side's. Raises UnsupportedError where the server is too old."""
         return self._shell.drive(ask_traffic(self.info), timeout, "asking for the server's statistics")
 
     # Models on the server

@@ -380,8 +380,8 @@ class Traffic:
     written_bytes: int = 0
     #: Out of tensors.
     read_bytes: int = 0
-    #: Every copy that this side's code made of a byte on its way in, and out; what gRPC and the kernel copy is
-    #: not among them.
+    #: Every copy that this side's code made of a byte on its way in, and out; those that gRPC and the kernel
+    #: make are not among them.
     copied_in_bytes: int = 0
     copied_out_bytes: int = 0
 

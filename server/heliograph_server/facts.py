@@ -11,13 +11,12 @@ from heliograph_proto.facts import process_facts
 def server_facts(why_not_shared: str = "") -> dict[str, str]:
     """The facts of ListDevicesResponse; called on the event loop that serves."""
     loop = type(asyncio.get_running_loop()).__module__
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
     return {
         **process_facts(os.environ),
-        "processors": str(
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        ),
+        "processors": str(processors),
         "event_loop": "uvloop" if loop.startswith("uvloop") else "asyncio",
-        # Of tensors little would be won: floats hardly compress, and it costs the processor, which is the limit.
+        # Little would be won: floats hardly compress, and it costs the processor, which is the limit.
         "compression": "none",
         "shared_memory": why_not_shared or "on",
     }
