@@ -153,11 +153,7 @@ class Daemon:
         await self._tell_health(SERVING)
 
     def _why_not_shared(self) -> str:
-        return (
-            self._memory.why_not
-            if self._config.shared_memory
-            else "shared_memory is off in its configuration"
-        )
+        return self._memory.why_not if self._config.shared_memory else "it is off in the configuration"
 
     def _add_services(self, server: aio.Server) -> None:
         compilers, hashers, closers, askers, listeners, readers = self._pools
