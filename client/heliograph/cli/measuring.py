@@ -1,0 +1,284 @@
+"""How `heliograph doctor` measures: round trips, and transfers that grow until they take long enough.
+
+Everything is bounded: round trips by time, each transfer by what the rate so far promises of the time that
+is left, and whatever does not end by the timeout.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+import heliograph as hg
+from heliograph.cli.measurements import (
+    Copies,
+    DeviceSeen,
+    Direction,
+    Measurements,
+    Rate,
+    Road,
+    RoadKind,
+    RoundTrip,
+    Side,
+)
+from heliograph.session import address_of
+from heliograph_proto import FEATURES, __version__
+from heliograph_proto.addresses import Address
+from heliograph_proto.description import Traffic
+from heliograph_proto.facts import process_facts
+
+#: How long round trips of one kind are measured, and how many at most.
+ROUND_TRIP_SECONDS = 0.3
+ROUND_TRIPS = 200
+#: The first transfer, the largest one, how long one way of a road is measured, and from when on a
+#: transfer is long enough to tell its rate.
+FIRST_BYTES = 64 * 2**10
+LARGEST_BYTES = 64 * 2**20
+ROAD_SECONDS = 0.5
+LONG_ENOUGH = 0.05
+#: A transfer may be so many times the one before.
+GROWTH = 4
+#: Transfers take at most this part of what is free of a device.
+MEMORY_PART = 8
+
+Tell = Callable[[str], None]
+
+
+def measure(url: str | None, timeout: float, tell: Tell) -> Measurements:
+    """Measures the road to a server; `tell` hears what is measured next. Raises ConnectionError, and whatever
+    a session that does nothing unusual may raise."""
+    address = address_of(url)
+    began = time.perf_counter()
+    tell("connecting")
+    with hg.connect(url, timeout=timeout, progress=None) as session:
+        connected = time.perf_counter() - began
+        facts = session.server_facts(timeout)
+        device = session.device(address.device) if address.device else session.devices[0]
+        seen = tuple(_seen(one, timeout) for one in session.devices)
+        tell("round trips")
+        empty = round_trips(lambda: session.synchronize(timeout))
+        run = round_trips(_run(session, device, timeout))
+        roads = [*_roads(session, address, device, timeout, tell)]
+        return Measurements(
+            url=session.address,
+            in_process=address.scheme == "local",
+            local_address=address.is_loopback,
+            client=Side(f"heliograph/{__version__}", process_facts(os.environ)),
+            server=Side(session.info.server, dict(facts)),
+            connect_seconds=connected,
+            empty=empty,
+            run=run,
+            roads=tuple(roads),
+            chunk_bytes=session.info.limits.chunk_bytes,
+            shared_memory=session.shared_memory,
+            why_not_shared=session.why_not_shared,
+            version=session.info.version,
+            features=session.info.features,
+            missing_features=tuple(one for one in FEATURES if one not in session.info.features),
+            devices=seen,
+        )
+
+
+def _seen(device: hg.Device, timeout: float) -> DeviceSeen:
+    memory = device.memory(timeout=timeout)
+    return DeviceSeen(
+        device.name,
+        device.type.name.lower(),
+        device.backend,
+        device.description,
+        memory.free_bytes,
+        memory.total_bytes,
+        dict(device.features),
+        dict(device.missing),
+    )
+
+
+# Round trips
+
+
+def _run(session: hg.Session, device: hg.Device, timeout: float) -> Callable[[], object]:
+    """One run of a plan of one op, with 64 bytes in and out."""
+    graph = hg.Graph()
+    graph.output("y", graph.input("x", (16,), "f32") + 1.0)
+    plan, x = session.compile(graph, device.name, timeout=timeout), np.ones(16, np.float32)
+    return lambda: plan.run(x=x, timeout=timeout)
+
+
+def round_trips(step: Callable[[], object]) -> RoundTrip:
+    """The times of a step, which runs once before: two at least, and no more than fit into the time."""
+    step()
+    times: list[float] = []
+    while len(times) < 2 or (len(times) < ROUND_TRIPS and sum(times) < ROUND_TRIP_SECONDS):
+        begun = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - begun)
+    ordered = sorted(times)
+    return RoundTrip(statistics.median(ordered), ordered[(len(ordered) * 9) // 10], len(ordered))
+
+
+# Roads
+
+
+def _roads(
+    session: hg.Session, address: Address, device: hg.Device, timeout: float, tell: Tell
+) -> Iterator[Road]:
+    """Every road that there is, and why there is no other."""
+    if address.scheme == "local":
+        yield _measured(RoadKind.LOCAL, session, device, timeout, tell)
+    elif not session.shared_memory:
+        yield _measured(RoadKind.GRPC, session, device, timeout, tell)
+        return
+    else:
+        yield _measured(RoadKind.SHARED, session, device, timeout, tell)
+        with hg.connect(str(address), timeout=timeout, progress=None, shared_memory=False) as other:
+            yield _measured(RoadKind.GRPC, other, device, timeout, tell)
+    with _refusals(RoadKind.MAPPED) as refused:
+        yield _mapped(session, device, timeout, tell)
+    yield from refused
+
+
+def _measured(kind: RoadKind, session: hg.Session, device: hg.Device, timeout: float, tell: Tell) -> Road:
+    """A road by which tensors are set and got."""
+    ways: list[Direction] = []
+    with _refusals(kind) as refused:
+        tell(f"{kind.value}, up")
+        ways.append(_up(session, device, timeout))
+        tell(f"{kind.value}, down")
+        ways.append(_down(session, device, timeout))
+    up, down = [*ways, None, None][:2]
+    return Road(kind, up, down, refused[0].why_not if refused else "")
+
+
+@contextmanager
+def _refusals(kind: RoadKind) -> Iterator[list[Road]]:
+    """Notes why a road could not be measured; a connection that is gone ends everything."""
+    refused: list[Road] = []
+    try:
+        yield refused
+    except hg.ConnectionError:
+        raise
+    except hg.HeliographError as error:
+        refused.append(Road(kind, why_not=error.message))
+
+
+def _up(session: hg.Session, device: hg.Device, timeout: float) -> Direction:
+    def transfer(size_bytes: int) -> float:
+        tensor, array = session.empty(size_bytes, "u8", device.name), np.ones(size_bytes, np.uint8)
+        session.synchronize(timeout)
+        begun = time.perf_counter()
+        tensor.set(array, timeout=timeout)
+        session.synchronize(timeout)
+        return time.perf_counter() - begun
+
+    with _counted(session, timeout) as count:
+        rate = grow(transfer, most_bytes(device, timeout))
+    return Direction(rate, count(lambda one: (one.copied_in_bytes, one.written_bytes)))
+
+
+def _down(session: hg.Session, device: hg.Device, timeout: float) -> Direction:
+    def transfer(size_bytes: int) -> float:
+        tensor = session.empty(size_bytes, "u8", device.name)
+        # Else its pages might not be there, and reading them would cost nothing.
+        tensor.memset(1)
+        session.synchronize(timeout)
+        begun = time.perf_counter()
+        tensor.get(timeout=timeout)
+        return time.perf_counter() - begun
+
+    with _counted(session, timeout) as count:
+        rate = grow(transfer, most_bytes(device, timeout))
+    return Direction(rate, count(lambda one: (one.copied_out_bytes, one.read_bytes)))
+
+
+def _mapped(session: hg.Session, device: hg.Device, timeout: float, tell: Tell) -> Road:
+    """A tensor whose memory both have: the caller copies, nobody else."""
+    tell(RoadKind.MAPPED.value)
+    size_bytes = min(LARGEST_BYTES, most_bytes(device, timeout))
+    tensor = session.empty(size_bytes, "u8", device.name, buffer_type="shared")
+    there, here = tensor.map(timeout), np.ones(size_bytes, np.uint8)
+
+    def copy(destination: Any, source: Any) -> Callable[[int], float]:
+        def transfer(size_bytes: int) -> float:
+            begun = time.perf_counter()
+            np.copyto(destination[:size_bytes], source[:size_bytes])
+            return time.perf_counter() - begun
+
+        return transfer
+
+    copies = Copies(1.0, 0.0)
+    ways = [Direction(grow(one, size_bytes), copies) for one in (copy(there, here), copy(here, there))]
+    return Road(RoadKind.MAPPED, *ways)
+
+
+def most_bytes(device: hg.Device, timeout: float) -> int:
+    """The largest transfer to a device: a small part of what is free there, and of what a buffer may be."""
+    memory = device.memory(timeout=timeout)
+    free = memory.free_bytes // MEMORY_PART if memory.total_bytes else LARGEST_BYTES
+    kinds = device.buffer_types
+    return max(1, min(LARGEST_BYTES, free, kinds[0].max_size_bytes if kinds else LARGEST_BYTES))
+
+
+@contextmanager
+def _counted(
+    session: hg.Session, timeout: float
+) -> Iterator[Callable[[Callable[[Traffic], tuple[int, int]]], Copies]]:
+    """What both sides copy meanwhile: a function that tells, from how to read (copied, carried) bytes."""
+    before = _traffic(session, timeout)
+
+    def count(read: Callable[[Traffic], tuple[int, int]]) -> Copies:
+        return Copies(*(_times(read, *pair) for pair in zip(before, _traffic(session, timeout), strict=True)))
+
+    yield count
+
+
+def _traffic(session: hg.Session, timeout: float) -> Sequence[Traffic | None]:
+    """Of the client, and of the server if it counts."""
+    here = session.statistics().traffic
+    try:
+        return here, session.server_traffic(timeout)
+    except hg.UnsupportedError:
+        return here, None
+
+
+def _times(
+    read: Callable[[Traffic], tuple[int, int]], before: Traffic | None, after: Traffic | None
+) -> float | None:
+    if before is None or after is None:
+        return None
+    (copied, carried), (copied_now, carried_now) = read(before), read(after)
+    return (copied_now - copied) / (carried_now - carried) if carried_now > carried else None
+
+
+# Growing
+
+
+def grow(transfer: Callable[[int], float], most: int = LARGEST_BYTES) -> Rate:
+    """Transfers of growing sizes: the rate of the largest, by the median of their times. `transfer` gives the
+    seconds of one."""
+    size: int | None = min(FIRST_BYTES, most)
+    left, times = ROAD_SECONDS, {}
+    while size is not None:
+        seconds = max(transfer(size), 1e-9)
+        times.setdefault(size, []).append(seconds)
+        left -= seconds
+        size = next_size(size, seconds, left, most)
+    largest = max(times)
+    return Rate(largest, statistics.median(times[largest]), len(times[largest]))
+
+
+def next_size(size_bytes: int, seconds: float, left_seconds: float, most: int) -> int | None:
+    """The size of the next transfer after one that took so long; None: the time is over.
+
+    A larger one is taken to be no faster than this one, so that it ends within the time that is left.
+    """
+    fits = int(size_bytes * left_seconds / seconds)
+    if fits < size_bytes:
+        return None
+    grown = min(size_bytes * GROWTH, fits, most)
+    return size_bytes if seconds >= LONG_ENOUGH or grown < 2 * size_bytes else grown
