@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph.cli import add_server_argument
 from heliograph.cli.findings import NOT_TOLD, Finding, find, plain, rate_text, said, time_text
-from heliograph.cli.measurements import Direction, Measurements, Road, RoadKind, RoundTrip
+from heliograph.cli.measurements import MOST, Direction, Measurements, Road, RoadKind, RoundTrip
 from heliograph.cli.measuring import measure
 from heliograph.cli.progress import progress_bars
 from heliograph.cli.tables import print_table
@@ -155,7 +155,13 @@ def _copies(way: Direction | None) -> str:
     if way is None:
         return "-"
     sides = (way.copies.client, way.copies.server)
-    return ", ".join(NOT_TOLD if times is None else f"{round(times, 2):g}" for times in sides)
+    return ", ".join(map(_times, sides))
+
+
+def _times(copies: float | None) -> str:
+    if copies is None:
+        return NOT_TOLD
+    return f"{round(copies, 2):g}" if 0 <= copies < MOST else "unknown"
 
 
 def _fact(found: Measurements, name: str, shown: str) -> list[str]:

@@ -247,11 +247,7 @@ def _allocator(found: Measurements) -> Iterator[Finding]:
         return
     costs = (
         ("client", found.client, "about a third of the processor time of downloads"),
-        (
-            "server",
-            found.server,
-            "about half of the processor time of uploads, and a third of that of downloads",
-        ),
+        ("server", found.server, "about half of the processor time of uploads, a third of downloads'"),
     )
     for who, side, cost in costs:
         if is_untuned(side.facts):

@@ -211,9 +211,9 @@ def _mapped(session: hg.Session, device: hg.Device, timeout: float, tell: Tell) 
 
         return transfer
 
+    up, down = grow(copy(there, here), size_bytes), grow(copy(here, there), size_bytes)
     copies = Copies(1.0, 0.0)
-    ways = [Direction(grow(one, size_bytes), copies) for one in (copy(there, here), copy(here, there))]
-    return Road(RoadKind.MAPPED, *ways)
+    return Road(RoadKind.MAPPED, Direction(up, copies), Direction(down, copies))
 
 
 def most_bytes(device: hg.Device, timeout: float) -> int:
@@ -262,7 +262,7 @@ def grow(transfer: Callable[[int], float], most: int = LARGEST_BYTES) -> Rate:
     """Transfers of growing sizes: the rate of the largest, by the median of their times. `transfer` gives the
     seconds of one."""
     size: int | None = min(FIRST_BYTES, most)
-    left, times = ROAD_SECONDS, {}
+    left, times = ROAD_SECONDS, dict[int, list[float]]()
     while size is not None:
         seconds = max(transfer(size), 1e-9)
         times.setdefault(size, []).append(seconds)
