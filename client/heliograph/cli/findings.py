@@ -114,7 +114,7 @@ def _event_loop(found: Measurements) -> Iterator[Finding]:
             "uvloop",
             Level.HINT,
             "uvloop is not installed on the server",
-            "each message costs its processor more",
+            "one client's runs took as long without it where that was measured; many clients were not",
             "on the server: pip install 'heliograph[server]'",
         )
 

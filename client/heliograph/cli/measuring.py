@@ -11,17 +11,18 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 import heliograph as hg
+from heliograph.cli.growth import FIRST_BYTES, LARGEST_BYTES, Growth, grow
 from heliograph.cli.measurements import (
     Copies,
     DeviceSeen,
     Direction,
     Measurements,
-    Rate,
     Road,
     RoadKind,
     RoundTrip,
@@ -36,14 +37,8 @@ from heliograph_proto.facts import process_facts
 #: How long round trips of one kind are measured, and how many at most.
 ROUND_TRIP_SECONDS = 0.3
 ROUND_TRIPS = 200
-#: The first transfer, the largest one, how long one way of a road is measured, and from when on a
-#: transfer is long enough to tell its rate.
-FIRST_BYTES = 64 * 2**10
-LARGEST_BYTES = 64 * 2**20
-ROAD_SECONDS = 0.5
-LONG_ENOUGH = 0.05
-#: A transfer may be so many times the one before.
-GROWTH = 4
+#: The first transfer by memory, which is never slow.
+FIRST_BY_MEMORY = 2**20
 #: Transfers take at most this part of what is free of a device.
 MEMORY_PART = 8
 
@@ -64,7 +59,8 @@ def measure(url: str | None, timeout: float, tell: Tell) -> Measurements:
         tell("round trips")
         empty = round_trips(lambda: session.synchronize(timeout))
         run = round_trips(_run(session, device, timeout))
-        roads = [*_roads(session, address, device, timeout, tell)]
+        road = _Measuring(device, empty.median_seconds, timeout, tell)
+        roads = tuple(_roads(session, address, road))
         return Measurements(
             url=session.address,
             in_process=address.scheme == "local",
@@ -74,7 +70,7 @@ def measure(url: str | None, timeout: float, tell: Tell) -> Measurements:
             connect_seconds=connected,
             empty=empty,
             run=run,
-            roads=tuple(roads),
+            roads=roads,
             chunk_bytes=session.info.limits.chunk_bytes,
             shared_memory=session.shared_memory,
             why_not_shared=session.why_not_shared,
@@ -125,32 +121,44 @@ def round_trips(step: Callable[[], object]) -> RoundTrip:
 # Roads
 
 
-def _roads(
-    session: hg.Session, address: Address, device: hg.Device, timeout: float, tell: Tell
-) -> Iterator[Road]:
-    """Every road that there is, and why there is no other."""
+@dataclass(frozen=True, slots=True)
+class _Measuring:
+    """What all roads are measured with."""
+
+    device: hg.Device
+    round_trip_seconds: float
+    timeout: float
+    tell: Tell
+
+    def growth(self, kind: RoadKind) -> Growth:
+        first = FIRST_BYTES if kind is RoadKind.GRPC else FIRST_BY_MEMORY
+        return Growth(first, most_bytes(self.device, self.timeout), self.round_trip_seconds)
+
+
+def _roads(session: hg.Session, address: Address, how: _Measuring) -> Iterator[Road]:
+    """Every road that there is."""
     if address.scheme == "local":
-        yield _measured(RoadKind.LOCAL, session, device, timeout, tell)
+        yield _measured(RoadKind.LOCAL, session, how)
     elif not session.shared_memory:
-        yield _measured(RoadKind.GRPC, session, device, timeout, tell)
+        yield _measured(RoadKind.GRPC, session, how)
         return
     else:
-        yield _measured(RoadKind.SHARED, session, device, timeout, tell)
-        with hg.connect(str(address), timeout=timeout, progress=None, shared_memory=False) as other:
-            yield _measured(RoadKind.GRPC, other, device, timeout, tell)
+        yield _measured(RoadKind.SHARED, session, how)
+        with hg.connect(str(address), timeout=how.timeout, progress=None, shared_memory=False) as other:
+            yield _measured(RoadKind.GRPC, other, how)
     with _refusals(RoadKind.MAPPED) as refused:
-        yield _mapped(session, device, timeout, tell)
+        yield _mapped(session, how)
     yield from refused
 
 
-def _measured(kind: RoadKind, session: hg.Session, device: hg.Device, timeout: float, tell: Tell) -> Road:
+def _measured(kind: RoadKind, session: hg.Session, how: _Measuring) -> Road:
     """A road by which tensors are set and got."""
     ways: list[Direction] = []
     with _refusals(kind) as refused:
-        tell(f"{kind.value}, up")
-        ways.append(_up(session, device, timeout))
-        tell(f"{kind.value}, down")
-        ways.append(_down(session, device, timeout))
+        how.tell(f"{kind.value}, up")
+        ways.append(_up(kind, session, how))
+        how.tell(f"{kind.value}, down")
+        ways.append(_down(kind, session, how))
     up, down = [*ways, None, None][:2]
     return Road(kind, up, down, refused[0].why_not if refused else "")
 
@@ -167,9 +175,11 @@ def _refusals(kind: RoadKind) -> Iterator[list[Road]]:
         refused.append(Road(kind, why_not=error.message))
 
 
-def _up(session: hg.Session, device: hg.Device, timeout: float) -> Direction:
+def _up(kind: RoadKind, session: hg.Session, how: _Measuring) -> Direction:
+    timeout = how.timeout
+
     def transfer(size_bytes: int) -> float:
-        tensor, array = session.empty(size_bytes, "u8", device.name), np.ones(size_bytes, np.uint8)
+        tensor, array = session.empty(size_bytes, "u8", how.device.name), np.ones(size_bytes, np.uint8)
         session.synchronize(timeout)
         begun = time.perf_counter()
         tensor.set(array, timeout=timeout)
@@ -177,13 +187,15 @@ def _up(session: hg.Session, device: hg.Device, timeout: float) -> Direction:
         return time.perf_counter() - begun
 
     with _counted(session, timeout) as count:
-        rate = grow(transfer, most_bytes(device, timeout))
+        rate = grow(transfer, how.growth(kind))
     return Direction(rate, count(lambda one: (one.copied_in_bytes, one.written_bytes)))
 
 
-def _down(session: hg.Session, device: hg.Device, timeout: float) -> Direction:
+def _down(kind: RoadKind, session: hg.Session, how: _Measuring) -> Direction:
+    timeout = how.timeout
+
     def transfer(size_bytes: int) -> float:
-        tensor = session.empty(size_bytes, "u8", device.name)
+        tensor = session.empty(size_bytes, "u8", how.device.name)
         # Else its pages might not be there, and reading them would cost nothing.
         tensor.memset(1)
         session.synchronize(timeout)
@@ -192,16 +204,16 @@ def _down(session: hg.Session, device: hg.Device, timeout: float) -> Direction:
         return time.perf_counter() - begun
 
     with _counted(session, timeout) as count:
-        rate = grow(transfer, most_bytes(device, timeout))
+        rate = grow(transfer, how.growth(kind))
     return Direction(rate, count(lambda one: (one.copied_out_bytes, one.read_bytes)))
 
 
-def _mapped(session: hg.Session, device: hg.Device, timeout: float, tell: Tell) -> Road:
+def _mapped(session: hg.Session, how: _Measuring) -> Road:
     """A tensor whose memory both have: the caller copies, nobody else."""
-    tell(RoadKind.MAPPED.value)
-    size_bytes = min(LARGEST_BYTES, most_bytes(device, timeout))
-    tensor = session.empty(size_bytes, "u8", device.name, buffer_type="shared")
-    there, here = tensor.map(timeout), np.ones(size_bytes, np.uint8)
+    how.tell(RoadKind.MAPPED.value)
+    size_bytes = most_bytes(how.device, how.timeout)
+    tensor = session.empty(size_bytes, "u8", how.device.name, buffer_type="shared")
+    there, here = tensor.map(how.timeout), np.ones(size_bytes, np.uint8)
 
     def copy(destination: Any, source: Any) -> Callable[[int], float]:
         def transfer(size_bytes: int) -> float:
@@ -211,7 +223,8 @@ def _mapped(session: hg.Session, device: hg.Device, timeout: float, tell: Tell) 
 
         return transfer
 
-    up, down = grow(copy(there, here), size_bytes), grow(copy(here, there), size_bytes)
+    growth = Growth(FIRST_BY_MEMORY, size_bytes)
+    up, down = grow(copy(there, here), growth), grow(copy(here, there), growth)
     copies = Copies(1.0, 0.0)
     return Road(RoadKind.MAPPED, Direction(up, copies), Direction(down, copies))
 
@@ -253,32 +266,3 @@ def _times(
         return None
     (copied, carried), (copied_now, carried_now) = read(before), read(after)
     return (copied_now - copied) / (carried_now - carried) if carried_now > carried else None
-
-
-# Growing
-
-
-def grow(transfer: Callable[[int], float], most: int = LARGEST_BYTES) -> Rate:
-    """Transfers of growing sizes: the rate of the largest, by the median of their times. `transfer` gives the
-    seconds of one."""
-    size: int | None = min(FIRST_BYTES, most)
-    left, times = ROAD_SECONDS, dict[int, list[float]]()
-    while size is not None:
-        seconds = max(transfer(size), 1e-9)
-        times.setdefault(size, []).append(seconds)
-        left -= seconds
-        size = next_size(size, seconds, left, most)
-    largest = max(times)
-    return Rate(largest, statistics.median(times[largest]), len(times[largest]))
-
-
-def next_size(size_bytes: int, seconds: float, left_seconds: float, most: int) -> int | None:
-    """The size of the next transfer after one that took so long; None: the time is over.
-
-    A larger one is taken to be no faster than this one, so that it ends within the time that is left.
-    """
-    fits = int(size_bytes * left_seconds / seconds)
-    if fits < size_bytes:
-        return None
-    grown = min(size_bytes * GROWTH, fits, most)
-    return size_bytes if seconds >= LONG_ENOUGH or grown < 2 * size_bytes else grown
