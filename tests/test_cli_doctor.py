@@ -125,6 +125,13 @@ def test_answers_that_are_late_now_and_then_are_told() -> None:
     assert find(replace(FAR, run=RoundTrip(0.1e-3, 2e-3, 50))) == ()
 
 
+def test_connecting_that_takes_long_is_told_unless_devices_start_here() -> None:
+    found = only(replace(FAR, connect_seconds=3.0))
+    assert (found.name, found.seen) == ("connecting", "connecting took 3 s")
+    assert find(replace(FAR, connect_seconds=1.5, empty=RoundTrip(40e-3, 40e-3, 7))) == ()
+    assert find(replace(WELL, connect_seconds=3.0, in_process=True)) == ()
+
+
 def test_a_server_without_uvloop_is_told_what_to_install() -> None:
     server = Side("heliograph/0.1.0", {**WELL.server.facts, "event_loop": "asyncio"})
     found = only(replace(WELL, server=server))
@@ -184,6 +191,13 @@ def test_a_network_s_rate_is_named() -> None:
     found = only(replace(FAR, roads=(road(RoadKind.GRPC, 110e6),)))
     assert found.seen == "the road gives 110 MB/s: that is a 1 Gbit/s network"
     assert "9.09 s" in found.cost and "quantized" in found.advice
+
+
+def test_a_network_is_known_behind_a_long_way() -> None:
+    """Of a transfer's time the round trip is none in which bytes came."""
+    way = Direction(Rate(4 * MIB, 4 * MIB / 11.5e6 + 0.1, 1), ONCE)
+    far = replace(FAR, empty=RoundTrip(0.1, 0.1, 5), roads=(Road(RoadKind.GRPC, way, way),))
+    assert only(far).seen == "the road gives 9.03 MB/s: that is a 100 Mbit/s network"
 
 
 def test_a_rate_that_no_network_has_asks_what_is_in_between() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import Enum
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from heliograph.cli import add_server_argument
@@ -45,8 +46,9 @@ FACTS = {
     "allocator_settings": "its settings",
     "system": "system",
 }
-#: Those that one side alone has.
+#: Those that one side alone has; and those that are no package which may be missing.
 OF_SERVER, OF_CLIENT = ("event_loop", "processors"), ("rich",)
+NO_PACKAGES = ("python", *OF_SERVER, "allocator", "system")
 NO_COMPRESSION = "none: tensors hardly compress, and it would cost the processor, which is the limit"
 #: The steps that are shown: at most so many.
 STEPS = 7
@@ -131,7 +133,8 @@ def show(found: Measurements, findings: Sequence[Finding]) -> None:
         print(f"gRPC carries {size_text(found.chunk_bytes)} a message")
     print()
     sides = ["this process"] if found.in_process else ["client", "server"]
-    print_table(["", *sides], [_fact(found, *one)[: len(sides) + 1] for one in FACTS.items()])
+    rows = [_fact(found, *one) for one in FACTS.items() if not (found.in_process and one[0] in OF_SERVER)]
+    print_table(["", *sides], [row[: len(sides) + 1] for row in rows])
     print()
     header = ["device", "type", "backend", "free", "total", "kernels", "BLAS", "description"]
     print_table(header, list(_devices(found)))
@@ -173,7 +176,9 @@ def _fact(found: Measurements, name: str, shown: str) -> list[str]:
 
 
 def _absent(name: str) -> str:
-    return "the defaults" if name == "allocator_settings" else "not installed"
+    if name == "allocator_settings":
+        return "the defaults"
+    return "unknown" if name in NO_PACKAGES else "not installed"
 
 
 def _devices(found: Measurements) -> Iterator[list[str]]:
@@ -208,9 +213,9 @@ def step_progress(console: Console | None = None) -> Iterator[Callable[[str], No
         if bars is None:
             yield lambda _: None
             return
-        task = bars.add_task("measuring", total=STEPS)
+        task, done = bars.add_task("measuring", total=STEPS), count()
 
         def show_step(name: str) -> None:
-            bars.update(task, advance=1, description=name)
+            bars.update(task, completed=next(done), description=name)
 
         yield show_step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from heliograph.cli.measurements import Direction, Measurements, RoadKind, Side, usable
@@ -14,9 +14,12 @@ SLOW_ON_ONE_HOST = 2e-3
 #: How much later than the median a tenth of the answers may come, and from when on that matters.
 JITTER_TIMES = 4.0
 JITTER_SECONDS = 5e-3
-#: Line rates of usual networks, in bits a second, the slowest first, and which part of it TCP gets through.
+#: What connecting may take, in seconds, beside round trips.
+SLOW_CONNECTING = 1.0
+#: Line rates of usual networks, in bits a second, the slowest first, and which part of it is seen: TCP gets
+#: nearly all through, and short transfers may be a little faster where a rate is an average.
 NETWORKS = {"10 Mbit/s": 1e7, "100 Mbit/s": 1e8, "1 Gbit/s": 1e9, "2.5 Gbit/s": 2.5e9, "10 Gbit/s": 1e10}
-NETWORK_PART = (0.75, 1.0)
+NETWORK_PART = (0.75, 1.05)
 #: What gRPC reaches on any processor, in bytes a second: below it on one host something is wrong; above it
 #: the processors are the limit, and no network.
 FAST_GRPC = 150e6
@@ -58,8 +61,8 @@ class Finding:
 def find(found: Measurements) -> tuple[Finding, ...]:
     """All findings, those first that matter most; none if all is well."""
     parts = (
-        _round_trip, _jitter, _event_loop, _kernels, _shared, _broken, _road, _allocator, _chunks, _copies,
-        _memory, _age, _blas, _progress,
+        _round_trip, _jitter, _connecting, _event_loop, _kernels, _shared, _broken, _road, _allocator, _chunks,
+        _copies, _memory, _age, _blas, _progress,
     )  # fmt: skip
     findings = [one for part in parts for one in part(found)]
     return tuple(sorted(findings, key=lambda one: one.level is not Level.WARNING))
@@ -89,6 +92,21 @@ def _round_trip(found: Measurements) -> Iterator[Finding]:
             _serial(seconds),
             "send runs ahead of their answers: plan.submit(...), whose results later runs may take; keep "
             "values over there with fetch=False; put more into one graph",
+        )
+
+
+def _connecting(found: Measurements) -> Iterator[Finding]:
+    """A session takes a handful of round trips; in this process, the start of devices."""
+    seconds, trip = found.connect_seconds, found.empty.median_seconds
+    usual = 20 * trip if usable(trip) else 0.0
+    if usable(seconds) and seconds > SLOW_CONNECTING + usual and not found.in_process:
+        yield Finding(
+            "connecting",
+            Level.HINT,
+            f"connecting took {time_text(seconds)}",
+            "every session begins with that",
+            "look whether the host's name resolves fast (a numeric address does), and whether the server was "
+            "just starting; keep sessions open",
         )
 
 
@@ -199,11 +217,11 @@ def _broken(found: Measurements) -> Iterator[Finding]:
 
 def _road(found: Measurements) -> Iterator[Finding]:
     road = found.road(RoadKind.GRPC)
-    rates = [one for one in (_rate(road.up), _rate(road.down)) if one] if road else []
-    if not rates:
+    best = max(_rate(road.up), _rate(road.down)) if road is not None else 0.0
+    if road is None or not usable(best):
         return
-    best, cost = max(rates), _gigabyte(max(rates))
-    name = network_of(best)
+    cost = _gigabyte(best)
+    name = network_of(max(_without_round_trip(found, road.up), _without_round_trip(found, road.down)))
     if found.local_address:
         # Where shared memory is in use, gRPC carries commands alone.
         if best < FAST_GRPC and not found.shared_memory:
@@ -238,6 +256,15 @@ def _gigabyte(bytes_per_second: float) -> str:
 
 def _rate(direction: Direction | None) -> float:
     return direction.rate.bytes_per_second if direction is not None else 0.0
+
+
+def _without_round_trip(found: Measurements, direction: Direction | None) -> float:
+    """The rate at which bytes came, once the first one did."""
+    if direction is None:
+        return 0.0
+    rate, trip = direction.rate, found.empty.median_seconds
+    seconds = rate.seconds - trip if usable(trip) and trip < rate.seconds / 2 else rate.seconds
+    return replace(rate, seconds=seconds).bytes_per_second
 
 
 def _allocator(found: Measurements) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ ADDED_ROUND_TRIPS = 10
 #: From when on a transfer is long enough to tell its rate: in seconds, and in round trips.
 LONG_ENOUGH = 0.05
 LONG_ENOUGH_ROUND_TRIPS = 5
-#: What a clock that stands still is taken to have shown: so many transfers end the measuring all the same.
+#: What each transfer takes of the time at least, so that they end even if the clock stands still.
 SHORTEST_SECONDS = 1e-4
 #: A transfer may be so many times the one before.
 GROWTH = 4
@@ -57,9 +57,9 @@ def grow(transfer: Callable[[int], float], growth: Growth) -> Rate:
     size: int | None = min(growth.first_bytes, growth.most_bytes)
     left, times = growth.seconds, dict[int, list[float]]()
     while size is not None:
-        seconds = max(transfer(size), SHORTEST_SECONDS)
+        seconds = max(transfer(size), 1e-9)
         times.setdefault(size, []).append(seconds)
-        left -= seconds
+        left -= max(seconds, SHORTEST_SECONDS)
         size = growth.next_bytes(size, seconds, left)
     largest = max(times)
     return Rate(largest, statistics.median(times[largest]), len(times[largest]))
