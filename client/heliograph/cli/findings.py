@@ -61,8 +61,8 @@ class Finding:
 def find(found: Measurements) -> tuple[Finding, ...]:
     """All findings, those first that matter most; none if all is well."""
     parts = (
-        _round_trip, _jitter, _connecting, _event_loop, _kernels, _shared, _broken, _road, _allocator, _chunks,
-        _copies, _memory, _age, _blas, _progress,
+        _round_trip, _jitter, _connecting, _event_loop, _kernels, _shared, _broken, _road, _allocator,
+        _chunks, _copies, _memory, _age, _blas, _progress,
     )  # fmt: skip
     findings = [one for part in parts for one in part(found)]
     return tuple(sorted(findings, key=lambda one: one.level is not Level.WARNING))
