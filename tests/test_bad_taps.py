@@ -224,7 +224,10 @@ def test_pieces_become_a_value() -> None:
     ):
         core.apply(batch)
     assert run.feed is not None
-    assert [(node, array.tobytes()) for node, array in run.feed.ready] == [(3, b"abcdefgh"), (0, b"12345678")]
+    assert [(node, array.tobytes()) for node, _, array in run.feed.ready] == [
+        (3, b"abcdefgh"),
+        (0, b"12345678"),
+    ]
 
 
 @pytest.mark.parametrize(

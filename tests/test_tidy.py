@@ -39,6 +39,7 @@ PURE = (
     "heliograph_server.core.arrival",
     "heliograph_server.core.checks",
     "heliograph_server.core.plan_core",
+    "heliograph_server.core.loops",
     "heliograph_server.core.memories",
     "heliograph_server.core.queries",
     "heliograph_server.core.scheduling",

@@ -186,6 +186,7 @@ from heliograph_proto.types import DType, TensorType
 
 if TYPE_CHECKING:
     from heliograph import aio as aio
+    from heliograph._allocator import tune_allocator
     from heliograph._comparison import ComparedNode, Comparison, Verdict
     from heliograph._reserving import Reservation
     from heliograph._split_buffer_type import SplitBufferType
@@ -220,6 +221,7 @@ _LATER = {
     "compare": "comparing",
     "copy_plan": "copying",
     "connect": "session",
+    "tune_allocator": "_allocator",
     "Device": "stream",
     "Event": "stream",
     "Explanation": "explaining",
@@ -431,6 +433,7 @@ __all__ = [
     "tril",
     "triu",
     "trunc",
+    "tune_allocator",
     "var",
     "vecdot",
     "where",

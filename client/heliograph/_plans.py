@@ -15,12 +15,14 @@ from heliograph._arrays import empty_array
 from heliograph._common import Handle, Shell
 from heliograph._compiling import CompileOptions
 from heliograph._effects import Compute, Explain, Procedure
+from heliograph._loops import Carries, check_server, loop_of, unread_bytes
 from heliograph._procedures import Sending
 from heliograph._progress import Progress
 from heliograph._running import Bound, Observed, PlanSpec, Run, Wanted, choose_outputs, submit
-from heliograph._taps import Taps, Variants, tapped_nodes
+from heliograph._taps import Taps, Variants, tapped_in_loop, tapped_nodes
 from heliograph._tensors import TensorBase, as_elements
 from heliograph.protocol import ClientCore
+from heliograph_proto import commands as c
 from heliograph_proto.description import PlanReport, Port
 from heliograph_proto.errors import (
     DeadlineExceededError,
@@ -47,7 +49,7 @@ Submission: TypeAlias = tuple[
 ]
 
 #: Keywords that are options of a run, and so no inputs.
-_TAKEN = ("copy", "fetch", "out", "pause", "stream", "taps", "timeout")
+_TAKEN = ("carry", "copy", "fetch", "out", "pause", "steps", "stream", "taps", "timeout", "until")
 
 
 class PlanBase(Handle):
@@ -201,25 +203,46 @@ class PlanBase(Handle):
             raise UnsupportedError(f"the server {info.server} cannot observe runs", advice="upgrade it")
         nodes = tapped_nodes(recipe.graph, taps)
         found = Observed(recipe.graph, nodes, bool(pause), self._shell.let_go)
-        if (size := found.feed().size_bytes) > info.limits.in_flight_bytes:
+        if (size := found.feed().held_bytes) > info.limits.in_flight_bytes:
             raise LimitExceededError(
                 f"the tapped nodes have {size:,} bytes; the server holds {info.limits.in_flight_bytes:,}",
                 advice="tap fewer of them in one run",
             )
         return found
 
-    def _submitting(self, arguments: Submission, observed: Observed | None) -> Procedure[Run]:
-        """Sends a run of the plan, or of the variant of it that observes these nodes."""
+    def _looping(
+        self, steps: int, carry: Carries, until: str | None, taps: Taps
+    ) -> tuple[c.Loop, Observed | None]:
+        """A loop, and what of it is to be observed, checked. Raises InvalidArgumentError, LimitExceededError,
+        UnsupportedError."""
+        recipe, info = self._spec.recipe, self._shell.info
+        assert recipe is not None
+        check_server(info)
+        loop = loop_of(self._spec.info, steps, carry, until)
+        if taps is None:
+            return loop, None
+        nodes, outputs = tapped_in_loop(recipe.graph, taps)
+        most_bytes = info.limits.in_flight_bytes
+        loop = replace(loop, taps=outputs)
+        found = Observed(recipe.graph, nodes, False, self._shell.let_go, loop, most_bytes)
+        loop = replace(loop, unread_bytes=unread_bytes(found.types().values(), most_bytes))
+        return loop, replace(found, loop=loop)
+
+    def _submitting(
+        self, arguments: Submission, observed: Observed | None, loop: c.Loop | None = None
+    ) -> Procedure[Run]:
+        """Sends a run of the plan, or a loop, or that of the variant of it that observes these nodes."""
         core, spec, bound, chosen, how, time_ms, release = arguments
+        rest = bound, chosen, how, time_ms, release, observed, loop
         if observed is None or not observed.nodes:
-            return (yield from submit(core, spec, bound, chosen, how, time_ms, release, observed))
+            return (yield from submit(core, spec, *rest))
         variants, observing = self._variants, spec.observing
         if observing is None:
             raise UnknownHandleError("the plan was freed")
         variant = yield from variants.of(core, observed.nodes, lambda: observing(observed.nodes, how.gate))
         variant.users += 1
         try:
-            return (yield from submit(core, variant.spec, bound, chosen, how, time_ms, release, observed))
+            return (yield from submit(core, variant.spec, *rest))
         finally:
             variant.users -= 1
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from heliograph._arrays import byte_view, empty_array
 from heliograph._effects import Procedure, Wait
-from heliograph._feed import Feed
+from heliograph._feed import Feed, LoopFeed, output_key
 from heliograph._gates import Gate
 from heliograph._outcome import Outcome, Pending
 from heliograph._procedures import Sending, credit, read, wait_for, write
@@ -25,6 +25,7 @@ from heliograph_proto import commands as c
 from heliograph_proto.description import PlanInfo, Port
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.graph import Graph
+from heliograph_proto.types import TensorType
 
 #: An input of a run: an array of exactly the port's type, or the handle of a tensor.
 Bound: TypeAlias = "np.ndarray[Any, Any] | int"
@@ -97,10 +98,28 @@ class Observed:
     pauses: bool
     #: Lets a run go on that nobody will ask any more; safe in destructors.
     let_go: Callable[[Pending], None]
+    #: The loop that it is, whose outputs may be streamed.
+    loop: c.Loop | None = None
+    #: Of a loop: how many bytes of values are kept here once nobody takes them.
+    kept_bytes: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the run may wait for somebody to ask."""
+        return self.pauses or self.loop is not None
+
+    def types(self) -> dict[int, TensorType]:
+        """Of what is observed, as a feed has it."""
+        found = {node: self.graph.nodes[node].type for node in self.nodes}
+        for place in self.loop.taps if self.loop is not None else ():
+            found[output_key(place)] = self.graph.type_of(self.graph.outputs[place].value)
+        return found
 
     def feed(self) -> Feed:
         """Where it arrives."""
-        return Feed({node: self.graph.nodes[node].type for node in self.nodes}, self.pauses)
+        if self.loop is None:
+            return Feed(self.types(), self.pauses)
+        return LoopFeed(self.types(), self.loop.steps, self.loop.unread_bytes, self.kept_bytes)
 
 
 @dataclass(slots=True)
@@ -120,6 +139,13 @@ class Run:
     #: What of it is observed.
     observed: Observed | None = None
 
+    @property
+    def steps(self) -> int | None:
+        """How often the plan was run; None before that has ended well."""
+        if not self.pending.done or self.pending.error is not None:
+            return None
+        return self.pending.completion.steps or 1 if self.pending.completion is not None else 1
+
     def drop(self) -> None:
         """Frees the tensors of large outputs that were fetched, or that nobody will fetch."""
         for wanted in self.fetched:
@@ -129,7 +155,7 @@ class Run:
 
     def let_go(self) -> None:
         """Nobody will ask for what is observed of it: it waits for nobody. Safe in destructors."""
-        if self.observed is not None and self.observed.pauses and not self.pending.done:
+        if self.observed is not None and self.observed.waits and not self.pending.done:
             self.observed.let_go(self.pending)
 
     def __del__(self) -> None:
@@ -146,8 +172,9 @@ def submit(
     timeout_ms: int,
     release: Callable[[int], None],
     observed: Observed | None = None,
+    loop: c.Loop | None = None,
 ) -> Procedure[Run]:
-    """Sends a run. Ends when the caller may overwrite its arrays (at once with `how.keep`).
+    """Sends a run, or a loop. Ends when the caller may overwrite its arrays (at once with `how.keep`).
 
     `plan` is one that observes the nodes that are to be observed.
     """
@@ -158,7 +185,7 @@ def submit(
         bindings = []
         for place, value in enumerate(inputs):
             bindings.append((yield from _bind(core, plan, place, value, inline, temporary, how)))
-        pending = yield from _send_run(core, plan, tuple(bindings), wanted, how, timeout_ms, observed)
+        pending = yield from _send_run(core, plan, tuple(bindings), wanted, how, timeout_ms, observed, loop)
     finally:
         for handle in temporary:
             release(handle)
@@ -215,6 +242,7 @@ def _send_run(
     how: Sending,
     timeout_ms: int,
     observed: Observed | None,
+    loop: c.Loop | None,
 ) -> Procedure[Pending]:
     outputs = tuple(
         c.OutputBinding(one.place, one.handle, fetch=not (one.handle or one.into), into=one.into)
@@ -222,11 +250,11 @@ def _send_run(
     )
     feed = observed.feed() if observed is not None else None
     inline_bytes = sum(len(one.data) for one in bindings if one.data is not None)
-    inline_bytes += feed.size_bytes if feed is not None else 0
+    inline_bytes += feed.held_bytes if feed is not None else 0
     yield from credit(core, inline_bytes, how.gate)
     try:
         pending = core.send(
-            c.Run(plan.handle, bindings, outputs, feed is not None and feed.pauses),
+            c.Run(plan.handle, bindings, outputs, feed is not None and feed.pauses, loop),
             stream=how.stream,
             observed=True,
             timeout_ms=timeout_ms,

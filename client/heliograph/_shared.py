@@ -27,7 +27,7 @@ SharedMemoryArgument: TypeAlias = "Literal['auto'] | bool"
 ANSWER_SECONDS = 2.0
 RESPONSE_BYTES = 65_536
 #: What one command carries: copied here while the server copies the one before.
-SLOT_BYTES = 4 * 2**20
+SLOT_BYTES = 8 * 2**20
 
 
 class SharedSpace:

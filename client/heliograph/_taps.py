@@ -1,4 +1,4 @@
-"""Observing runs: which nodes, the plans that do it, and what they tell, for both APIs."""
+"""Observing runs and loops: which nodes, the plans that do it, and what they tell, for both APIs."""
 
 from __future__ import annotations
 
@@ -38,10 +38,18 @@ class Node(Typed):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tap(Node):
-    """The value of an observed node in one run."""
+    """The value of an observed node in one run, or in a step of a loop; or there of an output.
+
+    An output has its own name, and number and op of the node that computes it; of a leaf's they are -1 and
+    "input", "weight" or "variable".
+    """
 
     #: In memory of its own; of a quantized type, the rows of bytes.
     value: np.ndarray[Any, Any]
+    #: Of a loop, from 0.
+    step: int = 0
+    #: Whether it is that of an output of a loop.
+    is_output: bool = False
 
 
 #: Names of nodes as in fnmatch, or what says of a node whether it is meant.
@@ -69,13 +77,32 @@ def tapped_nodes(graph: Graph, taps: TapPattern | Collection[TapPattern]) -> tup
 
     Raises InvalidArgumentError.
     """
+    nodes = nodes_of(graph)
+    found = {number for pattern in _patterns(taps) for number in _matching(graph, nodes, pattern)}
+    return tuple(sorted(found))
+
+
+def tapped_in_loop(
+    graph: Graph, taps: TapPattern | Collection[TapPattern]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """As `tapped_nodes`, and the places of outputs, which what is exactly the name of one means.
+
+    Raises InvalidArgumentError.
+    """
+    outputs = {output.name: place for place, output in enumerate(graph.outputs)}
+    patterns = _patterns(taps)
+    named = {outputs[one] for one in patterns if isinstance(one, str) and one in outputs}
+    others = [one for one in patterns if not (isinstance(one, str) and one in outputs)]
+    return tapped_nodes(graph, others), tuple(sorted(named))
+
+
+def _patterns(taps: TapPattern | Collection[TapPattern]) -> Collection[TapPattern]:
     patterns = [taps] if isinstance(taps, str) or callable(taps) else taps
     if not isinstance(patterns, Collection) or isinstance(patterns, Mapping):
         raise InvalidArgumentError(
             f"taps is {type(taps).__name__}", advice="names as in fnmatch: taps=['layer0/*', 'logits']"
         )
-    nodes = nodes_of(graph)
-    return tuple(sorted({number for pattern in patterns for number in _matching(graph, nodes, pattern)}))
+    return patterns
 
 
 def _matching(graph: Graph, nodes: list[Node], pattern: TapPattern) -> list[int]:
@@ -176,22 +203,32 @@ def not_observed() -> InvalidArgumentError:
 
 
 def next_tap(core: ClientCore, run: Run) -> Procedure[Tap | None]:
-    """The next value of a run; None when it has ended well and nothing is left. Raises as `next_raw`."""
-    found = yield from next_raw(core, run)
-    if found is None:
-        return None
-    node, raw = found
-    # Of other types the raw elements are the elements.
-    value = raw.view(node.dtype.numpy) if node.dtype.name == "bf16" else raw
-    return Tap(node.number, node.name, node.op, node.type, value)
-
-
-def next_raw(core: ClientCore, run: Run) -> Procedure[tuple[Node, np.ndarray[Any, Any]] | None]:
-    """The next observed node and its raw elements (`DType.storage`); None when the run has ended well and
-    nothing is left.
+    """The next value of a run; None when it has ended well and nothing is left.
 
     Raises the run's error. Breaking the waiting off, except by a deadline, cancels the run.
     """
+    found = yield from _next_value(core, run)
+    if found is None:
+        return None
+    what, step, raw = found
+    assert run.observed is not None
+    node = _observed_node(run.observed.graph, what)
+    # Of other types the raw elements are the elements.
+    value = raw.view(node.dtype.numpy) if node.dtype.name == "bf16" else raw
+    return Tap(node.number, node.name, node.op, node.type, value, step, what < 0)
+
+
+def next_raw(core: ClientCore, run: Run) -> Procedure[tuple[Node, np.ndarray[Any, Any]] | None]:
+    """As `next_tap`: the observed node and its raw elements (`DType.storage`)."""
+    found = yield from _next_value(core, run)
+    if found is None:
+        return None
+    assert run.observed is not None
+    return _observed_node(run.observed.graph, found[0]), found[2]
+
+
+def _next_value(core: ClientCore, run: Run) -> Procedure[tuple[int, int, np.ndarray[Any, Any]] | None]:
+    """What it is, as a feed has it, the step of a loop, and the raw elements."""
     pending, observed = run.pending, run.observed
     feed = pending.feed
     assert observed is not None and feed is not None
@@ -199,8 +236,9 @@ def next_raw(core: ClientCore, run: Run) -> Procedure[tuple[Node, np.ndarray[Any
         while not feed.ready:
             if pending.done:
                 core.raise_error(pending)
-                if feed.error is not None:
-                    raise feed.error.at(feed.error.origin)
+            if feed.error is not None and (pending.done or feed.ends_at_gap):
+                raise feed.error.at(feed.error.origin)
+            if pending.done:
                 return None
             core.proceed(pending)
             yield Wait(feed.changed)
@@ -208,5 +246,17 @@ def next_raw(core: ClientCore, run: Run) -> Procedure[tuple[Node, np.ndarray[Any
         if not isinstance(error, Exception):
             core.cancel(pending)
         raise
-    number, raw = feed.ready.popleft()
-    return node_of(observed.graph, number), raw
+    found = feed.take()
+    if observed.loop is not None:
+        core.proceed(pending)
+    return found
+
+
+def _observed_node(graph: Graph, what: int) -> Node:
+    """What is observed: a node, or an output of a loop as `output_key` has it."""
+    if what >= 0:
+        return node_of(graph, what)
+    output = graph.outputs[-1 - what]
+    number = output.value - len(graph.leaves)
+    op = graph.nodes[number].op if number >= 0 else graph.leaves[output.value].kind.value
+    return Node(max(number, -1), output.name, op, graph.type_of(output.value))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from heliograph._arguments import timeout_ms
+from heliograph._loops import Carries
 from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs, Out, PlanBase, Submission
@@ -31,7 +32,7 @@ Outputs = dict[str, Any]
 
 
 class RunFuture:
-    """A run that was sent; `result` waits for its outputs."""
+    """A run or a loop that was sent; `result` waits for its outputs."""
 
     def __init__(self, shell: BlockingShell, run: Run, tensors: Mapping[str, Any], what: What) -> None:
         self._shell = shell
@@ -50,6 +51,11 @@ class RunFuture:
         self._shell.advance(lambda: self._shell.core.cancel(self._run.pending))
         return True
 
+    @property
+    def steps(self) -> int | None:
+        """Of a loop, how many steps it did, once it has ended well; else None. 1 of a run."""
+        return self._run.steps
+
     def __repr__(self) -> str:
         pending = self._run.pending
         return f"<RunFuture {'pending' if not pending.done else 'failed' if pending.error else 'done'}>"
@@ -60,6 +66,11 @@ class RunFuture:
         Ends when the run has ended, with its error if it failed. Waiting for the next one raises
         DeadlineExceededError after `timeout` seconds (the run goes on then); Ctrl-C cancels the run. To stop
         early: `run.cancel()`. Values that nobody takes stay in this process's memory as long as the run does.
+
+        A loop waits on the server while a few MiB of its values are on their way and not taken, until
+        somebody waits for its result, or the iterator is dropped. From then on no more than
+        `session.info.limits.in_flight_bytes` of them stay here: where the first one is missing, iterating
+        raises LimitExceededError.
         """
         if self._run.observed is None:
             raise not_observed()
@@ -175,6 +186,50 @@ class Plan(PlanBase):
         observed = self._observed(taps, pause)
         arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
         run = self._shell.drive(self._submitting(arguments, observed), timeout, self._spec.what)
+        return RunFuture(self._shell, run, self._tensors(run, out), self._spec.what)
+
+    def loop(
+        self,
+        inputs: Inputs = None,
+        /,
+        *,
+        steps: int,
+        carry: Carries = None,
+        until: str | None = None,
+        taps: Taps = None,
+        fetch: Fetch = True,
+        out: Out = None,
+        timeout: float | None = None,
+        stream: StreamBase | None = None,
+        copy: bool = True,
+        **keywords: Any,
+    ) -> RunFuture:
+        """Runs the plan again and again on the server, in one message: a future, as of `submit`.
+
+        `carry`: which outputs of a step are inputs of the next, names of inputs (or several) by the names of
+        outputs; what is carried has the same shape and data type, and `inputs` has it for the first step. The
+        other inputs stay as they are, and a tensor that is an input is not written. Variables keep what
+        steps assign to them.
+
+        The loop ends after `steps` steps at most; after the first in which the output `until`, of one element
+        of bool or integers, is not zero; when a step fails, with its error, which names the step, from 0;
+        `timeout` seconds after it arrived, with DeadlineExceededError; or with `cancel()`. The result is the
+        outputs of the last step, bit for bit what `run` called so often gives; `future.steps` tells how many
+        there were.
+
+        `taps`: what `future.taps()` gives while it goes on, each with its `step`: names of outputs, whose
+        values come after each step, and patterns and functions of nodes as in `submit` (what is exactly the
+        name of an output means the output). It waits while too much is unread, see `RunFuture.taps`, and what
+        was sent behind it on its stream waits with it.
+
+        Other arguments and errors are those of `submit`. InvalidArgumentError also for a name that is none,
+        types that differ, an input that is carried twice, and steps that are not 1 to 1,000,000,000;
+        UnsupportedError for a server that knows no loops.
+        """
+        looping, observed = self._looping(steps, carry, until, taps)
+        arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
+        sending = self._submitting(arguments, observed, looping)
+        run = self._shell.drive(sending, timeout, self._spec.what)
         return RunFuture(self._shell, run, self._tensors(run, out), self._spec.what)
 
     def _running(

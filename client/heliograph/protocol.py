@@ -162,13 +162,13 @@ class ClientCore:
         self._cancels.append(pending)
 
     def proceed(self, pending: Pending) -> None:
-        """Lets a run go on if it waits at an observed node. Safe in destructors."""
-        if pending.feed is not None and pending.feed.is_paused:
-            pending.feed.is_paused = False
+        """Lets a run go on if it waits at an observed node; tells a loop what was taken, when it is time to.
+        Safe in destructors."""
+        if pending.feed is not None and pending.feed.may_proceed():
             self._continues.append(pending)
 
     def flow(self, pending: Pending) -> None:
-        """From now on a run waits at no observed node. Safe in destructors and from any thread."""
+        """From now on a run waits for nobody to ask. Safe in destructors and from any thread."""
         if pending.feed is not None:
             pending.feed.flows = True
             self.proceed(pending)
@@ -252,8 +252,9 @@ class ClientCore:
         """It passes the queue, too, which may stand behind its run."""
         while self._continues:
             run = self._continues.popleft()
-            if not run.done:
-                return Pending(c.Continue(run.sequence), self.default_stream, False, 0)
+            if not run.done and run.feed is not None:
+                kind = c.Continue(run.sequence, run.feed.taken_bytes)
+                return Pending(kind, self.default_stream, False, 0)
         return None
 
     def _next(self, room: int, first: bool) -> Pending | None:
@@ -299,12 +300,10 @@ class ClientCore:
             self._complete(self._in_flight.pop(sequence), None)
 
     def _observe(self, run: Pending) -> None:
-        """A value of an observed node is complete."""
+        """An observed value is complete."""
         feed = run.feed
         assert feed is not None
         self._tell(feed)
-        # In this order: `flow` may come from another thread.
-        feed.is_paused = feed.pauses
         if feed.flows:
             self.proceed(run)
 
@@ -490,9 +489,10 @@ def size_of(kind: c.CommandKind) -> int:
     match kind:
         case c.SetTensor(data=data) if data is not None:
             return _COMMAND_BYTES + len(data)
-        case c.Run(inputs=inputs, outputs=outputs):
+        case c.Run(inputs=inputs, outputs=outputs, loop=loop):
             data_bytes = sum(len(one.data) for one in inputs if one.data is not None)
-            return _COMMAND_BYTES + data_bytes + 32 * (len(inputs) + len(outputs))
+            looped = 2 + len(loop.carries) + len(loop.taps) if loop is not None else 0
+            return _COMMAND_BYTES + data_bytes + 32 * (len(inputs) + len(outputs) + looped)
         case c.Free(handles):
             return _COMMAND_BYTES + 10 * len(handles)
         case c.AllocateTensors(tensors=tensors):

@@ -19,6 +19,10 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 SERVER_HANDLE = 1 << 63
 #: The stream that exists without being made.
 DEFAULT_STREAM = 0
+#: The most steps of a loop.
+MAX_LOOP_STEPS = 1_000_000_000
+#: What a value that a loop streams counts beyond its bytes.
+STREAMED_VALUE_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +176,31 @@ class OutputBinding:
 
 
 @dataclass(frozen=True, slots=True)
+class Carry:
+    output: int
+    input: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    steps: int
+    carries: tuple[Carry, ...] = ()
+    #: None: the steps alone end it.
+    until: int | None = None
+    #: Outputs that are streamed.
+    taps: tuple[int, ...] = ()
+    unread_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     plan: int
     inputs: tuple[InputBinding, ...]
     outputs: tuple[OutputBinding, ...]
     #: Whether it waits for `Continue` after each observed node.
     pause: bool = False
+    #: None: it runs once.
+    loop: Loop | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +231,8 @@ class Cancel:
 @dataclass(frozen=True, slots=True)
 class Continue:
     sequence: int
+    #: Of a loop.
+    taken_bytes: int = 0
 
 
 CommandKind: TypeAlias = (
@@ -258,17 +283,23 @@ class Completion:
     device_us: float = 0.0
     #: Of a copy.
     road: CopyRoad | None = None
+    #: Of a loop.
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TapPiece:
-    """A part of the value of a node that a run observes."""
+    """A part of the value of a node that a run observes, or of an output of a loop."""
 
     sequence: int
     node: int
     offset_bytes: int
     data: Bytes
     last: bool
+    #: Of a loop.
+    step: int = 0
+    #: If it is an output's value; `node` says nothing then.
+    output: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import platform
 import sys
 from collections.abc import Callable
 
+from heliograph._allocator import tune_allocator
 from heliograph_proto import __version__
 from heliograph_proto.errors import HeliographError
 from heliograph_server.app import Daemon, is_starting, leave, serve
@@ -23,6 +24,8 @@ def run(config: ServerConfig) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
     )
+    if not tune_allocator():
+        logger.info("the C library's allocator cannot be told to keep memory: transfers over TCP are slower")
     factory, loop_name = _loop_factory()
     logger.info("heliograph %s on Python %s, %s", __version__, platform.python_version(), loop_name)
     try:

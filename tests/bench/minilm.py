@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import psutil
 from figures import Figure, paired_medians, seconds_of
+from peer_process import PEER_PYTHON, PeerProcess
 
 import heliograph as hg
 from heliograph.demo import SENTENCES, find_model
@@ -23,7 +20,6 @@ from heliograph.testing import running_daemon
 TOKENS = 16
 BARS = {1: 0.7, 8: 0.9, 32: 0.9}
 ROUNDS, RUNS = 5, 20
-PEER_PYTHON = Path(__file__).parents[2] / ".venv-peers" / "bin" / "python"
 #: OpenMP's idle threads spin for a while after each of the peer's runs; ours must not pay for that.
 SETTLE_SECONDS = 0.3
 
@@ -32,61 +28,20 @@ def threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class Peer:
-    """The process that runs the model in PyTorch."""
-
-    def __init__(self, model: Path) -> None:
-        command = [str(PEER_PYTHON), str(Path(__file__).with_name("peer_minilm.py"))]
-        self.process = subprocess.Popen(
-            [*command, str(model), str(threads())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self._answer()
-
-    def measure(self, attention: str, batch: int, runs: int) -> list[float]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{attention} {batch} {runs}\n")
-        self.process.stdin.flush()
-        found = self._answer()
-        assert isinstance(found, list)
-        return found
-
-    def _answer(self) -> object:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"the peer ended with {self.process.wait(10)}; is {PEER_PYTHON} set up?")
-        return json.loads(line)
-
-    def close(self) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait(30)
-        self.process.stdout.close()
-
-
-@contextmanager
-def _peer(model: Path) -> Iterator[Peer]:
-    peer = Peer(model)
-    try:
-        yield peer
-    finally:
-        peer.close()
-
-
 def figures() -> Iterator[Figure]:
     """One figure for each batch size."""
     model = find_model()
-    with running_daemon("--log-level", "warning") as url, hg.connect(url) as session, _peer(model) as peer:
+    with (
+        running_daemon("--log-level", "warning") as url,
+        hg.connect(url) as session,
+        PeerProcess("peer_minilm.py", model, threads(), python=PEER_PYTHON) as peer,
+    ):
         embedder = Embedder(session, model)
         for batch, bar in BARS.items():
             yield _batch_figure(embedder, peer, batch, bar)
 
 
-def _batch_figure(embedder: Embedder, peer: Peer, batch: int, bar: float) -> Figure:
+def _batch_figure(embedder: Embedder, peer: PeerProcess, batch: int, bar: float) -> Figure:
     plan = embedder.plan(batch, TOKENS)
     rng = np.random.default_rng(batch)
     ids = rng.integers(1000, 20000, (batch, TOKENS)).astype(np.int32)
@@ -100,7 +55,7 @@ def _batch_figure(embedder: Embedder, peer: Peer, batch: int, bar: float) -> Fig
 
     medians = {
         attention: paired_medians(
-            ours, lambda runs, name=attention: peer.measure(name, batch, runs), ROUNDS, RUNS
+            ours, lambda runs, name=attention: peer.seconds(name, batch, runs), ROUNDS, RUNS
         )
         for attention in ("eager", "sdpa")
     }

@@ -7,11 +7,11 @@ starts, and pooling and normalisation are inside it, as they are for us.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 
 import torch
+from peer_lines import answer
 from transformers import BertModel
 
 TOKENS = 16
@@ -23,12 +23,12 @@ def main() -> None:
     models = {
         name: BertModel.from_pretrained(folder, attn_implementation=name).eval() for name in ("eager", "sdpa")
     }
-    print(json.dumps("ready"), flush=True)
-    for line in sys.stdin:
-        attention, batch, runs = line.split()
-        ids = torch.randint(1000, 20000, (int(batch), TOKENS))
-        mask = torch.ones_like(ids)
-        print(json.dumps(measure(models[attention], ids, mask, int(runs))), flush=True)
+
+    def seconds(attention: str, batch: int, runs: int) -> list[float]:
+        ids = torch.randint(1000, 20000, (batch, TOKENS))
+        return measure(models[attention], ids, torch.ones_like(ids), runs)
+
+    answer(seconds)
 
 
 def measure(model, ids, mask, runs: int) -> list[float]:  # type: ignore[no-untyped-def]

@@ -15,8 +15,13 @@ from pathlib import Path
 import attention
 import bandwidth
 import decoder
+import hosts
+import loops
 import minilm
 import plan_cost
+import planes
+import planes_latency
+import planes_shared
 import planner
 import quantized
 import scheduler
@@ -31,8 +36,15 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
     "attention": attention.figures,
     "bandwidth": bandwidth.figures,
     "decoder": decoder.figures,
+    "hosts": hosts.figures,
+    "loops": loops.figures,
     "minilm": minilm.figures,
     "plan-cost": plan_cost.figures,
+    "planes-upload": planes.uploads,
+    "planes-download": planes.downloads,
+    "planes-shared": planes_shared.figures,
+    "planes-latency": planes_latency.latency,
+    "planes-pipelined": planes_latency.pipelined,
     "planner": planner.figures,
     "quantized": quantized.figures,
     "scheduler": scheduler.figures,

@@ -34,6 +34,9 @@ class BufferType(ABC):
     #: whose bytes may change at any time.
     is_mappable: bool = False
 
+    #: Whether new memory is all zero, so that nobody need fill it.
+    makes_zeros: bool = False
+
     @abstractmethod
     def allocate(self, size_bytes: int, usage: Usage = Usage.ANY) -> Buffer:
         """A buffer; size 0 is fine. Contents are undefined. Raises OutOfMemoryError."""

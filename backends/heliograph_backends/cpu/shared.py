@@ -18,6 +18,7 @@ class SharedBufferType(HostBufferType):
     """Memory that other processes can map, counted against the device's budget."""
 
     is_mappable = True
+    makes_zeros = True
 
     def __init__(self, device: Device, budget: Budget) -> None:
         super().__init__(device, budget)

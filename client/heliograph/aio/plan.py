@@ -16,12 +16,13 @@ from heliograph._arguments import timeout_ms
 from heliograph._deadline import Deadline
 from heliograph._effects import Procedure
 from heliograph._gates import Gate
+from heliograph._loops import Carries
 from heliograph._outcome import Outcome
 from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs, Out, PlanBase, Submission
 from heliograph._procedures import Sending
-from heliograph._running import Bound, Run, Wanted, collect, fits_inline, run_once
+from heliograph._running import Bound, Observed, Run, Wanted, collect, fits_inline, run_once
 from heliograph._sessions import Bindings, updating
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import StreamBase, stream_handle
@@ -29,6 +30,7 @@ from heliograph._taps import Tap, Taps, next_tap, not_observed
 from heliograph._words import cancelled
 from heliograph.aio.tensor import Tensor
 from heliograph.builder import Graph
+from heliograph_proto.commands import Loop
 from heliograph_proto.errors import HeliographError
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class RunFuture:
-    """A run that was sent, or waits to be; `await future` or `await future.result(timeout)`."""
+    """A run or a loop that was sent, or waits to be; `await future` or `await future.result(timeout)`."""
 
     def __init__(
         self,
@@ -124,6 +126,14 @@ class RunFuture:
         """Calls function(self) on the loop when the run has ended."""
         self._ended.add_callback(partial(function, self))
 
+    @property
+    def steps(self) -> int | None:
+        """As hg.RunFuture.steps."""
+        sent = self._sent
+        if not sent.done() or sent.cancelled() or sent.exception() is not None:
+            return None
+        return sent.result().steps
+
     def __repr__(self) -> str:
         return f"<RunFuture {'done' if self.done() else 'pending'}>"
 
@@ -201,6 +211,41 @@ class Plan(PlanBase):
         then, unless `copy=False`.
         """
         observed = self._observed(taps, pause)
+        return self._sent(inputs, keywords, fetch, out, timeout, stream, copy, observed, None)
+
+    def loop(
+        self,
+        inputs: Inputs = None,
+        /,
+        *,
+        steps: int,
+        carry: Carries = None,
+        until: str | None = None,
+        taps: Taps = None,
+        fetch: Fetch = True,
+        out: Out = None,
+        timeout: float | None = None,
+        stream: StreamBase | None = None,
+        copy: bool = True,
+        **keywords: Any,
+    ) -> RunFuture:
+        """As hg.Plan.loop; a plain call, as `submit`."""
+        looping, observed = self._looping(steps, carry, until, taps)
+        return self._sent(inputs, keywords, fetch, out, timeout, stream, copy, observed, looping)
+
+    def _sent(
+        self,
+        inputs: Inputs,
+        keywords: dict[str, Any],
+        fetch: Fetch,
+        out: Out,
+        timeout: float | None,
+        stream: StreamBase | None,
+        copy: bool,
+        observed: Observed | None,
+        loop: Loop | None,
+    ) -> RunFuture:
+        """Sends a run or a loop, or sees to it that it will be."""
         core, bound = self._shell.core, self._bind(inputs, keywords)
         kept_alive = (inputs, keywords, out)
         if copy and (observed is not None or not fits_inline(core, bound)):
@@ -213,7 +258,7 @@ class Plan(PlanBase):
         except BaseException:
             self._shell.advance(lambda: core.close_gate(gate))
             raise
-        sending = self._submitting(arguments, observed)
+        sending = self._submitting(arguments, observed, loop)
         sent = self._send(sending, gate, Deadline(timeout, self._spec.what), kept_alive)
         kept = self._tensors(arguments[3][1], out)
         return RunFuture(self._shell, sent, kept, self._spec.what, observed is not None)

@@ -63,8 +63,9 @@ def encode_command(command: c.Command) -> command_pb2.Command:
             message.synchronize.SetInParent()
         case c.Cancel(sequence):
             message.cancel.sequence = sequence
-        case c.Continue(sequence):
-            getattr(message, "continue").sequence = sequence
+        case c.Continue(sequence, taken_bytes):
+            proceeding = getattr(message, "continue")
+            proceeding.sequence, proceeding.taken_bytes = sequence, taken_bytes
         case _:
             _encode_making(message, command.kind)
     return message
@@ -77,6 +78,16 @@ def _encode_run(message: command_pb2.Run, run: c.Run) -> None:
         command_pb2.OutputBinding(output=one.output, tensor=one.tensor, fetch=one.fetch, into=one.into)
         for one in run.outputs
     )
+    if run.loop is not None:
+        _encode_loop(message.loop, run.loop)
+
+
+def _encode_loop(message: command_pb2.Loop, loop: c.Loop) -> None:
+    message.steps, message.unread_bytes = loop.steps, loop.unread_bytes
+    message.carries.extend(command_pb2.Carry(output=one.output, input=one.input) for one in loop.carries)
+    message.taps.extend(loop.taps)
+    if loop.until is not None:
+        message.until = loop.until
 
 
 def _encode_making(message: command_pb2.Command, kind: c.CommandKind) -> None:
@@ -184,7 +195,8 @@ def _decode_kind(message: command_pb2.Command) -> c.CommandKind:
         case "cancel":
             return c.Cancel(message.cancel.sequence)
         case "continue":
-            return c.Continue(getattr(message, "continue").sequence)
+            proceeding = getattr(message, "continue")
+            return c.Continue(proceeding.sequence, proceeding.taken_bytes)
     return _decode_buffer_command(message)
 
 
@@ -236,6 +248,17 @@ def _decode_run(run: command_pb2.Run) -> c.Run:
         ),
         outputs=tuple(c.OutputBinding(one.output, one.tensor, one.fetch, one.into) for one in run.outputs),
         pause=run.pause,
+        loop=_decode_loop(run.loop) if run.HasField("loop") else None,
+    )
+
+
+def _decode_loop(loop: command_pb2.Loop) -> c.Loop:
+    return c.Loop(
+        steps=loop.steps,
+        carries=tuple(c.Carry(one.output, one.input) for one in loop.carries),
+        until=loop.until if loop.HasField("until") else None,
+        taps=tuple(loop.taps),
+        unread_bytes=loop.unread_bytes,
     )
 
 

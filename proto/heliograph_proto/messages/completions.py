@@ -23,6 +23,7 @@ def encode_completions(batch: c.CompletionBatch) -> command_pb2.CompletionBatch:
                 ],
                 device_us=one.device_us,
                 road=command_pb2.CopyRoad.ValueType(one.road.value if one.road else 0),
+                steps=one.steps,
             )
             for one in batch.completions
         ],
@@ -33,6 +34,8 @@ def encode_completions(batch: c.CompletionBatch) -> command_pb2.CompletionBatch:
                 offset_bytes=one.offset_bytes,
                 data=bytes(one.data),
                 last=one.last,
+                step=one.step,
+                output=one.output,
             )
             for one in batch.taps
         ],
@@ -50,10 +53,16 @@ def decode_completions(message: command_pb2.CompletionBatch) -> c.CompletionBatc
                 outputs=tuple((value.output, value.data) for value in one.outputs),
                 device_us=one.device_us,
                 road=_ROADS.get(one.road),
+                steps=one.steps,
             )
             for one in message.completions
         ),
-        taps=tuple(
-            c.TapPiece(one.sequence, one.node, one.offset_bytes, one.data, one.last) for one in message.taps
-        ),
+        taps=tuple(map(_decode_piece, message.taps)),
+    )
+
+
+def _decode_piece(piece: command_pb2.TapPiece) -> c.TapPiece:
+    output = piece.output if piece.HasField("output") else None
+    return c.TapPiece(
+        piece.sequence, piece.node, piece.offset_bytes, piece.data, piece.last, piece.step, output
     )

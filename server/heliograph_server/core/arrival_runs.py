@@ -8,6 +8,7 @@ from heliograph_proto.types import TensorType
 from heliograph_server.core.arrival_base import ArrivalBase
 from heliograph_server.core.checks import check_separate, check_writable, len_bytes
 from heliograph_server.core.handles import PlanHandle, TensorHandle
+from heliograph_server.core.loops import Unread, check_loop, streamed_bytes
 from heliograph_server.core.ordering import Entry
 from heliograph_server.core.tasks import RunTask, Wanted
 
@@ -24,9 +25,9 @@ class RunArrivals(ArrivalBase):
         outputs = self._outputs(entry, plan, kind.outputs)
         sent = sum(len_bytes(one) for one in inputs if not isinstance(one, TensorHandle))
         fetched = sum(plan.outputs[one.output].type.nbytes for one in outputs if one.fetch)
-        self._hold(entry, sent + fetched + plan.tapped_bytes)
+        self._hold(entry, sent + fetched + self._told_bytes(entry, plan, kind))
         turn = plan.turns.next()
-        self._work(entry, RunTask(plan, inputs, outputs, turn, kind.pause), plan.device)
+        self._work(entry, RunTask(plan, inputs, outputs, turn, kind.pause, kind.loop), plan.device)
         if plan.turns.overlap:
             entry.lane, entry.overlaps = plan.turns.lanes[turn], True
         bound = tuple(one for one in inputs if isinstance(one, TensorHandle))
@@ -38,6 +39,14 @@ class RunArrivals(ArrivalBase):
         for binding, wanted in zip(kind.outputs, outputs, strict=True):
             if wanted.tensor is not None:
                 self._table.add(binding.tensor, wanted.tensor)
+
+    def _told_bytes(self, entry: Entry, plan: PlanHandle, kind: c.Run) -> int:
+        """What is held of the values that it tells of. Raises InvalidArgumentError for a bad loop."""
+        if kind.loop is None:
+            return plan.tapped_bytes
+        check_loop(kind, plan.inputs, plan.outputs)
+        entry.unread = Unread(kind.loop.unread_bytes)
+        return kind.loop.unread_bytes + plan.tapped_bytes + streamed_bytes(kind.loop, plan.outputs)
 
     def _inputs(
         self, plan: PlanHandle, bindings: tuple[c.InputBinding, ...]

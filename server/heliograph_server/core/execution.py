@@ -15,6 +15,7 @@ from heliograph_backends import access
 from heliograph_backends.contract import Abort, Buffer, BufferType, Device, Tensor, Usage
 from heliograph_proto.commands import Completion
 from heliograph_proto.errors import (
+    CancelledError,
     ComputeFailedError,
     HeliographError,
     InternalError,
@@ -22,7 +23,9 @@ from heliograph_proto.errors import (
 )
 from heliograph_server.core.handles import Storage, TensorHandle
 from heliograph_server.core.loaded import LoadedPlan, PlanCopy
+from heliograph_server.core.looping import Looping, in_step
 from heliograph_server.core.memories import find_buffer_type
+from heliograph_server.core.observing import LoopObserver, Observer
 from heliograph_server.core.room import Room
 from heliograph_server.core.scheduled import Observe
 from heliograph_server.core.staged import Messages, Received, read, read_messages, write, write_received
@@ -57,7 +60,7 @@ class Execution:
         uploads: dict[int, Received],
         reads: Callable[[int, Messages], None],
         shared: Callable[[Place], memoryview],
-        observer: Callable[[int], Observe | None],
+        observer: Callable[[int], Observer | None],
         room: Room,
     ) -> None:
         self._device = device
@@ -182,6 +185,8 @@ class Execution:
         return Completion(sequence, road=access.copy(task.source.placed, task.destination.placed))
 
     def _run(self, sequence: int, task: RunTask, abort: Abort) -> Completion:
+        if task.loop is not None:
+            return self._loop(sequence, task, abort)
         loaded: LoadedPlan = task.plan.plan
         copy = loaded.copies[task.turn]
         begun = time.perf_counter()
@@ -200,6 +205,32 @@ class Execution:
             copy.trim()
             loaded.note(task.turn, (time.perf_counter() - begun) * 1e6)
         return Completion(sequence, outputs=fetched, device_us=device_us)
+
+    def _loop(self, sequence: int, task: RunTask, abort: Abort) -> Completion:
+        loaded: LoadedPlan = task.plan.plan
+        copy, observer = loaded.copies[task.turn], self._observer(sequence)
+        assert isinstance(observer, LoopObserver)
+        try:
+            inputs = self._room.for_work(lambda: self._inputs(copy, task))
+            outputs = self._room.for_work(lambda: self._outputs(copy, task))
+            looping = self._room.for_work(lambda: Looping(loaded, task, inputs, outputs))
+            started = time.perf_counter()
+            # What assigned half of its variables, or told of half of its nodes, is not done again.
+            again = not task.plan.assigned and not loaded.is_observed
+            try:
+                looping.run(observer, abort, self._room if again else None)
+            except CancelledError:
+                raise
+            except Exception as error:
+                failure = loaded.explain(typed(error, f"command {sequence}", computing=True))
+                raise in_step(looping.done, failure) from None
+            results = looping.results()
+            self._write_outputs(copy, task, results)
+            device_us = (time.perf_counter() - started) * 1e6
+            fetched = tuple((one.output, _bytes_of(results[one.output])) for one in task.outputs if one.fetch)
+        finally:
+            copy.trim()
+        return Completion(sequence, outputs=fetched, device_us=device_us, steps=looping.done)
 
     def _compute(
         self,
@@ -262,7 +293,8 @@ def zeroed(buffer_type: BufferType, size_bytes: int, usage: Usage = Usage.ANY) -
     """A buffer of zeros. Raises OutOfMemoryError."""
     buffer = buffer_type.allocate(size_bytes, usage)
     try:
-        buffer.clear()
+        if not buffer_type.makes_zeros:
+            buffer.clear()
     except BaseException:
         buffer.free()
         raise

@@ -75,6 +75,14 @@ class PlanCopy:
         """Where an output that is only fetched is written."""
         return self._scratch_tensor(("output", place), type)
 
+    def near_for(self, place: int, type: TensorType) -> Tensor:
+        """Where a loop has an input that lies on another device."""
+        return self._scratch_tensor(("near", place), type)
+
+    def other_for(self, place: int, type: TensorType) -> Tensor:
+        """Where a loop writes an output every second time, while the next step reads the last one."""
+        return self._scratch_tensor(("other", place), type)
+
     def _scratch_tensor(self, key: object, type: TensorType) -> Tensor:
         if key not in self._scratch:
             buffer = self.device.buffer_type.allocate(type.nbytes, Usage.COMPUTE)
@@ -199,7 +207,8 @@ class LoadedPlan:
         return PlanReport(tuple(nodes), (split,), (share,))
 
     def note(self, turn: int, took_us: float) -> None:
-        """A run on a copy took so long. What was slower once is forgotten by half each time."""
+        """A run on a copy, or a step of a loop, took so long. What was slower once is forgotten by half each
+        time."""
         self._last, self.took_us = self.copies[turn], took_us
         before = self.expected_us / 2 if math.isfinite(self.expected_us) else 0.0
         self.expected_us = max(took_us, before)

@@ -29,8 +29,7 @@ class Observer:
 
     def __call__(self, node: int, tensor: Tensor, abort: Abort) -> None:
         """On the device's thread. Raises CancelledError after an abort."""
-        data = memoryview(bytearray(tensor.type.nbytes))
-        access.read(tensor, 0, data)
+        data = _bytes_of(tensor)
         # `tell` takes the session's lock, whose holder may abort: so none of ours is held around it.
         with abort.watch(self._wake), self._turn(abort):
             if self._tell(node, data):
@@ -65,3 +64,40 @@ class Observer:
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+
+class LoopObserver(Observer):
+    """Passes on what a loop streams, one value at a time, and waits while its client has too much unread.
+
+    `stream` takes the step, a node's number or else an output's place, and the bytes; False: they are to be
+    given again after `proceed`. It may raise.
+    """
+
+    def __init__(
+        self, stream: Callable[[int, int, int | None, memoryview], bool], occupancy: Occupancy
+    ) -> None:
+        super().__init__(lambda _node, _data: False, occupancy)
+        self._stream = stream
+        #: That which computes now.
+        self.step = 0
+
+    def __call__(self, node: int, tensor: Tensor, abort: Abort) -> None:
+        self._pass_on(node, None, tensor, abort)
+
+    def output(self, place: int, tensor: Tensor, abort: Abort) -> None:
+        """An output of the step that was computed. On the device's thread, as a node."""
+        self._pass_on(0, place, tensor, abort)
+
+    def _pass_on(self, node: int, output: int | None, tensor: Tensor, abort: Abort) -> None:
+        data = _bytes_of(tensor)
+        with abort.watch(self._wake), self._turn(abort):
+            while not self._stream(self.step, node, output, data):
+                with self._occupancy.outside():
+                    self._wait(lambda: self._may_proceed, abort)
+                self._may_proceed = False
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    data = memoryview(bytearray(tensor.type.nbytes))
+    access.read(tensor, 0, data)
+    return data

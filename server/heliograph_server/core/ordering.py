@@ -19,6 +19,7 @@ from enum import Enum
 
 from heliograph_proto.errors import HeliographError
 from heliograph_server.core.handles import Lane, Storage, StreamHandle, TensorHandle
+from heliograph_server.core.loops import Unread
 from heliograph_server.core.tasks import FreeTask, Task
 
 #: More readers of a storage than this are waited for by way of a join.
@@ -65,8 +66,10 @@ class Entry:
     part: tuple[int, int] | None = None
     #: The transfer that its bytes are read for; 0: none.
     reads_for: int = 0
-    #: Whether it waits after an observed node.
+    #: Whether it waits after an observed node, or until its client took more.
     is_paused: bool = False
+    #: Of a loop: what its client did not take yet.
+    unread: Unread | None = None
     #: Bytes that ride in it, in its completion, or before that.
     inline_bytes: int = 0
     #: How it failed; known before it starts if it can never start.

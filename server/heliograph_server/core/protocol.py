@@ -6,7 +6,7 @@ to be done about it collects, in order, in `take_instructions`, and what is done
 
     receive, refuse ──▸ Start ──▸ (work begins) begin ──▸ (work fails) fail ──▸ (done) finish
     upload_started, upload_arrived, upload_broke, read_ended
-    tapped (while it runs), end_of_commands
+    tapped, stream (while it runs), end_of_commands
     cancel, expire, close
 
 A command passes through these steps:
@@ -47,6 +47,7 @@ from heliograph_server.core.handles import (
     StreamHandle,
     TensorHandle,
 )
+from heliograph_server.core.loops import never_read
 from heliograph_server.core.memories import FindMemory, plain_memory
 from heliograph_server.core.ordering import (
     Entry,
@@ -166,7 +167,7 @@ class SessionCore(TransferCore):
             return
         entry = self._arrivals.admit(command)
         if isinstance(command.kind, c.Continue):
-            self._proceed(entry, command.kind.sequence)
+            self._proceed(entry, command.kind)
         self._add(entry, command.kind)
         if isinstance(command.kind, c.Cancel):
             self._interrupt(command.kind.sequence, CancelledError("the command was cancelled"))
@@ -380,24 +381,50 @@ class SessionCore(TransferCore):
         entry.is_paused = pauses and not self._is_over
         return entry.is_paused
 
-    def _proceed(self, entry: Entry, sequence: int) -> None:
+    def stream(self, sequence: int, step: int, node: int, output: int | None, data: memoryview) -> bool:
+        """A loop has a value for its client. False: not yet, it is to ask again when it may proceed.
+
+        Raises LimitExceededError where that would be never.
+        """
+        entry = self._open.get(sequence)
+        if entry is None:
+            return True
+        assert entry.unread is not None
+        if not entry.unread.has_room(data.nbytes):
+            if self._is_over:
+                raise never_read()
+            entry.is_paused = True
+            return False
+        entry.unread.tell(data.nbytes)
+        self._taps.extend(pieces_of(sequence, node, data, self._limits.inline_bytes, step, output))
+        return True
+
+    def _proceed(self, entry: Entry, kind: c.Continue) -> None:
         """Lets a run go on. That there is none that waits fails this command alone, not its stream."""
-        run = self._open.get(sequence)
+        run = self._open.get(kind.sequence)
         entry.stream = None
-        if run is not None and run.is_paused:
-            run.is_paused = False
-            self._instructions.append(Proceed(sequence))
-        elif entry.error is None:
-            error = InvalidArgumentError(f"command {sequence} is no run that waits at an observed node")
-            entry.error = error.from_command(entry.sequence)
+        try:
+            if run is None or not (run.is_paused or run.unread):
+                raise InvalidArgumentError(
+                    f"command {kind.sequence} is no run that waits at an observed node, and no loop"
+                )
+            if run.unread is not None:
+                run.unread.take(kind.taken_bytes)
+            if run.is_paused:
+                self._resume_run(run)
+        except HeliographError as error:
+            entry.error = entry.error or error.from_command(entry.sequence)
+
+    def _resume_run(self, run: Entry) -> None:
+        run.is_paused = False
+        self._instructions.append(Proceed(run.sequence))
 
     def end_of_commands(self) -> None:
         """No more commands will come: no run waits for one any more."""
         self._is_over = True
-        for sequence, entry in self._open.items():
+        for entry in self._open.values():
             if entry.is_paused:
-                entry.is_paused = False
-                self._instructions.append(Proceed(sequence))
+                self._resume_run(entry)
 
     def share(self, size_bytes: int) -> None:
         """From now on commands may name places in so many bytes of shared memory."""
@@ -481,4 +508,4 @@ def _is_shared(entry: Entry) -> bool:
 def _has_data(entry: Entry, result: c.Completion) -> bool:
     """Whether the client waits for more than success."""
     inline_read = isinstance(entry.task, ReadTask) and not entry.task.transfer and not entry.task.shared
-    return inline_read or bool(result.outputs)
+    return inline_read or bool(result.outputs) or result.steps > 0

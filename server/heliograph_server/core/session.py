@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 30.0
 ANY_OPTIONS = CompileOptions()
 #: The most memory of a session by which commands carry bytes; taken from the system page by page.
-SHARED_BYTES = 64 * 2**20
+SHARED_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from heliograph_server.core.handles import TensorHandle
 from heliograph_server.core.known_plans import KnownPlans
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.memories import find_buffer_type
-from heliograph_server.core.observing import Observer
+from heliograph_server.core.observing import LoopObserver, Observer
 from heliograph_server.core.occupancy import SHORT_US, Occupancy
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.reservation import Reservation
@@ -219,15 +219,21 @@ class SessionWork:
         work = Work(self, entry, entry.lane, self._occupancies[entry.lane.device])
         if isinstance(entry.task, RunTask):
             self._aborts[entry.sequence] = work.abort
-            loaded: LoadedPlan = entry.task.plan.plan
-            if loaded.is_observed:
-                tell = partial(self._tell, entry.sequence)
-                self._observers[entry.sequence] = Observer(tell, work.occupancy)
+            self._observe(entry.sequence, entry.task, work.occupancy)
         work.lane.queued += 1
         try:
             self._submit(work)
         except Exception as error:
             self.work_done(work, error)
+
+    def _observe(self, sequence: int, task: RunTask, occupancy: Occupancy) -> None:
+        """Sees to it that a run can tell of what is to be observed."""
+        loaded: LoadedPlan = task.plan.plan
+        if task.loop is not None:
+            stream = partial(self._stream, sequence)
+            self._observers[sequence] = LoopObserver(stream, occupancy)
+        elif loaded.is_observed:
+            self._observers[sequence] = Observer(partial(self._tell, sequence), occupancy)
 
     def _submit(self, work: Work) -> None:
         if work.lane.error is not None:
@@ -241,6 +247,9 @@ class SessionWork:
         """Whether it is best done here and now: a quick run on an idle lane, done when it returns."""
         task = work.entry.task
         if not self._at_once or work.lane.queued > 1 or not isinstance(task, RunTask):
+            return False
+        # However short its steps are, nobody knows how many it will do.
+        if task.loop is not None:
             return False
         loaded: LoadedPlan = task.plan.plan
         if loaded.expected_us >= SHORT_US or not loaded.is_on_host:
@@ -260,6 +269,13 @@ class SessionWork:
             waits = self._core.tapped(sequence, node, data)
         self._deliver()
         return waits
+
+    def _stream(self, sequence: int, step: int, node: int, output: int | None, data: memoryview) -> bool:
+        """Called by a loop that has a value for its client: False if it is to wait, and ask again."""
+        with self._lock:
+            told = self._core.stream(sequence, step, node, output, data)
+        self._deliver()
+        return told
 
     def _proceed(self, instruction: Proceed) -> None:
         if (observer := self._observers.get(instruction.sequence)) is not None:

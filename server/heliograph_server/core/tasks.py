@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from heliograph_proto.commands import Bytes, Chunks
+from heliograph_proto.commands import Bytes, Chunks, Loop
 from heliograph_proto.description import Usage
 from heliograph_proto.errors import HeliographError
 from heliograph_server.core.handles import Handle, Lane, PlanHandle, ReservationHandle, Storage, TensorHandle
@@ -126,6 +126,8 @@ class RunTask:
     turn: int = 0
     #: Whether it waits after each observed node.
     pauses: bool = False
+    #: If it runs again and again: checked against the plan.
+    loop: Loop | None = None
 
 
 #: Work for a device. Everything else is settled by the core alone.

@@ -30,6 +30,8 @@ def check_command(message: command_pb2.Command, limits: Limits) -> None:
         case "run":
             _check(len(message.run.inputs), limits.graph_nodes, "inputs")
             _check(len(message.run.outputs), limits.graph_nodes, "outputs")
+            _check(len(message.run.loop.carries), limits.graph_nodes, "carried values")
+            _check(len(message.run.loop.taps), limits.graph_nodes, "taps")
         case "allocate":
             _check_dimensions(len(message.allocate.type.shape))
         case "view":

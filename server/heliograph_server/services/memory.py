@@ -154,12 +154,12 @@ class MemoryService:
 
     def _find(self, request: bytes) -> FileOfMemory:
         """Raises HeliographError."""
+        if len(request) == REQUEST_BYTES:
+            raise LimitExceededError("a request for memory is too long")
         try:
             wanted = memory_pb2.MemoryRequest.FromString(request)
         except DecodeError:
             raise ProtocolError("a request for memory could not be decoded") from None
-        if len(request) == REQUEST_BYTES:
-            raise LimitExceededError("a request for memory that is too long")
         session = self._slot.host.session(wanted.session)
         finders: dict[str | None, Callable[[], FileOfMemory]] = {
             "session_memory": session.share_memory,
