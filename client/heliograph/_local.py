@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from heliograph import _grpc
+from heliograph._allocator import facts_here
 from heliograph._blocking import BlockingShell, wait
 from heliograph._bulk import Receiver
 from heliograph._deadline import Deadline
@@ -41,7 +42,6 @@ from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command
 from heliograph_proto.description import PlanEstimate, PlanInfo, Traffic
 from heliograph_proto.errors import HeliographError, InternalError
-from heliograph_proto.facts import process_facts
 from heliograph_proto.graph import Graph
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class LocalTransport:
             case GetMemory(device):
                 return self.host.memory(device)
             case ListDevices():
-                return replace(self.host.device_list(), facts=process_facts(os.environ))
+                return replace(self.host.device_list(), facts=facts_here())
             case GetStatistics():
                 return self.session.traffic
             case ListModels():

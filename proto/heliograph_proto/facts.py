@@ -28,15 +28,18 @@ ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 VALUE_CHARACTERS = 100
 
 
-def process_facts(environment: Mapping[str, str]) -> dict[str, str]:
-    """The facts of this process, as ListDevicesResponse.facts names them; what is unknown is absent."""
+def process_facts(environment: Mapping[str, str], told: str = "") -> dict[str, str]:
+    """The facts of this process, as ListDevicesResponse.facts names them; what is unknown is absent.
+
+    `told`: what its allocator was told beside its environment, as NAME=VALUE.
+    """
     versions = {name: _version(package) for name, package in PACKAGES.items()}
     found = {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         **versions,
         "allocator": allocator(environment, " ".join(platform.libc_ver()).strip()),
-        "allocator_settings": allocator_settings(environment),
+        "allocator_settings": " ".join(filter(None, (allocator_settings(environment), told))),
     }
     return {name: value for name, value in found.items() if value}
 

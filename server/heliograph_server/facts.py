@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from heliograph_proto.facts import process_facts
+from heliograph._allocator import facts_here
 
 
 def server_facts(why_not_shared: str = "") -> dict[str, str]:
@@ -13,7 +13,7 @@ def server_facts(why_not_shared: str = "") -> dict[str, str]:
     loop = type(asyncio.get_running_loop()).__module__
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
     return {
-        **process_facts(os.environ),
+        **facts_here(),
         "processors": str(processors),
         "event_loop": "uvloop" if loop.startswith("uvloop") else "asyncio",
         # Little would be won: floats hardly compress, and it costs the processor, which is the limit.

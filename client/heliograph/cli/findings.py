@@ -31,9 +31,8 @@ SMALL_CHUNK = 256 * 2**10
 MOST_COPIES = 1.25
 #: What is free of a device that is almost full.
 LITTLE_FREE = 0.05
-#: What keeps glibc from giving memory back to the system at once: its own upper limit for what it takes from
-#: its heap, and a heap that keeps a gigabyte, and grows by much at a time.
-MALLOC_ADVICE = "MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_TOP_PAD_=67108864"
+#: What keeps glibc from giving the memory of messages back to the system at once.
+MALLOC_ADVICE = "MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=1073741824"
 NOT_TOLD = "not told"
 
 
@@ -82,7 +81,7 @@ def _round_trip(found: Measurements) -> Iterator[Finding]:
             f"a run's round trip takes {time_text(seconds)}, on this host",
             _serial(seconds),
             "look what else uses the processor (`top`), on both sides; if the address is a tunnel's, send "
-            "runs ahead of their answers: plan.submit(...)",
+            "loops (`plan.loop`), or runs ahead of their answers (`plan.submit`)",
         )
     elif seconds > SLOW_ROUND_TRIP:
         yield Finding(
@@ -90,8 +89,8 @@ def _round_trip(found: Measurements) -> Iterator[Finding]:
             Level.HINT,
             f"a run's round trip takes {time_text(seconds)}",
             _serial(seconds),
-            "send runs ahead of their answers: plan.submit(...), whose results later runs may take; keep "
-            "values over there with fetch=False; put more into one graph",
+            "send loops, whose steps need no answers (`plan.loop`), or runs ahead of their answers "
+            "(`plan.submit`); keep values over there with fetch=False; put more into one graph",
         )
 
 
@@ -272,18 +271,18 @@ def _allocator(found: Measurements) -> Iterator[Finding]:
     road = found.road(RoadKind.GRPC)
     if road is None or found.shared_memory or max(_rate(road.up), _rate(road.down)) < FAST_GRPC:
         return
-    costs = (
-        ("client", found.client, "about a third of the processor time of downloads"),
-        ("server", found.server, "about half of the processor time of uploads, a third of downloads'"),
+    sides = (
+        ("client", found.client, "a third of the processor time of downloads", "hg.tune_allocator() in it"),
+        ("server", found.server, "half of the processor time of uploads", "upgrade it: newer ones do so"),
     )
-    for who, side, cost in costs:
+    for who, side, cost, advice in sides:
         if is_untuned(side.facts):
             yield Finding(
                 "allocator",
                 Level.HINT,
                 f"the {who}'s memory is made by {plain(side.facts['allocator'])} with its defaults",
-                f"messages' memory goes back to the system each time: that is {cost}",
-                f"start the {who} with {MALLOC_ADVICE} in its environment",
+                f"messages' memory goes back to the system each time: that may be {cost}",
+                f"{advice}, or {MALLOC_ADVICE} in the environment it starts with",
             )
 
 

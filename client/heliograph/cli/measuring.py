@@ -6,7 +6,6 @@ is left, and whatever does not end by the timeout.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import heliograph as hg
+from heliograph._allocator import facts_here
 from heliograph.cli.growth import FIRST_BYTES, LARGEST_BYTES, Growth, grow
 from heliograph.cli.measurements import (
     Copies,
@@ -32,7 +32,6 @@ from heliograph.session import address_of
 from heliograph_proto import FEATURES, __version__
 from heliograph_proto.addresses import Address
 from heliograph_proto.description import Traffic
-from heliograph_proto.facts import process_facts
 
 #: How long round trips of one kind are measured, and how many at most.
 ROUND_TRIP_SECONDS = 0.3
@@ -65,7 +64,7 @@ def measure(url: str | None, timeout: float, tell: Tell) -> Measurements:
             url=session.address,
             in_process=address.scheme == "local",
             local_address=address.is_loopback,
-            client=Side(f"heliograph/{__version__}", process_facts(os.environ)),
+            client=Side(f"heliograph/{__version__}", facts_here()),
             server=Side(session.info.server, dict(facts)),
             connect_seconds=connected,
             empty=empty,
