@@ -107,10 +107,12 @@ def _piece_bytes(core: ClientCore) -> int:
 
 def _slot(core: ClientCore, mine: Iterable[Pending]) -> Procedure[int | None]:
     """A slot of shared memory, for which it waits as long as these commands may give one back."""
+    if core.shared is None:
+        return None
     for pending in (None, *mine):
         if pending is not None and not pending.done:
             yield Wait(pending)
-        slot = None if core.shared is None else core.shared.take()
+        slot = core.shared.take()
         if slot is not None:
             return slot
     return None
