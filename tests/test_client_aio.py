@@ -266,3 +266,15 @@ def test_cancelling_a_transfer_at_any_await_leaves_the_session_whole(url: str, s
         assert session.statistics().in_flight_bytes == 0
 
     run(url, test)
+
+
+def test_a_server_s_facts_and_the_traffic_of_both_sides(url: str) -> None:
+    async def test(session: hg.aio.Session) -> None:
+        tensor = await session.put(BIG)
+        assert np.array_equal(await tensor.get(), BIG)
+        here, there = session.statistics().traffic, await session.server_traffic()
+        assert here.written_bytes == here.read_bytes == there.written_bytes == there.read_bytes == BIG.nbytes
+        assert here.copied_out_bytes == BIG.nbytes and there.copied_out_bytes >= BIG.nbytes
+        assert (await session.server_facts())["numpy"] == np.__version__
+
+    run(url, test)

@@ -54,6 +54,9 @@ PURE = (
     "heliograph_backends.cuda.products",
     "heliograph_backends.cuda.rows",
     "heliograph_backends.registry.specification",
+    "heliograph.cli.findings",
+    "heliograph.cli.growth",
+    "heliograph.cli.measurements",
     "heliograph.protocol",
 )
 IMPURE_IMPORTS = {

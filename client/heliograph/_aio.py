@@ -32,7 +32,7 @@ from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command, CompletionBatch
-from heliograph_proto.description import SessionInfo
+from heliograph_proto.description import SessionInfo, Traffic
 from heliograph_proto.eager import begin
 from heliograph_proto.errors import (
     CancelledError,
@@ -386,6 +386,9 @@ class AioGrpcShell(AioShell):
                 if upload.progress is not None:
                     upload.progress(min(chunk_bytes, left))
                 left -= chunk_bytes
+            if isinstance(upload.target, int):
+                # A message holds a copy.
+                self.core.count(Traffic(copied_in_bytes=upload.data.nbytes))
             self.advance(lambda: self.core.settle(transfer.taken))
             await call.done_writing()
         except asyncio.InvalidStateError:
@@ -432,6 +435,7 @@ class AioGrpcShell(AioShell):
             async for message in call:
                 receiver.piece(message)
             receiver.finish()
+            self.core.count(Traffic(copied_out_bytes=receiver.copied_bytes))
         except grpc.aio.AioRpcError as error:
             self.core.check()
             raise _grpc.typed_error(error, self.address, "give a tensor's bytes") from None

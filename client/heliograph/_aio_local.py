@@ -80,7 +80,7 @@ class AioLocalShell(AioShell):
             self._upload_ended(upload, transfer, error)
 
     async def _download(self, download: Download, deadline: Deadline) -> None:
-        await asyncio.to_thread(self._transport.download, download, deadline)
+        self.core.count(await asyncio.to_thread(self._transport.download, download, deadline))
 
     def _map_memory(self, tensor: int) -> tuple[Any, int]:
         found: tuple[Any, int] = self._transport.map_memory(tensor)

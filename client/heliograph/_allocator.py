@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 
+from heliograph_proto.facts import process_facts
 from heliograph_proto.limits import MIB
 
 # Of malloc.h.
@@ -18,6 +19,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 MMAP_BYTES = 4 * MIB
 #: What stays with the process when it is free.
 KEPT_BYTES = 64 * MIB
+#: What `tune_allocator` has told it, if it was called.
+_told: list[str] = []
 VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 
@@ -34,4 +37,12 @@ def tune_allocator() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES) and mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES))
+    found = bool(mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES) and mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES))
+    if found:
+        _told[:] = [f"mmap_threshold={MMAP_BYTES} trim_threshold={KEPT_BYTES}"]
+    return found
+
+
+def facts_here() -> dict[str, str]:
+    """The facts of this process (`heliograph_proto.facts`), with what its allocator was told."""
+    return process_facts(os.environ, _told[-1] if _told else "")

@@ -39,7 +39,7 @@ from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command, CompletionBatch
-from heliograph_proto.description import SessionInfo
+from heliograph_proto.description import SessionInfo, Traffic
 from heliograph_proto.errors import (
     HeliographError,
     InternalError,
@@ -380,6 +380,11 @@ class GrpcShell(BlockingShell):
         for message in _bulk.upload_messages(target, upload.data, chunk_bytes, upload.offset_bytes):
             taken = min(chunk_bytes, left)
             left -= taken
+            if isinstance(upload.target, int):
+                # A message holds a copy.
+                self.advance(
+                    partial(self.core.count, Traffic(copied_in_bytes=min(taken, upload.data.nbytes)))
+                )
             if not left:
                 self.advance(lambda: self.core.settle(transfer.taken))
             if upload.progress is not None:
@@ -413,6 +418,7 @@ class GrpcShell(BlockingShell):
             for message in call:
                 receiver.piece(message)
             receiver.finish()
+            self.advance(lambda: self.core.count(Traffic(copied_out_bytes=receiver.copied_bytes)))
             return
         except grpc.RpcError as error:
             broken = _grpc.typed_error(error, self.address, "give a tensor's bytes")

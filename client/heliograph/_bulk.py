@@ -32,6 +32,8 @@ class Receiver:
     def __init__(self, out: memoryview) -> None:
         self._out = out
         self._received_bytes = 0
+        #: How many bytes were copied out of messages.
+        self.copied_bytes = 0
 
     def piece(self, message: bytes) -> None:
         """The next piece. Raises ProtocolError."""
@@ -42,6 +44,7 @@ class Receiver:
                 f"a download of {size} bytes: bytes {found.offset_bytes} to {end} of {found.size_bytes} came"
             )
         self._out[found.offset_bytes : end] = found.data
+        self.copied_bytes += found.data.nbytes
         self._received_bytes = end
 
     def finish(self) -> None:

@@ -14,6 +14,7 @@ from heliograph._effects import (
     Explain,
     FindMissing,
     GetMemory,
+    GetStatistics,
     ListDevices,
     ListModels,
     QueryOps,
@@ -31,12 +32,13 @@ from heliograph_proto.messages import (
     decode_plan,
     decode_report,
     decode_reserved,
+    decode_traffic,
     encode_graph,
     encode_queries,
     encode_type,
 )
 from heliograph_proto.rows import RowSplit
-from heliograph_proto.v1 import bulk_pb2, device_pb2, model_pb2, plan_pb2
+from heliograph_proto.v1 import bulk_pb2, device_pb2, model_pb2, plan_pb2, session_pb2
 
 _PACKAGE = "heliograph.v1"
 
@@ -80,6 +82,9 @@ def _encode(call: Call, session: bytes) -> Unary:
             return Unary(_path("DeviceService", "GetMemory"), memory.SerializeToString(), _memory)
         case ListDevices():
             return Unary(_path("DeviceService", "ListDevices"), b"", _devices)
+        case GetStatistics():
+            statistics = session_pb2.GetStatisticsRequest(session=session)
+            return Unary(_path("SessionService", "GetStatistics"), statistics.SerializeToString(), _traffic)
         case ListModels():
             models = model_pb2.ListModelsRequest(session=session)
             return Unary(_path("ModelService", "ListModels"), models.SerializeToString(), _models)
@@ -178,6 +183,10 @@ def _memory(answer: bytes) -> Any:
 
 def _devices(answer: bytes) -> Any:
     return decode_device_list(device_pb2.ListDevicesResponse.FromString(answer))
+
+
+def _traffic(answer: bytes) -> Any:
+    return decode_traffic(session_pb2.GetStatisticsResponse.FromString(answer))
 
 
 def _models(answer: bytes) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from heliograph_proto.description import (
     PlanEstimate,
     PlanInfo,
     PlanReport,
+    Traffic,
 )
 from heliograph_proto.graph import Graph
 from heliograph_proto.rows import RowSplit
@@ -176,6 +177,11 @@ class ListDevices:
 
 
 @dataclass(frozen=True, slots=True)
+class GetStatistics:
+    """Asks what the server has carried for the session. Gives its Traffic."""
+
+
+@dataclass(frozen=True, slots=True)
 class QueryOps:
     """Asks a device about nodes. Gives a tuple of OpAnswers."""
 
@@ -202,6 +208,7 @@ Call: TypeAlias = (
     | Explain
     | GetMemory
     | ListDevices
+    | GetStatistics
     | ListModels
     | DescribeModel
     | QueryOps
@@ -217,6 +224,7 @@ Answer: TypeAlias = (
     | PlanReport
     | Memory
     | DeviceList
+    | Traffic
     | tuple[OpAnswer, ...]
     | PlacementInfo
 )

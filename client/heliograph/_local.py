@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from heliograph import _grpc
+from heliograph._allocator import facts_here
 from heliograph._blocking import BlockingShell, wait
 from heliograph._bulk import Receiver
 from heliograph._deadline import Deadline
@@ -25,6 +27,7 @@ from heliograph._effects import (
     Explain,
     FindMissing,
     GetMemory,
+    GetStatistics,
     ListDevices,
     ListModels,
     QueryOps,
@@ -37,7 +40,7 @@ from heliograph._shared import mapped
 from heliograph_proto import __version__
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command
-from heliograph_proto.description import PlanEstimate, PlanInfo
+from heliograph_proto.description import PlanEstimate, PlanInfo, Traffic
 from heliograph_proto.errors import HeliographError, InternalError
 from heliograph_proto.graph import Graph
 from heliograph_proto.inline_runs import InlineRun
@@ -162,7 +165,9 @@ class LocalTransport:
             case GetMemory(device):
                 return self.host.memory(device)
             case ListDevices():
-                return self.host.device_list()
+                return replace(self.host.device_list(), facts=facts_here())
+            case GetStatistics():
+                return self.session.traffic
             case ListModels():
                 return self.session.models()
             case DescribeModel(name):
@@ -246,8 +251,9 @@ class LocalTransport:
                 upload.progress(chunk.nbytes)
         receiver.finish()
 
-    def download(self, download: Download, deadline: Deadline) -> None:
-        """Receives bytes. Raises the error of the command, DeadlineExceededError."""
+    def download(self, download: Download, deadline: Deadline) -> Traffic:
+        """Receives bytes: how many were copied here. Raises the error of the command,
+        DeadlineExceededError."""
         source = self.session.open_download(download.transfer)
         try:
             arrived = Outcome()
@@ -257,6 +263,7 @@ class LocalTransport:
             for message in source.future.result().encoded:
                 receiver.piece(message)
             receiver.finish()
+            return Traffic(copied_out_bytes=receiver.copied_bytes)
         finally:
             source.close()
 
@@ -356,7 +363,8 @@ class LocalShell(BlockingShell):
         return transfer
 
     def _download(self, download: Download, deadline: Deadline) -> None:
-        self._transport.download(download, deadline)
+        copied = self._transport.download(download, deadline)
+        self.advance(lambda: self.core.count(copied))
 
     def _map_memory(self, tensor: int) -> tuple[Any, int]:
         return self._transport.map_memory(tensor)

@@ -29,6 +29,7 @@ from heliograph._progress import Meter
 from heliograph._words import What, lost
 from heliograph.protocol import ClientCore
 from heliograph_proto import commands as c
+from heliograph_proto.description import Traffic
 from heliograph_proto.errors import DeadlineExceededError, HeliographError
 from heliograph_proto.inline_runs import InlineResult
 
@@ -138,6 +139,7 @@ def read(
         completion = yield from observe(core, core.send(source, stream=stream, observed=True))
         assert completion is not None
         out[:] = completion.data
+        core.count(Traffic(read_bytes=out.nbytes, copied_out_bytes=out.nbytes))
         return
     window: deque[_Read] = deque()
     try:
@@ -201,6 +203,7 @@ def _receive(core: ClientCore, window: deque[_Read]) -> Procedure[None]:
         yield from wait_for(core, oldest.pending)
         assert core.shared is not None
         yield Move(partial(core.shared.empty_into, oldest.slot, oldest.out))
+        core.count(Traffic(copied_out_bytes=oldest.out.nbytes))
         core.give_slot(oldest.slot)
     else:
         try:
@@ -210,6 +213,7 @@ def _receive(core: ClientCore, window: deque[_Read]) -> Procedure[None]:
             core.raise_error(oldest.pending)
             raise
     window.popleft()
+    core.count(Traffic(read_bytes=oldest.out.nbytes))
     core.give_back(oldest.out.nbytes)
 
 
@@ -239,6 +243,7 @@ def write(
     tensor, start = target.tensor, target.offset_bytes
     if data.nbytes <= core.limits.inline_bytes:
         command = c.SetTensor(tensor, start, bytes(data), chunks=target.chunks)
+        core.count(Traffic(written_bytes=data.nbytes, copied_in_bytes=data.nbytes))
         return [(yield from send_on_credit(core, command, data.nbytes, how))]
     pendings: list[Pending] = []
     transfers: list[Transfer] = []
@@ -248,6 +253,7 @@ def write(
         for piece in pieces(data.nbytes, target.chunks, _piece_bytes(core), item_bytes):
             where, part = start + piece.offset_bytes, piece.of(data)
             unsent = c.SetTensor(tensor, where, None, core.transfer(), part.nbytes, piece.chunks)
+            core.count(Traffic(written_bytes=part.nbytes))
             slot = yield from _slot(core, pendings)
             if slot is None:
                 pendings.append((yield from send_on_credit(core, unsent, part.nbytes, how)))
@@ -288,6 +294,7 @@ def _send_shared(
     assert core.shared is not None
     try:
         yield Move(partial(core.shared.fill, slot, data))
+        core.count(Traffic(copied_in_bytes=data.nbytes))
         placed = replace(command, transfer=0, shared=slot)
         pending = yield from send_on_credit(core, placed, data.nbytes, how)
     except BaseException:

@@ -12,7 +12,7 @@ from heliograph._arguments import refuse_pickle
 from heliograph._common import Shell
 from heliograph._compiling import CompileOptions, compile_frozen, compile_graph, estimate_graph
 from heliograph._devices import DevicesArgument, device_name, device_names
-from heliograph._effects import Estimate, ListDevices, Procedure
+from heliograph._effects import Estimate, GetStatistics, ListDevices, Procedure
 from heliograph._placing import Placing, placed
 from heliograph._plans import PlanBase
 from heliograph._progress import Progress, UploadBars
@@ -21,10 +21,11 @@ from heliograph._running import PlanSpec
 from heliograph._streams import StreamBase, make_stream
 from heliograph._tensors import TensorBase
 from heliograph.builder import Graph
+from heliograph_proto import STATISTICS
 from heliograph_proto import commands as c
 from heliograph_proto import graph as contract
-from heliograph_proto.description import BackendInfo, DeviceList, PlanEstimate, SessionInfo
-from heliograph_proto.errors import InvalidArgumentError
+from heliograph_proto.description import BackendInfo, DeviceList, PlanEstimate, SessionInfo, Traffic
+from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
 from heliograph_proto.graph import LeafKind
 from heliograph_proto.types import TensorType
 
@@ -42,6 +43,8 @@ class SessionStatistics:
     queued_commands: int
     #: Bytes that count against Limits.in_flight_bytes.
     in_flight_bytes: int
+    #: What `set` and `get` of tensors have carried, and how often it was copied on this side.
+    traffic: Traffic
 
 
 class SessionBase:
@@ -158,9 +161,14 @@ class SessionBase:
 
     def statistics(self) -> SessionStatistics:
         """Counts, now."""
-        found = self._shell.advance(self._shell.core.statistics)
+        core = self._shell.core
+        found, traffic = self._shell.advance(lambda: (core.statistics(), core.traffic))
         return SessionStatistics(
-            found.sent_commands, found.completed_commands, found.queued_commands, found.in_flight_bytes
+            found.sent_commands,
+            found.completed_commands,
+            found.queued_commands,
+            found.in_flight_bytes,
+            traffic,
         )
 
     def __repr__(self) -> str:
@@ -172,6 +180,20 @@ def ask_backends() -> Procedure[tuple[BackendInfo, ...]]:
     """The backends of the server."""
     found: DeviceList = yield ListDevices()
     return found.backends
+
+
+def ask_facts() -> Procedure[Mapping[str, str]]:
+    """What the server tells of its process."""
+    found: DeviceList = yield ListDevices()
+    return found.facts
+
+
+def ask_traffic(info: SessionInfo) -> Procedure[Traffic]:
+    """What the server has carried. Raises UnsupportedError where it does not count."""
+    if STATISTICS not in info.features:
+        raise UnsupportedError("the server does not count what it carries", advice="upgrade the server")
+    found: Traffic = yield GetStatistics()
+    return found
 
 
 # Checks of arguments

@@ -22,6 +22,7 @@ from heliograph._gates import Gate, Grant
 from heliograph._outcome import Outcome, Pending, logger
 from heliograph._words import cancelled, late
 from heliograph_proto import commands as c
+from heliograph_proto.description import Traffic
 from heliograph_proto.errors import CancelledError, DeadlineExceededError, HeliographError, LimitExceededError
 from heliograph_proto.inline_runs import InlineResult, InlineRun
 from heliograph_proto.limits import Limits
@@ -71,6 +72,8 @@ class ClientCore:
         #: Memory that the server maps as well, and why there is none.
         self.shared: SharedSpace | None = None
         self.why_not_shared = "the server is this process"
+        #: What writes and reads of tensors have carried, and how often it was copied here.
+        self.traffic = Traffic()
         #: Where uploads of tensors are shown.
         self.bars: UploadBars | None = None
         #: Handles of the streams that were made and not freed.
@@ -458,6 +461,10 @@ class ClientCore:
             self.why_not_shared = found
         else:
             self.shared, self.why_not_shared = found, ""
+
+    def count(self, traffic: Traffic) -> None:
+        """Bytes of tensors were carried, or copied on the way."""
+        self.traffic = self.traffic.plus(traffic)
 
     def give_slot(self, slot: int, behind: Pending | None = None) -> None:
         """A slot of shared memory is free again: now, or when a command has ended that may still use it."""

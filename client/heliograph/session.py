@@ -29,7 +29,7 @@ from heliograph._plans import Fetch, Inputs
 from heliograph._procedures import arrive, synchronize
 from heliograph._progress import ProgressArgument, checked_progress
 from heliograph._reserving import Reservation, reserve_blocks
-from heliograph._sessions import Bindings, SessionBase, ask_backends
+from heliograph._sessions import Bindings, SessionBase, ask_backends, ask_facts, ask_traffic
 from heliograph._shared import SharedMemoryArgument, checked_shared_memory
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import make_stream
@@ -40,7 +40,7 @@ from heliograph.stream import Device, Stream
 from heliograph.tensor import Tensor
 from heliograph_proto import graph as contract
 from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address
-from heliograph_proto.description import BackendInfo, DeviceType, PlanEstimate
+from heliograph_proto.description import BackendInfo, DeviceType, PlanEstimate, Traffic
 from heliograph_proto.errors import DeadlineExceededError, InvalidArgumentError
 from heliograph_proto.types import DTypeArgument
 
@@ -136,6 +136,16 @@ class Session(SessionBase):
     def backends(self, timeout: float | None = None) -> tuple[BackendInfo, ...]:
         """The backends of the server, also those that could not start."""
         return self._shell.drive(ask_backends(), timeout, "asking for the backends")
+
+    def server_facts(self, timeout: float | None = None) -> Mapping[str, str]:
+        """What the server tells of its process: versions of packages, its event loop, its allocator; see
+        ListDevicesResponse.facts. Empty where it is too old to tell."""
+        return self._shell.drive(ask_facts(), timeout, "asking for the server's facts")
+
+    def server_traffic(self, timeout: float | None = None) -> Traffic:
+        """What writes and reads of tensors have carried so far, and how often the server copied it;
+        `statistics().traffic` is this side's. Raises UnsupportedError where the server is too old."""
+        return self._shell.drive(ask_traffic(self.info), timeout, "asking for the server's statistics")
 
     # Models on the server
 

@@ -123,6 +123,8 @@ class DeviceList:
     devices: tuple[DeviceInfo, ...]
     backends: tuple[BackendInfo, ...] = ()
     server: str = ""
+    #: Of the server's process, as ListDevicesResponse.facts names them; empty where it tells none.
+    facts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def unavailable(self) -> tuple[BackendInfo, ...]:
@@ -368,6 +370,29 @@ class SessionInfo:
     lease_ms: int = 0
     #: None: the server shares no memory with this client.
     shared_memory: SharedMemoryOffer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of tensors that a session has carried by `set` and `get`, as one side of it counts them."""
+
+    #: Into tensors.
+    written_bytes: int = 0
+    #: Out of tensors.
+    read_bytes: int = 0
+    #: Every copy that this side's code made of a byte on its way in, and out; those that gRPC and the kernel
+    #: make are not among them.
+    copied_in_bytes: int = 0
+    copied_out_bytes: int = 0
+
+    def plus(self, other: Traffic) -> Traffic:
+        """Both together."""
+        return Traffic(
+            self.written_bytes + other.written_bytes,
+            self.read_bytes + other.read_bytes,
+            self.copied_in_bytes + other.copied_in_bytes,
+            self.copied_out_bytes + other.copied_out_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

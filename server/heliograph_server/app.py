@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
@@ -45,6 +45,7 @@ from heliograph_proto.v1 import (
 from heliograph_server.config import ServerConfig
 from heliograph_server.core.runtime import Host
 from heliograph_server.core.store import ContentStore
+from heliograph_server.facts import server_facts
 from heliograph_server.listening import bind, unbind
 from heliograph_server.services import bulk
 from heliograph_server.services.bulk import BulkService
@@ -129,6 +130,7 @@ class Daemon:
         self._health = health_aio.HealthServicer()
         #: Where it listens, with the ports that were chosen.
         self.addresses: tuple[Address, ...] = ()
+        self._facts: Mapping[str, str] = {}
         self.host: Host | None = None
 
     def __repr__(self) -> str:
@@ -143,10 +145,14 @@ class Daemon:
             self.addresses += (bind(self._server, address),)
         if self._config.shared_memory:
             self._memory.start(self.addresses)
+        self._facts = server_facts(self._why_not_shared())
         await self._server.start()
         self.host = await asyncio.wrap_future(_in_thread_of_its_own(self._open_host))
         self._slot.fill(self.host)
         await self._tell_health(SERVING)
+
+    def _why_not_shared(self) -> str:
+        return self._memory.why_not if self._config.shared_memory else "it is off in the configuration"
 
     def _add_services(self, server: aio.Server) -> None:
         compilers, hashers, closers, askers, listeners, readers = self._pools
@@ -154,7 +160,7 @@ class Daemon:
             SessionService(self._slot, askers, closers, self._memory.offer), server
         )
         device_pb2_grpc.add_DeviceServiceServicer_to_server(
-            DeviceService(self._slot, askers, listeners), server
+            DeviceService(self._slot, askers, listeners, lambda: self._facts), server
         )
         plan_pb2_grpc.add_PlanServiceServicer_to_server(PlanService(self._slot, compilers, listeners), server)
         bulk.add_to(BulkService(self._slot, hashers), server)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -31,7 +31,7 @@ from heliograph._plans import Fetch, Inputs
 from heliograph._procedures import synchronize
 from heliograph._progress import ProgressArgument, checked_progress
 from heliograph._reserving import Reservation
-from heliograph._sessions import Bindings, SessionBase, ask_backends
+from heliograph._sessions import Bindings, SessionBase, ask_backends, ask_facts, ask_traffic
 from heliograph._shared import SharedMemoryArgument, checked_shared_memory
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import make_stream
@@ -41,7 +41,7 @@ from heliograph.aio.tensor import Buffer, Tensor
 from heliograph.builder import Graph
 from heliograph.session import address_of
 from heliograph_proto.addresses import Address
-from heliograph_proto.description import BackendInfo, DeviceType, PlanEstimate
+from heliograph_proto.description import BackendInfo, DeviceType, PlanEstimate, Traffic
 from heliograph_proto.errors import DeadlineExceededError
 from heliograph_proto.types import DTypeArgument
 
@@ -128,6 +128,14 @@ class Session(SessionBase):
     async def backends(self, timeout: float | None = None) -> tuple[BackendInfo, ...]:
         """As hg.Session.backends."""
         return await self._shell.drive(ask_backends(), timeout, "asking for the backends")
+
+    async def server_facts(self, timeout: float | None = None) -> Mapping[str, str]:
+        """As hg.Session.server_facts."""
+        return await self._shell.drive(ask_facts(), timeout, "asking for the server's facts")
+
+    async def server_traffic(self, timeout: float | None = None) -> Traffic:
+        """As hg.Session.server_traffic."""
+        return await self._shell.drive(ask_traffic(self.info), timeout, "asking for the server's statistics")
 
     # Models on the server
 

@@ -22,6 +22,7 @@ from heliograph_proto.errors import ConfigurationError, HeliographError
 COMMANDS = {
     "serve": "run a daemon that owns this host's devices",
     "devices": "list the devices of a daemon",
+    "doctor": "measure the road to a daemon, and say what to change",
     "run": "run a graph from a file",
     "explain": "show where the nodes of a graph would run, and why",
     "trace": "write a run of a graph as a trace, for Perfetto or Chrome",

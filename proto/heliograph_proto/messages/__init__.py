@@ -14,6 +14,7 @@ from heliograph_proto.messages.devices import (
     decode_placement,
     decode_query,
     decode_session,
+    decode_traffic,
     encode_answers,
     encode_device,
     encode_device_list,
@@ -21,6 +22,7 @@ from heliograph_proto.messages.devices import (
     encode_placement,
     encode_queries,
     encode_session,
+    encode_traffic,
 )
 from heliograph_proto.messages.graphs import decode_graph, encode_graph, graph_digest
 from heliograph_proto.messages.models import decode_model, encode_model
@@ -62,6 +64,7 @@ __all__ = [
     "decode_report",
     "decode_reserved",
     "decode_session",
+    "decode_traffic",
     "decode_type",
     "encode_answers",
     "encode_command",
@@ -79,6 +82,7 @@ __all__ = [
     "encode_report",
     "encode_reserved",
     "encode_session",
+    "encode_traffic",
     "encode_type",
     "graph_digest",
 ]

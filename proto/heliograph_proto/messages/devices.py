@@ -19,6 +19,7 @@ from heliograph_proto.description import (
     PlacementInfo,
     SessionInfo,
     SharedMemoryOffer,
+    Traffic,
 )
 from heliograph_proto.limits import Limits
 from heliograph_proto.messages.graphs import decode_attributes, encode_attributes
@@ -112,6 +113,7 @@ def encode_device_list(found: DeviceList) -> device_pb2.ListDevicesResponse:
             for one in found.backends
         ],
         server=found.server,
+        facts=found.facts,
     )
 
 
@@ -130,6 +132,7 @@ def decode_device_list(message: device_pb2.ListDevicesResponse) -> DeviceList:
             for one in message.backends
         ),
         server=message.server,
+        facts=dict(message.facts),
     )
 
 
@@ -225,3 +228,18 @@ def _decode_offer(message: session_pb2.OpenResponse) -> SharedMemoryOffer | None
         return None
     offer = message.shared_memory
     return SharedMemoryOffer(offer.abstract_name, offer.path_suffix)
+
+
+def encode_traffic(found: Traffic) -> session_pb2.GetStatisticsResponse:
+    return session_pb2.GetStatisticsResponse(
+        received_bytes=found.written_bytes,
+        sent_bytes=found.read_bytes,
+        copied_in_bytes=found.copied_in_bytes,
+        copied_out_bytes=found.copied_out_bytes,
+    )
+
+
+def decode_traffic(message: session_pb2.GetStatisticsResponse) -> Traffic:
+    return Traffic(
+        message.received_bytes, message.sent_bytes, message.copied_in_bytes, message.copied_out_bytes
+    )

@@ -44,6 +44,7 @@ from heliograph_server.core.tasks import (
     UsageTask,
     WriteTask,
 )
+from heliograph_server.core.traffic import TrafficCounter
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ class Execution:
         #: Takes the staged bytes of a read, by sequence number.
         self._reads = reads
         self._shared = shared
+        #: Of this session's writes and reads.
+        self.traffic = TrafficCounter()
         #: Who is told of the observed nodes of a run, by sequence number.
         self._observer = observer
         self._room = room
@@ -139,20 +142,28 @@ class Execution:
 
     def _write(self, sequence: int, task: WriteTask, abort: Abort) -> Completion:
         if task.shared is not None:
-            write(task, self._shared(task.shared))
+            data = self._shared(task.shared)
+            write(task, data)
         elif task.data is None:
-            write_received(task, self._uploads[task.transfer])
+            received = self._uploads[task.transfer]
+            write_received(task, received)
+            self.traffic.written(received.nbytes, received.nbytes + received.copied_bytes)
+            return Completion(sequence)
         else:
-            write(task, memoryview(task.data))
+            data = memoryview(task.data)
+            write(task, data)
+        self.traffic.written(data.nbytes, data.nbytes)
         return Completion(sequence)
 
     def _read(self, sequence: int, task: ReadTask, abort: Abort) -> Completion:
         if task.shared is not None:
             read(task, self._shared(task.shared))
+            self.traffic.read(task.size_bytes, task.size_bytes)
             return Completion(sequence)
         if not task.transfer:
             data = bytearray(task.size_bytes)
             read(task, memoryview(data))
+            self.traffic.read(task.size_bytes, task.size_bytes)
             return Completion(sequence, data=data)
         self._staging.reserve(task.size_bytes)
         try:
@@ -160,6 +171,7 @@ class Execution:
         except BaseException:
             self._staging.give(task.size_bytes)
             raise
+        self.traffic.read(staged.nbytes, staged.copied_bytes)
         self._reads(sequence, staged)
         return Completion(sequence)
 

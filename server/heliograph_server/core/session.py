@@ -12,7 +12,7 @@ from functools import partial
 from heliograph_backends.contract import CompileOptions, Device
 from heliograph_backends.sealed import SealedMemory
 from heliograph_proto.commands import Command, CompletionBatch
-from heliograph_proto.description import ModelInfo, PlanEstimate, PlanInfo, PlanReport
+from heliograph_proto.description import ModelInfo, PlanEstimate, PlanInfo, PlanReport, Traffic
 from heliograph_proto.errors import (
     CancelledError,
     HandleExistsError,
@@ -338,6 +338,11 @@ class Session(SessionWork):
 
     def _upload_broke(self, transfer: int, error: HeliographError) -> None:
         self._event(partial(self._core.upload_broke, transfer, error))
+
+    @property
+    def traffic(self) -> Traffic:
+        """What was carried so far by writes and reads of tensors, and how often it was copied here."""
+        return self._execution.traffic.now
 
     def _forget_upload(self, upload: Upload) -> None:
         with self._lock:

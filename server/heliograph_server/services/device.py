@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import TypeVar
 
 from grpc import aio
@@ -22,10 +23,18 @@ _A = TypeVar("_A", device_pb2.QueryOpsResponse, device_pb2.QueryPlacementRespons
 class DeviceService(device_pb2_grpc.DeviceServiceServicer):
     """Lists devices and answers what they can do, on threads; needs no session."""
 
-    def __init__(self, slot: HostSlot, askers: Executor, listeners: Executor) -> None:
+    def __init__(
+        self,
+        slot: HostSlot,
+        askers: Executor,
+        listeners: Executor,
+        facts: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
         self._slot = slot
         self._askers = askers
         self._listeners = listeners
+        #: What the server tells of its process.
+        self._facts = facts
 
     @refusals
     async def ListDevices(
@@ -34,7 +43,7 @@ class DeviceService(device_pb2_grpc.DeviceServiceServicer):
         context: aio.ServicerContext[device_pb2.ListDevicesRequest, device_pb2.ListDevicesResponse],
     ) -> device_pb2.ListDevicesResponse:
         found = await asyncio.wrap_future(self._askers.submit(self._slot.host.device_list))
-        return messages.encode_device_list(found)
+        return messages.encode_device_list(replace(found, facts=self._facts()))
 
     @refusals
     async def GetMemory(

@@ -63,6 +63,8 @@ class MemoryService:
         self._paths: list[Address] = []
         self._connections: dict[int, _Connection] = {}
         self._abstract_name = ""
+        #: Why no memory is handed out; empty if some is.
+        self.why_not = "it does not listen for it"
 
     def __repr__(self) -> str:
         return f"<MemoryService with {len(self._listeners)} sockets>"
@@ -72,11 +74,14 @@ class MemoryService:
         gRPC."""
         if why := why_no_sealed():
             logger.info("no shared memory: %s", why)
+            self.why_not = why
             return
         for address in addresses:
             try:
                 self._start(address)
+                self.why_not = ""
             except (OSError, ConfigurationError) as error:
+                self.why_not = self.why_not and str(error)
                 logger.warning("no shared memory for clients of %s: %s", address, error)
 
     def _start(self, address: Address) -> None:

@@ -60,3 +60,11 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
             return session_pb2.CloseResponse()
         await asyncio.get_running_loop().run_in_executor(self._closers, session.close)
         return session_pb2.CloseResponse()
+
+    @refusals
+    async def GetStatistics(
+        self,
+        request: session_pb2.GetStatisticsRequest,
+        context: aio.ServicerContext[session_pb2.GetStatisticsRequest, session_pb2.GetStatisticsResponse],
+    ) -> session_pb2.GetStatisticsResponse:
+        return messages.encode_traffic(self._slot.host.session(request.session).traffic)

@@ -1,0 +1,267 @@
+"""How `heliograph doctor` measures: round trips, and transfers that grow until they take long enough.
+
+Everything is bounded: round trips by time, each transfer by what the rate so far promises of the time that
+is left, and whatever does not end by the timeout.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import heliograph as hg
+from heliograph._allocator import facts_here
+from heliograph.cli.growth import FIRST_BYTES, LARGEST_BYTES, Growth, grow
+from heliograph.cli.measurements import (
+    Copies,
+    DeviceSeen,
+    Direction,
+    Measurements,
+    Road,
+    RoadKind,
+    RoundTrip,
+    Side,
+)
+from heliograph.session import address_of
+from heliograph_proto import FEATURES, __version__
+from heliograph_proto.addresses import Address
+from heliograph_proto.description import Traffic
+
+#: How long round trips of one kind are measured, and how many at most.
+ROUND_TRIP_SECONDS = 0.3
+ROUND_TRIPS = 200
+#: The first transfer by memory, which is never slow.
+FIRST_BY_MEMORY = 2**20
+#: Transfers take at most this part of what is free of a device.
+MEMORY_PART = 8
+
+Tell = Callable[[str], None]
+
+
+def measure(url: str | None, timeout: float, tell: Tell) -> Measurements:
+    """Measures the road to a server; `tell` hears what is measured next. Raises ConnectionError, and whatever
+    a session that does nothing unusual may raise."""
+    address = address_of(url)
+    began = time.perf_counter()
+    tell("connecting")
+    with hg.connect(url, timeout=timeout, progress=None) as session:
+        connected = time.perf_counter() - began
+        facts = session.server_facts(timeout)
+        device = session.device(address.device) if address.device else session.devices[0]
+        seen = tuple(_seen(one, timeout) for one in session.devices)
+        tell("round trips")
+        empty = round_trips(lambda: session.synchronize(timeout))
+        run = round_trips(_run(session, device, timeout))
+        road = _Measuring(device, empty.median_seconds, timeout, tell)
+        roads = tuple(_roads(session, address, road))
+        return Measurements(
+            url=session.address,
+            in_process=address.scheme == "local",
+            local_address=address.is_loopback,
+            client=Side(f"heliograph/{__version__}", facts_here()),
+            server=Side(session.info.server, dict(facts)),
+            connect_seconds=connected,
+            empty=empty,
+            run=run,
+            roads=roads,
+            chunk_bytes=session.info.limits.chunk_bytes,
+            shared_memory=session.shared_memory,
+            why_not_shared=session.why_not_shared,
+            version=session.info.version,
+            features=session.info.features,
+            missing_features=tuple(one for one in FEATURES if one not in session.info.features),
+            devices=seen,
+        )
+
+
+def _seen(device: hg.Device, timeout: float) -> DeviceSeen:
+    memory = device.memory(timeout=timeout)
+    return DeviceSeen(
+        device.name,
+        device.type.name.lower(),
+        device.backend,
+        device.description,
+        memory.free_bytes,
+        memory.total_bytes,
+        dict(device.features),
+        dict(device.missing),
+    )
+
+
+# Round trips
+
+
+def _run(session: hg.Session, device: hg.Device, timeout: float) -> Callable[[], object]:
+    """One run of a plan of one op, with 64 bytes in and out."""
+    graph = hg.Graph()
+    graph.output("y", graph.input("x", (16,), "f32") + 1.0)
+    plan, x = session.compile(graph, device.name, timeout=timeout), np.ones(16, np.float32)
+    return lambda: plan.run(x=x, timeout=timeout)
+
+
+def round_trips(step: Callable[[], object]) -> RoundTrip:
+    """The times of a step, which runs once before: two at least, and no more than fit into the time."""
+    step()
+    times: list[float] = []
+    while len(times) < 2 or (len(times) < ROUND_TRIPS and sum(times) < ROUND_TRIP_SECONDS):
+        begun = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - begun)
+    ordered = sorted(times)
+    return RoundTrip(statistics.median(ordered), ordered[(len(ordered) * 9) // 10], len(ordered))
+
+
+# Roads
+
+
+@dataclass(frozen=True, slots=True)
+class _Measuring:
+    """What all roads are measured with."""
+
+    device: hg.Device
+    round_trip_seconds: float
+    timeout: float
+    tell: Tell
+
+    def growth(self, kind: RoadKind) -> Growth:
+        first = FIRST_BYTES if kind is RoadKind.GRPC else FIRST_BY_MEMORY
+        return Growth(first, most_bytes(self.device, self.timeout), self.round_trip_seconds)
+
+
+def _roads(session: hg.Session, address: Address, how: _Measuring) -> Iterator[Road]:
+    """Every road that there is."""
+    if address.scheme == "local":
+        yield _measured(RoadKind.LOCAL, session, how)
+    elif not session.shared_memory:
+        yield _measured(RoadKind.GRPC, session, how)
+        return
+    else:
+        yield _measured(RoadKind.SHARED, session, how)
+        with hg.connect(str(address), timeout=how.timeout, progress=None, shared_memory=False) as other:
+            yield _measured(RoadKind.GRPC, other, how)
+    with _refusals(RoadKind.MAPPED) as refused:
+        yield _mapped(session, how)
+    yield from refused
+
+
+def _measured(kind: RoadKind, session: hg.Session, how: _Measuring) -> Road:
+    """A road by which tensors are set and got."""
+    ways: list[Direction] = []
+    with _refusals(kind) as refused:
+        how.tell(f"{kind.value}, up")
+        ways.append(_up(kind, session, how))
+        how.tell(f"{kind.value}, down")
+        ways.append(_down(kind, session, how))
+    up, down = [*ways, None, None][:2]
+    return Road(kind, up, down, refused[0].why_not if refused else "")
+
+
+@contextmanager
+def _refusals(kind: RoadKind) -> Iterator[list[Road]]:
+    """Notes why a road could not be measured; a connection that is gone ends everything."""
+    refused: list[Road] = []
+    try:
+        yield refused
+    except hg.ConnectionError:
+        raise
+    except hg.HeliographError as error:
+        refused.append(Road(kind, why_not=error.message))
+
+
+def _up(kind: RoadKind, session: hg.Session, how: _Measuring) -> Direction:
+    timeout = how.timeout
+
+    def transfer(size_bytes: int) -> float:
+        tensor, array = session.empty(size_bytes, "u8", how.device.name), np.ones(size_bytes, np.uint8)
+        session.synchronize(timeout)
+        begun = time.perf_counter()
+        tensor.set(array, timeout=timeout)
+        session.synchronize(timeout)
+        return time.perf_counter() - begun
+
+    with _counted(session, timeout) as count:
+        rate = grow(transfer, how.growth(kind))
+    return Direction(rate, count(lambda one: (one.copied_in_bytes, one.written_bytes)))
+
+
+def _down(kind: RoadKind, session: hg.Session, how: _Measuring) -> Direction:
+    timeout = how.timeout
+
+    def transfer(size_bytes: int) -> float:
+        tensor = session.empty(size_bytes, "u8", how.device.name)
+        # Else its pages might not be there, and reading them would cost nothing.
+        tensor.memset(1)
+        session.synchronize(timeout)
+        begun = time.perf_counter()
+        tensor.get(timeout=timeout)
+        return time.perf_counter() - begun
+
+    with _counted(session, timeout) as count:
+        rate = grow(transfer, how.growth(kind))
+    return Direction(rate, count(lambda one: (one.copied_out_bytes, one.read_bytes)))
+
+
+def _mapped(session: hg.Session, how: _Measuring) -> Road:
+    """A tensor whose memory both have: the caller copies, nobody else."""
+    how.tell(RoadKind.MAPPED.value)
+    size_bytes = most_bytes(how.device, how.timeout)
+    tensor = session.empty(size_bytes, "u8", how.device.name, buffer_type="shared")
+    there, here = tensor.map(how.timeout), np.ones(size_bytes, np.uint8)
+
+    def copy(destination: Any, source: Any) -> Callable[[int], float]:
+        def transfer(size_bytes: int) -> float:
+            begun = time.perf_counter()
+            np.copyto(destination[:size_bytes], source[:size_bytes])
+            return time.perf_counter() - begun
+
+        return transfer
+
+    growth = Growth(FIRST_BY_MEMORY, size_bytes)
+    up, down = grow(copy(there, here), growth), grow(copy(here, there), growth)
+    copies = Copies(1.0, 0.0)
+    return Road(RoadKind.MAPPED, Direction(up, copies), Direction(down, copies))
+
+
+def most_bytes(device: hg.Device, timeout: float) -> int:
+    """The largest transfer to a device: a small part of what is free there, and of what a buffer may be."""
+    memory = device.memory(timeout=timeout)
+    free = memory.free_bytes // MEMORY_PART if memory.total_bytes else LARGEST_BYTES
+    kinds = device.buffer_types
+    return max(1, min(LARGEST_BYTES, free, kinds[0].max_size_bytes if kinds else LARGEST_BYTES))
+
+
+@contextmanager
+def _counted(
+    session: hg.Session, timeout: float
+) -> Iterator[Callable[[Callable[[Traffic], tuple[int, int]]], Copies]]:
+    """What both sides copy meanwhile: a function that tells, from how to read (copied, carried) bytes."""
+    before = _traffic(session, timeout)
+
+    def count(read: Callable[[Traffic], tuple[int, int]]) -> Copies:
+        return Copies(*(_times(read, *pair) for pair in zip(before, _traffic(session, timeout), strict=True)))
+
+    yield count
+
+
+def _traffic(session: hg.Session, timeout: float) -> Sequence[Traffic | None]:
+    """Of the client, and of the server if it counts."""
+    here = session.statistics().traffic
+    try:
+        return here, session.server_traffic(timeout)
+    except hg.UnsupportedError:
+        return here, None
+
+
+def _times(
+    read: Callable[[Traffic], tuple[int, int]], before: Traffic | None, after: Traffic | None
+) -> float | None:
+    if before is None or after is None:
+        return None
+    (copied, carried), (copied_now, carried_now) = read(before), read(after)
+    return (copied_now - copied) / (carried_now - carried) if carried_now > carried else None
