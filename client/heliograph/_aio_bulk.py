@@ -54,7 +54,7 @@ class AioBulk:
             error = wrong
         except Exception as defect:
             # Not with its traceback, which would keep the call.
-            logger.error("an upload failed: %s: %s", type(defect).__name__, defect)
+            logger.error("an upload failed: %s: %s", type(defect).__name__, str(defect))
             error = InternalError(f"an upload failed: {type(defect).__name__}: {defect}")
         finally:
             self._shell.upload_ended(upload, transfer, error)

@@ -126,7 +126,7 @@ class BlockingBulk:
             error = wrong
         except Exception as defect:
             # Not with its traceback, which would keep the call.
-            logger.error("an upload failed: %s: %s", type(defect).__name__, defect)
+            logger.error("an upload failed: %s: %s", type(defect).__name__, str(defect))
             error = InternalError(f"an upload failed: {type(defect).__name__}: {defect}")
         finally:
             requests.put(None)
