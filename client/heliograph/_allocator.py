@@ -18,14 +18,14 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 #: From here on memory is mapped by itself: messages are smaller, most tensors are not.
 MMAP_BYTES = 4 * MIB
 #: What stays with the process when it is free.
-KEPT_BYTES = 64 * MIB
+KEPT_BYTES = 128 * MIB
 #: What `tune_allocator` has told it, if it was called.
 _told: list[str] = []
 VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 
 def tune_allocator() -> bool:
-    """Has the C library keep up to 64 MiB of freed memory, from which messages of transfers are made. Whether
+    """Has the C library keep up to 128 MiB of freed memory, from which messages of transfers are made. Whether
     it could be told: glibc alone can.
 
     For processes that move large tensors over TCP; it concerns all of the process. A daemon does it by

@@ -35,6 +35,9 @@ from heliograph_proto.inline_runs import InlineResult
 
 #: How many pieces of one read are on their way at once.
 _WINDOW = 3
+#: How many pieces of one write are: what comes piece by piece is in its tensor before the next ones come, so
+#: that both sides use the same memory again.
+_WRITES = 2
 #: From here on a read asks first whether there is something to be read.
 _LARGE_BYTES = 64 * 2**20
 
@@ -256,6 +259,8 @@ def write(
             core.count(Traffic(written_bytes=part.nbytes))
             slot = yield from _slot(core, pendings)
             if slot is None:
+                if len(transfers) >= _WRITES and not how.keep:
+                    yield from wait_for(core, transfers[-_WRITES].taken)
                 pendings.append((yield from send_on_credit(core, unsent, part.nbytes, how)))
                 number, unsent = unsent.transfer, None
                 transfers.append((yield Upload(number, part, pending=pendings[-1], progress=meter)))

@@ -11,7 +11,7 @@ from heliograph_proto.errors import ProtocolError, UnavailableError
 from heliograph_proto.v1 import bulk_pb2
 
 #: How many slots an upload fills in turns: one is copied into, one is hashed over there.
-SLOTS = 3
+SLOTS = 2
 
 
 class SharedUpload:
