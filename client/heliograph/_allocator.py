@@ -25,8 +25,8 @@ VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 
 def tune_allocator() -> bool:
-    """Has the C library keep up to 128 MiB of freed memory, from which messages of transfers are made. Whether
-    it could be told: glibc alone can.
+    """Has the C library keep up to 128 MiB of freed memory, from which messages of transfers are made.
+    Whether it could be told: glibc alone can.
 
     For processes that move large tensors over TCP; it concerns all of the process. A daemon does it by
     itself. Who has set glibc's own variables (MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_) has decided.
