@@ -67,9 +67,10 @@ class _Files:
     def take(self) -> None:
         """Raises LimitExceededError."""
         # Asked each time: a process may raise its limit at any time.
-        most = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _most_mappings()) // SHARE
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        room = _most_mappings() if limit == resource.RLIM_INFINITY else min(limit, _most_mappings())
         with self._lock:
-            if self._count >= max(1, most):
+            if self._count >= max(1, room // SHARE):
                 raise LimitExceededError(
                     f"{self._count:,} pieces of memory are shared; this process has room for no more",
                     advice="put several tensors into one buffer, free some, or raise the limit (ulimit -n)",
