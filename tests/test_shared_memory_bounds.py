@@ -219,6 +219,8 @@ def no_more_descriptors() -> Iterator[None]:
 def test_a_peer_that_nobody_knows_is_not_this_user() -> None:
     with socket.socket() as unknown:
         assert not is_of_this_user(unknown)
+    # Nor can one be looked at that is gone.
+    assert not is_of_this_user(unknown)
     one, other = socket.socketpair()
     with one, other:
         assert is_of_this_user(one)
