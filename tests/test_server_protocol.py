@@ -642,6 +642,59 @@ def test_a_running_run_is_aborted(script: Script) -> None:
     assert isinstance(script.done[run], CancelledError) and script.done[read] is script.done[run]
 
 
+@pytest.fixture
+def at_a_place(script: Script) -> Script:
+    """With a tensor, and shared memory by which it is written and read."""
+    script.core.share(1000)
+    script.tensor(1)
+    script.run_all()
+    return script
+
+
+BY_A_PLACE = [c.SetTensor(1, 0, None, 0, 16, shared=8), c.GetTensor(1, 0, 16, shared=8)]
+
+
+@pytest.mark.parametrize("kind", BY_A_PLACE)
+def test_what_uses_its_place_is_reported_when_it_left_it(at_a_place: Script, kind: c.CommandKind) -> None:
+    script, moving = at_a_place, at_a_place.send(kind)
+    script.begin(script.lane)
+    script.core.expire(moving)
+    script.send(c.Cancel(moving))
+    assert moving not in script.done
+    script.core.leave_place(moving)
+    script.follow()
+    # What came first says why.
+    assert isinstance(script.done[moving], DeadlineExceededError)
+    assert not script.core.take_place(moving)
+
+
+@pytest.mark.parametrize("kind", BY_A_PLACE)
+def test_what_left_its_place_is_broken_off_at_once(at_a_place: Script, kind: c.CommandKind) -> None:
+    script, moving = at_a_place, at_a_place.send(kind)
+    script.begin(script.lane)
+    script.core.leave_place(moving)
+    script.follow()
+    assert moving not in script.done
+    script.core.cancel(moving)
+    script.follow()
+    assert isinstance(script.done[moving], CancelledError)
+    assert not script.core.take_place(moving)
+
+
+@pytest.mark.parametrize("kind", BY_A_PLACE)
+def test_what_came_back_to_its_place_is_done_before_it_is_reported(
+    at_a_place: Script, kind: c.CommandKind
+) -> None:
+    script, moving = at_a_place, at_a_place.send(kind)
+    script.begin(script.lane)
+    script.core.leave_place(moving)
+    assert script.core.take_place(moving)
+    script.send(c.Cancel(moving))
+    assert moving not in script.done
+    script.run_all()
+    assert script.done[moving] is None
+
+
 @pytest.mark.parametrize("sequence", [0, 1, 99, 2**64 - 1])
 def test_cancelling_what_is_done_or_unknown_succeeds(script: Script, sequence: int) -> None:
     script.tensor(1)

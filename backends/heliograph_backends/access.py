@@ -47,6 +47,13 @@ def read(tensor: Tensor, offset_bytes: int, out: memoryview) -> None:
             np.frombuffer(out, raw.dtype)[:] = raw.flat[first:last]
 
 
+def read_whole(tensor: Tensor) -> bytearray:
+    """All bytes of a tensor."""
+    data = bytearray(tensor.type.nbytes)
+    read(tensor, 0, memoryview(data))
+    return data
+
+
 def memset(tensor: Tensor, offset_bytes: int, size_bytes: int, value: int) -> None:
     """Fills bytes of a tensor. Raises OutOfRangeError, InvalidArgumentError."""
     tensor.check_range(offset_bytes, size_bytes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MIB = 2**20
+#: The most bytes that one command, or one piece of a content, may have at its place in shared memory.
+PLACE_BYTES = 8 * MIB
 
 
 @dataclass(frozen=True, slots=True)

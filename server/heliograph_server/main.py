@@ -7,6 +7,7 @@ import logging
 import platform
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from heliograph._allocator import tune_allocator
 from heliograph_proto import __version__
@@ -15,6 +16,9 @@ from heliograph_server.app import Daemon, is_starting, leave, serve
 from heliograph_server.config import ServerConfig
 
 logger = logging.getLogger("heliograph")
+
+#: Asked for at start, or what the system allows if that is less.
+MOST_DESCRIPTORS = 2**20
 
 
 def run(config: ServerConfig) -> int:
@@ -26,6 +30,7 @@ def run(config: ServerConfig) -> int:
     )
     if not tune_allocator():
         logger.info("the C library's allocator cannot be told to keep memory: transfers over TCP are slower")
+    _raise_descriptor_limit()
     factory, loop_name = _loop_factory()
     logger.info("heliograph %s on Python %s, %s", __version__, platform.python_version(), loop_name)
     try:
@@ -38,6 +43,20 @@ def run(config: ServerConfig) -> int:
         # The thread would otherwise be in native code while the interpreter is taken down around it.
         leave(0)
     return 0
+
+
+def _raise_descriptor_limit() -> None:
+    """Connections and shared memory take descriptors, of which a process has few unless it asks for more."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _loop_factory() -> tuple[Callable[[], asyncio.AbstractEventLoop] | None, str]:

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from heliograph_backends.contract import Device, Usage
 from heliograph_backends.cpu.memory import Budget, HostBuffer, HostBufferType
-from heliograph_backends.sealed import SealedMemory, why_no_sealed
+from heliograph_backends.sealed import SealedMemory, whole_pages, why_no_sealed
 from heliograph_proto.errors import UnsupportedError
 
 NAME = "shared"
 
 
 class SharedBufferType(HostBufferType):
-    """Memory that other processes can map, counted against the device's budget."""
+    """Memory that other processes can map, counted against the device's budget in whole pages.
+
+    `free` gives the budget its bytes back at once. The pages themselves stay as long as a client has them
+    mapped, and who does, only the kernel knows: a client that keeps its arrays keeps memory of the host that
+    no device counts any more. Each buffer takes a descriptor; see `sealed` for how many there may be.
+    """
 
     is_mappable = True
     makes_zeros = True
@@ -25,11 +30,12 @@ class SharedBufferType(HostBufferType):
         self.name = NAME
 
     def allocate(self, size_bytes: int, usage: Usage = Usage.ANY) -> SharedBuffer:
-        self.budget.take(size_bytes)
+        taken_bytes = whole_pages(size_bytes)
+        self.budget.take(taken_bytes)
         try:
             memory = SealedMemory(size_bytes)
         except BaseException:
-            self.budget.give(size_bytes)
+            self.budget.give(taken_bytes)
             raise
         return SharedBuffer(self, memory, usage)
 
@@ -43,15 +49,15 @@ class SharedBuffer(HostBuffer):
     buffer_type: SharedBufferType
 
     def __init__(self, buffer_type: SharedBufferType, sealed: SealedMemory, usage: Usage) -> None:
-        self.sealed = sealed
+        self._sealed = sealed
         super().__init__(buffer_type, sealed.array, usage, on_free=self._give_back)
 
     def descriptor(self) -> int:
-        return self.sealed.descriptor()
+        return self._sealed.descriptor()
 
     def _give_back(self) -> None:
-        self.sealed.close()
-        self.buffer_type.budget.give(self.sealed.size_bytes)
+        self._sealed.close()
+        self.buffer_type.budget.give(whole_pages(self._sealed.size_bytes))
 
 
 def shared_buffer_types(device: Device, budget: Budget) -> tuple[SharedBufferType, ...]:

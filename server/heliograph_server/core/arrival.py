@@ -18,7 +18,7 @@ from heliograph_proto.errors import (
     LimitExceededError,
     OutOfRangeError,
 )
-from heliograph_proto.limits import Limits
+from heliograph_proto.limits import PLACE_BYTES, Limits
 from heliograph_proto.types import TensorType, dtype
 from heliograph_server.core.arrival_buffers import BufferArrivals
 from heliograph_server.core.arrival_runs import RunArrivals
@@ -190,7 +190,7 @@ class Arrivals(BufferArrivals, RunArrivals):
         return kind.size_bytes
 
     def _shared_place(self, kind: c.SetTensor | c.GetTensor) -> Place | None:
-        """Where the bytes lie in shared memory. Raises InvalidArgumentError, OutOfRangeError."""
+        """Where the bytes lie in shared memory. Raises what `shared_place` does."""
         if kind.shared is None:
             return None
         if kind.transfer:
@@ -198,10 +198,15 @@ class Arrivals(BufferArrivals, RunArrivals):
         return self.shared_place(kind.shared, kind.size_bytes)
 
     def shared_place(self, offset_bytes: int, size_bytes: int) -> Place:
-        """A place in shared memory. Raises InvalidArgumentError, OutOfRangeError."""
+        """A place in shared memory. Raises InvalidArgumentError, LimitExceededError, OutOfRangeError."""
         if not self.shared_bytes:
             raise InvalidArgumentError(
                 "the session has no memory that it shares with the server", advice="ask for it first"
+            )
+        if size_bytes > PLACE_BYTES:
+            raise LimitExceededError(
+                f"{size_bytes:,} bytes at one place in shared memory; this server takes {PLACE_BYTES:,}",
+                advice="send it in pieces",
             )
         end = offset_bytes + size_bytes
         if end > self.shared_bytes:

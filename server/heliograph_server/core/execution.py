@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from heliograph_backends import access
-from heliograph_backends.contract import Abort, Buffer, BufferType, Device, Tensor, Usage
+from heliograph_backends.contract import Abort, Buffer, BufferType, Device, Tensor, Usage, host_bytes
 from heliograph_proto.commands import Completion
 from heliograph_proto.errors import (
     CancelledError,
@@ -49,6 +51,19 @@ from heliograph_server.core.traffic import TrafficCounter
 logger = logging.getLogger(__name__)
 
 
+class Places(Protocol):
+    """The memory that the session shares with its client."""
+
+    def shared_part(self, place: Place) -> memoryview:
+        """Bytes of it, in place. Raises UnknownHandleError once the session is over."""
+
+    def leave_place(self, sequence: int) -> None:
+        """The command's work does not use its place any more, so the command may be broken off."""
+
+    def take_place(self, sequence: int) -> bool:
+        """The command's work is about to use its place; whether it still may."""
+
+
 class Execution:
     """Does the tasks of one session."""
 
@@ -59,7 +74,7 @@ class Execution:
         chunk_bytes: int,
         uploads: dict[int, Received],
         reads: Callable[[int, Messages], None],
-        shared: Callable[[Place], memoryview],
+        places: Places,
         observer: Callable[[int], Observer | None],
         room: Room,
     ) -> None:
@@ -70,7 +85,7 @@ class Execution:
         self._uploads = uploads
         #: Takes the staged bytes of a read, by sequence number.
         self._reads = reads
-        self._shared = shared
+        self._places = places
         #: Of this session's writes and reads.
         self.traffic = TrafficCounter()
         #: Who is told of the observed nodes of a run, by sequence number.
@@ -142,23 +157,29 @@ class Execution:
 
     def _write(self, sequence: int, task: WriteTask, abort: Abort) -> Completion:
         if task.shared is not None:
-            data = self._shared(task.shared)
-            write(task, data)
-        elif task.data is None:
+            self._write_shared(sequence, task, task.shared)
+            return Completion(sequence)
+        if task.data is None:
             received = self._uploads[task.transfer]
             write_received(task, received)
             self.traffic.written(received.nbytes, received.nbytes + received.copied_bytes)
             return Completion(sequence)
-        else:
-            data = memoryview(task.data)
-            write(task, data)
+        data = memoryview(task.data)
+        write(task, data)
         self.traffic.written(data.nbytes, data.nbytes)
         return Completion(sequence)
 
+    def _write_shared(self, sequence: int, task: WriteTask, place: Place) -> None:
+        data, copies = self._places.shared_part(place), 1
+        if not _is_quick(task):
+            data, copies = private_copy(data), 2
+            self._places.leave_place(sequence)
+        write(task, data)
+        self.traffic.written(data.nbytes, copies * data.nbytes)
+
     def _read(self, sequence: int, task: ReadTask, abort: Abort) -> Completion:
         if task.shared is not None:
-            read(task, self._shared(task.shared))
-            self.traffic.read(task.size_bytes, task.size_bytes)
+            self._read_shared(sequence, task, task.shared)
             return Completion(sequence)
         if not task.transfer:
             data = bytearray(task.size_bytes)
@@ -174,6 +195,19 @@ class Execution:
         self.traffic.read(staged.nbytes, staged.copied_bytes)
         self._reads(sequence, staged)
         return Completion(sequence)
+
+    def _read_shared(self, sequence: int, task: ReadTask, place: Place) -> None:
+        out = self._places.shared_part(place)
+        if _is_quick(task):
+            read(task, out)
+            self.traffic.read(task.size_bytes, task.size_bytes)
+            return
+        self._places.leave_place(sequence)
+        found = host_bytes(np.empty(task.size_bytes, np.uint8))
+        read(task, found)
+        if self._places.take_place(sequence):
+            np.copyto(np.asarray(out), np.asarray(found))
+        self.traffic.read(task.size_bytes, 2 * task.size_bytes)
 
     def _fill(self, sequence: int, task: FillTask, abort: Abort) -> Completion:
         access.memset(task.tensor.placed, task.offset_bytes, task.size_bytes, task.value)
@@ -200,7 +234,7 @@ class Execution:
                 raise loaded.explain(error) from None
             self._write_outputs(copy, task, outputs)
             device_us = (time.perf_counter() - started) * 1e6
-            fetched = tuple((one.output, _bytes_of(outputs[one.output])) for one in task.outputs if one.fetch)
+            fetched = tuple((one.output, _fetched(outputs[one.output])) for one in task.outputs if one.fetch)
         finally:
             copy.trim()
             loaded.note(task.turn, (time.perf_counter() - begun) * 1e6)
@@ -227,7 +261,7 @@ class Execution:
             results = looping.results()
             self._write_outputs(copy, task, results)
             device_us = (time.perf_counter() - started) * 1e6
-            fetched = tuple((one.output, _bytes_of(results[one.output])) for one in task.outputs if one.fetch)
+            fetched = tuple((one.output, _fetched(results[one.output])) for one in task.outputs if one.fetch)
         finally:
             copy.trim()
         return Completion(sequence, outputs=fetched, device_us=device_us, steps=looping.done)
@@ -301,11 +335,21 @@ def zeroed(buffer_type: BufferType, size_bytes: int, usage: Usage = Usage.ANY) -
     return buffer
 
 
-def _bytes_of(tensor: Tensor | None) -> bytearray:
+def _fetched(tensor: Tensor | None) -> bytearray:
     assert tensor is not None
-    data = bytearray(tensor.type.nbytes)
-    access.read(tensor, 0, memoryview(data))
-    return data
+    return access.read_whole(tensor)
+
+
+def _is_quick(task: WriteTask | ReadTask) -> bool:
+    """Whether its bytes move by a copy in this host's memory; a device or another daemon may take long."""
+    return task.tensor.placed.buffer.buffer_type.is_host
+
+
+def private_copy(data: memoryview) -> memoryview:
+    """Bytes that nobody else can change. Other threads run meanwhile."""
+    made = np.empty(data.nbytes, np.uint8)
+    np.copyto(made, np.asarray(data))
+    return host_bytes(made)
 
 
 def typed(error: BaseException, doing: str, *, computing: bool = False) -> HeliographError:

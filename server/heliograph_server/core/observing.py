@@ -29,7 +29,7 @@ class Observer:
 
     def __call__(self, node: int, tensor: Tensor, abort: Abort) -> None:
         """On the device's thread. Raises CancelledError after an abort."""
-        data = _bytes_of(tensor)
+        data = memoryview(access.read_whole(tensor))
         # `tell` takes the session's lock, whose holder may abort: so none of ours is held around it.
         with abort.watch(self._wake), self._turn(abort):
             if self._tell(node, data):
@@ -89,15 +89,9 @@ class LoopObserver(Observer):
         self._pass_on(0, place, tensor, abort)
 
     def _pass_on(self, node: int, output: int | None, tensor: Tensor, abort: Abort) -> None:
-        data = _bytes_of(tensor)
+        data = memoryview(access.read_whole(tensor))
         with abort.watch(self._wake), self._turn(abort):
             while not self._stream(self.step, node, output, data):
                 with self._occupancy.outside():
                     self._wait(lambda: self._may_proceed, abort)
                 self._may_proceed = False
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    data = memoryview(bytearray(tensor.type.nbytes))
-    access.read(tensor, 0, data)
-    return data

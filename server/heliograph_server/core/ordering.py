@@ -76,6 +76,10 @@ class Entry:
     error: HeliographError | None = None
     phase: Phase = Phase.QUEUED
     reported: bool = False
+    #: Whether its work reads or writes its place in shared memory now, so that it cannot be reported yet.
+    uses_place: bool = False
+    #: What it is to be broken off with once it does not.
+    interruption: HeliographError | None = None
     #: It takes no place in the order.
     is_refused: bool = False
     #: It is no command, but stands for others: it retires with the last of them.

@@ -337,6 +337,7 @@ class SessionCore(TransferCore):
             self._spoil(entry)
             return False
         entry.phase = Phase.RUNNING
+        entry.uses_place = isinstance(entry.task, WriteTask | ReadTask) and entry.task.shared is not None
         return True
 
     def fail(self, sequence: int, error: HeliographError) -> None:
@@ -478,8 +479,24 @@ class SessionCore(TransferCore):
         self._arrivals.shared_bytes = size_bytes
 
     def shared_place(self, offset_bytes: int, size_bytes: int) -> Place:
-        """A checked place there. Raises InvalidArgumentError, OutOfRangeError."""
+        """A checked place there. Raises InvalidArgumentError, LimitExceededError, OutOfRangeError."""
         return self._arrivals.shared_place(offset_bytes, size_bytes)
+
+    def take_place(self, sequence: int) -> bool:
+        """Work is about to write at its place in shared memory; whether it may: once the command was reported
+        the client uses the place for others."""
+        entry = self._open.get(sequence)
+        if entry is not None:
+            entry.uses_place = True
+        return entry is not None
+
+    def leave_place(self, sequence: int) -> None:
+        """Work does not need its place any more, and may take long from here: what was put off comes now."""
+        entry = self._entries[sequence]
+        entry.uses_place = False
+        if entry.interruption is not None:
+            self._interrupt(sequence, entry.interruption)
+            self._settle()
 
     # Cancelling
 
@@ -499,8 +516,9 @@ class SessionCore(TransferCore):
         if entry is None or isinstance(entry.task, FreeTask):
             return
         if entry.phase is Phase.RUNNING:
-            if _is_shared(entry):
-                # Its place in shared memory is in use until the work ends, which is soon.
+            if entry.uses_place:
+                # The client uses it again when it is told of the end. Soon the work ends, or leaves it.
+                entry.interruption = entry.interruption or error
                 return
             if isinstance(entry.task, RunTask):
                 self._instructions.append(AbortWork(sequence))
@@ -545,11 +563,6 @@ def _storages_of(handles: Iterable[Handle]) -> Iterator[Storage]:
                 yield storage
             case BufferHandle(parts=parts):
                 yield from _storages_of(parts)
-
-
-def _is_shared(entry: Entry) -> bool:
-    """Whether the work reads or writes memory that the client uses again when it is told of the end."""
-    return isinstance(entry.task, WriteTask | ReadTask) and entry.task.shared is not None
 
 
 def _has_data(entry: Entry, result: c.Completion) -> bool:

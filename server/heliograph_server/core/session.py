@@ -27,7 +27,7 @@ from heliograph_server.core.compiling import Compiler, CompileRequest
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines
 from heliograph_server.core.downloads import Download
-from heliograph_server.core.execution import typed
+from heliograph_server.core.execution import private_copy, typed
 from heliograph_server.core.handles import (
     BufferHandle,
     EventHandle,
@@ -357,7 +357,7 @@ class Session(SessionWork):
 
     def share_memory(self) -> FileOfMemory:
         """The memory by which commands may carry bytes, made the first time. Raises UnsupportedError,
-        OutOfMemoryError."""
+        OutOfMemoryError, LimitExceededError."""
         with self._lock:
             self._check_open()
             if self._shared is None:
@@ -365,14 +365,14 @@ class Session(SessionWork):
                 self._core.share(self._shared.size_bytes)
             return FileOfMemory(self._shared.descriptor(), self._shared.size_bytes)
 
-    def shared_bytes(self, offset_bytes: int, size_bytes: int) -> bytes:
+    def shared_bytes(self, offset_bytes: int, size_bytes: int) -> memoryview:
         """A copy of bytes of the session's memory, which its client can no longer change. Raises
-        InvalidArgumentError, OutOfRangeError."""
+        InvalidArgumentError, LimitExceededError, OutOfRangeError."""
         with self._lock:
             self._check_open()
             place = self._core.shared_place(offset_bytes, size_bytes)
-            view = self._shared_place(place)
-        return bytes(view)
+            view = self.shared_part(place)
+        return private_copy(view)
 
     def share_tensor(self, handle: int) -> FileOfMemory:
         """The memory in which a tensor lies. Raises UnknownHandleError, UnsupportedError, or the error of
@@ -415,6 +415,9 @@ class Session(SessionWork):
             self._call_end(error)
 
     def _release_everything(self, error: HeliographError) -> None:
+        if self._shared is not None:
+            # Work that is still under way keeps the pages that it moves.
+            self._shared.close()
         self._plans.close()
         if not self._quiet.wait(CLOSE_SECONDS) or not self._compiler.busy.acquire(timeout=CLOSE_SECONDS):
             # Memory that work may still touch is better lost than given away.
@@ -425,8 +428,6 @@ class Session(SessionWork):
             for transfer in list(self._uploads):
                 self._drop_upload(DropUpload(transfer))
             self._downloads.close(error)
-            if self._shared is not None:
-                self._shared.close()
             # A client that said goodbye has nothing to go on with.
             self._contents.close(error, keep=isinstance(error, CancelledError))
         finally:

@@ -88,7 +88,7 @@ class SessionWork:
         self._observers: dict[int, Observer] = {}
         self._plans = KnownPlans(room)
         staged = self._staging, limits.chunk_bytes, self._uploads, self._downloads.stage
-        self._execution = Execution(self._device, *staged, self._shared_place, self._observers.get, room)
+        self._execution = Execution(self._device, *staged, self, self._observers.get, room)
         #: What the client maps as well, once it has asked for it.
         self._shared: SealedMemory | None = None
         self._aborts: dict[int, Abort] = {}
@@ -188,12 +188,6 @@ class SessionWork:
             return calls
 
     # Lanes and work
-
-    def _shared_place(self, place: Place) -> memoryview:
-        """Bytes that the client maps as well."""
-        assert self._shared is not None
-        end = place.offset_bytes + place.size_bytes
-        return self._shared.array[place.offset_bytes : end].data
 
     def _device(self, name: str) -> Device:
         """By name; "" is the first. Raises UnknownDeviceError."""
@@ -318,6 +312,20 @@ class SessionWork:
         entry = work.entry
         assert not isinstance(entry.task, FreeTask)
         return self._execution.perform(entry.sequence, entry.task, work.abort)
+
+    def shared_part(self, place: Place) -> memoryview:
+        """Bytes that the client maps as well. Raises UnknownHandleError once the session is over."""
+        assert self._shared is not None
+        return self._shared.part(place.offset_bytes, place.size_bytes)
+
+    def take_place(self, sequence: int) -> bool:
+        """Called by the lane: whether the command's work may use its place in shared memory, from now on."""
+        with self._lock:
+            return self._core.take_place(sequence)
+
+    def leave_place(self, sequence: int) -> None:
+        """Called by the lane: the work does not use its place any more."""
+        self._event(partial(self._core.leave_place, sequence))
 
     def work_failed(self, work: Work, error: BaseException) -> None:
         """Called by the lane, before it starts what comes next."""

@@ -49,9 +49,9 @@ class BulkService:
         try:
             await self._receive(session, upload, first, requests, isinstance(_target(target), bytes))
             return bulk_pb2.UploadResponse(received_bytes=upload.finish())
-        finally:
-            # After `finish` this does nothing.
-            upload.abort(CancelledError("the upload broke off before its end"))
+        except BaseException:
+            await self._abort(upload)
+            raise
 
     async def _begin(
         self, session: Session, target: bulk_pb2.UploadTarget, offset_bytes: int
@@ -112,6 +112,12 @@ class BulkService:
         writing.add_done_callback(lambda done: done.cancelled() or done.exception())
         return writing
 
+    async def _abort(self, upload: runtime.Upload) -> None:
+        """Ends an upload before its time, in any case. A piece that is being hashed has the upload's lock,
+        for which the event loop must not wait."""
+        aborting = self._hashers.submit(upload.abort, CancelledError("the upload broke off before its end"))
+        await asyncio.shield(asyncio.wrap_future(aborting))
+
     @refusals
     async def UploadShared(
         self,
@@ -133,8 +139,9 @@ class BulkService:
                 request = await anext(requests, None)
             # What it says of the digest, the client is told before the call ends.
             await asyncio.get_running_loop().run_in_executor(self._hashers, upload.finish)
-        finally:
-            upload.abort(CancelledError("the upload broke off before its end"))
+        except BaseException:
+            await self._abort(upload)
+            raise
 
     @refusals
     async def Download(

@@ -1,13 +1,16 @@
 """Hands memory to clients of this host: file descriptors over unix sockets, as `memory.proto` says.
 
 Beside each unix socket that the daemon listens on there is another one, by which clients find it who share
-that folder, containers too; for clients over TCP there is one with an unguessable name in Linux's abstract
-namespace, which exists in the daemon's network namespace alone. Both sides look at whose the other end is.
+that folder, containers too; for clients over TCP there is one in Linux's abstract namespace, which exists in
+the daemon's network namespace alone. There its name can be read by every process (/proc/net/unix), so it
+protects nothing: both sides look at whose the other end is, and memory is given to who knows the session's
+secret.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
 import secrets
@@ -15,6 +18,7 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
 
@@ -44,6 +48,10 @@ REQUEST_BYTES = 4096
 ASK_SECONDS = 2.0
 #: The most clients that have connected and not asked.
 MAX_CONNECTIONS = 64
+#: How long nobody is accepted after the system refused to, most likely for want of descriptors.
+REST_SECONDS = 1.0
+#: Of SO_PEERCRED: process, user and group; only the first has a sign.
+_CREDENTIALS = struct.Struct("iII")
 
 
 @dataclass(slots=True)
@@ -62,6 +70,8 @@ class MemoryService:
         self._listeners: list[socket.socket] = []
         self._paths: list[Address] = []
         self._connections: dict[int, _Connection] = {}
+        #: Of sockets at which nobody is accepted for a while.
+        self._resting: dict[int, asyncio.TimerHandle] = {}
         self._abstract_name = ""
         #: Why no memory is handed out; empty if some is.
         self.why_not = "it does not listen for it"
@@ -100,29 +110,44 @@ class MemoryService:
         listener.listen(MAX_CONNECTIONS)
         listener.setblocking(False)
         self._listeners.append(listener)
+        self._watch(listener)
+
+    def _watch(self, listener: socket.socket) -> None:
+        self._resting.pop(listener.fileno(), None)
         asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
 
     def offer(self, peer: str) -> SharedMemoryOffer | None:
         """What a client is told that came from there, in gRPC's words; None: it is on another host."""
         if peer.startswith("unix:"):
             return SharedMemoryOffer(path_suffix=PATH_SUFFIX) if self._paths else None
-        local = peer.startswith(("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D"))
-        return SharedMemoryOffer(abstract_name=self._abstract_name) if local and self._abstract_name else None
+        if not self._abstract_name or not is_of_this_host(peer):
+            return None
+        return SharedMemoryOffer(abstract_name=self._abstract_name)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
             client, _ = listener.accept()
-        except OSError:
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
-        client.setblocking(False)
+        except OSError as error:
+            self._rest(listener, error)
+            return
         if len(self._connections) >= MAX_CONNECTIONS or not is_of_this_user(client):
             # It learns nothing, not even why.
             client.close()
             return
+        client.setblocking(False)
         loop = asyncio.get_running_loop()
         number = client.fileno()
         self._connections[number] = _Connection(client, loop.call_later(ASK_SECONDS, self._close, number))
         loop.add_reader(number, self._answer, number)
+
+    def _rest(self, listener: socket.socket, error: OSError) -> None:
+        """Accepts nobody for a while: who waits there would be reported again and again."""
+        logger.warning("no client can be given memory for %.0f s: %s", REST_SECONDS, error.strerror)
+        loop, number = asyncio.get_running_loop(), listener.fileno()
+        loop.remove_reader(number)
+        self._resting[number] = loop.call_later(REST_SECONDS, self._watch, listener)
 
     def _answer(self, number: int) -> None:
         client = self._connections[number].socket
@@ -186,6 +211,9 @@ class MemoryService:
     def close(self) -> None:
         """Idempotent."""
         loop = asyncio.get_running_loop()
+        for timer in self._resting.values():
+            timer.cancel()
+        self._resting.clear()
         for listener in self._listeners:
             loop.remove_reader(listener.fileno())
             listener.close()
@@ -197,7 +225,32 @@ class MemoryService:
 
 
 def is_of_this_user(peer: socket.socket) -> bool:
-    """Whether the other end of a unix socket is a process of this process's user."""
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, user, _ = struct.unpack("3i", credentials)
-    return bool(user == os.geteuid())
+    """Whether the other end of a unix socket is a process of this process's user; not if nobody knows."""
+    try:
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:
+        return False
+    return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
+
+
+def is_of_this_host(peer: str) -> bool:
+    """Whether a client that came from there, in gRPC's words ("ipv4:10.0.0.7:51234"), came by an address of
+    this host. A client in a network namespace of its own does not."""
+    kind, _, place = unquote(peer).partition(":")
+    host, _, _ = place.rpartition(":")
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return kind in ("ipv4", "ipv6") and (address.is_loopback or _is_own(address))
+
+
+def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether a socket can be bound there; nothing is sent."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
