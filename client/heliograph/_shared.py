@@ -26,6 +26,7 @@ from heliograph_proto.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from heliograph_proto.limits import PLACE_BYTES
 from heliograph_proto.messages import decode_error
 from heliograph_proto.v1 import memory_pb2
 
@@ -41,7 +42,7 @@ ANSWER_SECONDS = 2.0
 LEAST_SECONDS = 0.05
 RESPONSE_BYTES = 65_536
 #: What one command carries: copied here while the server copies the one before.
-SLOT_BYTES = 8 * 2**20
+SLOT_BYTES = PLACE_BYTES
 
 
 class SharedSpace:
@@ -169,10 +170,22 @@ def _socket_of(address: Address, offer: SharedMemoryOffer) -> str:
     UnsupportedError."""
     if address.scheme == "unix" and re.fullmatch(r"\.[a-z]{1,16}", offer.path_suffix):
         return address.path + offer.path_suffix
-    loopback = address.scheme == "grpc" and address.is_loopback
-    if loopback and re.fullmatch(r"heliograph-[0-9a-f]{32}", offer.abstract_name):
+    named = re.fullmatch(r"heliograph-[0-9a-f]{32}", offer.abstract_name)
+    if address.scheme == "grpc" and named and (address.is_loopback or _is_ours(address.host)):
         return f"\0{offer.abstract_name}"
     raise UnsupportedError("the server's offer does not fit the address that it was reached by")
+
+
+def _is_ours(host: str) -> bool:
+    """Whether a name is one of this host's: whether something can be bound to its addresses."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+        for family, kind, protocol, _, where in found:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(where)
+    except (OSError, UnicodeError):
+        return False
+    return bool(found)
 
 
 def _connected(address: Address, offer: SharedMemoryOffer, end: float) -> socket.socket:
