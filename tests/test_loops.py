@@ -545,7 +545,7 @@ def test_what_a_plan_is_said_to_take_is_one_step_of_a_loop(session: hg.Session, 
         ({"carry": {"count": "x"}}, r"'count' is i32\[\], and is to be .*'x', which is f32\[4, 8\]"),
         ({"carry": {"y": ["x", "x"]}}, "'x' is to be fed from two outputs"),
         ({"until": "nothing"}, "no output 'nothing'(.|\n)*there are: y, count, done"),
-        ({"until": "y"}, "'y' is f32.* until= names one of bool or integers with one element"),
+        ({"until": "y"}, "'y' is f32.* what ends a loop is one bool or integer(.|\n)*hg.any"),
         ({"until": 3}, "no output"),
         ({"taps": ["count", "laier/*"]}, "no node matches 'laier/.'"),
         ({"taps": 7}, "taps is int"),
@@ -568,8 +568,18 @@ def test_inputs_are_checked_as_those_of_a_run(session: hg.Session, plan: hg.Plan
     g = hg.Graph()
     g.output("y", g.input("steps", (2,), "f32") + g.input("carry", (2,), "f32"))
     ones = np.ones(2, np.float32)
-    found = session.compile(g).loop({"steps": ones, "carry": ones}, steps=3, carry={"y": "carry"})
+    named = session.compile(g)
+    found = named.loop({"steps": ones, "carry": ones}, steps=3, carry={"y": "carry"})
     assert found.result(SECONDS)["y"].tolist() == [4.0, 4.0]
+    # They are options of `loop` alone.
+    assert named.run(steps=ones, carry=ones)["y"].tolist() == [2.0, 2.0]
+    with pytest.raises(hg.InvalidInputError, match=r"name each: plan\.run\(steps=STEPS, carry=CARRY\)"):
+        named.run()
+    with pytest.raises(hg.InvalidInputError, match=r"name each: plan\.submit\(steps=STEPS, "):
+        named.submit(steps=ones)
+    words = r"plan\.loop\(\{'steps': ARRAY, .*\}, steps=N\); as a keyword, steps= is an option of plan\.loop"
+    with pytest.raises(hg.InvalidInputError, match=words):
+        named.loop(steps=3)
     plan.free()
     with pytest.raises(hg.UnknownHandleError, match="freed"):
         plan.loop(x=X, n=ZERO, steps=2)

@@ -212,7 +212,7 @@ class Plan(PlanBase):
         is_plain = fetch is True and out is None and stream is None
         if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=True)) is not None:
             return InlineFuture(self._shell, *inline).result_or_cancel(timeout)
-        arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
+        arguments = self._running("run", inputs, keywords, fetch, out, timeout, stream, copy)
         run = self._shell.drive(run_once(*arguments), timeout, self._spec.what)
         return {**(run.results or {}), **self._tensors(run, out)}
 
@@ -249,7 +249,7 @@ class Plan(PlanBase):
         if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=False)) is not None:
             return InlineFuture(self._shell, *inline)
         observed = self._observed(taps, pause)
-        arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
+        arguments = self._running("submit", inputs, keywords, fetch, out, timeout, stream, copy)
         run = self._shell.drive(self._submitting(arguments, observed), timeout, self._spec.what)
         return RunFuture(self._shell, run, self._tensors(run, out), self._spec.what)
 
@@ -292,13 +292,14 @@ class Plan(PlanBase):
         UnsupportedError for a server that knows no loops.
         """
         looping, observed = self._looping(steps, carry, until, taps)
-        arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
+        arguments = self._running("loop", inputs, keywords, fetch, out, timeout, stream, copy)
         sending = self._submitting(arguments, observed, looping)
         run = self._shell.drive(sending, timeout, self._spec.what)
         return RunFuture(self._shell, run, self._tensors(run, out), self._spec.what)
 
     def _running(
         self,
+        method: str,
         inputs: Inputs,
         keywords: dict[str, Any],
         fetch: Fetch,
@@ -309,7 +310,7 @@ class Plan(PlanBase):
     ) -> Submission:
         """The arguments of `submit` and `run_once`, checked."""
         self._live_handle  # noqa: B018 - raises when it was freed
-        bound = self._bind(inputs, keywords)
+        bound = self._bind(inputs, keywords, method)
         how = Sending(stream_handle(self._shell, stream), observed=True, keep=not copy)
         chosen = self._choose(fetch, out)
         return (self._shell.core, self._spec, bound, chosen, how, timeout_ms(timeout), self._shell.release)
