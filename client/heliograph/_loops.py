@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from heliograph_proto import commands as c
 from heliograph_proto.description import PlanInfo, Port, SessionInfo
 from heliograph_proto.errors import InvalidArgumentError, LimitExceededError, UnsupportedError
+from heliograph_proto.loops import check_until
 from heliograph_proto.types import TensorType
 
 #: Which outputs of a step are inputs of the next: names of inputs, or several, by the name of the output.
@@ -73,12 +74,7 @@ def _carry(plan: PlanInfo, output: Any, name: Any) -> c.Carry:
 
 def _until(plan: PlanInfo, name: Any) -> int:
     place = output_place(plan, name)
-    type_ = plan.outputs[place].type
-    if type_.size != 1 or not (type_.dtype.kind == "bool" or type_.dtype.is_integer):
-        raise InvalidArgumentError(
-            f"output {name!r} is {type_}; until= names one of bool or integers with one element",
-            advice="reduce it in the graph, such as hg.any(x)",
-        )
+    check_until(plan.outputs[place])
     return place
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from heliograph_proto import commands as c
 from heliograph_proto.description import Port
 from heliograph_proto.errors import InvalidArgumentError, LimitExceededError
+from heliograph_proto.loops import check_until
 
 
 def check_loop(run: c.Run, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
@@ -55,16 +56,6 @@ def _check_once(places: Iterable[int], what: str, problem: str) -> None:
         if place in seen:
             raise InvalidArgumentError(f"{what} {place} {problem}")
         seen.add(place)
-
-
-def check_until(port: Port) -> None:
-    """Whether an output can say that a loop ends. Raises InvalidArgumentError."""
-    dtype = port.type.dtype
-    if port.type.size != 1 or not (dtype.kind == "bool" or dtype.is_integer):
-        raise InvalidArgumentError(
-            f"output {port.name!r} is {port.type}; what ends a loop is one bool or integer",
-            advice="reduce it in the graph, to a truth value of one element",
-        )
 
 
 def streamed_bytes(loop: c.Loop, outputs: Sequence[Port]) -> int:
