@@ -354,7 +354,7 @@ def test_loops_beside_each_other_wait_for_their_own_readers(
     session: hg.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A handful of values may be unread, so each loop waits again and again.
-    monkeypatch.setattr("heliograph._loops.UNREAD_BYTES", 2_000)
+    monkeypatch.setattr("heliograph._loops.UNREAD_PART", 100_000)
     found: dict[int, list[int]] = {}
 
     def read(number: int) -> None:
@@ -385,6 +385,41 @@ def test_a_loop_waits_for_who_reads_slowly(session: hg.Session) -> None:
     assert other.run(x=X, n=ZERO, stream=stream, timeout=SECONDS)["count"] == 1
     assert [tap.step for tap in taps] == list(range(30, 60))
     assert run.result(SECONDS)["y"][0] == 60
+
+
+def test_many_loops_of_one_thread_wait_for_their_readers_and_hold_nobody_up(
+    session: hg.Session, plan: hg.Plan
+) -> None:
+    loop: dict[str, Any] = {"x": X, "n": ZERO, "steps": MAX_LOOP_STEPS, "carry": CARRY, "timeout": SECONDS}
+    other, beside = large(session), session.stream()
+    runs = [plan.loop(taps=["count", "y"], **loop) for _ in range(40)]
+    # What is sent meanwhile finds room for its bytes, and what is not behind them on their stream is done.
+    given = np.arange(2**24, dtype=np.float32)
+    put = session.put(given, timeout=SECONDS)
+    found = other.run(x=given[: LARGE[0]], stream=beside, timeout=SECONDS)["y"]
+    assert found[-1] == LARGE[0]
+    assert next(runs[0].taps(SECONDS)).step == 0
+    for run in runs:
+        assert run.cancel() and isinstance(run.exception(SECONDS), hg.CancelledError)
+    assert np.array_equal(put.get(timeout=SECONDS), given)
+    assert session.statistics().in_flight_bytes == 0
+
+
+def test_loops_whose_values_have_no_room_are_refused_and_wait_for_nobody(session: hg.Session) -> None:
+    g = hg.Graph()
+    shape = (36 * 2**18,)
+    g.output("y", g.input("x", shape, "f32") + 1.0)
+    plan, x = session.compile(g), session.put(np.zeros(shape, np.float32))
+    loop: dict[str, Any] = {"x": x, "steps": 3, "carry": {"y": "x"}, "taps": "y", "fetch": False}
+    first, second = (plan.loop(**loop, timeout=60) for _ in range(2))
+    with pytest.raises(
+        hg.LimitExceededError, match="loops under way hold(.|\n)*take their taps, or cancel them"
+    ):
+        plan.loop(**loop, timeout=SECONDS)
+    assert [(tap.step, tap.value[0]) for tap in first.taps(SECONDS)] == [(0, 1), (1, 2), (2, 3)]
+    third = plan.loop(**loop, timeout=60)
+    assert second.cancel()
+    assert [tap.step for tap in third.taps(SECONDS)] == [0, 1, 2]
 
 
 def test_waiting_for_the_result_lets_a_loop_go_on_and_loses_nothing(session: hg.Session) -> None:

@@ -16,7 +16,7 @@ from heliograph._common import Handle, Shell
 from heliograph._compiling import CompileOptions
 from heliograph._effects import Compute, Explain, Procedure
 from heliograph._inline import InlinePlan, inline_plan
-from heliograph._loops import Carries, check_server, loop_of, unread_bytes
+from heliograph._loops import Carries, check_server, loop_of
 from heliograph._outcome import Pending
 from heliograph._procedures import Sending
 from heliograph._progress import Progress
@@ -30,7 +30,6 @@ from heliograph_proto.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
     InvalidInputError,
-    LimitExceededError,
     UnknownHandleError,
     UnsupportedError,
 )
@@ -212,11 +211,7 @@ class PlanBase(Handle):
             raise UnsupportedError(f"the server {info.server} cannot observe runs", advice="upgrade it")
         nodes = tapped_nodes(recipe.graph, taps)
         found = Observed(recipe.graph, nodes, bool(pause), self._shell.let_go)
-        if (size := found.feed().held_bytes) > info.limits.in_flight_bytes:
-            raise LimitExceededError(
-                f"the tapped nodes have {size:,} bytes; the server holds {info.limits.in_flight_bytes:,}",
-                advice="tap fewer of them in one run",
-            )
+        found.check_fits(info.limits)
         return found
 
     def _looping(
@@ -231,11 +226,11 @@ class PlanBase(Handle):
         if taps is None:
             return loop, None
         nodes, outputs = tapped_in_loop(recipe.graph, taps)
-        most_bytes = info.limits.in_flight_bytes
         loop = replace(loop, taps=outputs)
-        found = Observed(recipe.graph, nodes, False, self._shell.let_go, loop, most_bytes)
-        loop = replace(loop, unread_bytes=unread_bytes(found.types().values(), most_bytes))
-        return loop, replace(found, loop=loop)
+        kept_bytes = info.limits.in_flight_bytes
+        found = Observed(recipe.graph, nodes, False, self._shell.let_go, loop, kept_bytes)
+        found.check_fits(info.limits)
+        return loop, found
 
     def _submitting(
         self, arguments: Submission, observed: Observed | None, loop: c.Loop | None = None

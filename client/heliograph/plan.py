@@ -242,7 +242,9 @@ class Plan(PlanBase):
         was sent behind it on its stream waits with it.
 
         Raises InvalidArgumentError for a pattern that no node matches, LimitExceededError for more bytes
-        than the server holds, and what `session.compile` does.
+        than the server holds (three quarters of `session.info.limits.in_flight_bytes` for all observed runs
+        together; there may also be no room as long as runs that pause, or loops, wait for who takes their
+        taps), and what `session.compile` does.
         """
         is_plain = fetch is True and out is None and stream is None
         is_plain = is_plain and taps is None and not pause
@@ -285,7 +287,8 @@ class Plan(PlanBase):
         `taps`: what `future.taps()` gives while it goes on, each with its `step`: names of outputs, whose
         values come after each step, and patterns and functions of nodes as in `submit` (what is exactly the
         name of an output means the output). It waits while too much is unread, see `RunFuture.taps`, and what
-        was sent behind it on its stream waits with it.
+        was sent behind it on its stream waits with it. The more such loops are under way, the less of each is
+        sent ahead; LimitExceededError where another has no room until somebody takes their taps.
 
         Other arguments and errors are those of `submit`. InvalidArgumentError also for a name that is none,
         types that differ, an input that is carried twice, and steps that are not 1 to 1,000,000,000;

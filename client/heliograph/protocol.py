@@ -7,7 +7,8 @@ shells (blocking and asyncio) move batches between this and a transport, one cal
     send ─▸ outbox ─▸ take ─▸ (transport) ─▸ apply ─▸ take_settled, to be fired by the shell
 
 Credits. A session may have only so many bytes staged on the server and so many commands unanswered
-(`Limits`). `reserve` grants bytes in the order of asking; commands beyond the limit stay in the outbox.
+(`Limits`, `_credit`). `reserve` grants bytes in the order of asking; commands beyond the limit stay in the
+outbox. What observed runs tell has room of its own: `reserve_observed`.
 Handles that nobody refers to any more are collected by `release`, from any thread and from
 destructors, and leave in one Free behind everything queued so far.
 """
@@ -18,6 +19,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from heliograph._credit import Credit, ObservedCredit, ObservedGrant, most_observed_bytes
 from heliograph._gates import Gate, Grant
 from heliograph._outcome import Outcome, Pending, logger
 from heliograph._words import cancelled, late
@@ -98,10 +100,9 @@ class ClientCore:
         self._garbage: deque[int] = deque()
         #: Whether some of it must be freed before the next command.
         self._frees_come_first = False
-        self._credit_bytes = 0
-        # The server may still hold a transfer for a moment after it has reported the command.
-        self._credit_limit_bytes = limits.in_flight_bytes * 3 // 4
-        self._waiting: deque[Grant] = deque()
+        most_bytes = most_observed_bytes(limits)
+        self._observed = ObservedCredit(lambda: most_bytes, self._gates, self.settle)
+        self._credit = Credit(self._most_carried_bytes, self._gates, self.settle)
         #: Outcomes to be fired by the shell.
         self._settled: list[Outcome] = []
         self._unobserved: deque[HeliographError] = deque(maxlen=_REMEMBERED)
@@ -160,7 +161,7 @@ class ClientCore:
             return None
         if self._frees_come_first:
             self.collect()
-        self._credit_bytes += size_bytes
+        self._credit.held_bytes += size_bytes
         pending = Pending(run, c.DEFAULT_STREAM, True, run.form.timeout_ms)
         pending.observed, pending.credit_bytes = True, size_bytes
         pending.source_of, pending.what = plan.source_of, plan.what
@@ -211,7 +212,8 @@ class ClientCore:
         gate.closed = True
         if gate in self._gates:
             self._gates.remove(gate)
-            self._grant()
+            self._observed.share_out()
+            self._credit.share_out()
 
     def release(self, handle: int) -> None:
         """Frees a handle behind everything queued so far. Safe in destructors and from any thread."""
@@ -356,6 +358,8 @@ class ClientCore:
             self._note(pending, error)
         if pending.credit_bytes:
             self.give_back(pending.credit_bytes)
+        if pending.feed is not None:
+            self._observed_ended(pending.feed)
         if pending.slot is not None and self.shared is not None:
             self.shared.give(pending.slot)
 
@@ -414,44 +418,60 @@ class ClientCore:
 
     # Credits
 
+    def _most_carried_bytes(self) -> int:
+        """What commands may carry: what observed runs may tell lies in the quarter beside it, mostly."""
+        limit = self.limits.in_flight_bytes
+        # The server may still hold a transfer for a moment after it has reported the command.
+        return limit - max(limit // 4, self._observed.held_bytes)
+
     def could_reserve(self, size_bytes: int, gate: Gate | None = None) -> bool:
         """Whether a grant would come at once. Something larger than the limit goes alone."""
-        queued = self._waiting and any(self._may_ask(grant.gate) for grant in self._waiting)
-        return not queued and self._may_ask(gate) and self._has_room(size_bytes)
-
-    def _may_ask(self, gate: Gate | None) -> bool:
-        """What is behind an open gate must not hold credit that the gate's own commands wait for."""
-        return not self._gates or gate is self._gates[0]
-
-    def _has_room(self, size_bytes: int) -> bool:
-        return self._credit_bytes + size_bytes <= self._credit_limit_bytes or not self._credit_bytes
+        return self._credit.could_reserve(size_bytes, gate)
 
     def reserve(self, size_bytes: int, gate: Gate | None = None) -> Grant:
         """Asks for bytes of credit; granted in the order of asking, first to the first open gate."""
         grant = Grant(size_bytes, gate)
         if self.lost is not None:
             grant.settle(self.lost)
-        elif self.could_reserve(size_bytes, gate):
-            self._credit_bytes += size_bytes
-            grant.settle()
         else:
-            self._waiting.append(grant)
+            self._credit.ask(grant)
         return grant
 
     def withdraw(self, grant: Grant) -> None:
         """Gives up a grant, whether it has come or not."""
-        if not grant.done:
-            self._waiting.remove(grant)
-            self._grant()
-        elif grant.error is None:
-            self.give_back(grant.size_bytes)
+        if self.lost is None:
+            self._credit.withdraw(grant)
 
     def give_back(self, size_bytes: int) -> None:
         """Returns credit, which may settle the grants of others."""
         if self.lost is None:
-            self._credit_bytes -= size_bytes
-            if self._waiting:
-                self._grant()
+            self._credit.give_back(size_bytes)
+
+    @property
+    def free_observed_bytes(self) -> int:
+        """What a run may have on its way here that is observed."""
+        return self._observed.free_bytes
+
+    def reserve_observed(self, feed: Feed, inline_bytes: int, gate: Gate | None = None) -> Grant:
+        """Asks for room for what a run tells and carries, which its end gives back. Fails with
+        LimitExceededError where there is none and that may last until somebody takes what is told."""
+        grant = ObservedGrant(feed, inline_bytes, gate)
+        if self.lost is not None:
+            grant.settle(self.lost)
+        else:
+            self._observed.ask(grant)
+        return grant
+
+    def withdraw_observed(self, grant: Grant) -> None:
+        """Gives up such a grant, whether it has come or not."""
+        if self.lost is None:
+            self._observed.withdraw(grant)
+            self._credit.share_out()
+
+    def _observed_ended(self, feed: Feed) -> None:
+        if self.lost is None:
+            self._observed.ended(feed)
+            self._credit.share_out()
 
     # Shared memory
 
@@ -473,14 +493,6 @@ class ClientCore:
         elif self.shared is not None:
             self.shared.give(slot)
 
-    def _grant(self) -> None:
-        for grant in [one for one in self._waiting if self._may_ask(one.gate)]:
-            if not self._has_room(grant.size_bytes):
-                break
-            self._waiting.remove(grant)
-            self._credit_bytes += grant.size_bytes
-            self.settle(grant)
-
     # The end
 
     def connection_lost(self, error: HeliographError) -> None:
@@ -489,13 +501,14 @@ class ClientCore:
             return
         self.lost = error
         queued = [one for item in self._outbox for one in (item.queue if isinstance(item, Gate) else (item,))]
-        for outcome in (*self._in_flight.values(), *queued, *self._waiting):
+        for outcome in (*self._in_flight.values(), *queued):
             self.settle(outcome, error)
-        for held in (self._in_flight, self._outbox, self._gates, self._waiting):
+        for credit in (self._credit, self._observed):
+            credit.end(error)
+        for held in (self._in_flight, self._outbox, self._gates):
             held.clear()
         for left in (self._cancels, self._continues, self._garbage):
             left.clear()
-        self._credit_bytes = 0
 
     def statistics(self) -> ProtocolStatistics:
         """Counts, now."""
@@ -503,7 +516,7 @@ class ClientCore:
             sent_commands=self._next_sequence - 1,
             completed_commands=self._next_sequence - 1 - len(self._in_flight),
             queued_commands=len(self._outbox),
-            in_flight_bytes=self._credit_bytes,
+            in_flight_bytes=self._credit.held_bytes + self._observed.held_bytes,
         )
 
 
