@@ -480,7 +480,7 @@ def test_the_error_of_a_step_says_which(session: hg.Session) -> None:
     with pytest.raises(hg.OutOfRangeError, match=r"in step 4 of the loop: .*4"):
         for tap in run.taps(SECONDS):
             told.append(tap.step)
-    assert told == [0, 1, 2, 3] and run.steps is None
+    assert told == [0, 1, 2, 3] and run.steps == 4
     error = run.exception()
     assert isinstance(error, hg.OutOfRangeError) and "get_rows" in str(error)
     # What it was to make is spoilt by the same error.
@@ -497,10 +497,12 @@ def test_a_loop_can_be_cancelled(session: hg.Session, plan: hg.Plan) -> None:
     for taps in (None, "count"):
         run = plan.loop(x=X, n=ZERO, steps=MAX_LOOP_STEPS, carry=CARRY, taps=taps)
         if taps:
-            next(run.taps(SECONDS))
+            values = run.taps(SECONDS)
+            assert [next(values).step for _ in range(3)] == [0, 1, 2]
         assert not run.done() and run.steps is None and run.cancel()
         with pytest.raises(hg.CancelledError, match="was cancelled"):
             run.result(SECONDS)
+        assert run.steps is not None and run.steps >= (2 if taps else 0)
     assert plan.run(x=X, n=ZERO, timeout=SECONDS)["count"] == 1
 
 
@@ -679,7 +681,7 @@ def test_loops_end_with_asyncio(url: str) -> None:
         async for _ in run.taps(SECONDS):
             assert run.cancel()
             break
-        assert isinstance(await run.exception(SECONDS), hg.CancelledError) and run.steps is None
+        assert isinstance(await run.exception(SECONDS), hg.CancelledError) and run.steps is not None
         run = plan.loop(x=X, n=ZERO, timeout=0.1, **endless)
         assert isinstance(await run.exception(SECONDS), hg.DeadlineExceededError)
         task = asyncio.ensure_future(plan.loop(x=X, n=ZERO, **endless).result())

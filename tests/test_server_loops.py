@@ -179,8 +179,10 @@ def test_a_step_that_fails_ends_it_with_its_number(client: CoreClient, fake: Fak
     sequence = client.send(loop_of(9, outputs=[c.OutputBinding(0, 7)]))
     for gate in gates:
         gate.open()
-    error = client.wait(sequence).error
+    done = client.wait(sequence)
+    error = done.error
     assert isinstance(error, ComputeFailedError) and error.message == "in step 3 of the loop: the fan stopped"
+    assert done.steps == 3
     spoilt = client.refused(c.GetTensor(7, 0, 16))
     assert "in step 3" in spoilt.message and spoilt.origin.sequence == sequence
     assert np.array_equal(result(client.do(loop_of(2))), X * 4)
@@ -201,7 +203,8 @@ def test_it_ends_between_two_steps(client: CoreClient, fake: FakeDevice, how: st
         second.open()
         client.session.close()
         expected = SessionClosedError
-    assert isinstance(client.wait(sequence).error, expected)
+    done = client.wait(sequence)
+    assert isinstance(done.error, expected) and (done.steps == 1 or how == "close")
     second.open()
 
 

@@ -158,10 +158,15 @@ class Run:
 
     @property
     def steps(self) -> int | None:
-        """How often the plan was run; None before that has ended well."""
-        if not self.pending.done or self.pending.error is not None:
+        """How often the plan was run; None before that has ended. Of a loop that failed, the steps that were
+        done; None of a run that did, or where the server did not say."""
+        pending, completion = self.pending, self.pending.completion
+        if not pending.done:
             return None
-        return self.pending.completion.steps or 1 if self.pending.completion is not None else 1
+        if pending.error is None:
+            return completion.steps or 1 if completion is not None else 1
+        is_loop = isinstance(pending.kind, c.Run) and pending.kind.loop is not None
+        return completion.steps if is_loop and completion is not None else None
 
     def drop(self) -> None:
         """Frees the tensors of large outputs that were fetched, or that nobody will fetch."""

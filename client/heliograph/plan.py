@@ -56,7 +56,8 @@ class RunFuture:
 
     @property
     def steps(self) -> int | None:
-        """Of a loop, how many steps it did, once it has ended well; else None. 1 of a run."""
+        """Of a loop, how many steps it did, once it has ended; where it failed or was cancelled, those that
+        were done by then, and None if the server could not say. 1 of a run that ended well; else None."""
         return self._run.steps
 
     def __repr__(self) -> str:
@@ -282,7 +283,7 @@ class Plan(PlanBase):
         of bool or integers, is not zero; when a step fails, with its error, which names the step, from 0;
         `timeout` seconds after it arrived, with DeadlineExceededError; or with `cancel()`. The result is the
         outputs of the last step, bit for bit what `run` called so often gives; `future.steps` tells how many
-        there were.
+        there were, also of a loop that failed.
 
         `taps`: what `future.taps()` gives while it goes on, each with its `step`: names of outputs, whose
         values come after each step, and patterns and functions of nodes as in `submit` (what is exactly the

@@ -392,7 +392,7 @@ class SessionCore(TransferCore):
         while self._completed_through < self._last_sequence and self._completed_through + 1 not in self._open:
             self._completed_through += 1
         if entry.error is not None:
-            self._completions.append(c.Completion(entry.sequence, entry.error))
+            self._completions.append(c.Completion(entry.sequence, entry.error, steps=_steps_of(entry)))
         elif entry.notify or _has_data(entry, result):
             self._completions.append(result)
         if entry.timed:
@@ -550,6 +550,12 @@ def _storages_of(handles: Iterable[Handle]) -> Iterator[Storage]:
 def _is_shared(entry: Entry) -> bool:
     """Whether the work reads or writes memory that the client uses again when it is told of the end."""
     return isinstance(entry.task, WriteTask | ReadTask) and entry.task.shared is not None
+
+
+def _steps_of(entry: Entry) -> int:
+    """How many steps of a loop are done by now."""
+    progress = entry.task.progress if isinstance(entry.task, RunTask) else None
+    return 0 if progress is None else progress.done
 
 
 def _has_data(entry: Entry, result: c.Completion) -> bool:
