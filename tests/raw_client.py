@@ -34,6 +34,7 @@ class RawSession:
     """A session and its command stream."""
 
     def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
         self.plans = plan_pb2_grpc.PlanServiceStub(channel)
         self.bulk = bulk_pb2_grpc.BulkServiceStub(channel)
         opened = session_pb2_grpc.SessionServiceStub(channel).Open(

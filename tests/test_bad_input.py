@@ -320,3 +320,28 @@ def test_an_index_outside_is_an_error_of_the_run_with_its_line(session: hg.Sessi
 
 def test_dtype_numbers_of_the_contract_do_not_change() -> None:
     assert (F32, tensor_pb2.DATA_TYPE_F64, tensor_pb2.DATA_TYPE_Q6_K) == (2, 1, 23)
+
+
+def uploaded(raw: RawSession, *messages: bytes) -> grpc.RpcError:
+    """What the server says to an upload of such messages."""
+    channel = raw.channel
+    method = channel.stream_unary("/heliograph.v1.BulkService/Upload", None, None)
+    with pytest.raises(grpc.RpcError) as caught:
+        method(iter(messages), timeout=SECONDS)
+    return caught.value
+
+
+def test_a_message_of_a_million_fields_is_refused_before_anybody_reads_them(raw: RawSession) -> None:
+    error = uploaded(raw, b"\x10\x01" * 2**21)
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    # One that is small enough is read as fast as protobuf reads.
+    error = uploaded(raw, b"\x10\x01" * 2**18)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_message_that_names_its_target_again_is_refused(raw: RawSession) -> None:
+    target = bulk_pb2.UploadTarget(session=raw.token, transfer=7, size_bytes=8)
+    first = bulk_pb2.UploadRequest(target=target, data=b"abcd").SerializeToString()
+    again = bulk_pb2.UploadRequest(target=target, offset_bytes=4, data=b"efgh").SerializeToString()
+    error = uploaded(raw, first, again)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -20,7 +20,8 @@ from heliograph._effects import FindMissing, Procedure
 from heliograph.testing import running_daemon
 
 #: Two contents that are large enough to break off in the middle.
-LARGE = 24 * 2**20
+#: Many times what is on its way at once.
+LARGE = 64 * 2**20
 
 
 def graph_of(*seeds: int, size_bytes: int = LARGE) -> hg.Graph:

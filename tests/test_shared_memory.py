@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -69,13 +70,27 @@ def test_in_one_process_there_is_nothing_to_share() -> None:
         assert (session.shared_memory, session.why_not_shared) == (False, "the server is this process")
 
 
+def test_in_one_process_it_cannot_be_insisted_on() -> None:
+    with pytest.raises(hg.UnavailableError, match="the server is this process"):
+        hg.connect("local:", shared_memory=True)
+    with pytest.raises(hg.InvalidArgumentError, match="shared_memory"):
+        hg.connect("local:", shared_memory="nonsense")  # type: ignore[arg-type]
+
+
+def test_a_session_that_has_ended_shares_nothing(near: str) -> None:
+    with hg.connect(near) as session:
+        assert session.shared_memory
+    assert not session.shared_memory and session.why_not_shared
+
+
 def test_the_server_may_turn_it_off() -> None:
     with running_daemon("--no-shared-memory", "--device", "cpu:reference=1") as url:
         with hg.connect(url) as session:
             assert not session.shared_memory
             assert "turned off there" in session.why_not_shared
-        with pytest.raises(hg.UnavailableError, match="turned off there"):
-            hg.connect(url, shared_memory=True)
+        for _ in range(3):
+            with pytest.raises(hg.UnavailableError, match="turned off there"):
+                hg.connect(url, shared_memory=True)
 
 
 @pytest.mark.parametrize("given", ["yes", None, 1.5])
@@ -283,6 +298,60 @@ def test_asyncio_writes_that_are_cancelled_do_no_harm_to_what_comes_next(near: s
                 assert np.array_equal(await other.get(), data[::-1])
 
     asyncio.run(scenario())
+
+
+def test_who_is_cancelled_twice_does_no_harm_either(near: str) -> None:
+    data = filled(3 * SLOT_BYTES)
+
+    async def scenario() -> None:
+        async with hg.aio.connect(near, shared_memory=True) as session:
+            tensor, other = session.empty(data.size, "u8"), session.empty(data.size, "u8")
+            for turn in range(30):
+                writing = asyncio.ensure_future(tensor.set(data) if turn % 2 else tensor.get())
+                for _ in range(turn % 5):
+                    await asyncio.sleep(0)
+                writing.cancel()
+                await asyncio.sleep(0)
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
+                expected = filled(data.size, turn)
+                await other.set(expected)
+                assert np.array_equal(await other.get(), expected), f"turn {turn}"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("aio", [False, True])
+def test_uploads_that_break_off_keep_no_room_for_ever(near: str, aio: bool) -> None:
+    def graph() -> hg.Graph:
+        g = hg.Graph()
+        weight = np.random.default_rng().standard_normal((3000, 3000), dtype=np.float32)
+        g.output("y", g.input("x", (1, 3000), "f32") @ g.weight("w", weight))
+        return g
+
+    class Enough(Exception):
+        pass
+
+    def enough(done: int, total: int) -> None:
+        if done:
+            raise Enough
+
+    async def scenario() -> int:
+        async with hg.aio.connect(near, progress=enough, shared_memory=True) as session:
+            for _ in range(8):
+                with pytest.raises(hg.InternalError, match="Enough"):
+                    await session.compile(graph())
+            return len(session._shell.core.space()._free)
+
+    if aio:
+        left = asyncio.run(scenario())
+    else:
+        with hg.connect(near, progress=enough, shared_memory=True) as session:
+            for _ in range(8):
+                with pytest.raises(hg.InternalError, match="Enough"):
+                    session.compile(graph())
+            left = len(session._shell.core.space()._free)
+    assert left == 16
 
 
 # Tensors that are mapped
@@ -533,7 +602,7 @@ def test_a_client_cannot_change_the_size_of_what_it_maps(session_of: hg.Session)
     request = memory_pb2.MemoryRequest(
         session=shell.info.session, session_memory=memory_pb2.SessionMemory()
     ).SerializeToString()
-    with _connected(shell.address, _offer_of(shell.info)) as server:
+    with _connected(shell.address, _offer_of(shell.info), time.monotonic() + SECONDS) as server:
         server.send(request)
         _, (descriptor,), _, _ = socket.recv_fds(server, 65_536, 1)
     try:
@@ -543,3 +612,95 @@ def test_a_client_cannot_change_the_size_of_what_it_maps(session_of: hg.Session)
     finally:
         os.close(descriptor)
     assert session_of.put(filled(MIB)).get().tobytes() == filled(MIB).tobytes()
+
+
+# Servers without manners
+
+
+ANSWERS = {
+    "no message": b"\xff\xff\xff\xff",
+    "nothing": b"",
+    "no descriptor": b"\x10\x08",
+    "an error": b"\x0a\x06\x12\x04oops",
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_answers_that_make_no_sense_are_why_nothing_is_shared(tmp_path: Path, answer: bytes) -> None:
+    assert isinstance(_shared_by(tmp_path, answer, None), str)
+
+
+@pytest.mark.parametrize("size", [0, 2**63, 2**64 - 1, 5_000_000])
+def test_files_of_another_size_than_was_said_are_why_nothing_is_shared(tmp_path: Path, size: int) -> None:
+    from heliograph_backends.sealed import SealedMemory
+    from heliograph_proto.v1 import memory_pb2
+
+    memory = SealedMemory(1000)
+    try:
+        answer = memory_pb2.MemoryResponse(size_bytes=size).SerializeToString()
+        assert isinstance(_shared_by(tmp_path, answer, memory.descriptor()), str)
+    finally:
+        memory.close()
+
+
+def test_a_file_that_could_be_cut_is_not_mapped(tmp_path: Path) -> None:
+    from heliograph_proto.v1 import memory_pb2
+
+    descriptor = os.memfd_create("cut")
+    os.ftruncate(descriptor, 1000)
+    answer = memory_pb2.MemoryResponse(size_bytes=1000).SerializeToString()
+    found = _shared_by(tmp_path, answer, descriptor)
+    assert isinstance(found, str) and "may change" in found
+
+
+def _shared_by(folder: Path, answer: bytes, descriptor: int | None) -> object:
+    """What a client makes of a server's answer to its request."""
+    from heliograph._shared import share
+    from heliograph_proto.addresses import Address
+    from heliograph_proto.description import SessionInfo, SharedMemoryOffer
+    from heliograph_proto.limits import Limits
+
+    address = Address("unix", path=str(folder / "a.sock"))
+    offer = SharedMemoryOffer(path_suffix=".memory")
+    info = SessionInfo(b"secret", 1, ("shared-memory",), Limits(), b"", "", (), shared_memory=offer)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address.path + offer.path_suffix)
+        listener.listen()
+
+        def serve() -> None:
+            client, _ = listener.accept()
+            with client:
+                client.recv(1000)
+                socket.send_fds(client, [answer], [] if descriptor is None else [descriptor])
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        try:
+            return share(address, info, "auto")
+        finally:
+            serving.join(SECONDS)
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "suffix"),
+    [
+        ("grpc://192.0.2.1:7070", "heliograph-" + "0" * 32, ""),
+        ("grpc://127.0.0.1:7070", "somebody-else", ""),
+        ("grpc://127.0.0.1:7070", "", ".memory"),
+        ("unix:///tmp/a.sock", "heliograph-" + "0" * 32, ""),
+        ("unix:///tmp/a.sock", "", "/../b.sock"),
+        ("unix:///tmp/a.sock", "", ".a\0b"),
+    ],
+)
+def test_a_server_has_nobody_connect_to_whatever_it_likes(url: str, name: str, suffix: str) -> None:
+    from heliograph._shared import share
+    from heliograph_proto.addresses import parse_address
+    from heliograph_proto.description import SessionInfo, SharedMemoryOffer
+    from heliograph_proto.limits import Limits
+
+    offer = SharedMemoryOffer(name, suffix)
+    info = SessionInfo(b"secret", 1, ("shared-memory",), Limits(), b"", "", (), shared_memory=offer)
+    found = share(parse_address(url), info, "auto")
+    assert found == "the server's offer does not fit the address that it was reached by"

@@ -12,6 +12,7 @@ submission that has to wait for credit; all of them end with the session.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
@@ -20,29 +21,27 @@ from typing import Any, TypeVar
 
 import grpc
 
-from heliograph import _bulk, _grpc
+from heliograph import _grpc
+from heliograph._aio_bulk import AioBulk, moved
 from heliograph._calls import unary
 from heliograph._deadline import Deadline
 from heliograph._effects import Call, Compute, Download, Effect, MapMemory, Move, Procedure, Upload, Wait
 from heliograph._inline import InlinePlan
 from heliograph._outcome import Outcome, Pending, Transfer, logger
-from heliograph._shared import SharedMemoryArgument, memory_of, share
-from heliograph._shared_uploads import SharedUpload, take_slots
+from heliograph._shared import SharedMemoryArgument, SharedSpace, memory_of, seconds_for, share
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command, CompletionBatch
-from heliograph_proto.description import SessionInfo, Traffic
+from heliograph_proto.description import SessionInfo
 from heliograph_proto.eager import begin
 from heliograph_proto.errors import (
-    CancelledError,
     HeliographError,
     InternalError,
     SessionClosedError,
 )
 from heliograph_proto.inline_runs import InlineRun
 from heliograph_proto.messages.inline import CompletionReader, encode_commands
-from heliograph_proto.v1 import bulk_pb2
 
 T = TypeVar("T")
 
@@ -100,14 +99,14 @@ class AioShell(ABC):
             case Compute(function):
                 return await asyncio.to_thread(function)
             case Move(function):
-                await _moved(function)
+                await moved(function)
                 return deadline.check()
             case Upload():
                 return self._start_upload(effect)
             case Download():
                 return await self._download(effect, deadline)
             case MapMemory(tensor):
-                return await asyncio.to_thread(self._map_memory, tensor)
+                return await moved(partial(self._map_memory, tensor, deadline.remaining()))
         return await self._call(effect, deadline)
 
     async def wait(self, outcome: Outcome, deadline: Deadline) -> None:
@@ -188,7 +187,7 @@ class AioShell(ABC):
         self.advance(lambda: self.core.connection_lost(error))
         return True
 
-    def _upload_ended(self, upload: Upload, transfer: Transfer, error: HeliographError | None) -> None:
+    def upload_ended(self, upload: Upload, transfer: Transfer, error: HeliographError | None) -> None:
         def end() -> None:
             if error is not None and upload.pending is not None:
                 self.core.cancel(upload.pending, error)
@@ -219,7 +218,7 @@ class AioShell(ABC):
     async def _download(self, download: Download, deadline: Deadline) -> None: ...
 
     @abstractmethod
-    def _map_memory(self, tensor: int) -> tuple[Any, int]:
+    def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]:
         """On a thread of its own."""
 
     @abstractmethod
@@ -237,7 +236,7 @@ class AioGrpcShell(AioShell):
     def __init__(self, address: Address, info: SessionInfo, channel: grpc.aio.Channel) -> None:
         super().__init__(address, info)
         self._channel = channel
-        self._bulk = _channel(address)
+        self._bulk = AioBulk(self)
         self._bell = asyncio.Event()
         self.core.speaks_bytes = True
         execute: Any = channel.stream_stream(_grpc.EXECUTE)
@@ -259,7 +258,7 @@ class AioGrpcShell(AioShell):
                 answer = await cls._greet(channel, address, timeout, end)
                 if not isinstance(answer, HeliographError):
                     info = _grpc.decode_open(answer, address)
-                    shared = await asyncio.to_thread(share, address, info, shared_memory)
+                    shared = await cls._share(channel, address, info, shared_memory, end)
                     made = cls(address, info, channel)
                     made.core.set_shared(shared)
                     return made
@@ -268,6 +267,23 @@ class AioGrpcShell(AioShell):
                 await asyncio.sleep(_grpc.START_SECONDS)
         except BaseException:
             await channel.close()
+            raise
+
+    @staticmethod
+    async def _share(
+        channel: grpc.aio.Channel,
+        address: Address,
+        info: SessionInfo,
+        wanted: SharedMemoryArgument,
+        end: float,
+    ) -> SharedSpace | str:
+        """Shared memory, or why there is none; where it is insisted on, the session ends without."""
+        try:
+            return await moved(partial(share, address, info, wanted, seconds_for(end)))
+        except BaseException:
+            close: Any = channel.unary_unary(_grpc.CLOSE, None, None)
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await close(_grpc.close_request(info.session), timeout=_grpc.CLOSE_SECONDS)
             raise
 
     @staticmethod
@@ -355,95 +371,13 @@ class AioGrpcShell(AioShell):
             raise
 
     def _start_upload(self, upload: Upload) -> Transfer:
-        task = self.spawn(self._upload(upload, lambda: transfer))
-        transfer = Transfer(task.cancel)
-        return transfer
-
-    async def _upload(self, upload: Upload, get_transfer: Callable[[], Transfer]) -> None:
-        transfer = get_transfer()
-        error: HeliographError | None = CancelledError("the upload was cancelled")
-        try:
-            await self._send_chunks(upload, transfer)
-            error = None
-        except grpc.aio.AioRpcError as broken:
-            error = _grpc.typed_error(broken, self.address, "take an upload")
-        finally:
-            self._upload_ended(upload, transfer, error)
-
-    async def _send_chunks(self, upload: Upload, transfer: Transfer) -> None:
-        slots = take_slots(self.core.shared) if isinstance(upload.target, bytes) else []
-        if self.core.shared is not None and slots:
-            await self._send_shared(SharedUpload(self.core.shared, slots, self.info.session, upload))
-            return
-        method: Any = self._bulk.stream_unary(_grpc.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
-        target = _bulk.upload_target(self.info.session, upload.target, upload.data.nbytes)
-        chunk_bytes = self.info.limits.chunk_bytes
-        call = method()
-        try:
-            left = upload.data.nbytes - upload.offset_bytes
-            for message in _bulk.upload_messages(target, upload.data, chunk_bytes, upload.offset_bytes):
-                await call.write(message)
-                if upload.progress is not None:
-                    upload.progress(min(chunk_bytes, left))
-                left -= chunk_bytes
-            if isinstance(upload.target, int):
-                # A message holds a copy.
-                self.core.count(Traffic(copied_in_bytes=upload.data.nbytes))
-            self.advance(lambda: self.core.settle(transfer.taken))
-            await call.done_writing()
-        except asyncio.InvalidStateError:
-            pass  # the server has answered early; the answer says why
-        finally:
-            if not call.done() and (task := asyncio.current_task()) and task.cancelling():
-                call.cancel()
-        await call
-
-    async def _send_shared(self, shared: SharedUpload) -> None:
-        """A content by way of shared memory."""
-        method: Any = self._bulk.stream_stream(_grpc.UPLOAD_SHARED, None, None)
-        call = method()
-        try:
-            try:
-                await self._send_pieces(shared, call)
-            except asyncio.InvalidStateError:
-                pass  # the server has ended the call early; its status says why
-            # Raises the status of a call that did not end well.
-            while await call.read() is not grpc.aio.EOF:
-                pass
-        finally:
-            call.cancel()
-            for slot in shared.slots():
-                self.core.give_slot(slot)
-
-    async def _send_pieces(self, shared: SharedUpload, call: Any) -> None:
-        while not shared.is_over:
-            if (request := await asyncio.to_thread(shared.take)) is not None:
-                shared.tell()
-                await call.write(request)
-            elif (answer := await call.read()) is not grpc.aio.EOF:
-                shared.answered(answer)
-            else:
-                return
-        await call.done_writing()
+        return self._bulk.start_upload(upload)
 
     async def _download(self, download: Download, deadline: Deadline) -> None:
-        method: Any = self._bulk.unary_stream(_grpc.DOWNLOAD, None, None)
-        request = bulk_pb2.DownloadRequest(session=self.info.session, transfer=download.transfer)
-        call = method(request.SerializeToString(), timeout=deadline.remaining())
-        receiver = _bulk.Receiver(download.out)
-        try:
-            async for message in call:
-                receiver.piece(message)
-            receiver.finish()
-            self.core.count(Traffic(copied_out_bytes=receiver.copied_bytes))
-        except grpc.aio.AioRpcError as error:
-            self.core.check()
-            raise _grpc.typed_error(error, self.address, "give a tensor's bytes") from None
-        finally:
-            call.cancel()
+        await self._bulk.download(download, deadline)
 
-    def _map_memory(self, tensor: int) -> tuple[Any, int]:
-        return memory_of(self.address, self.info, tensor)
+    def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]:
+        return memory_of(self.address, self.info, tensor, seconds)
 
     async def _disconnect(self, was_open: bool) -> None:
         self._ring()
@@ -466,16 +400,6 @@ class AioGrpcShell(AioShell):
         finally:
             await self._bulk.close()
             await self._channel.close()
-
-
-async def _moved(function: Callable[[], None]) -> None:
-    """Moves bytes in a thread. Whoever is cancelled waits for its end, since the memory is used again."""
-    moving = asyncio.ensure_future(asyncio.to_thread(function))
-    try:
-        await asyncio.shield(moving)
-    except asyncio.CancelledError:
-        await asyncio.wait([moving])
-        raise
 
 
 def _wake(waiting: asyncio.Future[None]) -> None:

@@ -77,12 +77,12 @@ class AioLocalShell(AioShell):
         except HeliographError as refused:
             error = refused
         finally:
-            self._upload_ended(upload, transfer, error)
+            self.upload_ended(upload, transfer, error)
 
     async def _download(self, download: Download, deadline: Deadline) -> None:
         self.core.count(await asyncio.to_thread(self._transport.download, download, deadline))
 
-    def _map_memory(self, tensor: int) -> tuple[Any, int]:
+    def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]:
         found: tuple[Any, int] = self._transport.map_memory(tensor)
         return found
 

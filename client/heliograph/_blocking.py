@@ -20,26 +20,26 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import grpc
 
-from heliograph import _bulk, _grpc
+from heliograph import _grpc
+from heliograph._blocking_bulk import BlockingBulk
 from heliograph._calls import unary
 from heliograph._deadline import Deadline
 from heliograph._effects import Call, Compute, Download, Effect, MapMemory, Move, Procedure, Upload, Wait
 from heliograph._inline import InlinePlan
 from heliograph._outcome import Outcome, Pending, Transfer, logger
-from heliograph._shared import SharedMemoryArgument, memory_of, share
-from heliograph._shared_uploads import SharedUpload, take_slots
+from heliograph._shared import SharedMemoryArgument, SharedSpace, memory_of, seconds_for, share
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command, CompletionBatch
-from heliograph_proto.description import SessionInfo, Traffic
+from heliograph_proto.description import SessionInfo
 from heliograph_proto.errors import (
     HeliographError,
     InternalError,
@@ -47,7 +47,6 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.inline_runs import InlineRun
 from heliograph_proto.messages.inline import CompletionReader, encode_commands
-from heliograph_proto.v1 import bulk_pb2
 
 T = TypeVar("T")
 
@@ -120,7 +119,7 @@ class BlockingShell(ABC):
             case Download():
                 return self._download(effect, deadline)
             case MapMemory(tensor):
-                return self._map_memory(tensor)
+                return self._map_memory(tensor, deadline.remaining())
         return self._call(effect, deadline)
 
     def wait(self, outcome: Outcome, deadline: Deadline) -> None:
@@ -187,7 +186,7 @@ class BlockingShell(ABC):
     def _download(self, download: Download, deadline: Deadline) -> None: ...
 
     @abstractmethod
-    def _map_memory(self, tensor: int) -> tuple[Any, int]: ...
+    def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]: ...
 
     @abstractmethod
     def _call(self, call: Call, deadline: Deadline) -> Any: ...
@@ -217,16 +216,17 @@ class GrpcShell(BlockingShell):
     def __init__(
         self, address: Address, timeout: float, shared_memory: SharedMemoryArgument = "auto"
     ) -> None:
-        self._channel = _channel(address)
+        self._channel = grpc.insecure_channel(address.grpc_target, _grpc.CHANNEL_OPTIONS)
+        end = time.monotonic() + timeout
         try:
             info = self._open(address, timeout)
-            shared = share(address, info, shared_memory)
+            shared = self._share(address, info, shared_memory, end)
         except BaseException:
             self._channel.close()
             raise
         super().__init__(address, info)
         self.core.set_shared(shared)
-        self._bulk = _channel(address)
+        self._bulk = BlockingBulk(self)
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._has_rung = False
         self.core.speaks_bytes = True
@@ -236,6 +236,16 @@ class GrpcShell(BlockingShell):
             target=self._read, args=(self._stream,), name="heliograph-reader", daemon=True
         )
         self._reader.start()
+
+    def _share(
+        self, address: Address, info: SessionInfo, wanted: SharedMemoryArgument, end: float
+    ) -> SharedSpace | str:
+        """Shared memory, or why there is none; where it is insisted on, the session ends without."""
+        try:
+            return share(address, info, wanted, seconds_for(end))
+        except BaseException:
+            self._say_goodbye(info.session)
+            raise
 
     def _open(self, address: Address, timeout: float) -> SessionInfo:
         call: Any = self._channel.unary_unary(_grpc.OPEN, None, None)
@@ -318,122 +328,18 @@ class GrpcShell(BlockingShell):
         raise refused
 
     def _start_upload(self, upload: Upload) -> Transfer:
-        if isinstance(upload.target, bytes) and (shared := self._shared_upload(upload)):
-            return self._start_shared(upload, shared)
-        method: Any = self._bulk.stream_unary(_grpc.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
-        call: Any = None
-        transfer = Transfer(lambda: call.cancel())
-        call = method.future(self._chunks(upload, transfer))
-        call.add_done_callback(lambda _: self._upload_ended(upload, transfer, call))
-        return transfer
-
-    def _shared_upload(self, upload: Upload) -> SharedUpload | None:
-        slots = self.advance(lambda: take_slots(self.core.shared))
-        if self.core.shared is None or not slots:
-            return None
-        return SharedUpload(self.core.shared, slots, self.info.session, upload)
-
-    def _start_shared(self, upload: Upload, shared: SharedUpload) -> Transfer:
-        """A content by way of shared memory, in a thread of its own."""
-        method: Any = self._bulk.stream_stream(_grpc.UPLOAD_SHARED, None, None)
-        requests: SimpleQueue[bytes | None] = SimpleQueue()
-        call = method(iter(requests.get, None))
-        transfer = Transfer(call.cancel)
-        carry = (upload, shared, transfer, call, requests)
-        threading.Thread(target=self._carry, args=carry, name="heliograph-upload", daemon=True).start()
-        return transfer
-
-    def _carry(
-        self,
-        upload: Upload,
-        shared: SharedUpload,
-        transfer: Transfer,
-        call: Any,
-        requests: SimpleQueue[bytes | None],
-    ) -> None:
-        error: HeliographError | None = None
-        try:
-            while not shared.is_over:
-                if (request := shared.take()) is not None:
-                    shared.tell()
-                    requests.put(request)
-                elif (answer := next(call, None)) is not None:
-                    shared.answered(answer)
-                else:
-                    break
-            requests.put(None)
-            for answer in call:
-                shared.answered(answer)
-        except grpc.RpcError as broken:
-            error = _grpc.typed_error(broken, self.address, "take an upload")
-        except HeliographError as wrong:
-            error = wrong
-        finally:
-            requests.put(None)
-            call.cancel()
-            self._settle_upload(upload, transfer, error, shared.slots())
-
-    def _chunks(self, upload: Upload, transfer: Transfer) -> Iterator[bytes]:
-        target = _bulk.upload_target(self.info.session, upload.target, upload.data.nbytes)
-        left = max(upload.data.nbytes - upload.offset_bytes, 1)
-        chunk_bytes = self.info.limits.chunk_bytes
-        for message in _bulk.upload_messages(target, upload.data, chunk_bytes, upload.offset_bytes):
-            taken = min(chunk_bytes, left)
-            left -= taken
-            if isinstance(upload.target, int):
-                # A message holds a copy.
-                self.advance(
-                    partial(self.core.count, Traffic(copied_in_bytes=min(taken, upload.data.nbytes)))
-                )
-            if not left:
-                self.advance(lambda: self.core.settle(transfer.taken))
-            if upload.progress is not None:
-                upload.progress(min(taken, upload.data.nbytes))
-            yield message
-
-    def _upload_ended(self, upload: Upload, transfer: Transfer, call: Any) -> None:
-        status = call.exception() if not call.cancelled() else call
-        error = None if status is None else _grpc.typed_error(status, self.address, "take an upload")
-        self._settle_upload(upload, transfer, error)
-
-    def _settle_upload(
-        self, upload: Upload, transfer: Transfer, error: HeliographError | None, slots: Iterable[int] = ()
-    ) -> None:
-        def end() -> None:
-            if error is not None and upload.pending is not None:
-                self.core.cancel(upload.pending, error)
-            for slot in slots:
-                self.core.give_slot(slot)
-            self.core.settle(transfer.taken)
-            self.core.settle(transfer.ended, error)
-
-        self.advance(end)
+        return self._bulk.start_upload(upload)
 
     def _download(self, download: Download, deadline: Deadline) -> None:
-        method: Any = self._bulk.unary_stream(_grpc.DOWNLOAD, None, None)
-        request = bulk_pb2.DownloadRequest(session=self.info.session, transfer=download.transfer)
-        call = method(request.SerializeToString(), timeout=deadline.remaining())
-        receiver = _bulk.Receiver(download.out)
-        try:
-            for message in call:
-                receiver.piece(message)
-            receiver.finish()
-            self.advance(lambda: self.core.count(Traffic(copied_out_bytes=receiver.copied_bytes)))
-            return
-        except grpc.RpcError as error:
-            broken = _grpc.typed_error(error, self.address, "give a tensor's bytes")
-        finally:
-            call.cancel()
-        self.advance(self.core.check)
-        raise broken
+        self._bulk.download(download, deadline)
 
-    def _map_memory(self, tensor: int) -> tuple[Any, int]:
-        return memory_of(self.address, self.info, tensor)
+    def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]:
+        return memory_of(self.address, self.info, tensor, seconds)
 
     def _disconnect(self, was_open: bool) -> None:
         self._ring()
         if was_open:
-            self._say_goodbye()
+            self._say_goodbye(self.info.session)
         self._stream.cancel()
         self._bulk.close()
         self._channel.close()
@@ -442,18 +348,14 @@ class GrpcShell(BlockingShell):
         # See the module's docstring.
         self._stream = None
 
-    def _say_goodbye(self) -> None:
+    def _say_goodbye(self, session: bytes) -> None:
         close: Any = self._channel.unary_unary(_grpc.CLOSE, None, None)
-        request = _grpc.close_request(self.info.session)
+        request = _grpc.close_request(session)
         try:
             close.future(request, timeout=_grpc.CLOSE_SECONDS).result()
         except grpc.RpcError as error:
             logger.debug("closing the session: %s", error)
             _grpc.forget_traceback(error)
-
-
-def _channel(address: Address) -> grpc.Channel:
-    return grpc.insecure_channel(address.grpc_target, _grpc.CHANNEL_OPTIONS)
 
 
 #: Sessions to be closed when the interpreter ends, and abandoned in the child of a fork.

@@ -366,7 +366,7 @@ class LocalShell(BlockingShell):
         copied = self._transport.download(download, deadline)
         self.advance(lambda: self.core.count(copied))
 
-    def _map_memory(self, tensor: int) -> tuple[Any, int]:
+    def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]:
         return self._transport.map_memory(tensor)
 
     def _call(self, call: Call, deadline: Deadline) -> Any:

@@ -103,16 +103,17 @@ def _is_shared(kind: c.CommandKind) -> bool:
 
 def _piece_bytes(core: ClientCore) -> int:
     """What one command carries of many bytes."""
-    return core.limits.piece_bytes if core.shared is None else core.shared.slot_bytes
+    piece_bytes = core.limits.piece_bytes
+    return piece_bytes if core.shared is None else min(piece_bytes, core.shared.slot_bytes)
 
 
 def _slot(core: ClientCore, mine: Iterable[Pending]) -> Procedure[int | None]:
     """A slot of shared memory, for which it waits as long as these commands may give one back."""
-    if core.shared is None:
-        return None
     for pending in (None, *mine):
         if pending is not None and not pending.done:
             yield Wait(pending)
+        if core.shared is None:
+            return None
         if (slot := core.shared.take()) is not None:
             return slot
     return None
@@ -201,8 +202,7 @@ def _receive(core: ClientCore, window: deque[_Read]) -> Procedure[None]:
     oldest = window[0]
     if oldest.slot is not None:
         yield from wait_for(core, oldest.pending)
-        assert core.shared is not None
-        yield Move(partial(core.shared.empty_into, oldest.slot, oldest.out))
+        yield Move(partial(core.space().empty_into, oldest.slot, oldest.out))
         core.count(Traffic(copied_out_bytes=oldest.out.nbytes))
         core.give_slot(oldest.slot)
     else:
@@ -291,9 +291,8 @@ def _send_shared(
     core: ClientCore, command: c.SetTensor, slot: int, data: memoryview, how: Sending
 ) -> Procedure[Pending]:
     """Sends bytes in a slot of shared memory, which the end of the command gives back."""
-    assert core.shared is not None
     try:
-        yield Move(partial(core.shared.fill, slot, data))
+        yield Move(partial(core.space().fill, slot, data))
         core.count(Traffic(copied_in_bytes=data.nbytes))
         placed = replace(command, transfer=0, shared=slot)
         pending = yield from send_on_credit(core, placed, data.nbytes, how)

@@ -7,24 +7,38 @@ is taken from another user, and nothing whose size could change under us.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
+import time
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from heliograph_proto import SHARED_MEMORY
 from heliograph_proto.addresses import Address
 from heliograph_proto.description import SessionInfo, SharedMemoryOffer
-from heliograph_proto.errors import HeliographError, InvalidArgumentError, UnavailableError, UnsupportedError
+from heliograph_proto.errors import (
+    HeliographError,
+    InvalidArgumentError,
+    ProtocolError,
+    UnavailableError,
+    UnsupportedError,
+)
 from heliograph_proto.messages import decode_error
 from heliograph_proto.v1 import memory_pb2
 
 #: What sessions are given: go that way where both sides prove that they are on one host; or insist; or never.
 SharedMemoryArgument: TypeAlias = "Literal['auto'] | bool"
 
+#: struct ucred of unix(7): process, user, group.
+_CREDENTIALS = struct.Struct("iII")
+#: How long to wait before a socket is tried again whose queue is full.
+CROWDED_SECONDS = 0.01
 #: How long the server may take to answer, which it does at once.
 ANSWER_SECONDS = 2.0
+LEAST_SECONDS = 0.05
 RESPONSE_BYTES = 65_536
 #: What one command carries: copied here while the server copies the one before.
 SLOT_BYTES = 8 * 2**20
@@ -68,41 +82,59 @@ def checked_shared_memory(given: object) -> SharedMemoryArgument:
     raise InvalidArgumentError(f"shared_memory is {given!r:.40}", advice="'auto', True or False")
 
 
-def share(address: Address, info: SessionInfo, wanted: SharedMemoryArgument) -> SharedSpace | str:
+def share(
+    address: Address, info: SessionInfo, wanted: SharedMemoryArgument, seconds: float = ANSWER_SECONDS
+) -> SharedSpace | str:
     """The session's memory, or why there is none. Raises UnavailableError where it was insisted on."""
+    if wanted is False:
+        return "it was turned off here: shared_memory=False"
+    request = memory_pb2.MemoryRequest(session=info.session, session_memory=memory_pb2.SessionMemory())
     try:
-        if wanted is False:
-            return "it was turned off here: shared_memory=False"
-        request = memory_pb2.MemoryRequest(session=info.session, session_memory=memory_pb2.SessionMemory())
-        memory, _ = _ask(address, info, request)
+        memory, _ = _ask(address, info, request, seconds)
+        if not memory.nbytes:
+            raise UnavailableError("the server gave none")
         return SharedSpace(memory)
     except HeliographError as error:
         if wanted is True:
-            raise UnavailableError(
-                f"no memory can be shared with {address}: {error.message}",
-                advice="shared_memory='auto' goes on without",
-            ) from None
+            raise insisted(address, error.message) from None
         return error.message
 
 
-def memory_of(address: Address, info: SessionInfo, tensor: int) -> tuple[Any, int]:
+def seconds_for(end: float) -> float:
+    """How long the server may take of what is left until a moment; a little, if nothing is."""
+    return min(ANSWER_SECONDS, max(LEAST_SECONDS, end - time.monotonic()))
+
+
+def insisted(address: Address, why: str) -> UnavailableError:
+    """What is raised where shared memory is insisted on and there is none."""
+    return UnavailableError(
+        f"no memory can be shared with {address}: {why}", advice="shared_memory='auto' goes on without"
+    )
+
+
+def memory_of(
+    address: Address, info: SessionInfo, tensor: int, seconds: float | None = None
+) -> tuple[Any, int]:
     """The bytes of the buffer in which a tensor lies, and where the tensor begins. Raises HeliographError."""
-    return _ask(address, info, memory_pb2.MemoryRequest(session=info.session, tensor=tensor))
+    limit = ANSWER_SECONDS if seconds is None else min(seconds, ANSWER_SECONDS)
+    return _ask(address, info, memory_pb2.MemoryRequest(session=info.session, tensor=tensor), limit)
 
 
-def _ask(address: Address, info: SessionInfo, request: memory_pb2.MemoryRequest) -> tuple[Any, int]:
+def _ask(
+    address: Address, info: SessionInfo, request: memory_pb2.MemoryRequest, seconds: float
+) -> tuple[Any, int]:
     """Raises UnsupportedError where there is no such road, UnavailableError where it is broken, or the
     server's error."""
+    end = time.monotonic() + seconds
     try:
-        with _connected(address, _offer_of(info)) as server:
+        with _connected(address, _offer_of(info), end) as server:
             server.send(request.SerializeToString())
+            server.settimeout(max(0.001, end - time.monotonic()))
             answer, descriptors, _, _ = socket.recv_fds(server, RESPONSE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     except OSError as error:
         raise UnavailableError(f"the server's socket for it: {error.strerror or 'no answer'}") from None
     try:
-        response = memory_pb2.MemoryResponse.FromString(answer)
-        if response.HasField("error"):
-            raise decode_error(response.error)
+        response = _decoded(answer)
         if not descriptors:
             raise UnavailableError("the server gave none")
         return mapped(descriptors[0], response.size_bytes), response.offset_bytes
@@ -111,30 +143,66 @@ def _ask(address: Address, info: SessionInfo, request: memory_pb2.MemoryRequest)
             os.close(one)
 
 
+def _decoded(answer: bytes) -> memory_pb2.MemoryResponse:
+    """Raises the error that it has, ProtocolError for one that cannot be read."""
+    try:
+        response = memory_pb2.MemoryResponse.FromString(answer)
+    except DecodeError:
+        raise ProtocolError("the server's answer to a request for memory cannot be read") from None
+    if response.HasField("error"):
+        raise decode_error(response.error)
+    return response
+
+
 def _offer_of(info: SessionInfo) -> SharedMemoryOffer:
     if SHARED_MEMORY not in info.features:
         raise UnsupportedError("the server does not know how")
     if info.shared_memory is None:
-        raise UnsupportedError("the server offers none: it is on another host, or it was turned off there")
+        raise UnsupportedError(
+            "the server offers none: this client came over a network, or it was turned off there"
+        )
     return info.shared_memory
 
 
-def _connected(address: Address, offer: SharedMemoryOffer) -> socket.socket:
+def _socket_of(address: Address, offer: SharedMemoryOffer) -> str:
+    """The name of the server's socket. A server must not have us connect to whatever it likes. Raises
+    UnsupportedError."""
+    if address.scheme == "unix" and re.fullmatch(r"\.[a-z]{1,16}", offer.path_suffix):
+        return address.path + offer.path_suffix
+    loopback = address.scheme == "grpc" and address.is_loopback
+    if loopback and re.fullmatch(r"heliograph-[0-9a-f]{32}", offer.abstract_name):
+        return f"\0{offer.abstract_name}"
+    raise UnsupportedError("the server's offer does not fit the address that it was reached by")
+
+
+def _connected(address: Address, offer: SharedMemoryOffer, end: float) -> socket.socket:
     """Raises OSError, UnsupportedError where it is somebody else's."""
-    name = f"\0{offer.abstract_name}" if offer.abstract_name else address.path + offer.path_suffix
-    if not hasattr(socket, "SO_PEERCRED") or not (offer.abstract_name or address.scheme == "unix"):
+    if not hasattr(socket, "SO_PEERCRED"):
         raise UnsupportedError("this system cannot prove that both are on one host")
+    name = _socket_of(address, offer)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        made.settimeout(ANSWER_SECONDS)
-        made.connect(name)
-        credentials = made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        if struct.unpack("3i", credentials)[1] != os.geteuid():
+        _connect(made, name, end)
+        credentials = made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, user, _ = _CREDENTIALS.unpack(credentials)
+        if user != os.geteuid():
             raise UnsupportedError("the server runs as another user")
     except BaseException:
         made.close()
         raise
     return made
+
+
+def _connect(made: socket.socket, name: str, end: float) -> None:
+    """Connects until a moment; a queue that is full for now is told at once. Raises OSError."""
+    while True:
+        made.settimeout(max(0.001, end - time.monotonic()))
+        try:
+            return made.connect(name)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(CROWDED_SECONDS)
 
 
 def mapped(descriptor: int, size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -146,7 +214,7 @@ def mapped(descriptor: int, size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         whole = mmap.mmap(descriptor, max(size_bytes, 1))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise UnavailableError(f"the memory cannot be mapped: {error}") from None
     if not seals & fcntl.F_SEAL_SHRINK:
         raise UnavailableError("the server gave memory whose size may change")

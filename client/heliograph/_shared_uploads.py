@@ -7,7 +7,7 @@ from collections import deque
 from heliograph._bulk import upload_target
 from heliograph._effects import Upload
 from heliograph._shared import SharedSpace
-from heliograph_proto.errors import ProtocolError
+from heliograph_proto.errors import ProtocolError, UnavailableError
 from heliograph_proto.v1 import bulk_pb2
 
 #: How many slots an upload fills in turns: one is copied into, one is hashed over there.
@@ -22,8 +22,7 @@ class SharedUpload:
         self._free = slots
         #: Ends of pieces and the slots where they lie, in order.
         self._sent: deque[tuple[int, int]] = deque()
-        self._next_byte = upload.offset_bytes
-        self._taken_bytes = 0
+        self._next_byte = self._received_bytes = upload.offset_bytes
         self._began = False
 
     @property
@@ -51,26 +50,29 @@ class SharedUpload:
             request.target.CopyFrom(target)
         self._began, self._next_byte = True, start + data.nbytes
         self._sent.append((self._next_byte, slot))
-        self._taken_bytes = data.nbytes
         return request.SerializeToString()
 
-    def tell(self) -> None:
-        """Tells of the bytes that `take` took last."""
-        if self._upload.progress is not None:
-            self._upload.progress(self._taken_bytes)
-
     def answered(self, message: bytes) -> None:
-        """The server has taken pieces. Raises ProtocolError for bytes that it was not sent."""
+        """The server has taken pieces, of which progress is told. Raises ProtocolError for bytes that it was
+        not sent, and what the progress function raises."""
         received = bulk_pb2.UploadSharedResponse.FromString(message).received_bytes
         if received > self._next_byte:
             raise ProtocolError(f"the server has {received} bytes, and was sent {self._next_byte}")
         while self._sent and self._sent[0][0] <= received:
             self._free.append(self._sent.popleft()[1])
+        if self._upload.progress is not None and received > self._received_bytes:
+            self._upload.progress(received - self._received_bytes)
+        self._received_bytes = max(self._received_bytes, received)
 
     def slots(self) -> list[int]:
-        """Those that nobody uses any more. Where a call broke off, the server may still read the others:
-        they are never used again."""
-        return self._free
+        """All of them, once the call has ended. If it broke off, the server may still read some: what it
+        keeps of the content then, its digest refuses when the upload goes on."""
+        return [*self._free, *(slot for _, slot in self._sent)]
+
+
+def cut_short() -> UnavailableError:
+    """What an upload ends with that the server ended too early, and did not say why."""
+    return UnavailableError("the server ended an upload before its end", advice="try again")
 
 
 def take_slots(space: SharedSpace | None) -> list[int]:

@@ -25,6 +25,7 @@ from heliograph_proto.errors import (
     InvalidInputError,
     LimitExceededError,
     OutOfRangeError,
+    ProtocolError,
 )
 from heliograph_proto.types import DType, DTypeArgument, TensorType, dtype, tensor_type
 
@@ -263,6 +264,8 @@ class TensorBase(Handle, Typed):
 
         def procedure() -> Procedure[np.ndarray[Any, Any]]:
             memory, offset = yield from map_memory(core, number)
+            if offset + self._extent_bytes > memory.nbytes:
+                raise ProtocolError("the server gave memory in which the tensor does not lie")
             if self.dtype.kind == "quantized":
                 return np.ndarray(self.type.storage_shape, np.uint8, memory, offset)
             return np.ndarray(self.shape, self.dtype.numpy, memory, offset, self._strides)
@@ -341,6 +344,14 @@ class TensorBase(Handle, Typed):
     def _doing(self, what: str) -> Callable[[], str]:
         """What is said of a wait that ends too early."""
         return lambda: f"{what} {self._named}"
+
+    @property
+    def _extent_bytes(self) -> int:
+        """From the first byte of the first element to behind the last one."""
+        if self.size == 0 or self.dtype.kind == "quantized":
+            return self.nbytes
+        pairs = zip(self.shape, self._strides, strict=True)
+        return sum((size - 1) * step for size, step in pairs) + self._item_bytes
 
     @property
     def _named(self) -> str:

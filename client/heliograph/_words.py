@@ -8,6 +8,8 @@ from heliograph_proto.errors import CancelledError, DeadlineExceededError
 
 #: What somebody waits for, in words; or what says it, where the words cost time.
 What = str | Callable[[], str]
+#: Why no memory is shared with `local:`.
+ALONE = "the server is this process"
 ANSWER = "the answer"
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from heliograph._credit import Credit, ObservedCredit, ObservedGrant, most_observed_bytes
 from heliograph._gates import Gate, Grant
 from heliograph._outcome import Outcome, Pending, logger
-from heliograph._words import cancelled, late
+from heliograph._words import ALONE, cancelled, late
 from heliograph_proto import commands as c
 from heliograph_proto.description import Traffic
 from heliograph_proto.errors import CancelledError, DeadlineExceededError, HeliographError, LimitExceededError
@@ -73,7 +73,7 @@ class ClientCore:
         self.reservation = 0
         #: Memory that the server maps as well, and why there is none.
         self.shared: SharedSpace | None = None
-        self.why_not_shared = "the server is this process"
+        self.why_not_shared = ALONE
         #: What writes and reads of tensors have carried, and how often it was copied here.
         self.traffic = Traffic()
         #: Where uploads of tensors are shown.
@@ -486,6 +486,12 @@ class ClientCore:
         """Bytes of tensors were carried, or copied on the way."""
         self.traffic = self.traffic.plus(traffic)
 
+    def space(self) -> SharedSpace:
+        """The memory in which somebody has a slot. Raises what ended the session."""
+        self.check()
+        assert self.shared is not None
+        return self.shared
+
     def give_slot(self, slot: int, behind: Pending | None = None) -> None:
         """A slot of shared memory is free again: now, or when a command has ended that may still use it."""
         if behind is not None and not behind.done:
@@ -509,6 +515,8 @@ class ClientCore:
             held.clear()
         for left in (self._cancels, self._continues, self._garbage):
             left.clear()
+        # Its pages are free as soon as nobody has an array over them.
+        self.shared, self.why_not_shared = None, "the session has ended"
 
     def statistics(self) -> ProtocolStatistics:
         """Counts, now."""

@@ -30,9 +30,10 @@ from heliograph._procedures import arrive, synchronize
 from heliograph._progress import ProgressArgument, checked_progress
 from heliograph._reserving import Reservation, reserve_blocks
 from heliograph._sessions import Bindings, SessionBase, ask_backends, ask_facts, ask_traffic
-from heliograph._shared import SharedMemoryArgument, checked_shared_memory
+from heliograph._shared import SharedMemoryArgument, checked_shared_memory, insisted
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import make_stream
+from heliograph._words import ALONE
 from heliograph.buffer import Buffer
 from heliograph.builder import Graph
 from heliograph.plan import Outputs, Plan
@@ -85,14 +86,16 @@ def connect(
     """
     address = address_of(url)
     timeout_ms(timeout)
-    shown = checked_progress(progress)
+    shown, wanted = checked_progress(progress), checked_shared_memory(shared_memory)
     shell: BlockingShell
     if address.scheme == "local":
         from heliograph._local import LocalShell
 
+        if wanted is True:
+            raise insisted(address, ALONE)
         shell = LocalShell(address)
     else:
-        shell = GrpcShell(address, timeout, checked_shared_memory(shared_memory))
+        shell = GrpcShell(address, timeout, wanted)
     try:
         return Session(shell, shown)
     except BaseException:

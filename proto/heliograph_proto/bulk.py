@@ -71,7 +71,7 @@ def decode_upload(message: bytes) -> UploadPiece:
     for tag, value, begin in _fields(message, (_UPLOAD_OFFSET,), (_TARGET, _DATA)):
         if tag == _UPLOAD_OFFSET:
             offset = value
-        elif tag == _TARGET and target is None and begin + value < len(message):
+        elif tag == _TARGET and begin + value < len(message):
             target = message[begin : begin + value]
         elif tag == _DATA and begin + value == len(message):
             return UploadPiece(target, offset, memoryview(message)[begin:])
@@ -101,14 +101,15 @@ def decode_download(message: bytes) -> DownloadPiece:
 def _fields(
     message: bytes, numbers: tuple[int, ...], blobs: tuple[int, ...]
 ) -> Iterator[tuple[int, int, int]]:
-    """(tag, value, where what follows begins) of fields in the form that we write: of a blob the value is its
-    length. Ends at whatever else there is, which protobuf then reads."""
-    place = 0
+    """(tag, value, where what follows begins) of fields in the form that we write, each once: of a blob the
+    value is its length. Ends at whatever else there is, which protobuf then reads, and much faster."""
+    place, left = 0, {*numbers, *blobs}
     while place < len(message):
         tag = message[place]
         found = _read_varint(message, place + 1)
-        if found is None or tag not in numbers + blobs:
+        if found is None or tag not in left:
             return
+        left.remove(tag)
         value, place = found
         yield tag, value, place
         if tag in blobs:

@@ -32,9 +32,10 @@ from heliograph._procedures import synchronize
 from heliograph._progress import ProgressArgument, checked_progress
 from heliograph._reserving import Reservation
 from heliograph._sessions import Bindings, SessionBase, ask_backends, ask_facts, ask_traffic
-from heliograph._shared import SharedMemoryArgument, checked_shared_memory
+from heliograph._shared import SharedMemoryArgument, checked_shared_memory, insisted
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import make_stream
+from heliograph._words import ALONE
 from heliograph.aio.plan import Plan
 from heliograph.aio.stream import Device, Stream
 from heliograph.aio.tensor import Buffer, Tensor
@@ -91,6 +92,8 @@ async def open_shell(
 ) -> AioShell:
     """A session without its methods."""
     if address.scheme == "local":
+        if shared_memory is True:
+            raise insisted(address, ALONE)
         return await AioLocalShell.open(address)
     return await AioGrpcShell.open(address, timeout, shared_memory)
 

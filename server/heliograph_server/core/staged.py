@@ -19,6 +19,8 @@ from heliograph_server.core.tasks import ReadTask, WriteTask
 
 #: Pieces below this are put together: an object for each would take more than its bytes.
 SMALL_BYTES = 64 * 1024
+#: What a message that is kept may have beside its piece.
+HEADER_BYTES = 4096
 
 
 class Received:
@@ -37,7 +39,7 @@ class Received:
         """The next piece. One that lies in memory which somebody may overwrite is copied."""
         self.nbytes += data.nbytes
         last = self._parts[-1] if self._parts else None
-        if isinstance(data.obj, bytes) and data.nbytes >= SMALL_BYTES:
+        if data.nbytes >= SMALL_BYTES and _keeps_little(data):
             self._parts.append(data)
         elif isinstance(last, bytearray) and len(last) < SMALL_BYTES:
             last += data
@@ -74,6 +76,11 @@ class Messages:
         """The next message."""
         self.encoded.append(encode_download(offset_bytes, self.nbytes, data))
         self.copied_bytes += data.nbytes
+
+
+def _keeps_little(data: memoryview) -> bool:
+    """Whether it is nearly all of a message, which lives as long as it, and nobody can overwrite."""
+    return isinstance(data.obj, bytes) and len(data.obj) - data.nbytes <= HEADER_BYTES
 
 
 def write(task: WriteTask, data: memoryview) -> None:

@@ -17,10 +17,14 @@ from grpc import aio
 
 from heliograph_proto.bulk import UploadPiece, decode_upload
 from heliograph_proto.errors import CancelledError, LimitExceededError, ProtocolError
+from heliograph_proto.limits import Limits
 from heliograph_proto.v1 import bulk_pb2
 from heliograph_server.core import runtime
 from heliograph_server.core.runtime import Session
 from heliograph_server.services.refusals import HostSlot, refusals
+
+#: What a message may have beside its piece.
+HEADER_BYTES = 4096
 
 
 class BulkService:
@@ -36,8 +40,7 @@ class BulkService:
         requests: AsyncIterator[bytes],
         context: aio.ServicerContext[Any, Any],
     ) -> bulk_pb2.UploadResponse:
-        message = await anext(requests, None)
-        first = decode_upload(message) if message is not None else None
+        first = self._decode(await anext(requests, None))
         if first is None or first.target is None:
             raise ProtocolError("the first message of an upload must have its target")
         target = bulk_pb2.UploadTarget.FromString(first.target)
@@ -77,16 +80,30 @@ class BulkService:
         writing: asyncio.Future[None] | None = None
         piece: UploadPiece | None = first
         while piece is not None:
-            _check_size(session, piece)
+            if piece is not first and piece.target is not None:
+                raise ProtocolError("only the first message of an upload has a target")
             if writing is not None:
                 await writing
             writing = self._write(upload, piece) if hashed else None
             if not hashed:
                 upload.write(piece.offset_bytes, piece.data)
-            message = await anext(requests, None)
-            piece = decode_upload(message) if message is not None else None
+            piece = self._decode(await anext(requests, None))
         if writing is not None:
             await writing
+
+    def _decode(self, message: bytes | None) -> UploadPiece | None:
+        """Raises LimitExceededError before it looks at what is too large, ProtocolError."""
+        if message is None:
+            return None
+        if len(message) > self._slot.host.limits.chunk_bytes + HEADER_BYTES:
+            raise LimitExceededError(
+                f"a message of {len(message):,} bytes; pieces of an upload have "
+                f"{self._slot.host.limits.chunk_bytes:,} at most",
+                advice="send smaller pieces: Limits.chunk_bytes",
+            )
+        piece = decode_upload(message)
+        _check_size(self._slot.host.limits, piece)
+        return piece
 
     def _write(self, upload: runtime.Upload, piece: UploadPiece) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
@@ -197,8 +214,9 @@ def _abandon(beginning: Future[runtime.Upload]) -> None:
         beginning.result().abort(CancelledError("the upload broke off before its end"))
 
 
-def _check_size(session: Session, piece: UploadPiece) -> None:
-    if piece.data.nbytes > session.limits.chunk_bytes:
+def _check_size(limits: Limits, piece: UploadPiece) -> None:
+    if piece.data.nbytes > limits.chunk_bytes:
         raise LimitExceededError(
-            f"a piece of {piece.data.nbytes:,} bytes; this server takes {session.limits.chunk_bytes:,}"
+            f"a piece of {piece.data.nbytes:,} bytes; this server takes {limits.chunk_bytes:,}",
+            advice="send smaller pieces: Limits.chunk_bytes",
         )

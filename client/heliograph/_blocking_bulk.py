@@ -1,0 +1,177 @@
+"""Large bytes of a blocking session: over a channel of their own, or by way of shared memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from heliograph import _bulk, _grpc
+from heliograph._deadline import Deadline
+from heliograph._effects import Download, Upload
+from heliograph._outcome import Transfer, logger
+from heliograph._shared_uploads import SharedUpload, cut_short, take_slots
+from heliograph_proto.description import Traffic
+from heliograph_proto.errors import HeliographError, InternalError
+from heliograph_proto.v1 import bulk_pb2
+
+if TYPE_CHECKING:
+    from heliograph._blocking import GrpcShell
+
+
+class BlockingBulk:
+    """The uploads and downloads of a session."""
+
+    def __init__(self, shell: GrpcShell) -> None:
+        self._shell = shell
+        self._core, self._info, self._address = shell.core, shell.info, shell.address
+        self._channel = grpc.insecure_channel(self._address.grpc_target, _grpc.CHANNEL_OPTIONS)
+        #: Threads that carry contents, each until its call has ended.
+        self._carriers: set[threading.Thread] = set()
+
+    def start_upload(self, upload: Upload) -> Transfer:
+        """Begins to carry bytes. Safe for whoever holds no lock."""
+        if isinstance(upload.target, bytes) and (shared := self._shared_upload(upload)):
+            return self._start_shared(upload, shared)
+        method: Any = self._channel.stream_unary(_grpc.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
+        call: Any = None
+        transfer = Transfer(lambda: call.cancel())
+        call = method.future(self._chunks(upload, transfer))
+        call.add_done_callback(lambda _: self._upload_ended(upload, transfer, call))
+        return transfer
+
+    def _chunks(self, upload: Upload, transfer: Transfer) -> Iterator[bytes]:
+        target = _bulk.upload_target(self._info.session, upload.target, upload.data.nbytes)
+        left = max(upload.data.nbytes - upload.offset_bytes, 1)
+        chunk_bytes = self._info.limits.chunk_bytes
+        for message in _bulk.upload_messages(target, upload.data, chunk_bytes, upload.offset_bytes):
+            taken = min(chunk_bytes, left)
+            left -= taken
+            if isinstance(upload.target, int):
+                # A message holds a copy.
+                copied = Traffic(copied_in_bytes=min(taken, upload.data.nbytes))
+                self._shell.advance(partial(self._core.count, copied))
+            if not left:
+                self._shell.advance(lambda: self._core.settle(transfer.taken))
+            if upload.progress is not None:
+                upload.progress(min(taken, upload.data.nbytes))
+            yield message
+
+    def _upload_ended(self, upload: Upload, transfer: Transfer, call: Any) -> None:
+        status = call.exception() if not call.cancelled() else call
+        error = None if status is None else _grpc.typed_error(status, self._address, "take an upload")
+        self._settle(upload, transfer, error)
+
+    def _settle(
+        self, upload: Upload, transfer: Transfer, error: HeliographError | None, slots: Iterable[int] = ()
+    ) -> None:
+        def end() -> None:
+            if error is not None and upload.pending is not None:
+                self._core.cancel(upload.pending, error)
+            for slot in slots:
+                self._core.give_slot(slot)
+            self._core.settle(transfer.taken)
+            self._core.settle(transfer.ended, error)
+
+        self._shell.advance(end)
+
+    # Contents by way of shared memory
+
+    def _shared_upload(self, upload: Upload) -> SharedUpload | None:
+        def begin() -> SharedUpload | None:
+            space = self._core.shared
+            slots = take_slots(space)
+            return SharedUpload(space, slots, self._info.session, upload) if space and slots else None
+
+        return self._shell.advance(begin)
+
+    def _start_shared(self, upload: Upload, shared: SharedUpload) -> Transfer:
+        """In a thread of its own."""
+        method: Any = self._channel.stream_stream(_grpc.UPLOAD_SHARED, None, None)
+        requests: SimpleQueue[bytes | None] = SimpleQueue()
+        call: Any = None
+        transfer = Transfer(lambda: call.cancel())
+        try:
+            call = method(iter(requests.get, None))
+            carry = partial(self._carry, upload, shared, transfer, call, requests)
+            carrier = threading.Thread(target=carry, name="heliograph-upload", daemon=True)
+            self._carriers.add(carrier)
+            carrier.start()
+        except BaseException:
+            requests.put(None)
+            for slot in shared.slots():
+                self._core.give_slot(slot)
+            raise
+        return transfer
+
+    def _carry(
+        self,
+        upload: Upload,
+        shared: SharedUpload,
+        transfer: Transfer,
+        call: Any,
+        requests: SimpleQueue[bytes | None],
+    ) -> None:
+        error: HeliographError | None = cut_short()
+        try:
+            self._send_pieces(shared, call, requests)
+            error = None if shared.is_over else error
+        except grpc.RpcError as broken:
+            error = _grpc.typed_error(broken, self._address, "take an upload")
+        except HeliographError as wrong:
+            error = wrong
+        except Exception as defect:
+            # Not with its traceback, which would keep the call.
+            logger.error("an upload failed: %s: %s", type(defect).__name__, str(defect))
+            error = InternalError(f"an upload failed: {type(defect).__name__}: {defect}")
+        finally:
+            requests.put(None)
+            call.cancel()
+            self._settle(upload, transfer, error, shared.slots())
+            self._carriers.discard(threading.current_thread())
+
+    def _send_pieces(self, shared: SharedUpload, call: Any, requests: SimpleQueue[bytes | None]) -> None:
+        while not shared.is_over:
+            if (request := shared.take()) is not None:
+                requests.put(request)
+            elif (answer := next(call, None)) is not None:
+                shared.answered(answer)
+            else:
+                return
+        requests.put(None)
+        # Raises the status of a call that did not end well.
+        for answer in call:
+            shared.answered(answer)
+
+    # Out
+
+    def download(self, download: Download, deadline: Deadline) -> None:
+        """Receives bytes. Raises the error of the command, DeadlineExceededError."""
+        method: Any = self._channel.unary_stream(_grpc.DOWNLOAD, None, None)
+        request = bulk_pb2.DownloadRequest(session=self._info.session, transfer=download.transfer)
+        call = method(request.SerializeToString(), timeout=deadline.remaining())
+        receiver = _bulk.Receiver(download.out)
+        try:
+            for message in call:
+                receiver.piece(message)
+            receiver.finish()
+            copied = Traffic(copied_out_bytes=receiver.copied_bytes)
+            self._shell.advance(lambda: self._core.count(copied))
+            return
+        except grpc.RpcError as error:
+            broken = _grpc.typed_error(error, self._address, "give a tensor's bytes")
+        finally:
+            call.cancel()
+        self._shell.advance(self._core.check)
+        raise broken
+
+    def close(self) -> None:
+        """Ends all calls; bounded."""
+        self._channel.close()
+        for carrier in list(self._carriers):
+            if carrier is not threading.current_thread():
+                carrier.join(_grpc.CLOSE_SECONDS)
