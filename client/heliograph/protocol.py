@@ -7,10 +7,10 @@ shells (blocking and asyncio) move batches between this and a transport, one cal
     send ─▸ outbox ─▸ take ─▸ (transport) ─▸ apply ─▸ take_settled, to be fired by the shell
 
 Credits. A session may have only so many bytes staged on the server and so many commands unanswered
-(`Limits`, `_credit`). `reserve` grants bytes in the order of asking; commands beyond the limit stay in the
-outbox. What observed runs tell has room of its own: `reserve_observed`.
-Handles that nobody refers to any more are collected by `release`, from any thread and from
-destructors, and leave in one Free behind everything queued so far.
+(`Limits`). `reserve` grants bytes in the order of asking, `reserve_observed` those that observed runs may
+tell (`_credit_core`); commands beyond the limit stay in the outbox. Handles that nobody refers to any more
+are collected by `release`, from any thread and from destructors, and leave in one Free behind everything
+queued so far.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from heliograph._credit import Credit, ObservedCredit, ObservedGrant, most_observed_bytes
-from heliograph._gates import Gate, Grant
+from heliograph._credit_core import CreditCore
+from heliograph._gates import Gate
 from heliograph._outcome import Outcome, Pending, logger
 from heliograph._words import ALONE, cancelled, late
 from heliograph_proto import commands as c
@@ -62,11 +62,11 @@ class ProtocolStatistics:
     in_flight_bytes: int
 
 
-class ClientCore:
+class ClientCore(CreditCore):
     """Handles, sequence numbers, what is pending, and credits of one session."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+        super().__init__(limits)
         #: Where commands go that name no stream.
         self.default_stream = c.DEFAULT_STREAM
         #: The handle of the reservation in whose memory plans are to lie; 0: none.
@@ -82,14 +82,10 @@ class ClientCore:
         self.streams: set[int] = set()
         #: Whether the transport takes inline runs, which have no meaning but as bytes.
         self.speaks_bytes = False
-        #: Why the session ended; commands are refused with it.
-        self.lost: HeliographError | None = None
         self._next_handle = 1
         self._next_transfer = 1
         self._next_sequence = 1
         self._outbox: deque[Pending | Gate] = deque()
-        #: Those that are open, in order.
-        self._gates: deque[Gate] = deque()
         self._cancels: deque[Pending] = deque()
         #: Runs that wait at an observed node and may go on.
         self._continues: deque[Pending] = deque()
@@ -100,9 +96,6 @@ class ClientCore:
         self._garbage: deque[int] = deque()
         #: Whether some of it must be freed before the next command.
         self._frees_come_first = False
-        most_bytes = most_observed_bytes(limits)
-        self._observed = ObservedCredit(lambda: most_bytes, self._gates, self.settle)
-        self._credit = Credit(self._most_carried_bytes, self._gates, self.settle)
         #: Outcomes to be fired by the shell.
         self._settled: list[Outcome] = []
         self._unobserved: deque[HeliographError] = deque(maxlen=_REMEMBERED)
@@ -415,63 +408,6 @@ class ClientCore:
             first = self._unobserved.popleft()
             self._unobserved.clear()
             raise first.at(first.origin)
-
-    # Credits
-
-    def _most_carried_bytes(self) -> int:
-        """What commands may carry: what observed runs may tell lies in the quarter beside it, mostly."""
-        limit = self.limits.in_flight_bytes
-        # The server may still hold a transfer for a moment after it has reported the command.
-        return limit - max(limit // 4, self._observed.held_bytes)
-
-    def could_reserve(self, size_bytes: int, gate: Gate | None = None) -> bool:
-        """Whether a grant would come at once. Something larger than the limit goes alone."""
-        return self._credit.could_reserve(size_bytes, gate)
-
-    def reserve(self, size_bytes: int, gate: Gate | None = None) -> Grant:
-        """Asks for bytes of credit; granted in the order of asking, first to the first open gate."""
-        grant = Grant(size_bytes, gate)
-        if self.lost is not None:
-            grant.settle(self.lost)
-        else:
-            self._credit.ask(grant)
-        return grant
-
-    def withdraw(self, grant: Grant) -> None:
-        """Gives up a grant, whether it has come or not."""
-        if self.lost is None:
-            self._credit.withdraw(grant)
-
-    def give_back(self, size_bytes: int) -> None:
-        """Returns credit, which may settle the grants of others."""
-        if self.lost is None:
-            self._credit.give_back(size_bytes)
-
-    @property
-    def free_observed_bytes(self) -> int:
-        """What a run may have on its way here that is observed."""
-        return self._observed.free_bytes
-
-    def reserve_observed(self, feed: Feed, inline_bytes: int, gate: Gate | None = None) -> Grant:
-        """Asks for room for what a run tells and carries, which its end gives back. Fails with
-        LimitExceededError where there is none and that may last until somebody takes what is told."""
-        grant = ObservedGrant(feed, inline_bytes, gate)
-        if self.lost is not None:
-            grant.settle(self.lost)
-        else:
-            self._observed.ask(grant)
-        return grant
-
-    def withdraw_observed(self, grant: Grant) -> None:
-        """Gives up such a grant, whether it has come or not."""
-        if self.lost is None:
-            self._observed.withdraw(grant)
-            self._credit.share_out()
-
-    def _observed_ended(self, feed: Feed) -> None:
-        if self.lost is None:
-            self._observed.ended(feed)
-            self._credit.share_out()
 
     # Shared memory
 
