@@ -400,6 +400,23 @@ def test_what_may_be_unread_counts_and_not_all_that_is_streamed(fake: FakeDevice
         client.do(loop_of(1, taps=(0,), unread_bytes=948))
 
 
+def test_a_loop_that_was_cancelled_leaves_its_room_to_the_next_while_its_step_goes_on(
+    fake: FakeDevice,
+) -> None:
+    with CoreClient(fake, limits=Limits(in_flight_bytes=1000)) as client:
+        client.compile(PLAN, doubling())
+        gate = fake.script.hold("compute")
+        sequence = client.send(loop_of(9, taps=(0,), unread_bytes=800))
+        assert gate.entered.wait(SECONDS)
+        client.do(c.Cancel(sequence))
+        assert isinstance(client.wait(sequence).error, CancelledError)
+        again = client.send(loop_of(1, taps=(0,), unread_bytes=800))
+        gate.open()
+        assert client.wait(again).error is None
+        # No more than it was is given back.
+        assert isinstance(client.refused(loop_of(1, taps=(0,), unread_bytes=949)), LimitExceededError)
+
+
 def test_what_cannot_be_read_between_two_steps_fails_it(client: CoreClient, fake: FakeDevice) -> None:
     fake.script.fail("get", ComputeFailedError("the bus is gone"))
     error = client.refused(loop_of(3, taps=(0,), unread_bytes=10**5))

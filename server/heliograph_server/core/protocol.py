@@ -387,6 +387,9 @@ class SessionCore(ObservingCore):
             self._completions.append(c.Completion(entry.sequence, entry.error, steps=_steps_of(entry)))
         elif entry.notify or _has_data(entry, result):
             self._completions.append(result)
+        if entry.unread is not None:
+            # Of a loop that was interrupted no more is told, while its step may go on for long.
+            self._arrivals.give_back(entry, entry.unread.most_bytes)
         if entry.timed:
             self._instructions.append(Disarm(entry.sequence))
         if entry.reads_for:
@@ -395,7 +398,7 @@ class SessionCore(ObservingCore):
     def _retire(self, entry: Entry) -> None:
         entry.phase = Phase.RETIRED
         del self._entries[entry.sequence]
-        self._arrivals.inline_bytes -= entry.inline_bytes
+        self._arrivals.give_back(entry, entry.inline_bytes)
         leave_storages(entry)
         if isinstance(entry.task, WriteTask) and self._uploads.release(entry.task.transfer, entry):
             self._instructions.append(DropUpload(entry.task.transfer))
