@@ -491,13 +491,13 @@ def _is_shared(entry: Entry) -> bool:
     return isinstance(entry.task, WriteTask | ReadTask) and entry.task.shared is not None
 
 
-def _steps_of(entry: Entry) -> int:
-    """How many steps of a loop are done by now."""
-    progress = entry.task.progress if isinstance(entry.task, RunTask) else None
-    return 0 if progress is None else progress.done
-
-
 def _has_data(entry: Entry, result: c.Completion) -> bool:
     """Whether the client waits for more than success."""
     inline_read = isinstance(entry.task, ReadTask) and not entry.task.transfer and not entry.task.shared
     return inline_read or bool(result.outputs) or result.steps > 0
+
+
+def _steps_of(entry: Entry) -> int:
+    """How many steps of a loop are done by now."""
+    progress = entry.task.progress if isinstance(entry.task, RunTask) else None
+    return 0 if progress is None else progress.done
