@@ -11,6 +11,7 @@ import pytest
 import heliograph as hg
 from heliograph._arrays import byte_view
 from heliograph._effects import Download, Upload, Wait
+from heliograph._feed import Feed, LoopFeed
 from heliograph._outcome import Outcome, Pending, Transfer
 from heliograph._pieces import split_pieces
 from heliograph._procedures import Sending, read, synchronize, write
@@ -233,6 +234,76 @@ def test_a_withdrawn_grant_lets_the_next_one_pass(core: ClientCore) -> None:
 def test_something_larger_than_all_credit_goes_alone(core: ClientCore) -> None:
     assert core.reserve(10_000).done
     assert not core.reserve(1).done
+
+
+def observed_run(core: ClientCore, feed: Feed) -> Pending:
+    """A run that is under way, and what it tells."""
+    assert core.reserve_observed(feed, 0).done
+    run = core.send(c.Run(1, (), ()), observed=True)
+    run.feed = feed
+    core.take(10**6)
+    return run
+
+
+def telling(size_bytes: int, pauses: bool = False) -> Feed:
+    return Feed({0: tensor_type("u8", (size_bytes,))}, pauses)
+
+
+def test_what_observed_runs_tell_has_room_beside_what_commands_carry(core: ClientCore) -> None:
+    core.reserve(600)
+    run = observed_run(core, telling(200))
+    assert core.statistics().in_flight_bytes == 800 and not core.reserve(1).done
+    # Beyond a quarter of all it is the others' room that it takes.
+    other, waiting = observed_run(core, telling(100)), core.reserve(1)
+    core.give_back(101)
+    assert not waiting.done
+    assert waiting in done(core, other.sequence, c.Completion(other.sequence))
+    done(core, other.sequence, c.Completion(run.sequence))
+    assert core.statistics().in_flight_bytes == 501
+
+
+def test_more_observed_runs_wait_while_those_under_way_end_by_themselves(core: ClientCore) -> None:
+    run = observed_run(core, telling(400))
+    second, third = core.reserve_observed(telling(300), 0), core.reserve_observed(telling(10), 0)
+    assert not second.done and not third.done
+    assert {second, third} <= set(done(core, 0, c.Completion(run.sequence)))
+    assert second.error is None and third.error is None
+
+
+@pytest.mark.parametrize("feed", [telling(400, pauses=True), LoopFeed({0: F32}, 9, 400, 0)])
+def test_no_observed_run_waits_for_one_that_waits_for_its_reader(core: ClientCore, feed: Feed) -> None:
+    run = observed_run(core, feed)
+    refused = core.reserve_observed(telling(300), 0)
+    with pytest.raises(hg.LimitExceededError, match="take their taps, or cancel them"):
+        refused.raise_error()
+    # Nor one that came to stand behind it.
+    beside = observed_run(core, telling(100))
+    core.flow(run)
+    pausing, behind = (
+        core.reserve_observed(telling(300, pauses=True), 0),
+        core.reserve_observed(telling(400), 0),
+    )
+    assert not pausing.done and not behind.done
+    assert set(done(core, 0, c.Completion(run.sequence))) >= {pausing, behind}
+    assert pausing.error is None and isinstance(behind.error, hg.LimitExceededError)
+    core.withdraw_observed(pausing)
+    done(core, 0, c.Completion(beside.sequence))
+    assert core.statistics().in_flight_bytes == 0
+
+
+def test_what_is_behind_a_gate_holds_no_room_of_observed_runs(core: ClientCore) -> None:
+    gate = core.open_gate()
+    behind = core.reserve_observed(telling(600), 0)
+    assert not behind.done and core.reserve_observed(telling(500), 0, gate).done
+    withdrawn = core.reserve_observed(telling(1), 0)
+    core.close_gate(gate)
+    assert core.take_settled() == []
+    core.withdraw_observed(behind)
+    assert core.take_settled() == [withdrawn]
+    lost = core.reserve_observed(telling(600), 0)
+    core.connection_lost(hg.UnavailableError("gone"))
+    assert lost in core.take_settled() and lost.error is core.lost
+    assert core.reserve_observed(telling(1), 0).error is core.lost
 
 
 def test_the_end_of_a_command_gives_its_credit_back(core: ClientCore) -> None:

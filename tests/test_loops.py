@@ -354,7 +354,7 @@ def test_loops_beside_each_other_wait_for_their_own_readers(
     session: hg.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A handful of values may be unread, so each loop waits again and again.
-    monkeypatch.setattr("heliograph._loops.UNREAD_BYTES", 2_000)
+    monkeypatch.setattr("heliograph._loops.UNREAD_PART", 100_000)
     found: dict[int, list[int]] = {}
 
     def read(number: int) -> None:
@@ -385,6 +385,41 @@ def test_a_loop_waits_for_who_reads_slowly(session: hg.Session) -> None:
     assert other.run(x=X, n=ZERO, stream=stream, timeout=SECONDS)["count"] == 1
     assert [tap.step for tap in taps] == list(range(30, 60))
     assert run.result(SECONDS)["y"][0] == 60
+
+
+def test_many_loops_of_one_thread_wait_for_their_readers_and_hold_nobody_up(
+    session: hg.Session, plan: hg.Plan
+) -> None:
+    loop: dict[str, Any] = {"x": X, "n": ZERO, "steps": MAX_LOOP_STEPS, "carry": CARRY, "timeout": SECONDS}
+    other, beside = large(session), session.stream()
+    runs = [plan.loop(taps=["count", "y"], **loop) for _ in range(40)]
+    # What is sent meanwhile finds room for its bytes, and what is not behind them on their stream is done.
+    given = np.arange(2**24, dtype=np.float32)
+    put = session.put(given, timeout=SECONDS)
+    found = other.run(x=given[: LARGE[0]], stream=beside, timeout=SECONDS)["y"]
+    assert found[-1] == LARGE[0]
+    assert next(runs[0].taps(SECONDS)).step == 0
+    for run in runs:
+        assert run.cancel() and isinstance(run.exception(SECONDS), hg.CancelledError)
+    assert np.array_equal(put.get(timeout=SECONDS), given)
+    assert session.statistics().in_flight_bytes == 0
+
+
+def test_loops_whose_values_have_no_room_are_refused_and_wait_for_nobody(session: hg.Session) -> None:
+    g = hg.Graph()
+    shape = (36 * 2**18,)
+    g.output("y", g.input("x", shape, "f32") + 1.0)
+    plan, x = session.compile(g), session.put(np.zeros(shape, np.float32))
+    loop: dict[str, Any] = {"x": x, "steps": 3, "carry": {"y": "x"}, "taps": "y", "fetch": False}
+    first, second = (plan.loop(**loop, timeout=60) for _ in range(2))
+    with pytest.raises(
+        hg.LimitExceededError, match="loops under way hold(.|\n)*take their taps, or cancel them"
+    ):
+        plan.loop(**loop, timeout=SECONDS)
+    assert [(tap.step, tap.value[0]) for tap in first.taps(SECONDS)] == [(0, 1), (1, 2), (2, 3)]
+    third = plan.loop(**loop, timeout=60)
+    assert second.cancel()
+    assert [tap.step for tap in third.taps(SECONDS)] == [0, 1, 2]
 
 
 def test_waiting_for_the_result_lets_a_loop_go_on_and_loses_nothing(session: hg.Session) -> None:
@@ -445,7 +480,7 @@ def test_the_error_of_a_step_says_which(session: hg.Session) -> None:
     with pytest.raises(hg.OutOfRangeError, match=r"in step 4 of the loop: .*4"):
         for tap in run.taps(SECONDS):
             told.append(tap.step)
-    assert told == [0, 1, 2, 3] and run.steps is None
+    assert told == [0, 1, 2, 3] and run.steps == 4
     error = run.exception()
     assert isinstance(error, hg.OutOfRangeError) and "get_rows" in str(error)
     # What it was to make is spoilt by the same error.
@@ -462,10 +497,12 @@ def test_a_loop_can_be_cancelled(session: hg.Session, plan: hg.Plan) -> None:
     for taps in (None, "count"):
         run = plan.loop(x=X, n=ZERO, steps=MAX_LOOP_STEPS, carry=CARRY, taps=taps)
         if taps:
-            next(run.taps(SECONDS))
+            values = run.taps(SECONDS)
+            assert [next(values).step for _ in range(3)] == [0, 1, 2]
         assert not run.done() and run.steps is None and run.cancel()
         with pytest.raises(hg.CancelledError, match="was cancelled"):
             run.result(SECONDS)
+        assert run.steps is not None and run.steps >= (2 if taps else 0)
     assert plan.run(x=X, n=ZERO, timeout=SECONDS)["count"] == 1
 
 
@@ -545,7 +582,7 @@ def test_what_a_plan_is_said_to_take_is_one_step_of_a_loop(session: hg.Session, 
         ({"carry": {"count": "x"}}, r"'count' is i32\[\], and is to be .*'x', which is f32\[4, 8\]"),
         ({"carry": {"y": ["x", "x"]}}, "'x' is to be fed from two outputs"),
         ({"until": "nothing"}, "no output 'nothing'(.|\n)*there are: y, count, done"),
-        ({"until": "y"}, "'y' is f32.* until= names one of bool or integers with one element"),
+        ({"until": "y"}, "'y' is f32.* what ends a loop is one bool or integer(.|\n)*hg.any"),
         ({"until": 3}, "no output"),
         ({"taps": ["count", "laier/*"]}, "no node matches 'laier/.'"),
         ({"taps": 7}, "taps is int"),
@@ -568,8 +605,18 @@ def test_inputs_are_checked_as_those_of_a_run(session: hg.Session, plan: hg.Plan
     g = hg.Graph()
     g.output("y", g.input("steps", (2,), "f32") + g.input("carry", (2,), "f32"))
     ones = np.ones(2, np.float32)
-    found = session.compile(g).loop({"steps": ones, "carry": ones}, steps=3, carry={"y": "carry"})
+    named = session.compile(g)
+    found = named.loop({"steps": ones, "carry": ones}, steps=3, carry={"y": "carry"})
     assert found.result(SECONDS)["y"].tolist() == [4.0, 4.0]
+    # They are options of `loop` alone.
+    assert named.run(steps=ones, carry=ones)["y"].tolist() == [2.0, 2.0]
+    with pytest.raises(hg.InvalidInputError, match=r"name each: plan\.run\(steps=STEPS, carry=CARRY\)"):
+        named.run()
+    with pytest.raises(hg.InvalidInputError, match=r"name each: plan\.submit\(steps=STEPS, "):
+        named.submit(steps=ones)
+    words = r"plan\.loop\(\{'steps': ARRAY, .*\}, steps=N\); as a keyword, steps= is an option of plan\.loop"
+    with pytest.raises(hg.InvalidInputError, match=words):
+        named.loop(steps=3)
     plan.free()
     with pytest.raises(hg.UnknownHandleError, match="freed"):
         plan.loop(x=X, n=ZERO, steps=2)
@@ -634,7 +681,7 @@ def test_loops_end_with_asyncio(url: str) -> None:
         async for _ in run.taps(SECONDS):
             assert run.cancel()
             break
-        assert isinstance(await run.exception(SECONDS), hg.CancelledError) and run.steps is None
+        assert isinstance(await run.exception(SECONDS), hg.CancelledError) and run.steps is not None
         run = plan.loop(x=X, n=ZERO, timeout=0.1, **endless)
         assert isinstance(await run.exception(SECONDS), hg.DeadlineExceededError)
         task = asyncio.ensure_future(plan.loop(x=X, n=ZERO, **endless).result())

@@ -179,8 +179,10 @@ def test_a_step_that_fails_ends_it_with_its_number(client: CoreClient, fake: Fak
     sequence = client.send(loop_of(9, outputs=[c.OutputBinding(0, 7)]))
     for gate in gates:
         gate.open()
-    error = client.wait(sequence).error
+    done = client.wait(sequence)
+    error = done.error
     assert isinstance(error, ComputeFailedError) and error.message == "in step 3 of the loop: the fan stopped"
+    assert done.steps == 3
     spoilt = client.refused(c.GetTensor(7, 0, 16))
     assert "in step 3" in spoilt.message and spoilt.origin.sequence == sequence
     assert np.array_equal(result(client.do(loop_of(2))), X * 4)
@@ -201,7 +203,8 @@ def test_it_ends_between_two_steps(client: CoreClient, fake: FakeDevice, how: st
         second.open()
         client.session.close()
         expected = SessionClosedError
-    assert isinstance(client.wait(sequence).error, expected)
+    done = client.wait(sequence)
+    assert isinstance(done.error, expected) and (done.steps == 1 or how == "close")
     second.open()
 
 
@@ -395,6 +398,23 @@ def test_what_may_be_unread_counts_and_not_all_that_is_streamed(fake: FakeDevice
             assert isinstance(refused, LimitExceededError) and "would pass the limit" in refused.message
         # It was given back.
         client.do(loop_of(1, taps=(0,), unread_bytes=948))
+
+
+def test_a_loop_that_was_cancelled_leaves_its_room_to_the_next_while_its_step_goes_on(
+    fake: FakeDevice,
+) -> None:
+    with CoreClient(fake, limits=Limits(in_flight_bytes=1000)) as client:
+        client.compile(PLAN, doubling())
+        gate = fake.script.hold("compute")
+        sequence = client.send(loop_of(9, taps=(0,), unread_bytes=800))
+        assert gate.entered.wait(SECONDS)
+        client.do(c.Cancel(sequence))
+        assert isinstance(client.wait(sequence).error, CancelledError)
+        again = client.send(loop_of(1, taps=(0,), unread_bytes=800))
+        gate.open()
+        assert client.wait(again).error is None
+        # No more than it was is given back.
+        assert isinstance(client.refused(loop_of(1, taps=(0,), unread_bytes=949)), LimitExceededError)
 
 
 def test_what_cannot_be_read_between_two_steps_fails_it(client: CoreClient, fake: FakeDevice) -> None:

@@ -192,6 +192,21 @@ def test_a_run_that_observes_nothing_has_no_taps(plan: hg.Plan) -> None:
     assert list(plan.submit(x=X, taps=[]).taps(SECONDS)) == []
 
 
+def test_runs_that_pause_hold_room_and_others_wait_for_it_only_where_it_comes_by_itself(
+    session: hg.Session,
+) -> None:
+    g = hg.Graph()
+    x = g.input("x", (1,), "f32")
+    g.output("y", hg.max(hg.broadcast_to(x, (25 * 2**20,)) * 2.0))
+    plan, given = session.compile(g), {"x": np.ones(1, np.float32), "taps": "mul*", "timeout": 60}
+    assert [run.result(60)["y"] for run in [plan.submit(**given) for _ in range(3)]] == [2.0] * 3
+    paused = plan.submit(**given, pause=True)
+    with pytest.raises(hg.LimitExceededError, match="under way hold(.|\n)*take their taps, or cancel them"):
+        plan.submit(**given)
+    assert [tap.value[-1] for tap in paused.taps(SECONDS)] == [2.0]
+    assert plan.submit(**given).result(60)["y"] == 2.0
+
+
 def test_more_than_the_server_holds_is_refused(session: hg.Session) -> None:
     g = hg.Graph()
     x = g.input("x", (1,), "f32")

@@ -41,6 +41,7 @@ PURE = (
     "heliograph_server.core.plan_core",
     "heliograph_server.core.loops",
     "heliograph_server.core.memories",
+    "heliograph_server.core.observing_core",
     "heliograph_server.core.queries",
     "heliograph_server.core.scheduling",
     "heliograph_server.core.slices",
@@ -57,6 +58,7 @@ PURE = (
     "heliograph.cli.findings",
     "heliograph.cli.growth",
     "heliograph.cli.measurements",
+    "heliograph._credit",
     "heliograph.protocol",
 )
 IMPURE_IMPORTS = {

@@ -62,6 +62,11 @@ class Feed:
         return sum(type_.nbytes for type_ in self.types.values())
 
     @property
+    def may_wait(self) -> bool:
+        """Whether the run may end only when somebody asks for the values."""
+        return self.pauses and not self.flows
+
+    @property
     def taken_bytes(self) -> int:
         """What a Continue says of a loop."""
         return 0
@@ -152,6 +157,10 @@ class LoopFeed(Feed):
     @property
     def held_bytes(self) -> int:
         return self.unread_bytes + super().held_bytes
+
+    @property
+    def may_wait(self) -> bool:
+        return not self.flows
 
     @property
     def taken_bytes(self) -> int:

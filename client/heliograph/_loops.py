@@ -8,16 +8,19 @@ from difflib import get_close_matches
 from numbers import Integral
 from typing import Any, TypeAlias
 
+from heliograph._feed import cost_of
 from heliograph_proto import commands as c
 from heliograph_proto.description import PlanInfo, Port, SessionInfo
-from heliograph_proto.errors import InvalidArgumentError, LimitExceededError, UnsupportedError
+from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
+from heliograph_proto.loops import check_until
 from heliograph_proto.types import TensorType
 
 #: Which outputs of a step are inputs of the next: names of inputs, or several, by the name of the output.
 Carries: TypeAlias = Mapping[str, "str | Collection[str]"] | None
 
-#: So much of a loop's values may be on its way here, unless one of them is larger.
-UNREAD_BYTES = 8 * 2**20
+#: Of the room for what is observed a loop's values on their way here may take this part of what is free,
+#: unless one of them is larger: 8 MiB of the first loop, where the server holds 256.
+UNREAD_PART = 24
 
 
 def check_server(info: SessionInfo) -> None:
@@ -73,12 +76,7 @@ def _carry(plan: PlanInfo, output: Any, name: Any) -> c.Carry:
 
 def _until(plan: PlanInfo, name: Any) -> int:
     place = output_place(plan, name)
-    type_ = plan.outputs[place].type
-    if type_.size != 1 or not (type_.dtype.kind == "bool" or type_.dtype.is_integer):
-        raise InvalidArgumentError(
-            f"output {name!r} is {type_}; until= names one of bool or integers with one element",
-            advice="reduce it in the graph, such as hg.any(x)",
-        )
+    check_until(plan.outputs[place])
     return place
 
 
@@ -96,14 +94,9 @@ def _place(ports: Sequence[Port], name: Any, what: str) -> int:
     raise InvalidArgumentError(f"the plan has no {what} {name!r:.80}", advice=advice)
 
 
-def unread_bytes(types: Collection[TensorType], most_bytes: int) -> int:
-    """How much may be on its way here of a loop that streams values of these types in each step, where the
-    server holds `most_bytes` of a session. Raises LimitExceededError."""
-    sizes = [type_.nbytes + c.STREAMED_VALUE_BYTES for type_ in types]
-    found = min(max(UNREAD_BYTES, 2 * max(sizes, default=0)), most_bytes // 4)
-    if found + sum(sizes) > most_bytes:
-        raise LimitExceededError(
-            f"a step's tapped values have {sum(sizes):,} bytes; the server holds {most_bytes:,}",
-            advice="tap fewer of them in one loop",
-        )
-    return found
+def unread_bytes(types: Collection[TensorType], free_bytes: int) -> int:
+    """How much may be on its way here of a loop that streams values of these types in each step, where so
+    many bytes are free for what is observed: one value at least. The more loops, the less of each.
+    """
+    largest = max((cost_of(type_.nbytes) for type_ in types), default=0)
+    return max(largest, free_bytes // UNREAD_PART)

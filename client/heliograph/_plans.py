@@ -16,7 +16,7 @@ from heliograph._common import Handle, Shell
 from heliograph._compiling import CompileOptions
 from heliograph._effects import Compute, Explain, Procedure
 from heliograph._inline import InlinePlan, inline_plan
-from heliograph._loops import Carries, check_server, loop_of, unread_bytes
+from heliograph._loops import Carries, check_server, loop_of
 from heliograph._outcome import Pending
 from heliograph._procedures import Sending
 from heliograph._progress import Progress
@@ -30,7 +30,6 @@ from heliograph_proto.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
     InvalidInputError,
-    LimitExceededError,
     UnknownHandleError,
     UnsupportedError,
 )
@@ -50,8 +49,13 @@ Submission: TypeAlias = tuple[
     ClientCore, PlanSpec, list[Bound], tuple[list[Wanted], list[Wanted]], Sending, int, Callable[[int], None]
 ]
 
-#: Keywords that are options of a run, and so no inputs.
-_TAKEN = ("carry", "copy", "fetch", "out", "pause", "steps", "stream", "taps", "timeout", "until")
+#: Keywords that are options of each method, and so no inputs.
+_RUN_OPTIONS = ("copy", "fetch", "out", "stream", "timeout")
+_OPTIONS = {
+    "run": _RUN_OPTIONS,
+    "submit": (*_RUN_OPTIONS, "pause", "taps"),
+    "loop": (*_RUN_OPTIONS, "carry", "steps", "taps", "until"),
+}
 
 
 class PlanBase(Handle):
@@ -207,11 +211,7 @@ class PlanBase(Handle):
             raise UnsupportedError(f"the server {info.server} cannot observe runs", advice="upgrade it")
         nodes = tapped_nodes(recipe.graph, taps)
         found = Observed(recipe.graph, nodes, bool(pause), self._shell.let_go)
-        if (size := found.feed().held_bytes) > info.limits.in_flight_bytes:
-            raise LimitExceededError(
-                f"the tapped nodes have {size:,} bytes; the server holds {info.limits.in_flight_bytes:,}",
-                advice="tap fewer of them in one run",
-            )
+        found.check_fits(info.limits)
         return found
 
     def _looping(
@@ -226,11 +226,11 @@ class PlanBase(Handle):
         if taps is None:
             return loop, None
         nodes, outputs = tapped_in_loop(recipe.graph, taps)
-        most_bytes = info.limits.in_flight_bytes
         loop = replace(loop, taps=outputs)
-        found = Observed(recipe.graph, nodes, False, self._shell.let_go, loop, most_bytes)
-        loop = replace(loop, unread_bytes=unread_bytes(found.types().values(), most_bytes))
-        return loop, replace(found, loop=loop)
+        kept_bytes = info.limits.in_flight_bytes
+        found = Observed(recipe.graph, nodes, False, self._shell.let_go, loop, kept_bytes)
+        found.check_fits(info.limits)
+        return loop, found
 
     def _submitting(
         self, arguments: Submission, observed: Observed | None, loop: c.Loop | None = None
@@ -271,12 +271,12 @@ class PlanBase(Handle):
         pending = self._shell.send_inline(run, plan, waits)
         return None if pending is None else (plan, pending)
 
-    def _bind(self, inputs: Inputs, keywords: Mapping[str, Any]) -> list[Bound]:
-        """The inputs in the plan's order, checked. Raises InvalidInputError."""
+    def _bind(self, inputs: Inputs, keywords: Mapping[str, Any], method: str) -> list[Bound]:
+        """The inputs in the plan's order, checked. Raises InvalidInputError, with what `method` takes."""
         if inputs is not None and not isinstance(inputs, Mapping):
             raise InvalidInputError(
                 f"inputs are given by name; the {type(inputs).__name__} has none",
-                advice=self._form(self.inputs),
+                advice=_form(method, self.inputs),
             )
         given = dict(inputs or {})
         if twice := given.keys() & keywords.keys():
@@ -284,10 +284,10 @@ class PlanBase(Handle):
         given.update(keywords)
         ports = self._spec.info.inputs
         if given.keys() != {port.name for port in ports}:
-            self._refuse_names(given)
+            self._refuse_names(given, method)
         return [self._bound(port, given[port.name]) for port in ports]
 
-    def _refuse_names(self, given: Mapping[str, Any]) -> None:
+    def _refuse_names(self, given: Mapping[str, Any], method: str) -> None:
         known = list(self.inputs)
         for name in given:
             if name not in known:
@@ -295,19 +295,8 @@ class PlanBase(Handle):
                 hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
                 raise InvalidInputError(f"the plan has no input {name!r}", advice=hint)
         missing = [f"{name!r} ({type_})" for name, type_ in self.inputs.items() if name not in given]
-        raise InvalidInputError(f"inputs are missing: {', '.join(missing)}", advice=self._form(self.inputs))
-
-    @staticmethod
-    def _form(names: Collection[str]) -> str:
-        """How a run is given inputs of these names."""
-        if not names:
-            return "the plan has no inputs: plan.run()"
-        if all(name.isidentifier() and not iskeyword(name) and name not in _TAKEN for name in names):
-            return f"name each: plan.run({', '.join(f'{name}={name.upper()}' for name in names)})"
-        taken = [name for name in names if name in _TAKEN]
-        why = f"; as a keyword, {taken[0]}= is an option of the run itself" if taken else ""
-        pairs = ", ".join(f"{name!r}: ARRAY" for name in names)
-        return f"pass a mapping: plan.run({{{pairs}}}){why}"
+        advice = _form(method, self.inputs)
+        raise InvalidInputError(f"inputs are missing: {', '.join(missing)}", advice=advice)
 
     def _bound(self, port: Port, value: Any) -> Bound:
         if isinstance(value, TensorBase):
@@ -375,3 +364,16 @@ class PlanBase(Handle):
                 raise InvalidArgumentError(f"output {name!r} is {types[name]}, not {tensor.type}")
             handles[name] = tensor._used_in(self._shell)
         return handles
+
+
+def _form(method: str, names: Collection[str]) -> str:
+    """How a method of a plan is given inputs of these names."""
+    rest = ", steps=N" if method == "loop" else ""
+    if not names:
+        return f"the plan has no inputs: plan.{method}({rest[2:]})"
+    taken = [name for name in names if name in _OPTIONS[method]]
+    if not taken and all(name.isidentifier() and not iskeyword(name) for name in names):
+        return f"name each: plan.{method}({', '.join(f'{name}={name.upper()}' for name in names)}{rest})"
+    why = f"; as a keyword, {taken[0]}= is an option of plan.{method} itself" if taken else ""
+    pairs = ", ".join(f"{name!r}: ARRAY" for name in names)
+    return f"pass a mapping: plan.{method}({{{pairs}}}{rest}){why}"

@@ -8,23 +8,26 @@ is one message each way whenever its tensors are small.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from heliograph._arrays import byte_view, empty_array
+from heliograph._credit import most_observed_bytes
 from heliograph._effects import Procedure, Wait
 from heliograph._feed import Feed, LoopFeed, output_key
 from heliograph._gates import Gate
+from heliograph._loops import unread_bytes
 from heliograph._outcome import Outcome, Pending
 from heliograph._procedures import Sending, credit, read, wait_for, write
 from heliograph.protocol import ClientCore
 from heliograph_proto import commands as c
 from heliograph_proto.description import PlanInfo, Port
-from heliograph_proto.errors import HeliographError
+from heliograph_proto.errors import HeliographError, LimitExceededError
 from heliograph_proto.graph import Graph
+from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType
 
 #: An input of a run: an array of exactly the port's type, or the handle of a tensor.
@@ -115,11 +118,25 @@ class Observed:
             found[output_key(place)] = self.graph.type_of(self.graph.outputs[place].value)
         return found
 
-    def feed(self) -> Feed:
-        """Where it arrives."""
+    def feed(self, free_bytes: int) -> Feed:
+        """Where it arrives, where so many bytes are free for what is observed."""
+        types = self.types()
         if self.loop is None:
-            return Feed(self.types(), self.pauses)
-        return LoopFeed(self.types(), self.loop.steps, self.loop.unread_bytes, self.kept_bytes)
+            return Feed(types, self.pauses)
+        window = unread_bytes(types.values(), free_bytes)
+        return LoopFeed(types, self.loop.steps, window, self.kept_bytes)
+
+    def check_fits(self, limits: Limits) -> None:
+        """Raises LimitExceededError for what has no room even alone."""
+        size, most = self.feed(0).held_bytes, most_observed_bytes(limits)
+        if size > most:
+            what, one = ("the tapped nodes have", "run")
+            if self.loop is not None:
+                what, one = ("the tapped values of a step, and one that is on its way, have", "loop")
+            raise LimitExceededError(
+                f"{what} {size:,} bytes; {most:,} may be held of a session's",
+                advice=f"tap fewer in one {one}",
+            )
 
 
 @dataclass(slots=True)
@@ -141,10 +158,15 @@ class Run:
 
     @property
     def steps(self) -> int | None:
-        """How often the plan was run; None before that has ended well."""
-        if not self.pending.done or self.pending.error is not None:
+        """How often the plan was run; None before that has ended. Of a loop that failed, the steps that were
+        done; None of a run that did, or where the server did not say."""
+        pending, completion = self.pending, self.pending.completion
+        if not pending.done:
             return None
-        return self.pending.completion.steps or 1 if self.pending.completion is not None else 1
+        if pending.error is None:
+            return completion.steps or 1 if completion is not None else 1
+        is_loop = isinstance(pending.kind, c.Run) and pending.kind.loop is not None
+        return completion.steps if is_loop and completion is not None else None
 
     def drop(self) -> None:
         """Frees the tensors of large outputs that were fetched, or that nobody will fetch."""
@@ -248,23 +270,48 @@ def _send_run(
         c.OutputBinding(one.place, one.handle, fetch=not (one.handle or one.into), into=one.into)
         for one in chain(*wanted)
     )
-    feed = observed.feed() if observed is not None else None
     inline_bytes = sum(len(one.data) for one in bindings if one.data is not None)
-    inline_bytes += feed.held_bytes if feed is not None else 0
-    yield from credit(core, inline_bytes, how.gate)
+    run = c.Run(plan.handle, bindings, outputs, loop=loop)
+    if observed is not None:
+        pending = yield from _send_observed(core, run, observed, inline_bytes, how, timeout_ms)
+    else:
+        yield from credit(core, inline_bytes, how.gate)
+        try:
+            pending = _send(core, run, how, timeout_ms, inline_bytes)
+        except HeliographError:
+            core.give_back(inline_bytes)
+            raise
+    pending.source_of, pending.what = plan.source_of, plan.what
+    return pending
+
+
+def _send(core: ClientCore, run: c.Run, how: Sending, timeout_ms: int, credit_bytes: int = 0) -> Pending:
+    return core.send(
+        run,
+        stream=how.stream,
+        observed=True,
+        timeout_ms=timeout_ms,
+        credit_bytes=credit_bytes,
+        gate=how.gate,
+    )
+
+
+def _send_observed(
+    core: ClientCore, run: c.Run, observed: Observed, inline_bytes: int, how: Sending, timeout_ms: int
+) -> Procedure[Pending]:
+    """Sends a run or a loop when there is room for what it tells. Raises LimitExceededError where that may be
+    never."""
+    feed = observed.feed(core.free_observed_bytes)
+    if run.loop is not None and isinstance(feed, LoopFeed):
+        run = replace(run, loop=replace(run.loop, unread_bytes=feed.unread_bytes))
+    grant = core.reserve_observed(feed, inline_bytes, how.gate)
     try:
-        pending = core.send(
-            c.Run(plan.handle, bindings, outputs, feed is not None and feed.pauses, loop),
-            stream=how.stream,
-            observed=True,
-            timeout_ms=timeout_ms,
-            credit_bytes=inline_bytes,
-            gate=how.gate,
-        )
-    except HeliographError:
-        core.give_back(inline_bytes)
+        yield from wait_for(core, grant)
+        pending = _send(core, replace(run, pause=feed.pauses), how, timeout_ms)
+    except BaseException:
+        core.withdraw_observed(grant)
         raise
-    pending.source_of, pending.what, pending.feed = plan.source_of, plan.what, feed
+    pending.feed = feed
     return pending
 
 

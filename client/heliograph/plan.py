@@ -56,7 +56,8 @@ class RunFuture:
 
     @property
     def steps(self) -> int | None:
-        """Of a loop, how many steps it did, once it has ended well; else None. 1 of a run."""
+        """Of a loop, how many steps it did, once it has ended; where it failed or was cancelled, those that
+        were done by then, and None if the server could not say. 1 of a run that ended well; else None."""
         return self._run.steps
 
     def __repr__(self) -> str:
@@ -212,7 +213,7 @@ class Plan(PlanBase):
         is_plain = fetch is True and out is None and stream is None
         if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=True)) is not None:
             return InlineFuture(self._shell, *inline).result_or_cancel(timeout)
-        arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
+        arguments = self._running("run", inputs, keywords, fetch, out, timeout, stream, copy)
         run = self._shell.drive(run_once(*arguments), timeout, self._spec.what)
         return {**(run.results or {}), **self._tensors(run, out)}
 
@@ -242,14 +243,16 @@ class Plan(PlanBase):
         was sent behind it on its stream waits with it.
 
         Raises InvalidArgumentError for a pattern that no node matches, LimitExceededError for more bytes
-        than the server holds, and what `session.compile` does.
+        than the server holds (three quarters of `session.info.limits.in_flight_bytes` for all observed runs
+        together; there may also be no room as long as runs that pause, or loops, wait for who takes their
+        taps), and what `session.compile` does.
         """
         is_plain = fetch is True and out is None and stream is None
         is_plain = is_plain and taps is None and not pause
         if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=False)) is not None:
             return InlineFuture(self._shell, *inline)
         observed = self._observed(taps, pause)
-        arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
+        arguments = self._running("submit", inputs, keywords, fetch, out, timeout, stream, copy)
         run = self._shell.drive(self._submitting(arguments, observed), timeout, self._spec.what)
         return RunFuture(self._shell, run, self._tensors(run, out), self._spec.what)
 
@@ -280,25 +283,27 @@ class Plan(PlanBase):
         of bool or integers, is not zero; when a step fails, with its error, which names the step, from 0;
         `timeout` seconds after it arrived, with DeadlineExceededError; or with `cancel()`. The result is the
         outputs of the last step, bit for bit what `run` called so often gives; `future.steps` tells how many
-        there were.
+        there were, also of a loop that failed.
 
         `taps`: what `future.taps()` gives while it goes on, each with its `step`: names of outputs, whose
         values come after each step, and patterns and functions of nodes as in `submit` (what is exactly the
         name of an output means the output). It waits while too much is unread, see `RunFuture.taps`, and what
-        was sent behind it on its stream waits with it.
+        was sent behind it on its stream waits with it. The more such loops are under way, the less of each is
+        sent ahead; LimitExceededError where another has no room until somebody takes their taps.
 
         Other arguments and errors are those of `submit`. InvalidArgumentError also for a name that is none,
         types that differ, an input that is carried twice, and steps that are not 1 to 1,000,000,000;
         UnsupportedError for a server that knows no loops.
         """
         looping, observed = self._looping(steps, carry, until, taps)
-        arguments = self._running(inputs, keywords, fetch, out, timeout, stream, copy)
+        arguments = self._running("loop", inputs, keywords, fetch, out, timeout, stream, copy)
         sending = self._submitting(arguments, observed, looping)
         run = self._shell.drive(sending, timeout, self._spec.what)
         return RunFuture(self._shell, run, self._tensors(run, out), self._spec.what)
 
     def _running(
         self,
+        method: str,
         inputs: Inputs,
         keywords: dict[str, Any],
         fetch: Fetch,
@@ -309,7 +314,7 @@ class Plan(PlanBase):
     ) -> Submission:
         """The arguments of `submit` and `run_once`, checked."""
         self._live_handle  # noqa: B018 - raises when it was freed
-        bound = self._bind(inputs, keywords)
+        bound = self._bind(inputs, keywords, method)
         how = Sending(stream_handle(self._shell, stream), observed=True, keep=not copy)
         chosen = self._choose(fetch, out)
         return (self._shell.core, self._spec, bound, chosen, how, timeout_ms(timeout), self._shell.release)

@@ -7,9 +7,10 @@ shells (blocking and asyncio) move batches between this and a transport, one cal
     send ─▸ outbox ─▸ take ─▸ (transport) ─▸ apply ─▸ take_settled, to be fired by the shell
 
 Credits. A session may have only so many bytes staged on the server and so many commands unanswered
-(`Limits`). `reserve` grants bytes in the order of asking; commands beyond the limit stay in the outbox.
-Handles that nobody refers to any more are collected by `release`, from any thread and from
-destructors, and leave in one Free behind everything queued so far.
+(`Limits`). `reserve` grants bytes in the order of asking, `reserve_observed` those that observed runs may
+tell (`_credit_core`); commands beyond the limit stay in the outbox. Handles that nobody refers to any more
+are collected by `release`, from any thread and from destructors, and leave in one Free behind everything
+queued so far.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from heliograph._gates import Gate, Grant
+from heliograph._credit_core import CreditCore
+from heliograph._gates import Gate
 from heliograph._outcome import Outcome, Pending, logger
 from heliograph._words import ALONE, cancelled, late
 from heliograph_proto import commands as c
@@ -60,11 +62,11 @@ class ProtocolStatistics:
     in_flight_bytes: int
 
 
-class ClientCore:
+class ClientCore(CreditCore):
     """Handles, sequence numbers, what is pending, and credits of one session."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+        super().__init__(limits)
         #: Where commands go that name no stream.
         self.default_stream = c.DEFAULT_STREAM
         #: The handle of the reservation in whose memory plans are to lie; 0: none.
@@ -80,14 +82,10 @@ class ClientCore:
         self.streams: set[int] = set()
         #: Whether the transport takes inline runs, which have no meaning but as bytes.
         self.speaks_bytes = False
-        #: Why the session ended; commands are refused with it.
-        self.lost: HeliographError | None = None
         self._next_handle = 1
         self._next_transfer = 1
         self._next_sequence = 1
         self._outbox: deque[Pending | Gate] = deque()
-        #: Those that are open, in order.
-        self._gates: deque[Gate] = deque()
         self._cancels: deque[Pending] = deque()
         #: Runs that wait at an observed node and may go on.
         self._continues: deque[Pending] = deque()
@@ -98,10 +96,6 @@ class ClientCore:
         self._garbage: deque[int] = deque()
         #: Whether some of it must be freed before the next command.
         self._frees_come_first = False
-        self._credit_bytes = 0
-        # The server may still hold a transfer for a moment after it has reported the command.
-        self._credit_limit_bytes = limits.in_flight_bytes * 3 // 4
-        self._waiting: deque[Grant] = deque()
         #: Outcomes to be fired by the shell.
         self._settled: list[Outcome] = []
         self._unobserved: deque[HeliographError] = deque(maxlen=_REMEMBERED)
@@ -160,7 +154,7 @@ class ClientCore:
             return None
         if self._frees_come_first:
             self.collect()
-        self._credit_bytes += size_bytes
+        self._credit.held_bytes += size_bytes
         pending = Pending(run, c.DEFAULT_STREAM, True, run.form.timeout_ms)
         pending.observed, pending.credit_bytes = True, size_bytes
         pending.source_of, pending.what = plan.source_of, plan.what
@@ -211,7 +205,8 @@ class ClientCore:
         gate.closed = True
         if gate in self._gates:
             self._gates.remove(gate)
-            self._grant()
+            self._observed.share_out()
+            self._credit.share_out()
 
     def release(self, handle: int) -> None:
         """Frees a handle behind everything queued so far. Safe in destructors and from any thread."""
@@ -356,6 +351,8 @@ class ClientCore:
             self._note(pending, error)
         if pending.credit_bytes:
             self.give_back(pending.credit_bytes)
+        if pending.feed is not None:
+            self._observed_ended(pending.feed)
         if pending.slot is not None and self.shared is not None:
             self.shared.give(pending.slot)
 
@@ -412,47 +409,6 @@ class ClientCore:
             self._unobserved.clear()
             raise first.at(first.origin)
 
-    # Credits
-
-    def could_reserve(self, size_bytes: int, gate: Gate | None = None) -> bool:
-        """Whether a grant would come at once. Something larger than the limit goes alone."""
-        queued = self._waiting and any(self._may_ask(grant.gate) for grant in self._waiting)
-        return not queued and self._may_ask(gate) and self._has_room(size_bytes)
-
-    def _may_ask(self, gate: Gate | None) -> bool:
-        """What is behind an open gate must not hold credit that the gate's own commands wait for."""
-        return not self._gates or gate is self._gates[0]
-
-    def _has_room(self, size_bytes: int) -> bool:
-        return self._credit_bytes + size_bytes <= self._credit_limit_bytes or not self._credit_bytes
-
-    def reserve(self, size_bytes: int, gate: Gate | None = None) -> Grant:
-        """Asks for bytes of credit; granted in the order of asking, first to the first open gate."""
-        grant = Grant(size_bytes, gate)
-        if self.lost is not None:
-            grant.settle(self.lost)
-        elif self.could_reserve(size_bytes, gate):
-            self._credit_bytes += size_bytes
-            grant.settle()
-        else:
-            self._waiting.append(grant)
-        return grant
-
-    def withdraw(self, grant: Grant) -> None:
-        """Gives up a grant, whether it has come or not."""
-        if not grant.done:
-            self._waiting.remove(grant)
-            self._grant()
-        elif grant.error is None:
-            self.give_back(grant.size_bytes)
-
-    def give_back(self, size_bytes: int) -> None:
-        """Returns credit, which may settle the grants of others."""
-        if self.lost is None:
-            self._credit_bytes -= size_bytes
-            if self._waiting:
-                self._grant()
-
     # Shared memory
 
     def set_shared(self, found: SharedSpace | str) -> None:
@@ -479,14 +435,6 @@ class ClientCore:
         elif self.shared is not None:
             self.shared.give(slot)
 
-    def _grant(self) -> None:
-        for grant in [one for one in self._waiting if self._may_ask(one.gate)]:
-            if not self._has_room(grant.size_bytes):
-                break
-            self._waiting.remove(grant)
-            self._credit_bytes += grant.size_bytes
-            self.settle(grant)
-
     # The end
 
     def connection_lost(self, error: HeliographError) -> None:
@@ -495,13 +443,14 @@ class ClientCore:
             return
         self.lost = error
         queued = [one for item in self._outbox for one in (item.queue if isinstance(item, Gate) else (item,))]
-        for outcome in (*self._in_flight.values(), *queued, *self._waiting):
+        for outcome in (*self._in_flight.values(), *queued):
             self.settle(outcome, error)
-        for held in (self._in_flight, self._outbox, self._gates, self._waiting):
+        for credit in (self._credit, self._observed):
+            credit.end(error)
+        for held in (self._in_flight, self._outbox, self._gates):
             held.clear()
         for left in (self._cancels, self._continues, self._garbage):
             left.clear()
-        self._credit_bytes = 0
         # Its pages are free as soon as nobody has an array over them.
         self.shared, self.why_not_shared = None, "the session has ended"
 
@@ -511,7 +460,7 @@ class ClientCore:
             sent_commands=self._next_sequence - 1,
             completed_commands=self._next_sequence - 1 - len(self._in_flight),
             queued_commands=len(self._outbox),
-            in_flight_bytes=self._credit_bytes,
+            in_flight_bytes=self._credit.held_bytes + self._observed.held_bytes,
         )
 
 

@@ -243,7 +243,7 @@ class Plan(PlanBase):
         is_plain = fetch is True and out is None and stream is None
         if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=True)) is not None:
             return await InlineFuture(self._shell, *inline).result_or_cancel(timeout)
-        bound = self._bind(inputs, keywords)
+        bound = self._bind(inputs, keywords, "run")
         how = Sending(stream_handle(self._shell, stream), observed=True, keep=not copy)
         arguments = self._running(bound, fetch, out, timeout, how)
         run = await self._shell.drive(run_once(*arguments), timeout, self._spec.what)
@@ -308,7 +308,8 @@ class Plan(PlanBase):
         loop: Loop | None,
     ) -> RunFuture:
         """Sends a run or a loop, or sees to it that it will be."""
-        core, bound = self._shell.core, self._bind(inputs, keywords)
+        method = "submit" if loop is None else "loop"
+        core, bound = self._shell.core, self._bind(inputs, keywords, method)
         kept_alive = (inputs, keywords, out)
         if copy and (observed is not None or not fits_inline(core, bound)):
             bound = [one if isinstance(one, int) else one.copy() for one in bound]

@@ -52,6 +52,12 @@ class ArrivalBase:
         entry.inline_bytes = inline_bytes
         self.inline_bytes += inline_bytes
 
+    def give_back(self, entry: Entry, size_bytes: int) -> None:
+        """Holds so much less for the command, or nothing."""
+        given = min(size_bytes, entry.inline_bytes)
+        entry.inline_bytes -= given
+        self.inline_bytes -= given
+
     def device_lane(self, device: str) -> Lane:
         """The lane of a device for what no named stream does. Raises UnknownDeviceError."""
         if device not in self.lanes:

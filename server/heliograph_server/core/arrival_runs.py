@@ -10,7 +10,7 @@ from heliograph_server.core.checks import check_separate, check_writable, len_by
 from heliograph_server.core.handles import PlanHandle, TensorHandle
 from heliograph_server.core.loops import Unread, check_loop, streamed_bytes
 from heliograph_server.core.ordering import Entry
-from heliograph_server.core.tasks import RunTask, Wanted
+from heliograph_server.core.tasks import Progress, RunTask, Wanted
 
 
 class RunArrivals(ArrivalBase):
@@ -27,7 +27,9 @@ class RunArrivals(ArrivalBase):
         fetched = sum(plan.outputs[one.output].type.nbytes for one in outputs if one.fetch)
         self._hold(entry, sent + fetched + self._told_bytes(entry, plan, kind))
         turn = plan.turns.next()
-        self._work(entry, RunTask(plan, inputs, outputs, turn, kind.pause, kind.loop), plan.device)
+        progress = None if kind.loop is None else Progress()
+        task = RunTask(plan, inputs, outputs, turn, kind.pause, kind.loop, progress)
+        self._work(entry, task, plan.device)
         if plan.turns.overlap:
             entry.lane, entry.overlaps = plan.turns.lanes[turn], True
         bound = tuple(one for one in inputs if isinstance(one, TensorHandle))

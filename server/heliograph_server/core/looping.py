@@ -37,11 +37,10 @@ class Looping:
     """
 
     def __init__(self, loaded: LoadedPlan, task: RunTask, inputs: Inputs, outputs: Outputs) -> None:
-        assert task.loop is not None
+        assert task.loop is not None and task.progress is not None
         self._loaded, self._task, self._loop = loaded, task, task.loop
+        self._progress = task.progress
         self._copy = loaded.copies[task.turn]
-        #: Steps that are done.
-        self.done = 0
         self._wanted = outputs
         home, other = self._sides(outputs)
         # The last step is known where nothing else can end the loop.
@@ -55,6 +54,11 @@ class Looping:
 
     def __repr__(self) -> str:
         return f"<Looping {self._loaded}: {self.done} of {self._loop.steps} steps>"
+
+    @property
+    def done(self) -> int:
+        """Steps that are done."""
+        return self._progress.done
 
     def _type(self, output: int) -> TensorType:
         return self._task.plan.outputs[output].type
@@ -123,7 +127,7 @@ class Looping:
             tensor = self._outputs[side][place]
             assert tensor is not None
             observer.output(place, tensor, abort)
-        self.done += 1
+        self._progress.done += 1
 
     def _is_over(self) -> bool:
         """Whether the last step said so."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from heliograph_proto import commands as c
 from heliograph_proto.description import Port
 from heliograph_proto.errors import InvalidArgumentError, LimitExceededError
+from heliograph_proto.loops import check_until
 
 
 def check_loop(run: c.Run, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
@@ -57,16 +58,6 @@ def _check_once(places: Iterable[int], what: str, problem: str) -> None:
         seen.add(place)
 
 
-def check_until(port: Port) -> None:
-    """Whether an output can say that a loop ends. Raises InvalidArgumentError."""
-    dtype = port.type.dtype
-    if port.type.size != 1 or not (dtype.kind == "bool" or dtype.is_integer):
-        raise InvalidArgumentError(
-            f"output {port.name!r} is {port.type}; what ends a loop is one bool or integer",
-            advice="reduce it in the graph, to a truth value of one element",
-        )
-
-
 def streamed_bytes(loop: c.Loop, outputs: Sequence[Port]) -> int:
     """Of the outputs that one step streams."""
     return sum(outputs[place].type.nbytes for place in loop.taps)
@@ -75,19 +66,19 @@ def streamed_bytes(loop: c.Loop, outputs: Sequence[Port]) -> int:
 class Unread:
     """What a loop has streamed and its client has not taken yet, in bytes as `Loop.unread_bytes` counts."""
 
-    __slots__ = ("_most_bytes", "_taken_bytes", "_told_bytes")
+    __slots__ = ("_taken_bytes", "_told_bytes", "most_bytes")
 
     def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
         self._told_bytes = self._taken_bytes = 0
 
     def __repr__(self) -> str:
-        return f"<Unread {self._told_bytes - self._taken_bytes:,} of {self._most_bytes:,} bytes>"
+        return f"<Unread {self._told_bytes - self._taken_bytes:,} of {self.most_bytes:,} bytes>"
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether a value of so many bytes may go now. A large one goes alone."""
         unread = self._told_bytes - self._taken_bytes
-        return not unread or unread + size_bytes + c.STREAMED_VALUE_BYTES <= self._most_bytes
+        return not unread or unread + size_bytes + c.STREAMED_VALUE_BYTES <= self.most_bytes
 
     def tell(self, size_bytes: int) -> None:
         """A value of so many bytes went."""

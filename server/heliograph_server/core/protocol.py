@@ -30,7 +30,6 @@ from heliograph_proto.errors import (
     CancelledError,
     DeadlineExceededError,
     HeliographError,
-    InvalidArgumentError,
     LimitExceededError,
     ProtocolError,
 )
@@ -49,8 +48,8 @@ from heliograph_server.core.handles import (
     StreamHandle,
     TensorHandle,
 )
-from heliograph_server.core.loops import never_read
 from heliograph_server.core.memories import FindMemory, plain_memory
+from heliograph_server.core.observing_core import ObservingCore
 from heliograph_server.core.ordering import (
     Entry,
     Phase,
@@ -64,7 +63,6 @@ from heliograph_server.core.ordering import (
     wait_for_users,
     wait_for_writers,
 )
-from heliograph_server.core.pieces import pieces_of
 from heliograph_server.core.tasks import (
     AbortWork,
     Deliver,
@@ -75,27 +73,24 @@ from heliograph_server.core.tasks import (
     Instruction,
     Place,
     PlaceTask,
-    Proceed,
     ReadTask,
     Resume,
     RunTask,
     Start,
     WriteTask,
 )
-from heliograph_server.core.transfer_core import TransferCore
 
 #: So many forms of inline runs are known to fit; beyond that the core begins anew.
 MOST_FITS = 64
 
 
-class SessionCore(TransferCore):
+class SessionCore(ObservingCore):
     """The state of one session. `devices` are names by priority."""
 
     def __init__(self, limits: Limits, devices: Sequence[str], memory: FindMemory = plain_memory) -> None:
         super().__init__(limits)
         self._arrivals = Arrivals(self.handles, limits, tuple(devices), self._open_lane, memory)
-        #: Commands that were not reported, and those that have not retired, by sequence number.
-        self._open: dict[int, Entry] = {}
+        #: Commands that have not retired, by sequence number.
         self._entries: dict[int, Entry] = {}
         self._last_sequence = 0
         self._completed_through = 0
@@ -103,9 +98,6 @@ class SessionCore(TransferCore):
         self._completions: list[c.Completion | InlineResult] = []
         #: Forms of inline runs, and how they fit the plans that they name.
         self._fits: dict[RunForm, Fit] = {}
-        self._taps: list[c.TapPiece] = []
-        #: Whether no more commands will come.
-        self._is_over = False
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self._open)} commands in flight"
@@ -393,9 +385,12 @@ class SessionCore(TransferCore):
         while self._completed_through < self._last_sequence and self._completed_through + 1 not in self._open:
             self._completed_through += 1
         if entry.error is not None:
-            self._completions.append(c.Completion(entry.sequence, entry.error))
+            self._completions.append(c.Completion(entry.sequence, entry.error, steps=_steps_of(entry)))
         elif entry.notify or _has_data(entry, result):
             self._completions.append(result)
+        if entry.unread is not None:
+            # Of a loop that was interrupted no more is told, while its step may go on for long.
+            self._arrivals.give_back(entry, entry.unread.most_bytes)
         if entry.timed:
             self._instructions.append(Disarm(entry.sequence))
         if entry.reads_for:
@@ -404,7 +399,7 @@ class SessionCore(TransferCore):
     def _retire(self, entry: Entry) -> None:
         entry.phase = Phase.RETIRED
         del self._entries[entry.sequence]
-        self._arrivals.inline_bytes -= entry.inline_bytes
+        self._arrivals.give_back(entry, entry.inline_bytes)
         leave_storages(entry)
         if isinstance(entry.task, WriteTask) and self._uploads.release(entry.task.transfer, entry):
             self._instructions.append(DropUpload(entry.task.transfer))
@@ -416,63 +411,7 @@ class SessionCore(TransferCore):
             self.runs_ended(entry.task.plan.turns)
         self._ready.extend(unblocked_by_retirement(entry))
 
-    # Observing
-
-    def tapped(self, sequence: int, node: int, data: memoryview) -> bool:
-        """A run has computed a node that is observed; whether it is to wait for its client."""
-        entry = self._open.get(sequence)
-        # Of a run that was reported, cancelled most likely, nobody wants to know more.
-        if entry is None:
-            return False
-        self._taps.extend(pieces_of(sequence, node, data, self._limits.inline_bytes))
-        pauses = isinstance(entry.task, RunTask) and entry.task.pauses
-        entry.is_paused = pauses and not self._is_over
-        return entry.is_paused
-
-    def stream(self, sequence: int, step: int, node: int, output: int | None, data: memoryview) -> bool:
-        """A loop has a value for its client. False: not yet, it is to ask again when it may proceed.
-
-        Raises LimitExceededError where that would be never.
-        """
-        entry = self._open.get(sequence)
-        if entry is None:
-            return True
-        assert entry.unread is not None
-        if not entry.unread.has_room(data.nbytes):
-            if self._is_over:
-                raise never_read()
-            entry.is_paused = True
-            return False
-        entry.unread.tell(data.nbytes)
-        self._taps.extend(pieces_of(sequence, node, data, self._limits.inline_bytes, step, output))
-        return True
-
-    def _proceed(self, entry: Entry, kind: c.Continue) -> None:
-        """Lets a run go on. That there is none that waits fails this command alone, not its stream."""
-        run = self._open.get(kind.sequence)
-        entry.stream = None
-        try:
-            if run is None or not (run.is_paused or run.unread):
-                raise InvalidArgumentError(
-                    f"command {kind.sequence} is no run that waits at an observed node, and no loop"
-                )
-            if run.unread is not None:
-                run.unread.take(kind.taken_bytes)
-            if run.is_paused:
-                self._resume_run(run)
-        except HeliographError as error:
-            entry.error = entry.error or error.from_command(entry.sequence)
-
-    def _resume_run(self, run: Entry) -> None:
-        run.is_paused = False
-        self._instructions.append(Proceed(run.sequence))
-
-    def end_of_commands(self) -> None:
-        """No more commands will come: no run waits for one any more."""
-        self._is_over = True
-        for entry in self._open.values():
-            if entry.is_paused:
-                self._resume_run(entry)
+    # Shared memory
 
     def share(self, size_bytes: int) -> None:
         """From now on commands may name places in so many bytes of shared memory."""
@@ -569,3 +508,9 @@ def _has_data(entry: Entry, result: c.Completion) -> bool:
     """Whether the client waits for more than success."""
     inline_read = isinstance(entry.task, ReadTask) and not entry.task.transfer and not entry.task.shared
     return inline_read or bool(result.outputs) or result.steps > 0
+
+
+def _steps_of(entry: Entry) -> int:
+    """How many steps of a loop are done by now."""
+    progress = entry.task.progress if isinstance(entry.task, RunTask) else None
+    return 0 if progress is None else progress.done

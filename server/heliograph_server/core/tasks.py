@@ -116,6 +116,14 @@ class Wanted:
     into: TensorHandle | None = None
 
 
+@dataclass(slots=True, eq=False)
+class Progress:
+    """How far a loop is. Only the thread that runs it writes; any may read."""
+
+    #: Steps, with all that they stream.
+    done: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RunTask:
     """Runs a plan; inputs in the plan's order. `turn`: on which copy of its memory."""
@@ -128,6 +136,8 @@ class RunTask:
     pauses: bool = False
     #: If it runs again and again: checked against the plan.
     loop: Loop | None = None
+    #: Of a loop.
+    progress: Progress | None = None
 
 
 #: Work for a device. Everything else is settled by the core alone.
