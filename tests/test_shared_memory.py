@@ -146,7 +146,7 @@ def test_another_user_shares_nothing(daemon: DaemonUrls) -> None:
 
 
 @pytest.mark.parametrize(
-    "size", [1, 262_144, 262_145, SLOT_BYTES, SLOT_BYTES + 1, 3 * SLOT_BYTES, 17 * SLOT_BYTES + 7]
+    "size", [1, 262_144, 262_145, SLOT_BYTES, SLOT_BYTES + 1, 3 * SLOT_BYTES, 9 * SLOT_BYTES + 7]
 )
 def test_bytes_come_back_as_they_went(session_of: hg.Session, size: int) -> None:
     data = filled(size)
@@ -187,7 +187,7 @@ def test_runs_take_and_give_large_arrays_through_it(session_of: hg.Session) -> N
 
 
 def test_more_at_once_than_there_is_room_for_all_arrives(session_of: hg.Session) -> None:
-    size = 3 * SLOT_BYTES + 5
+    size = SLOT_BYTES + 5
     tensors = [session_of.empty(size, "u8") for _ in range(8)]
 
     def once(number: int) -> bool:
@@ -254,7 +254,7 @@ def test_weights_go_through_it_once(session_of: hg.Session) -> None:
     ) as session:
         first = session.compile(graph()).run(x=x)["y"]
         assert seen[0] == (0, weight.nbytes) and seen[-1] == (weight.nbytes, weight.nbytes)
-        assert len(seen) > 1 + weight.nbytes // SLOT_BYTES
+        assert len(seen) > 1 + weight.nbytes // (8 * MIB)
         seen.clear()
         assert np.array_equal(session.compile(graph()).run(x=x)["y"], first)
         assert seen == []
@@ -263,7 +263,7 @@ def test_weights_go_through_it_once(session_of: hg.Session) -> None:
 
 
 def test_asyncio_has_the_same(near: str) -> None:
-    data = filled(6 * SLOT_BYTES + 3)
+    data = filled(3 * SLOT_BYTES + 3)
     weight = np.ones((2000, 600), np.float32)
 
     async def scenario() -> None:
@@ -284,7 +284,7 @@ def test_asyncio_has_the_same(near: str) -> None:
 
 
 def test_asyncio_writes_that_are_cancelled_do_no_harm_to_what_comes_next(near: str) -> None:
-    data = filled(5 * SLOT_BYTES)
+    data = filled(3 * SLOT_BYTES)
 
     async def scenario() -> None:
         async with hg.aio.connect(near, shared_memory=True) as session:
@@ -351,7 +351,7 @@ def test_uploads_that_break_off_keep_no_room_for_ever(near: str, aio: bool) -> N
                 with pytest.raises(hg.InternalError, match="Enough"):
                     session.compile(graph())
             left = len(session._shell.core.space()._free)
-    assert left == 16
+    assert left == 8
 
 
 # Tensors that are mapped

@@ -38,6 +38,9 @@ _WINDOW = 3
 #: How many pieces of one write are: what comes piece by piece is in its tensor before the next ones come, so
 #: that both sides use the same memory again.
 _WRITES = 2
+#: Into how many pieces what goes through shared memory is cut, if they are not too small then, or too large.
+_SHARED_PIECES = 8
+_LEAST_SHARED_BYTES = 4 * 2**20
 #: From here on a read asks first whether there is something to be read.
 _LARGE_BYTES = 64 * 2**20
 
@@ -104,10 +107,14 @@ def _is_shared(kind: c.CommandKind) -> bool:
     return isinstance(kind, c.SetTensor) and kind.shared is not None
 
 
-def _piece_bytes(core: ClientCore) -> int:
-    """What one command carries of many bytes."""
+def _piece_bytes(core: ClientCore, size_bytes: int) -> int:
+    """What one command carries of so many bytes. In shared memory each side copies one while the other is at
+    the next: few of them take less time beside the copies, many lose less where nobody has the next one yet.
+    """
     piece_bytes = core.limits.piece_bytes
-    return piece_bytes if core.shared is None else min(piece_bytes, core.shared.slot_bytes)
+    if core.shared is None:
+        return piece_bytes
+    return min(piece_bytes, core.shared.slot_bytes, max(size_bytes // _SHARED_PIECES, _LEAST_SHARED_BYTES))
 
 
 def _slot(core: ClientCore, mine: Iterable[Pending]) -> Procedure[int | None]:
@@ -147,7 +154,7 @@ def read(
         return
     window: deque[_Read] = deque()
     try:
-        for piece in pieces(out.nbytes, source.chunks, _piece_bytes(core), item_bytes):
+        for piece in pieces(out.nbytes, source.chunks, _piece_bytes(core, out.nbytes), item_bytes):
             # Credit is waited for only while this read holds none.
             while len(window) == _WINDOW or (window and not core.could_reserve(piece.size_bytes)):
                 yield from _receive(core, window)
@@ -253,7 +260,7 @@ def write(
     unsent: c.SetTensor | None = None
     meter = Meter("sending a tensor", data.nbytes, core.bars)
     try:
-        for piece in pieces(data.nbytes, target.chunks, _piece_bytes(core), item_bytes):
+        for piece in pieces(data.nbytes, target.chunks, _piece_bytes(core, data.nbytes), item_bytes):
             where, part = start + piece.offset_bytes, piece.of(data)
             unsent = c.SetTensor(tensor, where, None, core.transfer(), part.nbytes, piece.chunks)
             core.count(Traffic(written_bytes=part.nbytes))

@@ -12,6 +12,8 @@ from heliograph_proto.v1 import bulk_pb2
 
 #: How many slots an upload fills in turns: one is copied into, one is hashed over there.
 SLOTS = 2
+#: What is hashed over there while the next piece is copied here.
+PIECE_BYTES = 8 * 2**20
 
 
 class SharedUpload:
@@ -40,7 +42,7 @@ class SharedUpload:
         if self.is_sent or not self._free:
             return None
         slot, start = self._free.pop(), self._next_byte
-        data = self._upload.data[start : start + self._space.slot_bytes]
+        data = self._upload.data[start : start + min(PIECE_BYTES, self._space.slot_bytes)]
         self._space.fill(slot, data)
         request = bulk_pb2.UploadSharedRequest(
             offset_bytes=start, shared_offset_bytes=slot, size_bytes=data.nbytes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 MIB = 2**20
 #: The most bytes that one command, or one piece of a content, may have at its place in shared memory.
-PLACE_BYTES = 8 * MIB
+PLACE_BYTES = 16 * MIB
 
 
 @dataclass(frozen=True, slots=True)
