@@ -7,7 +7,7 @@ every encoding of them is understood; tests hold both against protobuf's own cod
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from heliograph_proto.errors import ProtocolError
@@ -30,6 +30,8 @@ class UploadPiece:
     offset_bytes: int
     #: A view of the message.
     data: memoryview
+    #: The whole message.
+    message_bytes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,12 @@ def decode_upload(message: bytes) -> UploadPiece:
         elif tag == _TARGET and begin + value < len(message):
             target = message[begin : begin + value]
         elif tag == _DATA and begin + value == len(message):
-            return UploadPiece(target, offset, memoryview(message)[begin:])
+            return UploadPiece(target, offset, memoryview(message)[begin:], len(message))
         else:
             break
     found = _slowly(bulk_pb2.UploadRequest, message)
     given = found.target.SerializeToString() if found.HasField("target") else None
-    return UploadPiece(given, found.offset_bytes, memoryview(found.data))
+    return UploadPiece(given, found.offset_bytes, memoryview(found.data), len(message))
 
 
 def decode_download(message: bytes) -> DownloadPiece:

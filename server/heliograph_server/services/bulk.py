@@ -40,7 +40,7 @@ class BulkService:
         requests: AsyncIterator[bytes],
         context: aio.ServicerContext[Any, Any],
     ) -> bulk_pb2.UploadResponse:
-        first = self._decode(await anext(requests, None))
+        first = _decoded(await anext(requests, None))
         if first is None or first.target is None:
             raise ProtocolError("the first message of an upload must have its target")
         target = bulk_pb2.UploadTarget.FromString(first.target)
@@ -80,6 +80,7 @@ class BulkService:
         writing: asyncio.Future[None] | None = None
         piece: UploadPiece | None = first
         while piece is not None:
+            _check_size(session.limits, piece)
             if piece is not first and piece.target is not None:
                 raise ProtocolError("only the first message of an upload has a target")
             if writing is not None:
@@ -87,23 +88,9 @@ class BulkService:
             writing = self._write(upload, piece) if hashed else None
             if not hashed:
                 upload.write(piece.offset_bytes, piece.data)
-            piece = self._decode(await anext(requests, None))
+            piece = _decoded(await anext(requests, None))
         if writing is not None:
             await writing
-
-    def _decode(self, message: bytes | None) -> UploadPiece | None:
-        """Raises LimitExceededError before it looks at what is too large, ProtocolError."""
-        if message is None:
-            return None
-        if len(message) > self._slot.host.limits.chunk_bytes + HEADER_BYTES:
-            raise LimitExceededError(
-                f"a message of {len(message):,} bytes; pieces of an upload have "
-                f"{self._slot.host.limits.chunk_bytes:,} at most",
-                advice="send smaller pieces: Limits.chunk_bytes",
-            )
-        piece = decode_upload(message)
-        _check_size(self._slot.host.limits, piece)
-        return piece
 
     def _write(self, upload: runtime.Upload, piece: UploadPiece) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
@@ -221,9 +208,15 @@ def _abandon(beginning: Future[runtime.Upload]) -> None:
         beginning.result().abort(CancelledError("the upload broke off before its end"))
 
 
+def _decoded(message: bytes | None) -> UploadPiece | None:
+    return None if message is None else decode_upload(message)
+
+
 def _check_size(limits: Limits, piece: UploadPiece) -> None:
-    if piece.data.nbytes > limits.chunk_bytes:
+    """Raises LimitExceededError. What is beside the piece is bounded too: it lives as long as the piece."""
+    if piece.data.nbytes > limits.chunk_bytes or piece.message_bytes > limits.chunk_bytes + HEADER_BYTES:
         raise LimitExceededError(
-            f"a piece of {piece.data.nbytes:,} bytes; this server takes {limits.chunk_bytes:,}",
+            f"a piece of {piece.data.nbytes:,} bytes, in a message of {piece.message_bytes:,}; "
+            f"this server takes {limits.chunk_bytes:,}",
             advice="send smaller pieces: Limits.chunk_bytes",
         )
