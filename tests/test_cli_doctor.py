@@ -538,7 +538,8 @@ def test_a_transfer_that_takes_too_long_is_a_finding_and_no_failure(monkeypatch:
     assert "broken_road" in [one.name for one in find(found)]
 
 
-def test_what_is_measured_is_shown_where_somebody_sees_it() -> None:
+def test_what_is_measured_is_shown_where_somebody_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     console = pytest.importorskip("rich.console").Console(file=io.StringIO(), force_terminal=True)
     with doctor.step_progress(console) as tell:
         tell("round trips")
