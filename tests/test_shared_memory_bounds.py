@@ -22,6 +22,7 @@ import pytest
 from grpc import aio
 
 import heliograph as hg
+from heliograph._same_host import is_of_this_user
 from heliograph.testing import wait_until_serving
 from heliograph_backends.fake import FakeDevice
 from heliograph_backends.registry import Registry
@@ -35,7 +36,7 @@ from heliograph_server.app import Daemon
 from heliograph_server.config import ServerConfig
 from heliograph_server.core.runtime import Host
 from heliograph_server.services import memory as memory_service
-from heliograph_server.services.memory import MemoryService, is_of_this_host, is_of_this_user
+from heliograph_server.services.memory import MemoryService, is_near
 from heliograph_server.services.refusals import HostSlot
 
 pytestmark = pytest.mark.skipif(bool(why_no_sealed()), reason=why_no_sealed() or "-")
@@ -250,7 +251,7 @@ def test_users_have_large_numbers_too(monkeypatch: pytest.MonkeyPatch, user: int
     ],
 )
 def test_a_client_by_an_address_of_this_host_is_on_it(peer: str, here: bool) -> None:
-    assert is_of_this_host(peer) is here
+    assert is_near(peer) is here
 
 
 # Contents

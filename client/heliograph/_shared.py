@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 import socket
-import struct
 import time
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from heliograph._same_host import is_of_this_host, is_of_this_user
 from heliograph_proto import SHARED_MEMORY
 from heliograph_proto.addresses import Address
 from heliograph_proto.description import SessionInfo, SharedMemoryOffer
@@ -33,8 +33,6 @@ from heliograph_proto.v1 import memory_pb2
 #: What sessions are given: go that way where both sides prove that they are on one host; or insist; or never.
 SharedMemoryArgument: TypeAlias = "Literal['auto'] | bool"
 
-#: struct ucred of unix(7): process, user, group.
-_CREDENTIALS = struct.Struct("iII")
 #: How long to wait before a socket is tried again whose queue is full.
 CROWDED_SECONDS = 0.01
 #: How long the server may take to answer, which it does at once.
@@ -171,21 +169,9 @@ def _socket_of(address: Address, offer: SharedMemoryOffer) -> str:
     if address.scheme == "unix" and re.fullmatch(r"\.[a-z]{1,16}", offer.path_suffix):
         return address.path + offer.path_suffix
     named = re.fullmatch(r"heliograph-[0-9a-f]{32}", offer.abstract_name)
-    if address.scheme == "grpc" and named and (address.is_loopback or _is_ours(address.host)):
+    if address.scheme == "grpc" and named and (address.is_loopback or is_of_this_host(address.host)):
         return f"\0{offer.abstract_name}"
     raise UnsupportedError("the server's offer does not fit the address that it was reached by")
-
-
-def _is_ours(host: str) -> bool:
-    """Whether a name is one of this host's: whether something can be bound to its addresses."""
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
-        for family, kind, protocol, _, where in found:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.bind(where)
-    except (OSError, UnicodeError):
-        return False
-    return bool(found)
 
 
 def _connected(address: Address, offer: SharedMemoryOffer, end: float) -> socket.socket:
@@ -196,9 +182,7 @@ def _connected(address: Address, offer: SharedMemoryOffer, end: float) -> socket
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         _connect(made, name, end)
-        credentials = made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        _, user, _ = _CREDENTIALS.unpack(credentials)
-        if user != os.geteuid():
+        if not is_of_this_user(made):
             raise UnsupportedError("the server runs as another user")
     except BaseException:
         made.close()

@@ -15,13 +15,13 @@ import logging
 import os
 import secrets
 import socket
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
 
+from heliograph._same_host import is_of_this_host, is_of_this_user
 from heliograph_backends.sealed import why_no_sealed
 from heliograph_proto.addresses import MAX_SOCKET_PATH, Address
 from heliograph_proto.description import SharedMemoryOffer
@@ -50,8 +50,6 @@ ASK_SECONDS = 2.0
 MAX_CONNECTIONS = 64
 #: How long nobody is accepted after the system refused to, most likely for want of descriptors.
 REST_SECONDS = 1.0
-#: Of SO_PEERCRED: process, user and group; only the first has a sign.
-_CREDENTIALS = struct.Struct("iII")
 
 
 @dataclass(slots=True)
@@ -120,7 +118,7 @@ class MemoryService:
         """What a client is told that came from there, in gRPC's words; None: it is on another host."""
         if peer.startswith("unix:"):
             return SharedMemoryOffer(path_suffix=PATH_SUFFIX) if self._paths else None
-        if not self._abstract_name or not is_of_this_host(peer):
+        if not self._abstract_name or not is_near(peer):
             return None
         return SharedMemoryOffer(abstract_name=self._abstract_name)
 
@@ -224,16 +222,7 @@ class MemoryService:
         self._listeners, self._paths, self._abstract_name = [], [], ""
 
 
-def is_of_this_user(peer: socket.socket) -> bool:
-    """Whether the other end of a unix socket is a process of this process's user; not if nobody knows."""
-    try:
-        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    except OSError:
-        return False
-    return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
-
-
-def is_of_this_host(peer: str) -> bool:
+def is_near(peer: str) -> bool:
     """Whether a client that came from there, in gRPC's words ("ipv4:10.0.0.7:51234"), came by an address of
     this host. A client in a network namespace of its own does not."""
     kind, _, place = unquote(peer).partition(":")
@@ -242,15 +231,4 @@ def is_of_this_host(peer: str) -> bool:
         address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return False
-    return kind in ("ipv4", "ipv6") and (address.is_loopback or _is_own(address))
-
-
-def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Whether a socket can be bound there; nothing is sent."""
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((str(address), 0))
-    except OSError:
-        return False
-    return True
+    return kind in ("ipv4", "ipv6") and (address.is_loopback or is_of_this_host(str(address)))
