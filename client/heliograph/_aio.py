@@ -188,13 +188,8 @@ class AioShell(ABC):
         return True
 
     def upload_ended(self, upload: Upload, transfer: Transfer, error: HeliographError | None) -> None:
-        def end() -> None:
-            if error is not None and upload.pending is not None:
-                self.core.cancel(upload.pending, error)
-            self.core.settle(transfer.taken)
-            self.core.settle(transfer.ended, error)
-
-        self.advance(end)
+        """It is over, well or not."""
+        self.advance(lambda: self.core.upload_ended(upload.pending, transfer, error))
 
     async def close(self) -> None:
         """Ends the session; what is pending fails with SessionClosedError. Idempotent, and bounded."""

@@ -11,10 +11,10 @@ import grpc
 from heliograph import _bulk, _grpc
 from heliograph._deadline import Deadline
 from heliograph._effects import Download, Upload
-from heliograph._outcome import Transfer, logger
+from heliograph._outcome import Transfer
 from heliograph._shared_uploads import SharedUpload, cut_short, take_slots
 from heliograph_proto.description import Traffic
-from heliograph_proto.errors import CancelledError, HeliographError, InternalError
+from heliograph_proto.errors import CancelledError, HeliographError
 from heliograph_proto.v1 import bulk_pb2
 
 if TYPE_CHECKING:
@@ -48,14 +48,8 @@ class AioBulk:
             else:
                 await self._send_chunks(upload, transfer)
             error = None
-        except grpc.aio.AioRpcError as broken:
-            error = _grpc.typed_error(broken, self._address, "take an upload")
-        except HeliographError as wrong:
-            error = wrong
-        except Exception as defect:
-            # Not with its traceback, which would keep the call.
-            logger.error("an upload failed: %s: %s", type(defect).__name__, str(defect))
-            error = InternalError(f"an upload failed: {type(defect).__name__}: {defect}")
+        except Exception as broken:
+            error = _grpc.upload_error(broken, self._address)
         finally:
             self._shell.upload_ended(upload, transfer, error)
 

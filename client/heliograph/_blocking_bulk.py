@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,10 @@ import grpc
 from heliograph import _bulk, _grpc
 from heliograph._deadline import Deadline
 from heliograph._effects import Download, Upload
-from heliograph._outcome import Transfer, logger
+from heliograph._outcome import Transfer
 from heliograph._shared_uploads import SharedUpload, cut_short, take_slots
 from heliograph_proto.description import Traffic
-from heliograph_proto.errors import HeliographError, InternalError
+from heliograph_proto.errors import HeliographError
 from heliograph_proto.v1 import bulk_pb2
 
 if TYPE_CHECKING:
@@ -63,21 +63,11 @@ class BlockingBulk:
 
     def _upload_ended(self, upload: Upload, transfer: Transfer, call: Any) -> None:
         status = call.exception() if not call.cancelled() else call
-        error = None if status is None else _grpc.typed_error(status, self._address, "take an upload")
+        error = None if status is None else _grpc.typed_error(status, self._address, _grpc.TAKE_AN_UPLOAD)
         self._settle(upload, transfer, error)
 
-    def _settle(
-        self, upload: Upload, transfer: Transfer, error: HeliographError | None, slots: Iterable[int] = ()
-    ) -> None:
-        def end() -> None:
-            if error is not None and upload.pending is not None:
-                self._core.cancel(upload.pending, error)
-            for slot in slots:
-                self._core.give_slot(slot)
-            self._core.settle(transfer.taken)
-            self._core.settle(transfer.ended, error)
-
-        self._shell.advance(end)
+    def _settle(self, upload: Upload, transfer: Transfer, error: HeliographError | None) -> None:
+        self._shell.advance(lambda: self._core.upload_ended(upload.pending, transfer, error))
 
     # Contents by way of shared memory
 
@@ -103,8 +93,7 @@ class BlockingBulk:
             carrier.start()
         except BaseException:
             requests.put(None)
-            for slot in shared.slots():
-                self._core.give_slot(slot)
+            self._shell.advance(partial(self._give_slots, shared))
             raise
         return transfer
 
@@ -120,19 +109,18 @@ class BlockingBulk:
         try:
             self._send_pieces(shared, call, requests)
             error = None if shared.is_over else error
-        except grpc.RpcError as broken:
-            error = _grpc.typed_error(broken, self._address, "take an upload")
-        except HeliographError as wrong:
-            error = wrong
-        except Exception as defect:
-            # Not with its traceback, which would keep the call.
-            logger.error("an upload failed: %s: %s", type(defect).__name__, str(defect))
-            error = InternalError(f"an upload failed: {type(defect).__name__}: {defect}")
+        except Exception as broken:
+            error = _grpc.upload_error(broken, self._address)
         finally:
             requests.put(None)
             call.cancel()
-            self._settle(upload, transfer, error, shared.slots())
+            self._shell.advance(partial(self._give_slots, shared))
+            self._settle(upload, transfer, error)
             self._carriers.discard(threading.current_thread())
+
+    def _give_slots(self, shared: SharedUpload) -> None:
+        for slot in shared.slots():
+            self._core.give_slot(slot)
 
     def _send_pieces(self, shared: SharedUpload, call: Any, requests: SimpleQueue[bytes | None]) -> None:
         while not shared.is_over:
@@ -173,5 +161,6 @@ class BlockingBulk:
         """Ends all calls; bounded."""
         self._channel.close()
         for carrier in list(self._carriers):
-            if carrier is not threading.current_thread():
+            # One that could not be started is in here, too.
+            if carrier.is_alive() and carrier is not threading.current_thread():
                 carrier.join(_grpc.CLOSE_SECONDS)

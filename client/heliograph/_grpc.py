@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from heliograph._outcome import logger
 from heliograph._tenant import tenant_secret
 from heliograph_proto import FEATURES, VERSION_MAX, VERSION_MIN, __version__
 from heliograph_proto.addresses import Address
@@ -35,6 +36,8 @@ UPLOAD = "/heliograph.v1.BulkService/Upload"
 UPLOAD_SHARED = "/heliograph.v1.BulkService/UploadShared"
 DOWNLOAD = "/heliograph.v1.BulkService/Download"
 
+#: What a server is to do with one, in words for errors.
+TAKE_AN_UPLOAD = "take an upload"
 #: How long closing a session may take.
 CLOSE_SECONDS = 2.0
 #: How long frees may gather before they are sent.
@@ -111,6 +114,18 @@ def typed_error(error: Any, address: Address, doing: str) -> HeliographError:
         case grpc.StatusCode.UNIMPLEMENTED:
             return ProtocolError(f"{address} does not know how to {doing}: {details}")
     return InternalError(f"{address} failed to {doing}: {error.code().name}: {details}")
+
+
+def upload_error(broken: Exception, address: Address) -> HeliographError:
+    """Why an upload failed, whatever was raised: by gRPC, by us, or by who is told of its progress."""
+    if isinstance(broken, grpc.RpcError):
+        return typed_error(broken, address, TAKE_AN_UPLOAD)
+    if isinstance(broken, HeliographError):
+        return broken
+    # Not with its traceback, which would keep the call.
+    words = f"an upload failed: {type(broken).__name__}: {broken}"
+    logger.error("%s", words)
+    return InternalError(words)
 
 
 def forget_traceback(error: Any) -> None:

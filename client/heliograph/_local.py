@@ -353,13 +353,7 @@ class LocalShell(BlockingShell):
         except HeliographError as refused:
             error = refused
 
-        def end() -> None:
-            if error is not None and upload.pending is not None:
-                self.core.cancel(upload.pending, error)
-            self.core.settle(transfer.taken)
-            self.core.settle(transfer.ended, error)
-
-        self.advance(end)
+        self.advance(lambda: self.core.upload_ended(upload.pending, transfer, error))
         return transfer
 
     def _download(self, download: Download, deadline: Deadline) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from heliograph._credit_core import CreditCore
 from heliograph._gates import Gate
-from heliograph._outcome import Outcome, Pending, logger
+from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._words import ALONE, cancelled, late
 from heliograph_proto import commands as c
 from heliograph_proto.description import Traffic
@@ -362,6 +362,15 @@ class ClientCore(CreditCore):
             self._settled.append(outcome)
             if isinstance(outcome, Pending) and outcome.feed is not None:
                 self._tell(outcome.feed)
+
+    def upload_ended(
+        self, pending: Pending | None, transfer: Transfer, error: HeliographError | None
+    ) -> None:
+        """An upload is over, well or not; the command that waits for its bytes is cancelled if not."""
+        if error is not None and pending is not None:
+            self.cancel(pending, error)
+        self.settle(transfer.taken)
+        self.settle(transfer.ended, error)
 
     def take_settled(self) -> list[Outcome]:
         """What was settled since the last call; the shell fires it, outside of any lock."""
