@@ -49,10 +49,14 @@ def _is_frozen(array: np.ndarray[Any, Any]) -> bool:
     return base is None or isinstance(base, bytes)
 
 
+def processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def threads() -> int:
     """How many threads may hash one content: as many as this process may use, up to a bound."""
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(_MOST_THREADS, mine)
+    return min(_MOST_THREADS, processors())
 
 
 _DIGESTS = _Digests()

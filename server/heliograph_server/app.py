@@ -47,7 +47,6 @@ from heliograph_server.core.runtime import Host
 from heliograph_server.core.store import ContentStore
 from heliograph_server.facts import server_facts
 from heliograph_server.listening import bind, unbind
-from heliograph_server.services import bulk
 from heliograph_server.services.bulk import BulkService
 from heliograph_server.services.command import CommandService
 from heliograph_server.services.device import DeviceService
@@ -163,7 +162,7 @@ class Daemon:
             DeviceService(self._slot, askers, listeners, lambda: self._facts), server
         )
         plan_pb2_grpc.add_PlanServiceServicer_to_server(PlanService(self._slot, compilers, listeners), server)
-        bulk.add_to(BulkService(self._slot, hashers), server)
+        BulkService(self._slot, hashers).add_to(server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
         CommandService(self._slot, closers).add_to(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

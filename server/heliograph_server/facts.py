@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 
 from heliograph._allocator import facts_here
+from heliograph._digests import processors
 
 
 def server_facts(why_not_shared: str = "") -> dict[str, str]:
     """The facts of ListDevicesResponse; called on the event loop that serves."""
     loop = type(asyncio.get_running_loop()).__module__
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
     return {
         **facts_here(),
-        "processors": str(processors),
+        "processors": str(processors()),
         "event_loop": "uvloop" if loop.startswith("uvloop") else "asyncio",
         # Little would be won: floats hardly compress, and it costs the processor, which is the limit.
         "compression": "none",

@@ -115,25 +115,31 @@ def read(task: ReadTask, out: memoryview) -> None:
 def read_messages(task: ReadTask, chunk_bytes: int) -> Messages:
     """Carries a read out, into messages of so many bytes each; at least one."""
     made = Messages(task.size_bytes)
+    whole = _in_a_row(task, made)
+    for offset in range(0, max(1, task.size_bytes), chunk_bytes):
+        size = min(chunk_bytes, task.size_bytes - offset)
+        if whole is not None:
+            made.add(offset, whole[offset : offset + size])
+        else:
+            part = host_bytes(np.empty(size, np.uint8))
+            access.read(task.tensor.placed, task.offset_bytes + offset, part)
+            made.add(offset, part)
+    return made
+
+
+def _in_a_row(task: ReadTask, made: Messages) -> memoryview | None:
+    """All bytes of a read: in place, or copied together if they lie with gaps; None for a row of them that is
+    not in this process's memory, which is fetched in parts."""
     tensor = task.tensor.placed
-    plain = task.chunks is None and tensor.is_contiguous
-    if plain:
-        tensor.check_range(task.offset_bytes, task.size_bytes)
-    if plain and tensor.buffer.buffer_type.is_host:
-        whole = _bytes_of(tensor, task.offset_bytes, task.size_bytes)
-    elif not plain:
+    if task.chunks is not None or not tensor.is_contiguous:
         whole = host_bytes(np.empty(task.size_bytes, np.uint8))
         read(task, whole)
         made.copied_bytes += task.size_bytes
-    for offset in range(0, max(1, task.size_bytes), chunk_bytes):
-        size = min(chunk_bytes, task.size_bytes - offset)
-        if plain and not tensor.buffer.buffer_type.is_host:
-            part = host_bytes(np.empty(size, np.uint8))
-            access.read(tensor, task.offset_bytes + offset, part)
-        else:
-            part = whole[offset : offset + size]
-        made.add(offset, part)
-    return made
+        return whole
+    tensor.check_range(task.offset_bytes, task.size_bytes)
+    if not tensor.buffer.buffer_type.is_host:
+        return None
+    return _bytes_of(tensor, task.offset_bytes, task.size_bytes)
 
 
 def _bytes_of(tensor: Tensor, offset_bytes: int, size_bytes: int) -> memoryview:

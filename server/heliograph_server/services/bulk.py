@@ -21,10 +21,8 @@ from heliograph_proto.limits import Limits
 from heliograph_proto.v1 import bulk_pb2
 from heliograph_server.core import runtime
 from heliograph_server.core.runtime import Session
-from heliograph_server.services.refusals import HostSlot, refusals
-
-#: What a message may have beside its piece.
-HEADER_BYTES = 4096
+from heliograph_server.core.staged import HEADER_BYTES
+from heliograph_server.services.refusals import HostSlot, refusals, register
 
 
 class BulkService:
@@ -33,6 +31,29 @@ class BulkService:
     def __init__(self, slot: HostSlot, hashers: Executor) -> None:
         self._slot = slot
         self._hashers = hashers
+
+    def add_to(self, server: aio.Server) -> None:
+        """Has a server call it."""
+        register(
+            server,
+            bulk_pb2.DESCRIPTOR.services_by_name["BulkService"].full_name,
+            Upload=grpc.stream_unary_rpc_method_handler(
+                self.Upload, None, bulk_pb2.UploadResponse.SerializeToString
+            ),
+            Download=grpc.unary_stream_rpc_method_handler(
+                self.Download, bulk_pb2.DownloadRequest.FromString, None
+            ),
+            UploadShared=grpc.stream_stream_rpc_method_handler(
+                self.UploadShared,
+                bulk_pb2.UploadSharedRequest.FromString,
+                bulk_pb2.UploadSharedResponse.SerializeToString,
+            ),
+            FindMissingContents=grpc.unary_unary_rpc_method_handler(
+                self.FindMissingContents,
+                bulk_pb2.FindMissingContentsRequest.FromString,
+                bulk_pb2.FindMissingContentsResponse.SerializeToString,
+            ),
+        )
 
     @refusals
     async def Upload(
@@ -161,30 +182,6 @@ class BulkService:
         return bulk_pb2.FindMissingContentsResponse(
             missing_digests=missing, received_bytes=received if any(received) else ()
         )
-
-
-def add_to(service: BulkService, server: aio.Server) -> None:
-    """Registers the service, with its methods as `bulk.proto` has them."""
-    handlers: dict[str, Any] = {
-        "Upload": grpc.stream_unary_rpc_method_handler(
-            service.Upload, None, bulk_pb2.UploadResponse.SerializeToString
-        ),
-        "Download": grpc.unary_stream_rpc_method_handler(
-            service.Download, bulk_pb2.DownloadRequest.FromString, None
-        ),
-        "UploadShared": grpc.stream_stream_rpc_method_handler(
-            service.UploadShared,
-            bulk_pb2.UploadSharedRequest.FromString,
-            bulk_pb2.UploadSharedResponse.SerializeToString,
-        ),
-        "FindMissingContents": grpc.unary_unary_rpc_method_handler(
-            service.FindMissingContents,
-            bulk_pb2.FindMissingContentsRequest.FromString,
-            bulk_pb2.FindMissingContentsResponse.SerializeToString,
-        ),
-    }
-    name = bulk_pb2.DESCRIPTOR.services_by_name["BulkService"].full_name
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
 
 
 def _target(target: bulk_pb2.UploadTarget) -> int | bytes:

@@ -32,7 +32,7 @@ from heliograph_server.core.execution import typed
 from heliograph_server.core.runtime import Session
 from heliograph_server.services.extent import MAX_LISTED, check_command
 from heliograph_server.services.outbox import Outbox
-from heliograph_server.services.refusals import HostSlot, refusals
+from heliograph_server.services.refusals import HostSlot, refusals, register
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,7 @@ class CommandService:
 
     def add_to(self, server: aio.Server) -> None:
         """Has a server call it."""
-        methods: dict[str, Any] = {"Execute": grpc.stream_stream_rpc_method_handler(self.Execute)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+        register(server, SERVICE, Execute=grpc.stream_stream_rpc_method_handler(self.Execute))
 
     @refusals
     async def Execute(self, _requests: object, context: Context) -> None:

@@ -56,6 +56,11 @@ def refusals(handler: Callable[..., Awaitable[_R]]) -> Callable[..., Awaitable[_
     return wrapped
 
 
+def register(server: aio.Server, service: str, **methods: Any) -> None:
+    """Has a server call the methods of a service whose messages are not all protobuf's to read and write."""
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+
+
 def _typed(error: Exception, doing: str) -> HeliographError:
     if isinstance(error, DecodeError):
         return ProtocolError("a message could not be decoded", advice="is the client a Heliograph client?")
