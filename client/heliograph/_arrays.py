@@ -15,8 +15,7 @@ def empty_array(type_: TensorType) -> np.ndarray[Any, Any]:
     """Room for a tensor's elements; of a quantized type, for its rows of bytes."""
     if type_.dtype.kind != "quantized":
         return room_for(type_.shape, type_.dtype.numpy)
-    row_bytes = type_.shape[-1] // type_.dtype.block_size * type_.dtype.block_bytes
-    return room_for((*type_.shape[:-1], row_bytes), np.dtype(np.uint8))
+    return room_for(type_.storage_shape, np.dtype(np.uint8))
 
 
 def room_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

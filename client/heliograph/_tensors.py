@@ -212,7 +212,7 @@ class TensorBase(Handle, Typed):
     def _elements(self, array: Any, offset_bytes: int) -> np.ndarray[Any, Any]:
         """The array to write: of the tensor's type, or a part of it in one dimension, or raw bytes."""
         found = as_elements(array, self.dtype)
-        whole = self.shape if self.dtype.kind != "quantized" else empty_array(self.type).shape
+        whole = self.type.storage_shape
         if found.shape != whole and not (found.ndim == 1 and (found.nbytes < self.nbytes or offset_bytes)):
             raise InvalidInputError(
                 f"an array of shape {found.shape} for a tensor of shape {whole}",
@@ -223,7 +223,7 @@ class TensorBase(Handle, Typed):
     def _broadcast(self, value: Any) -> np.ndarray[Any, Any]:
         """An array or a Python number in the tensor's shape. Raises InvalidInputError."""
         found = as_elements(value, self.dtype)
-        shape = self.shape if self.dtype.kind != "quantized" else empty_array(self.type).shape
+        shape = self.type.storage_shape
         try:
             return np.broadcast_to(found, shape)
         except ValueError:

@@ -26,11 +26,10 @@ MOST_BLOCKS = 65535
 
 def as_items(value: Located) -> Located:
     """Rows of blocks as rows of bytes; others as they are."""
-    dtype = value.type.dtype
-    if dtype.block_size == 1:
+    if value.type.dtype.block_size == 1:
         return value
-    shape = (*value.type.shape[:-1], value.type.shape[-1] // dtype.block_size * dtype.block_bytes)
-    return Located(TensorType(DTYPES["u8"], shape), value.slot, value.offset, (*value.strides[:-1], 1))
+    bytes_of = TensorType(DTYPES["u8"], value.type.storage_shape)
+    return Located(bytes_of, value.slot, value.offset, (*value.strides[:-1], 1))
 
 
 def can_copy(type: TensorType) -> bool:
