@@ -263,9 +263,9 @@ class LoopWay:
         if isinstance(found, HeliographError):
             sink.fail(found)
         elif sink.is_quick:
-            _land(sink, found)
+            ways.land(sink, found)
         else:
-            self._peers.movers.submit(_land, sink, found)
+            self._peers.movers.submit(ways.land, sink, found)
 
     # Large values
 
@@ -296,7 +296,7 @@ class LoopWay:
         while (data := await call.read()) is not aio.EOF:
             piece = decode_download(data)
             if piece.size_bytes != sink.size_bytes:
-                raise wrong_size(piece.size_bytes, sink.size_bytes)
+                raise ways.wrong_size(piece.size_bytes, sink.size_bytes)
             await self._until_ready(sink.ready)
             if sink.is_quick:
                 wanted = sink.write(piece.offset_bytes, piece.data)
@@ -402,24 +402,5 @@ def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
         pass  # the loop is closed: nobody waits
 
 
-def _land(sink: Sink, data: bytes) -> None:
-    """All of a small value."""
-    try:
-        if len(data) != sink.size_bytes:
-            raise wrong_size(len(data), sink.size_bytes)
-        sink.write(0, memoryview(data))
-        sink.finish()
-    except Exception as error:
-        sink.fail(typed(error, "writing a value of another daemon"))
-
-
 def _brought(done: Done, found: bytes | HeliographError) -> None:
     done(found if isinstance(found, HeliographError) else None)
-
-
-def wrong_size(found_bytes: int, wanted_bytes: int) -> ProtocolError:
-    """What came is not what was expected."""
-    return ProtocolError(
-        f"a value of {found_bytes:,} bytes came where one of {wanted_bytes:,} was expected",
-        advice="do both daemons run the same version?",
-    )

@@ -19,6 +19,8 @@ from heliograph_proto.errors import (
 from heliograph_proto.portions import Edge, Source
 from heliograph_proto.status import error_from_metadata
 from heliograph_proto.v1 import peer_pb2
+from heliograph_server.core.exchanging import Sink
+from heliograph_server.core.execution import typed
 
 SERVICE = peer_pb2.DESCRIPTOR.services_by_name["PeerService"].full_name
 EXCHANGE, PULL, PUSH, ECHO = (f"/{SERVICE}/{name}" for name in ("Exchange", "Pull", "Push", "Echo"))
@@ -97,3 +99,22 @@ def push_request(destination: Source, edge: Edge, run: int, size_bytes: int) -> 
         incarnation=destination.incarnation, edge=edge.name, run=run, capability=edge.capability(run)
     )
     return peer_pb2.PushRequest(size_bytes=size_bytes, target=target).SerializeToString()
+
+
+def land(sink: Sink, data: bytes) -> None:
+    """All of a small value."""
+    try:
+        if len(data) != sink.size_bytes:
+            raise wrong_size(len(data), sink.size_bytes)
+        sink.write(0, memoryview(data))
+        sink.finish()
+    except Exception as error:
+        sink.fail(typed(error, "writing a value of another daemon"))
+
+
+def wrong_size(found_bytes: int, wanted_bytes: int) -> ProtocolError:
+    """What came is not what was expected."""
+    return ProtocolError(
+        f"a value of {found_bytes:,} bytes came where one of {wanted_bytes:,} was expected",
+        advice="do both daemons run the same version?",
+    )

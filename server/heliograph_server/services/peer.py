@@ -31,9 +31,9 @@ from heliograph_proto.messages import encode_error
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.core.exchanging import SMALL_BYTES, Landing, LiveExchange, Value
 from heliograph_server.core.execution import typed
-from heliograph_server.peers.looping import taken, wrong_size
+from heliograph_server.peers.looping import taken
 from heliograph_server.peers.probing import check_probe, probe
-from heliograph_server.peers.ways import SERVICE
+from heliograph_server.peers.ways import SERVICE, wrong_size
 from heliograph_server.services.refusals import HostSlot, refusals, register
 
 logger = logging.getLogger(__name__)
@@ -243,7 +243,7 @@ class Conversation:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         #: How to withdraw what is not answered yet, by number.
-        self._open: dict[int, Callable[[], None]] = {}
+        self._open: dict[int, Callable[[], object]] = {}
         self._answers: deque[tuple[int, Value | HeliographError | None]] = deque()
         self._is_rung = False
         self._is_writing = False
@@ -272,7 +272,7 @@ class Conversation:
         self._note(bring.number, partial(self._exchange.leave, bring.edge, bring.run, bringer))
         self._exchange.bring(bring.edge, bring.run, bring.capability, bringer)
 
-    def _note(self, number: int, withdraw: Callable[[], None]) -> None:
+    def _note(self, number: int, withdraw: Callable[[], object]) -> None:
         if number in self._open:
             raise ProtocolError(f"the number {number} is in use on this stream")
         self._open[number] = withdraw

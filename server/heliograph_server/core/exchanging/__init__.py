@@ -7,7 +7,7 @@ live       both ends together, thread-safe
 near       the way between exchanges of one process
 """
 
-from heliograph_server.core.exchanging.landing import Done, Landing, Puller, Pusher, Sink
+from heliograph_server.core.exchanging.landing import Done, Landing, Peers, Puller, Pusher, Sink
 from heliograph_server.core.exchanging.live import LiveExchange
 from heliograph_server.core.exchanging.near import NearPuller
 from heliograph_server.core.exchanging.values import SMALL_BYTES, Value
@@ -18,6 +18,7 @@ __all__ = [
     "Landing",
     "LiveExchange",
     "NearPuller",
+    "Peers",
     "Puller",
     "Pusher",
     "Sink",

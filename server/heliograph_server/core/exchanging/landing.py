@@ -62,6 +62,10 @@ class Pusher(Protocol):
         when the value is where it belongs, or with why it is not."""
 
 
+class Peers(Puller, Pusher, Protocol):
+    """All ways to other daemons."""
+
+
 class Landing:
     """One arrival of one run, on its way into a tensor. Thread-safe."""
 
