@@ -23,6 +23,7 @@ from heliograph_proto.description import (
     PlanEstimate,
     PlanInfo,
     PlanReport,
+    Probed,
     Traffic,
 )
 from heliograph_proto.graph import Graph
@@ -182,6 +183,15 @@ class GetStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """Has the server measure its way to another one. Gives a Probed."""
+
+    address: str
+    bandwidth_bytes: int
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueryOps:
     """Asks a device about nodes. Gives a tuple of OpAnswers."""
 
@@ -209,6 +219,7 @@ Call: TypeAlias = (
     | GetMemory
     | ListDevices
     | GetStatistics
+    | Probe
     | ListModels
     | DescribeModel
     | QueryOps
@@ -225,6 +236,7 @@ Answer: TypeAlias = (
     | Memory
     | DeviceList
     | Traffic
+    | Probed
     | tuple[OpAnswer, ...]
     | PlacementInfo
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from heliograph_proto.errors import HeliographError
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType
 
@@ -390,6 +391,20 @@ class PeerTraffic:
 
 
 @dataclass(frozen=True, slots=True)
+class Probed:
+    """What a daemon has measured of its way to another one."""
+
+    #: Why it cannot be reached; None: it can.
+    error: HeliographError | None = None
+    #: Who answered there.
+    incarnation: bytes = b""
+    #: 0: there was no answer.
+    round_trip_seconds: float = 0.0
+    #: Each way, while as many go the other way; 0: not measured.
+    bytes_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """Bytes of tensors that a session has carried by `set` and `get`, as one side of it counts them."""
 
@@ -401,7 +416,7 @@ class Traffic:
     #: make are not among them.
     copied_in_bytes: int = 0
     copied_out_bytes: int = 0
-    #: What has gone between the server and other daemons, for all sessions together; of a server that says it.
+    #: What has gone between the server and other daemons, for all sessions together; if the server says it.
     peers: PeerTraffic = PeerTraffic()
 
     def plus(self, other: Traffic) -> Traffic:

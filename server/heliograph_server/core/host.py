@@ -204,6 +204,7 @@ class Host:
             self._deadlines,
             self._room,
             lambda _session: self._forget(token, devices),
+            self.exchange,
             Contents(devices, self._room, self.store, tenant, self.keeper),
         )
         with self._changed:

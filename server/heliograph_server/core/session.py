@@ -27,6 +27,7 @@ from heliograph_server.core.compiling import Compiler, CompileRequest
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines
 from heliograph_server.core.downloads import Download
+from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import private_copy, typed
 from heliograph_server.core.handles import (
     BufferHandle,
@@ -99,9 +100,10 @@ class Session(SessionWork):
         deadlines: Deadlines,
         room: Room,
         on_closed: Callable[[Session], None],
+        exchange: LiveExchange,
         contents: Contents | None = None,
     ) -> None:
-        super().__init__(limits, devices, occupancies, deadlines, room)
+        super().__init__(limits, devices, occupancies, deadlines, room, exchange)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
         self.number = number
         self.client = client or "somebody"
