@@ -1,4 +1,11 @@
-"""A plan over several devices: the plans of a schedule's splits, and the values that travel between them."""
+"""A plan over several devices: the plans of a schedule's splits, and the values that travel between them.
+
+A plan that is a portion has late inputs and early outputs besides: values of portions on other daemons. No wait
+for one can be for ever. Splits of a portion run in the whole graph's order on each device, one that waits holds
+no device, and a value is offered before later splits run: so of the splits of a run that have not ended, over
+all daemons, the first has all that it needs. Of several runs of a plan the same holds for the oldest, since all
+daemons see them in one order; and a portion has lanes of its own, so no other plan waits behind it.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +31,8 @@ from heliograph_backends.contract import (
 from heliograph_proto.description import CopyReport, DeviceShare, NodePlacement, PlanReport, SplitReport
 from heliograph_proto.errors import HeliographError, UnknownHandleError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
+from heliograph_server.core.late import NOT_LATE, Late, LateRun
+from heliograph_server.core.portioning import Exchanging
 from heliograph_server.core.precedence import Precedences
 from heliograph_server.core.reservation import NOTHING, Share
 from heliograph_server.core.scheduling import Schedule
@@ -53,7 +62,7 @@ class ScheduledPlan(Plan):
     `devices` are those of the schedule's problem, in its order; `memories`: where each has what lies between
     splits; none: in its default buffer type; `reserved`: what was reserved of a device, by its name. Several
     copies of a plan, whose runs overlap, share `precedences`. Whoever computes on a device signs in to its
-    `occupancies`, by name. Raises OutOfMemoryError, UnsupportedError.
+    `occupancies`, by name. `exchanging`: of a portion. Raises OutOfMemoryError, UnsupportedError.
     """
 
     def __init__(
@@ -67,6 +76,7 @@ class ScheduledPlan(Plan):
         occupancies: Mapping[str, AbstractContextManager[object]] | None = None,
         memories: Sequence[BufferType] = (),
         reserved: Callable[[str], Share] = lambda _: NOTHING,
+        exchanging: Exchanging | None = None,
     ) -> None:
         self.graph = graph
         self.schedule = schedule
@@ -84,15 +94,21 @@ class ScheduledPlan(Plan):
         self._ahead = CopyAhead(len(early)) if early else None
         self._returned = returned_places(graph, schedule)
         self._leaves = {**bindings.weights, **bindings.variables}
+        late = Late(graph, schedule, exchanging) if exchanging is not None else None
+        self._late = late
+        arriving = late.leaves if late is not None else ()
         self._input_places = [
-            (n, NOWHERE) for n, one in enumerate(graph.leaves) if one.kind is LeafKind.INPUT
+            (n, NOWHERE)
+            for n, one in enumerate(graph.leaves)
+            if one.kind is LeafKind.INPUT and n not in arriving
         ]
         self._assigned = [
             bindings.variables[value]
             for value in dict.fromkeys(node.operands[0] for node in graph.nodes if node.op == "assign")
         ]
         self._plans: list[Plan] = []
-        self._between = Between(graph, memories or [one.buffer_type for one in devices], reserved)
+        homes = memories or [one.buffer_type for one in devices]
+        self._between = Between(graph, homes, reserved)
         self._freed = False
         self._precedences = precedences
         signs = occupancies or {}
@@ -105,6 +121,8 @@ class ScheduledPlan(Plan):
         self._runner = SplitRunner(schedule, ended)
         try:
             self._tensors = self._homes() | self._between.place(spans)
+            if late is not None:
+                self._tensors |= self._between.place_arrivals(late.places)
             for part, split in zip(self._parts, schedule.splits, strict=True):
                 device = devices[split.device]
                 arena = reserved(device.name).arena
@@ -145,8 +163,10 @@ class ScheduledPlan(Plan):
         outputs: Sequence[Tensor | None],
         abort: Abort,
         observe: Observe | None = None,
+        exchange_run: int = 0,
     ) -> None:
-        """As `Plan.compute`; `observe` is told of the nodes of `schedule.taps`."""
+        """As `Plan.compute`; `observe` is told of the nodes of `schedule.taps`; `exchange_run`: of a portion,
+        the number of the whole's run."""
         if self._freed:
             raise UnknownHandleError("the plan was freed")
         self._run_begun = time.perf_counter()
@@ -154,9 +174,10 @@ class ScheduledPlan(Plan):
             given = [self._lasting(tensor, stack) for tensor in inputs]
             tensors = self._tensors | dict(zip(self._input_places, given, strict=True))
             rank = self._precedences.rank() if self._precedences else 0
+            late = self._late.run(exchange_run, self._tensors) if self._late is not None else NOT_LATE
             copies = self._ahead.run(tensors) if self._ahead else RunCopies(tensors)
-            with copies:
-                self._runner.run(partial(self._run_split, tensors, copies, rank, observe), abort)
+            with late, copies:
+                self._runner.run(partial(self._run_split, tensors, copies, late, rank, observe), abort)
             for place, target in zip(self._returned, outputs, strict=True):
                 if target is not None:
                     access.copy(tensors[place], target)
@@ -176,12 +197,14 @@ class ScheduledPlan(Plan):
         self,
         tensors: Mapping[Place, Tensor],
         copies: RunCopies,
+        late: LateRun,
         rank: int,
         observe: Observe | None,
         number: int,
         abort: Abort,
     ) -> None:
         begun, found = time.perf_counter(), self._moves[number]
+        late.before(number, abort)
         copies.before(found)
         copied = time.perf_counter()
         read, made = ([tensors[place] for place in places] for places in (found.reads, found.writes))
@@ -193,6 +216,7 @@ class ScheduledPlan(Plan):
                 raise explain(error, self._parts[number]) from None
         times = copied - begun, time.perf_counter() - computing, begun - self._run_begun
         self._took_us[number] = times[0] * 1e6, times[1] * 1e6, times[2] * 1e6
+        late.behind(number, tensors, abort)
         split = self.schedule.splits[number]
         if observe is not None and (last := split.nodes[-1]) in self.schedule.taps:
             observe(last, tensors[len(self.graph.leaves) + last, split.device], abort)

@@ -4,10 +4,10 @@
     portion:  x ─ n0 ┐         ┌ n2 ─▸ y
                      └▸ (n0) ─ n1 ┘         two edges
 
-What a portion reads of another is an input of it, an arrival. A result that another one reads departs as soon
-as its split has run. A weight or variable is read by others through an inserted `cont`, which stands behind the
-assignments that come before the reader and before all later ones, so that its bits are those that the reader
-would have found.
+What a portion reads of another is an input of it, an arrival. A result that another one reads departs as
+soon as its split has run. A weight or variable is read by others through an inserted `cont`, which stands
+behind the assignments that come before the reader and before all later ones, so that its bits are those that
+the reader would have found.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class _Draft:
 
 
 class _Cut:
-    """One cut: what the portions' leaves are is found first, since their numbers come before those of nodes."""
+    """One cut: what the portions' leaves are is found first, since their numbers come before the nodes'."""
 
     def __init__(self, graph: Graph, schedule: Schedule, sites: Sequence[int]) -> None:
         self._graph = graph
