@@ -396,6 +396,23 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerTraffic:
+    """What has gone between a daemon and others since it started, as it counts it."""
+
+    #: Bytes of tensors that other daemons pulled from it, or that it pushed.
+    sent_bytes: int = 0
+    #: That it pulled from others, or was pushed.
+    received_bytes: int = 0
+    sent_values: int = 0
+    received_values: int = 0
+    #: That it took from one daemon to another, which cannot reach each other.
+    relayed_bytes: int = 0
+    relayed_values: int = 0
+    #: Capabilities that it did not accept.
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Port:
     """A name and the type of what is bound to it."""
 

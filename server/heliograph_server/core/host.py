@@ -34,6 +34,7 @@ from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines, Timer
+from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.keeping import Keeper
 from heliograph_server.core.listing import describe, memory_of
 from heliograph_server.core.occupancy import Occupancy
@@ -74,6 +75,9 @@ class HostStatistics(SessionStatistics):
 
     sessions: int = 0
     timers: int = 0
+    #: Open ends of edges to other daemons, and bytes that are held for these.
+    edges: int = 0
+    exchanged_bytes: int = 0
 
 
 class Host:
@@ -96,6 +100,8 @@ class Host:
         self.questions = Staging(self.limits.in_flight_bytes, "questions")
         #: Another one means that another life of the server answers.
         self.incarnation = secrets.token_bytes(16)
+        #: Values that come from other daemons, and go to them.
+        self.exchange = LiveExchange(self.limits)
         self._registry = registry
         self.store = store or ContentStore()
         #: Writes contents to the cache, if there is one.
@@ -121,7 +127,13 @@ class Host:
         parts = [one.statistics() for one in self._all_sessions()]
         names = [field.name for field in fields(SessionStatistics)]
         sums = {name: sum(getattr(part, name) for part in parts) for name in names}
-        return HostStatistics(sessions=len(parts), timers=self._deadlines.pending, **sums)
+        return HostStatistics(
+            sessions=len(parts),
+            timers=self._deadlines.pending,
+            edges=self.exchange.open_edges,
+            exchanged_bytes=self.exchange.budget.held_bytes,
+            **sums,
+        )
 
     # Devices
 
@@ -276,6 +288,7 @@ class Host:
         self.drain()
         self.close_sessions(DrainingError("the server is shutting down", advice="try later, or elsewhere"))
         self.hurry()
+        self.exchange.close()
         if self.keeper is not None:
             self.keeper.close()
         self.store.close()
