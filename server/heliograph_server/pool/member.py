@@ -14,9 +14,10 @@ from dataclasses import replace
 from enum import Enum
 
 import heliograph as hg
-from heliograph_proto.addresses import DEFAULT_PORT, Address, parse_address
+from heliograph_proto.addresses import parse_address
 from heliograph_proto.errors import HeliographError, MemberLostError, UnavailableError
 from heliograph_server.pool.device import RemoteDevice
+from heliograph_server.pool.sources import member_name
 
 #: How long a daemon may take to answer.
 CONNECT_SECONDS = 10.0
@@ -144,17 +145,6 @@ class Member:
         """Ends the session, at once if it is lost. Idempotent."""
         self._closed = True
         self.session.close()
-
-
-def member_name(address: Address) -> str:
-    """What a daemon is called unless somebody names it: its host, with the port unless that is the usual
-    one."""
-    if address.scheme == "unix":
-        return address.path.rsplit("/", 1)[-1].partition(".")[0] or "local"
-    if address.scheme == "local":
-        return "local"
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    return host if address.port == DEFAULT_PORT else f"{host}:{address.port}"
 
 
 def join(url: str, names: Sequence[str] = (), timeout: float = CONNECT_SECONDS) -> Member:
