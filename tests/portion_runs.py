@@ -11,14 +11,14 @@ from backend_graphs import Array, Maker, place, remove
 from fake_exchange import FakeExchange
 
 from heliograph_backends.contract import Abort, CompileOptions, Device, LeafBindings, Tensor
-from heliograph_proto.graph import Graph, LeafKind, validate
+from heliograph_proto.description import Cause
+from heliograph_proto.graph import LeafKind, validate
 from heliograph_proto.limits import Limits
 from heliograph_proto.portions import Arrival, Departure, Edge, Portion
 from heliograph_server.core.portioning import Exchanging, check_portion, portioned
 from heliograph_server.core.scheduled import ScheduledPlan
 from heliograph_server.core.scheduling import Assignment, Schedule
 from heliograph_server.core.scheduling.portions import Piece, Portions, cut_portions
-from heliograph_proto.description import Cause
 
 
 class Host:

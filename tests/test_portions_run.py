@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from backend_graphs import Array, Loaded
-from backend_graphs import same_bits
+from backend_graphs import Array, Loaded, same_bits
 from portion_runs import PortionedGraph
 from random_graphs import RandomGraph
 

@@ -204,6 +204,8 @@ class Run:
     pause: bool = False
     #: None: it runs once.
     loop: Loop | None = None
+    #: Of a plan that is a portion: which run of the whole it is; 0: it is none.
+    exchange_run: int = 0
 
 
 @dataclass(frozen=True, slots=True)

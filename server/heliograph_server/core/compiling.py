@@ -23,10 +23,12 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.graph import Graph, Leaf, LeafKind
 from heliograph_proto.limits import Limits
+from heliograph_proto.portions import Portion
 from heliograph_proto.rows import RowSplit
 from heliograph_server.core.checks import check_made, check_pipeline
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.divided import explaining
+from heliograph_server.core.exchange import Exchange
 from heliograph_server.core.execution import typed, zeroed
 from heliograph_server.core.handles import (
     BoundLeaves,
@@ -40,6 +42,7 @@ from heliograph_server.core.known_plans import KnownPlan, KnownPlans, Ports, key
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.ordered import ordered
+from heliograph_server.core.portioning import Exchanging, check_alone, check_portion
 from heliograph_server.core.precedence import Precedences
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.reservation import Reservation
@@ -81,6 +84,8 @@ class CompileRequest:
     taps: tuple[int, ...] = ()
     #: The handle of the reservation in whose memory it is to lie; 0: none.
     reservation: int = 0
+    #: What it exchanges with other daemons, if it is a part of a graph on several.
+    portion: Portion | None = None
 
 
 class Compiler:
@@ -97,6 +102,7 @@ class Compiler:
         everyone: Sequence[Device],
         plans: KnownPlans,
         room: Room,
+        exchange: Exchange | None = None,
     ) -> None:
         self._core = core
         #: Guards the core.
@@ -107,6 +113,8 @@ class Compiler:
         self._occupancies = occupancies
         self._plans = plans
         self._room = room
+        #: None: there is none with other daemons.
+        self._exchange = exchange
         self._targets = Targets(device, everyone, contents, room)
         self._known = KnownGraphs(limits)
         #: Held while compiling; whoever frees contents and variables takes it first.
@@ -117,6 +125,7 @@ class Compiler:
         """Raises what PlanService.Compile is refused with."""
         started = time.perf_counter()
         client = self._known.validated(request.graph, request.bindings.keys())
+        check_request(client.graph, request)
         with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
             key = key_of(request, client, compilation.bound, compilation.reservation)
             plan = self._plans.take(key)
@@ -134,11 +143,12 @@ class Compiler:
             self._check_contents(client.graph, bound)
             loaded = self._loaded(target, known, compilation)
         found = compilation.reservation if loaded.plan.arena_bytes else None
-        turns = found.turns if found is not None else _turns(loaded)
+        portion = compilation.request.portion
+        turns = found.turns if found is not None else _turns(loaded, portion is not None)
         memory = found.reservation if found is not None else None
         # What holds tensors of the client goes with the last handle.
         lasts = not bound.tensors
-        return KnownPlan(key, client, loaded, turns, Ports.of(client.graph), lasts, memory)
+        return KnownPlan(key, client, loaded, turns, Ports.of(client.graph, portion), lasts, memory)
 
     def _loaded(self, target: Target, known: KnownGraph, compilation: _Compilation) -> LoadedPlan:
         # Weights are packed by the device's workers.
@@ -218,7 +228,8 @@ class Compiler:
         assert target.schedule is not None
         options, copies = compilation.request.options, compilation.request.pipeline
         precedences = Precedences(len(target.devices)) if copies > 1 else None
-        how = options, precedences, self._occupancies, target.memories, compilation.memory.share
+        exchanging = self._exchanging(compilation.request.portion)
+        how = options, precedences, self._occupancies, target.memories, compilation.memory.share, exchanging
         plans: list[Plan] = []
         try:
             for _ in range(copies):
@@ -227,8 +238,21 @@ class Compiler:
         except BaseException:
             for plan in plans:
                 plan.free()
+            if exchanging is not None:
+                exchanging.ports.close()
             raise
-        return LoadedPlan(plans, target.main, divided=known.divided)
+        loaded = LoadedPlan(plans, target.main, divided=known.divided)
+        if exchanging is not None:
+            loaded.when_freed(exchanging.ports.close)
+        return loaded
+
+    def _exchanging(self, portion: Portion | None) -> Exchanging | None:
+        """Opens the edges of a portion. Raises HandleExistsError, UnsupportedError."""
+        if portion is None:
+            return None
+        if self._exchange is None:
+            raise UnsupportedError("this server exchanges nothing with others")
+        return Exchanging(portion, self._exchange.open(portion))
 
     # What its leaves are
 
@@ -246,6 +270,7 @@ class Compiler:
             request.pipeline,
             request.buffer_types,
             taps,
+            request.portion,
         )
         with self._lock:
             lies = self._core.devices_of(known.graph, bound)
@@ -339,7 +364,10 @@ class Compiler:
                 named = ports.inputs, ports.outputs
                 lies_in = compilation.reservation if plan.reservation is not None else None
                 what = loaded, bound, plan.turns, loaded.tapped_bytes, lies_in
-                self._core.add_plan(request.plan, loaded.device.name, named, variables, *what)
+                is_portion = request.portion is not None
+                self._core.add_plan(
+                    request.plan, loaded.device.name, named, variables, *what, is_portion=is_portion
+                )
         except BaseException:
             self._plans.release(loaded)
             raise
@@ -465,10 +493,23 @@ def _unbound_weights(graph: Graph, bound: BoundLeaves) -> list[Leaf]:
     return [leaf for n, leaf in leaves if leaf.kind is LeafKind.WEIGHT and n not in bound.tensors]
 
 
-def _turns(loaded: LoadedPlan) -> Turns:
-    """One run at a time, or one on each copy, for which there is a lane."""
+def _turns(loaded: LoadedPlan, has_lanes: bool) -> Turns:
+    """One run at a time, or one on each copy, for which there is a lane. A portion has one in any case, so
+    that nothing else waits while it waits for other daemons."""
     copies = len(loaded.copies)
-    return Turns([Lane(loaded.device.name) for _ in range(copies)] if copies > 1 else ())
+    return Turns([Lane(loaded.device.name) for _ in range(copies)] if copies > 1 or has_lanes else ())
+
+
+def check_request(graph: Graph, request: CompileRequest) -> None:
+    """Raises InvalidArgumentError, UnsupportedError for a portion that none can be."""
+    if request.portion is not None:
+        check_alone(
+            taps=request.taps,
+            row_splits=request.splits,
+            updates=request.updates,
+            reservation=request.reservation,
+        )
+        check_portion(graph, request.portion)
 
 
 def _extent(loaded: LoadedPlan) -> dict[str, Any]:

@@ -276,10 +276,11 @@ class Execution:
         observe: Observe | None,
     ) -> None:
         def compute() -> None:
-            copy.compute(inputs, outputs, abort, observe)
+            copy.compute(inputs, outputs, abort, observe, task.exchange_run)
 
-        # What assigned half of its variables, or told of half of its nodes, is not done again.
-        compute() if task.plan.assigned or observe is not None else self._room.for_work(compute)
+        # What assigned half of its variables, or told others of half of its nodes, is not done again.
+        once = task.plan.assigned or observe is not None or task.exchange_run
+        compute() if once else self._room.for_work(compute)
 
     def _write_outputs(self, copy: PlanCopy, task: RunTask, outputs: Sequence[Tensor | None]) -> None:
         """Copies outputs to existing tensors that the device could not write in place."""

@@ -205,6 +205,7 @@ class Host:
             self._room,
             lambda _session: self._forget(token, devices),
             Contents(devices, self._room, self.store, tenant, self.keeper),
+            self.exchange,
         )
         with self._changed:
             self._check_room()

@@ -94,10 +94,12 @@ class PlanCopy:
         outputs: Sequence[Tensor | None],
         abort: Abort,
         observe: Observe | None,
+        exchange_run: int = 0,
     ) -> None:
-        """Runs once; `observe` is told of the nodes that are observed. Raises what `Plan.compute` does."""
+        """Runs once; `observe` is told of the nodes that are observed; `exchange_run`: see
+        `ScheduledPlan.compute`. Raises what `Plan.compute` does."""
         if isinstance(self.plan, ScheduledPlan):
-            self.plan.compute(inputs, outputs, abort, observe)
+            self.plan.compute(inputs, outputs, abort, observe, exchange_run)
         else:
             self.plan.compute(inputs, outputs, abort)
 
@@ -196,7 +198,7 @@ class LoadedPlan:
         self._order = order
         #: What became of the client's graph where weights lie over devices.
         self._divided = divided
-        self._when_freed: Callable[[], None] | None = None
+        self._when_freed: list[Callable[[], None]] = []
         #: The copy that ran last.
         self._last = self.copies[0]
         #: How long the last run took, all in all; 0 before it.
@@ -310,14 +312,14 @@ class LoadedPlan:
 
     def when_freed(self, call: Callable[[], None]) -> None:
         """Has somebody told, once."""
-        self._when_freed = call
+        self._when_freed.append(call)
 
     def free(self) -> None:
         """Gives all memory back. Idempotent."""
         for one in self.copies:
             one.free()
-        call, self._when_freed = self._when_freed, None
-        if call is not None:
+        calls, self._when_freed = self._when_freed, []
+        for call in calls:
             call()
 
 

@@ -32,9 +32,9 @@ def check_portion(graph: Graph, portion: Portion) -> None:
         raise InvalidArgumentError("two arrivals or departures have one edge", advice="make up one for each")
     if len({one.leaf for one in portion.arrivals}) < len(portion.arrivals):
         raise InvalidArgumentError("a leaf arrives twice", advice="name each of them once")
-    for one in portion.arrivals:
-        if not 0 <= one.leaf < len(graph.leaves) or graph.leaves[one.leaf].kind is not LeafKind.INPUT:
-            raise InvalidArgumentError(f"value {one.leaf} arrives, but is no input of the graph")
+    for leaf in (one.leaf for one in portion.arrivals):
+        if not 0 <= leaf < len(graph.leaves) or graph.leaves[leaf].kind is not LeafKind.INPUT:
+            raise InvalidArgumentError(f"value {leaf} arrives, but is no input of the graph")
     for node in (*(one.node for one in portion.departures), *portion.begins):
         if not 0 <= node < len(graph.nodes):
             raise InvalidArgumentError(
@@ -43,10 +43,10 @@ def check_portion(graph: Graph, portion: Portion) -> None:
             )
 
 
-def check_alone(portion: Portion | None, **others: object) -> None:
+def check_alone(**others: object) -> None:
     """Raises UnsupportedError where a portion is asked for together with what it cannot be."""
     asked = [name for name, value in others.items() if value]
-    if portion is not None and asked:
+    if asked:
         raise UnsupportedError(
             f"a portion of a graph on several daemons, with {asked[0]}",
             advice=f"compile it without {asked[0]}",

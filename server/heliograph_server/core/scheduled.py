@@ -1,10 +1,11 @@
 """A plan over several devices: the plans of a schedule's splits, and the values that travel between them.
 
-A plan that is a portion has late inputs and early outputs besides: values of portions on other daemons. No wait
-for one can be for ever. Splits of a portion run in the whole graph's order on each device, one that waits holds
-no device, and a value is offered before later splits run: so of the splits of a run that have not ended, over
-all daemons, the first has all that it needs. Of several runs of a plan the same holds for the oldest, since all
-daemons see them in one order; and a portion has lanes of its own, so no other plan waits behind it.
+A plan that is a portion has late inputs and early outputs besides: values of portions on other daemons. No
+wait for one can be for ever. Splits of a portion run in the whole graph's order on each device, one that
+waits holds no device, and a value is offered before later splits run: so of the splits of a run that have not
+ended, over all daemons, the first has all that it needs. Of several runs of a plan the same holds for the
+oldest, since all daemons see them in one order; and a portion has lanes of its own, so no other plan waits
+behind it.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from heliograph_server.core.compiling import Compiler, CompileRequest
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines
 from heliograph_server.core.downloads import Download
+from heliograph_server.core.exchange import Exchange
 from heliograph_server.core.execution import private_copy, typed
 from heliograph_server.core.handles import (
     BufferHandle,
@@ -100,6 +101,7 @@ class Session(SessionWork):
         room: Room,
         on_closed: Callable[[Session], None],
         contents: Contents | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         super().__init__(limits, devices, occupancies, deadlines, room)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
@@ -109,7 +111,7 @@ class Session(SessionWork):
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
         self.requests = Staging(max(limits.in_flight_bytes, limits.message_bytes), "graphs")
         self._contents = contents or Contents(devices, room)
-        memory = self._contents, occupancies, devices, self._plans, room
+        memory = self._contents, occupancies, devices, self._plans, room, exchange
         self._compiler = Compiler(self._core, self._lock, limits, self._device, *memory)
         self._open_uploads: set[Upload] = set()
         self._closing = False

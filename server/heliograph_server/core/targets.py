@@ -9,12 +9,14 @@ from types import MappingProxyType
 from heliograph_backends.contract import BufferType, CompileOptions, Device
 from heliograph_proto.errors import UnsupportedError
 from heliograph_proto.graph import Graph
+from heliograph_proto.portions import Portion
 from heliograph_proto.rows import RowSplit, check_fractions
 from heliograph_server.core.candidates import candidates, usable_bytes, with_host
 from heliograph_server.core.checks import unknown_device
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.known_graphs import KnownGraph
 from heliograph_server.core.memories import find_buffer_type
+from heliograph_server.core.portioning import portioned
 from heliograph_server.core.room import Room
 from heliograph_server.core.scheduling import Problem, Schedule
 from heliograph_server.core.scheduling.rows import check_able
@@ -55,6 +57,8 @@ class Wish:
     #: Names of buffer types by device.
     buffer_types: Mapping[str, str] = field(default_factory=dict)
     taps: frozenset[int] = frozenset()
+    #: What it exchanges with other hosts, if it is a portion.
+    portion: Portion | None = None
 
 
 class Targets:
@@ -79,6 +83,9 @@ class Targets:
         that are there for the plan. Raises UnsupportedError, OutOfMemoryError, UnknownDeviceError,
         InvalidArgumentError."""
         found = self._find(known, wish, lies, reserved)
+        if wish.portion is not None:
+            shared = portioned(known.graph, found.memories, found.schedule, wish.portion)
+            return Target(found.devices, found.memories, shared)
         if not wish.taps:
             return found
         # Whoever observes a run is to see it as it is: where nodes run does not depend on it.
