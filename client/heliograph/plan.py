@@ -31,6 +31,7 @@ from heliograph.tensor import Tensor
 if TYPE_CHECKING:
     from heliograph._blocking import BlockingShell
     from heliograph.explaining import Explanation
+    from heliograph_proto.description import PlanReport
 
 Outputs = dict[str, Any]
 
@@ -320,6 +321,10 @@ class Plan(PlanBase):
         procedure = submit_portion(self._shell, self._spec, number, bound, fetched, handles)
         run = self._shell.drive(procedure, None, self._spec.what)
         return RunFuture(self._shell, run, {}, self._spec.what)
+
+    def _report(self, timeout: float | None = None) -> PlanReport:
+        """For servers that use other servers: what the server says of it, in numbers."""
+        return self._shell.drive(self._reporting(), timeout, lambda: f"explaining {self!r}")
 
     def _running(
         self,

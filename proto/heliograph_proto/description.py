@@ -250,6 +250,21 @@ class NodePart:
     share: int
 
 
+class Way(Enum):
+    """How a value gets from a device of one daemon to one of another. The values are those of plan.proto."""
+
+    #: Both are of one host, or the server does not tell.
+    WITHIN = 0
+    DIRECT = 1
+    #: The head fetches and brings it, since they cannot reach each other.
+    RELAYED = 2
+    #: The head copies it between two splits.
+    THROUGH_HEAD = 3
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
 @dataclass(frozen=True, slots=True)
 class CopyReport:
     """A value that is copied before a split runs."""
@@ -262,6 +277,8 @@ class CopyReport:
     rows_only: bool = False
     #: Whether it is copied while the split before on its device computes.
     ahead: bool = False
+    #: How it travels between hosts.
+    way: Way = Way.WITHIN
 
 
 @dataclass(frozen=True, slots=True)

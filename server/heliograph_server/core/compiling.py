@@ -27,8 +27,9 @@ from heliograph_proto.portions import Portion
 from heliograph_proto.rows import RowSplit
 from heliograph_server.core.checks import check_made, check_pipeline
 from heliograph_server.core.contents import Contents
+from heliograph_server.core.couriers import LiveCourier
 from heliograph_server.core.divided import explaining
-from heliograph_server.core.exchange import Exchange
+from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import typed, zeroed
 from heliograph_server.core.handles import (
     BoundLeaves,
@@ -42,13 +43,17 @@ from heliograph_server.core.known_plans import KnownPlan, KnownPlans, Ports, key
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.ordered import ordered
+from heliograph_server.core.pooled import Blueprint, Pooled, PooledPlan, portions_of
 from heliograph_server.core.portioning import Exchanging, check_alone, check_portion
 from heliograph_server.core.precedence import Precedences
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
 from heliograph_server.core.scheduled import ScheduledPlan
+from heliograph_server.core.scheduling import Schedule
+from heliograph_server.core.scheduling.portions import Portions
 from heliograph_server.core.scheduling.rows import divide
+from heliograph_server.core.several import SeveralPlan
 from heliograph_server.core.sizing import Sizer
 from heliograph_server.core.tapping import check_taps
 from heliograph_server.core.targets import Target, Targets, Wish
@@ -102,7 +107,7 @@ class Compiler:
         everyone: Sequence[Device],
         plans: KnownPlans,
         room: Room,
-        exchange: Exchange | None = None,
+        exchange: LiveExchange | None = None,
     ) -> None:
         self._core = core
         #: Guards the core.
@@ -228,12 +233,16 @@ class Compiler:
         assert target.schedule is not None
         options, copies = compilation.request.options, compilation.request.pipeline
         precedences = Precedences(len(target.devices)) if copies > 1 else None
+        portions, why = self._portions(target, known, compilation.request)
+        if portions is not None:
+            return self._pooled(target, known, bindings, compilation, portions, precedences)
         exchanging = self._exchanging(compilation.request.portion)
         how = options, precedences, self._occupancies, target.memories, compilation.memory.share, exchanging
         plans: list[Plan] = []
         try:
             for _ in range(copies):
                 made = ScheduledPlan(known.graph, target.schedule, target.devices, bindings, *how)
+                made.why_whole = why
                 plans.append(made)
         except BaseException:
             for plan in plans:
@@ -245,6 +254,56 @@ class Compiler:
         if exchanging is not None:
             loaded.when_freed(exchanging.ports.close)
         return loaded
+
+    def _portions(
+        self, target: Target, known: KnownGraph, request: CompileRequest
+    ) -> tuple[Portions | None, str]:
+        """The portions of a plan that other hosts take part in, or else why it is none of those, if there
+        are such."""
+        assert target.schedule is not None
+        if request.portion is not None or self._exchange is None:
+            return None, ""
+        try:
+            found = portions_of(known.graph, target.schedule, target.devices)
+            return found, ""
+        except UnsupportedError as why:
+            return None, why.message
+
+    def _pooled(
+        self,
+        target: Target,
+        known: KnownGraph,
+        bindings: LeafBindings,
+        compilation: _Compilation,
+        portions: Portions,
+        precedences: Precedences | None,
+    ) -> LoadedPlan:
+        """A plan over several hosts."""
+        assert target.schedule is not None and self._exchange is not None
+        options, copies = compilation.request.options, compilation.request.pipeline
+
+        def own(
+            graph: Graph, schedule: Schedule, bound: LeafBindings, exchanging: Exchanging
+        ) -> ScheduledPlan:
+            how = options, precedences, self._occupancies, target.memories, NO_RESERVATION.share, exchanging
+            return ScheduledPlan(graph, schedule, target.devices, bound, *how)
+
+        leaves = {**bindings.weights, **bindings.variables}
+        blueprint = Blueprint(
+            known.graph,
+            target.schedule,
+            target.memories,
+            leaves,
+            options,
+            copies,
+            self._exchange,
+            LiveCourier(self._exchange),
+            own,
+        )
+        pooled = Pooled(blueprint, portions)
+        return LoadedPlan(
+            [PooledPlan(pooled, copy) for copy in range(copies)], target.main, divided=known.divided
+        )
 
     def _exchanging(self, portion: Portion | None) -> Exchanging | None:
         """Opens the edges of a portion. Raises HandleExistsError, UnsupportedError."""
@@ -443,7 +502,7 @@ class _Compilation:
         if old is None or old.reservation is not None or not old.turns.is_idle or old.device != device.name:
             return None
         loaded: LoadedPlan = old.plan
-        return None if isinstance(loaded.plan, ScheduledPlan) or not plans.is_alone(loaded) else loaded
+        return None if isinstance(loaded.plan, SeveralPlan) or not plans.is_alone(loaded) else loaded
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
@@ -515,7 +574,7 @@ def check_request(graph: Graph, request: CompileRequest) -> None:
 def _extent(loaded: LoadedPlan) -> dict[str, Any]:
     """How far a plan reaches, as `PlanInfo` has it."""
     plan = loaded.plan
-    if not isinstance(plan, ScheduledPlan):
+    if not isinstance(plan, SeveralPlan):
         return {"devices": (loaded.device.name,)}
     used = sorted({one.device for one in plan.schedule.splits} or {plan.schedule.main})
     return {

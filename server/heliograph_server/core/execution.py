@@ -29,7 +29,7 @@ from heliograph_server.core.looping import Looping, in_step
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.observing import LoopObserver, Observer
 from heliograph_server.core.room import Room
-from heliograph_server.core.scheduled import Observe
+from heliograph_server.core.several import Observe
 from heliograph_server.core.staged import Messages, Received, read, read_messages, write, write_received
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (

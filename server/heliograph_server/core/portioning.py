@@ -27,12 +27,12 @@ class Exchanging:
 def check_portion(graph: Graph, portion: Portion) -> None:
     """Raises InvalidArgumentError for arrivals that are no inputs, departures that are no nodes, and what is
     named twice."""
-    edges = [one.edge.name for one in (*portion.arrivals, *portion.departures)]
+    edges = [one.edge.name for one in portion.arrivals] + [one.edge.name for one in portion.departures]
     if len(set(edges)) < len(edges):
         raise InvalidArgumentError("two arrivals or departures have one edge", advice="make up one for each")
     if len({one.leaf for one in portion.arrivals}) < len(portion.arrivals):
         raise InvalidArgumentError("a leaf arrives twice", advice="name each of them once")
-    for leaf in (one.leaf for one in portion.arrivals):
+    for leaf in [arrival.leaf for arrival in portion.arrivals]:
         if not 0 <= leaf < len(graph.leaves) or graph.leaves[leaf].kind is not LeafKind.INPUT:
             raise InvalidArgumentError(f"value {leaf} arrives, but is no input of the graph")
     for node in (*(one.node for one in portion.departures), *portion.begins):

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 from heliograph_backends import access
 from heliograph_backends.contract import (
@@ -29,8 +28,8 @@ from heliograph_backends.contract import (
     Tensor,
     Usage,
 )
-from heliograph_proto.description import CopyReport, DeviceShare, NodePlacement, PlanReport, SplitReport
-from heliograph_proto.errors import HeliographError, UnknownHandleError, UnsupportedError
+from heliograph_proto.description import CopyReport, DeviceShare, NodePlacement, PlanReport, SplitReport, Way
+from heliograph_proto.errors import HeliographError, UnknownHandleError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_server.core.late import NOT_LATE, Late, LateRun
 from heliograph_server.core.portioning import Exchanging
@@ -48,16 +47,13 @@ from heliograph_server.core.scheduling.homes import NOWHERE
 from heliograph_server.core.scheduling.model import ALL_ROWS
 from heliograph_server.core.scheduling.order import clocks
 from heliograph_server.core.scheduling.parts import Part, cut, in_order
+from heliograph_server.core.several import Observe, SeveralPlan
 from heliograph_server.core.split_between import Between
 from heliograph_server.core.split_copies import CopyAhead, RunCopies
 from heliograph_server.core.split_runs import SplitRunner
 
-#: Told of each observed node of a run, with its value, when its split has run; may hold the run up. The value
-#: is there until it returns. Called from several threads where splits overlap.
-Observe: TypeAlias = Callable[[int, Tensor, Abort], None]
 
-
-class ScheduledPlan(Plan):
+class ScheduledPlan(SeveralPlan):
     """Runs the splits, each after those that it depends on, with the copies that it needs before it.
 
     `devices` are those of the schedule's problem, in its order; `memories`: where each has what lies between
@@ -111,6 +107,8 @@ class ScheduledPlan(Plan):
         homes = memories or [one.buffer_type for one in devices]
         self._between = Between(graph, homes, reserved)
         self._freed = False
+        #: Why values go through this process between splits of other hosts, in words.
+        self.why_whole = ""
         self._precedences = precedences
         signs = occupancies or {}
         self._occupancies = [signs.get(device.name, nullcontext()) for device in devices]
@@ -144,7 +142,6 @@ class ScheduledPlan(Plan):
         return sum(self.held_by_device().values())
 
     def held_by_device(self) -> dict[str, int]:
-        """What it takes of each device now, by name."""
         found = dict.fromkeys((one.name for one in self.devices), 0)
         for name, size_bytes in self._between.own_bytes.items():
             found[name] += size_bytes
@@ -166,8 +163,6 @@ class ScheduledPlan(Plan):
         observe: Observe | None = None,
         exchange_run: int = 0,
     ) -> None:
-        """As `Plan.compute`; `observe` is told of the nodes of `schedule.taps`; `exchange_run`: of a portion,
-        the number of the whole's run."""
         if self._freed:
             raise UnknownHandleError("the plan was freed")
         self._run_begun = time.perf_counter()
@@ -231,11 +226,9 @@ class ScheduledPlan(Plan):
     # Explaining
 
     def forget_times(self) -> None:
-        """As if it had not run yet."""
         self._took_us = [(0.0, 0.0, 0.0)] * len(self.schedule.splits)
 
     def report(self) -> PlanReport:
-        """Where its nodes run and why, and how long the last run took."""
         split_of = {node: number for number, one in enumerate(self.schedule.splits) for node in one.nodes}
         concurrent = {
             node: found
@@ -256,12 +249,24 @@ class ScheduledPlan(Plan):
         late = {move.target[0] for move in self._moves[number].copies}
         copies = tuple(
             CopyReport(
-                copy.value, copy.source, copy.size_bytes, copy.rows != ALL_ROWS, copy.value not in late
+                copy.value,
+                copy.source,
+                copy.size_bytes,
+                copy.rows != ALL_ROWS,
+                copy.value not in late,
+                self._way(copy.source, copy.destination),
             )
             for copy in split.copies
         )
         took_us = self._took_us[number]
-        return SplitReport(split.device, copies, plan.steps, plan.compute_bytes, *took_us, note=plan.note)
+        note = plan.note or (f"through the head: {self.why_whole}" if self.why_whole and not number else "")
+        return SplitReport(split.device, copies, plan.steps, plan.compute_bytes, *took_us, note=note)
+
+    def _way(self, source: int, destination: int) -> Way:
+        here, there = self.devices[source].site, self.devices[destination].site
+        if here is there:
+            return Way.WITHIN
+        return Way.DIRECT if here is None or there is None else Way.THROUGH_HEAD
 
     def _share(self, place: int) -> DeviceShare:
         device = self.devices[place]
@@ -279,9 +284,6 @@ class ScheduledPlan(Plan):
         return DeviceShare(device.name, weights, variables, between + computing, sum(made))
 
     # The end
-
-    def update(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
-        raise UnsupportedError("a plan over several devices is compiled anew")
 
     def free(self) -> None:
         self._freed = True

@@ -27,7 +27,7 @@ from heliograph_server.core.compiling import Compiler, CompileRequest
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines
 from heliograph_server.core.downloads import Download
-from heliograph_server.core.exchange import Exchange
+from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import private_copy, typed
 from heliograph_server.core.handles import (
     BufferHandle,
@@ -101,7 +101,7 @@ class Session(SessionWork):
         room: Room,
         on_closed: Callable[[Session], None],
         contents: Contents | None = None,
-        exchange: Exchange | None = None,
+        exchange: LiveExchange | None = None,
     ) -> None:
         super().__init__(limits, devices, occupancies, deadlines, room)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.

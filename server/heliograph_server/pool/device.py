@@ -48,6 +48,7 @@ class RemoteDevice(Device):
     def __init__(self, name: str, member: Member, there: hg.Device) -> None:
         self.name = name
         self.member = member
+        self.site = member.site
         #: The device as its daemon's client knows it.
         self.there = there
         #: What the member calls it.

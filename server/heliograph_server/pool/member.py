@@ -17,6 +17,7 @@ import heliograph as hg
 from heliograph_proto.addresses import parse_address
 from heliograph_proto.errors import HeliographError, MemberLostError, UnavailableError
 from heliograph_server.pool.device import RemoteDevice
+from heliograph_server.pool.site import RemoteSite
 from heliograph_server.pool.sources import member_name
 
 #: How long a daemon may take to answer.
@@ -47,6 +48,8 @@ class Member:
         #: In the order in which the daemon lists them.
         self.devices: tuple[RemoteDevice, ...] = ()
         self._open: set[RemoteDevice] = set()
+        #: As a host that runs portions of graphs.
+        self.site = RemoteSite(self)
         session._when_lost(self._session_ended)
 
     def __repr__(self) -> str:
@@ -120,12 +123,13 @@ class Member:
         try:
             yield
         except HeliographError as error:
-            ours = self._ours(error)
+            ours = self.ours(error)
             if ours is error:
                 raise
             raise ours from None
 
-    def _ours(self, error: HeliographError) -> HeliographError:
+    def ours(self, error: HeliographError) -> HeliographError:
+        """An error on its way to our own clients: see `edge`."""
         is_gone = self.session.closed or isinstance(error, UnavailableError)
         if is_gone and not self._closed and not isinstance(error, MemberLostError):
             return self.lose(error)
