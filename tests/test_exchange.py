@@ -75,7 +75,7 @@ def world() -> Iterator[World]:
     producer = LiveExchange(Limits(in_flight_bytes=4 * 2**20, chunk_bytes=2**18))
     device = CpuDevice(threads=1, native=False)
     with ThreadPoolExecutor(8) as threads:
-        made = World(producer, LiveExchange(puller=NearPuller({A: producer})), device, threads)
+        made = World(producer, LiveExchange(peers=NearPuller({A: producer})), device, threads)
         yield made
         made.consumer.close()
         made.producer.close()

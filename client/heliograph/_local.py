@@ -167,7 +167,7 @@ class LocalTransport:
             case ListDevices():
                 return replace(self.host.device_list(), facts=facts_here())
             case GetStatistics():
-                return self.session.traffic
+                return replace(self.session.traffic, peers=self.host.exchange.traffic)
             case ListModels():
                 return self.session.models()
             case DescribeModel(name):

@@ -9,6 +9,7 @@ conversion between messages and the frozen dataclasses that live inside client a
 VERSION_MIN = 1
 VERSION_MAX = 1
 
+EXCHANGE = "exchange"
 SHARED_MEMORY = "shared-memory"
 STATISTICS = "statistics"
 EXCHANGE = "exchange"

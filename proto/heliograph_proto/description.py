@@ -390,29 +390,6 @@ class SessionInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
-    """Bytes of tensors that a session has carried by `set` and `get`, as one side of it counts them."""
-
-    #: Into tensors.
-    written_bytes: int = 0
-    #: Out of tensors.
-    read_bytes: int = 0
-    #: Every copy that this side's code made of a byte on its way in, and out; those that gRPC and the kernel
-    #: make are not among them.
-    copied_in_bytes: int = 0
-    copied_out_bytes: int = 0
-
-    def plus(self, other: Traffic) -> Traffic:
-        """Both together."""
-        return Traffic(
-            self.written_bytes + other.written_bytes,
-            self.read_bytes + other.read_bytes,
-            self.copied_in_bytes + other.copied_in_bytes,
-            self.copied_out_bytes + other.copied_out_bytes,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class PeerTraffic:
     """What has gone between a daemon and others since it started, as it counts it."""
 
@@ -427,6 +404,32 @@ class PeerTraffic:
     relayed_values: int = 0
     #: Capabilities that it did not accept.
     refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of tensors that a session has carried by `set` and `get`, as one side of it counts them."""
+
+    #: Into tensors.
+    written_bytes: int = 0
+    #: Out of tensors.
+    read_bytes: int = 0
+    #: Every copy that this side's code made of a byte on its way in, and out; those that gRPC and the kernel
+    #: make are not among them.
+    copied_in_bytes: int = 0
+    copied_out_bytes: int = 0
+    #: What has gone between the server and other daemons, for all sessions together; of a server that says it.
+    peers: PeerTraffic = PeerTraffic()
+
+    def plus(self, other: Traffic) -> Traffic:
+        """Both together."""
+        return Traffic(
+            self.written_bytes + other.written_bytes,
+            self.read_bytes + other.read_bytes,
+            self.copied_in_bytes + other.copied_in_bytes,
+            self.copied_out_bytes + other.copied_out_bytes,
+            self.peers,
+        )
 
 
 @dataclass(frozen=True, slots=True)

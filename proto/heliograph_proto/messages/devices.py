@@ -236,10 +236,12 @@ def encode_traffic(found: Traffic) -> session_pb2.GetStatisticsResponse:
         sent_bytes=found.read_bytes,
         copied_in_bytes=found.copied_in_bytes,
         copied_out_bytes=found.copied_out_bytes,
+        peers=session_pb2.PeerTraffic(**asdict(found.peers)),
     )
 
 
 def decode_traffic(message: session_pb2.GetStatisticsResponse) -> Traffic:
+    peers = PeerTraffic(*(getattr(message.peers, one.name) for one in fields(PeerTraffic)))
     return Traffic(
-        message.received_bytes, message.sent_bytes, message.copied_in_bytes, message.copied_out_bytes
+        message.received_bytes, message.sent_bytes, message.copied_in_bytes, message.copied_out_bytes, peers
     )

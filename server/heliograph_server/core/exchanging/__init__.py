@@ -7,9 +7,20 @@ live       both ends together, thread-safe
 near       the way between exchanges of one process
 """
 
-from heliograph_server.core.exchanging.landing import Landing, Puller, Sink
+from heliograph_server.core.exchanging.landing import Done, Landing, Peers, Puller, Pusher, Sink
 from heliograph_server.core.exchanging.live import LiveExchange
 from heliograph_server.core.exchanging.near import NearPuller
 from heliograph_server.core.exchanging.values import SMALL_BYTES, Value
 
-__all__ = ["SMALL_BYTES", "Landing", "LiveExchange", "NearPuller", "Puller", "Sink", "Value"]
+__all__ = [
+    "SMALL_BYTES",
+    "Done",
+    "Landing",
+    "LiveExchange",
+    "NearPuller",
+    "Peers",
+    "Puller",
+    "Pusher",
+    "Sink",
+    "Value",
+]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from heliograph_backends import access
 from heliograph_backends.contract import Abort, Tensor
-from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError
+from heliograph_proto.errors import CancelledError, HeliographError, InternalError, ProtocolError
 from heliograph_proto.portions import Arrival, Edge, Source
+from heliograph_server.core.exchanging.values import Value
+
+#: Told that something is done, or why it is not.
+Done: TypeAlias = Callable[[HeliographError | None], None]
 
 
 class Sink(Protocol):
@@ -21,6 +25,10 @@ class Sink(Protocol):
     size_bytes: int
     #: Whether its bytes are written quickly, by a copy in this host's memory.
     is_quick: bool
+
+    def ready(self, wake: Callable[[], None]) -> bool:
+        """Whether the next piece may be written; else `wake` is called, once, from any thread, when it is
+        worth asking again."""
 
     def write(self, offset_bytes: int, data: memoryview) -> bool:
         """The next piece, from any thread; whether more is wanted. Raises ProtocolError for bytes that do not
@@ -44,6 +52,18 @@ class Puller(Protocol):
 
     def close(self) -> None:
         """Ends all ways; what is on its way fails."""
+
+
+class Pusher(Protocol):
+    """Brings values to other daemons. Thread-safe."""
+
+    def push(self, destination: Source, edge: Edge, run: int, value: Value, done: Done) -> None:
+        """Brings a value, which goes as it is taken. Returns at once; `done` is called once, from any thread,
+        when the value is where it belongs, or with why it is not."""
+
+
+class Peers(Puller, Pusher, Protocol):
+    """All ways to other daemons."""
 
 
 class Landing:
@@ -80,6 +100,9 @@ class Landing:
 
     # Who brings it
 
+    def ready(self, wake: Callable[[], None]) -> bool:
+        return True
+
     def write(self, offset_bytes: int, data: memoryview) -> bool:
         with self._lock:
             if self._outcome is not False:
@@ -103,6 +126,25 @@ class Landing:
         with self._lock:
             if self._outcome is False:
                 self._end(error)
+
+    def land(self, data: bytes) -> HeliographError | None:
+        """All of a small value; why it could not be taken."""
+        try:
+            if len(data) != self.size_bytes:
+                raise self._wrong(f"{len(data):,} bytes")
+            if not self.write(0, memoryview(data)):
+                return CancelledError("nobody waits for this value any more")
+            self.finish()
+        except HeliographError as error:
+            self.fail(error)
+        except Exception as error:
+            self.fail(InternalError(f"writing a value failed: {error}"))
+        return self.error
+
+    @property
+    def error(self) -> HeliographError | None:
+        """Why it does not come; None if it did, or may yet."""
+        return self._outcome if isinstance(self._outcome, HeliographError) else None
 
     def _wrong(self, what: str) -> ProtocolError:
         return ProtocolError(

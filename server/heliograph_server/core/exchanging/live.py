@@ -21,7 +21,8 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.limits import Limits
 from heliograph_proto.portions import Edge, Portion, Source
-from heliograph_server.core.exchanging.landing import Arriving, Landing, Puller
+from heliograph_server.core.exchanging.carrying import Relay, no_way
+from heliograph_server.core.exchanging.landing import Arriving, Done, Landing, Peers, Sink
 from heliograph_server.core.exchanging.ledger import (
     Fate,
     Ledger,
@@ -81,14 +82,14 @@ class PeerCounter:
 
 
 class LiveExchange:
-    """An `Exchange`. Thread-safe. `puller`: how values are fetched; more than `held_bytes` of them are not
-    held for others, but for the oldest run of each portion."""
+    """An `Exchange`. Thread-safe. `peers`: how values are fetched and brought. No more than
+    `Limits.in_flight_bytes` are held for others, but for the oldest run of each portion."""
 
-    def __init__(self, limits: Limits | None = None, puller: Puller | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, peers: Peers | None = None) -> None:
         limits = limits or Limits()
         self.chunk_bytes = limits.chunk_bytes
         self.budget = Budget(limits.in_flight_bytes)
-        self._puller = puller
+        self._peers = peers
         self._lock = threading.Lock()
         self._departures: dict[bytes, Ledger[Value, Asker]] = {}
         self._arrivals: dict[bytes, Ledger[Landing, Bringer]] = {}
@@ -100,13 +101,14 @@ class LiveExchange:
     def __repr__(self) -> str:
         return f"<LiveExchange of {self.open_edges} ends, {self.budget}>"
 
-    def use(self, puller: Puller) -> None:
-        """From now on values are fetched by it, which is closed with the exchange."""
-        self._puller = puller
+    def use(self, peers: Peers) -> None:
+        """From now on values are fetched and brought by these, which are closed with the exchange."""
+        self._peers = peers
 
     @property
-    def puller(self) -> Puller | None:
-        return self._puller
+    def has_peers(self) -> bool:
+        """Whether it was given ways to other daemons."""
+        return self._peers is not None
 
     @property
     def traffic(self) -> PeerTraffic:
@@ -141,11 +143,11 @@ class LiveExchange:
         if found is not None:
             asker(found)
 
-    def withdraw(self, name: bytes, run: int, asker: Asker) -> None:
-        """Who asked waits no more."""
+    def withdraw(self, name: bytes, run: int, asker: Asker) -> bool:
+        """Who asked waits no more. Whether he did, and will not be told anything now."""
         with self._lock:
-            if (ledger := self._departures.get(name)) is not None:
-                ledger.withdraw(run, asker)
+            ledger = self._departures.get(name)
+            return ledger is not None and ledger.withdraw(run, asker)
 
     def bring(self, name: bytes, run: int, capability: bytes, bringer: Bringer) -> None:
         """Somebody brings the value of an edge and run. He is told where it belongs, perhaps before this
@@ -206,18 +208,74 @@ class LiveExchange:
         elif not isinstance(bringer, Fate):
             bringer(landing)
 
-    def pull(self, source: Source, landings: Sequence[Landing]) -> None:
+    def pull(self, source: Source, sinks: Sequence[Sink]) -> None:
         """Begins to fetch values."""
-        if self._puller is None:
-            for landing in landings:
-                landing.fail(InternalError("this process does not fetch values from other daemons"))
+        if self._peers is None:
+            for sink in sinks:
+                sink.fail(no_way())
         else:
-            self._puller.pull(source, landings)
+            self._peers.pull(source, sinks)
 
-    def forget(self, source: Source, landings: Sequence[Landing]) -> None:
+    def forget(self, source: Source, sinks: Sequence[Sink]) -> None:
         """Nobody waits for these."""
-        if self._puller is not None:
-            self._puller.forget(source, landings)
+        if self._peers is not None:
+            self._peers.forget(source, sinks)
+
+    # Whoever takes values to others
+
+    def forward(self, edge: Edge, run: int, destination: Source, done: Done) -> Callable[[], None]:
+        """Brings the value of a departure of this exchange, once it is offered, to a daemon that does not
+        reach this one. `done` is called once, from any thread. Gives what ends it early."""
+
+        def answer(found: Value | HeliographError) -> None:
+            if isinstance(found, HeliographError):
+                done(found)
+            else:
+                self._push(destination, edge, run, found, done)
+
+        def cancel() -> None:
+            if self.withdraw(edge.name, run, answer):
+                done(CancelledError("nobody waits for this value any more"))
+
+        self.ask(edge.name, run, edge.capability(run), answer)
+        return cancel
+
+    def relay(
+        self, edge: Edge, run: int, size_bytes: int, source: Source, destination: Source, done: Done
+    ) -> Callable[[], None]:
+        """Takes a value of so many bytes from one daemon to another, which cannot reach each other. `done` is
+        called once, from any thread. Gives what ends it early."""
+
+        def relayed(error: HeliographError | None) -> None:
+            if error is None:
+                self.counter.relayed(size_bytes)
+            done(error)
+
+        relay = Relay(edge, run, size_bytes, partial(self._push_on, destination, edge, run), relayed)
+
+        def cancel() -> None:
+            self.forget(source, [relay])
+            relay.fail(CancelledError("nobody waits for this value any more"))
+
+        self.pull(source, [relay])
+        return cancel
+
+    def _push(self, destination: Source, edge: Edge, run: int, value: Value, done: Done) -> None:
+        size_bytes = value.size_bytes
+
+        def pushed(error: HeliographError | None) -> None:
+            if error is None:
+                self.counter.sent(size_bytes)
+            done(error)
+
+        self._push_on(destination, edge, run, value, pushed)
+
+    def _push_on(self, destination: Source, edge: Edge, run: int, value: Value, done: Done) -> None:
+        if self._peers is None:
+            value.drop()
+            done(no_way())
+        else:
+            self._peers.push(destination, edge, run, value, done)
 
     def end(self, portion: Portion, run: int, error: HeliographError | None) -> None:
         """A run of a portion is over."""
@@ -270,8 +328,8 @@ class LiveExchange:
             everyone = tuple(self._ports)
         for ports in everyone:
             ports.close()
-        if self._puller is not None:
-            self._puller.close()
+        if self._peers is not None:
+            self._peers.close()
 
 
 def _check_free(known: Container[bytes], edges: Sequence[Edge]) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from heliograph_proto.bulk import decode_download
 from heliograph_proto.errors import HeliographError, InternalError, MemberLostError
-from heliograph_proto.portions import Source
-from heliograph_server.core.exchanging.landing import Sink
+from heliograph_proto.portions import Edge, Source
+from heliograph_server.core.exchanging.landing import Done, Landing, Sink
 from heliograph_server.core.exchanging.values import Value
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class NearPuller:
-    """Pulls from exchanges by address and incarnation. Values are carried by the thread that has them."""
+    """Pulls from exchanges, and pushes to them, by address and incarnation: all `Peers` of a test. Values are
+    carried by the thread that has them, and to a sink that is not ready all the same."""
 
     def __init__(self, exchanges: Mapping[Source, LiveExchange]) -> None:
         #: May change while it is used.
@@ -47,27 +48,7 @@ class NearPuller:
         if isinstance(found, HeliographError):
             sink.fail(found)
         else:
-            self._carry(exchange, sink, found)
-
-    def _carry(self, exchange: LiveExchange, sink: Sink, value: Value) -> None:
-        """As far as there is something; the thread that makes the next piece goes on."""
-        try:
-            while not value.is_taken:
-                message = value.take(partial(self._carry, exchange, sink, value))
-                if message is None:
-                    return
-                piece = decode_download(message)
-                if not sink.write(piece.offset_bytes, piece.data):
-                    value.drop()
-                    return
-            exchange.counter.sent(value.size_bytes)
-            sink.finish()
-        except HeliographError as error:
-            value.drop()
-            sink.fail(error)
-        except Exception as error:
-            value.drop()
-            sink.fail(InternalError(f"a value could not be carried: {error}"))
+            carry(found, sink, partial(exchange.counter.sent, found.size_bytes))
 
     def forget(self, source: Source, sinks: Sequence[Sink]) -> None:
         """As `Puller.forget`."""
@@ -78,5 +59,45 @@ class NearPuller:
             if found is not None and answer is not None:
                 found.withdraw(sink.edge.name, sink.run, answer)
 
+    def push(self, destination: Source, edge: Edge, run: int, value: Value, done: Done) -> None:
+        """As `Pusher.push`."""
+        found = self.exchanges.get(destination)
+        if found is None:
+            value.drop()
+            done(MemberLostError(f"nobody of this incarnation is at {destination.address}"))
+            return
+
+        def bring(landing: Landing | HeliographError) -> None:
+            if isinstance(landing, HeliographError):
+                value.drop()
+                done(landing)
+            else:
+                carry(value, landing, lambda: done(landing.error))
+
+        found.bring(edge.name, run, edge.capability(run), bring)
+
     def close(self) -> None:
         """As `Puller.close`: there is nothing to end."""
+
+
+def carry(value: Value, sink: Sink, ended: Callable[[], None]) -> None:
+    """Takes a value to where it belongs as far as there is something; the thread that makes the next piece
+    goes on. Then `ended` is called, also if it failed."""
+    try:
+        while not value.is_taken:
+            message = value.take(partial(carry, value, sink, ended))
+            if message is None:
+                return
+            piece = decode_download(message)
+            if not sink.write(piece.offset_bytes, piece.data):
+                value.drop()
+                break
+        else:
+            sink.finish()
+    except HeliographError as error:
+        value.drop()
+        sink.fail(error)
+    except Exception as error:
+        value.drop()
+        sink.fail(InternalError(f"a value could not be carried: {error}"))
+    ended()

@@ -150,6 +150,8 @@ class Value:
             if not self._pieces:
                 if self._error is not None:
                     raise self._error.at(self._error.origin)
+                if self._is_dropped:
+                    raise CancelledError("nobody waits for this value any more")
                 self._wake = wake
                 return None
             piece = self._pieces.popleft()
@@ -168,7 +170,10 @@ class Value:
             held += len(self.whole) if self.whole is not None else 0
             self._pieces.clear()
             self.whole = None
+            wake, self._wake = self._wake, None
         self._taken(held)
+        if wake is not None:
+            wake()
 
 
 def copy_out(tensor: Tensor, value: Value, chunk_bytes: int) -> None:
