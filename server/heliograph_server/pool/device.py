@@ -19,6 +19,7 @@ from heliograph_backends.contract import (
 )
 from heliograph_backends.cpu.stream import CpuStream
 from heliograph_proto.description import BufferRole, Capabilities, Memory, OpAnswer, OpQuery, OpRoad
+from heliograph_proto.errors import MemberLostError
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 from heliograph_server.pool.arena import RemoteArena
@@ -70,6 +71,10 @@ class RemoteDevice(Device):
     def session(self) -> hg.Session:
         """The member's."""
         return self.member.session
+
+    @property
+    def lost(self) -> MemberLostError | None:
+        return self.member.lost
 
     def memory(self) -> Memory:
         with self.member.edge():
