@@ -40,8 +40,7 @@ from heliograph_proto.errors import (
     UnsupportedError,
 )
 from heliograph_proto.graph import Graph, LeafKind
-from heliograph_server.core.couriers import Courier
-from heliograph_server.core.exchange import Exchange
+from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.pooled_report import pooled_report
 from heliograph_server.core.portioning import Exchanging, portioned
 from heliograph_server.core.scheduled import ScheduledPlan
@@ -49,6 +48,7 @@ from heliograph_server.core.scheduling import Schedule
 from heliograph_server.core.scheduling.portions import Piece, Portions, cut_portions
 from heliograph_server.core.several import Observe, SeveralPlan
 from heliograph_server.core.wiring import (
+    Errand,
     Wires,
     bindings_of,
     compile_on,
@@ -73,8 +73,7 @@ class Blueprint:
     leaves: Mapping[int, Tensor]
     options: CompileOptions
     pipeline: int
-    exchange: Exchange
-    courier: Courier
+    exchange: LiveExchange
     #: Makes a plan of this process's own portion: its graph, its schedule, its leaves, its exchange.
     own: Callable[[Graph, Schedule, LeafBindings, Exchanging], ScheduledPlan]
 
@@ -337,6 +336,7 @@ class _Run:
         self._inputs, self._outputs = inputs, outputs
         self._own = {place: plans[copy] for place, plans in laid.own.items()}
         self._runs: dict[int, SiteRun] = {}
+        self._errands: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._pending = 0
         #: Held until all have ended.
@@ -381,9 +381,16 @@ class _Run:
                     run.start(number, partial(self._ended, place))
                 except HeliographError as error:
                     self._ended(place, error)
-        for errand in self._laid.wires.errands:
-            self._pooled.blueprint.courier.go(errand, number, self._gone)
+        self._errands = [self._go(errand, number) for errand in self._laid.wires.errands]
         return number
+
+    def _go(self, errand: Errand, number: int) -> Callable[[], None]:
+        """Takes a value to where it is wanted, as soon as it is there; gives what ends that."""
+        exchange, edge = self._pooled.blueprint.exchange, errand.edge
+        if errand.source is None:
+            return exchange.forward(edge, number, errand.destination, self._gone)
+        way = errand.source, errand.destination
+        return exchange.relay(edge, number, errand.size_bytes, *way, self._gone)
 
     def _ended(self, place: int, error: HeliographError | None = None) -> None:
         """A portion has ended, in whatever thread."""
@@ -411,6 +418,8 @@ class _Run:
     def _cancel(self) -> None:
         for run in self._runs.values():
             run.cancel()
+        for cancel in self._errands:
+            cancel()
 
     def _compute(self, place: int, plan: ScheduledPlan, number: int) -> None:
         inputs, outputs = self._bound(place)

@@ -19,8 +19,18 @@ from heliograph_proto.description import Way
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.portions import EDGE_BYTES, SECRET_BYTES, Arrival, Departure, Edge, Portion, Source
-from heliograph_server.core.couriers import Errand
 from heliograph_server.core.scheduling.portions import Crossing, Piece, Portions
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """A value that the head takes to a daemon in each run."""
+
+    edge: Edge
+    size_bytes: int
+    destination: Source
+    #: Where it fetches it; None: its own portion makes it.
+    source: Source | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,7 @@ def wire(found: Portions, sites: Sequence[Site | None]) -> Wires:
     ways: list[Way] = []
     for one in found.crossings:
         source, target = sites[one.source], sites[one.target]
-        edge, offered = _new_edge(), None
+        edge = _new_edge()
         if source is None or target is None or target.can_reach(source):
             ways.append(Way.DIRECT)
             from_there = _source_of(source) if source is not None else None
@@ -53,12 +63,10 @@ def wire(found: Portions, sites: Sequence[Site | None]) -> Wires:
                 errands.append(Errand(edge, one.size_bytes, _source_of(target)))
         else:
             ways.append(Way.RELAYED)
-            # Two capabilities, since each is good once: for the head to fetch it, and to bring it.
-            offered, from_there = _new_edge(), None
-            there = _source_of(source)
-            errands.append(Errand(edge, one.size_bytes, _source_of(target), there, offered))
+            from_there = None
+            errands.append(Errand(edge, one.size_bytes, _source_of(target), _source_of(source)))
         arrivals[one.target].append(Arrival(one.leaf, edge, from_there))
-        departures[one.source].append(Departure(one.node, offered or edge))
+        departures[one.source].append(Departure(one.node, edge))
     portions = tuple(
         Portion(tuple(come), tuple(go), piece.begins)
         for piece, come, go in zip(found.pieces, arrivals, departures, strict=True)
