@@ -126,7 +126,13 @@ class _SharedHost:
         from heliograph_server.core.runtime import Host
 
         wanted = ((self.key.specification,),) if self.key.specification else ()
-        return Host(open_registry(*wanted))
+        registry = open_registry(*wanted)
+        host = Host(registry)
+        if any(one.site is not None for one in registry.devices):
+            from heliograph_server.peers.blocking import BlockingPeers
+
+            host.exchange.use(BlockingPeers())
+        return host
 
     def _pool(self, timeout: float) -> Host:
         from heliograph_server.pool import open_pool_of
