@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from daemon_threads import SECONDS, ThreadDaemon, thread_daemon
 
 from heliograph_backends.contract import Abort, Tensor
-from heliograph_proto.errors import (
-    CancelledError,
-    ComputeFailedError,
-    HeliographError,
-    MemberLostError,
-    PermissionDeniedError,
-    ProtocolError,
-)
 from heliograph_proto.limits import Limits
-from heliograph_proto.messages import decode_error
-from heliograph_proto.portions import Arrival, Departure, Edge, Portion, Source
-from heliograph_proto.status import error_from_metadata
+from heliograph_proto.portions import Arrival, Departure, Edge, Portion
 from heliograph_proto.types import TensorType, tensor_type
-from heliograph_proto.v1 import peer_pb2, peer_pb2_grpc
 from heliograph_server.core.exchange import Ports
 
 SMALL = tensor_type("f32", (3, 4))

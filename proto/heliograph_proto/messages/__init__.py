@@ -38,6 +38,7 @@ from heliograph_proto.messages.plans import (
     encode_report,
     encode_reserved,
 )
+from heliograph_proto.messages.portions import decode_portion, encode_portion
 from heliograph_proto.messages.types import (
     decode_checked_type,
     decode_dtype,
@@ -63,6 +64,7 @@ __all__ = [
     "decode_placement",
     "decode_probed",
     "decode_plan",
+    "decode_portion",
     "decode_query",
     "decode_report",
     "decode_reserved",
@@ -82,6 +84,7 @@ __all__ = [
     "encode_placement",
     "encode_probed",
     "encode_plan",
+    "encode_portion",
     "encode_queries",
     "encode_report",
     "encode_reserved",
