@@ -42,3 +42,22 @@ def test_a_probe_tells_who_answers_and_how_fast(sessions: tuple[hg.Session, hg.S
     assert isinstance(missing.error, hg.MemberLostError) and "127.0.0.1:1" in str(missing.error)
     with pytest.raises(hg.InvalidArgumentError):
         probe(a, "local:")
+
+
+def test_a_head_copies_between_its_members_without_touching_the_bytes() -> None:
+    with (
+        thread_daemon() as one,
+        thread_daemon() as two,
+        hg.connect(one.url) as a,
+        hg.connect(two.url) as b,
+        hg.connect([one.url, two.url]) as head,
+    ):
+        left, right = head.devices
+        array = np.arange(100_000, dtype=np.float32)
+        source, target = head.put(array, left), head.empty(array.shape, "f32", right)
+        before = [one.server_traffic() for one in (a, b)]
+        assert source.copy_and_wait(target) is hg.CopyRoad.DESTINATION
+        assert np.array_equal(target.get(), array)
+        assert before[0].peers.sent_bytes == before[1].peers.received_bytes == 0
+        assert a.server_traffic().peers.sent_bytes == array.nbytes
+        assert b.server_traffic().peers.received_bytes == array.nbytes
