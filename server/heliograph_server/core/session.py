@@ -102,12 +102,12 @@ class Session(SessionWork):
         deadlines: Deadlines,
         room: Room,
         on_closed: Callable[[Session], None],
-        contents: Contents | None = None,
-        exchange: LiveExchange | None = None,
+        contents: Contents | None,
+        exchange: LiveExchange,
         *,
         watches: bool = False,
     ) -> None:
-        super().__init__(limits, devices, occupancies, deadlines, room)
+        super().__init__(limits, devices, occupancies, deadlines, room, exchange)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
         self.number = number
         self.client = client or "somebody"
