@@ -40,11 +40,13 @@ from heliograph.errors import (
     InvalidInputError,
     InvalidModelError,
     LimitExceededError,
+    MemberLostError,
     MissingContentError,
     NotHeliographError,
     Origin,
     OutOfMemoryError,
     OutOfRangeError,
+    PermissionDeniedError,
     ProtocolError,
     Reason,
     ResourceError,
@@ -190,6 +192,7 @@ if TYPE_CHECKING:
     from heliograph._comparison import ComparedNode, Comparison, Verdict
     from heliograph._reserving import Reservation
     from heliograph._split_buffer_type import SplitBufferType
+    from heliograph._watching import DeviceEvent
     from heliograph.buffer import Buffer, aligned_empty
     from heliograph.comparing import compare
     from heliograph.copying import copy_plan
@@ -223,6 +226,7 @@ _LATER = {
     "connect": "session",
     "tune_allocator": "_allocator",
     "Device": "stream",
+    "DeviceEvent": "_watching",
     "Event": "stream",
     "Explanation": "explaining",
     "Plan": "plan",
@@ -268,6 +272,7 @@ __all__ = [
     "DeadlineExceededError",
     "Device",
     "DeviceLostError",
+    "DeviceEvent",
     "DeviceType",
     "DrainingError",
     "Event",
@@ -282,6 +287,7 @@ __all__ = [
     "InvalidInputError",
     "InvalidModelError",
     "LimitExceededError",
+    "MemberLostError",
     "MissingContentError",
     "NotHeliographError",
     "OpAnswer",
@@ -290,6 +296,7 @@ __all__ = [
     "Origin",
     "OutOfMemoryError",
     "OutOfRangeError",
+    "PermissionDeniedError",
     "Plan",
     "PlanEstimate",
     "ProtocolError",

@@ -20,6 +20,7 @@
     │   ├── DeadlineExceededError  it was not done in time; also a TimeoutError
     │   ├── ComputeFailedError     the device failed
     │   └── DeviceLostError        the device is gone until its daemon starts anew
+    │       └── MemberLostError    a daemon of the pool is gone, or was restarted
     ├── ConnectionError            there is no session to talk to; also a builtin ConnectionError
     │   ├── UnavailableError       the server cannot be reached, or the connection broke
     │   ├── NotHeliographError     something else answers at that address
@@ -213,6 +214,12 @@ class DeviceLostError(WorkError):
     reason = Reason.REASON_DEVICE_LOST
 
 
+class MemberLostError(DeviceLostError):
+    """A daemon of the pool is gone, or was restarted, and with it what it held."""
+
+    reason = Reason.REASON_MEMBER_LOST
+
+
 class ConnectionError(HeliographError, builtins.ConnectionError):
     """There is no session to talk to."""
 
@@ -257,6 +264,12 @@ class ContentMismatchError(HeliographError):
     """Uploaded bytes do not have the digest that was announced."""
 
     reason = Reason.REASON_CONTENT_MISMATCH
+
+
+class PermissionDeniedError(HeliographError):
+    """Who asks may not have it."""
+
+    reason = Reason.REASON_PERMISSION_DENIED
 
 
 class InvalidModelError(HeliographError):

@@ -23,20 +23,23 @@ from heliograph_proto.errors import (
     InternalError,
     OutOfMemoryError,
 )
+from heliograph_server.core.handing import Handing
 from heliograph_server.core.handles import Storage, TensorHandle
 from heliograph_server.core.loaded import LoadedPlan, PlanCopy
 from heliograph_server.core.looping import Looping, in_step
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.observing import LoopObserver, Observer
 from heliograph_server.core.room import Room
-from heliograph_server.core.scheduled import Observe
+from heliograph_server.core.several import Observe
 from heliograph_server.core.staged import Incoming, Messages, read, read_messages, write, write_incoming
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
     AllocateTask,
     ClearTask,
     CopyTask,
+    FetchTask,
     FillTask,
+    OfferTask,
     Place,
     PlaceTask,
     ReadTask,
@@ -77,6 +80,7 @@ class Execution:
         places: Places,
         observer: Callable[[int], Observer | None],
         room: Room,
+        handing: Handing,
     ) -> None:
         self._device = device
         self._staging = staging
@@ -91,6 +95,7 @@ class Execution:
         #: Who is told of the observed nodes of a run, by sequence number.
         self._observer = observer
         self._room = room
+        self._handing = handing
         self._tasks: dict[type, Callable[[int, Any, Abort], Completion]] = {
             AllocateTask: self._allocate,
             PlaceTask: self._place,
@@ -101,6 +106,8 @@ class Execution:
             ReadTask: self._read,
             FillTask: self._fill,
             CopyTask: self._copy,
+            OfferTask: self._offer,
+            FetchTask: self._fetch,
             RunTask: self._run,
         }
 
@@ -218,6 +225,14 @@ class Execution:
             return Completion(sequence)
         return Completion(sequence, road=access.copy(task.source.placed, task.destination.placed))
 
+    def _offer(self, sequence: int, task: OfferTask, abort: Abort) -> Completion:
+        self._handing.offer(sequence, task, abort)
+        return Completion(sequence)
+
+    def _fetch(self, sequence: int, task: FetchTask, abort: Abort) -> Completion:
+        self._handing.fetch(task, abort)
+        return Completion(sequence)
+
     def _run(self, sequence: int, task: RunTask, abort: Abort) -> Completion:
         if task.loop is not None:
             return self._loop(sequence, task, abort)
@@ -276,10 +291,11 @@ class Execution:
         observe: Observe | None,
     ) -> None:
         def compute() -> None:
-            copy.compute(inputs, outputs, abort, observe)
+            copy.compute(inputs, outputs, abort, observe, task.exchange_run)
 
-        # What assigned half of its variables, or told of half of its nodes, is not done again.
-        compute() if task.plan.assigned or observe is not None else self._room.for_work(compute)
+        # What assigned half of its variables, or told others of half of its nodes, is not done again.
+        once = task.plan.assigned or observe is not None or task.exchange_run
+        compute() if once else self._room.for_work(compute)
 
     def _write_outputs(self, copy: PlanCopy, task: RunTask, outputs: Sequence[Tensor | None]) -> None:
         """Copies outputs to existing tensors that the device could not write in place."""
