@@ -1,7 +1,7 @@
 """Two hundred kills: members of a pool end at random moments while plans run on it.
 
-Every run ends with the right value or with an error that names who was lost, within its bound; nothing is left
-behind. How long it takes to notice is printed as a distribution.
+Every run ends with the right value or with an error that names who was lost, within its bound; nothing is
+left behind. How long it takes to notice is printed as a distribution.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def figures() -> Iterator[Figure]:
     at = {p: noticed[min(len(noticed) - 1, int(len(noticed) * p / 100))] for p in (50, 95, 100)}
     bad = toll.wrong + toll.hung + len(toll.others)
     note = (
-        f"seed {seed}; median {at[50] * 1e3:.0f} ms, 95 % {at[95] * 1e3:.0f} ms; {toll.runs} runs, {toll.lost} told of "
-        f"a loss; wrong {toll.wrong}, hung {toll.hung}, other errors {len(toll.others)} {toll.others[:1]}; "
+        f"seed {seed}; median {at[50] * 1e3:.0f} ms, 95 % {at[95] * 1e3:.0f} ms; {toll.runs} runs, {toll.lost} "
+        f"told of a loss; wrong {toll.wrong}, hung {toll.hung}, other errors {len(toll.others)} {toll.others[:1]}; "
         f"memory {grown / 2**20:+.0f} MiB"
     )
     against = f"{NOTICED_SECONDS * 1e3:.0f} ms to notice each of {KILLS}"

@@ -1,7 +1,8 @@
 """Runs over a pool: a chain that goes to and fro between two hosts, and stages that overlap on three.
 
-The chain's hosts are 0.5 ms apart each way; head and client are on the first one's. What crosses is tiny, so what
-counts is how often a message waits for another. The client runs as a process there: this file is its program.
+The chain's hosts are 0.5 ms apart each way; head and client are on the first one's. What crosses is tiny, so
+what counts is how often a message waits for another. The client runs there, as a process: this file is its
+program.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ def chain() -> Iterator[Figure]:
     half, run = median(found["round_trips"]) / 2, median(found["runs"])
     limit = SPLITS * (half + SPLIT_SECONDS)
     note = (
-        f"half a ping {half * 1e3:.2f} ms; a split {run / SPLITS * 1e3:.2f} ms; at best {min(found['runs']) * 1e3:.2f}; "
-        f"tensor bytes through the head {found['head_bytes'][0]:.0f}"
+        f"half a ping {half * 1e3:.2f} ms; a split {run / SPLITS * 1e3:.2f} ms, "
+        f"at best {min(found['runs']) / SPLITS * 1e3:.2f}; "
+        f"tensor bytes between head and client {found['head_bytes'][0]:.0f}"
     )
     against = f"{SPLITS} half pings and 0.4 ms a split"
     yield Figure("pool-chain/run", run * 1e3, limit * 1e3, 1.0, "ms", against, note)
