@@ -1,12 +1,12 @@
-"""`make demo-pool`: MiniLM over three small hosts, none of which has room for all of it; then one of them dies.
+"""`make demo-pool`: MiniLM over three small hosts, none of which has room for all of it; then one dies.
 
     desk (client and head) ─┬─ left ─┐
                             ├─ middle ┤  each with a daemon, 48 MiB for the model, and a wire of 1 Gbit/s
                             └─ right ─┘
 
-The hosts are network namespaces that virtual wires join. The client prints where the model runs and what crosses
-between the hosts, loses one host in the middle of a run, goes on with the others, and compares every embedding,
-bit for bit, with those of the same model in one process.
+The hosts are network namespaces that virtual wires join. The client prints where the model runs and what
+crosses between the hosts, loses one host in the middle of a run, goes on with the others, and compares every
+embedding, bit for bit, with those of the same model in one process.
 """
 
 from __future__ import annotations

@@ -56,9 +56,9 @@ def figures() -> Iterator[Figure]:
     at = {p: noticed[min(len(noticed) - 1, int(len(noticed) * p / 100))] for p in (50, 95, 100)}
     bad = toll.wrong + toll.hung + len(toll.others)
     note = (
-        f"seed {seed}; median {at[50] * 1e3:.0f} ms, 95 % {at[95] * 1e3:.0f} ms; {toll.runs} runs, {toll.lost} "
-        f"told of a loss; wrong {toll.wrong}, hung {toll.hung}, other errors {len(toll.others)} {toll.others[:1]}; "
-        f"memory {grown / 2**20:+.0f} MiB"
+        f"seed {seed}; median {at[50] * 1e3:.0f} ms, 95 % {at[95] * 1e3:.0f} ms; "
+        f"{toll.runs} runs, {toll.lost} told of a loss; wrong {toll.wrong}, hung {toll.hung}, "
+        f"other errors {len(toll.others)} {toll.others[:1]}; memory {grown / 2**20:+.0f} MiB"
     )
     against = f"{NOTICED_SECONDS * 1e3:.0f} ms to notice each of {KILLS}"
     yield Figure("pool-kills/noticed", at[100] * 1e3, NOTICED_SECONDS * 1e3, 1.0, "ms", against, note)
