@@ -17,14 +17,16 @@ RPC_BUILD = -DGGML_RPC=ON -DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_COMMO
 GPU_PYTHON ?= python3
 OUT        ?= dist/gpu
 
-.PHONY: help demo test test-hosts test-peers test-gpu bench-gpu lint types unit proto bench peers constraints clean
+.PHONY: help demo demo-pool test test-hosts test-peers test-gpu bench-gpu bench-pool lint types unit proto bench peers constraints clean
 
 help:
 	@echo "make demo          a daemon, a real model, a table of results"
+	@echo "make demo-pool     the model over three hosts that are each too small, one of which is lost"
 	@echo "make test          lint, types and tests"
 	@echo "make test-hosts    daemons and clients on hosts that slow, lossy and broken wires join"
 	@echo "make test-peers    our ops against ggml's, whose library comes from PyPI"
 	@echo "make bench         figures against peers (ONLY=name for some, BENCH_JSON=path for a copy as JSON)"
+	@echo "make bench-pool    figures of pools of hosts, in network namespaces (ONLY='pool-...' for some)"
 	@echo "make peers         what 'make bench' compares with; ggml-rpc is built from source, once, in about 8 minutes"
 	@echo "make test-gpu      conformance on a GPU and beside the CPU (GPU_PYTHON=python3, OUT=dist/gpu)"
 	@echo "make bench-gpu     figures on a GPU beside PyTorch and copies (ONLY=name for some)"
@@ -34,6 +36,12 @@ help:
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m heliograph.demo
+
+# Who is not root is that in a user namespace, where the system has them.
+AS_ROOT = $$([ "$$(id -u)" = 0 ] || ! unshare -Ur true 2> /dev/null || echo unshare -Ur)
+
+demo-pool: $(VENV)/.demo
+	$(AS_ROOT) $(BIN)/python tests/demo_pool.py
 
 test: lint types unit
 
@@ -48,17 +56,18 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev $(VENV)/.model
 	$(BIN)/pytest -q -m 'not hosts' $(TESTS)
 
-# Takes most of a minute, a third of it for noticing that a peer is gone. Who is not root is that in a user
-# namespace, where the system has them.
+# Takes most of a minute, a third of it for noticing that a peer is gone.
 test-hosts: $(VENV)/.dev
-	$$([ "$$(id -u)" = 0 ] || ! unshare -Ur true 2> /dev/null || echo unshare -Ur) \
-	  $(BIN)/pytest -q -rs tests/test_hosts.py tests/test_hosts_daemon.py
+	$(AS_ROOT) $(BIN)/pytest -q -rs tests/test_hosts.py tests/test_hosts_daemon.py
 
 test-peers: $(VENV)/.dev .venv-peers/.ggml
 	$(BIN)/pytest -q -rs tests/test_ggml_peer.py
 
 bench: $(VENV)/.bench
 	$(BIN)/python tests/bench/run.py $(if $(ONLY),--only $(ONLY)) $(if $(BENCH_JSON),--json $(BENCH_JSON))
+
+bench-pool: $(VENV)/.bench
+	$(AS_ROOT) $(BIN)/python tests/bench/run.py --only $(or $(ONLY),'pool-*') $(if $(BENCH_JSON),--json $(BENCH_JSON))
 
 test-gpu:
 	$(GPU_PYTHON) tests/gpu/run.py --out $(OUT) $(if $(QUICK),--quick)
