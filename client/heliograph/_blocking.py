@@ -62,6 +62,7 @@ class BlockingShell(ABC):
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._closed = False
+        self._when_lost: list[Callable[[HeliographError], None]] = []
         _SHELLS.add(self)
 
     def drive(self, procedure: Procedure[T], timeout: float | None = None, what: What = ANSWER) -> T:
@@ -173,7 +174,23 @@ class BlockingShell(ABC):
         if self.core.lost is not None:
             return False
         self.advance(lambda: self.core.connection_lost(error))
+        for told in self._take_watchers():
+            told(error)
         return True
+
+    def when_lost(self, told: Callable[[HeliographError], None]) -> None:
+        """Calls this once, with the reason, when the session ends, from any thread; at once if it has. It
+        must not block or raise."""
+        with self._lock:
+            self._when_lost.append(told)
+        if self.core.lost is not None:
+            for one in self._take_watchers():
+                one(self.core.lost)
+
+    def _take_watchers(self) -> list[Callable[[HeliographError], None]]:
+        with self._lock:
+            taken, self._when_lost = self._when_lost, []
+        return taken
 
     @abstractmethod
     def _ring(self) -> None:

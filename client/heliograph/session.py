@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -42,7 +42,7 @@ from heliograph.tensor import Tensor
 from heliograph_proto import graph as contract
 from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address
 from heliograph_proto.description import BackendInfo, DeviceType, PlanEstimate, Traffic
-from heliograph_proto.errors import DeadlineExceededError, InvalidArgumentError
+from heliograph_proto.errors import DeadlineExceededError, HeliographError, InvalidArgumentError
 from heliograph_proto.types import DTypeArgument
 
 #: The environment variable that names the server when no URL is given.
@@ -293,6 +293,10 @@ class Session(SessionBase):
     def _arrive(self, timeout: float | None = None) -> None:
         """For servers that use other servers: until everything sent so far has come there, frees included."""
         self._shell.drive(arrive(self._shell.core), timeout, "what was sent")
+
+    def _when_lost(self, told: Callable[[HeliographError], None]) -> None:
+        """For servers that use other servers: called once, with the reason, when the session has ended."""
+        self._shell.when_lost(told)
 
     def _estimate_frozen(
         self, graph: contract.Graph, devices: DevicesArgument = None, *, fusion: bool = True

@@ -1,8 +1,8 @@
 """Devices of other daemons behind the backend contract: what compiles and runs here, computes there.
 
-    RemoteBackend ─ RemoteDevice ─ RemoteBufferType ─ RemoteBuffer     one session with the member;
-                        │             handles of its tensors and plans stand for ours
-                    RemotePlan
+    Member ─ RemoteDevice ─ RemoteBufferType ─ RemoteBuffer     one session with a member;
+                  │                                             handles of its tensors and plans
+              RemotePlan                                        stand for ours
 
 Nothing above this package knows that a device is remote.
 """
