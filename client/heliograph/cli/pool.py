@@ -1,4 +1,4 @@
-"""`heliograph pool`: daemons on the nodes of a cluster, placed and restarted by an engine: up, status, down."""
+"""`heliograph pool`: daemons that an engine places on the nodes of a cluster, and restarts."""
 
 from __future__ import annotations
 
@@ -132,9 +132,8 @@ def _say(text: str) -> None:
 
 def _print(found: PoolStatus) -> None:
     specification = found.specification
-    print_table(
-        ["member", "node", "state", "url", "pid", "starts", "last end"], [_row(one) for one in found.members]
-    )
+    header = ["member", "node", "state", "url", "pid", "starts", "last end"]
+    print_table(header, [_row(one) for one in found.members])
     serve = " ".join(specification.serve) or "-"
     _say(
         f"{specification.name}: {found.serving} of {len(found.members)} members serve, placement "

@@ -2,8 +2,8 @@
 
     python -m heliograph_server.engines.mortal PARENT_PID MODULE ARGUMENTS...
 
-The kernel kills it (PR_SET_PDEATHSIG) when the thread that started it has ended, whatever ended it: SIGKILL leaves
-nobody time to clean up. Linux's; elsewhere it refuses to start.
+The kernel kills it (PR_SET_PDEATHSIG) when the thread that started it has ended, whatever ended it: SIGKILL
+leaves nobody time to clean up. Linux's; elsewhere it refuses to start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def command(module: str, arguments: Sequence[str]) -> list[str]:
 
 
 def die_with(parent: int) -> None:
-    """From now on this process is killed when its parent's thread ends. Ends it at once if that has happened."""
+    """From now on this process is killed when its parent's thread ends. Ends it if that has happened."""
     if not sys.platform.startswith("linux"):
         raise SystemExit("only Linux ends a process with its parent")
     libc = ctypes.CDLL(None, use_errno=True)

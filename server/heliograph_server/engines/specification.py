@@ -17,8 +17,8 @@ DEFAULT_NAME = "heliograph"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 #: A member that told nothing for so long is shown as silent.
 SILENT_SECONDS = 3.0
-#: After this, nobody is told of it any more. The daemon may serve all the same: who is connected to it finds out
-#: sooner, and by itself.
+#: After this, nobody is told of it any more. The daemon may serve all the same: who is connected to it finds
+#: out sooner, and by itself.
 FORGOTTEN_SECONDS = 15.0
 
 
@@ -117,7 +117,7 @@ def check_name(name: str) -> None:
 
 
 def check_serve_arguments(arguments: Sequence[str]) -> None:
-    """Raises ConfigurationError for what `heliograph serve` would refuse on every node, before any is asked."""
+    """Raises ConfigurationError for what `heliograph serve` would refuse on every node."""
     parser = _Parser(prog="heliograph serve", add_help=False, allow_abbrev=False)
     add_serve_arguments(parser)
     parsed = parser.parse_args(list(arguments))

@@ -63,7 +63,7 @@ class Registry:
         self._told[rank] = (time.monotonic(), status)
 
     def members(self) -> dict[str, Any]:
-        """`members`: by rank, those that told something of late; `is_settled`: whether that is all there are."""
+        """`members`: by rank, those that told of themselves of late; `is_settled`: whether these are all."""
         now = time.monotonic()
         found = []
         for _, (at, status) in sorted(self._told.items()):

@@ -2,9 +2,9 @@
 
     python -m heliograph_server.engines.ray.agent '{"do": "up", "address": "auto", ...}'
 
-`{"progress": TEXT}` any number of times, then `{"result": ...}` or `{"error": {...}}`. `watch` never ends by itself: it
-says `{"members": [...], "is_settled": ...}` when they are others, and `{"absent": TEXT}` when they cannot be known.
-Whatever Ray prints goes to stderr.
+`{"progress": TEXT}` any number of times, then `{"result": ...}` or `{"error": {...}}`. `watch` never ends by
+itself: it says `{"members": [...], "is_settled": ...}` when they are others, and `{"absent": TEXT}` when they
+cannot be known. Whatever Ray prints goes to stderr.
 """
 
 from __future__ import annotations

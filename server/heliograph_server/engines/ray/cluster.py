@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +23,7 @@ from heliograph_proto.errors import (
     UnavailableError,
 )
 from heliograph_server.engines.ray.actors import NAMESPACE, Member, Registry, member_name
-from heliograph_server.engines.ray.address import endpoint
+from heliograph_server.engines.ray.address import check_reach
 from heliograph_server.engines.specification import (
     MemberStatus,
     PoolStatus,
@@ -33,8 +32,6 @@ from heliograph_server.engines.specification import (
     specification_from_json,
 )
 
-#: For a cluster's address to accept a connection.
-REACH_SECONDS = 5.0
 #: For one answer of an actor that runs.
 ANSWER_SECONDS = 10.0
 #: Between two looks at what is awaited.
@@ -51,8 +48,11 @@ Progress = Callable[[str], None]
 
 
 def join(address: str) -> None:
-    """Connects this process to a cluster. Raises UnavailableError, InvalidArgumentError, ConfigurationError."""
-    _check_reach(address)
+    """Connects this process to a cluster.
+
+    Raises UnavailableError, InvalidArgumentError, ConfigurationError.
+    """
+    check_reach(address)
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
     except OSError as error:
@@ -69,19 +69,6 @@ def join(address: str) -> None:
         ) from None
 
 
-def _check_reach(address: str) -> None:
-    """Whether anybody listens: Ray waits long for who does not."""
-    if (where := endpoint(address)) is None:
-        return
-    try:
-        socket.create_connection(where, REACH_SECONDS).close()
-    except OSError as error:
-        raise UnavailableError(
-            f"no Ray cluster at {address!r}: {error.strerror or error}",
-            advice="check the address, and that the cluster runs: `ray status`",
-        ) from None
-
-
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__
@@ -93,8 +80,8 @@ def _first_line(error: BaseException) -> str:
 def up(wanted: Specification, seconds: float, progress: Progress) -> PoolStatus:
     """Makes the pool, or what is missing of it, and waits until all members serve.
 
-    A pool that this call began is taken away again if that fails. Raises ConfigurationError (another pool of this
-    name is up; too few nodes), ComputeFailedError (a daemon does not start), DeadlineExceededError.
+    A pool that this call began is taken away again if that fails. Raises ConfigurationError (another pool of
+    this name is up; too few nodes), ComputeFailedError (a daemon does not start), DeadlineExceededError.
     """
     deadline = time.monotonic() + seconds
     _check_insecure(wanted)
@@ -115,8 +102,8 @@ def _check_insecure(wanted: Specification) -> None:
     reachable = [node for node in _node_addresses() if not Address("grpc", host=node).is_loopback]
     if reachable and not wanted.insecure:
         raise ConfigurationError(
-            f"members at {', '.join(sorted(set(reachable)))} could be reached from other hosts, in the clear and "
-            "without authentication",
+            f"members at {', '.join(sorted(set(reachable)))} could be reached from other hosts, in the clear "
+            "and without authentication",
             advice="say --serve --insecure if the network is trusted",
         )
 
@@ -176,15 +163,16 @@ def _place(specification: Specification, deadline: float, progress: Progress) ->
     begun = time.monotonic()
     told = False
     while _group_state(specification.name) != "CREATED":
-        room = sum(_placed(specification.name).values())
+        placed = sum(_placed(specification.name).values())
         if not told and time.monotonic() - begun > TELL_SECONDS:
             told = True
             progress(
-                f"waiting for nodes: {specification.members} members of {_needs_text(specification)} each are asked "
-                f"for, the cluster has {len(_node_addresses())} nodes, and {room} members are placed"
+                f"waiting for nodes: {specification.members} members of {_needs_text(specification)} each "
+                f"are asked for, the cluster has {len(_node_addresses())} nodes, "
+                f"and {placed} members are placed"
             )
         if time.monotonic() > deadline:
-            raise _too_few(specification, room)
+            raise _too_few(specification, placed)
         time.sleep(LOOK_SECONDS)
     for rank in range(specification.members):
         bundle = PlacementGroupSchedulingStrategy(group, rank, placement_group_capture_child_tasks=False)
@@ -215,8 +203,9 @@ def _new_group(specification: Specification) -> Any:
 def _too_few(specification: Specification, placed: int) -> HeliographError:
     nodes = len(_node_addresses())
     return ConfigurationError(
-        f"the pool {specification.name!r} needs {specification.members} nodes with {_needs_text(specification)} free "
-        f"each; of the cluster's {nodes} too few have that, and {placed} members are placed",
+        f"the pool {specification.name!r} needs {specification.members} nodes with "
+        f"{_needs_text(specification)} free each; of the "
+        f"cluster's {nodes} too few have that, and {placed} members are placed",
         advice="add nodes, free some (`ray status` shows what is taken), or ask for fewer --members",
     )
 
@@ -245,7 +234,7 @@ def _not_serving(found: PoolStatus) -> HeliographError:
     what = "; ".join(f"member {one.rank}: {one.state} {one.why}".strip() for one in missing)
     return DeadlineExceededError(
         f"{found.serving} of {len(found.members)} members serve in time: {what}",
-        advice="`heliograph pool status` shows more; the first start on a node compiles kernels: give more --timeout",
+        advice="`heliograph pool status` shows more; a first start compiles kernels: give more --timeout",
     )
 
 

@@ -1,4 +1,4 @@
-"""The engine as others use it: each task is given to an agent, a process of its own, which is killed if it takes too long."""
+"""The engine as others use it: an agent, a process that is killed if it takes too long, does each task."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def ignore(text: str) -> None:
 class RayEngine:
     """Pools on one Ray cluster. Methods wait, in bounded time, and raise errors of Heliograph alone.
 
-    `address` is `auto`, `HOST:PORT` or `ray://HOST:PORT`. Raises InvalidArgumentError, and ConfigurationError where Ray
-    is not installed.
+    `address` is `auto`, `HOST:PORT` or `ray://HOST:PORT`. Raises InvalidArgumentError, and ConfigurationError
+    where Ray is not installed.
     """
 
     def __init__(self, address: str = AUTO) -> None:
@@ -52,9 +52,9 @@ class RayEngine:
     def up(self, wanted: Specification, *, seconds: float = 120.0, progress: Progress = ignore) -> PoolStatus:
         """Makes the pool, or what is missing of it, and waits until all members serve.
 
-        Raises ConfigurationError: another pool of this name is up, or too few nodes have room; ComputeFailedError: a
-        daemon does not start; DeadlineExceededError; UnavailableError: no cluster. What this call began is then
-        taken away again.
+        Raises ConfigurationError: another pool of this name is up, or too few nodes have room;
+        ComputeFailedError: a daemon does not start; DeadlineExceededError; UnavailableError: no cluster. What
+        this call began is then taken away again.
         """
         found = self._done("up", seconds, progress, specification=asdict(wanted))
         return pool_from_json(found)
@@ -67,8 +67,8 @@ class RayEngine:
     def down(self, name: str, *, seconds: float = 40.0, progress: Progress = ignore) -> tuple[int, int]:
         """Ends a pool: daemons may end what runs for so many seconds, then they are killed.
 
-        How many members there were, and how many of them were killed: 0 and 0 if there is no such pool. Raises
-        UnavailableError, DeadlineExceededError.
+        How many members there were, and how many of them were killed: 0 and 0 if there is no such pool.
+        Raises UnavailableError, DeadlineExceededError.
         """
         check_name(name)
         found = self._done("down", seconds, progress, name=name)
