@@ -97,7 +97,7 @@ class RaySource(MembershipSource):
                 if self._follow(changed, failed):
                     pause = FIRST_PAUSE_SECONDS
                 raise UnavailableError("the agent that speaks to Ray has ended", advice=_ADVICE)
-            except (HeliographError, OSError) as error:
+            except Exception as error:  # also what an agent says wrongly: nobody would see it
                 self._fail(error, changed, failed)
             self._wake.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
