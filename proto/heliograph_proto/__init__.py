@@ -11,8 +11,9 @@ VERSION_MAX = 1
 
 SHARED_MEMORY = "shared-memory"
 STATISTICS = "statistics"
+WATCH = "watch"
 #: The optional features that this package knows, as the handshake names them.
-FEATURES = ("blake3", "fusion", "loops", SHARED_MEMORY, STATISTICS, "taps")
+FEATURES = ("blake3", "fusion", "loops", SHARED_MEMORY, STATISTICS, "taps", WATCH)
 
 #: The version of the program, client and server alike.
 __version__ = "0.1.0"
