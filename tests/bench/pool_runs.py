@@ -138,9 +138,9 @@ def wait_for_devices(session: hg.Session, names: list[str]) -> list[str]:
 
 
 def carried_bytes(session: hg.Session) -> float:
-    """Tensor bytes that the server took or gave for this session, so far."""
+    """Tensor bytes that a head took or gave for a session, or brought from member to member."""
     traffic = session.statistics().traffic
-    return float(traffic.received_bytes + traffic.sent_bytes)
+    return float(traffic.written_bytes + traffic.read_bytes + traffic.peers.relayed_bytes)
 
 
 def pipeline() -> Iterator[Figure]:

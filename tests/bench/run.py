@@ -27,6 +27,7 @@ import planner
 import pool_joining
 import pool_kills
 import pool_runs
+import pool_transfer
 import quantized
 import scheduler
 import startup
@@ -54,6 +55,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
     "pool-joining": pool_joining.figures,
     "pool-kills": pool_kills.figures,
     "pool-pipeline": pool_runs.pipeline,
+    "pool-transfer": pool_transfer.figures,
     "quantized": quantized.figures,
     "scheduler": scheduler.figures,
     "startup-import": startup.imports,
