@@ -172,6 +172,7 @@ def test_the_end_of_a_process_is_told_in_words(status: int, text: str) -> None:
     [
         (["--frob"], "--frob"),
         (["--listen", "grpc://127.0.0.1:1"], "no --listen"),
+        (["--pool", "static:a:7070"], "no --pool"),
         (["--drain-seconds", "soon"], "soon"),
         (["--drain-seconds", "-1"], "drain_seconds"),
     ],

@@ -21,9 +21,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from pool_daemons import DEVICE, Daemon, wait_for_devices
 
 import heliograph as hg
 from heliograph.errors import HeliographError
+from heliograph.testing import wait_until_serving
 from heliograph_server.engines.ray.engine import RayEngine
 from heliograph_server.engines.specification import PoolStatus, Specification
 from heliograph_server.pool.sources import Listed, open_source
@@ -160,9 +162,9 @@ def graph() -> hg.Graph:
     return g
 
 
-def computes(session: hg.Session) -> bool:
+def computes(session: hg.Session, device: str | None = None) -> bool:
     x = np.arange(4, dtype=np.float32)
-    return np.array_equal(session.compile(graph()).run(x=x)["y"], x * 2 + 1)
+    return np.array_equal(session.compile(graph(), device).run(x=x)["y"], x * 2 + 1)
 
 
 def test_up_places_one_daemon_on_each_node_and_they_compute(pool: RayCluster) -> None:
@@ -344,9 +346,40 @@ def test_a_node_that_is_killed_fails_its_runs_alone_and_its_member_moves(pool: R
     assert [again.members[one] for one in (0, 2)] == [members[one] for one in (0, 2)]
 
 
-def begin_loop(session: hg.Session) -> Any:
+def test_a_client_of_a_head_loses_what_ran_on_a_killed_node_and_goes_on_with_the_others(
+    pool: RayCluster,
+) -> None:
+    names = [f"heliograph-{rank}/cpu0" for rank in range(NODES)]
+    node = parent(parent(pool.status().members[2].pid))
+    head = Daemon("--device", DEVICE, "--pool", f"ray:@{pool.address}")
+    try:
+        wait_until_serving(head.url)
+        # A session each, since work of one session runs in its order.
+        with hg.connect(head.url) as session, hg.connect(head.url) as other:
+            wait_for_devices(session, "cpu0", *names)
+            assert all(computes(session, name) for name in names)
+            loops = [begin_loop(session, names[1]), begin_loop(other, names[2])]
+            began = time.monotonic()
+            pool.remove(node)
+            with pytest.raises(hg.MemberLostError, match="heliograph-2"):
+                loops[1].result(timeout=SECONDS)
+            print(f"the head told of a killed node's member after {time.monotonic() - began:.1f} s")
+            assert not loops[0].done()
+            loops[0].cancel()
+            assert computes(session, names[0]) and computes(session, names[1])
+            pool.add()
+            wait_for_devices(session, "cpu0", *names)
+            assert computes(session, names[2])
+    finally:
+        head.end()
+    until(lambda: not processes(r"ray.agent .*watch"), "what spoke to Ray for the head has ended with it")
+
+
+def begin_loop(session: hg.Session, device: str | None = None) -> Any:
     """One that would take days."""
-    return session.compile(graph()).loop({"x": np.zeros(4, np.float32)}, steps=10**9, carry={"y": "x"})
+    return session.compile(graph(), device).loop(
+        {"x": np.zeros(4, np.float32)}, steps=10**9, carry={"y": "x"}
+    )
 
 
 def is_lost(pool: RayCluster, rank: int) -> PoolStatus | None:
