@@ -266,6 +266,7 @@ class FakeBackend(Backend):
         Parameter("extra", ParameterKind.COUNT, "how many more buffer types it has"),
         Parameter("host", ParameterKind.COUNT, "1: its memory is host memory to others, 0: it is not"),
         Parameter("offload", ParameterKind.COUNT, "1: it fetches weights from the host for every op"),
+        Parameter("compute_ms", ParameterKind.COUNT, "how many milliseconds longer a run of a plan takes"),
         Parameter("fail", ParameterKind.TEXT, "it cannot start, and gives this reason"),
     )
 
@@ -298,7 +299,7 @@ def _why_not(parameters: Mapping[str, Any]) -> str:
 
 
 def _device(number: int, parameters: Mapping[str, Any]) -> FakeDevice:
-    return FakeDevice(
+    device = FakeDevice(
         f"fake{number}",
         parameters.get("memory", 2**30),
         alignment=parameters.get("alignment", ALIGNMENT),
@@ -307,3 +308,5 @@ def _device(number: int, parameters: Mapping[str, Any]) -> FakeDevice:
         is_host=bool(parameters.get("host", 1)),
         offloads=bool(parameters.get("offload", 0)),
     )
+    device.script.delay("compute", parameters.get("compute_ms", 0) / 1e3)
+    return device
