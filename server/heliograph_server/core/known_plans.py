@@ -80,7 +80,8 @@ class KnownPlan:
     @property
     def may_stay(self) -> bool:
         """Whether it may stay without a handle, now."""
-        return self.lasts and (self.reservation is None or not self.reservation.is_over)
+        is_over = self.reservation is not None and self.reservation.is_over
+        return self.lasts and not is_over and not self.loaded.is_lost
 
 
 def key_of(
@@ -202,6 +203,15 @@ class KnownPlans:
         for one in gone:
             one.loaded.free()
         return bool(gone)
+
+    def forget_lost(self) -> None:
+        """Those without a handle that were compiled for devices that are gone take no memory of those that
+        have their names now."""
+        with self._lock:
+            gone = [one for one in self._idle if one.loaded.is_lost]
+            self._drop(gone)
+        for one in gone:
+            one.loaded.free()
 
     def end(self, reservation: Reservation) -> None:
         """Frees the plans that lie there, whoever has a handle of them. Nothing of them runs."""

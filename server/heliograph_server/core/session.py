@@ -252,6 +252,7 @@ class Session(SessionWork):
                 self._changes.append(told)
         if change.lost:
             self._compiler.forget_lost()
+            self._plans.forget_lost()
         self._deliver()
 
     # Plans and contents

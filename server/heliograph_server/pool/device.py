@@ -22,7 +22,7 @@ from heliograph_proto.description import BufferRole, Capabilities, Memory, OpAns
 from heliograph_proto.errors import MemberLostError
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
-from heliograph_server.pool.answers import check_memory, one_answer
+from heliograph_server.pool.answers import check_memory, one_answer, printable
 from heliograph_server.pool.arena import RemoteArena
 from heliograph_server.pool.memory import RemoteBuffer, RemoteBufferType
 from heliograph_server.pool.plan import RemotePlan
@@ -55,7 +55,7 @@ class RemoteDevice(Device):
         self.there = there
         #: What the member calls it.
         self.member_name = there.name
-        self.description = f"{there.description}, at {member.url}"
+        self.description = f"{printable(there.description)}, at {member.url}"
         self.type = there.type
         self.id = there.id
         self.capabilities = Capabilities(async_=True, events=True)
