@@ -311,6 +311,7 @@ def test_a_pair_that_turns_out_unreachable_is_relayed_from_the_next_run_on(
         with monkeypatch.context() as patched:
             # Each tells the other an address at which nobody is.
             patched.setattr(RemoteSite, "address", wrong)
+            patched.setattr(RemoteSite, "can_reach", lambda self, other: True)
             plan = session.compile(chain(5), devices=names, pins=alternating(names, 5))
         with pytest.raises((MemberLostError, UnavailableError)):
             plan.run(x=X, timeout=30)

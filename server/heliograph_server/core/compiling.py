@@ -20,7 +20,6 @@ from heliograph_backends.contract import (
     CompileOptions,
     Device,
     LeafBindings,
-    Plan,
     Tensor,
 )
 from heliograph_proto.description import PlanInfo, Port, VariablePort
@@ -34,6 +33,7 @@ from heliograph_proto.graph import Graph, Leaf, LeafKind
 from heliograph_proto.limits import Limits
 from heliograph_proto.portions import Portion
 from heliograph_proto.rows import RowSplit
+from heliograph_server.core.assembling import Asked, Assembler
 from heliograph_server.core.checks import check_made, check_pipeline
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.divided import explaining
@@ -51,15 +51,10 @@ from heliograph_server.core.known_plans import KnownPlan, KnownPlans, Ports, key
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.ordered import ordered
-from heliograph_server.core.pooled import Blueprint, Pooled, PooledPlan, portions_of
-from heliograph_server.core.portioning import Exchanging, check_alone, check_portion
-from heliograph_server.core.precedence import Precedences
+from heliograph_server.core.portioning import check_alone, check_portion
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
-from heliograph_server.core.scheduled import ScheduledPlan
-from heliograph_server.core.scheduling import Schedule
-from heliograph_server.core.scheduling.portions import Portions
 from heliograph_server.core.scheduling.rows import divide
 from heliograph_server.core.several import SeveralPlan
 from heliograph_server.core.sizing import Sizer
@@ -126,8 +121,7 @@ class Compiler:
         self._occupancies = occupancies
         self._plans = plans
         self._room = room
-        #: None: there is none with other daemons.
-        self._exchange = exchange
+        self._assembler = Assembler(occupancies, exchange)
         self._targets = Targets(device, everyone, contents, room)
         self._known = KnownGraphs(limits)
         #: Held while compiling; whoever frees contents and variables takes it first.
@@ -238,93 +232,9 @@ class Compiler:
             if old is not None:
                 self._plans.hand_over(old)
             return loaded
-        return self._pipeline(target, known, bindings, compilation)
-
-    def _pipeline(
-        self, target: Target, known: KnownGraph, bindings: LeafBindings, compilation: _Compilation
-    ) -> LoadedPlan:
-        """A plan over several devices, in as many copies as runs may be under way at once."""
-        assert target.schedule is not None
-        options, copies = compilation.request.options, compilation.request.pipeline
-        precedences = Precedences(len(target.devices)) if copies > 1 else None
-        portions, why = self._portions(target, known, compilation.request)
-        if portions is not None:
-            return self._pooled(target, known, bindings, compilation, portions, precedences)
-        exchanging = self._exchanging(compilation.request.portion)
-        how = options, precedences, self._occupancies, target.memories, compilation.memory.share, exchanging
-        plans: list[Plan] = []
-        try:
-            for _ in range(copies):
-                made = ScheduledPlan(known.graph, target.schedule, target.devices, bindings, *how)
-                made.why_whole = why
-                plans.append(made)
-        except BaseException:
-            for plan in plans:
-                plan.free()
-            if exchanging is not None:
-                exchanging.ports.close()
-            raise
-        loaded = LoadedPlan(plans, target.main, divided=known.divided)
-        if exchanging is not None:
-            loaded.when_freed(exchanging.ports.close)
-        return loaded
-
-    def _portions(
-        self, target: Target, known: KnownGraph, request: CompileRequest
-    ) -> tuple[Portions | None, str]:
-        """The portions of a plan that other hosts take part in, or else why it is none of those, if there
-        are such."""
-        assert target.schedule is not None
-        if request.portion is not None or self._exchange is None:
-            return None, ""
-        try:
-            found = portions_of(known.graph, target.schedule, target.devices)
-            return found, ""
-        except UnsupportedError as why:
-            return None, why.message
-
-    def _pooled(
-        self,
-        target: Target,
-        known: KnownGraph,
-        bindings: LeafBindings,
-        compilation: _Compilation,
-        portions: Portions,
-        precedences: Precedences | None,
-    ) -> LoadedPlan:
-        """A plan over several hosts."""
-        assert target.schedule is not None and self._exchange is not None
-        options, copies = compilation.request.options, compilation.request.pipeline
-
-        def own(
-            graph: Graph, schedule: Schedule, bound: LeafBindings, exchanging: Exchanging
-        ) -> ScheduledPlan:
-            how = options, precedences, self._occupancies, target.memories, NO_RESERVATION.share, exchanging
-            return ScheduledPlan(graph, schedule, target.devices, bound, *how)
-
-        leaves = {**bindings.weights, **bindings.variables}
-        blueprint = Blueprint(
-            known.graph,
-            target.schedule,
-            target.memories,
-            leaves,
-            options,
-            copies,
-            self._exchange,
-            own,
-        )
-        pooled = Pooled(blueprint, portions)
-        return LoadedPlan(
-            [PooledPlan(pooled, copy) for copy in range(copies)], target.main, divided=known.divided
-        )
-
-    def _exchanging(self, portion: Portion | None) -> Exchanging | None:
-        """Opens the edges of a portion. Raises HandleExistsError, UnsupportedError."""
-        if portion is None:
-            return None
-        if self._exchange is None:
-            raise UnsupportedError("this server exchanges nothing with others")
-        return Exchanging(portion, self._exchange.open(portion))
+        request, share = compilation.request, compilation.memory.share
+        asked = Asked(options, request.pipeline, request.portion, share)
+        return self._assembler.assemble(known, target, bindings, asked)
 
     # What its leaves are
 

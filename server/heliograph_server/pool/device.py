@@ -29,6 +29,7 @@ from heliograph_server.pool.plan import RemotePlan
 
 if TYPE_CHECKING:
     from heliograph_server.pool.member import Member
+    from heliograph_server.pool.site import RemoteSite
 
 #: Answers about ops that are remembered.
 MAX_ANSWERS = 10_000
@@ -46,6 +47,7 @@ class RemoteDevice(Device):
     """
 
     backend = "remote"
+    site: RemoteSite
 
     def __init__(self, name: str, member: Member, there: hg.Device) -> None:
         self.name = name
