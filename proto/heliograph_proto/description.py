@@ -197,6 +197,7 @@ class Cause(Enum):
     FROM_CONSUMER = 11
     FIRST_THAT_CAN = 12
     DIVIDED_WEIGHT = 13
+    PREDICTED = 14
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", " ")
