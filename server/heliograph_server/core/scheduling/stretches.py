@@ -31,6 +31,8 @@ MOST_ALL_ORDERS = 5
 #: At so many places a graph may be cut; of longer ones, at the cheapest places at about equal distances. The
 #: second number counts where not all orders are looked at.
 MOST_CUTS = 96, 48
+#: What differs by less is equal: sums of the same times in another order are not.
+SAME = 1 - 1e-9
 #: Of the bytes by which ways are compared where orders are guessed.
 _GUESS_BYTES = 2**20
 
@@ -135,7 +137,7 @@ _State: TypeAlias = tuple[int, tuple[int, ...]]
 
 
 def _states(devices: int, costs: Costs, table: _Table) -> Iterator[_State]:
-    """In an order in which those before come first."""
+    """In an order in which those before come first, and of equal ones those of devices by priority."""
     if devices <= MOST_ALL_ORDERS:
         yield from _all_orders(devices)
     else:
@@ -149,10 +151,10 @@ def _all_orders(devices: int) -> Iterator[_State]:
     numbers: dict[tuple[frozenset[int], int], int] = {}
     for size in range(1, devices + 1):
         for used in combinations(range(devices), size):
-            for device in used:
+            for device in reversed(used):
                 rest = frozenset(used) - {device}
                 numbers[rest | {device}, device] = len(numbers)
-                yield device, tuple(numbers[rest, one] for one in sorted(rest))
+                yield device, tuple(numbers[rest, one] for one in sorted(rest, reverse=True))
 
 
 def _likely_orders(devices: int, costs: Costs, table: _Table) -> Iterator[list[int]]:
@@ -214,7 +216,7 @@ def _solve(
             joined = join(best[before][:, None], taken[states[before][0]][device])
             at = joined.argmin(axis=0)
             least = joined[at, every]
-            better = least < value
+            better = least < value * SAME
             value[better], state[better], cut[better] = least[better], before, at[better]
         best.append(value)
         parents.append((state, cut))
@@ -222,7 +224,8 @@ def _solve(
     least_end = min(ends)
     if not math.isfinite(least_end):
         return None
-    return least_end, _back(states, parents, ends.index(least_end), len(every) - 1)
+    first = next(number for number, end in enumerate(ends) if end * SAME <= least_end)
+    return ends[first], _back(states, parents, first, len(every) - 1)
 
 
 def _back(
