@@ -125,7 +125,7 @@ class FakeDevice(CpuDevice):
 
     Its memory is the host's. With `is_host` False nobody else may touch it, as if it were a GPU's: then its
     kernels read their own memory alone, and it brings and fetches bytes itself. With `offloads` it computes
-    with weights that lie on the host, which are copied to it for each run.
+    with weights that lie on the host, which are copied to it for each run. It pretends to be on host `site`.
     """
 
     backend = "fake"
@@ -142,16 +142,22 @@ class FakeDevice(CpuDevice):
         extra: int = 0,
         is_host: bool = True,
         offloads: bool = False,
+        site: str = "",
     ) -> None:
         super().__init__(name, threads=1, memory_bytes=memory_bytes, native=False)
         self.script = Script()
         self.description = "scripted delays and failures"
         self._is_host = is_host
         self._offloads = offloads
+        self._site = site
         names = (name, *(f"{name}_extra{number}" for number in range(extra)))
         self._buffer_type, *self._extra_types = (
             _FakeBufferType(self, self._budget, one, alignment, max_size, is_host) for one in names
         )
+
+    @property
+    def site_name(self) -> str:
+        return self._site
 
     @property
     def host_buffer_type(self) -> None:
@@ -266,6 +272,7 @@ class FakeBackend(Backend):
         Parameter("extra", ParameterKind.COUNT, "how many more buffer types it has"),
         Parameter("host", ParameterKind.COUNT, "1: its memory is host memory to others, 0: it is not"),
         Parameter("offload", ParameterKind.COUNT, "1: it fetches weights from the host for every op"),
+        Parameter("site", ParameterKind.TEXT, "the host that it pretends to be on"),
         Parameter("fail", ParameterKind.TEXT, "it cannot start, and gives this reason"),
     )
 
@@ -306,4 +313,5 @@ def _device(number: int, parameters: Mapping[str, Any]) -> FakeDevice:
         extra=parameters.get("extra", 0),
         is_host=bool(parameters.get("host", 1)),
         offloads=bool(parameters.get("offload", 0)),
+        site=parameters.get("site", ""),
     )

@@ -83,6 +83,12 @@ class Device(ABC):
     #: Where the hardware is, such as "0000:c1:00.0" on PCI; empty where it has no such place.
     id: str = ""
 
+    @property
+    def site_name(self) -> str:
+        """The host that it is on, where that is not this one: devices of one site reach each other's memory
+        without a network. Default: this one."""
+        return ""
+
     @abstractmethod
     def memory(self) -> Memory:
         """Free and total bytes, now."""

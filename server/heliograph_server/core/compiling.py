@@ -24,6 +24,7 @@ from heliograph_proto.errors import (
 from heliograph_proto.graph import Graph, Leaf, LeafKind
 from heliograph_proto.limits import Limits
 from heliograph_proto.rows import RowSplit
+from heliograph_server.core.candidates import kinds_of
 from heliograph_server.core.checks import check_made, check_pipeline
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.divided import explaining
@@ -38,6 +39,7 @@ from heliograph_server.core.handles import (
 from heliograph_server.core.known_graphs import KnownGraph, KnownGraphs, ReceivedGraph
 from heliograph_server.core.known_plans import KnownPlan, KnownPlans, Ports, key_of
 from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.measurements import Recorder, TenantTimes, op_kinds
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.ordered import ordered
 from heliograph_server.core.precedence import Precedences
@@ -97,6 +99,7 @@ class Compiler:
         everyone: Sequence[Device],
         plans: KnownPlans,
         room: Room,
+        times: TenantTimes,
     ) -> None:
         self._core = core
         #: Guards the core.
@@ -107,7 +110,9 @@ class Compiler:
         self._occupancies = occupancies
         self._plans = plans
         self._room = room
-        self._targets = Targets(device, everyone, contents, room)
+        self._everyone = everyone
+        self._times = times
+        self._targets = Targets(device, everyone, contents, room, times)
         self._known = KnownGraphs(limits)
         #: Held while compiling; whoever frees contents and variables takes it first.
         self.busy = threading.Lock()
@@ -118,7 +123,8 @@ class Compiler:
         started = time.perf_counter()
         client = self._known.validated(request.graph, request.bindings.keys())
         with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
-            key = key_of(request, client, compilation.bound, compilation.reservation)
+            stamp = self._targets.stamp(request.devices)
+            key = key_of(request, client, compilation.bound, compilation.reservation, stamp)
             plan = self._plans.take(key)
             if plan is None:
                 plan = self._room.for_work(lambda: self._make(client, key, compilation))
@@ -205,7 +211,7 @@ class Compiler:
             device = target.main
             arena = compilation.memory.share(device.name).arena
             old = compilation.idle_plan(device, self._plans) if arena is None else None
-            loaded = _compile(device, known, bindings, options, arena, old)
+            loaded = _compile(device, known, bindings, options, arena, old, self._alone(target, known))
             if old is not None:
                 self._plans.hand_over(old)
             return loaded
@@ -219,16 +225,34 @@ class Compiler:
         options, copies = compilation.request.options, compilation.request.pipeline
         precedences = Precedences(len(target.devices)) if copies > 1 else None
         how = options, precedences, self._occupancies, target.memories, compilation.memory.share
+        recorder = self._recorder(known, target)
         plans: list[Plan] = []
         try:
             for _ in range(copies):
-                made = ScheduledPlan(known.graph, target.schedule, target.devices, bindings, *how)
+                made = ScheduledPlan(known.graph, target.schedule, target.devices, bindings, *how, recorder)
                 plans.append(made)
         except BaseException:
             for plan in plans:
                 plan.free()
             raise
         return LoadedPlan(plans, target.main, divided=known.divided)
+
+    def _alone(self, target: Target, known: KnownGraph) -> tuple[Recorder | None, float]:
+        """What takes the times of a plan on one device, and how long it is expected to take."""
+        return self._recorder(known, target), target.predicted_s * 1e6
+
+    def _recorder(self, known: KnownGraph, target: Target) -> Recorder | None:
+        """What takes the times of a plan, where that helps to place others: on devices of several sites."""
+        if not any(one.site_name for one in self._everyone):
+            return None
+        kinds, names = kinds_of(known.graph).of, [one.name for one in target.devices]
+        if target.schedule is None:
+            everything = op_kinds(known.graph, range(len(kinds)), kinds)
+            return Recorder(self._times, [(names[0], everything)])
+        splits = target.schedule.splits
+        return Recorder(
+            self._times, [(names[one.device], op_kinds(known.graph, one.nodes, kinds)) for one in splits]
+        )
 
     # What its leaves are
 
@@ -443,6 +467,7 @@ def _compile(
     options: CompileOptions,
     arena: Arena | None,
     old: LoadedPlan | None,
+    times: tuple[Recorder | None, float],
 ) -> LoadedPlan:
     try:
         wanted, order = ordered(device, known.graph)
@@ -452,7 +477,7 @@ def _compile(
             plan = device.compile_in(arena, wanted, bindings, options)
         else:
             plan = device.compile(wanted, bindings, options)
-        return LoadedPlan((plan,), device, order, known.divided)
+        return LoadedPlan((plan,), device, order, known.divided, *times)
     except HeliographError:
         raise
     except Exception as error:

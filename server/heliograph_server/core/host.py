@@ -36,6 +36,7 @@ from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.keeping import Keeper
 from heliograph_server.core.listing import describe, memory_of
+from heliograph_server.core.measurements import Measurements
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.queries import query_ops, query_placement
 from heliograph_server.core.room import Room
@@ -94,6 +95,8 @@ class Host:
         self.limits = limits or Limits()
         #: What is asked of devices without a session, by the bytes of the questions.
         self.questions = Staging(self.limits.in_flight_bytes, "questions")
+        #: Of devices and of the ways between their sites: whoever measures tells it.
+        self.measurements = Measurements()
         #: Another one means that another life of the server answers.
         self.incarnation = secrets.token_bytes(16)
         self._registry = registry
@@ -193,6 +196,7 @@ class Host:
             self._room,
             lambda _session: self._forget(token, devices),
             Contents(devices, self._room, self.store, tenant, self.keeper),
+            self.measurements.of_tenant(tenant),
         )
         with self._changed:
             self._check_room()

@@ -78,10 +78,14 @@ class KnownPlan:
 
 
 def key_of(
-    request: CompileRequest, known: KnownGraph, bound: BoundLeaves, reservation: ReservationHandle | None
+    request: CompileRequest,
+    known: KnownGraph,
+    bound: BoundLeaves,
+    reservation: ReservationHandle | None,
+    stamp: Hashable = None,
 ) -> Hashable:
     """What a plan is compiled of: the graph, the tensors that its leaves are, the memory in which it is to
-    lie, and all else that was asked for.
+    lie, all else that was asked for, and what was measured of its devices.
 
     None for a graph that came without its message. Names are in it, since errors and ports carry them.
     """
@@ -89,7 +93,7 @@ def key_of(
         return None
     tensors = frozenset((leaf, one.storage, one.layout.offset_bytes) for leaf, one in bound.tensors.items())
     asked = (getattr(request, one.name) for one in fields(request) if one.name not in _HANDLES)
-    return known, tensors, reservation, *map(_hashable, asked)
+    return known, tensors, reservation, stamp, *map(_hashable, asked)
 
 
 def _hashable(value: Any) -> Hashable:

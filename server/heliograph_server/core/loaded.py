@@ -21,6 +21,7 @@ from heliograph_proto.errors import HeliographError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.types import TensorType
 from heliograph_server.core.divided import client_report, explain
+from heliograph_server.core.measurements import Recorder
 from heliograph_server.core.occupancy import SHORT_US
 from heliograph_server.core.scheduled import Observe, ScheduledPlan
 from heliograph_server.core.scheduling.rows import Divided
@@ -189,6 +190,8 @@ class LoadedPlan:
         device: Device,
         order: Sequence[int] | None = None,
         divided: Divided | None = None,
+        recorder: Recorder | None = None,
+        predicted_us: float = 0.0,
     ) -> None:
         self.copies = tuple(PlanCopy(plan, device) for plan in plans)
         self.device = device
@@ -196,6 +199,10 @@ class LoadedPlan:
         self._order = order
         #: What became of the client's graph where weights lie over devices.
         self._divided = divided
+        #: Takes the times of runs of a plan on one device.
+        self._recorder = recorder
+        #: How long such a run was expected to take when the plan was made; 0: nobody knew.
+        self.predicted_us = predicted_us
         self._when_freed: Callable[[], None] | None = None
         #: The copy that ran last.
         self._last = self.copies[0]
@@ -286,6 +293,8 @@ class LoadedPlan:
         """A run on a copy, or a step of a loop, took so long. What was slower once is forgotten by half each
         time."""
         self._last, self.took_us = self.copies[turn], took_us
+        if self._recorder is not None:
+            self._recorder.note([took_us])
         before = self.expected_us / 2 if math.isfinite(self.expected_us) else 0.0
         self.expected_us = max(took_us, before)
 

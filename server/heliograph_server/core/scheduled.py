@@ -24,6 +24,7 @@ from heliograph_backends.contract import (
 from heliograph_proto.description import CopyReport, DeviceShare, NodePlacement, PlanReport, SplitReport
 from heliograph_proto.errors import HeliographError, UnknownHandleError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
+from heliograph_server.core.measurements import Recorder
 from heliograph_server.core.precedence import Precedences
 from heliograph_server.core.reservation import NOTHING, Share
 from heliograph_server.core.scheduling import Schedule
@@ -53,7 +54,8 @@ class ScheduledPlan(Plan):
     `devices` are those of the schedule's problem, in its order; `memories`: where each has what lies between
     splits; none: in its default buffer type; `reserved`: what was reserved of a device, by its name. Several
     copies of a plan, whose runs overlap, share `precedences`. Whoever computes on a device signs in to its
-    `occupancies`, by name. Raises OutOfMemoryError, UnsupportedError.
+    `occupancies`, by name. `recorder` takes the times of
+    splits. Raises OutOfMemoryError, UnsupportedError.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class ScheduledPlan(Plan):
         occupancies: Mapping[str, AbstractContextManager[object]] | None = None,
         memories: Sequence[BufferType] = (),
         reserved: Callable[[str], Share] = lambda _: NOTHING,
+        recorder: Recorder | None = None,
     ) -> None:
         self.graph = graph
         self.schedule = schedule
@@ -95,6 +98,7 @@ class ScheduledPlan(Plan):
         self._between = Between(graph, memories or [one.buffer_type for one in devices], reserved)
         self._freed = False
         self._precedences = precedences
+        self._recorder = recorder
         signs = occupancies or {}
         self._occupancies = [signs.get(device.name, nullcontext()) for device in devices]
         #: Of each split in the last run: its copies, its nodes, and when it began.
@@ -160,6 +164,8 @@ class ScheduledPlan(Plan):
             for place, target in zip(self._returned, outputs, strict=True):
                 if target is not None:
                     access.copy(tensors[place], target)
+        if self._recorder is not None:
+            self._recorder.note([compute_us for _, compute_us, _ in self._took_us])
 
     def _lasting(self, tensor: Tensor, stack: ExitStack) -> Tensor:
         """An input, or a copy of it where a split assigns to a variable in its memory and another may read it

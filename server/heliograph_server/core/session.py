@@ -37,6 +37,7 @@ from heliograph_server.core.handles import (
     TensorHandle,
 )
 from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.measurements import Measurements, TenantTimes
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.room import Room
 from heliograph_server.core.session_work import SessionWork
@@ -100,6 +101,7 @@ class Session(SessionWork):
         room: Room,
         on_closed: Callable[[Session], None],
         contents: Contents | None = None,
+        times: TenantTimes | None = None,
     ) -> None:
         super().__init__(limits, devices, occupancies, deadlines, room)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
@@ -109,7 +111,7 @@ class Session(SessionWork):
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
         self.requests = Staging(max(limits.in_flight_bytes, limits.message_bytes), "graphs")
         self._contents = contents or Contents(devices, room)
-        memory = self._contents, occupancies, devices, self._plans, room
+        memory = self._contents, occupancies, devices, self._plans, room, times or TenantTimes(Measurements())
         self._compiler = Compiler(self._core, self._lock, limits, self._device, *memory)
         self._open_uploads: set[Upload] = set()
         self._closing = False

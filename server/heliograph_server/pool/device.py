@@ -67,6 +67,10 @@ class RemoteDevice(Device):
         return self.member.memory(timeout=ANSWER_SECONDS)
 
     @property
+    def site_name(self) -> str:
+        return self.name.rpartition("/")[0]
+
+    @property
     def buffer_type(self) -> RemoteBufferType:
         return self._buffer_types[0]
 

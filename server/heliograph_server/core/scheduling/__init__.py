@@ -29,7 +29,7 @@ from heliograph_server.core.scheduling.model import (
 )
 from heliograph_server.core.scheduling.predicting import predict
 from heliograph_server.core.scheduling.splitting import split
-from heliograph_server.core.scheduling.stretches import stretches
+from heliograph_server.core.scheduling.stretches import SAME, stretches
 
 __all__ = [
     "Assignment",
@@ -77,4 +77,5 @@ def _by_time(problem: Problem, roots: Sequence[int]) -> Schedule:
         raise refused
     if len(found) == 1:
         return found[0]
-    return min(found, key=lambda one: predict(problem.graph, one, costs).every_s(problem.pipeline))
+    times = [predict(problem.graph, one, costs).every_s(problem.pipeline) for one in found]
+    return next(one for one, seconds in zip(found, times, strict=True) if seconds * SAME <= min(times))
