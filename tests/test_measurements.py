@@ -16,6 +16,7 @@ from heliograph_backends.contract import Plan
 from heliograph_backends.cpu.device import CpuDevice
 from heliograph_backends.fake import FakeDevice
 from heliograph_proto import commands as c
+from heliograph_proto.description import LinkReport
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.graph import Graph
 from heliograph_server.core.measurements import (
@@ -165,8 +166,8 @@ class Compiling(FakeDevice):
 def fakes() -> list[Compiling]:
     """The first is ten times slower than the second."""
     found = [Compiling(f"fake{n}", site=site, is_host=False) for n, site in enumerate(("a", "b"))]
-    for device, seconds in zip(found, (0.05, 0.005), strict=True):
-        device.script.delay("compute", seconds)
+    for device, seconds in zip(found, (0.02, 0.002), strict=True):
+        device.script.delay("nodes", seconds)
     return found
 
 
@@ -251,3 +252,37 @@ def test_predictions_are_ordered_as_the_measurements_are(client: CoreClient) -> 
     predicted, measured = zip(*found, strict=True)
     assert list(predicted) == sorted(predicted, reverse=True)
     assert list(measured) == sorted(measured, reverse=True)
+
+
+def test_an_explanation_has_what_was_expected_beside_what_was(client: CoreClient) -> None:
+    """A product on each device: half a round trip of a millisecond, and 1 KiB at 1 KiB a millisecond."""
+    client.host.measurements.note_link("a", "b", 1e-3, 1.024e6)
+    compiled(client, 1, products(client, 2), pins={0: "fake0", 1: "fake1"})
+    run(client, 1)
+    compiled(client, 2, products(client, 2), pins={0: "fake0", 1: "fake1"})
+    run(client, 2)
+    report = client.session.explain(2)
+    first, second = report.splits
+    assert second.copies[0].predicted_us == second.predicted_copy_us == pytest.approx(500 + 1000)
+    assert first.predicted_compute_us == pytest.approx(first.compute_us, rel=CHANGE)
+    assert second.predicted_began_us == first.predicted_compute_us and first.predicted_copy_us == 0.0
+    assert report.predicted_us == second.predicted_began_us + 1500 + second.predicted_compute_us
+    assert report.links == (LinkReport("a", "b", pytest.approx(1e3), 1.024e6, True),)
+
+
+def test_a_plan_that_is_best_on_one_device_is_predicted_too(client: CoreClient) -> None:
+    client.host.measurements.note_link("a", "b", 1e-3, 1e8)
+    compiled(client, 1, products(client, 2))
+    report = client.session.explain(1)
+    assert report.predicted_us == report.splits[0].predicted_compute_us > 0.0 and report.links == ()
+
+
+def test_observed_runs_and_pipelines_are_predicted_as_they_run(client: CoreClient) -> None:
+    client.host.measurements.note_link("a", "b", 1e-3, 1e8)
+    graph = products(client, 4)
+    compiled(client, 1, graph, pins={0: "fake0", 3: "fake1"}, pipeline=2)
+    compiled(client, 2, graph, pins={0: "fake0", 3: "fake1"}, taps=(1,))
+    found = [client.session.explain(plan) for plan in (1, 2)]
+    assert len(found[1].splits) > len(found[0].splits)
+    assert all(one.predicted_compute_us > 0 for report in found for one in report.splits)
+    assert found[0].predicted_us == pytest.approx(found[1].predicted_us)

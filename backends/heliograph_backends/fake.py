@@ -47,8 +47,9 @@ from heliograph_proto.errors import CancelledError, OutOfMemoryError, Unsupporte
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
-#: Kinds of work that a script can hold up.
-Work: TypeAlias = Literal["allocate", "set", "get", "copy", "compile", "compute"]
+#: Kinds of work that a script can hold up. A run is asked for as "compute", and then once for all its nodes as
+#: "nodes", of which each takes its delay.
+Work: TypeAlias = Literal["allocate", "set", "get", "copy", "compile", "compute", "nodes"]
 
 #: A gate that nobody opens gives way, so that a test that failed does not hang.
 GATE_SECONDS = 30.0
@@ -103,11 +104,11 @@ class Script:
         with self._lock:
             self._next[work].append(error)
 
-    def pass_(self, work: Work, abort: Abort | None = None) -> None:
-        """Called by the device before the work; returns when it may go on."""
+    def pass_(self, work: Work, abort: Abort | None = None, pieces: int = 1) -> None:
+        """Called by the device before so many pieces of work; returns when it may go on."""
         with self._lock:
             entry = self._next[work].popleft() if self._next[work] else None
-        if seconds := self.always_seconds.get(work, 0.0):
+        if seconds := pieces * self.always_seconds.get(work, 0.0):
             Gate(seconds=seconds).wait(abort)
         if isinstance(entry, Gate):
             entry.wait(abort)
@@ -198,6 +199,7 @@ class _FakePlan(CpuPlan):
     def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
         assert isinstance(self.device, FakeDevice)
         self.device.script.pass_("compute", abort)
+        self.device.script.pass_("nodes", abort, len(self.graph.nodes))
         super().compute(inputs, outputs, abort)
 
 

@@ -9,6 +9,7 @@ from heliograph_proto.description import (
     CopyReport,
     DeviceEstimate,
     DeviceShare,
+    LinkReport,
     NodePart,
     NodePlacement,
     PlanEstimate,
@@ -138,6 +139,7 @@ def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:
                         size_bytes=copy.size_bytes,
                         rows_only=copy.rows_only,
                         ahead=copy.ahead,
+                        predicted_us=copy.predicted_us,
                     )
                     for copy in one.copies
                 ],
@@ -147,6 +149,9 @@ def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:
                 compute_us=one.compute_us,
                 began_us=one.began_us,
                 note=one.note,
+                predicted_copy_us=one.predicted_copy_us,
+                predicted_compute_us=one.predicted_compute_us,
+                predicted_began_us=one.predicted_began_us,
             )
             for one in found.splits
         ],
@@ -172,6 +177,8 @@ def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:
             for one in found.weights
         ],
         parts=[plan_pb2.NodePart(node=one.node, split=one.split, share=one.share) for one in found.parts],
+        predicted_us=found.predicted_us,
+        links=map(_encode_link, found.links),
     )
 
 
@@ -185,7 +192,14 @@ def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
             SplitReport(
                 device=one.device,
                 copies=tuple(
-                    CopyReport(copy.value, copy.source, copy.size_bytes, copy.rows_only, copy.ahead)
+                    CopyReport(
+                        copy.value,
+                        copy.source,
+                        copy.size_bytes,
+                        copy.rows_only,
+                        copy.ahead,
+                        copy.predicted_us,
+                    )
                     for copy in one.copies
                 ),
                 steps=one.steps,
@@ -194,6 +208,9 @@ def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
                 compute_us=one.compute_us,
                 began_us=one.began_us,
                 note=one.note,
+                predicted_copy_us=one.predicted_copy_us,
+                predicted_compute_us=one.predicted_compute_us,
+                predicted_began_us=one.predicted_began_us,
             )
             for one in message.splits
         ),
@@ -208,7 +225,23 @@ def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
             for one in message.weights
         ),
         parts=tuple(NodePart(one.node, one.split, one.share) for one in message.parts),
+        predicted_us=message.predicted_us,
+        links=tuple(map(_decode_link, message.links)),
     )
+
+
+def _encode_link(one: LinkReport) -> plan_pb2.LinkReport:
+    return plan_pb2.LinkReport(
+        source=one.source,
+        destination=one.destination,
+        round_trip_us=one.round_trip_us,
+        bytes_per_s=one.bytes_per_s,
+        is_measured=one.is_measured,
+    )
+
+
+def _decode_link(one: plan_pb2.LinkReport) -> LinkReport:
+    return LinkReport(one.source, one.destination, one.round_trip_us, one.bytes_per_s, one.is_measured)
 
 
 def _decode_cause(number: int) -> Cause:

@@ -283,11 +283,19 @@ class LoadedPlan:
         for node, concurrent in zip(self._order or range(len(nodes)), self.plan.concurrency(), strict=True):
             nodes[node] = replace(nodes[node], concurrent=concurrent)
         plan = self.plan
-        split = SplitReport(0, (), plan.steps, plan.compute_bytes, 0.0, self.took_us, note=plan.note)
+        split = SplitReport(
+            0,
+            (),
+            plan.steps,
+            plan.compute_bytes,
+            compute_us=self.took_us,
+            note=plan.note,
+            predicted_compute_us=self.predicted_us,
+        )
         weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
         results = sum(node.type.nbytes for node in graph.nodes)
         share = DeviceShare(self.device.name, weights, variables, self.plan.compute_bytes, results)
-        return PlanReport(tuple(nodes), (split,), (share,))
+        return PlanReport(tuple(nodes), (split,), (share,), predicted_us=self.predicted_us)
 
     def note(self, turn: int, took_us: float) -> None:
         """A run on a copy, or a step of a loop, took so long. What was slower once is forgotten by half each
@@ -337,4 +345,4 @@ def _of_copies(report: PlanReport, copies: int) -> PlanReport:
         for one in report.devices
     )
     splits = (replace(one, compute_bytes=one.compute_bytes * copies) for one in report.splits)
-    return PlanReport(report.nodes, tuple(splits), tuple(shares))
+    return replace(report, splits=tuple(splits), devices=tuple(shares))

@@ -26,6 +26,7 @@ from heliograph_proto.errors import HeliographError, UnknownHandleError, Unsuppo
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_server.core.measurements import Recorder
 from heliograph_server.core.precedence import Precedences
+from heliograph_server.core.predicted import with_prediction
 from heliograph_server.core.reservation import NOTHING, Share
 from heliograph_server.core.scheduling import Schedule
 from heliograph_server.core.scheduling.between import (
@@ -216,14 +217,14 @@ class ScheduledPlan(Plan):
         self._took_us = [(0.0, 0.0, 0.0)] * len(self.schedule.splits)
 
     def report(self) -> PlanReport:
-        """Where its nodes run and why, and how long the last run took."""
+        """Where its nodes run and why, how long the last run took, and how long it was expected to."""
         split_of = {node: number for number, one in enumerate(self.schedule.splits) for node in one.nodes}
         concurrent = {
             node: found
             for part, plan in zip(self._parts, self._plans, strict=True)
             for node, found in zip(part.nodes, plan.concurrency(), strict=True)
         }
-        return PlanReport(
+        found = PlanReport(
             nodes=tuple(
                 NodePlacement(split_of[node], one.cause, max(0, one.operand), concurrent[node])
                 for node, one in enumerate(self.schedule.assignments)
@@ -231,6 +232,7 @@ class ScheduledPlan(Plan):
             splits=tuple(map(self._report_split, range(len(self._parts)))),
             devices=tuple(map(self._share, range(len(self.devices)))),
         )
+        return with_prediction(found, self.graph, self.schedule)
 
     def _report_split(self, number: int) -> SplitReport:
         split, plan = self.schedule.splits[number], self._plans[number]
