@@ -129,32 +129,7 @@ def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:
             )
             for one in found.nodes
         ],
-        splits=[
-            plan_pb2.SplitReport(
-                device=one.device,
-                copies=[
-                    plan_pb2.CopyReport(
-                        value=copy.value,
-                        source=copy.source,
-                        size_bytes=copy.size_bytes,
-                        rows_only=copy.rows_only,
-                        ahead=copy.ahead,
-                        predicted_us=copy.predicted_us,
-                    )
-                    for copy in one.copies
-                ],
-                steps=one.steps,
-                compute_bytes=one.compute_bytes,
-                copy_us=one.copy_us,
-                compute_us=one.compute_us,
-                began_us=one.began_us,
-                note=one.note,
-                predicted_copy_us=one.predicted_copy_us,
-                predicted_compute_us=one.predicted_compute_us,
-                predicted_began_us=one.predicted_began_us,
-            )
-            for one in found.splits
-        ],
+        splits=map(_encode_split, found.splits),
         devices=[
             plan_pb2.DeviceShare(
                 name=one.name,
@@ -227,6 +202,32 @@ def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
         parts=tuple(NodePart(one.node, one.split, one.share) for one in message.parts),
         predicted_us=message.predicted_us,
         links=tuple(map(_decode_link, message.links)),
+    )
+
+
+def _encode_split(one: SplitReport) -> plan_pb2.SplitReport:
+    return plan_pb2.SplitReport(
+        device=one.device,
+        copies=[
+            plan_pb2.CopyReport(
+                value=copy.value,
+                source=copy.source,
+                size_bytes=copy.size_bytes,
+                rows_only=copy.rows_only,
+                ahead=copy.ahead,
+                predicted_us=copy.predicted_us,
+            )
+            for copy in one.copies
+        ],
+        steps=one.steps,
+        compute_bytes=one.compute_bytes,
+        copy_us=one.copy_us,
+        compute_us=one.compute_us,
+        began_us=one.began_us,
+        note=one.note,
+        predicted_copy_us=one.predicted_copy_us,
+        predicted_compute_us=one.predicted_compute_us,
+        predicted_began_us=one.predicted_began_us,
     )
 
 

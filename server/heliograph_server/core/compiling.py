@@ -229,7 +229,8 @@ class Compiler:
         plans: list[Plan] = []
         try:
             for _ in range(copies):
-                made = ScheduledPlan(known.graph, target.schedule, target.devices, bindings, *how, recorder)
+                made = ScheduledPlan(known.graph, target.schedule, target.devices, bindings, *how)
+                made.recorder = recorder
                 plans.append(made)
         except BaseException:
             for plan in plans:

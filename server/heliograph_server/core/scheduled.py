@@ -55,9 +55,11 @@ class ScheduledPlan(Plan):
     `devices` are those of the schedule's problem, in its order; `memories`: where each has what lies between
     splits; none: in its default buffer type; `reserved`: what was reserved of a device, by its name. Several
     copies of a plan, whose runs overlap, share `precedences`. Whoever computes on a device signs in to its
-    `occupancies`, by name. `recorder` takes the times of
-    splits. Raises OutOfMemoryError, UnsupportedError.
+    `occupancies`, by name. Raises OutOfMemoryError, UnsupportedError.
     """
+
+    #: Takes how long the splits of each run computed.
+    recorder: Recorder | None = None
 
     def __init__(
         self,
@@ -70,7 +72,6 @@ class ScheduledPlan(Plan):
         occupancies: Mapping[str, AbstractContextManager[object]] | None = None,
         memories: Sequence[BufferType] = (),
         reserved: Callable[[str], Share] = lambda _: NOTHING,
-        recorder: Recorder | None = None,
     ) -> None:
         self.graph = graph
         self.schedule = schedule
@@ -99,7 +100,6 @@ class ScheduledPlan(Plan):
         self._between = Between(graph, memories or [one.buffer_type for one in devices], reserved)
         self._freed = False
         self._precedences = precedences
-        self._recorder = recorder
         signs = occupancies or {}
         self._occupancies = [signs.get(device.name, nullcontext()) for device in devices]
         #: Of each split in the last run: its copies, its nodes, and when it began.
@@ -165,8 +165,8 @@ class ScheduledPlan(Plan):
             for place, target in zip(self._returned, outputs, strict=True):
                 if target is not None:
                     access.copy(tensors[place], target)
-        if self._recorder is not None:
-            self._recorder.note([compute_us for _, compute_us, _ in self._took_us])
+        if self.recorder is not None:
+            self.recorder.note([compute_us for _, compute_us, _ in self._took_us])
 
     def _lasting(self, tensor: Tensor, stack: ExitStack) -> Tensor:
         """An input, or a copy of it where a split assigns to a variable in its memory and another may read it
