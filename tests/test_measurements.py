@@ -123,10 +123,10 @@ def test_the_tenants_that_came_last_are_known() -> None:
     assert found.of_tenant(bytes([MOST_TENANTS + 1])).times("d", ["one"]) != {}
 
 
-def test_a_first_run_says_nothing_and_later_ones_only_what_is_new() -> None:
+def test_runs_tell_only_what_is_new() -> None:
     times = Measurements().of_tenant(b"somebody")
     recorder = Recorder(times, [("d", [ONE_MS])])
-    recorder.note([1e6])
+    recorder.note([])
     assert times.times("d", ["one"]) == {}
     recorder.note([8e3])
     assert times.times("d", ["one"]) == {0: pytest.approx(8e-3)}
@@ -207,6 +207,15 @@ def test_what_a_slow_device_took_sends_the_next_plan_to_a_fast_one(client: CoreC
     expected = run(client, 1)
     assert compiled(client, 2, products(client, 4)) == ["fake1"] * 4
     assert run(client, 2) == expected
+
+
+def test_a_first_run_says_nothing(client: CoreClient) -> None:
+    client.host.measurements.note_link("a", "b", 1e-3, 1e8)
+    compiled(client, 1, products(client, 3))
+    run(client, 1, times=1)
+    assert client.host.measurements.rates("fake0") is None
+    run(client, 1, times=1)
+    assert client.host.measurements.rates("fake0") is not None
 
 
 def test_a_plan_is_compiled_the_same_until_measurements_change(client: CoreClient) -> None:

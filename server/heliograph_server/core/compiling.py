@@ -123,6 +123,7 @@ class Compiler:
         started = time.perf_counter()
         client = self._known.validated(request.graph, request.bindings.keys())
         with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
+            self._plans.learn()
             stamp = self._targets.stamp(request.devices)
             key = key_of(request, client, compilation.bound, compilation.reservation, stamp)
             plan = self._plans.take(key)
@@ -225,18 +226,17 @@ class Compiler:
         options, copies = compilation.request.options, compilation.request.pipeline
         precedences = Precedences(len(target.devices)) if copies > 1 else None
         how = options, precedences, self._occupancies, target.memories, compilation.memory.share
-        recorder = self._recorder(known, target)
         plans: list[Plan] = []
         try:
             for _ in range(copies):
                 made = ScheduledPlan(known.graph, target.schedule, target.devices, bindings, *how)
-                made.recorder = recorder
                 plans.append(made)
         except BaseException:
             for plan in plans:
                 plan.free()
             raise
-        return LoadedPlan(plans, target.main, divided=known.divided)
+        recorder = self._recorder(known, target)
+        return LoadedPlan(plans, target.main, divided=known.divided, recorder=recorder)
 
     def _alone(self, target: Target, known: KnownGraph) -> tuple[Recorder | None, float]:
         """What takes the times of a plan on one device, and how long it is expected to take."""

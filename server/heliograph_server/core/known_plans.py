@@ -114,6 +114,13 @@ class KnownPlans:
         self._closed = False
         room.join(self)
 
+    def learn(self) -> None:
+        """Has the times of their last runs recorded where only reports tell them."""
+        with self._lock:
+            plans = list(self._by_plan)
+        for plan in plans:
+            plan.learn()
+
     def __repr__(self) -> str:
         return f"<KnownPlans {len(self._by_plan)}, {len(self._idle)} of them idle>"
 

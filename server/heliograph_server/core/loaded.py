@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from heliograph_backends.contract import Abort, CompileOptions, Device, LeafBindings, Plan, Tensor, Usage
@@ -23,6 +24,7 @@ from heliograph_proto.types import TensorType
 from heliograph_server.core.divided import client_report, explain
 from heliograph_server.core.measurements import Recorder
 from heliograph_server.core.occupancy import SHORT_US
+from heliograph_server.core.predicted import with_prediction
 from heliograph_server.core.scheduled import Observe, ScheduledPlan
 from heliograph_server.core.scheduling.rows import Divided
 from heliograph_server.core.tapping import tapped_bytes
@@ -199,8 +201,11 @@ class LoadedPlan:
         self._order = order
         #: What became of the client's graph where weights lie over devices.
         self._divided = divided
-        #: Takes the times of runs of a plan on one device.
+        #: Takes the times of runs, where they help to place others.
         self._recorder = recorder
+        self._runs = 0
+        #: Whether it has run since it was asked how long its splits took.
+        self._has_news = False
         #: How long such a run was expected to take when the plan was made; 0: nobody knew.
         self.predicted_us = predicted_us
         self._when_freed: Callable[[], None] | None = None
@@ -270,7 +275,8 @@ class LoadedPlan:
         """Where its nodes run and why."""
         homes: Sequence[int] = (0,) * len(self.plan.graph.leaves)
         if isinstance(self.plan, ScheduledPlan):
-            found, homes = _of_copies(self.plan.report(), len(self.copies)), self.plan.schedule.homes
+            told = with_prediction(self._told(self.plan), self.plan.graph, self.plan.schedule)
+            found, homes = _of_copies(told, len(self.copies)), self.plan.schedule.homes
         else:
             found = self._report_alone()
         return client_report(self._divided, found, homes) if self._divided is not None else found
@@ -302,9 +308,31 @@ class LoadedPlan:
         time."""
         self._last, self.took_us = self.copies[turn], took_us
         if self._recorder is not None:
-            self._recorder.note([took_us])
+            self._record(self._recorder, took_us)
         before = self.expected_us / 2 if math.isfinite(self.expected_us) else 0.0
         self.expected_us = max(took_us, before)
+
+    def _record(self, recorder: Recorder, took_us: float) -> None:
+        """First runs say little, as caches fill and kernels are made."""
+        self._runs += 1
+        if self._runs > len(self.copies):
+            times = self.plan.computed_us if isinstance(self.plan, ScheduledPlan) else [took_us]
+            recorder.note(times)
+            self._has_news = not times
+
+    def _told(self, plan: ScheduledPlan) -> PlanReport:
+        """The report of a copy, of which the times are recorded if nobody did yet."""
+        found = plan.report()
+        if self._recorder is not None and self._has_news:
+            self._has_news = False
+            self._recorder.note([one.compute_us for one in found.splits])
+        return found
+
+    def learn(self) -> None:
+        """Has the times of the last run recorded where only a report tells them. Raises nothing."""
+        if self._has_news and isinstance(self.plan, ScheduledPlan):
+            with suppress(HeliographError):
+                self._told(self.plan)
 
     def forget_times(self) -> None:
         """As if it had not run yet, but for how long its next run may take."""

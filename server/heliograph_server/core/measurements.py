@@ -215,26 +215,19 @@ class TenantTimes:
 
 
 class Recorder:
-    """Takes the times of a plan's runs, by split, and tells of those that have changed.
-
-    A first run says little, as caches fill and kernels are made.
-    """
+    """Takes the times of a plan's runs, by split, and tells of those that have changed."""
 
     def __init__(self, times: TenantTimes, splits: Sequence[tuple[str, Sequence[OpKind]]]) -> None:
         self._times = times
         self._splits = splits
         self._averages = [Average() for _ in splits]
-        self._runs = 0
 
     def __repr__(self) -> str:
-        return f"<Recorder of {len(self._splits)} splits, {self._runs} runs>"
+        return f"<Recorder of {len(self._splits)} splits>"
 
     def note(self, compute_us: Sequence[float]) -> None:
-        """A run took so long in each split, in microseconds."""
-        self._runs += 1
-        if self._runs == 1:
-            return
-        for (device, kinds), average, took_us in zip(self._splits, self._averages, compute_us, strict=True):
+        """A run took so long in each split, in microseconds; none: nobody knows yet."""
+        for (device, kinds), average, took_us in zip(self._splits, self._averages, compute_us, strict=False):
             if took_us > 0 and average.note(took_us):
                 self._times.note(device, kinds, average.told * 1e-6)
 

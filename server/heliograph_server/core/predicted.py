@@ -13,7 +13,7 @@ from heliograph_server.core.scheduling.predicting import SplitPrediction, predic
 
 def with_prediction(report: PlanReport, graph: Graph, schedule: Schedule) -> PlanReport:
     """The report, with the times that were expected when the plan was made, if any were."""
-    if schedule.costs is None:
+    if schedule.costs is None or len(report.splits) != len(schedule.splits):
         return report
     found = predict(graph, schedule, schedule.costs)
     pairs = zip(report.splits, found.splits, strict=True)

@@ -24,9 +24,7 @@ from heliograph_backends.contract import (
 from heliograph_proto.description import CopyReport, DeviceShare, NodePlacement, PlanReport, SplitReport
 from heliograph_proto.errors import HeliographError, UnknownHandleError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
-from heliograph_server.core.measurements import Recorder
 from heliograph_server.core.precedence import Precedences
-from heliograph_server.core.predicted import with_prediction
 from heliograph_server.core.reservation import NOTHING, Share
 from heliograph_server.core.scheduling import Schedule
 from heliograph_server.core.scheduling.between import (
@@ -57,9 +55,6 @@ class ScheduledPlan(Plan):
     copies of a plan, whose runs overlap, share `precedences`. Whoever computes on a device signs in to its
     `occupancies`, by name. Raises OutOfMemoryError, UnsupportedError.
     """
-
-    #: Takes how long the splits of each run computed.
-    recorder: Recorder | None = None
 
     def __init__(
         self,
@@ -165,8 +160,6 @@ class ScheduledPlan(Plan):
             for place, target in zip(self._returned, outputs, strict=True):
                 if target is not None:
                     access.copy(tensors[place], target)
-        if self.recorder is not None:
-            self.recorder.note([compute_us for _, compute_us, _ in self._took_us])
 
     def _lasting(self, tensor: Tensor, stack: ExitStack) -> Tensor:
         """An input, or a copy of it where a split assigns to a variable in its memory and another may read it
@@ -216,15 +209,20 @@ class ScheduledPlan(Plan):
         """As if it had not run yet."""
         self._took_us = [(0.0, 0.0, 0.0)] * len(self.schedule.splits)
 
+    @property
+    def computed_us(self) -> Sequence[float]:
+        """How long each split of the last run computed; empty where only a report tells."""
+        return [compute_us for _, compute_us, _ in self._took_us]
+
     def report(self) -> PlanReport:
-        """Where its nodes run and why, how long the last run took, and how long it was expected to."""
+        """Where its nodes run and why, and how long the last run took."""
         split_of = {node: number for number, one in enumerate(self.schedule.splits) for node in one.nodes}
         concurrent = {
             node: found
             for part, plan in zip(self._parts, self._plans, strict=True)
             for node, found in zip(part.nodes, plan.concurrency(), strict=True)
         }
-        found = PlanReport(
+        return PlanReport(
             nodes=tuple(
                 NodePlacement(split_of[node], one.cause, max(0, one.operand), concurrent[node])
                 for node, one in enumerate(self.schedule.assignments)
@@ -232,7 +230,6 @@ class ScheduledPlan(Plan):
             splits=tuple(map(self._report_split, range(len(self._parts)))),
             devices=tuple(map(self._share, range(len(self.devices)))),
         )
-        return with_prediction(found, self.graph, self.schedule)
 
     def _report_split(self, number: int) -> SplitReport:
         split, plan = self.schedule.splits[number], self._plans[number]
