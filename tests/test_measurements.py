@@ -209,6 +209,13 @@ def test_what_a_slow_device_took_sends_the_next_plan_to_a_fast_one(client: CoreC
     assert run(client, 2) == expected
 
 
+def test_the_way_to_a_device_is_no_time_that_it_computes() -> None:
+    times = Measurements().of_tenant(b"somebody")
+    recorder = Recorder(times, [("d", [ONE_MS]), ("d", [TWO_MS])], [5e3, 50e3])
+    recorder.note_here([8e3, 40e3])
+    assert times.times("d", ["one", "two"]) == {0: pytest.approx(3e-3), 1: pytest.approx(4e-3)}
+
+
 def test_a_first_run_says_nothing(client: CoreClient) -> None:
     client.host.measurements.note_link("a", "b", 1e-3, 1e8)
     compiled(client, 1, products(client, 3))
@@ -264,8 +271,10 @@ def test_predictions_are_ordered_as_the_measurements_are(client: CoreClient) -> 
 
 
 def test_an_explanation_has_what_was_expected_beside_what_was(client: CoreClient) -> None:
-    """A product on each device: half a round trip of a millisecond, and 1 KiB at 1 KiB a millisecond."""
-    client.host.measurements.note_link("a", "b", 1e-3, 1.024e6)
+    """A product on each device: half a round trip of a millisecond, and 1 KiB at 1 KiB a millisecond, for
+    what is sent to the first, for the copy, and for what comes back."""
+    for one, other in (("", "a"), ("a", "b"), ("", "b")):
+        client.host.measurements.note_link(one, other, 1e-3, 1.024e6)
     compiled(client, 1, products(client, 2), pins={0: "fake0", 1: "fake1"})
     run(client, 1)
     compiled(client, 2, products(client, 2), pins={0: "fake0", 1: "fake1"})
@@ -274,9 +283,12 @@ def test_an_explanation_has_what_was_expected_beside_what_was(client: CoreClient
     first, second = report.splits
     assert second.copies[0].predicted_us == second.predicted_copy_us == pytest.approx(500 + 1000)
     assert first.predicted_compute_us == pytest.approx(first.compute_us, rel=CHANGE)
-    assert second.predicted_began_us == first.predicted_compute_us and first.predicted_copy_us == 0.0
-    assert report.predicted_us == second.predicted_began_us + 1500 + second.predicted_compute_us
-    assert report.links == (LinkReport("a", "b", pytest.approx(1e3), 1.024e6, True),)
+    assert first.predicted_copy_us == pytest.approx(1500)
+    assert second.predicted_began_us == first.predicted_compute_us + first.predicted_copy_us
+    ended_us = second.predicted_began_us + second.predicted_copy_us + second.predicted_compute_us
+    assert report.predicted_us == pytest.approx(ended_us + 1500)
+    ways = [("", "a"), ("", "b"), ("a", "b")]
+    assert report.links == tuple(LinkReport(*way, pytest.approx(1e3), 1.024e6, True) for way in ways)
 
 
 def test_a_plan_that_is_best_on_one_device_is_predicted_too(client: CoreClient) -> None:

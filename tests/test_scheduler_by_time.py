@@ -113,6 +113,31 @@ def test_results_of_all_runs_that_are_under_way_need_room() -> None:
     assert sorted(where(found).count(place) for place in range(2)) == [2, 2]
 
 
+def test_what_takes_less_than_the_way_there_and_back_stays_here() -> None:
+    """Two nodes of 2 ms each here, of 0.1 ms there; 4000 bytes go there and back, at 4 MB/s 1 ms each way."""
+    graph = layers([4000] * 2)
+    devices = [candidate(graph, 0, [2e-3] * 2), candidate(graph, 1, [1e-4] * 2)]
+    problem = Problem(graph, devices, links=links(2, 1e-3, 4e6))
+    far = replace(problem, origins={1: Link(6e-3, 4e6)})
+    near = replace(problem, origins={1: Link(1e-3, 4e6)})
+    assert where(schedule(far)) == [0, 0] and where(schedule(near)) == [1, 1]
+    assert predicted(far, schedule(far)).seconds == pytest.approx(4e-3)
+    assert predicted(near, schedule(near)).seconds == pytest.approx(2 * (0.5e-3 + 1e-3) + 2e-4)
+
+
+def test_inputs_are_on_their_way_while_others_compute() -> None:
+    """The second node, elsewhere, reads an input of its own."""
+    type = tensor_type("f32", (1000,))
+    leaves = (Leaf(LeafKind.INPUT, "x", type), Leaf(LeafKind.INPUT, "z", type))
+    nodes = (Node("neg", (0,), type), Node("add", (2, 1), type))
+    graph = Graph(leaves, nodes, (Output("y", 3),))
+    devices = [candidate(graph, 0, [0.1, 9.0]), candidate(graph, 1, [9.0, 0.1])]
+    problem = Problem(graph, devices, links=links(2, 2e-3, 4e6), origins={1: Link(4e-3, 4e6)})
+    found = predicted(problem, placed_at(problem, [0, 1]))
+    assert found.splits[1].copy_s == pytest.approx(2e-3)
+    assert found.seconds == pytest.approx(0.1 + 2e-3 + 0.1 + 2e-3 + 1e-3)
+
+
 def test_pins_always_win() -> None:
     graph = layers([4000] * 4)
     devices = [candidate(graph, 0, [0.1] * 4), candidate(graph, 1, [0.9] * 4)]
@@ -174,7 +199,8 @@ def random_chain(seed: int) -> tuple[Problem, dict[int, int]]:
         there: Link(random.uniform(1e-4, 0.1), random.uniform(1e5, 1e8), is_measured=True)
         for there in links(devices, 0.0, 1.0)
     }
-    return Problem(graph, found, links=ways, pipeline=random.choice((1, 1, 2, 8))), most
+    away = {place: Link(random.uniform(1e-4, 0.1), random.uniform(1e5, 1e8)) for place in range(1, devices)}
+    return Problem(graph, found, links=ways, pipeline=random.choice((1, 1, 2, 8)), origins=away), most
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -83,8 +83,8 @@ def layers(nodes: int) -> Graph:
 
 def figures() -> Iterator[Figure]:
     """Milliseconds for thirds that are pinned, for two devices that lack an op, for two whose memory is
-    tight, so that they are asked what parts take, which is planning of their own, and for hosts that predicted
-    times choose of."""
+    tight, so that they are asked what parts take, which is planning of their own, and for hosts of which
+    times choose."""
     graph = layers(NODES)
     weights = sum(leaf.type.nbytes for leaf in graph.weights)
     thirds = {node: 3 * node // len(graph.nodes) for node in range(len(graph.nodes))}

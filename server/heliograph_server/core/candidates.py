@@ -106,7 +106,10 @@ def timed(problem: Problem, kinds: Kinds, devices: Sequence[Device], times: Tena
         replace(found, rates=times.host.rates(one.name), times=times.times(one.name, keys))
         for found, one in zip(problem.devices, devices, strict=True)
     ]
-    return replace(problem, devices=asked, links=links, kinds=kinds.of)
+    origins = {
+        place: times.host.link("", one.site_name) for place, one in enumerate(devices) if one.site_name
+    }
+    return replace(problem, devices=asked, links=links, origins=origins, kinds=kinds.of)
 
 
 def with_host(devices: Sequence[Device], everyone: Sequence[Device]) -> tuple[Device, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -246,14 +246,14 @@ class Compiler:
         """What takes the times of a plan, where that helps to place others: on devices of several sites."""
         if not any(one.site_name for one in self._everyone):
             return None
-        kinds, names = kinds_of(known.graph).of, [one.name for one in target.devices]
+        kinds = kinds_of(known.graph).of
         if target.schedule is None:
-            everything = op_kinds(known.graph, range(len(kinds)), kinds)
-            return Recorder(self._times, [(names[0], everything)])
-        splits = target.schedule.splits
-        return Recorder(
-            self._times, [(names[one.device], op_kinds(known.graph, one.nodes, kinds)) for one in splits]
-        )
+            parts: list[tuple[Device, Iterable[int]]] = [(target.main, range(len(kinds)))]
+        else:
+            parts = [(target.devices[one.device], one.nodes) for one in target.schedule.splits]
+        trips = [self._times.host.round_trip_s(device.site_name) * 1e6 for device, _ in parts]
+        splits = [(device.name, op_kinds(known.graph, nodes, kinds)) for device, nodes in parts]
+        return Recorder(self._times, splits, trips)
 
     # What its leaves are
 

@@ -317,7 +317,7 @@ class LoadedPlan:
         self._runs += 1
         if self._runs > len(self.copies):
             times = self.plan.computed_us if isinstance(self.plan, ScheduledPlan) else [took_us]
-            recorder.note(times)
+            recorder.note_here(times)
             self._has_news = not times
 
     def _told(self, plan: ScheduledPlan) -> PlanReport:

@@ -111,6 +111,12 @@ class Measurements:
             trip_s, per_s = trip.told or usual.round_trip_s, speed.told or usual.bytes_per_s
             return Link(trip_s, per_s, known, (a, b))
 
+    def round_trip_s(self, site: str) -> float:
+        """Of the way from here to a site, in seconds; 0: nobody measured it."""
+        with self._lock:
+            found = self._ways.get(_pair("", site))
+            return found[0].told if found is not None else 0.0
+
     def links(self, sites: Sequence[str]) -> dict[tuple[int, int], Link]:
         """Between devices of these sites, by their places; none where no way between any two was measured."""
         with self._lock:
@@ -206,7 +212,7 @@ class TenantTimes:
 
     def stamp(self, devices: Sequence[str], sites: Sequence[str]) -> Hashable:
         """Another one means that these devices might be chosen otherwise; None where time decides nothing."""
-        links = self.host.links(sites)
+        links = self.host.links(("", *sites))
         if not links:
             return None
         with self._lock:
@@ -215,15 +221,27 @@ class TenantTimes:
 
 
 class Recorder:
-    """Takes the times of a plan's runs, by split, and tells of those that have changed."""
+    """Takes the times of a plan's runs, by split, and tells of those that have changed. `ways_us`: by split,
+    what of a time measured here is the way to its device and back."""
 
-    def __init__(self, times: TenantTimes, splits: Sequence[tuple[str, Sequence[OpKind]]]) -> None:
+    def __init__(
+        self,
+        times: TenantTimes,
+        splits: Sequence[tuple[str, Sequence[OpKind]]],
+        ways_us: Sequence[float] = (),
+    ) -> None:
         self._times = times
         self._splits = splits
+        self._ways_us = ways_us or [0.0] * len(splits)
         self._averages = [Average() for _ in splits]
 
     def __repr__(self) -> str:
         return f"<Recorder of {len(self._splits)} splits>"
+
+    def note_here(self, compute_us: Sequence[float]) -> None:
+        """As `note`, of times that this host measured: a part of each, a tenth at least, was computing."""
+        pairs = zip(compute_us, self._ways_us, strict=False)
+        self.note([max(took_us - way_us, took_us / 10) for took_us, way_us in pairs])
 
     def note(self, compute_us: Sequence[float]) -> None:
         """A run took so long in each split, in microseconds; none: nobody knows yet."""

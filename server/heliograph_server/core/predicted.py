@@ -40,8 +40,9 @@ def _split(report: SplitReport, found: SplitPrediction, costs: Costs) -> SplitRe
 
 
 def _links(schedule: Schedule, costs: Costs) -> Iterator[LinkReport]:
-    """Those that copies take, each once."""
+    """Those that inputs, outputs and copies take, each once."""
     pairs = [(copy.source, copy.destination) for split in schedule.splits for copy in split.copies]
-    used = [costs.links[pair] for pair in dict.fromkeys(pairs) if pair in costs.links]
+    used = [costs.origins[one.device] for one in schedule.splits if one.device in costs.origins]
+    used += [costs.links[pair] for pair in dict.fromkeys(pairs) if pair in costs.links]
     for one in dict.fromkeys(used):
         yield LinkReport(*one.sites, one.round_trip_s * 1e6, one.bytes_per_s, one.is_measured)

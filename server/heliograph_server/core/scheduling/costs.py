@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -75,6 +75,8 @@ class Costs:
     nodes: Seconds
     links: Mapping[tuple[int, int], Link]
     pipeline: int = 1
+    #: As `Problem.origins`.
+    origins: Mapping[int, Link] = field(default_factory=dict)
 
     def latency(self, source: int, destination: int) -> float:
         """Seconds until the first byte is there."""
@@ -86,6 +88,15 @@ class Costs:
             return 0.0
         link = self.links.get((source, destination))
         return 1 / (link.bytes_per_s if link is not None else MEMORY_BYTES_PER_S)
+
+    def comes(self, device: int, size_bytes: float) -> float:
+        """Seconds until so many bytes of inputs are there, or of outputs are back."""
+        link = self.origins.get(device)
+        return link.round_trip_s / 2 + size_bytes * self.origin_seconds_per_byte(device) if link else 0.0
+
+    def origin_seconds_per_byte(self, device: int) -> float:
+        link = self.origins.get(device)
+        return 1 / link.bytes_per_s if link is not None else 0.0
 
     def copy(self, source: int, destination: int, size_bytes: float) -> float:
         """Seconds of one copy: half a round trip and its bytes; 0 within a device."""
@@ -110,7 +121,7 @@ def costs_of(problem: Problem) -> Costs:
     usual = mean_rates([one.rates for one in problem.devices if one.rates is not None])
     table = [_seconds(one, work, usual)[of] for one in problem.devices]
     nodes = np.array(table).reshape(len(problem.devices), len(of))
-    return Costs(nodes, problem.links, problem.pipeline)
+    return Costs(nodes, problem.links, problem.pipeline, problem.origins)
 
 
 def _work_of_kinds(graph: Graph, of: np.ndarray[Any, np.dtype[np.intp]]) -> list[Work]:

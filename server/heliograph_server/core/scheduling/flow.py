@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from heliograph_proto.graph import Graph
+from heliograph_proto.graph import Graph, LeafKind
 from heliograph_server.core.scheduling.costs import Seconds
 from heliograph_server.core.scheduling.homes import LIGHT_WEIGHTS, VIEWS, deciding, pin_of, uses_of
 from heliograph_server.core.scheduling.model import Problem
@@ -35,6 +35,9 @@ class Flow:
         self.result_bytes = _result_bytes(graph)
         #: Of weights and variables, at the node that decides where they lie.
         self.leaf_bytes = np.zeros(self._count)
+        #: Of inputs, at the first node that reads each, and of what is returned.
+        self.input_bytes = np.zeros(self._count)
+        self.output_bytes = self._note_ends(graph)
         #: By device, bytes of what lies there whatever is decided.
         self.settled = [0] * len(problem.devices)
         #: Of nodes that read what lies somewhere already: the device.
@@ -66,6 +69,23 @@ class Flow:
             elif uses:
                 found[value] = deciding(graph, uses)[0]
                 self.leaf_bytes[found[value]] += graph.type_of(value).nbytes
+        return found
+
+    def _note_ends(self, graph: Graph) -> int:
+        """Bytes of outputs that are results; those of inputs are noted."""
+        read: set[int] = set()
+        inputs = {value for value, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.INPUT}
+        for number, node in enumerate(graph.nodes):
+            for value in inputs.intersection(node.operands) - read:
+                self.input_bytes[number] += graph.type_of(value).nbytes
+                read.add(value)
+        made = {port.value for port in graph.outputs if port.value >= self._leaves}
+        return sum(graph.type_of(value).nbytes for value in made)
+
+    def reading(self, cuts: Ints) -> Seconds:
+        """Bytes of inputs that each stretch reads first."""
+        sums = np.concatenate([[0.0], np.cumsum(self.input_bytes)])[cuts]
+        found: Seconds = np.maximum(sums[None, :] - sums[:, None], 0.0)
         return found
 
     def needs(self, cuts: Ints, copies: int) -> Seconds:

@@ -80,6 +80,9 @@ class Problem:
     #: The ways between devices of different sites, by the places of both. Where there are none, memory alone
     #: decides; else predicted times do.
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
+    #: The way between where runs come from and each device that is elsewhere, by its place: inputs come that
+    #: way and outputs go.
+    origins: Mapping[int, Link] = field(default_factory=dict)
     #: The kind of each node: those of one kind take the same time. None: each is its own.
     kinds: Sequence[int] | None = None
     #: How many runs may be under way at once.

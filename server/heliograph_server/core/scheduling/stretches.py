@@ -7,9 +7,10 @@ the last of them, and where its stretch ends; so all orders of the devices are l
 `MOST_ALL_ORDERS` devices it is some orders alone: from each device along the fastest ways.
 
 A stretch takes what its nodes compute and what is copied to it: what it reads and was made before, as if all
-of that came from the device before it. A node that cannot run on its stretch's device, or must run elsewhere
-(a pin, a weight that lies there), costs the way there and back. What a device has must hold the weights and
-variables of its stretch and the most bytes of results that live at a time.
+of that came from the device before it. To the first one inputs are sent, and from the last outputs come back.
+A node that cannot run on its stretch's device, or must run elsewhere (a pin, a weight that lies there), costs
+the way there and back. What a device has must hold the weights and variables of its stretch and the most
+bytes of results that live at a time.
 """
 
 from __future__ import annotations
@@ -77,6 +78,9 @@ class _Table:
     fits: list[_Bools]
     #: Bytes that a stretch reads from before.
     arriving: Seconds
+    #: Bytes of inputs, and of all outputs.
+    reading: Seconds
+    output_bytes: int
     costs: Costs
 
     @classmethod
@@ -88,7 +92,8 @@ class _Table:
         totals = [np.concatenate([[0.0], np.cumsum(seconds[device])])[cuts] for device in devices]
         needs = flow.needs(cuts, problem.pipeline)
         fits = [needs <= problem.devices[device].free_bytes - flow.settled[device] for device in devices]
-        return cls(cuts, [between(one) for one in totals], fits, flow.arriving(cuts), costs)
+        computing, outside = [between(one) for one in totals], (flow.reading(cuts), flow.output_bytes)
+        return cls(cuts, computing, fits, flow.arriving(cuts), *outside, costs)
 
 
 def _node_seconds(problem: Problem, costs: Costs, flow: Flow) -> Seconds:
@@ -175,18 +180,22 @@ def _likely_orders(devices: int, costs: Costs, table: _Table) -> Iterator[list[i
 
 
 def _latencies(table: _Table) -> list[list[Seconds]]:
-    """By the device before, and that of the stretch: its seconds. Nothing arrives from the device itself."""
+    """By the device before, and that of the stretch: its seconds. The device itself: nothing is before."""
     return [
         [_latency(table, one, other) for other in range(len(table.fits))] for one in range(len(table.fits))
     ]
 
 
 def _latency(table: _Table, before: int, device: int) -> Seconds:
-    costs, taken = table.costs, table.computing[device]
+    costs, taken = table.costs, table.computing[device].copy()
     if before != device:
         arrives = table.arriving > 0
         ways = arrives * costs.latency(before, device)
         taken = taken + ways + table.arriving * costs.seconds_per_byte(before, device)
+    elif device in costs.origins:
+        sent = table.reading * costs.origin_seconds_per_byte(device)
+        taken = taken + sent + (table.reading > 0) * costs.comes(device, 0)
+    taken[:, -1] = taken[:, -1] + costs.comes(device, table.output_bytes)
     return np.where(table.fits[device], taken, np.inf)
 
 
@@ -196,7 +205,10 @@ def _stages(table: _Table) -> list[list[Seconds]]:
 
 
 def _stage(table: _Table, before: int, device: int) -> Seconds:
+    bytes_s = table.costs.origin_seconds_per_byte(device)
     copying = table.arriving * table.costs.seconds_per_byte(before, device)
+    copying = np.maximum(copying, table.reading * bytes_s)
+    copying[:, -1] = np.maximum(copying[:, -1], table.output_bytes * bytes_s)
     return np.where(table.fits[device], np.maximum(table.computing[device], copying), np.inf)
 
 
