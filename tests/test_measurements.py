@@ -27,6 +27,7 @@ from heliograph_server.core.measurements import (
     OpKind,
     Recorder,
 )
+from heliograph_server.core.scheduled import ScheduledPlan
 from heliograph_server.core.scheduling import Link, Rates
 from heliograph_server.core.scheduling.costs import Work
 
@@ -307,3 +308,18 @@ def test_observed_runs_and_pipelines_are_predicted_as_they_run(client: CoreClien
     assert len(found[1].splits) > len(found[0].splits)
     assert all(one.predicted_compute_us > 0 for report in found for one in report.splits)
     assert found[0].predicted_us == pytest.approx(found[1].predicted_us)
+
+
+def test_where_only_a_report_tells_how_long_splits_took_the_next_compile_asks_for_it(
+    client: CoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a plan whose parts run on other hosts by themselves."""
+    monkeypatch.setattr(ScheduledPlan, "computed_us", ())
+    measured = client.host.measurements
+    measured.note_link("a", "b", 1e-3, 1e8)
+    halves = {0: "fake0", 1: "fake0", 2: "fake1", 3: "fake1"}
+    compiled(client, 1, products(client, 4), pins=halves)
+    run(client, 1)
+    assert measured.rates("fake0") is None
+    assert compiled(client, 2, products(client, 4)) == ["fake1"] * 4
+    assert measured.rates("fake0") is not None

@@ -47,8 +47,8 @@ from heliograph_proto.errors import CancelledError, OutOfMemoryError, Unsupporte
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
-#: Kinds of work that a script can hold up. A run is asked for as "compute", and then once for all its nodes as
-#: "nodes", of which each takes its delay.
+#: Kinds of work that a script can hold up. A run is asked for as "compute", and then once for all its nodes
+#: as "nodes", of which each takes its delay.
 Work: TypeAlias = Literal["allocate", "set", "get", "copy", "compile", "compute", "nodes"]
 
 #: A gate that nobody opens gives way, so that a test that failed does not hang.
