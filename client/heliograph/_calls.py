@@ -34,6 +34,7 @@ from heliograph_proto.messages import (
     decode_reserved,
     decode_traffic,
     encode_graph,
+    encode_portion,
     encode_queries,
     encode_type,
 )
@@ -106,6 +107,7 @@ def _encode_compile(call: Compile, session: bytes) -> bytes:
         devices=call.devices,
         fusion=_fusion(call.fusion),
         threads=call.threads,
+        portion=encode_portion(call.portion) if call.portion is not None else None,
         bindings=[plan_pb2.LeafBinding(leaf=leaf, tensor=tensor) for leaf, tensor in call.bindings],
         updates=call.updates,
         pins=[plan_pb2.Pin(device=device, nodes=nodes) for device, nodes in call.pins],

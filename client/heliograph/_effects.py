@@ -26,6 +26,7 @@ from heliograph_proto.description import (
     Traffic,
 )
 from heliograph_proto.graph import Graph
+from heliograph_proto.portions import Portion
 from heliograph_proto.rows import RowSplit
 from heliograph_proto.types import TensorType
 
@@ -128,6 +129,8 @@ class Compile:
     taps: tuple[int, ...] = ()
     #: The handle of the reservation in whose memory it is to lie; 0: none.
     reservation: int = 0
+    #: How it exchanges values with other parts of a graph, if it is one.
+    portion: Portion | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType
+
+if TYPE_CHECKING:
+    from heliograph_proto.membership import MemberInfo
 
 
 class DeviceType(Enum):
@@ -99,6 +102,8 @@ class DeviceInfo:
     features: Mapping[str, str] = field(default_factory=dict)
     #: Optional parts that it does not offer here, by name, and why.
     missing: Mapping[str, str] = field(default_factory=dict)
+    #: Known to a session alone: why the device is gone; empty while it is there.
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,8 @@ class DeviceList:
     server: str = ""
     #: Of the server's process, as ListDevicesResponse.facts names them; empty where it tells none.
     facts: Mapping[str, str] = field(default_factory=dict)
+    #: Of its pool, if it is the head of one.
+    members: tuple[MemberInfo, ...] = ()
 
     @property
     def unavailable(self) -> tuple[BackendInfo, ...]:
@@ -251,6 +258,21 @@ class NodePart:
     share: int
 
 
+class Way(Enum):
+    """How a value gets from a device of one daemon to one of another. The values are those of plan.proto."""
+
+    #: Both are of one host, or the server does not tell.
+    WITHIN = 0
+    DIRECT = 1
+    #: The head fetches and brings it, since they cannot reach each other.
+    RELAYED = 2
+    #: The head copies it between two splits.
+    THROUGH_HEAD = 3
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
 @dataclass(frozen=True, slots=True)
 class CopyReport:
     """A value that is copied before a split runs."""
@@ -263,6 +285,8 @@ class CopyReport:
     rows_only: bool = False
     #: Whether it is copied while the split before on its device computes.
     ahead: bool = False
+    #: How it travels between hosts.
+    way: Way = Way.WITHIN
     #: By itself, as it was expected; 0: nobody knew.
     predicted_us: float = 0.0
 
@@ -394,6 +418,27 @@ class SessionInfo:
     lease_ms: int = 0
     #: None: the server shares no memory with this client.
     shared_memory: SharedMemoryOffer | None = None
+    #: Whether devices may come and go: the server is the head of a pool.
+    is_head: bool = False
+    #: The incarnations of all daemons whose devices are among these, through other heads too.
+    daemons: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTraffic:
+    """What has gone between a daemon and others since it started, as it counts it."""
+
+    #: Bytes of tensors that other daemons pulled from it, or that it pushed.
+    sent_bytes: int = 0
+    #: That it pulled from others, or was pushed.
+    received_bytes: int = 0
+    sent_values: int = 0
+    received_values: int = 0
+    #: That it took from one daemon to another, which cannot reach each other.
+    relayed_bytes: int = 0
+    relayed_values: int = 0
+    #: Capabilities that it did not accept.
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +453,8 @@ class Traffic:
     #: make are not among them.
     copied_in_bytes: int = 0
     copied_out_bytes: int = 0
+    #: What has gone between the server and other daemons, for all sessions together, if it says that.
+    peers: PeerTraffic = PeerTraffic()
 
     def plus(self, other: Traffic) -> Traffic:
         """Both together."""
@@ -416,6 +463,7 @@ class Traffic:
             self.read_bytes + other.read_bytes,
             self.copied_in_bytes + other.copied_in_bytes,
             self.copied_out_bytes + other.copied_out_bytes,
+            self.peers,
         )
 
 

@@ -36,6 +36,7 @@ from heliograph_proto.messages.plans import (
     encode_report,
     encode_reserved,
 )
+from heliograph_proto.messages.portions import decode_portion, encode_portion
 from heliograph_proto.messages.types import (
     decode_checked_type,
     decode_dtype,
@@ -60,6 +61,7 @@ __all__ = [
     "decode_model",
     "decode_placement",
     "decode_plan",
+    "decode_portion",
     "decode_query",
     "decode_report",
     "decode_reserved",
@@ -78,6 +80,7 @@ __all__ = [
     "encode_model",
     "encode_placement",
     "encode_plan",
+    "encode_portion",
     "encode_queries",
     "encode_report",
     "encode_reserved",

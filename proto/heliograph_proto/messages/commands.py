@@ -72,7 +72,7 @@ def encode_command(command: c.Command) -> command_pb2.Command:
 
 
 def _encode_run(message: command_pb2.Run, run: c.Run) -> None:
-    message.plan, message.pause = run.plan, run.pause
+    message.plan, message.pause, message.exchange_run = run.plan, run.pause, run.exchange_run
     message.inputs.extend(map(_encode_input, run.inputs))
     message.outputs.extend(
         command_pb2.OutputBinding(output=one.output, tensor=one.tensor, fetch=one.fetch, into=one.into)
@@ -249,6 +249,7 @@ def _decode_run(run: command_pb2.Run) -> c.Run:
         outputs=tuple(c.OutputBinding(one.output, one.tensor, one.fetch, one.into) for one in run.outputs),
         pause=run.pause,
         loop=_decode_loop(run.loop) if run.HasField("loop") else None,
+        exchange_run=run.exchange_run,
     )
 
 

@@ -18,6 +18,7 @@ from heliograph_proto.description import (
     Port,
     SplitReport,
     VariablePort,
+    Way,
     WeightShare,
 )
 from heliograph_proto.messages.types import decode_type, encode_type
@@ -173,6 +174,7 @@ def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
                         copy.size_bytes,
                         copy.rows_only,
                         copy.ahead,
+                        _decode_way(copy.way),
                         copy.predicted_us,
                     )
                     for copy in one.copies
@@ -215,6 +217,7 @@ def _encode_split(one: SplitReport) -> plan_pb2.SplitReport:
                 size_bytes=copy.size_bytes,
                 rows_only=copy.rows_only,
                 ahead=copy.ahead,
+                way=plan_pb2.Way.ValueType(copy.way.value),
                 predicted_us=copy.predicted_us,
             )
             for copy in one.copies
@@ -248,3 +251,8 @@ def _decode_link(one: plan_pb2.LinkReport) -> LinkReport:
 def _decode_cause(number: int) -> Cause:
     """A cause that only a newer peer knows is the least that can be said."""
     return Cause(number) if number in {one.value for one in Cause} else Cause.FIRST_THAT_CAN
+
+
+def _decode_way(number: int) -> Way:
+    """A way that only a newer peer knows is one between hosts, whichever."""
+    return Way(number) if number in {one.value for one in Way} else Way.DIRECT

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from heliograph_backends.contract import Arena, BufferType, CompileOptions, Device, LeafBindings, Plan, Tensor
+from heliograph_backends.contract import (
+    Arena,
+    Buffer,
+    BufferType,
+    CompileOptions,
+    Device,
+    LeafBindings,
+    Plan,
+    Tensor,
+)
 from heliograph_proto.description import PlanInfo, Port, VariablePort
 from heliograph_proto.errors import (
     HeliographError,
@@ -23,11 +32,12 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.graph import Graph, Leaf, LeafKind
 from heliograph_proto.limits import Limits
+from heliograph_proto.portions import Portion
 from heliograph_proto.rows import RowSplit
-from heliograph_server.core.candidates import kinds_of
 from heliograph_server.core.checks import check_made, check_pipeline
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.divided import explaining
+from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import typed, zeroed
 from heliograph_server.core.handles import (
     BoundLeaves,
@@ -39,15 +49,21 @@ from heliograph_server.core.handles import (
 from heliograph_server.core.known_graphs import KnownGraph, KnownGraphs, ReceivedGraph
 from heliograph_server.core.known_plans import KnownPlan, KnownPlans, Ports, key_of
 from heliograph_server.core.loaded import LoadedPlan
-from heliograph_server.core.measurements import Recorder, TenantTimes, op_kinds
+from heliograph_server.core.measurements import Recorder, TenantTimes
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.ordered import ordered
+from heliograph_server.core.pooled import Blueprint, Pooled, PooledPlan, portions_of
+from heliograph_server.core.portioning import Exchanging, check_alone, check_portion
 from heliograph_server.core.precedence import Precedences
 from heliograph_server.core.protocol import SessionCore
+from heliograph_server.core.recording import recorder_of
 from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
 from heliograph_server.core.scheduled import ScheduledPlan
+from heliograph_server.core.scheduling import Schedule
+from heliograph_server.core.scheduling.portions import Portions
 from heliograph_server.core.scheduling.rows import divide
+from heliograph_server.core.several import SeveralPlan
 from heliograph_server.core.sizing import Sizer
 from heliograph_server.core.tapping import check_taps
 from heliograph_server.core.targets import Target, Targets, Wish
@@ -83,6 +99,8 @@ class CompileRequest:
     taps: tuple[int, ...] = ()
     #: The handle of the reservation in whose memory it is to lie; 0: none.
     reservation: int = 0
+    #: What it exchanges with other daemons, if it is a part of a graph on several.
+    portion: Portion | None = None
 
 
 class Compiler:
@@ -96,10 +114,11 @@ class Compiler:
         device: Callable[[str], Device],
         contents: Contents,
         occupancies: Mapping[str, Occupancy],
-        everyone: Sequence[Device],
+        everyone: Callable[[], Sequence[Device]],
         plans: KnownPlans,
         room: Room,
         times: TenantTimes,
+        exchange: LiveExchange | None = None,
     ) -> None:
         self._core = core
         #: Guards the core.
@@ -112,6 +131,8 @@ class Compiler:
         self._room = room
         self._everyone = everyone
         self._times = times
+        #: None: there is none with other daemons.
+        self._exchange = exchange
         self._targets = Targets(device, everyone, contents, room, times)
         self._known = KnownGraphs(limits)
         #: Held while compiling; whoever frees contents and variables takes it first.
@@ -122,6 +143,7 @@ class Compiler:
         """Raises what PlanService.Compile is refused with."""
         started = time.perf_counter()
         client = self._known.validated(request.graph, request.bindings.keys())
+        check_request(client.graph, request)
         with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
             self._plans.learn()
             stamp = self._targets.stamp(request.devices)
@@ -134,6 +156,7 @@ class Compiler:
 
     def _make(self, client: KnownGraph, key: Hashable, compilation: _Compilation) -> KnownPlan:
         """A plan that nobody compiled before."""
+        self.forget_lost()
         bound, known = compilation.bound, self._divided(client, compilation.request)
         with explaining(known.divided):
             target = self._target(known, compilation.request, bound, compilation.memory.sizes)
@@ -141,11 +164,17 @@ class Compiler:
             self._check_contents(client.graph, bound)
             loaded = self._loaded(target, known, compilation)
         found = compilation.reservation if loaded.plan.arena_bytes else None
-        turns = found.turns if found is not None else _turns(loaded)
+        portion = compilation.request.portion
+        turns = found.turns if found is not None else _turns(loaded, portion is not None)
         memory = found.reservation if found is not None else None
         # What holds tensors of the client goes with the last handle.
         lasts = not bound.tensors
-        return KnownPlan(key, client, loaded, turns, Ports.of(client.graph), lasts, memory)
+        return KnownPlan(key, client, loaded, turns, Ports.of(client.graph, portion), lasts, memory)
+
+    def forget_lost(self) -> None:
+        """Variables on devices that are gone are made anew by whoever names them."""
+        with self._lock:
+            self._core.forget_variables(is_lost)
 
     def _loaded(self, target: Target, known: KnownGraph, compilation: _Compilation) -> LoadedPlan:
         # Weights are packed by the device's workers.
@@ -212,7 +241,8 @@ class Compiler:
             device = target.main
             arena = compilation.memory.share(device.name).arena
             old = compilation.idle_plan(device, self._plans) if arena is None else None
-            loaded = _compile(device, known, bindings, options, arena, old, self._alone(target, known))
+            times = self._recorder(known, target), target.predicted_s * 1e6
+            loaded = _compile(device, known, bindings, options, arena, old, times)
             if old is not None:
                 self._plans.hand_over(old)
             return loaded
@@ -225,35 +255,91 @@ class Compiler:
         assert target.schedule is not None
         options, copies = compilation.request.options, compilation.request.pipeline
         precedences = Precedences(len(target.devices)) if copies > 1 else None
-        how = options, precedences, self._occupancies, target.memories, compilation.memory.share
+        portions, why = self._portions(target, known, compilation.request)
+        if portions is not None:
+            return self._pooled(target, known, bindings, compilation, portions, precedences)
+        exchanging = self._exchanging(compilation.request.portion)
+        how = options, precedences, self._occupancies, target.memories, compilation.memory.share, exchanging
         plans: list[Plan] = []
         try:
             for _ in range(copies):
                 made = ScheduledPlan(known.graph, target.schedule, target.devices, bindings, *how)
+                made.why_whole = why
                 plans.append(made)
         except BaseException:
             for plan in plans:
                 plan.free()
+            if exchanging is not None:
+                exchanging.ports.close()
             raise
         recorder = self._recorder(known, target)
-        return LoadedPlan(plans, target.main, divided=known.divided, recorder=recorder)
+        loaded = LoadedPlan(plans, target.main, divided=known.divided, recorder=recorder)
+        if exchanging is not None:
+            loaded.when_freed(exchanging.ports.close)
+        return loaded
 
-    def _alone(self, target: Target, known: KnownGraph) -> tuple[Recorder | None, float]:
-        """What takes the times of a plan on one device, and how long it is expected to take."""
-        return self._recorder(known, target), target.predicted_s * 1e6
+    def _portions(
+        self, target: Target, known: KnownGraph, request: CompileRequest
+    ) -> tuple[Portions | None, str]:
+        """The portions of a plan that other hosts take part in, or else why it is none of those, if there
+        are such."""
+        assert target.schedule is not None
+        if request.portion is not None or self._exchange is None:
+            return None, ""
+        try:
+            found = portions_of(known.graph, target.schedule, target.devices)
+            return found, ""
+        except UnsupportedError as why:
+            return None, why.message
+
+    def _pooled(
+        self,
+        target: Target,
+        known: KnownGraph,
+        bindings: LeafBindings,
+        compilation: _Compilation,
+        portions: Portions,
+        precedences: Precedences | None,
+    ) -> LoadedPlan:
+        """A plan over several hosts."""
+        assert target.schedule is not None and self._exchange is not None
+        options, copies = compilation.request.options, compilation.request.pipeline
+
+        def own(
+            graph: Graph, schedule: Schedule, bound: LeafBindings, exchanging: Exchanging
+        ) -> ScheduledPlan:
+            how = options, precedences, self._occupancies, target.memories, NO_RESERVATION.share, exchanging
+            return ScheduledPlan(graph, schedule, target.devices, bound, *how)
+
+        leaves = {**bindings.weights, **bindings.variables}
+        blueprint = Blueprint(
+            known.graph,
+            target.schedule,
+            target.memories,
+            leaves,
+            options,
+            copies,
+            self._exchange,
+            own,
+        )
+        pooled = Pooled(blueprint, portions)
+        return LoadedPlan(
+            [PooledPlan(pooled, copy) for copy in range(copies)],
+            target.main,
+            divided=known.divided,
+            recorder=self._recorder(known, target),
+        )
+
+    def _exchanging(self, portion: Portion | None) -> Exchanging | None:
+        """Opens the edges of a portion. Raises HandleExistsError, UnsupportedError."""
+        if portion is None:
+            return None
+        if self._exchange is None:
+            raise UnsupportedError("this server exchanges nothing with others")
+        return Exchanging(portion, self._exchange.open(portion))
 
     def _recorder(self, known: KnownGraph, target: Target) -> Recorder | None:
-        """What takes the times of a plan, where that helps to place others: on devices of several sites."""
-        if not any(one.site_name for one in self._everyone):
-            return None
-        kinds = kinds_of(known.graph).of
-        if target.schedule is None:
-            parts: list[tuple[Device, Iterable[int]]] = [(target.main, range(len(kinds)))]
-        else:
-            parts = [(target.devices[one.device], one.nodes) for one in target.schedule.splits]
-        trips = [self._times.host.round_trip_s(device.site_name) * 1e6 for device, _ in parts]
-        splits = [(device.name, op_kinds(known.graph, nodes, kinds)) for device, nodes in parts]
-        return Recorder(self._times, splits, trips)
+        return recorder_of(self._times, self._everyone(), known.graph, target)
 
     # What its leaves are
 
@@ -271,6 +357,7 @@ class Compiler:
             request.pipeline,
             request.buffer_types,
             taps,
+            request.portion,
         )
         with self._lock:
             lies = self._core.devices_of(known.graph, bound)
@@ -364,7 +451,10 @@ class Compiler:
                 named = ports.inputs, ports.outputs
                 lies_in = compilation.reservation if plan.reservation is not None else None
                 what = loaded, bound, plan.turns, loaded.tapped_bytes, lies_in
-                self._core.add_plan(request.plan, loaded.device.name, named, variables, *what)
+                is_portion = request.portion is not None
+                self._core.add_plan(
+                    request.plan, loaded.device.name, named, variables, *what, is_portion=is_portion
+                )
         except BaseException:
             self._plans.release(loaded)
             raise
@@ -440,7 +530,7 @@ class _Compilation:
         if old is None or old.reservation is not None or not old.turns.is_idle or old.device != device.name:
             return None
         loaded: LoadedPlan = old.plan
-        return None if isinstance(loaded.plan, ScheduledPlan) or not plans.is_alone(loaded) else loaded
+        return None if isinstance(loaded.plan, SeveralPlan) or not plans.is_alone(loaded) else loaded
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
@@ -491,16 +581,29 @@ def _unbound_weights(graph: Graph, bound: BoundLeaves) -> list[Leaf]:
     return [leaf for n, leaf in leaves if leaf.kind is LeafKind.WEIGHT and n not in bound.tensors]
 
 
-def _turns(loaded: LoadedPlan) -> Turns:
-    """One run at a time, or one on each copy, for which there is a lane."""
+def _turns(loaded: LoadedPlan, has_lanes: bool) -> Turns:
+    """One run at a time, or one on each copy, for which there is a lane. A portion has one in any case, so
+    that nothing else waits while it waits for other daemons."""
     copies = len(loaded.copies)
-    return Turns([Lane(loaded.device.name) for _ in range(copies)] if copies > 1 else ())
+    return Turns([Lane(loaded.device.name) for _ in range(copies)] if copies > 1 or has_lanes else ())
+
+
+def check_request(graph: Graph, request: CompileRequest) -> None:
+    """Raises InvalidArgumentError, UnsupportedError for a portion that none can be."""
+    if request.portion is not None:
+        check_alone(
+            taps=request.taps,
+            row_splits=request.splits,
+            updates=request.updates,
+            reservation=request.reservation,
+        )
+        check_portion(graph, request.portion)
 
 
 def _extent(loaded: LoadedPlan) -> dict[str, Any]:
     """How far a plan reaches, as `PlanInfo` has it."""
     plan = loaded.plan
-    if not isinstance(plan, ScheduledPlan):
+    if not isinstance(plan, SeveralPlan):
         return {"devices": (loaded.device.name,)}
     used = sorted({one.device for one in plan.schedule.splits} or {plan.schedule.main})
     return {
@@ -514,6 +617,11 @@ def _extent(loaded: LoadedPlan) -> dict[str, Any]:
 def _variable_port(leaf: Leaf, number: int, handle: TensorHandle) -> VariablePort:
     device = handle.storage.device if handle.storage is not None else ""
     return VariablePort(Port(leaf.name, leaf.type), number, device)
+
+
+def is_lost(buffer: object) -> bool:
+    """Whether the device of a buffer is gone."""
+    return isinstance(buffer, Buffer) and buffer.buffer_type.device.lost is not None
 
 
 def _on_device(tensor: Tensor, leaf: Leaf, device: Device) -> Tensor:

@@ -29,7 +29,7 @@ from heliograph_server.core.looping import Looping, in_step
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.observing import LoopObserver, Observer
 from heliograph_server.core.room import Room
-from heliograph_server.core.scheduled import Observe
+from heliograph_server.core.several import Observe
 from heliograph_server.core.staged import Messages, Received, read, read_messages, write, write_received
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
@@ -276,10 +276,11 @@ class Execution:
         observe: Observe | None,
     ) -> None:
         def compute() -> None:
-            copy.compute(inputs, outputs, abort, observe)
+            copy.compute(inputs, outputs, abort, observe, task.exchange_run)
 
-        # What assigned half of its variables, or told of half of its nodes, is not done again.
-        compute() if task.plan.assigned or observe is not None else self._room.for_work(compute)
+        # What assigned half of its variables, or told others of half of its nodes, is not done again.
+        once = task.plan.assigned or observe is not None or task.exchange_run
+        compute() if once else self._room.for_work(compute)
 
     def _write_outputs(self, copy: PlanCopy, task: RunTask, outputs: Sequence[Tensor | None]) -> None:
         """Copies outputs to existing tensors that the device could not write in place."""

@@ -138,6 +138,8 @@ class RunTask:
     loop: Loop | None = None
     #: Of a loop.
     progress: Progress | None = None
+    #: Of a portion: which run of the whole it is.
+    exchange_run: int = 0
 
 
 #: Work for a device. Everything else is settled by the core alone.

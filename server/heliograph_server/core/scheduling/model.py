@@ -154,6 +154,8 @@ class Schedule:
     taps: frozenset[int] = frozenset()
     #: By which times can be predicted; None where memory alone decided.
     costs: Costs | None = field(default=None, compare=False)
+    #: Nodes whose results other hosts read: each is the last one of its split.
+    departures: frozenset[int] = frozenset()
 
     @property
     def main(self) -> int:
