@@ -17,6 +17,7 @@ from heliograph._effects import (
     GetStatistics,
     ListDevices,
     ListModels,
+    Probe,
     QueryOps,
     QueryPlacement,
     Reserve,
@@ -30,6 +31,7 @@ from heliograph_proto.messages import (
     decode_model,
     decode_placement,
     decode_plan,
+    decode_probed,
     decode_report,
     decode_reserved,
     decode_traffic,
@@ -39,7 +41,7 @@ from heliograph_proto.messages import (
     encode_type,
 )
 from heliograph_proto.rows import RowSplit
-from heliograph_proto.v1 import bulk_pb2, device_pb2, model_pb2, plan_pb2, session_pb2
+from heliograph_proto.v1 import bulk_pb2, device_pb2, model_pb2, peer_pb2, plan_pb2, session_pb2
 
 _PACKAGE = "heliograph.v1"
 
@@ -86,6 +88,11 @@ def _encode(call: Call, session: bytes) -> Unary:
         case GetStatistics():
             statistics = session_pb2.GetStatisticsRequest(session=session)
             return Unary(_path("SessionService", "GetStatistics"), statistics.SerializeToString(), _traffic)
+        case Probe(address, size_bytes, timeout_ms):
+            probe = peer_pb2.ProbeRequest(
+                session=session, address=address, bandwidth_bytes=size_bytes, timeout_ms=timeout_ms
+            )
+            return Unary(_path("PeerService", "Probe"), probe.SerializeToString(), _probed)
         case ListModels():
             models = model_pb2.ListModelsRequest(session=session)
             return Unary(_path("ModelService", "ListModels"), models.SerializeToString(), _models)
@@ -189,6 +196,10 @@ def _devices(answer: bytes) -> Any:
 
 def _traffic(answer: bytes) -> Any:
     return decode_traffic(session_pb2.GetStatisticsResponse.FromString(answer))
+
+
+def _probed(answer: bytes) -> Any:
+    return decode_probed(peer_pb2.ProbeResponse.FromString(answer))
 
 
 def _models(answer: bytes) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from heliograph_proto.description import (
     PlanEstimate,
     PlanInfo,
     PlanReport,
+    Probed,
     Traffic,
 )
 from heliograph_proto.graph import Graph
@@ -185,6 +186,15 @@ class GetStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """Has the server measure its way to another one. Gives a Probed."""
+
+    address: str
+    bandwidth_bytes: int
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueryOps:
     """Asks a device about nodes. Gives a tuple of OpAnswers."""
 
@@ -212,6 +222,7 @@ Call: TypeAlias = (
     | GetMemory
     | ListDevices
     | GetStatistics
+    | Probe
     | ListModels
     | DescribeModel
     | QueryOps
@@ -228,6 +239,7 @@ Answer: TypeAlias = (
     | Memory
     | DeviceList
     | Traffic
+    | Probed
     | tuple[OpAnswer, ...]
     | PlacementInfo
 )

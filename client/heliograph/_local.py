@@ -30,6 +30,7 @@ from heliograph._effects import (
     GetStatistics,
     ListDevices,
     ListModels,
+    Probe,
     QueryOps,
     QueryPlacement,
     Reserve,
@@ -41,7 +42,7 @@ from heliograph_proto import __version__
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command
 from heliograph_proto.description import PlanEstimate, PlanInfo, Traffic
-from heliograph_proto.errors import HeliographError, InternalError
+from heliograph_proto.errors import HeliographError, InternalError, UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.inline_runs import InlineRun
 
@@ -191,6 +192,8 @@ class LocalTransport:
                 return replace(self.host.device_list(), facts=facts_here())
             case GetStatistics():
                 return replace(self.session.traffic, peers=self.host.exchange.traffic)
+            case Probe():
+                raise UnsupportedError("a session in this process has no daemon to measure from")
             case ListModels():
                 return self.session.models()
             case DescribeModel(name):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from heliograph_proto.errors import HeliographError
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType
 
@@ -439,6 +440,20 @@ class PeerTraffic:
     relayed_values: int = 0
     #: Capabilities that it did not accept.
     refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a daemon has measured of its way to another one."""
+
+    #: Why it cannot be reached; None: it can.
+    error: HeliographError | None = None
+    #: Who answered there.
+    incarnation: bytes = b""
+    #: 0: there was no answer.
+    round_trip_seconds: float = 0.0
+    #: Each way, while as many go the other way; 0: not measured.
+    bytes_per_second: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from heliograph_proto.description import (
     OpRoad,
     PeerTraffic,
     PlacementInfo,
+    Probed,
     SessionInfo,
     SharedMemoryOffer,
     Traffic,
@@ -26,9 +27,9 @@ from heliograph_proto.description import (
 from heliograph_proto.limits import Limits
 from heliograph_proto.membership import DeviceChange, MemberInfo, MemberState
 from heliograph_proto.messages.graphs import decode_attributes, encode_attributes
-from heliograph_proto.messages.types import decode_type, encode_type
+from heliograph_proto.messages.types import decode_error, decode_type, encode_error, encode_type
 from heliograph_proto.ops import infer
-from heliograph_proto.v1 import device_pb2, session_pb2
+from heliograph_proto.v1 import device_pb2, peer_pb2, session_pb2
 
 
 def encode_device(device: DeviceInfo) -> device_pb2.Device:
@@ -273,6 +274,20 @@ def _decode_offer(message: session_pb2.OpenResponse) -> SharedMemoryOffer | None
         return None
     offer = message.shared_memory
     return SharedMemoryOffer(offer.abstract_name, offer.path_suffix)
+
+
+def encode_probed(found: Probed) -> peer_pb2.ProbeResponse:
+    return peer_pb2.ProbeResponse(
+        error=encode_error(found.error) if found.error is not None else None,
+        incarnation=found.incarnation,
+        round_trip_seconds=found.round_trip_seconds,
+        bytes_per_second=found.bytes_per_second,
+    )
+
+
+def decode_probed(message: peer_pb2.ProbeResponse) -> Probed:
+    error = decode_error(message.error) if message.HasField("error") else None
+    return Probed(error, message.incarnation, message.round_trip_seconds, message.bytes_per_second)
 
 
 def encode_traffic(found: Traffic) -> session_pb2.GetStatisticsResponse:

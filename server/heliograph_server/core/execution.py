@@ -23,6 +23,7 @@ from heliograph_proto.errors import (
     InternalError,
     OutOfMemoryError,
 )
+from heliograph_server.core.handing import Handing
 from heliograph_server.core.handles import Storage, TensorHandle
 from heliograph_server.core.loaded import LoadedPlan, PlanCopy
 from heliograph_server.core.looping import Looping, in_step
@@ -36,7 +37,9 @@ from heliograph_server.core.tasks import (
     AllocateTask,
     ClearTask,
     CopyTask,
+    FetchTask,
     FillTask,
+    OfferTask,
     Place,
     PlaceTask,
     ReadTask,
@@ -77,6 +80,7 @@ class Execution:
         places: Places,
         observer: Callable[[int], Observer | None],
         room: Room,
+        handing: Handing,
     ) -> None:
         self._device = device
         self._staging = staging
@@ -91,6 +95,7 @@ class Execution:
         #: Who is told of the observed nodes of a run, by sequence number.
         self._observer = observer
         self._room = room
+        self._handing = handing
         self._tasks: dict[type, Callable[[int, Any, Abort], Completion]] = {
             AllocateTask: self._allocate,
             PlaceTask: self._place,
@@ -101,6 +106,8 @@ class Execution:
             ReadTask: self._read,
             FillTask: self._fill,
             CopyTask: self._copy,
+            OfferTask: self._offer,
+            FetchTask: self._fetch,
             RunTask: self._run,
         }
 
@@ -217,6 +224,14 @@ class Execution:
         if task.source is task.destination:
             return Completion(sequence)
         return Completion(sequence, road=access.copy(task.source.placed, task.destination.placed))
+
+    def _offer(self, sequence: int, task: OfferTask, abort: Abort) -> Completion:
+        self._handing.offer(sequence, task, abort)
+        return Completion(sequence)
+
+    def _fetch(self, sequence: int, task: FetchTask, abort: Abort) -> Completion:
+        self._handing.fetch(task, abort)
+        return Completion(sequence)
 
     def _run(self, sequence: int, task: RunTask, abort: Abort) -> Completion:
         if task.loop is not None:

@@ -39,7 +39,7 @@ from heliograph_server.core.handles import (
     TensorHandle,
 )
 from heliograph_server.core.loaded import LoadedPlan
-from heliograph_server.core.measurements import Measurements, TenantTimes
+from heliograph_server.core.measurements import TenantTimes
 from heliograph_server.core.membership import Change, SessionDevices
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.room import Room
@@ -103,13 +103,13 @@ class Session(SessionWork):
         deadlines: Deadlines,
         room: Room,
         on_closed: Callable[[Session], None],
-        contents: Contents | None = None,
-        times: TenantTimes | None = None,
-        exchange: LiveExchange | None = None,
+        contents: Contents | None,
+        times: TenantTimes,
+        exchange: LiveExchange,
         *,
         watches: bool = False,
     ) -> None:
-        super().__init__(limits, devices, occupancies, deadlines, room)
+        super().__init__(limits, devices, occupancies, deadlines, room, exchange)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
         self.number = number
         self.client = client or "somebody"
@@ -118,7 +118,7 @@ class Session(SessionWork):
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
         self.requests = Staging(max(limits.in_flight_bytes, limits.message_bytes), "graphs")
         self._contents = contents or Contents(devices.present, room)
-        known = times or TenantTimes(Measurements()), exchange
+        known = times, exchange
         memory = self._contents, occupancies, devices.present, self._plans, room
         self._compiler = Compiler(self._core, self._lock, limits, self._device, *memory, *known)
         self._open_uploads: set[Upload] = set()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
 from grpc import aio
 
-from heliograph_proto.errors import HeliographError, InvalidArgumentError
+from heliograph_proto.description import Probed
+from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.portions import Source
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.peers import ways
@@ -25,16 +25,6 @@ PAYLOAD_BYTES = 2**18
 UNDER_WAY = 4
 
 _Echo: TypeAlias = "aio.UnaryUnaryMultiCallable[peer_pb2.EchoRequest, peer_pb2.EchoResponse]"
-
-
-@dataclass(frozen=True, slots=True)
-class Probed:
-    """What was measured; see ProbeResponse."""
-
-    error: HeliographError | None = None
-    incarnation: bytes = b""
-    round_trip_seconds: float = 0.0
-    bytes_per_second: float = 0.0
 
 
 def check_probe(address: str, bandwidth_bytes: int, timeout_ms: int) -> None:

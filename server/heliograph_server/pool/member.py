@@ -153,8 +153,9 @@ class Member:
     def ours(self, error: HeliographError) -> HeliographError:
         """An error on its way to our own clients: see `edge`."""
         is_gone = self.session.closed or isinstance(error, UnavailableError)
-        if is_gone and not self._closed and not isinstance(error, MemberLostError):
-            return self.lose(error)
+        if is_gone and not isinstance(error, MemberLostError) and (self._error or not self._closed):
+            found = self.lose(error)
+            return found.at(found.origin)
         return error.at(replace(error.origin, sequence=0)) if error.origin.sequence else error
 
     # The end

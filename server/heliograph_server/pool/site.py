@@ -3,6 +3,7 @@ other members."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import heliograph as hg
+from heliograph._handing import probe
 from heliograph._sharing import Sharing
 from heliograph_backends import access
 from heliograph_backends.contract import Site, SitePlan, SiteRun, SiteWork, Tensor, Usage
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from heliograph_server.pool.device import RemoteDevice
     from heliograph_server.pool.member import Member
 
+logger = logging.getLogger(__name__)
+
+#: How long a member may look for another one.
+PROBE_SECONDS = 3.0
 #: Larger inputs are written to a tensor there before the run is sent.
 INLINE_BYTES = 64 * 1024
 
@@ -36,8 +42,8 @@ class RemoteSite(Site):
         self.member = member
         self.name = member.name
         self._lock = threading.Lock()
-        #: Lives of other members that it cannot fetch values from.
-        self._unreachable: set[bytes] = set()
+        #: By the lives of other members: whether it can fetch values from them, as far as is known.
+        self._reaches: dict[bytes, bool] = {}
 
     def __repr__(self) -> str:
         return f"<RemoteSite {self.name}>"
@@ -59,11 +65,26 @@ class RemoteSite(Site):
         self.member.check()
 
     def can_reach(self, other: Site) -> bool:
-        return other.incarnation not in self._unreachable
+        if other.incarnation not in self._reaches:
+            self._reaches[other.incarnation] = self._finds(other)
+        return self._reaches[other.incarnation]
+
+    def _finds(self, other: Site) -> bool:
+        """Whether the member says so, which is asked once."""
+        try:
+            found = probe(self.member.session, other.address, seconds=PROBE_SECONDS)
+        except HeliographError as error:
+            logger.debug("%s measures no way to %s: %s", self.name, other.name, error)
+            return True
+        if found.error is None and found.incarnation == other.incarnation:
+            return True
+        why = found.error.message if found.error is not None else "another daemon answers there"
+        logger.warning("%s cannot reach %s: values between them are relayed: %s", self.name, other.name, why)
+        return False
 
     def cannot_reach(self, other: Site) -> None:
         with self._lock:
-            self._unreachable.add(other.incarnation)
+            self._reaches[other.incarnation] = False
 
     def compile(self, work: SiteWork) -> RemoteSitePlan:
         leaves = {**work.bindings.weights, **work.bindings.variables}

@@ -27,7 +27,7 @@ from heliograph_proto.errors import (
     MemberLostError,
     ProtocolError,
 )
-from heliograph_proto.messages import encode_error
+from heliograph_proto.messages import encode_error, encode_probed
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.core.exchanging import SMALL_BYTES, Landing, LiveExchange, Value
 from heliograph_server.core.execution import typed
@@ -165,12 +165,7 @@ class PeerService:
         self._slot.host.session(request.session)
         check_probe(request.address, request.bandwidth_bytes, request.timeout_ms)
         found = await probe(request.address, request.bandwidth_bytes, request.timeout_ms / 1e3)
-        return peer_pb2.ProbeResponse(
-            error=encode_error(found.error) if found.error is not None else None,
-            incarnation=found.incarnation,
-            round_trip_seconds=found.round_trip_seconds,
-            bytes_per_second=found.bytes_per_second,
-        )
+        return encode_probed(found)
 
 
 async def _next(context: Context) -> bytes | None:

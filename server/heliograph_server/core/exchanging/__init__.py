@@ -8,7 +8,7 @@ near       the way between exchanges of one process
 """
 
 from heliograph_server.core.exchanging.landing import Done, Landing, Peers, Puller, Pusher, Sink
-from heliograph_server.core.exchanging.live import LiveExchange
+from heliograph_server.core.exchanging.live import LiveExchange, LivePorts
 from heliograph_server.core.exchanging.near import NearPuller
 from heliograph_server.core.exchanging.values import SMALL_BYTES, Value
 
@@ -17,6 +17,7 @@ __all__ = [
     "Done",
     "Landing",
     "LiveExchange",
+    "LivePorts",
     "NearPuller",
     "Peers",
     "Puller",

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from heliograph_backends import access
 from heliograph_backends.contract import Abort, Tensor
+from heliograph_proto.bulk import encode_download
 from heliograph_proto.description import PeerTraffic
 from heliograph_proto.errors import (
     CancelledError,
@@ -33,9 +34,12 @@ from heliograph_server.core.exchanging.ledger import (
     ended,
     refusal,
 )
-from heliograph_server.core.exchanging.values import SMALL_BYTES, Budget, Value, copy_out
+from heliograph_server.core.exchanging.values import SMALL_BYTES, Budget, Value, copy_out, parts_of
 
 logger = logging.getLogger(__name__)
+
+#: The most bytes of a tensor that are between being read and being sent, where it is given by itself.
+HANDED_BYTES = 16 * 2**20
 
 #: Who asks for a value is given it, or told why not, once, from any thread.
 Asker: TypeAlias = Callable[[Value | HeliographError], None]
@@ -293,7 +297,7 @@ class LiveExchange:
         for visitors, things in late:
             _expire(visitors, things)
 
-    def close_ports(self, ports: LivePorts, portion: Portion) -> None:
+    def close_ports(self, ports: LivePorts, portion: Portion, error: HeliographError | None) -> None:
         """A portion is gone."""
         with self._lock:
             if ports not in self._ports:
@@ -307,7 +311,7 @@ class LiveExchange:
             for arrival in portion.arrivals:
                 if arrival.source is None:
                     self._arrivals.pop(arrival.edge.name, None)
-        gone = CancelledError("the plan that was to make this value is gone")
+        gone = error or CancelledError("what was to make this value is gone")
         for visitors, things in found:
             for one in (*visitors, *things):
                 _tell(one, gone)
@@ -429,6 +433,38 @@ class LivePorts:
             raise
         self._exchange.give(edge, run, Value.of(data, self._exchange.budget.give))
 
+    def hand_over(self, place: int, run: int, tensor: Tensor, abort: Abort) -> None:
+        """Gives a departure straight from its tensor, of which little is held at a time, and returns when all
+        was taken. Raises CancelledError after an abort, and when who asked has left."""
+        window = Budget(HANDED_BYTES)
+        edge, size_bytes = self._portion.departures[place].edge, tensor.type.nbytes
+        if size_bytes <= SMALL_BYTES:
+            value = Value.of(bytes(access.read_whole(tensor)), window.give)
+            window.reserve(size_bytes, abort, bool)
+            self._exchange.give(edge, run, value)
+        else:
+            value = Value(size_bytes, window.give)
+            self._exchange.give(edge, run, value)
+            self._hand_pieces(tensor, value, window, abort)
+        try:
+            window.wait_until(lambda: value.is_taken or value.is_dropped, abort)
+        except CancelledError:
+            value.drop()
+            raise
+        if not value.is_taken:
+            raise CancelledError("the other daemon left before it had taken the tensor")
+
+    def _hand_pieces(self, tensor: Tensor, value: Value, window: Budget, abort: Abort) -> None:
+        try:
+            for offset, data in parts_of(tensor, self._exchange.chunk_bytes):
+                window.reserve(data.nbytes, abort, partial(getattr, value, "is_dropped"))
+                value.put(encode_download(offset, value.size_bytes, data), data.nbytes)
+                if value.is_dropped:
+                    return
+        except BaseException as error:
+            value.fail(error if isinstance(error, HeliographError) else InternalError(f"reading: {error}"))
+            raise
+
     def _is_oldest(self, run: int) -> bool:
         with self._lock:
             return self._is_closed or run <= min(self._runs, default=run)
@@ -443,14 +479,14 @@ class LivePorts:
         self._exchange.end(self._portion, run, error)
         self._exchange.budget.poke()
 
-    def close(self) -> None:
-        """As `Ports.close`."""
+    def close(self, error: HeliographError | None = None) -> None:
+        """As `Ports.close`; `error`: what whoever still waits is told."""
         with self._lock:
             self._is_closed = True
             incoming, self._incoming = tuple(self._incoming.values()), {}
         for one in incoming:
             one.close()
-        self._exchange.close_ports(self, self._portion)
+        self._exchange.close_ports(self, self._portion, error)
         self._exchange.budget.poke()
 
 

@@ -52,6 +52,13 @@ class Budget:
             self.held_bytes -= size_bytes
             self._changed.notify_all()
 
+    def wait_until(self, is_over: Callable[[], bool], abort: Abort) -> None:
+        """Waits until something is so that is changed before bytes are given back. Raises CancelledError."""
+        with abort.watch(self.poke), self._changed:
+            self._changed.wait_for(lambda: abort.is_set or is_over())
+            if not is_over():
+                raise CancelledError("cancelled while it waited for a value to be taken")
+
     def poke(self) -> None:
         """Whoever waits asks again whether he may pass."""
         with self._changed:
