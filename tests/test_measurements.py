@@ -165,9 +165,9 @@ class Compiling(FakeDevice):
 
 @pytest.fixture
 def fakes() -> list[Compiling]:
-    """The first is ten times slower than the second."""
+    """The first is far slower than the second, however busy the machine is."""
     found = [Compiling(f"fake{n}", site=site, is_host=False) for n, site in enumerate(("a", "b"))]
-    for device, seconds in zip(found, (0.02, 0.002), strict=True):
+    for device, seconds in zip(found, (0.06, 0.001), strict=True):
         device.script.delay("nodes", seconds)
     return found
 
