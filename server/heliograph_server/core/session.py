@@ -39,6 +39,7 @@ from heliograph_server.core.handles import (
     TensorHandle,
 )
 from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.measurements import TenantTimes
 from heliograph_server.core.membership import Change, SessionDevices
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.room import Room
@@ -103,6 +104,7 @@ class Session(SessionWork):
         room: Room,
         on_closed: Callable[[Session], None],
         contents: Contents | None,
+        times: TenantTimes,
         exchange: LiveExchange,
         *,
         watches: bool = False,
@@ -116,8 +118,9 @@ class Session(SessionWork):
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
         self.requests = Staging(max(limits.in_flight_bytes, limits.message_bytes), "graphs")
         self._contents = contents or Contents(devices.present, room)
-        memory = self._contents, occupancies, devices.present, self._plans, room, exchange
-        self._compiler = Compiler(self._core, self._lock, limits, self._device, *memory)
+        known = times, exchange
+        memory = self._contents, occupancies, devices.present, self._plans, room
+        self._compiler = Compiler(self._core, self._lock, limits, self._device, *memory, *known)
         self._open_uploads: set[Upload] = set()
         self._closing = False
         self._released = threading.Event()

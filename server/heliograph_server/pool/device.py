@@ -92,6 +92,10 @@ class RemoteDevice(Device):
             return check_memory(self.name, self.there.memory(timeout=ANSWER_SECONDS))
 
     @property
+    def site_name(self) -> str:
+        return self.name.rpartition("/")[0]
+
+    @property
     def buffer_type(self) -> RemoteBufferType:
         return self._buffer_types[0]
 
