@@ -240,7 +240,11 @@ class Compiler:
             if old is not None:
                 self._plans.hand_over(old)
             return loaded
-        request, share, recorder = compilation.request, compilation.memory.share, self._recorder(known, target)
+        request, share, recorder = (
+            compilation.request,
+            compilation.memory.share,
+            self._recorder(known, target),
+        )
         asked = Asked(options, request.pipeline, request.portion, share, recorder)
         return self._assembler.assemble(known, target, bindings, asked)
 
