@@ -128,7 +128,7 @@ class Host:
         self._draining = False
         self._closed = False
         if pool is not None:
-            pool.start(self.incarnation, self._devices_changed)
+            pool.start(self.incarnation, self._devices_changed, self.measurements)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "draining" if self._draining else "open"
