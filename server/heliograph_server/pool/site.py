@@ -71,9 +71,8 @@ class RemoteSite(Site):
         return self._reaches.get(other.incarnation, True)
 
     def look_for(self, other: Site, bandwidth_bytes: int = 0) -> tuple[float, float] | None:
-        """Has the member look for another one, and measure what carries so many bytes each way: the seconds of
-        a round trip, and bytes a second (0: not measured). None where it found no way, or could not be asked.
-        """
+        """Has the member look for another one, and carry so many bytes each way: the seconds of a round trip,
+        and bytes a second (0: not measured). None where it found no way, or could not be asked."""
         if self.why_not:
             return None
         try:
