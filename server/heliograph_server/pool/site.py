@@ -81,6 +81,8 @@ class RemoteSite(Site):
             logger.debug("%s measures no way to %s: %s", self.name, other.name, error)
             return None
         reaches = found.error is None and found.incarnation == other.incarnation
+        if not reaches and not _answers(other):
+            return None
         with self._lock:
             is_news = self._reaches.get(other.incarnation) is not False
             self._reaches[other.incarnation] = reaches
@@ -116,6 +118,16 @@ class RemoteSite(Site):
                 sharing=Sharing(work.portion, pins, work.pipeline),
             )
         return RemoteSitePlan(self, found[next(iter(devices))], work, plan)
+
+
+def _answers(site: Site) -> bool:
+    """Whether a member that another one does not find is there all the same."""
+    assert isinstance(site, RemoteSite), "a host of another kind"
+    try:
+        site.member.session.synchronize(timeout=PROBE_SECONDS)
+    except HeliographError:
+        return False
+    return True
 
 
 def _tensor_there(tensor: Tensor) -> hg.Tensor:
