@@ -158,7 +158,8 @@ class Daemon:
         self._facts = server_facts(self._why_not_shared())
         await self._server.start()
         self.host = await asyncio.wrap_future(_in_thread_of_its_own(self._open_host))
-        self._peers = LoopPeers(asyncio.get_running_loop(), self._pools[-1])
+        silence_seconds = self._config.pool_silence_seconds
+        self._peers = LoopPeers(asyncio.get_running_loop(), self._pools[-1], silence_seconds)
         self.host.exchange.use(self._peers)
         self._slot.fill(self.host)
         await self._tell_health(SERVING)
