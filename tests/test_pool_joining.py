@@ -91,6 +91,32 @@ def test_daemons_that_answer_are_enough(members: list[Daemon]) -> None:
             session.compile(doubled(), "127.0.0.1:1/cpu0")
 
 
+def test_a_session_whose_first_device_is_lost_goes_on_and_has_it_again(members: list[Daemon]) -> None:
+    with hg.connect([one.url for one in members]) as session:
+        first, other = [device.name for device in session.devices]
+        gone = next(one for one in members if first.startswith(one.host))
+        gone.kill()
+        wait_for_devices(session, other)
+        with pytest.raises(hg.MemberLostError):
+            session.compute(doubled(), x=np.ones(4, np.float32))
+        with pytest.raises(hg.MemberLostError):
+            session.empty((4,), "f32").get(timeout=SECONDS)
+        assert session.put(np.ones(4, np.float32), other).get().tolist() == [1, 1, 1, 1]
+        assert session.compute(doubled(), x=np.ones(4, np.float32), devices=other)["y"].tolist() == [2] * 4
+        gone.restart()
+        wait_for_devices(session, first, other)
+        assert session.put(np.ones(4, np.float32)).get().tolist() == [1, 1, 1, 1]
+        assert session.compute(doubled(), x=np.ones(4, np.float32))["y"].tolist() == [2] * 4
+        stream = session.stream(first)
+        gone.kill()
+        wait_for_devices(session, other)
+        gone.restart()
+        wait_for_devices(session, first, other)
+        tensor = session.empty((4,), "f32", first)
+        tensor.set(np.ones(4, np.float32), stream=stream)
+        assert tensor.get(stream=stream).tolist() == [1, 1, 1, 1]
+
+
 def test_a_pool_of_which_nobody_answers_says_why_of_each() -> None:
     with pytest.raises(hg.UnavailableError) as caught:
         hg.connect(["grpc://127.0.0.1:1", "grpc://127.0.0.1:2"], timeout=0.5)
