@@ -52,7 +52,7 @@ unit: $(VENV)/.dev $(VENV)/.model
 # namespace, where the system has them.
 test-hosts: $(VENV)/.dev
 	$$([ "$$(id -u)" = 0 ] || ! unshare -Ur true 2> /dev/null || echo unshare -Ur) \
-	  $(BIN)/pytest -q -rs tests/test_hosts.py tests/test_hosts_daemon.py
+	  $(BIN)/pytest -q -rs tests/test_hosts.py tests/test_hosts_daemon.py tests/test_hosts_pool.py
 
 test-peers: $(VENV)/.dev .venv-peers/.ggml
 	$(BIN)/pytest -q -rs tests/test_ggml_peer.py
