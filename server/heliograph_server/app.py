@@ -44,13 +44,12 @@ from heliograph_proto.v1 import (
     session_pb2_grpc,
 )
 from heliograph_server.config import ServerConfig
+from heliograph_server.core.membership import Membership
 from heliograph_server.core.runtime import Host
 from heliograph_server.core.store import ContentStore
 from heliograph_server.facts import server_facts
 from heliograph_server.listening import bind, unbind
 from heliograph_server.peers.looping import LoopPeers
-from heliograph_server.pool.pool import Pool
-from heliograph_server.pool.sources import open_source
 from heliograph_server.services.bulk import BulkService
 from heliograph_server.services.command import CommandService
 from heliograph_server.services.device import DeviceService
@@ -227,11 +226,18 @@ def open_host_of(config: ServerConfig) -> Host:
     # First, since it is quick, and so is a mistake in it.
     cache = DiskCache(Path(config.cache), config.cache_size) if config.cache else None
     models = ModelFiles(Path(config.models)) if config.models else None
-    # Likewise.
-    source = open_source(config.pool) if config.pool else None
+    pool = _pool_of(config) if config.pool else None
     registry = open_registry(config.devices, config.backends, probe=True)
-    pool = Pool(source, config.pool_silence_seconds) if source is not None else None
     return Host(registry, config.limits, ContentStore(cache, models), pool)
+
+
+def _pool_of(config: ServerConfig) -> Membership:
+    """The daemons whose devices are offered, too. Raises ConfigurationError."""
+    # Not before: it imports the client.
+    from heliograph_server.pool.pool import Pool
+    from heliograph_server.pool.sources import open_source
+
+    return Pool(open_source(config.pool), config.pool_silence_seconds)
 
 
 def _in_thread_of_its_own(open_host: Callable[[], Host]) -> Future[Host]:
