@@ -84,6 +84,7 @@ def test_a_chain_that_alternates_between_two_members_has_the_bits_of_one_device(
         assert plan.run(x=X)["y"].tobytes() == expected.tobytes()
     assert ways(plan) == {Way.DIRECT}
     explained = plan.explain()
+    assert explained.bytes_between_hosts == {"direct": explained.copied_bytes}
     assert explained.run_us > 0 and all(one.compute_us > 0 for one in explained.splits)
 
 
@@ -211,6 +212,23 @@ def test_observed_nodes_make_a_plan_go_through_the_head_and_it_says_so(head: hg.
     assert run.result(60)["y"].tobytes() == expected.tobytes()
 
 
+def test_a_plan_that_cannot_be_cut_goes_through_the_head_and_says_why(head: hg.Session) -> None:
+    names = names_of(head)
+    g = hg.Graph()
+    table = g.weight("table", np.arange(12, dtype=np.float32).reshape(3, 4))
+    ids = g.input("ids", (2,), "i32")
+    with g.scope("here"):
+        here = hg.take(table, ids, axis=0)
+    with g.scope("there"):
+        there = hg.take(table, ids, axis=0)
+    g.output("y", here + there)
+    plan = head.compile(g, devices=names, pins={"here/*": names[0], "there/*": names[1]})
+    found = plan.run(ids=np.array([0, 2], np.int32))["y"]
+    np.testing.assert_array_equal(found, np.arange(12).reshape(3, 4)[[0, 2]] * 2)
+    assert Way.THROUGH_HEAD in ways(plan)
+    assert "through the head: rows of a weight go from one host to another" in plan.explain().table()
+
+
 def failing(session: hg.Session) -> hg.Plan:
     """Row numbers that may be out of range are read on the first member, between nodes of the second."""
     names = names_of(session)
@@ -298,6 +316,7 @@ def test_members_that_cannot_reach_each_other_are_relayed_by_the_head(
             for _ in range(3):
                 assert plan.run(x=x)["y"].tobytes() == expected.tobytes()
             assert ways(plan) == {Way.RELAYED}
+            assert "(relayed)" in str(plan.explain()) and '"way": "relayed"' in plan.explain().json()
             assert session.server_traffic().peers.relayed_bytes == 3 * 4 * 4 * size
 
 
