@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from pool_daemons import DEVICE, SECONDS, Daemon, daemons, head_of, liar, present, wait_for_devices
+from pool_daemons import DEVICE, HANGS_UP, SECONDS, Daemon, daemons, head_of, liar, present, wait_for_devices
 
 import heliograph as hg
 from heliograph_proto.errors import ConfigurationError, HeliographError, ProtocolError
@@ -261,6 +261,23 @@ def test_a_member_that_cannot_be_what_it_says_is_refused_and_that_is_logged_once
         assert missing is not None and why in missing.message
         pool.close()
     assert sum(why in one.getMessage() for one in caplog.records) == 1
+
+
+def hangs_up(answer: session_pb2.OpenResponse) -> None:
+    answer.server = HANGS_UP
+
+
+def test_a_member_that_joins_and_is_lost_again_and_again_is_left_alone_longer_and_longer(
+    members: list[Daemon], pools: Callable[[str], Pool], caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING, "heliograph_server.pool"),
+        liar(members[1].url, hangs_up) as (url, made),
+    ):
+        pool = pools(f"static:bad={url}")
+        assert made.wait_for(4)
+        pool.close()
+    assert sum("is lost" in one.getMessage() for one in caplog.records) == 1
 
 
 def test_a_member_that_answers_nothing_but_the_handshake_is_no_hang(

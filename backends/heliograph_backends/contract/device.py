@@ -91,6 +91,12 @@ class Device(ABC):
         """Why it will never compute again, if it will not: what lies there is gone. Default: it does."""
         return None
 
+    @property
+    def site_name(self) -> str:
+        """The host that it is on, where that is not this one: devices of one site reach each other's memory
+        without a network. Default: this one."""
+        return ""
+
     @abstractmethod
     def memory(self) -> Memory:
         """Free and total bytes, now."""

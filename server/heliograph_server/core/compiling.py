@@ -49,10 +49,12 @@ from heliograph_server.core.handles import (
 from heliograph_server.core.known_graphs import KnownGraph, KnownGraphs, ReceivedGraph
 from heliograph_server.core.known_plans import KnownPlan, KnownPlans, Ports, key_of
 from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.measurements import Recorder, TenantTimes
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.ordered import ordered
 from heliograph_server.core.portioning import check_alone, check_portion
 from heliograph_server.core.protocol import SessionCore
+from heliograph_server.core.recording import recorder_of
 from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
 from heliograph_server.core.scheduling.rows import divide
@@ -110,6 +112,7 @@ class Compiler:
         everyone: Callable[[], Sequence[Device]],
         plans: KnownPlans,
         room: Room,
+        times: TenantTimes,
         exchange: LiveExchange | None = None,
     ) -> None:
         self._core = core
@@ -121,8 +124,10 @@ class Compiler:
         self._occupancies = occupancies
         self._plans = plans
         self._room = room
+        self._everyone = everyone
+        self._times = times
         self._assembler = Assembler(occupancies, exchange)
-        self._targets = Targets(device, everyone, contents, room)
+        self._targets = Targets(device, everyone, contents, room, times)
         self._known = KnownGraphs(limits)
         #: Held while compiling; whoever frees contents and variables takes it first.
         self.busy = threading.Lock()
@@ -134,7 +139,9 @@ class Compiler:
         client = self._known.validated(request.graph, request.bindings.keys())
         check_request(client.graph, request)
         with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
-            key = key_of(request, client, compilation.bound, compilation.reservation)
+            self._plans.learn()
+            stamp = self._targets.stamp(request.devices)
+            key = key_of(request, client, compilation.bound, compilation.reservation, stamp)
             plan = self._plans.take(key)
             if plan is None:
                 plan = self._room.for_work(lambda: self._make(client, key, compilation))
@@ -228,13 +235,21 @@ class Compiler:
             device = target.main
             arena = compilation.memory.share(device.name).arena
             old = compilation.idle_plan(device, self._plans) if arena is None else None
-            loaded = _compile(device, known, bindings, options, arena, old)
+            times = self._recorder(known, target), target.predicted_s * 1e6
+            loaded = _compile(device, known, bindings, options, arena, old, times)
             if old is not None:
                 self._plans.hand_over(old)
             return loaded
-        request, share = compilation.request, compilation.memory.share
-        asked = Asked(options, request.pipeline, request.portion, share)
+        request, share, recorder = (
+            compilation.request,
+            compilation.memory.share,
+            self._recorder(known, target),
+        )
+        asked = Asked(options, request.pipeline, request.portion, share, recorder)
         return self._assembler.assemble(known, target, bindings, asked)
+
+    def _recorder(self, known: KnownGraph, target: Target) -> Recorder | None:
+        return recorder_of(self._times, self._everyone(), known.graph, target)
 
     # What its leaves are
 
@@ -453,6 +468,7 @@ def _compile(
     options: CompileOptions,
     arena: Arena | None,
     old: LoadedPlan | None,
+    times: tuple[Recorder | None, float],
 ) -> LoadedPlan:
     try:
         wanted, order = ordered(device, known.graph)
@@ -462,7 +478,7 @@ def _compile(
             plan = device.compile_in(arena, wanted, bindings, options)
         else:
             plan = device.compile(wanted, bindings, options)
-        return LoadedPlan((plan,), device, order, known.divided)
+        return LoadedPlan((plan,), device, order, known.divided, *times)
     except HeliographError:
         raise
     except Exception as error:

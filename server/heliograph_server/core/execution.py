@@ -31,7 +31,7 @@ from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.observing import LoopObserver, Observer
 from heliograph_server.core.room import Room
 from heliograph_server.core.several import Observe
-from heliograph_server.core.staged import Messages, Received, read, read_messages, write, write_received
+from heliograph_server.core.staged import Incoming, Messages, read, read_messages, write, write_incoming
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
     AllocateTask,
@@ -75,7 +75,7 @@ class Execution:
         device: Callable[[str], Device],
         staging: Staging,
         chunk_bytes: int,
-        uploads: dict[int, Received],
+        uploads: dict[int, Incoming],
         reads: Callable[[int, Messages], None],
         places: Places,
         observer: Callable[[int], Observer | None],
@@ -85,7 +85,7 @@ class Execution:
         self._device = device
         self._staging = staging
         self._chunk_bytes = chunk_bytes
-        #: Staged bytes of uploads by transfer.
+        #: Bytes of uploads by transfer.
         self._uploads = uploads
         #: Takes the staged bytes of a read, by sequence number.
         self._reads = reads
@@ -167,9 +167,9 @@ class Execution:
             self._write_shared(sequence, task, task.shared)
             return Completion(sequence)
         if task.data is None:
-            received = self._uploads[task.transfer]
-            write_received(task, received)
-            self.traffic.written(received.nbytes, received.nbytes + received.copied_bytes)
+            incoming = self._uploads[task.transfer]
+            write_incoming(task, incoming, abort)
+            self.traffic.written(incoming.size_bytes, incoming.size_bytes + incoming.copied_bytes)
             return Completion(sequence)
         data = memoryview(task.data)
         write(task, data)

@@ -39,6 +39,7 @@ from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import typed
 from heliograph_server.core.keeping import Keeper
 from heliograph_server.core.listing import describe, memory_of
+from heliograph_server.core.measurements import Measurements
 from heliograph_server.core.membership import Change, Membership, SessionDevices
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.queries import query_ops, query_placement
@@ -103,6 +104,8 @@ class Host:
         self.limits = limits or Limits()
         #: What is asked of devices without a session, by the bytes of the questions.
         self.questions = Staging(self.limits.in_flight_bytes, "questions")
+        #: Of devices and of the ways between their sites: whoever measures tells it.
+        self.measurements = Measurements()
         #: Another one means that another life of the server answers.
         self.incarnation = secrets.token_bytes(16)
         #: Values that come from other daemons, and go to them.
@@ -271,6 +274,7 @@ class Host:
                 self._room,
                 lambda _session: self._forget(token, own),
                 Contents(devices.present, self._room, self.store, tenant, self.keeper),
+                self.measurements.of_tenant(tenant),
                 self.exchange,
                 watches=watches,
             )

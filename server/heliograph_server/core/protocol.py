@@ -418,7 +418,7 @@ class SessionCore(ObservingCore):
         self._arrivals.give_back(entry, entry.inline_bytes)
         leave_storages(entry)
         if isinstance(entry.task, WriteTask) and self._uploads.release(entry.task.transfer, entry):
-            self._instructions.append(DropUpload(entry.task.transfer))
+            self._instructions.append(DropUpload(entry.task.transfer, entry.error))
         if entry.reads_for:
             self._instructions.append(DropRead(entry.sequence))
         if isinstance(entry.task, OfferTask):
@@ -477,7 +477,7 @@ class SessionCore(ObservingCore):
                 # The client uses it again when it is told of the end. Soon the work ends, or leaves it.
                 entry.interruption = entry.interruption or error
                 return
-            if isinstance(entry.task, ABORTABLE):
+            if isinstance(entry.task, ABORTABLE) or entry.takes_upload:
                 self._instructions.append(AbortWork(sequence))
         entry.error = entry.error or error.from_command(sequence)
         self._stop_waiting(entry, entry.error)

@@ -40,7 +40,7 @@ from heliograph_server.core.occupancy import SHORT_US, Occupancy
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
-from heliograph_server.core.staged import Received
+from heliograph_server.core.staged import Incoming
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
     ABORTABLE,
@@ -92,7 +92,7 @@ class SessionWork:
         self._core = SessionCore(limits, tuple(self._devices), self._memory)
         self._staging = Staging(limits.in_flight_bytes)
         self._downloads = Downloads(self._core, self._lock, self._staging)
-        self._uploads: dict[int, Received] = {}
+        self._uploads: dict[int, Incoming] = {}
         #: Of runs that are observed and have not ended, by sequence number.
         self._observers: dict[int, Observer] = {}
         self._plans = KnownPlans(room)
@@ -233,7 +233,7 @@ class SessionWork:
         entry = instruction.entry
         assert entry.lane is not None
         work = Work(self, entry, entry.lane, self._occupancies[entry.lane.device])
-        if isinstance(entry.task, ABORTABLE):
+        if isinstance(entry.task, ABORTABLE) or entry.takes_upload:
             self._aborts[entry.sequence] = work.abort
         if isinstance(entry.task, RunTask):
             self._observe(entry.sequence, entry.task, work.occupancy)
@@ -393,9 +393,9 @@ class SessionWork:
         reservation.free()
 
     def _drop_upload(self, instruction: DropUpload) -> None:
-        staged = self._uploads.pop(instruction.transfer, None)
-        if staged is not None:
-            self._staging.give(staged.nbytes)
+        incoming = self._uploads.pop(instruction.transfer, None)
+        if incoming is not None:
+            incoming.close(instruction.error)
 
     def _deliver_read(self, instruction: Deliver) -> None:
         call = self._downloads.settle(instruction.transfer, instruction.sequence, instruction.error)

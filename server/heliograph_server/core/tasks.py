@@ -269,9 +269,10 @@ class ReleaseReservation:
 
 @dataclass(frozen=True, slots=True)
 class DropUpload:
-    """Forget the staged bytes of a transfer."""
+    """Forget the bytes of a transfer; such as still come are refused, with this error if there is one."""
 
     transfer: int
+    error: HeliographError | None = None
 
 
 @dataclass(frozen=True, slots=True)

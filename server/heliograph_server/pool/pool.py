@@ -13,6 +13,7 @@ import contextlib
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 SILENCE_SECONDS = 3.0
 #: How long one attempt to join may take.
 JOIN_SECONDS = 3.0
+#: A member that was there for so long is tried again at once when it is lost.
+STEADY_SECONDS = 5.0
 #: How long the end waits for each member, all at the same time.
 CLOSE_SECONDS = 6.0
 
@@ -295,10 +298,11 @@ class _Slot:
         attempt = 0
         while self._pool.goes_on(self):
             member = self._try_to_join()
-            if member is not None:
+            if member is not None and self._stay(member) >= STEADY_SECONDS:
                 attempt = 0
-                self._stay(member)
+                self._told.clear()
             else:
+                # Also one that joins and is lost again and again.
                 self._rest(pause_seconds(attempt, random.random()))
                 attempt += 1
 
@@ -322,7 +326,6 @@ class _Slot:
             self._why = ConfigurationError(f"it could not join: {defect}")
         else:
             self._why, self._was_ready = None, True
-            self._told.clear()
             logger.info("member %s at %s joined with %s", self.name, self.listed.url, _names(member))
             return member
         if member is not None:
@@ -332,15 +335,17 @@ class _Slot:
         return None
 
     def _failed(self, error: HeliographError) -> None:
-        """It did not join, for a reason that is logged once."""
+        """It did not join, or is lost, for a reason that is logged once."""
         self._why = error
         key = f"{type(error).__name__} {error.message}"
         if key not in self._told and not self._is_leaving:
             self._told.add(key)
-            logger.warning("member %s at %s: %s", self.name, self.listed.url, error)
+            where = "" if isinstance(error, MemberLostError) else f"member {self.name} at {self.listed.url}: "
+            logger.warning("%s%s", where, error)
 
-    def _stay(self, member: Member) -> None:
-        """Until it is lost, or is to be left."""
+    def _stay(self, member: Member) -> float:
+        """Until it is lost, or is to be left; how many seconds that was."""
+        began = time.monotonic()
         try:
             while not self._is_leaving and member.lost is None:
                 event = self._events.get()
@@ -348,14 +353,14 @@ class _Slot:
                     self._pool.change(self, member, event)
         except HeliographError as error:
             member.lose(error)
+        lived = time.monotonic() - began
         self._let_go(member)
+        return lived
 
     def _let_go(self, member: Member) -> None:
-        self._why = member.lose(hg.SessionClosedError("it is used no more"))
-        if not self._is_leaving:
-            self._told = {f"{type(self._why).__name__} {self._why.message}"}
-            logger.warning("%s", self._why)
-        self._pool.lose(self, member, self._why)
+        error = member.lose(hg.SessionClosedError("it is used no more"))
+        self._failed(error)
+        self._pool.lose(self, member, error)
         with contextlib.suppress(Empty):
             while True:
                 # What it said last is of no meaning for the one that comes after it.
