@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from daemon_threads import ThreadDaemon
+from pool_daemons import Daemon
 
 import heliograph as hg
 from heliograph.testing import running_daemon
@@ -342,3 +343,27 @@ def test_a_pair_that_turns_out_unreachable_is_relayed_from_the_next_run_on(
                 continue
         assert plan.run(x=X, timeout=30)["y"].tobytes() == expected.tobytes()
         assert Way.RELAYED in ways(plan)
+
+
+def test_a_member_that_is_killed_in_the_middle_of_a_run_is_its_error_and_others_go_on() -> None:
+    device, other = FakeDevice("fake0"), Daemon()
+    daemon = ThreadDaemon(device)
+    try:
+        with hg.connect([daemon.url, other.url]) as session:
+            here, there = names_of(session)
+            plan = session.compile(chain(4), devices=[here, there], pins=alternating([here, there], 4))
+            alone = session.compile(chain(4), devices=here)
+            expected = plan.run(x=X)["y"].tobytes()
+            gate = device.script.hold("compute")
+            run = plan.submit(x=X)
+            assert gate.entered.wait(20)
+            other.kill()
+            gate.open()
+            with pytest.raises(MemberLostError, match=other.host):
+                run.result(20)
+            assert alone.run(x=X, timeout=20)["y"].tobytes() == expected
+            with pytest.raises(MemberLostError):
+                plan.run(x=X, timeout=20)
+    finally:
+        daemon.stop()
+        other.end()
