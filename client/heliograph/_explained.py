@@ -53,7 +53,8 @@ class ExplainedCopy:
     @property
     def label(self) -> str:
         """Its name, and how it is copied where that is not as usual."""
-        return f"{self.name}{' (rows)' * self.rows_only}{' (ahead)' * self.ahead}"
+        way = f" ({self.way})" if self.way not in (Way.WITHIN, Way.DIRECT) else ""
+        return f"{self.name}{' (rows)' * self.rows_only}{' (ahead)' * self.ahead}{way}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from heliograph_proto.description import (
     NodePlacement,
     PlanReport,
     SplitReport,
+    Way,
     WeightShare,
 )
 from heliograph_proto.errors import InvalidArgumentError, ProtocolError
@@ -77,6 +78,15 @@ class Explanation:
         return sum(split.copied_bytes for split in self.splits)
 
     @property
+    def bytes_between_hosts(self) -> dict[str, int]:
+        """In each run, by the way that they travel: "direct", "relayed" by the head, or "through head"."""
+        found: dict[str, int] = {}
+        for copy in (one for split in self.splits for one in split.copies):
+            if copy.way is not Way.WITHIN:
+                found[str(copy.way)] = found.get(str(copy.way), 0) + copy.size_bytes
+        return found
+
+    @property
     def run_us(self) -> float:
         """How long the last run took until its last split ended, in microseconds; 0 before the first."""
         return max((split.ended_us for split in self.splits), default=0.0)
@@ -104,9 +114,15 @@ class Explanation:
             tables.append(share_table(self.weights, everything=nodes))
         if nodes:
             tables.append(node_table(self.nodes))
-        notes = [f"split {one.number} on {one.device}: {one.note}" for one in self.splits if one.note]
+        notes = self._ways()
+        notes += [f"split {one.number} on {one.device}: {one.note}" for one in self.splits if one.note]
         shown = ["\n".join(align(table)) for table in tables]
         return "\n\n".join([self.summary(), *shown, *(["\n".join(notes)] if notes else [])])
+
+    def _ways(self) -> list[str]:
+        """A line about what travels between hosts, if anything does."""
+        ways = ", ".join(f"{size_text(size)} {way}" for way, size in self.bytes_between_hosts.items())
+        return [f"between hosts in a run: {ways}"] if ways else []
 
     def json(self) -> str:
         """A JSON object for programs: "copied_bytes", "devices", "splits", "nodes", "weights" (those that lie
@@ -306,6 +322,7 @@ def _split_as_json(one: ExplainedSplit) -> dict[str, Any]:
                 "size_bytes": copy.size_bytes,
                 "rows_only": copy.rows_only,
                 "ahead": copy.ahead,
+                "way": str(copy.way),
                 "predicted_us": copy.predicted_us,
             }
             for copy in one.copies
