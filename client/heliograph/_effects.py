@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from heliograph._outcome import Outcome, Pending
 from heliograph_proto.description import (
+    ContentOffer,
     DeviceList,
     Memory,
     ModelInfo,
@@ -64,6 +65,8 @@ class Upload:
     pending: Pending | None = None
     #: Told the number of bytes that were taken each time.
     progress: Callable[[int], None] | None = None
+    #: The daemon to which a content goes, if that is not the server.
+    offer: ContentOffer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,8 @@ class FindMissing:
     """Asks which contents must be uploaded. Gives pairs: a digest, and how many bytes of it are there."""
 
     digests: tuple[bytes, ...]
+    #: Those that were brought to other daemons, of which the server is just hearing.
+    sent: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,14 @@ class Compile:
     taps: tuple[int, ...] = ()
     #: The handle of the reservation in whose memory it is to lie; 0: none.
     reservation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceContents:
+    """Asks where missing contents will lie. Gives a tuple of ContentOffers."""
+
+    compile: Compile
+    missing: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +216,7 @@ class QueryPlacement:
 Call: TypeAlias = (
     FindMissing
     | Compile
+    | PlaceContents
     | Reserve
     | Estimate
     | Explain
@@ -219,6 +233,7 @@ Answer: TypeAlias = (
     | tuple[str, ...]
     | ModelInfo
     | PlanInfo
+    | tuple[ContentOffer, ...]
     | dict[str, int]
     | PlanEstimate
     | PlanReport

@@ -33,6 +33,7 @@ from heliograph._sessions import Bindings, SessionBase, ask_backends, ask_facts,
 from heliograph._shared import SharedMemoryArgument, checked_shared_memory, insisted
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import make_stream
+from heliograph._tickets import Announcement, Tell
 from heliograph._words import ALONE
 from heliograph.buffer import Buffer
 from heliograph.builder import Graph
@@ -297,6 +298,13 @@ class Session(SessionBase):
     def _when_lost(self, told: Callable[[HeliographError], None]) -> None:
         """For servers that use other servers: called once, with the reason, when the session has ended."""
         self._shell.when_lost(told)
+
+    def _announce(self, contents: Sequence[tuple[bytes, Tensor]], tell: Tell) -> Announcement:
+        """For servers that use other servers: contents by digest, which others will bring straight into those
+        tensors. Raises what BulkService.Admit is refused with, UnsupportedError."""
+        return self._shell.announce(
+            [(digest, one._live_handle, one.nbytes) for digest, one in contents], tell
+        )
 
     def _estimate_frozen(
         self, graph: contract.Graph, devices: DevicesArgument = None, *, fusion: bool = True

@@ -11,8 +11,11 @@ VERSION_MAX = 1
 
 SHARED_MEMORY = "shared-memory"
 STATISTICS = "statistics"
+#: A server that takes contents by tickets, and one that has devices of such servers.
+TICKETS = "tickets"
+DIRECT_WEIGHTS = "direct-weights"
 #: The optional features that this package knows, as the handshake names them.
-FEATURES = ("blake3", "fusion", "loops", SHARED_MEMORY, STATISTICS, "taps")
+FEATURES = ("blake3", DIRECT_WEIGHTS, "fusion", "loops", SHARED_MEMORY, STATISTICS, "taps", TICKETS)
 
 #: The version of the program, client and server alike.
 __version__ = "0.1.0"

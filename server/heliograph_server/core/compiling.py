@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from heliograph_backends.contract import Arena, BufferType, CompileOptions, Device, LeafBindings, Plan, Tensor
 from heliograph_proto.description import PlanInfo, Port, VariablePort
@@ -26,6 +26,7 @@ from heliograph_proto.limits import Limits
 from heliograph_proto.rows import RowSplit
 from heliograph_server.core.checks import check_made, check_pipeline
 from heliograph_server.core.contents import Contents
+from heliograph_server.core.direct import Homes
 from heliograph_server.core.divided import explaining
 from heliograph_server.core.execution import typed, zeroed
 from heliograph_server.core.handles import (
@@ -50,6 +51,8 @@ from heliograph_server.core.sizing import Sizer
 from heliograph_server.core.tapping import check_taps
 from heliograph_server.core.targets import Target, Targets, Wish
 from heliograph_server.core.turns import Turns
+
+T = TypeVar("T")
 
 #: Of a plan that takes memory of its own.
 NO_RESERVATION = Reservation({})
@@ -124,6 +127,20 @@ class Compiler:
                 plan = self._room.for_work(lambda: self._make(client, key, compilation))
                 self._plans.add(plan)
             return self._commit(compilation, plan, started)
+
+    def place(self, request: CompileRequest, missing: Collection[bytes], use: Callable[[Homes], T]) -> T:
+        """What `use` makes of where missing contents will lie, while nothing else is compiled. Weights of
+        which the parts lie apart are not among them. Raises what PlaceContents is refused with."""
+        client = self._known.validated(request.graph, request.bindings.keys())
+        with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
+            known, bound = self._divided(client, request), compilation.bound
+            with explaining(known.divided):
+                sizes = compilation.memory.sizes
+                target = self._room.for_work(lambda: self._target(known, request, bound, sizes))
+            wanted, homes = frozenset(missing), self._homes(known.graph, target, compilation)
+            return use(
+                {leaf.digest: (home, leaf.type.nbytes) for leaf, home in homes if leaf.digest in wanted}
+            )
 
     def _make(self, client: KnownGraph, key: Hashable, compilation: _Compilation) -> KnownPlan:
         """A plan that nobody compiled before."""

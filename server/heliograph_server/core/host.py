@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Protocol
 
 from heliograph_backends.contract import Device
-from heliograph_proto import FEATURES, VERSION_MAX, VERSION_MIN, __version__
+from heliograph_proto import DIRECT_WEIGHTS, FEATURES, VERSION_MAX, VERSION_MIN, __version__
 from heliograph_proto.description import (
     BackendInfo,
     DeviceList,
@@ -32,6 +32,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType
+from heliograph_server.core.admissions import Admissions
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.keeping import Keeper
@@ -100,6 +101,8 @@ class Host:
         self.store = store or ContentStore()
         #: Writes contents to the cache, if there is one.
         self.keeper = Keeper(self.store, self.store.cache) if self.store.cache is not None else None
+        #: Contents that come by tickets.
+        self.admissions = Admissions()
         self._occupancies: dict[str, Occupancy] = {}
         self._deadlines = Deadlines()
         self._room = Room()
@@ -169,7 +172,7 @@ class Host:
         return SessionInfo(
             session=token,
             version=version,
-            features=tuple(one for one in FEATURES if one in features),
+            features=tuple(one for one in _features(devices) if one in features),
             limits=self.limits,
             incarnation=self.incarnation,
             server=SERVER,
@@ -279,8 +282,15 @@ class Host:
         if self.keeper is not None:
             self.keeper.close()
         self.store.close()
+        self.admissions.close()
         self._deadlines.close()
         self._registry.close()
+
+
+def _features(devices: Sequence[Device]) -> tuple[str, ...]:
+    """What the server knows. Where contents will lie is worth a question only if some memory is elsewhere."""
+    has_intake = any(device.intake is not None for device in devices)
+    return tuple(one for one in FEATURES if one != DIRECT_WEIGHTS or has_intake)
 
 
 def _common_version(lowest: int, highest: int) -> int:

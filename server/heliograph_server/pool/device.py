@@ -26,6 +26,7 @@ from heliograph_server.pool.memory import RemoteBuffer, RemoteBufferType
 from heliograph_server.pool.plan import RemotePlan
 
 if TYPE_CHECKING:
+    from heliograph_server.pool.intake import RemoteIntake
     from heliograph_server.pool.member import Member
 
 #: Answers about ops that are remembered.
@@ -70,6 +71,10 @@ class RemoteDevice(Device):
     def session(self) -> hg.Session:
         """The member's."""
         return self.member.session
+
+    @property
+    def intake(self) -> RemoteIntake | None:
+        return self.member.intake
 
     def memory(self) -> Memory:
         with self.member.edge():
