@@ -35,13 +35,13 @@ from heliograph._effects import Call, Compute, Download, Effect, MapMemory, Move
 from heliograph._inline import InlinePlan
 from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._shared import SharedMemoryArgument, SharedSpace, memory_of, seconds_for, share
-from heliograph._tickets import Announcement, Tell
+from heliograph._tickets import Announcement, Tell, TicketUpload
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
 from heliograph_proto import DIRECT_WEIGHTS
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command, CompletionBatch
-from heliograph_proto.description import SessionInfo
+from heliograph_proto.description import ContentOffer, SessionInfo
 from heliograph_proto.errors import (
     HeliographError,
     InternalError,
@@ -199,6 +199,10 @@ class BlockingShell(ABC):
     def announce(self, contents: Sequence[tuple[bytes, int, int]], tell: Tell) -> Announcement:
         """Announces contents: digest, handle of the tensor, size. Raises UnsupportedError in one process."""
         raise UnsupportedError("within one process nobody else brings contents")
+
+    def bring(self, offer: ContentOffer, size_bytes: int) -> TicketUpload:
+        """An upload by a ticket of this session's server; to be begun. Raises UnsupportedError likewise."""
+        raise UnsupportedError("within one process nobody gives tickets")
 
     @abstractmethod
     def _ring(self) -> None:
@@ -363,6 +367,9 @@ class GrpcShell(BlockingShell):
 
     def announce(self, contents: Sequence[tuple[bytes, int, int]], tell: Tell) -> Announcement:
         return self._bulk.announce(contents, tell)
+
+    def bring(self, offer: ContentOffer, size_bytes: int) -> TicketUpload:
+        return self._bulk.bring(offer, size_bytes)
 
     def _disconnect(self, was_open: bool) -> None:
         self._ring()

@@ -16,8 +16,8 @@ from heliograph._direct_uploads import DirectUpload
 from heliograph._effects import Download, Upload
 from heliograph._outcome import Transfer
 from heliograph._shared_uploads import SharedUpload, cut_short, take_slots
-from heliograph._tickets import Announcement, Channels, Tell
-from heliograph_proto.description import Traffic
+from heliograph._tickets import Announcement, Channels, Tell, TicketUpload
+from heliograph_proto.description import ContentOffer, Traffic
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.v1 import bulk_pb2
 
@@ -170,6 +170,10 @@ class BlockingBulk:
             for digest, tensor, size_bytes in contents
         ]
         return Announcement(self._channel, self._address, self._info.session, wanted, tell)
+
+    def bring(self, offer: ContentOffer, size_bytes: int) -> TicketUpload:
+        """An upload by a ticket of this session's server; to be begun."""
+        return TicketUpload(self._channel, offer, size_bytes)
 
     # Out
 

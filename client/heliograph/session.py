@@ -33,7 +33,7 @@ from heliograph._sessions import Bindings, SessionBase, ask_backends, ask_facts,
 from heliograph._shared import SharedMemoryArgument, checked_shared_memory, insisted
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import make_stream
-from heliograph._tickets import Announcement, Tell
+from heliograph._tickets import Announcement, Tell, TicketUpload
 from heliograph._words import ALONE
 from heliograph.buffer import Buffer
 from heliograph.builder import Graph
@@ -42,7 +42,7 @@ from heliograph.stream import Device, Stream
 from heliograph.tensor import Tensor
 from heliograph_proto import graph as contract
 from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address
-from heliograph_proto.description import BackendInfo, DeviceType, PlanEstimate, Traffic
+from heliograph_proto.description import BackendInfo, ContentOffer, DeviceType, PlanEstimate, Traffic
 from heliograph_proto.errors import DeadlineExceededError, HeliographError, InvalidArgumentError
 from heliograph_proto.types import DTypeArgument
 
@@ -305,6 +305,10 @@ class Session(SessionBase):
         return self._shell.announce(
             [(digest, one._live_handle, one.nbytes) for digest, one in contents], tell
         )
+
+    def _bring(self, offer: ContentOffer, size_bytes: int) -> TicketUpload:
+        """For servers that use other servers: an upload to this one by a ticket that it gave, to be begun."""
+        return self._shell.bring(offer, size_bytes)
 
     def _estimate_frozen(
         self, graph: contract.Graph, devices: DevicesArgument = None, *, fusion: bool = True

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 from heliograph_backends.contract import Arena, BufferType, CompileOptions, Device, LeafBindings, Plan, Tensor
@@ -132,6 +132,8 @@ class Compiler:
         """What `use` makes of where missing contents will lie, while nothing else is compiled. Weights of
         which the parts lie apart are not among them. Raises what PlaceContents is refused with."""
         client = self._known.validated(request.graph, request.bindings.keys())
+        # A plan that is updated goes on until it is.
+        request = replace(request, updates=0)
         with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
             known, bound = self._divided(client, request), compilation.bound
             with explaining(known.divided):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import heliograph as hg
-from heliograph._tickets import Announcement, Channels, TicketUpload
+from heliograph._tickets import Announcement, TicketUpload
 from heliograph_backends.contract import Admittance, Buffer, Intake, News, Relay
 from heliograph_proto.description import ContentOffer
 from heliograph_proto.errors import HeliographError
@@ -25,7 +25,6 @@ class RemoteIntake(Intake):
 
     def __init__(self, member: Member) -> None:
         self._member = member
-        self._channels = Channels()
 
     def __repr__(self) -> str:
         return f"<RemoteIntake of {self._member.name}>"
@@ -46,15 +45,11 @@ class RemoteIntake(Intake):
         tickets = [ticket for one in made for ticket in one.tickets]
         offers = tuple(self._offer(digest, one) for (digest, _), one in zip(wanted, tickets, strict=True))
         sizes = [buffer.size_bytes for _, buffer in wanted]
-        return RemoteAdmittance(self._member, self._channels, offers, sizes, made)
+        return RemoteAdmittance(self._member, offers, sizes, made)
 
     def _offer(self, digest: bytes, ticket: bytes) -> ContentOffer:
         address = self._member.url.partition("#")[0]
         return ContentOffer(digest, address, self._member.incarnation, ticket)
-
-    def close(self) -> None:
-        """Ends the connections by which contents are passed on."""
-        self._channels.close()
 
 
 class RemoteAdmittance(Admittance):
@@ -63,14 +58,13 @@ class RemoteAdmittance(Admittance):
     def __init__(
         self,
         member: Member,
-        channels: Channels,
         offers: tuple[ContentOffer, ...],
         sizes: Sequence[int],
         announcements: Sequence[Announcement],
     ) -> None:
         self.offers = offers
         self._member = member
-        self._channels, self._sizes, self._announcements = channels, sizes, announcements
+        self._sizes, self._announcements = sizes, announcements
 
     def __repr__(self) -> str:
         return f"<RemoteAdmittance of {len(self.offers)} contents>"
@@ -78,7 +72,8 @@ class RemoteAdmittance(Admittance):
     def relay(self, place: int) -> Relay:
         offer = self.offers[place]
         with _loss_first(self._member):
-            upload = TicketUpload(self._channels.connected(offer), offer, self._sizes[place])
+            # On the connection of the session's large bytes: the member can be reached by that.
+            upload = self._member.session._bring(offer, self._sizes[place])
             try:
                 upload.begin()
             except BaseException:

@@ -148,8 +148,6 @@ class Member:
     def close(self) -> None:
         """Ends the session, at once if it is lost. Idempotent."""
         self._closed = True
-        if self.intake is not None:
-            self.intake.close()
         self.session.close()
 
 
