@@ -192,6 +192,7 @@ if TYPE_CHECKING:
     from heliograph._comparison import ComparedNode, Comparison, Verdict
     from heliograph._reserving import Reservation
     from heliograph._split_buffer_type import SplitBufferType
+    from heliograph._watching import DeviceEvent
     from heliograph.buffer import Buffer, aligned_empty
     from heliograph.comparing import compare
     from heliograph.copying import copy_plan
@@ -225,6 +226,7 @@ _LATER = {
     "connect": "session",
     "tune_allocator": "_allocator",
     "Device": "stream",
+    "DeviceEvent": "_watching",
     "Event": "stream",
     "Explanation": "explaining",
     "Plan": "plan",
@@ -270,6 +272,7 @@ __all__ = [
     "DeadlineExceededError",
     "Device",
     "DeviceLostError",
+    "DeviceEvent",
     "DeviceType",
     "DrainingError",
     "Event",

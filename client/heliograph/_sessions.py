@@ -27,6 +27,7 @@ from heliograph_proto import graph as contract
 from heliograph_proto.description import BackendInfo, DeviceList, PlanEstimate, SessionInfo, Traffic
 from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
 from heliograph_proto.graph import LeafKind
+from heliograph_proto.membership import MemberInfo
 from heliograph_proto.types import TensorType
 
 #: Tensors of the session that leaves of a graph are, by the leaves' names.
@@ -180,6 +181,12 @@ def ask_backends() -> Procedure[tuple[BackendInfo, ...]]:
     """The backends of the server."""
     found: DeviceList = yield ListDevices()
     return found.backends
+
+
+def ask_members() -> Procedure[tuple[MemberInfo, ...]]:
+    """The members of the server's pool."""
+    found: DeviceList = yield ListDevices()
+    return found.members
 
 
 def ask_facts() -> Procedure[Mapping[str, str]]:

@@ -14,6 +14,7 @@ from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
     from heliograph_proto.inline_runs import InlineResult
+    from heliograph_proto.membership import DeviceChange
 
 #: Bytes that ride in a command or a completion. A client may hand in a view of an array.
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -307,8 +308,10 @@ class TapPiece:
 
 @dataclass(frozen=True, slots=True)
 class CompletionBatch:
-    """What is done: everything up to a number, and those listed by themselves. Taps come before them."""
+    """What is done: everything up to a number, and those listed by themselves. Changes, and then taps, come
+    before them."""
 
     completed_through: int
     completions: tuple[Completion | InlineResult, ...] = ()
     taps: tuple[TapPiece, ...] = ()
+    changes: tuple[DeviceChange, ...] = ()

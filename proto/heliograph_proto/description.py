@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType
+
+if TYPE_CHECKING:
+    from heliograph_proto.membership import MemberInfo
 
 
 class DeviceType(Enum):
@@ -99,6 +102,8 @@ class DeviceInfo:
     features: Mapping[str, str] = field(default_factory=dict)
     #: Optional parts that it does not offer here, by name, and why.
     missing: Mapping[str, str] = field(default_factory=dict)
+    #: Known to a session alone: why the device is gone; empty while it is there.
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,8 @@ class DeviceList:
     server: str = ""
     #: Of the server's process, as ListDevicesResponse.facts names them; empty where it tells none.
     facts: Mapping[str, str] = field(default_factory=dict)
+    #: Of its pool, if it is the head of one.
+    members: tuple[MemberInfo, ...] = ()
 
     @property
     def unavailable(self) -> tuple[BackendInfo, ...]:
@@ -370,6 +377,10 @@ class SessionInfo:
     lease_ms: int = 0
     #: None: the server shares no memory with this client.
     shared_memory: SharedMemoryOffer | None = None
+    #: Whether devices may come and go: the server is the head of a pool.
+    is_head: bool = False
+    #: The incarnations of all daemons whose devices are among these, through other heads too.
+    daemons: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ from heliograph_server.core.runtime import Host
 from heliograph_server.core.store import ContentStore
 from heliograph_server.facts import server_facts
 from heliograph_server.listening import bind, unbind
+from heliograph_server.pool.pool import Pool
+from heliograph_server.pool.sources import open_source
 from heliograph_server.services.bulk import BulkService
 from heliograph_server.services.command import CommandService
 from heliograph_server.services.device import DeviceService
@@ -104,7 +106,8 @@ def server_options(limits: Limits) -> list[tuple[str, Any]]:
         ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        # Heads of pools ask often whether this daemon lives.
+        ("grpc.http2.min_ping_interval_without_data_ms", 50),
         # grpcio heeds keepalive_timeout_ms only together with this one.
         ("grpc.http2.ping_timeout_ms", 5_000),
     ]
@@ -213,8 +216,11 @@ def open_host_of(config: ServerConfig) -> Host:
     # First, since it is quick, and so is a mistake in it.
     cache = DiskCache(Path(config.cache), config.cache_size) if config.cache else None
     models = ModelFiles(Path(config.models)) if config.models else None
+    # Likewise.
+    source = open_source(config.pool) if config.pool else None
     registry = open_registry(config.devices, config.backends, probe=True)
-    return Host(registry, config.limits, ContentStore(cache, models))
+    pool = Pool(source, config.pool_silence_seconds) if source is not None else None
+    return Host(registry, config.limits, ContentStore(cache, models), pool)
 
 
 def _in_thread_of_its_own(open_host: Callable[[], Host]) -> Future[Host]:

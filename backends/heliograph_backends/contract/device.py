@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from heliograph_backends.contract.memory import Buffer, BufferType
 from heliograph_backends.contract.stream import Event, Stream
 from heliograph_proto.description import Capabilities, DeviceType, Memory, OpRoad
-from heliograph_proto.errors import UnsupportedError
+from heliograph_proto.errors import DeviceLostError, UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
@@ -83,6 +83,11 @@ class Device(ABC):
     capabilities: Capabilities
     #: Where the hardware is, such as "0000:c1:00.0" on PCI; empty where it has no such place.
     id: str = ""
+
+    @property
+    def lost(self) -> DeviceLostError | None:
+        """Why it will never compute again, if it will not: what lies there is gone. Default: it does."""
+        return None
 
     @abstractmethod
     def memory(self) -> Memory:

@@ -22,6 +22,7 @@ from heliograph_proto.description import (
     Traffic,
 )
 from heliograph_proto.limits import Limits
+from heliograph_proto.membership import DeviceChange, MemberInfo, MemberState
 from heliograph_proto.messages.graphs import decode_attributes, encode_attributes
 from heliograph_proto.messages.types import decode_type, encode_type
 from heliograph_proto.ops import infer
@@ -114,6 +115,7 @@ def encode_device_list(found: DeviceList) -> device_pb2.ListDevicesResponse:
         ],
         server=found.server,
         facts=found.facts,
+        members=map(_encode_member, found.members),
     )
 
 
@@ -133,6 +135,42 @@ def decode_device_list(message: device_pb2.ListDevicesResponse) -> DeviceList:
         ),
         server=message.server,
         facts=dict(message.facts),
+        members=tuple(map(_decode_member, message.members)),
+    )
+
+
+def _encode_member(found: MemberInfo) -> device_pb2.Member:
+    return device_pb2.Member(
+        name=found.name,
+        address=found.address,
+        state=device_pb2.MemberState.ValueType(found.state.value),
+        why=found.why,
+        devices=found.devices,
+    )
+
+
+def _decode_member(message: device_pb2.Member) -> MemberInfo:
+    state = _STATES.get(message.state, MemberState.JOINING)
+    return MemberInfo(message.name, message.address, state, message.why, tuple(message.devices))
+
+
+def encode_change(change: DeviceChange) -> device_pb2.DeviceChange:
+    return device_pb2.DeviceChange(
+        member=change.member,
+        appeared=map(encode_device, change.appeared),
+        lost=change.lost,
+        why=change.why,
+        daemons=change.daemons,
+    )
+
+
+def decode_change(message: device_pb2.DeviceChange) -> DeviceChange:
+    return DeviceChange(
+        member=message.member,
+        appeared=tuple(map(decode_device, message.appeared)),
+        lost=tuple(message.lost),
+        why=message.why,
+        daemons=tuple(message.daemons),
     )
 
 
@@ -186,6 +224,7 @@ def decode_placement(message: device_pb2.QueryPlacementResponse) -> PlacementInf
 
 #: A newer server may know roads that there are not here.
 _ROADS = {one.value: one for one in OpRoad}
+_STATES = {one.value: one for one in MemberState}
 _LIMITS = tuple(Limits.__dataclass_fields__)
 
 
@@ -200,6 +239,8 @@ def encode_session(info: SessionInfo) -> session_pb2.OpenResponse:
         devices=map(encode_device, info.devices),
         lease_ms=info.lease_ms,
         shared_memory=_encode_offer(info.shared_memory),
+        is_head=info.is_head,
+        daemons=info.daemons,
     )
 
 
@@ -220,6 +261,8 @@ def decode_session(message: session_pb2.OpenResponse) -> SessionInfo:
         devices=tuple(map(decode_device, message.devices)),
         lease_ms=message.lease_ms,
         shared_memory=_decode_offer(message),
+        is_head=message.is_head,
+        daemons=tuple(message.daemons),
     )
 
 

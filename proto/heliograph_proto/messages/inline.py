@@ -50,7 +50,7 @@ def encode_commands(commands: Iterable[c.Command | InlineRun], session: bytes = 
 
 def encode_results(batch: c.CompletionBatch) -> bytes:
     """A CompletionBatch. Completions stay in their order, in which whoever waits is woken."""
-    head = c.CompletionBatch(batch.completed_through, (), batch.taps)
+    head = c.CompletionBatch(batch.completed_through, (), batch.taps, batch.changes)
     frames = [encode_completions(head).SerializeToString()]
     for one in batch.completions:
         if isinstance(one, InlineResult):

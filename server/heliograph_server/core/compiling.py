@@ -13,7 +13,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
-from heliograph_backends.contract import Arena, BufferType, CompileOptions, Device, LeafBindings, Plan, Tensor
+from heliograph_backends.contract import (
+    Arena,
+    Buffer,
+    BufferType,
+    CompileOptions,
+    Device,
+    LeafBindings,
+    Plan,
+    Tensor,
+)
 from heliograph_proto.description import PlanInfo, Port, VariablePort
 from heliograph_proto.errors import (
     HeliographError,
@@ -97,7 +106,7 @@ class Compiler:
         device: Callable[[str], Device],
         contents: Contents,
         occupancies: Mapping[str, Occupancy],
-        everyone: Sequence[Device],
+        everyone: Callable[[], Sequence[Device]],
         plans: KnownPlans,
         room: Room,
     ) -> None:
@@ -146,6 +155,7 @@ class Compiler:
 
     def _make(self, client: KnownGraph, key: Hashable, compilation: _Compilation) -> KnownPlan:
         """A plan that nobody compiled before."""
+        self.forget_lost()
         bound, known = compilation.bound, self._divided(client, compilation.request)
         with explaining(known.divided):
             target = self._target(known, compilation.request, bound, compilation.memory.sizes)
@@ -158,6 +168,11 @@ class Compiler:
         # What holds tensors of the client goes with the last handle.
         lasts = not bound.tensors
         return KnownPlan(key, client, loaded, turns, Ports.of(client.graph), lasts, memory)
+
+    def forget_lost(self) -> None:
+        """Variables on devices that are gone are made anew by whoever names them."""
+        with self._lock:
+            self._core.forget_variables(is_lost)
 
     def _loaded(self, target: Target, known: KnownGraph, compilation: _Compilation) -> LoadedPlan:
         # Weights are packed by the device's workers.
@@ -507,6 +522,11 @@ def _extent(loaded: LoadedPlan) -> dict[str, Any]:
 def _variable_port(leaf: Leaf, number: int, handle: TensorHandle) -> VariablePort:
     device = handle.storage.device if handle.storage is not None else ""
     return VariablePort(Port(leaf.name, leaf.type), number, device)
+
+
+def is_lost(buffer: object) -> bool:
+    """Whether the device of a buffer is gone."""
+    return isinstance(buffer, Buffer) and buffer.buffer_type.device.lost is not None
 
 
 def _on_device(tensor: Tensor, leaf: Leaf, device: Device) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -43,14 +43,14 @@ class Contents:
 
     def __init__(
         self,
-        devices: Sequence[Device],
+        devices: Callable[[], Sequence[Device]],
         room: Room,
         store: ContentStore | None = None,
         tenant: bytes = b"",
         keeper: Keeper | None = None,
     ) -> None:
         #: By priority.
-        self._devices = tuple(devices)
+        self._devices = devices
         self._room = room
         self._store = store or ContentStore()
         self._keeper = keeper
@@ -223,7 +223,7 @@ class Contents:
                 return self._room.for_work(partial(memory.allocate, size_bytes, Usage.WEIGHTS))
             except OutOfMemoryError:
                 pass  # a plan may still put it together elsewhere
-        return self._holdings.room_for(size_bytes, self._devices)
+        return self._holdings.room_for(size_bytes, self._devices())
 
     def _fill(self, buffer: Buffer, digest: bytes, source: Source) -> str:
         """Reads a content into memory, taking the digest of exactly what is written there. Why it is not the

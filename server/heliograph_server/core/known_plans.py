@@ -133,6 +133,10 @@ class KnownPlans:
         """The plan that was compiled of this, for one more handle."""
         with self._lock:
             found = self._by_key.get(key) if key is not None else None
+            if found is not None and found.loaded.is_lost:
+                # It goes with its last handle, or was idle: then it takes nothing any more.
+                self._forget(found)
+                found = None
             if found is not None:
                 if self._idle.pop(found, None) is not None:
                     found.loaded.forget_times()

@@ -303,6 +303,12 @@ class LoadedPlan:
             found.update(one.kept_bytes())
         return found
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether a device that it was compiled for is gone."""
+        devices = self.plan.devices if isinstance(self.plan, ScheduledPlan) else (self.device,)
+        return any(one.lost is not None for one in devices)
+
     def trim(self) -> None:
         """Gives back what only runs need."""
         for one in self.copies:

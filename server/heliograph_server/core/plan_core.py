@@ -5,7 +5,7 @@ compiling changes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from heliograph_proto import commands as c
 from heliograph_proto.description import Port
@@ -41,6 +41,8 @@ class PlanCore(SessionState, ABC):
         self._to_release: list[PlanHandle | ReservationHandle] = []
         #: How many waited so far.
         self._waiters = 0
+        #: Variables that were made so far.
+        self._variables_made = 0
 
     @abstractmethod
     def _settle(self) -> None:
@@ -51,12 +53,24 @@ class PlanCore(SessionState, ABC):
         if self.closed is not None:
             raise self.closed
         self.handles.check_room(TensorHandle)
-        number = c.SERVER_HANDLE | (len(self.variables) + 1)
+        self._variables_made += 1
+        number = c.SERVER_HANDLE | self._variables_made
         tensor = TensorHandle(layout(type), Storage(type.nbytes, device, buffer))
         self.handles.add(number, tensor)
         self.variables[name] = (number, tensor)
         self._storages[storage_of(tensor)] = None
         return number
+
+    def forget_variables(self, is_lost: Callable[[object], bool]) -> None:
+        """Those in buffers that are lost are variables no more: a graph that names one makes it anew. Their
+        handles stay, and whoever uses one is told."""
+        gone = [
+            name
+            for name, (_, tensor) in self.variables.items()
+            if tensor.storage is not None and is_lost(tensor.storage.buffer)
+        ]
+        for name in gone:
+            del self.variables[name]
 
     def devices_of(self, graph: Graph, bound: BoundLeaves) -> dict[int, str]:
         """The names of the devices of leaves that lie somewhere already."""

@@ -151,6 +151,16 @@ class SessionCore(ObservingCore):
         return c.CompletionBatch(self._completed_through, listed, taps)
 
     @property
+    def reported_through(self) -> int:
+        """Up to which command `take_completions` has told."""
+        return self._reported_through
+
+    def add_devices(self, names: Iterable[str]) -> None:
+        """From now on commands may name these devices, too."""
+        for name in names:
+            self._arrivals.lanes.setdefault(name, None)
+
+    @property
     def is_silent(self) -> bool:
         """Whether `take_completions` would have nothing to give."""
         return not self._completions and not self._taps and self._completed_through == self._reported_through

@@ -22,6 +22,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.inline_runs import InlineResult, InlineRun
 from heliograph_proto.limits import Limits
+from heliograph_proto.membership import DeviceChange
 from heliograph_proto.types import tensor_type
 from heliograph_server.core.bulk import ContentUpload, TransferUpload, Upload
 from heliograph_server.core.compiling import Compiler, CompileRequest
@@ -39,6 +40,7 @@ from heliograph_server.core.handles import (
     TensorHandle,
 )
 from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.membership import Change, SessionDevices
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.room import Room
 from heliograph_server.core.session_work import SessionWork
@@ -96,24 +98,27 @@ class Session(SessionWork):
         number: int,
         client: str,
         limits: Limits,
-        devices: Sequence[Device],
+        devices: SessionDevices,
         occupancies: Mapping[str, Occupancy],
         deadlines: Deadlines,
         room: Room,
         on_closed: Callable[[Session], None],
         contents: Contents | None = None,
+        *,
+        watches: bool = False,
     ) -> None:
         super().__init__(limits, devices, occupancies, deadlines, room)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
         self.number = number
         self.client = client or "somebody"
         self._on_closed = on_closed
+        self._watches = watches
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
         self.requests = Staging(max(limits.in_flight_bytes, limits.message_bytes), "graphs")
-        self._contents = contents or Contents(devices, room)
+        self._contents = contents or Contents(devices.present, room)
         #: Contents on their way to devices of other daemons.
         self._direct = DirectContents(self._contents, room, deadlines)
-        memory = self._contents, occupancies, devices, self._plans, room
+        memory = self._contents, occupancies, devices.present, self._plans, room
         self._compiler = Compiler(self._core, self._lock, limits, self._device, *memory)
         self._open_uploads: set[Upload] = set()
         #: What else is to end with the session, by whom it is of.
@@ -231,6 +236,27 @@ class Session(SessionWork):
         """From now on, tells whenever no work is left."""
         with self._lock:
             self._on_quiet = on_quiet
+
+    # Devices
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        """Those that are there."""
+        return self._devices.present()
+
+    def change_devices(self, change: Change, told: DeviceChange) -> None:
+        """Devices came, or are gone; `told` is what the client is told, if it wants to know."""
+        if not self._devices.change(change):
+            return
+        with self._lock:
+            if self._core.closed is not None:
+                return
+            self._core.add_devices(device.name for device in change.appeared)
+            if self._watches:
+                self._changes.append(told)
+        if change.lost:
+            self._compiler.forget_lost()
+        self._deliver()
 
     # Plans and contents
 

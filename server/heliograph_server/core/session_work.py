@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from heliograph_proto.commands import Command, Completion, CompletionBatch
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.inline_runs import InlineRun
 from heliograph_proto.limits import Limits
-from heliograph_server.core.checks import unknown_device
+from heliograph_proto.membership import DeviceChange
 from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.downloads import Downloads
 from heliograph_server.core.execution import Execution, typed
@@ -30,6 +31,7 @@ from heliograph_server.core.fitting import Fit
 from heliograph_server.core.handles import TensorHandle
 from heliograph_server.core.known_plans import KnownPlans
 from heliograph_server.core.loaded import LoadedPlan, ShortRun
+from heliograph_server.core.membership import SessionDevices
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.observing import LoopObserver, Observer
 from heliograph_server.core.occupancy import SHORT_US, Occupancy
@@ -69,14 +71,15 @@ class SessionWork:
     def __init__(
         self,
         limits: Limits,
-        devices: Sequence[Device],
+        devices: SessionDevices,
         occupancies: Mapping[str, Occupancy],
         deadlines: Deadlines,
         room: Room,
     ) -> None:
         self.limits = limits
-        self._devices = {device.name: device for device in devices}
-        self._first = devices[0]
+        self._devices = devices
+        #: What of them the client was not told yet.
+        self._changes: list[DeviceChange] = []
         self._occupancies = occupancies
         self._deadlines = deadlines
         self._lock = threading.RLock()
@@ -179,7 +182,7 @@ class SessionWork:
         with self._lock:
             calls, self._calls = self._calls, []
             on_batch = self._on_batch
-            batch = self._core.take_completions() if on_batch is not None else None
+            batch = self._next_batch() if on_batch is not None else None
             if batch is not None and on_batch is not None:
                 calls.insert(0, partial(on_batch, batch))
             if not calls:
@@ -187,13 +190,19 @@ class SessionWork:
                 return None
             return calls
 
+    def _next_batch(self) -> CompletionBatch | None:
+        """What is done, and before it what happened to devices."""
+        batch = self._core.take_completions()
+        if not self._changes:
+            return batch
+        changes, self._changes = tuple(self._changes), []
+        return replace(batch or CompletionBatch(self._core.reported_through), changes=changes)
+
     # Lanes and work
 
     def _device(self, name: str) -> Device:
-        """By name; "" is the first. Raises UnknownDeviceError."""
-        if name and name not in self._devices:
-            raise unknown_device(name, self._devices)
-        return self._devices[name] if name else self._first
+        """By name; "" is the first. Raises what `SessionDevices.device` does."""
+        return self._devices.device(name)
 
     def _memory(self, device: str, buffer_type: str) -> BufferType:
         """How a device makes memory. Raises UnknownDeviceError, InvalidArgumentError."""
@@ -202,7 +211,7 @@ class SessionWork:
     def _open_lane(self, instruction: OpenLane) -> None:
         lane = instruction.lane
         try:
-            lane.stream = self._devices[lane.device].stream()
+            lane.stream = self._device(lane.device).stream()
         except Exception as error:
             self._core.lane_failed(lane, typed(error, f"making a stream of device {lane.device}"))
 

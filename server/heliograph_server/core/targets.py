@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -61,7 +62,11 @@ class Targets:
     """Decides for one session. `device` looks a device up by name; "" is the first."""
 
     def __init__(
-        self, device: Callable[[str], Device], everyone: Sequence[Device], contents: Contents, room: Room
+        self,
+        device: Callable[[str], Device],
+        everyone: Callable[[], Sequence[Device]],
+        contents: Contents,
+        room: Room,
     ) -> None:
         self._device = device
         self._everyone = everyone
@@ -90,7 +95,7 @@ class Targets:
         self, known: KnownGraph, wish: Wish, lies: Mapping[int, str], reserved: Mapping[str, int]
     ) -> Target:
         named = [self._device(name) for name in dict.fromkeys(wish.devices or ("",))]
-        devices = with_host(named, self._everyone)
+        devices = with_host(named, self._everyone())
         memories = _memories(devices, wish)
         if len(named) == 1 and not wish.pins and not wish.memory and known.divided is None:
             refusal = first_unsupported(known.graph, named[0])
@@ -106,7 +111,7 @@ class Targets:
     def check_split(self, split: RowSplit, names: Sequence[str]) -> None:
         """Raises UnknownDeviceError, InvalidArgumentError; `names`: those of the plan's devices."""
         named = [self._device(name) for name in dict.fromkeys(names or ("",))]
-        known = [device.name for device in with_host(named, self._everyone)]
+        known = [device.name for device in with_host(named, self._everyone())]
         for name in (split.main, *(name for name, _ in split.fractions)):
             if name not in known:
                 raise unknown_device(name, known)
@@ -131,7 +136,8 @@ class Targets:
         pins = {node: places[name] for node, name in wanted.items()}
         types = tuple(one.name for one in memories)
         asks = wish.options, wish.pipeline
-        key = (*places,), types, frozenset(placed.items()), frozenset(pins.items()), *asks
+        # Not by name: a device that came back is another one.
+        key = (*map(weakref.ref, devices),), types, frozenset(placed.items()), frozenset(pins.items()), *asks
         spare = {one.name: self._room.idle_on(one.name) + reserved.get(one.name, 0) for one in devices}
         free = [usable_bytes(one, spare[one.name], wish.memory.get(one.name)) for one in devices]
         found = known.schedule(key, free)

@@ -19,8 +19,10 @@ from heliograph_backends.contract import (
 )
 from heliograph_backends.cpu.stream import CpuStream
 from heliograph_proto.description import BufferRole, Capabilities, Memory, OpAnswer, OpQuery, OpRoad
+from heliograph_proto.errors import MemberLostError
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
+from heliograph_server.pool.answers import check_memory, one_answer
 from heliograph_server.pool.arena import RemoteArena
 from heliograph_server.pool.memory import RemoteBuffer, RemoteBufferType
 from heliograph_server.pool.plan import RemotePlan
@@ -63,6 +65,7 @@ class RemoteDevice(Device):
         self._buffer_types = [RemoteBufferType(self, one) for one in own or there.buffer_types]
         self._answers: OrderedDict[_Question, OpAnswer] = OrderedDict()
         self._numbers = count()
+        self._lost: MemberLostError | None = None
 
     def __repr__(self) -> str:
         return f"<RemoteDevice {self.name}>"
@@ -76,11 +79,19 @@ class RemoteDevice(Device):
     def intake(self) -> RemoteIntake | None:
         return self.member.intake
 
+    @property
+    def lost(self) -> MemberLostError | None:
+        return self._lost or self.member.lost
+
+    def lose(self, error: MemberLostError) -> None:
+        """Its daemon, a head itself, lost it."""
+        self._lost = error
+
     def memory(self) -> Memory:
         with self.member.edge():
             # What was freed here may not have been freed there yet.
             self.session._arrive(ANSWER_SECONDS)
-            return self.there.memory(timeout=ANSWER_SECONDS)
+            return check_memory(self.name, self.there.memory(timeout=ANSWER_SECONDS))
 
     @property
     def buffer_type(self) -> RemoteBufferType:
@@ -133,8 +144,8 @@ class RemoteDevice(Device):
         question = op, tuple(sorted(attributes.items())), tuple(operands), road
         if question not in self._answers:
             with self.member.edge():
-                (answer,) = self.there.query([OpQuery(op, tuple(operands), result, attributes, road)])
-            self._answers[question] = answer
+                answers = self.there.query([OpQuery(op, tuple(operands), result, attributes, road)])
+            self._answers[question] = one_answer(answers)
             if len(self._answers) > MAX_ANSWERS:
                 self._answers.popitem(last=False)
         return self._answers[question]
@@ -146,7 +157,7 @@ class RemoteDevice(Device):
 
     def arena(self, block_bytes: Sequence[int]) -> RemoteArena:
         with self.member.edge():
-            return RemoteArena(self.session._reserve_blocks(block_bytes, self.there))
+            return RemoteArena(self, self.session._reserve_blocks(block_bytes, self.there))
 
     def compile_in(
         self, arena: Arena, graph: Graph, bindings: LeafBindings, options: CompileOptions

@@ -17,6 +17,7 @@ import heliograph as hg
 from heliograph_proto import TICKETS
 from heliograph_proto.addresses import parse_address
 from heliograph_proto.errors import HeliographError, MemberLostError, UnavailableError
+from heliograph_proto.membership import DeviceChange
 from heliograph_server.pool.device import RemoteDevice
 from heliograph_server.pool.intake import RemoteIntake
 from heliograph_server.pool.sources import member_name
@@ -51,6 +52,8 @@ class Member:
         #: In the order in which the daemon lists them.
         self.devices: tuple[RemoteDevice, ...] = ()
         self._open: set[RemoteDevice] = set()
+        self._news: Callable[[DeviceChange], None] = lambda change: None
+        session._when_changed(lambda change: self._news(change))
         session._when_lost(self._session_ended)
 
     def __repr__(self) -> str:
@@ -70,12 +73,31 @@ class Member:
         """Makes it ready, with all of the daemon's devices or those that are named. Raises
         UnknownDeviceError, and MemberLostError when it is gone already."""
         found = [self.session.device(name) for name in names] if names else self.session.devices
+        found = [one for one in found if not one.lost]
         self.devices = tuple(RemoteDevice(f"{self.name}/{one.name}", self, one) for one in found)
         with self._lock:
             self._open = set(self.devices)
             if self._error is None:
                 self.state = MemberState.READY
         self.check()
+
+    def when_changed(self, told: Callable[[DeviceChange], None]) -> None:
+        """From now on tells of devices that come to the daemon, or are gone from it. It must not block."""
+        self._news = told
+
+    def change(self, change: DeviceChange) -> tuple[tuple[RemoteDevice, ...], tuple[RemoteDevice, ...]]:
+        """The daemon, a head itself, has other devices now: those that came, and those that are gone."""
+        lost = tuple(one for one in self.devices if one.member_name in change.lost)
+        for one in lost:
+            one.lose(MemberLostError(f"{one.name} is lost: {change.why}", advice=_ADVICE))
+        came = [one.name for one in change.appeared]
+        kept = [one for one in self.devices if one not in lost and one.member_name not in came]
+        found = [self.session.device(name) for name in came]
+        appeared = tuple(RemoteDevice(f"{self.name}/{one.name}", self, one) for one in found)
+        with self._lock:
+            self.devices = (*kept, *appeared)
+            self._open = set(self.devices)
+        return appeared, lost
 
     # Its loss
 
@@ -131,8 +153,9 @@ class Member:
 
     def _ours(self, error: HeliographError) -> HeliographError:
         is_gone = self.session.closed or isinstance(error, UnavailableError)
-        if is_gone and not self._closed and not isinstance(error, MemberLostError):
-            return self.lose(error)
+        if is_gone and not isinstance(error, MemberLostError) and (self._error or not self._closed):
+            found = self.lose(error)
+            return found.at(found.origin)
         return error.at(replace(error.origin, sequence=0)) if error.origin.sequence else error
 
     # The end

@@ -14,6 +14,7 @@ from heliograph_backends.contract import Buffer, BufferType, Chunks, Tensor, Usa
 from heliograph_proto.description import BufferTypeInfo
 from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
 from heliograph_proto.types import DTYPES, TensorType
+from heliograph_server.pool.answers import checked_size
 
 if TYPE_CHECKING:
     from heliograph_server.pool.device import RemoteDevice
@@ -68,8 +69,8 @@ class RemoteBufferType(BufferType):
         if tensor not in self._sizes:
             wanted = [(tensor.shape, tensor.dtype)]
             with self.device.member.edge():
-                (size,) = self.device.there.placement(wanted, self.name).tensor_bytes
-            self._sizes[tensor] = size
+                sizes = self.device.there.placement(wanted, self.name).tensor_bytes
+            self._sizes[tensor] = checked_size(sizes, tensor)
             if len(self._sizes) > MAX_SIZES:
                 self._sizes.popitem(last=False)
         return self._sizes[tensor]
@@ -209,7 +210,8 @@ class RemoteBuffer(Buffer):
     def reset(self) -> None:
         with self._lock:
             self._placed.clear()
-        self._member.reset()
+        if self.device.lost is None:
+            self._member.reset()
 
     def free(self) -> None:
         with self._lock:
