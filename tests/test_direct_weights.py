@@ -211,6 +211,18 @@ def test_another_daemon_at_a_members_address_gets_nothing(pool: Pool) -> None:
         assert np.array_equal(plan.run(x=X)["y"], expected(arrays))
 
 
+def test_weights_whose_rows_lie_over_members_go_to_one_of_them_first(pool: Pool) -> None:
+    arrays = weights(17)
+    with hg.connect(pool.head) as session:
+        before = session.devices[0].memory()
+        _, first, second = Pool.devices(session)
+        split = hg.SplitBufferType(first, {first: 1, second: 1})
+        plan = session.compile(graph(arrays), [first, second], split={"*": split})
+        assert session.server_traffic().content_bytes == 0
+        assert session.devices[0].memory() == before
+        assert np.array_equal(plan.run(x=X)["y"], expected(arrays))
+
+
 def test_what_runs_on_the_heads_own_device_is_sent_to_the_head(pool: Pool) -> None:
     arrays = weights(8)
     with hg.connect(pool.head) as session:

@@ -138,17 +138,19 @@ class Compiler:
             return self._commit(compilation, plan, started)
 
     def place(self, request: CompileRequest, missing: Collection[bytes], use: Callable[[Homes], T]) -> T:
-        """What `use` makes of where missing contents will lie, while nothing else is compiled. Weights of
-        which the parts lie apart are not among them. Raises what PlaceContents is refused with."""
+        """What `use` makes of where missing contents will lie, while nothing else is compiled. A weight whose
+        parts lie apart goes to where the first one does. Raises what PlaceContents is refused with."""
         client = self._known.validated(request.graph, request.bindings.keys())
         # A plan that is updated goes on until it is.
         request = replace(request, updates=0)
         with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
+            self.forget_lost()
             known, bound = self._divided(client, request), compilation.bound
             with explaining(known.divided):
                 sizes = compilation.memory.sizes
                 target = self._room.for_work(lambda: self._target(known, request, bound, sizes))
-            wanted, homes = frozenset(missing), self._homes(known.graph, target, compilation)
+            homes = [*self._homes(known.graph, target, compilation), *_first_parts(known, target)]
+            wanted = frozenset(missing)
             return use(
                 {leaf.digest: (home, leaf.type.nbytes) for leaf, home in homes if leaf.digest in wanted}
             )
@@ -491,6 +493,14 @@ def _compile(
         raise
     except Exception as error:
         raise typed(error, "compiling") from error
+
+
+def _first_parts(known: KnownGraph, target: Target) -> list[tuple[Leaf, BufferType]]:
+    """Weights whose parts lie apart, and where the first part of each does."""
+    if known.divided is None:
+        return []
+    leaves, values_of = known.divided.client.leaves, known.divided.values_of
+    return [(leaves[leaf], target.home(values[0])) for leaf, values in values_of.items() if len(values) > 1]
 
 
 def _unbound_weights(graph: Graph, bound: BoundLeaves) -> list[Leaf]:
