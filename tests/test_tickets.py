@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from conftest import DaemonUrls
 from content_clients import content, host_with
 
 import heliograph as hg
-from heliograph._tickets import Announcement, TicketUpload
+from heliograph._tickets import Announcement, Channels, TicketUpload, UnreachableError
 from heliograph_backends.contract import News
 from heliograph_proto import commands as c
 from heliograph_proto.description import ContentOffer
@@ -175,6 +176,23 @@ def test_tickets_are_void_when_who_announced_the_contents_is_gone(announcer: Ann
         upload.finish()
     with pytest.raises(PermissionDeniedError):
         announcer.upload(offer)
+
+
+@pytest.mark.parametrize("url", ["grpc://127.0.0.1:1", "unix:///no/such/socket", "local:", "nonsense://x"])
+def test_an_address_where_nobody_is_cannot_be_reached(url: str) -> None:
+    channels = Channels()
+    with pytest.raises(UnreachableError):
+        channels.connected(ContentOffer(bytes(32), url, bytes(16), bytes(32)))
+    channels.close()
+
+
+def test_who_accepts_and_says_nothing_is_waited_for_two_seconds() -> None:
+    channels = Channels()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"grpc://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(UnreachableError, match="within 2 s"):
+            channels.connected(ContentOffer(bytes(32), url, bytes(16), bytes(32)))
+    channels.close()
 
 
 # The core, with a clock of the test's
