@@ -125,19 +125,32 @@ def test_weights_go_straight_to_the_members_that_need_them(pool: Pool) -> None:
     assert min(done) == 0
 
 
+async def by_asyncio(pool: Pool, arrays: list[np.ndarray[Any, Any]]) -> tuple[Any, hg.Traffic]:
+    """What a run gives, and what the head has carried for it."""
+    async with heliograph.aio.connect(pool.head) as session:
+        _, first, second = Pool.devices(session)
+        pins = {"front/*": first, "behind/*": second}
+        plan = await session.compile(graph(arrays), [first, second], pins=pins, timeout=SECONDS)
+        return (await plan.run(x=X))["y"], await session.server_traffic()
+
+
 def test_the_same_with_asyncio(pool: Pool) -> None:
     arrays = weights(2)
-
-    async def run() -> Any:
-        async with heliograph.aio.connect(pool.head) as session:
-            _, first, second = Pool.devices(session)
-            pins = {"front/*": first, "behind/*": second}
-            plan = await session.compile(graph(arrays), [first, second], pins=pins)
-            return (await plan.run(x=X))["y"], await session.server_traffic()
-
-    found, traffic = asyncio.run(run())
+    found, traffic = asyncio.run(by_asyncio(pool, arrays))
     assert np.array_equal(found, expected(arrays)) and traffic.content_bytes == 0
     assert all(2**20 < passed < 2**20 + BESIDE for passed in pool.straight_bytes())
+
+
+def test_with_asyncio_what_breaks_goes_on_and_what_cannot_be_reached_goes_through_the_head(
+    pool: Pool,
+) -> None:
+    arrays = weights(18, 24 * 2**20)
+    pool.ways[0].cut_after(16 * 2**20)
+    pool.ways[1].refuse(True)
+    found, traffic = asyncio.run(by_asyncio(pool, arrays))
+    assert np.array_equal(found, expected(arrays)) and pool.ways[0].was_cut.is_set()
+    assert traffic.content_bytes == traffic.relayed_bytes == arrays[1].nbytes
+    assert 24 * 2**20 < pool.straight_bytes()[0] < 32 * 2**20
 
 
 def test_a_second_session_of_the_tenant_and_a_second_compile_upload_nothing(pool: Pool) -> None:

@@ -23,6 +23,7 @@ from heliograph_proto.errors import (
     CancelledError,
     DeadlineExceededError,
     HeliographError,
+    InternalError,
     PermissionDeniedError,
     ProtocolError,
     UnavailableError,
@@ -65,6 +66,9 @@ def refusal(error: Any, offer: ContentOffer, *, has_begun: bool) -> HeliographEr
     """Why an upload failed. Whoever answers before it began otherwise than by refusing the ticket is not the
     daemon that was meant, or not in a state to take it."""
     found = _grpc.upload_error(error, address_of(offer))
+    if has_begun and isinstance(found, InternalError) and not _grpc.is_typed(error):
+        # What grpc.aio makes of a connection that breaks while something is written.
+        return UnavailableError(f"the connection to {offer.address} broke: {found.message}")
     if has_begun or isinstance(found, PermissionDeniedError | UnreachableError | CancelledError):
         return found
     return UnreachableError(f"{offer.address} cannot be reached from here: {found.message}")

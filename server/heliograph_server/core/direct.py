@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,6 +24,7 @@ from heliograph_proto.errors import (
     DeviceLostError,
     HeliographError,
     OutOfMemoryError,
+    PermissionDeniedError,
     ProtocolError,
     UnavailableError,
 )
@@ -201,7 +202,10 @@ class DirectContents:
             raise ProtocolError(
                 f"a content of {size_bytes} bytes, where {one.buffer.size_bytes} were expected"
             )
-        relay = one.admittance.relay(one.place)
+        try:
+            relay = one.admittance.relay(one.place)
+        except PermissionDeniedError:
+            raise _over_there(one) from None
         with self._lock:
             closed = self._closed
             self._relays.add(relay)
@@ -283,6 +287,12 @@ def _finish(future: Future[None], lock: threading.Lock) -> None:
         is_first = not future.done() and future.set_running_or_notify_cancel()
     if is_first:
         future.set_result(None)
+
+
+def _over_there(one: Coming) -> UnavailableError:
+    """The other daemon takes a content no more: it has it, or will not, and is just telling so."""
+    wait([one.over], SETTLE_SECONDS)
+    return UnavailableError("the content came another way, or cannot come so", advice="ask what is missing")
 
 
 def _free(ones: Iterable[Coming]) -> None:
