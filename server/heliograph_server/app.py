@@ -82,6 +82,8 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 COMPILE_THREADS = 2
 BULK_THREADS = 4
+#: Threads that pass contents on to other daemons, each for one of them that may be slow.
+RELAY_THREADS = 16
 #: Sessions that end at the same moment beyond this wait for one another.
 CLOSE_THREADS = 16
 #: Threads that ask devices how much memory they have, which another host may be slow to say.
@@ -130,6 +132,7 @@ class Daemon:
             "ask": ASK_THREADS,
             "listen": LISTEN_THREADS,
             "read": READ_THREADS,
+            "relay": RELAY_THREADS,
             "move": MOVE_THREADS,
         }
         self._pools = [ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()]
@@ -167,7 +170,7 @@ class Daemon:
         return self._memory.why_not if self._config.shared_memory else "it is off in the configuration"
 
     def _add_services(self, server: aio.Server) -> None:
-        compilers, hashers, closers, askers, listeners, readers, movers = self._pools
+        compilers, hashers, closers, askers, listeners, readers, relays, movers = self._pools
         session_pb2_grpc.add_SessionServiceServicer_to_server(
             SessionService(self._slot, askers, closers, self._memory.offer), server
         )
@@ -175,7 +178,7 @@ class Daemon:
             DeviceService(self._slot, askers, listeners, lambda: self._facts), server
         )
         plan_pb2_grpc.add_PlanServiceServicer_to_server(PlanService(self._slot, compilers, listeners), server)
-        BulkService(self._slot, hashers).add_to(server)
+        BulkService(self._slot, hashers, relays).add_to(server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
         CommandService(self._slot, closers).add_to(server)
         PeerService(self._slot, movers).add_to(server)
