@@ -6,8 +6,22 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
 
 _CHUNK = 64 * 1024
+#: Two for each connection that is there at the same time.
+MOST_WAYS = 32
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One direction of a connection."""
+
+    source: socket.socket
+    target: socket.socket
+    number: int | None = None
+    cut_bytes: int | None = None
 
 
 class Middleman:
@@ -25,7 +39,12 @@ class Middleman:
         #: Set when that has happened.
         self.was_cut = threading.Event()
         self._sockets: set[socket.socket] = set()
-        threading.Thread(target=self._accept, daemon=True).start()
+        #: Connections to pass on, one way. Who is to do that is there before the test is.
+        self._ways: SimpleQueue[_Way | None] = SimpleQueue()
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(MOST_WAYS)]
+        self._threads.append(threading.Thread(target=self._accept, daemon=True))
+        for thread in self._threads:
+            thread.start()
 
     def lead_to(self, url: str) -> None:
         """New connections go to another daemon."""
@@ -51,10 +70,12 @@ class Middleman:
                 cut_bytes, self._cut_bytes = self._cut_bytes, None
                 self.passed_bytes.append(0)
                 number = len(self.passed_bytes) - 1
-                threading.Thread(
-                    target=self._pass, args=(here, there, number, cut_bytes), daemon=True
-                ).start()
-                threading.Thread(target=self._pass, args=(there, here), daemon=True).start()
+                self._ways.put(_Way(here, there, number, cut_bytes))
+                self._ways.put(_Way(there, here))
+
+    def _work(self) -> None:
+        while (way := self._ways.get()) is not None:
+            self._pass(way.source, way.target, way.number, way.cut_bytes)
 
     def _pass(
         self,
@@ -82,7 +103,11 @@ class Middleman:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for one in self._sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
             one.close()
+        for _ in self._threads:
+            self._ways.put(None)
 
 
 @contextmanager
