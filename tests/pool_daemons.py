@@ -130,6 +130,10 @@ def next_event(watch: DeviceWatch) -> hg.DeviceEvent:
     return found
 
 
+#: A server of this name ends every command stream.
+HANGS_UP = "hangs up"
+
+
 class Liar(session_pb2_grpc.SessionServiceServicer, command_pb2_grpc.CommandServiceServicer):
     """A server that shakes hands as a real daemon did, but for what `change` does to the message."""
 
@@ -150,7 +154,8 @@ class Liar(session_pb2_grpc.SessionServiceServicer, command_pb2_grpc.CommandServ
 
     def Execute(self, request_iterator: Any, context: Any) -> Iterator[Any]:
         for _ in request_iterator:
-            pass
+            if self.answer.server == HANGS_UP:
+                break
         yield from ()
 
 

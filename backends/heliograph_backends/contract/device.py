@@ -16,6 +16,7 @@ from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
+    from heliograph_backends.contract.intake import Intake
     from heliograph_backends.contract.plan import Arena, CompileOptions, Estimate, LeafBindings, Plan
     from heliograph_backends.contract.site import Site
 
@@ -91,6 +92,12 @@ class Device(ABC):
         """Why it will never compute again, if it will not: what lies there is gone. Default: it does."""
         return None
 
+    @property
+    def site_name(self) -> str:
+        """The host that it is on, where that is not this one: devices of one site reach each other's memory
+        without a network. Default: this one."""
+        return ""
+
     @abstractmethod
     def memory(self) -> Memory:
         """Free and total bytes, now."""
@@ -109,6 +116,11 @@ class Device(ABC):
     def extra_buffer_types(self) -> Sequence[BufferType]:
         """Other kinds of memory, such as one that repacks weights. Default: none."""
         return ()
+
+    @property
+    def intake(self) -> Intake | None:
+        """How contents come to its memory past this process, if it is another daemon's. Default: none."""
+        return None
 
     @abstractmethod
     def stream(self) -> Stream:

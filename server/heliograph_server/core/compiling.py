@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, TypeVar
 
 from heliograph_backends.contract import (
     Arena,
@@ -20,7 +20,6 @@ from heliograph_backends.contract import (
     CompileOptions,
     Device,
     LeafBindings,
-    Plan,
     Tensor,
 )
 from heliograph_proto.description import PlanInfo, Port, VariablePort
@@ -34,8 +33,10 @@ from heliograph_proto.graph import Graph, Leaf, LeafKind
 from heliograph_proto.limits import Limits
 from heliograph_proto.portions import Portion
 from heliograph_proto.rows import RowSplit
+from heliograph_server.core.assembling import Asked, Assembler
 from heliograph_server.core.checks import check_made, check_pipeline
 from heliograph_server.core.contents import Contents
+from heliograph_server.core.direct import Homes
 from heliograph_server.core.divided import explaining
 from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import typed, zeroed
@@ -49,23 +50,22 @@ from heliograph_server.core.handles import (
 from heliograph_server.core.known_graphs import KnownGraph, KnownGraphs, ReceivedGraph
 from heliograph_server.core.known_plans import KnownPlan, KnownPlans, Ports, key_of
 from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.measurements import Recorder, TenantTimes
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.ordered import ordered
-from heliograph_server.core.pooled import Blueprint, Pooled, PooledPlan, portions_of
-from heliograph_server.core.portioning import Exchanging, check_alone, check_portion
-from heliograph_server.core.precedence import Precedences
+from heliograph_server.core.portioning import check_alone, check_portion
 from heliograph_server.core.protocol import SessionCore
+from heliograph_server.core.recording import recorder_of
 from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
-from heliograph_server.core.scheduled import ScheduledPlan
-from heliograph_server.core.scheduling import Schedule
-from heliograph_server.core.scheduling.portions import Portions
 from heliograph_server.core.scheduling.rows import divide
 from heliograph_server.core.several import SeveralPlan
 from heliograph_server.core.sizing import Sizer
 from heliograph_server.core.tapping import check_taps
 from heliograph_server.core.targets import Target, Targets, Wish
 from heliograph_server.core.turns import Turns
+
+T = TypeVar("T")
 
 #: Of a plan that takes memory of its own.
 NO_RESERVATION = Reservation({})
@@ -115,6 +115,7 @@ class Compiler:
         everyone: Callable[[], Sequence[Device]],
         plans: KnownPlans,
         room: Room,
+        times: TenantTimes,
         exchange: LiveExchange | None = None,
     ) -> None:
         self._core = core
@@ -126,9 +127,10 @@ class Compiler:
         self._occupancies = occupancies
         self._plans = plans
         self._room = room
-        #: None: there is none with other daemons.
-        self._exchange = exchange
-        self._targets = Targets(device, everyone, contents, room)
+        self._everyone = everyone
+        self._times = times
+        self._assembler = Assembler(occupancies, exchange)
+        self._targets = Targets(device, everyone, contents, room, times)
         self._known = KnownGraphs(limits)
         #: Held while compiling; whoever frees contents and variables takes it first.
         self.busy = threading.Lock()
@@ -140,12 +142,32 @@ class Compiler:
         client = self._known.validated(request.graph, request.bindings.keys())
         check_request(client.graph, request)
         with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
-            key = key_of(request, client, compilation.bound, compilation.reservation)
+            self._plans.learn()
+            stamp = self._targets.stamp(request.devices)
+            key = key_of(request, client, compilation.bound, compilation.reservation, stamp)
             plan = self._plans.take(key)
             if plan is None:
                 plan = self._room.for_work(lambda: self._make(client, key, compilation))
                 self._plans.add(plan)
             return self._commit(compilation, plan, started)
+
+    def place(self, request: CompileRequest, missing: Collection[bytes], use: Callable[[Homes], T]) -> T:
+        """What `use` makes of where missing contents will lie, while nothing else is compiled. A weight whose
+        parts lie apart goes to where the first one does. Raises what PlaceContents is refused with."""
+        client = self._known.validated(request.graph, request.bindings.keys())
+        # A plan that is updated goes on until it is.
+        request = replace(request, updates=0)
+        with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
+            self.forget_lost()
+            known, bound = self._divided(client, request), compilation.bound
+            with explaining(known.divided):
+                sizes = compilation.memory.sizes
+                target = self._room.for_work(lambda: self._target(known, request, bound, sizes))
+            homes = [*self._homes(known.graph, target, compilation), *_first_parts(known, target)]
+            wanted = frozenset(missing)
+            return use(
+                {leaf.digest: (home, leaf.type.nbytes) for leaf, home in homes if leaf.digest in wanted}
+            )
 
     def _make(self, client: KnownGraph, key: Hashable, compilation: _Compilation) -> KnownPlan:
         """A plan that nobody compiled before."""
@@ -234,97 +256,21 @@ class Compiler:
             device = target.main
             arena = compilation.memory.share(device.name).arena
             old = compilation.idle_plan(device, self._plans) if arena is None else None
-            loaded = _compile(device, known, bindings, options, arena, old)
+            times = self._recorder(known, target), target.predicted_s * 1e6
+            loaded = _compile(device, known, bindings, options, arena, old, times)
             if old is not None:
                 self._plans.hand_over(old)
             return loaded
-        return self._pipeline(target, known, bindings, compilation)
-
-    def _pipeline(
-        self, target: Target, known: KnownGraph, bindings: LeafBindings, compilation: _Compilation
-    ) -> LoadedPlan:
-        """A plan over several devices, in as many copies as runs may be under way at once."""
-        assert target.schedule is not None
-        options, copies = compilation.request.options, compilation.request.pipeline
-        precedences = Precedences(len(target.devices)) if copies > 1 else None
-        portions, why = self._portions(target, known, compilation.request)
-        if portions is not None:
-            return self._pooled(target, known, bindings, compilation, portions, precedences)
-        exchanging = self._exchanging(compilation.request.portion)
-        how = options, precedences, self._occupancies, target.memories, compilation.memory.share, exchanging
-        plans: list[Plan] = []
-        try:
-            for _ in range(copies):
-                made = ScheduledPlan(known.graph, target.schedule, target.devices, bindings, *how)
-                made.why_whole = why
-                plans.append(made)
-        except BaseException:
-            for plan in plans:
-                plan.free()
-            if exchanging is not None:
-                exchanging.ports.close()
-            raise
-        loaded = LoadedPlan(plans, target.main, divided=known.divided)
-        if exchanging is not None:
-            loaded.when_freed(exchanging.ports.close)
-        return loaded
-
-    def _portions(
-        self, target: Target, known: KnownGraph, request: CompileRequest
-    ) -> tuple[Portions | None, str]:
-        """The portions of a plan that other hosts take part in, or else why it is none of those, if there
-        are such."""
-        assert target.schedule is not None
-        if request.portion is not None or self._exchange is None:
-            return None, ""
-        try:
-            found = portions_of(known.graph, target.schedule, target.devices)
-            return found, ""
-        except UnsupportedError as why:
-            return None, why.message
-
-    def _pooled(
-        self,
-        target: Target,
-        known: KnownGraph,
-        bindings: LeafBindings,
-        compilation: _Compilation,
-        portions: Portions,
-        precedences: Precedences | None,
-    ) -> LoadedPlan:
-        """A plan over several hosts."""
-        assert target.schedule is not None and self._exchange is not None
-        options, copies = compilation.request.options, compilation.request.pipeline
-
-        def own(
-            graph: Graph, schedule: Schedule, bound: LeafBindings, exchanging: Exchanging
-        ) -> ScheduledPlan:
-            how = options, precedences, self._occupancies, target.memories, NO_RESERVATION.share, exchanging
-            return ScheduledPlan(graph, schedule, target.devices, bound, *how)
-
-        leaves = {**bindings.weights, **bindings.variables}
-        blueprint = Blueprint(
-            known.graph,
-            target.schedule,
-            target.memories,
-            leaves,
-            options,
-            copies,
-            self._exchange,
-            own,
+        request, share, recorder = (
+            compilation.request,
+            compilation.memory.share,
+            self._recorder(known, target),
         )
-        pooled = Pooled(blueprint, portions)
-        return LoadedPlan(
-            [PooledPlan(pooled, copy) for copy in range(copies)], target.main, divided=known.divided
-        )
+        asked = Asked(options, request.pipeline, request.portion, share, recorder)
+        return self._assembler.assemble(known, target, bindings, asked)
 
-    def _exchanging(self, portion: Portion | None) -> Exchanging | None:
-        """Opens the edges of a portion. Raises HandleExistsError, UnsupportedError."""
-        if portion is None:
-            return None
-        if self._exchange is None:
-            raise UnsupportedError("this server exchanges nothing with others")
-        return Exchanging(portion, self._exchange.open(portion))
+    def _recorder(self, known: KnownGraph, target: Target) -> Recorder | None:
+        return recorder_of(self._times, self._everyone(), known.graph, target)
 
     # What its leaves are
 
@@ -543,6 +489,7 @@ def _compile(
     options: CompileOptions,
     arena: Arena | None,
     old: LoadedPlan | None,
+    times: tuple[Recorder | None, float],
 ) -> LoadedPlan:
     try:
         wanted, order = ordered(device, known.graph)
@@ -552,11 +499,19 @@ def _compile(
             plan = device.compile_in(arena, wanted, bindings, options)
         else:
             plan = device.compile(wanted, bindings, options)
-        return LoadedPlan((plan,), device, order, known.divided)
+        return LoadedPlan((plan,), device, order, known.divided, *times)
     except HeliographError:
         raise
     except Exception as error:
         raise typed(error, "compiling") from error
+
+
+def _first_parts(known: KnownGraph, target: Target) -> list[tuple[Leaf, BufferType]]:
+    """Weights whose parts lie apart, and where the first part of each does."""
+    if known.divided is None:
+        return []
+    leaves, values_of = known.divided.client.leaves, known.divided.values_of
+    return [(leaves[leaf], target.home(values[0])) for leaf, values in values_of.items() if len(values) > 1]
 
 
 def _unbound_weights(graph: Graph, bound: BoundLeaves) -> list[Leaf]:

@@ -162,7 +162,7 @@ class SessionCore(ObservingCore):
     def add_devices(self, names: Iterable[str]) -> None:
         """From now on commands may name these devices, too."""
         for name in names:
-            self._arrivals.lanes.setdefault(name, None)
+            self._arrivals.add_device(name)
 
     @property
     def is_silent(self) -> bool:

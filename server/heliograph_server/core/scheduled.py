@@ -91,21 +91,12 @@ class ScheduledPlan(SeveralPlan):
         self._ahead = CopyAhead(len(early)) if early else None
         self._returned = returned_places(graph, schedule)
         self._leaves = {**bindings.weights, **bindings.variables}
-        late = Late(graph, schedule, exchanging) if exchanging is not None else None
-        self._late = late
-        arriving = late.leaves if late is not None else ()
-        self._input_places = [
-            (n, NOWHERE)
-            for n, one in enumerate(graph.leaves)
-            if one.kind is LeafKind.INPUT and n not in arriving
-        ]
-        self._assigned = [
-            bindings.variables[value]
-            for value in dict.fromkeys(node.operands[0] for node in graph.nodes if node.op == "assign")
-        ]
+        self._late = late = Late(graph, schedule, exchanging) if exchanging is not None else None
+        self._input_places = _input_places(graph, late)
+        assigned = dict.fromkeys(node.operands[0] for node in graph.nodes if node.op == "assign")
+        self._assigned = [bindings.variables[value] for value in assigned]
         self._plans: list[Plan] = []
-        homes = memories or [one.buffer_type for one in devices]
-        self._between = Between(graph, homes, reserved)
+        self._between = Between(graph, memories or [one.buffer_type for one in devices], reserved)
         self._freed = False
         #: Why values go through this process between splits of other hosts, in words.
         self.why_whole = ""
@@ -120,8 +111,7 @@ class ScheduledPlan(SeveralPlan):
         self._runner = SplitRunner(schedule, ended)
         try:
             self._tensors = self._homes() | self._between.place(spans)
-            if late is not None:
-                self._tensors |= self._between.place_arrivals(late.places)
+            self._tensors |= self._between.place_arrivals(late.places if late is not None else ())
             for part, split in zip(self._parts, schedule.splits, strict=True):
                 device = devices[split.device]
                 arena = reserved(device.name).arena
@@ -228,6 +218,11 @@ class ScheduledPlan(SeveralPlan):
     def forget_times(self) -> None:
         self._took_us = [(0.0, 0.0, 0.0)] * len(self.schedule.splits)
 
+    @property
+    def computed_us(self) -> Sequence[float]:
+        """How long each split of the last run computed; empty where only a report tells."""
+        return [compute_us for _, compute_us, _ in self._took_us]
+
     def report(self) -> PlanReport:
         split_of = {node: number for number, one in enumerate(self.schedule.splits) for node in one.nodes}
         concurrent = {
@@ -293,6 +288,13 @@ class ScheduledPlan(SeveralPlan):
         for plan in self._plans:
             plan.free()
         self._between.free()
+
+
+def _input_places(graph: Graph, late: Late | None) -> list[Place]:
+    """Of the inputs that a run is given."""
+    arriving = late.leaves if late is not None else ()
+    inputs = (n for n, one in enumerate(graph.leaves) if one.kind is LeafKind.INPUT)
+    return [(n, NOWHERE) for n in inputs if n not in arriving]
 
 
 def compile_part(

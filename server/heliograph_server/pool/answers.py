@@ -35,6 +35,11 @@ def checked_size(sizes: Sequence[int], tensor: TensorType) -> int:
     return sizes[0]
 
 
+def printable(text: str) -> str:
+    """A member's words, as a table and a log can show them."""
+    return "".join(one if one.isprintable() else "?" for one in text[:200])
+
+
 def lie(what: str) -> ProtocolError:
     """The error for what cannot be true."""
     return ProtocolError(f"what it says of its devices cannot be: {what}", advice=OLD)

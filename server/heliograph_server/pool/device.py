@@ -22,13 +22,15 @@ from heliograph_proto.description import BufferRole, Capabilities, Memory, OpAns
 from heliograph_proto.errors import MemberLostError
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
-from heliograph_server.pool.answers import check_memory, one_answer
+from heliograph_server.pool.answers import check_memory, one_answer, printable
 from heliograph_server.pool.arena import RemoteArena
 from heliograph_server.pool.memory import RemoteBuffer, RemoteBufferType
 from heliograph_server.pool.plan import RemotePlan
 
 if TYPE_CHECKING:
+    from heliograph_server.pool.intake import RemoteIntake
     from heliograph_server.pool.member import Member
+    from heliograph_server.pool.site import RemoteSite
 
 #: Answers about ops that are remembered.
 MAX_ANSWERS = 10_000
@@ -46,6 +48,7 @@ class RemoteDevice(Device):
     """
 
     backend = "remote"
+    site: RemoteSite
 
     def __init__(self, name: str, member: Member, there: hg.Device) -> None:
         self.name = name
@@ -55,7 +58,7 @@ class RemoteDevice(Device):
         self.there = there
         #: What the member calls it.
         self.member_name = there.name
-        self.description = f"{there.description}, at {member.url}"
+        self.description = f"{printable(there.description)}, at {member.url}"
         self.type = there.type
         self.id = there.id
         self.capabilities = Capabilities(async_=True, events=True)
@@ -76,6 +79,10 @@ class RemoteDevice(Device):
         return self.member.session
 
     @property
+    def intake(self) -> RemoteIntake | None:
+        return self.member.intake
+
+    @property
     def lost(self) -> MemberLostError | None:
         return self._lost or self.member.lost
 
@@ -88,6 +95,10 @@ class RemoteDevice(Device):
             # What was freed here may not have been freed there yet.
             self.session._arrive(ANSWER_SECONDS)
             return check_memory(self.name, self.there.memory(timeout=ANSWER_SECONDS))
+
+    @property
+    def site_name(self) -> str:
+        return self.name.rpartition("/")[0]
 
     @property
     def buffer_type(self) -> RemoteBufferType:

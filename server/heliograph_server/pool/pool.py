@@ -13,6 +13,7 @@ import contextlib
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
@@ -26,6 +27,7 @@ from heliograph_server.pool.device import RemoteDevice
 from heliograph_server.pool.joining import check_daemons, check_devices, check_lives, pause_seconds
 from heliograph_server.pool.member import Member
 from heliograph_server.pool.sources import Listed, MembershipSource, first_twice
+from heliograph_server.pool.surveying import Surveyor, Ways
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,8 @@ logger = logging.getLogger(__name__)
 SILENCE_SECONDS = 3.0
 #: How long one attempt to join may take.
 JOIN_SECONDS = 3.0
+#: A member that was there for so long is tried again at once when it is lost.
+STEADY_SECONDS = 5.0
 #: How long the end waits for each member, all at the same time.
 CLOSE_SECONDS = 6.0
 
@@ -54,6 +58,8 @@ class Pool:
         self._connect = connect
         self._incarnation = b""
         self._changed: Changed = lambda change: None
+        self._ways: Ways | None = None
+        self._surveyor: Surveyor | None = None
         self._lock = threading.Condition()
         #: In the order of the list, then those that are in it no more, as long as they answer.
         self._slots: list[_Slot] = []
@@ -85,6 +91,10 @@ class Pool:
         with self._lock:
             return tuple(dict.fromkeys(one for slot in self._slots for one in slot.daemons))
 
+    def _ready(self) -> list[Member]:
+        with self._lock:
+            return [slot.member for slot in self._slots if slot.member is not None]
+
     def why_missing(self, device: str) -> HeliographError | None:
         """Why a member that would have a device of this name does not offer it; None if none would."""
         with self._lock:
@@ -100,10 +110,11 @@ class Pool:
 
     # Its life
 
-    def start(self, incarnation: bytes, changed: Changed) -> None:
+    def start(self, incarnation: bytes, changed: Changed, ways: Ways | None = None) -> None:
         """Begins to look for members, of a head with this incarnation. `changed` comes from any thread, of
-        one member one at a time."""
-        self._incarnation, self._changed = incarnation, changed
+        one member one at a time. `ways`: who wants to know the ways between them."""
+        self._incarnation, self._changed, self._ways = incarnation, changed, ways
+        self._surveyor = Surveyor(self._ready, ways) if ways is not None else None
         self._source.start(self._listed, self._source_failed)
 
     def close(self) -> None:
@@ -112,6 +123,8 @@ class Pool:
             self._closed = True
             slots = list(self._slots)
         self._source.close()
+        if self._surveyor is not None:
+            self._surveyor.close()
         for slot in slots:
             slot.leave()
         for slot in slots:
@@ -173,6 +186,8 @@ class Pool:
             slot.member = member
             self._lock.notify_all()
         self._changed(Change(member.name, appeared=member.devices))
+        if self._surveyor is not None:
+            self._surveyor.look()
 
     def lose(self, slot: _Slot, member: Member, cause: HeliographError) -> None:
         """A member is no longer there."""
@@ -182,6 +197,8 @@ class Pool:
             self._lock.notify_all()
         if not closed:
             self._source.refresh()
+        if self._ways is not None:
+            self._ways.forget_site(member.name)
         self._changed(Change(member.name, lost=member.devices, why=cause.message))
 
     def change(self, slot: _Slot, member: Member, told: DeviceChange) -> None:
@@ -295,10 +312,11 @@ class _Slot:
         attempt = 0
         while self._pool.goes_on(self):
             member = self._try_to_join()
-            if member is not None:
+            if member is not None and self._stay(member) >= STEADY_SECONDS:
                 attempt = 0
-                self._stay(member)
+                self._told.clear()
             else:
+                # Also one that joins and is lost again and again.
                 self._rest(pause_seconds(attempt, random.random()))
                 attempt += 1
 
@@ -322,7 +340,6 @@ class _Slot:
             self._why = ConfigurationError(f"it could not join: {defect}")
         else:
             self._why, self._was_ready = None, True
-            self._told.clear()
             logger.info("member %s at %s joined with %s", self.name, self.listed.url, _names(member))
             return member
         if member is not None:
@@ -332,15 +349,17 @@ class _Slot:
         return None
 
     def _failed(self, error: HeliographError) -> None:
-        """It did not join, for a reason that is logged once."""
+        """It did not join, or is lost, for a reason that is logged once."""
         self._why = error
         key = f"{type(error).__name__} {error.message}"
         if key not in self._told and not self._is_leaving:
             self._told.add(key)
-            logger.warning("member %s at %s: %s", self.name, self.listed.url, error)
+            where = "" if isinstance(error, MemberLostError) else f"member {self.name} at {self.listed.url}: "
+            logger.warning("%s%s", where, error)
 
-    def _stay(self, member: Member) -> None:
-        """Until it is lost, or is to be left."""
+    def _stay(self, member: Member) -> float:
+        """Until it is lost, or is to be left; how many seconds that was."""
+        began = time.monotonic()
         try:
             while not self._is_leaving and member.lost is None:
                 event = self._events.get()
@@ -348,14 +367,14 @@ class _Slot:
                     self._pool.change(self, member, event)
         except HeliographError as error:
             member.lose(error)
+        lived = time.monotonic() - began
         self._let_go(member)
+        return lived
 
     def _let_go(self, member: Member) -> None:
-        self._why = member.lose(hg.SessionClosedError("it is used no more"))
-        if not self._is_leaving:
-            self._told = {f"{type(self._why).__name__} {self._why.message}"}
-            logger.warning("%s", self._why)
-        self._pool.lose(self, member, self._why)
+        error = member.lose(hg.SessionClosedError("it is used no more"))
+        self._failed(error)
+        self._pool.lose(self, member, error)
         with contextlib.suppress(Empty):
             while True:
                 # What it said last is of no meaning for the one that comes after it.
