@@ -468,6 +468,9 @@ class Traffic:
     #: make are not among them.
     copied_in_bytes: int = 0
     copied_out_bytes: int = 0
+    #: Of contents, such as weights, that came to this side; and what of them was passed on as it came.
+    content_bytes: int = 0
+    relayed_bytes: int = 0
     #: What has gone between the server and other daemons, for all sessions together, if it says that.
     peers: PeerTraffic = PeerTraffic()
 
@@ -478,8 +481,24 @@ class Traffic:
             self.read_bytes + other.read_bytes,
             self.copied_in_bytes + other.copied_in_bytes,
             self.copied_out_bytes + other.copied_out_bytes,
+            self.content_bytes + other.content_bytes,
+            self.relayed_bytes + other.relayed_bytes,
             self.peers,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ContentOffer:
+    """A daemon that takes a content from whoever shows the ticket; see ContentOffer in plan.proto."""
+
+    digest: bytes
+    address: str
+    incarnation: bytes
+    ticket: bytes
+
+    def __repr__(self) -> str:
+        # Not the ticket, which is a secret.
+        return f"<ContentOffer of {self.digest.hex()[:8]} at {self.address}>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
+    from heliograph_backends.contract.intake import Intake
     from heliograph_backends.contract.plan import Arena, CompileOptions, Estimate, LeafBindings, Plan
     from heliograph_backends.contract.site import Site
 
@@ -115,6 +116,11 @@ class Device(ABC):
     def extra_buffer_types(self) -> Sequence[BufferType]:
         """Other kinds of memory, such as one that repacks weights. Default: none."""
         return ()
+
+    @property
+    def intake(self) -> Intake | None:
+        """How contents come to its memory past this process, if it is another daemon's. Default: none."""
+        return None
 
     @abstractmethod
     def stream(self) -> Stream:

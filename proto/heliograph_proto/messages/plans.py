@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from heliograph_proto.description import (
     Cause,
+    ContentOffer,
     CopyReport,
     DeviceEstimate,
     DeviceShare,
@@ -117,6 +118,21 @@ def encode_reserved(sizes: Mapping[str, int]) -> plan_pb2.ReserveResponse:
 
 def decode_reserved(message: plan_pb2.ReserveResponse) -> dict[str, int]:
     return {one.name: one.size_bytes for one in message.devices}
+
+
+def encode_offers(offers: Sequence[ContentOffer]) -> plan_pb2.PlaceContentsResponse:
+    return plan_pb2.PlaceContentsResponse(
+        offers=[
+            plan_pb2.ContentOffer(
+                digest=one.digest, address=one.address, incarnation=one.incarnation, ticket=one.ticket
+            )
+            for one in offers
+        ]
+    )
+
+
+def decode_offers(message: plan_pb2.PlaceContentsResponse) -> tuple[ContentOffer, ...]:
+    return tuple(ContentOffer(one.digest, one.address, one.incarnation, one.ticket) for one in message.offers)
 
 
 def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, TypeVar
 
 from heliograph_backends.contract import (
     Arena,
@@ -36,6 +36,7 @@ from heliograph_proto.rows import RowSplit
 from heliograph_server.core.assembling import Asked, Assembler
 from heliograph_server.core.checks import check_made, check_pipeline
 from heliograph_server.core.contents import Contents
+from heliograph_server.core.direct import Homes
 from heliograph_server.core.divided import explaining
 from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import typed, zeroed
@@ -63,6 +64,8 @@ from heliograph_server.core.sizing import Sizer
 from heliograph_server.core.tapping import check_taps
 from heliograph_server.core.targets import Target, Targets, Wish
 from heliograph_server.core.turns import Turns
+
+T = TypeVar("T")
 
 #: Of a plan that takes memory of its own.
 NO_RESERVATION = Reservation({})
@@ -147,6 +150,24 @@ class Compiler:
                 plan = self._room.for_work(lambda: self._make(client, key, compilation))
                 self._plans.add(plan)
             return self._commit(compilation, plan, started)
+
+    def place(self, request: CompileRequest, missing: Collection[bytes], use: Callable[[Homes], T]) -> T:
+        """What `use` makes of where missing contents will lie, while nothing else is compiled. A weight whose
+        parts lie apart goes to where the first one does. Raises what PlaceContents is refused with."""
+        client = self._known.validated(request.graph, request.bindings.keys())
+        # A plan that is updated goes on until it is.
+        request = replace(request, updates=0)
+        with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
+            self.forget_lost()
+            known, bound = self._divided(client, request), compilation.bound
+            with explaining(known.divided):
+                sizes = compilation.memory.sizes
+                target = self._room.for_work(lambda: self._target(known, request, bound, sizes))
+            homes = [*self._homes(known.graph, target, compilation), *_first_parts(known, target)]
+            wanted = frozenset(missing)
+            return use(
+                {leaf.digest: (home, leaf.type.nbytes) for leaf, home in homes if leaf.digest in wanted}
+            )
 
     def _make(self, client: KnownGraph, key: Hashable, compilation: _Compilation) -> KnownPlan:
         """A plan that nobody compiled before."""
@@ -483,6 +504,14 @@ def _compile(
         raise
     except Exception as error:
         raise typed(error, "compiling") from error
+
+
+def _first_parts(known: KnownGraph, target: Target) -> list[tuple[Leaf, BufferType]]:
+    """Weights whose parts lie apart, and where the first part of each does."""
+    if known.divided is None:
+        return []
+    leaves, values_of = known.divided.client.leaves, known.divided.values_of
+    return [(leaves[leaf], target.home(values[0])) for leaf, values in values_of.items() if len(values) > 1]
 
 
 def _unbound_weights(graph: Graph, bound: BoundLeaves) -> list[Leaf]:

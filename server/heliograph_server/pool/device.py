@@ -28,6 +28,7 @@ from heliograph_server.pool.memory import RemoteBuffer, RemoteBufferType
 from heliograph_server.pool.plan import RemotePlan
 
 if TYPE_CHECKING:
+    from heliograph_server.pool.intake import RemoteIntake
     from heliograph_server.pool.member import Member
     from heliograph_server.pool.site import RemoteSite
 
@@ -76,6 +77,10 @@ class RemoteDevice(Device):
     def session(self) -> hg.Session:
         """The member's."""
         return self.member.session
+
+    @property
+    def intake(self) -> RemoteIntake | None:
+        return self.member.intake
 
     @property
     def lost(self) -> MemberLostError | None:
