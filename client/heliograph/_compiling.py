@@ -35,6 +35,7 @@ from heliograph_proto.errors import (
     UnknownHandleError,
 )
 from heliograph_proto.graph import LeafKind
+from heliograph_proto.portions import Portion
 from heliograph_proto.rows import RowSplit
 
 #: How many contents are uploaded at once.
@@ -78,6 +79,8 @@ class CompileOptions:
     taps: tuple[int, ...] = ()
     #: The handle of the reservation in whose memory it is to lie; 0: none.
     reservation: int = 0
+    #: How it exchanges values with other parts of a graph, if it is one.
+    portion: Portion | None = None
     #: Called when the answer did not come, and nobody knows what became of the plan that is updated.
     doubt: Callable[[], None] = lambda: None
 
@@ -155,6 +158,7 @@ def _compile(
         buffer_types=how.buffer_types,
         taps=how.taps,
         reservation=how.reservation,
+        portion=how.portion,
     )
     try:
         return (yield request)  # type: ignore[no-any-return]

@@ -23,9 +23,11 @@ from heliograph_proto.description import (
     PlanEstimate,
     PlanInfo,
     PlanReport,
+    Probed,
     Traffic,
 )
 from heliograph_proto.graph import Graph
+from heliograph_proto.portions import Portion
 from heliograph_proto.rows import RowSplit
 from heliograph_proto.types import TensorType
 
@@ -128,6 +130,8 @@ class Compile:
     taps: tuple[int, ...] = ()
     #: The handle of the reservation in whose memory it is to lie; 0: none.
     reservation: int = 0
+    #: How it exchanges values with other parts of a graph, if it is one.
+    portion: Portion | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +186,15 @@ class GetStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """Has the server measure its way to another one. Gives a Probed."""
+
+    address: str
+    bandwidth_bytes: int
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueryOps:
     """Asks a device about nodes. Gives a tuple of OpAnswers."""
 
@@ -209,6 +222,7 @@ Call: TypeAlias = (
     | GetMemory
     | ListDevices
     | GetStatistics
+    | Probe
     | ListModels
     | DescribeModel
     | QueryOps
@@ -225,6 +239,7 @@ Answer: TypeAlias = (
     | Memory
     | DeviceList
     | Traffic
+    | Probed
     | tuple[OpAnswer, ...]
     | PlacementInfo
 )

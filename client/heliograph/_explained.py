@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heliograph_proto.description import Cause
+from heliograph_proto.description import Cause, Way
 from heliograph_proto.types import TensorType
 
 
@@ -45,6 +45,10 @@ class ExplainedCopy:
     rows_only: bool = False
     #: Whether it is copied while the split before on its device computes.
     ahead: bool = False
+    #: How it travels between hosts; a head says so.
+    way: Way = Way.WITHIN
+    #: How long it was expected to take by itself, in microseconds; 0: nobody knew.
+    predicted_us: float = 0.0
 
     @property
     def label(self) -> str:
@@ -109,6 +113,10 @@ class ExplainedSplit:
     parts: tuple[ExplainedPart, ...] = ()
     #: What the device says of how it runs, in words.
     note: str = ""
+    #: What `copy_us`, `compute_us` and `began_us` were expected to be when the plan was made; 0: nobody knew.
+    predicted_copy_us: float = 0.0
+    predicted_compute_us: float = 0.0
+    predicted_began_us: float = 0.0
 
     @property
     def copied_bytes(self) -> int:
@@ -119,6 +127,11 @@ class ExplainedSplit:
     def ended_us(self) -> float:
         """When it had computed, in microseconds after the run began."""
         return self.began_us + self.copy_us + self.compute_us
+
+    @property
+    def predicted_us(self) -> float:
+        """How long it was expected to take, copies and all, in microseconds; 0: nobody knew."""
+        return self.predicted_copy_us + self.predicted_compute_us
 
     @property
     def ends(self) -> tuple[str, str]:

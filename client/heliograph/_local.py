@@ -30,6 +30,7 @@ from heliograph._effects import (
     GetStatistics,
     ListDevices,
     ListModels,
+    Probe,
     QueryOps,
     QueryPlacement,
     Reserve,
@@ -41,7 +42,7 @@ from heliograph_proto import __version__
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command
 from heliograph_proto.description import PlanEstimate, PlanInfo, Traffic
-from heliograph_proto.errors import HeliographError, InternalError
+from heliograph_proto.errors import HeliographError, InternalError, UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.inline_runs import InlineRun
 
@@ -126,7 +127,13 @@ class _SharedHost:
         from heliograph_server.core.runtime import Host
 
         wanted = ((self.key.specification,),) if self.key.specification else ()
-        return Host(open_registry(*wanted))
+        registry = open_registry(*wanted)
+        host = Host(registry)
+        if any(one.site is not None for one in registry.devices):
+            from heliograph_server.peers.blocking import BlockingPeers
+
+            host.exchange.use(BlockingPeers())
+        return host
 
     def _pool(self, timeout: float) -> Host:
         from heliograph_server.pool import open_pool_of
@@ -184,7 +191,9 @@ class LocalTransport:
             case ListDevices():
                 return replace(self.host.device_list(), facts=facts_here())
             case GetStatistics():
-                return self.session.traffic
+                return replace(self.session.traffic, peers=self.host.exchange.traffic)
+            case Probe():
+                raise UnsupportedError("a session in this process has no daemon to measure from")
             case ListModels():
                 return self.session.models()
             case DescribeModel(name):
@@ -216,6 +225,7 @@ class LocalTransport:
                 pipeline=call.pipeline,
                 taps=call.taps,
                 reservation=call.reservation,
+                portion=call.portion,
             )
         )
 

@@ -31,6 +31,7 @@ from heliograph._progress import ProgressArgument, checked_progress
 from heliograph._reserving import Reservation, reserve_blocks
 from heliograph._sessions import Bindings, SessionBase, ask_backends, ask_facts, ask_members, ask_traffic
 from heliograph._shared import SharedMemoryArgument, checked_shared_memory, insisted
+from heliograph._sharing import Sharing
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import make_stream
 from heliograph._words import ALONE
@@ -274,15 +275,18 @@ class Session(SessionBase):
         bindings: Mapping[int, Tensor],
         updates: Plan | None = None,
         reservation: Reservation | None = None,
+        sharing: Sharing | None = None,
         timeout: float | None = None,
     ) -> Plan:
         """For servers that use other servers: a plan for a graph of the contract.
 
         `bindings`: tensors by the numbers of the leaves that they are; contents of other weights must be on
         the server. `updates`: a plan whose memory the new one takes over; it is freed then. When the server
-        refuses, it is what it was. `reservation`: in whose memory it is to lie.
+        refuses, it is what it was. `reservation`: in whose memory it is to lie. `sharing`: of a part of a
+        graph that runs on several servers at once.
         """
-        procedure = self._compiling_frozen(graph, devices, fusion, threads, bindings, updates, reservation)
+        rest = updates, reservation, sharing
+        procedure = self._compiling_frozen(graph, devices, fusion, threads, bindings, *rest)
         spec = self._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}")
         if updates is not None:
             updates._give_up()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from heliograph_proto.description import CopyRoad, Usage
 from heliograph_proto.errors import HeliographError
+from heliograph_proto.portions import Edge, Source
 from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
@@ -161,6 +162,21 @@ class CopyTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class OfferTensor:
+    tensor: int
+    edge: Edge
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchTensor:
+    tensor: int
+    edge: Edge
+    run: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
 class InputBinding:
     """`data` is None when a tensor is bound."""
 
@@ -205,6 +221,8 @@ class Run:
     pause: bool = False
     #: None: it runs once.
     loop: Loop | None = None
+    #: Of a plan that is a portion: which run of the whole it is; 0: it is none.
+    exchange_run: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +265,8 @@ CommandKind: TypeAlias = (
     | GetTensor
     | Memset
     | CopyTensor
+    | OfferTensor
+    | FetchTensor
     | Run
     | Record
     | Wait

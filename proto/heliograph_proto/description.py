@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from heliograph_proto.errors import HeliographError
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType
 
@@ -204,6 +205,7 @@ class Cause(Enum):
     FROM_CONSUMER = 11
     FIRST_THAT_CAN = 12
     DIVIDED_WEIGHT = 13
+    PREDICTED = 14
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", " ")
@@ -257,6 +259,21 @@ class NodePart:
     share: int
 
 
+class Way(Enum):
+    """How a value gets from a device of one daemon to one of another. The values are those of plan.proto."""
+
+    #: Both are of one host, or the server does not tell.
+    WITHIN = 0
+    DIRECT = 1
+    #: The head fetches and brings it, since they cannot reach each other.
+    RELAYED = 2
+    #: The head copies it between two splits.
+    THROUGH_HEAD = 3
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
 @dataclass(frozen=True, slots=True)
 class CopyReport:
     """A value that is copied before a split runs."""
@@ -269,6 +286,10 @@ class CopyReport:
     rows_only: bool = False
     #: Whether it is copied while the split before on its device computes.
     ahead: bool = False
+    #: How it travels between hosts.
+    way: Way = Way.WITHIN
+    #: By itself, as it was expected; 0: nobody knew.
+    predicted_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +307,23 @@ class SplitReport:
     began_us: float = 0.0
     #: What the device says of how it runs, in words.
     note: str = ""
+    #: As they were expected when the plan was made; 0: nobody knew.
+    predicted_copy_us: float = 0.0
+    predicted_compute_us: float = 0.0
+    predicted_began_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """The way between two hosts, by which values are copied."""
+
+    #: Names of hosts; empty: the server's own.
+    source: str
+    destination: str
+    round_trip_us: float
+    bytes_per_s: float
+    #: Whether both were measured; else what was not is assumed.
+    is_measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +349,10 @@ class PlanReport:
     #: Where the rows of divided weights lie, and the products with them.
     weights: tuple[WeightShare, ...] = ()
     parts: tuple[NodePart, ...] = ()
+    #: Of a run that is alone, as it was expected when the plan was made; 0: nobody knew.
+    predicted_us: float = 0.0
+    #: The ways that its copies take, as they were known then.
+    links: tuple[LinkReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +426,37 @@ class SessionInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerTraffic:
+    """What has gone between a daemon and others since it started, as it counts it."""
+
+    #: Bytes of tensors that other daemons pulled from it, or that it pushed.
+    sent_bytes: int = 0
+    #: That it pulled from others, or was pushed.
+    received_bytes: int = 0
+    sent_values: int = 0
+    received_values: int = 0
+    #: That it took from one daemon to another, which cannot reach each other.
+    relayed_bytes: int = 0
+    relayed_values: int = 0
+    #: Capabilities that it did not accept.
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a daemon has measured of its way to another one."""
+
+    #: Why it cannot be reached; None: it can.
+    error: HeliographError | None = None
+    #: Who answered there.
+    incarnation: bytes = b""
+    #: 0: there was no answer.
+    round_trip_seconds: float = 0.0
+    #: Each way, while as many go the other way; 0: not measured.
+    bytes_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """Bytes of tensors that a session has carried by `set` and `get`, as one side of it counts them."""
 
@@ -395,6 +468,8 @@ class Traffic:
     #: make are not among them.
     copied_in_bytes: int = 0
     copied_out_bytes: int = 0
+    #: What has gone between the server and other daemons, for all sessions together, if it says that.
+    peers: PeerTraffic = PeerTraffic()
 
     def plus(self, other: Traffic) -> Traffic:
         """Both together."""
@@ -403,6 +478,7 @@ class Traffic:
             self.read_bytes + other.read_bytes,
             self.copied_in_bytes + other.copied_in_bytes,
             self.copied_out_bytes + other.copied_out_bytes,
+            self.peers,
         )
 
 

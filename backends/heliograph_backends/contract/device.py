@@ -17,6 +17,7 @@ from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
     from heliograph_backends.contract.plan import Arena, CompileOptions, Estimate, LeafBindings, Plan
+    from heliograph_backends.contract.site import Site
 
 #: Raised by one with every change that an older backend or an older server could not live with.
 CONTRACT_VERSION = 2
@@ -82,11 +83,19 @@ class Device(ABC):
     capabilities: Capabilities
     #: Where the hardware is, such as "0000:c1:00.0" on PCI; empty where it has no such place.
     id: str = ""
+    #: The host that runs portions of graphs on it by itself; None: this process does.
+    site: Site | None = None
 
     @property
     def lost(self) -> DeviceLostError | None:
         """Why it will never compute again, if it will not: what lies there is gone. Default: it does."""
         return None
+
+    @property
+    def site_name(self) -> str:
+        """The host that it is on, where that is not this one: devices of one site reach each other's memory
+        without a network. Default: this one."""
+        return ""
 
     @abstractmethod
     def memory(self) -> Memory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 
 from heliograph_proto.description import (
     BackendInfo,
@@ -16,7 +17,9 @@ from heliograph_proto.description import (
     OpAnswer,
     OpQuery,
     OpRoad,
+    PeerTraffic,
     PlacementInfo,
+    Probed,
     SessionInfo,
     SharedMemoryOffer,
     Traffic,
@@ -24,9 +27,9 @@ from heliograph_proto.description import (
 from heliograph_proto.limits import Limits
 from heliograph_proto.membership import DeviceChange, MemberInfo, MemberState
 from heliograph_proto.messages.graphs import decode_attributes, encode_attributes
-from heliograph_proto.messages.types import decode_type, encode_type
+from heliograph_proto.messages.types import decode_error, decode_type, encode_error, encode_type
 from heliograph_proto.ops import infer
-from heliograph_proto.v1 import device_pb2, session_pb2
+from heliograph_proto.v1 import device_pb2, peer_pb2, session_pb2
 
 
 def encode_device(device: DeviceInfo) -> device_pb2.Device:
@@ -273,16 +276,32 @@ def _decode_offer(message: session_pb2.OpenResponse) -> SharedMemoryOffer | None
     return SharedMemoryOffer(offer.abstract_name, offer.path_suffix)
 
 
+def encode_probed(found: Probed) -> peer_pb2.ProbeResponse:
+    return peer_pb2.ProbeResponse(
+        error=encode_error(found.error) if found.error is not None else None,
+        incarnation=found.incarnation,
+        round_trip_seconds=found.round_trip_seconds,
+        bytes_per_second=found.bytes_per_second,
+    )
+
+
+def decode_probed(message: peer_pb2.ProbeResponse) -> Probed:
+    error = decode_error(message.error) if message.HasField("error") else None
+    return Probed(error, message.incarnation, message.round_trip_seconds, message.bytes_per_second)
+
+
 def encode_traffic(found: Traffic) -> session_pb2.GetStatisticsResponse:
     return session_pb2.GetStatisticsResponse(
         received_bytes=found.written_bytes,
         sent_bytes=found.read_bytes,
         copied_in_bytes=found.copied_in_bytes,
         copied_out_bytes=found.copied_out_bytes,
+        peers=session_pb2.PeerTraffic(**asdict(found.peers)),
     )
 
 
 def decode_traffic(message: session_pb2.GetStatisticsResponse) -> Traffic:
+    peers = PeerTraffic(*(getattr(message.peers, one.name) for one in fields(PeerTraffic)))
     return Traffic(
-        message.received_bytes, message.sent_bytes, message.copied_in_bytes, message.copied_out_bytes
+        message.received_bytes, message.sent_bytes, message.copied_in_bytes, message.copied_out_bytes, peers
     )

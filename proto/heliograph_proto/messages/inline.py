@@ -179,7 +179,12 @@ def _inline_run(message: command_pb2.Command) -> InlineRun | None:
     run = message.run
     if not message.notify or message.stream or message.sequence < 1:
         return None
-    if not run.outputs or run.pause or not all(one.HasField("data") for one in run.inputs):
+    if (
+        not run.outputs
+        or run.pause
+        or run.exchange_run
+        or not all(one.HasField("data") for one in run.inputs)
+    ):
         return None
     inputs = [(one.input, len(one.data)) for one in run.inputs]
     form = RunForm(run.plan, inputs, [one.output for one in run.outputs], message.timeout_ms)

@@ -9,6 +9,7 @@ from heliograph_proto.description import (
     CopyReport,
     DeviceEstimate,
     DeviceShare,
+    LinkReport,
     NodePart,
     NodePlacement,
     PlanEstimate,
@@ -17,6 +18,7 @@ from heliograph_proto.description import (
     Port,
     SplitReport,
     VariablePort,
+    Way,
     WeightShare,
 )
 from heliograph_proto.messages.types import decode_type, encode_type
@@ -128,28 +130,7 @@ def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:
             )
             for one in found.nodes
         ],
-        splits=[
-            plan_pb2.SplitReport(
-                device=one.device,
-                copies=[
-                    plan_pb2.CopyReport(
-                        value=copy.value,
-                        source=copy.source,
-                        size_bytes=copy.size_bytes,
-                        rows_only=copy.rows_only,
-                        ahead=copy.ahead,
-                    )
-                    for copy in one.copies
-                ],
-                steps=one.steps,
-                compute_bytes=one.compute_bytes,
-                copy_us=one.copy_us,
-                compute_us=one.compute_us,
-                began_us=one.began_us,
-                note=one.note,
-            )
-            for one in found.splits
-        ],
+        splits=map(_encode_split, found.splits),
         devices=[
             plan_pb2.DeviceShare(
                 name=one.name,
@@ -172,6 +153,8 @@ def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:
             for one in found.weights
         ],
         parts=[plan_pb2.NodePart(node=one.node, split=one.split, share=one.share) for one in found.parts],
+        predicted_us=found.predicted_us,
+        links=map(_encode_link, found.links),
     )
 
 
@@ -185,7 +168,15 @@ def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
             SplitReport(
                 device=one.device,
                 copies=tuple(
-                    CopyReport(copy.value, copy.source, copy.size_bytes, copy.rows_only, copy.ahead)
+                    CopyReport(
+                        copy.value,
+                        copy.source,
+                        copy.size_bytes,
+                        copy.rows_only,
+                        copy.ahead,
+                        _decode_way(copy.way),
+                        copy.predicted_us,
+                    )
                     for copy in one.copies
                 ),
                 steps=one.steps,
@@ -194,6 +185,9 @@ def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
                 compute_us=one.compute_us,
                 began_us=one.began_us,
                 note=one.note,
+                predicted_copy_us=one.predicted_copy_us,
+                predicted_compute_us=one.predicted_compute_us,
+                predicted_began_us=one.predicted_began_us,
             )
             for one in message.splits
         ),
@@ -208,9 +202,57 @@ def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
             for one in message.weights
         ),
         parts=tuple(NodePart(one.node, one.split, one.share) for one in message.parts),
+        predicted_us=message.predicted_us,
+        links=tuple(map(_decode_link, message.links)),
     )
+
+
+def _encode_split(one: SplitReport) -> plan_pb2.SplitReport:
+    return plan_pb2.SplitReport(
+        device=one.device,
+        copies=[
+            plan_pb2.CopyReport(
+                value=copy.value,
+                source=copy.source,
+                size_bytes=copy.size_bytes,
+                rows_only=copy.rows_only,
+                ahead=copy.ahead,
+                way=plan_pb2.Way.ValueType(copy.way.value),
+                predicted_us=copy.predicted_us,
+            )
+            for copy in one.copies
+        ],
+        steps=one.steps,
+        compute_bytes=one.compute_bytes,
+        copy_us=one.copy_us,
+        compute_us=one.compute_us,
+        began_us=one.began_us,
+        note=one.note,
+        predicted_copy_us=one.predicted_copy_us,
+        predicted_compute_us=one.predicted_compute_us,
+        predicted_began_us=one.predicted_began_us,
+    )
+
+
+def _encode_link(one: LinkReport) -> plan_pb2.LinkReport:
+    return plan_pb2.LinkReport(
+        source=one.source,
+        destination=one.destination,
+        round_trip_us=one.round_trip_us,
+        bytes_per_s=one.bytes_per_s,
+        is_measured=one.is_measured,
+    )
+
+
+def _decode_link(one: plan_pb2.LinkReport) -> LinkReport:
+    return LinkReport(one.source, one.destination, one.round_trip_us, one.bytes_per_s, one.is_measured)
 
 
 def _decode_cause(number: int) -> Cause:
     """A cause that only a newer peer knows is the least that can be said."""
     return Cause(number) if number in {one.value for one in Cause} else Cause.FIRST_THAT_CAN
+
+
+def _decode_way(number: int) -> Way:
+    """A way that only a newer peer knows is one between hosts, whichever."""
+    return Way(number) if number in {one.value for one in Way} else Way.DIRECT

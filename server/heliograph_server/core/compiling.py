@@ -20,7 +20,6 @@ from heliograph_backends.contract import (
     CompileOptions,
     Device,
     LeafBindings,
-    Plan,
     Tensor,
 )
 from heliograph_proto.description import PlanInfo, Port, VariablePort
@@ -32,10 +31,13 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.graph import Graph, Leaf, LeafKind
 from heliograph_proto.limits import Limits
+from heliograph_proto.portions import Portion
 from heliograph_proto.rows import RowSplit
+from heliograph_server.core.assembling import Asked, Assembler
 from heliograph_server.core.checks import check_made, check_pipeline
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.divided import explaining
+from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import typed, zeroed
 from heliograph_server.core.handles import (
     BoundLeaves,
@@ -47,14 +49,16 @@ from heliograph_server.core.handles import (
 from heliograph_server.core.known_graphs import KnownGraph, KnownGraphs, ReceivedGraph
 from heliograph_server.core.known_plans import KnownPlan, KnownPlans, Ports, key_of
 from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.measurements import Recorder, TenantTimes
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.ordered import ordered
-from heliograph_server.core.precedence import Precedences
+from heliograph_server.core.portioning import check_alone, check_portion
 from heliograph_server.core.protocol import SessionCore
+from heliograph_server.core.recording import recorder_of
 from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
-from heliograph_server.core.scheduled import ScheduledPlan
 from heliograph_server.core.scheduling.rows import divide
+from heliograph_server.core.several import SeveralPlan
 from heliograph_server.core.sizing import Sizer
 from heliograph_server.core.tapping import check_taps
 from heliograph_server.core.targets import Target, Targets, Wish
@@ -90,6 +94,8 @@ class CompileRequest:
     taps: tuple[int, ...] = ()
     #: The handle of the reservation in whose memory it is to lie; 0: none.
     reservation: int = 0
+    #: What it exchanges with other daemons, if it is a part of a graph on several.
+    portion: Portion | None = None
 
 
 class Compiler:
@@ -106,6 +112,8 @@ class Compiler:
         everyone: Callable[[], Sequence[Device]],
         plans: KnownPlans,
         room: Room,
+        times: TenantTimes,
+        exchange: LiveExchange | None = None,
     ) -> None:
         self._core = core
         #: Guards the core.
@@ -116,7 +124,10 @@ class Compiler:
         self._occupancies = occupancies
         self._plans = plans
         self._room = room
-        self._targets = Targets(device, everyone, contents, room)
+        self._everyone = everyone
+        self._times = times
+        self._assembler = Assembler(occupancies, exchange)
+        self._targets = Targets(device, everyone, contents, room, times)
         self._known = KnownGraphs(limits)
         #: Held while compiling; whoever frees contents and variables takes it first.
         self.busy = threading.Lock()
@@ -126,8 +137,11 @@ class Compiler:
         """Raises what PlanService.Compile is refused with."""
         started = time.perf_counter()
         client = self._known.validated(request.graph, request.bindings.keys())
+        check_request(client.graph, request)
         with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
-            key = key_of(request, client, compilation.bound, compilation.reservation)
+            self._plans.learn()
+            stamp = self._targets.stamp(request.devices)
+            key = key_of(request, client, compilation.bound, compilation.reservation, stamp)
             plan = self._plans.take(key)
             if plan is None:
                 plan = self._room.for_work(lambda: self._make(client, key, compilation))
@@ -144,11 +158,12 @@ class Compiler:
             self._check_contents(client.graph, bound)
             loaded = self._loaded(target, known, compilation)
         found = compilation.reservation if loaded.plan.arena_bytes else None
-        turns = found.turns if found is not None else _turns(loaded)
+        portion = compilation.request.portion
+        turns = found.turns if found is not None else _turns(loaded, portion is not None)
         memory = found.reservation if found is not None else None
         # What holds tensors of the client goes with the last handle.
         lasts = not bound.tensors
-        return KnownPlan(key, client, loaded, turns, Ports.of(client.graph), lasts, memory)
+        return KnownPlan(key, client, loaded, turns, Ports.of(client.graph, portion), lasts, memory)
 
     def forget_lost(self) -> None:
         """Variables on devices that are gone are made anew by whoever names them."""
@@ -220,30 +235,21 @@ class Compiler:
             device = target.main
             arena = compilation.memory.share(device.name).arena
             old = compilation.idle_plan(device, self._plans) if arena is None else None
-            loaded = _compile(device, known, bindings, options, arena, old)
+            times = self._recorder(known, target), target.predicted_s * 1e6
+            loaded = _compile(device, known, bindings, options, arena, old, times)
             if old is not None:
                 self._plans.hand_over(old)
             return loaded
-        return self._pipeline(target, known, bindings, compilation)
+        request, share, recorder = (
+            compilation.request,
+            compilation.memory.share,
+            self._recorder(known, target),
+        )
+        asked = Asked(options, request.pipeline, request.portion, share, recorder)
+        return self._assembler.assemble(known, target, bindings, asked)
 
-    def _pipeline(
-        self, target: Target, known: KnownGraph, bindings: LeafBindings, compilation: _Compilation
-    ) -> LoadedPlan:
-        """A plan over several devices, in as many copies as runs may be under way at once."""
-        assert target.schedule is not None
-        options, copies = compilation.request.options, compilation.request.pipeline
-        precedences = Precedences(len(target.devices)) if copies > 1 else None
-        how = options, precedences, self._occupancies, target.memories, compilation.memory.share
-        plans: list[Plan] = []
-        try:
-            for _ in range(copies):
-                made = ScheduledPlan(known.graph, target.schedule, target.devices, bindings, *how)
-                plans.append(made)
-        except BaseException:
-            for plan in plans:
-                plan.free()
-            raise
-        return LoadedPlan(plans, target.main, divided=known.divided)
+    def _recorder(self, known: KnownGraph, target: Target) -> Recorder | None:
+        return recorder_of(self._times, self._everyone(), known.graph, target)
 
     # What its leaves are
 
@@ -261,6 +267,7 @@ class Compiler:
             request.pipeline,
             request.buffer_types,
             taps,
+            request.portion,
         )
         with self._lock:
             lies = self._core.devices_of(known.graph, bound)
@@ -354,7 +361,10 @@ class Compiler:
                 named = ports.inputs, ports.outputs
                 lies_in = compilation.reservation if plan.reservation is not None else None
                 what = loaded, bound, plan.turns, loaded.tapped_bytes, lies_in
-                self._core.add_plan(request.plan, loaded.device.name, named, variables, *what)
+                is_portion = request.portion is not None
+                self._core.add_plan(
+                    request.plan, loaded.device.name, named, variables, *what, is_portion=is_portion
+                )
         except BaseException:
             self._plans.release(loaded)
             raise
@@ -430,7 +440,7 @@ class _Compilation:
         if old is None or old.reservation is not None or not old.turns.is_idle or old.device != device.name:
             return None
         loaded: LoadedPlan = old.plan
-        return None if isinstance(loaded.plan, ScheduledPlan) or not plans.is_alone(loaded) else loaded
+        return None if isinstance(loaded.plan, SeveralPlan) or not plans.is_alone(loaded) else loaded
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
@@ -458,6 +468,7 @@ def _compile(
     options: CompileOptions,
     arena: Arena | None,
     old: LoadedPlan | None,
+    times: tuple[Recorder | None, float],
 ) -> LoadedPlan:
     try:
         wanted, order = ordered(device, known.graph)
@@ -467,7 +478,7 @@ def _compile(
             plan = device.compile_in(arena, wanted, bindings, options)
         else:
             plan = device.compile(wanted, bindings, options)
-        return LoadedPlan((plan,), device, order, known.divided)
+        return LoadedPlan((plan,), device, order, known.divided, *times)
     except HeliographError:
         raise
     except Exception as error:
@@ -480,16 +491,29 @@ def _unbound_weights(graph: Graph, bound: BoundLeaves) -> list[Leaf]:
     return [leaf for n, leaf in leaves if leaf.kind is LeafKind.WEIGHT and n not in bound.tensors]
 
 
-def _turns(loaded: LoadedPlan) -> Turns:
-    """One run at a time, or one on each copy, for which there is a lane."""
+def _turns(loaded: LoadedPlan, has_lanes: bool) -> Turns:
+    """One run at a time, or one on each copy, for which there is a lane. A portion has one in any case, so
+    that nothing else waits while it waits for other daemons."""
     copies = len(loaded.copies)
-    return Turns([Lane(loaded.device.name) for _ in range(copies)] if copies > 1 else ())
+    return Turns([Lane(loaded.device.name) for _ in range(copies)] if copies > 1 or has_lanes else ())
+
+
+def check_request(graph: Graph, request: CompileRequest) -> None:
+    """Raises InvalidArgumentError, UnsupportedError for a portion that none can be."""
+    if request.portion is not None:
+        check_alone(
+            taps=request.taps,
+            row_splits=request.splits,
+            updates=request.updates,
+            reservation=request.reservation,
+        )
+        check_portion(graph, request.portion)
 
 
 def _extent(loaded: LoadedPlan) -> dict[str, Any]:
     """How far a plan reaches, as `PlanInfo` has it."""
     plan = loaded.plan
-    if not isinstance(plan, ScheduledPlan):
+    if not isinstance(plan, SeveralPlan):
         return {"devices": (loaded.device.name,)}
     used = sorted({one.device for one in plan.schedule.splits} or {plan.schedule.main})
     return {

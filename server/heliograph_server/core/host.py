@@ -35,9 +35,11 @@ from heliograph_proto.membership import DeviceChange
 from heliograph_proto.types import TensorType
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines, Timer
+from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import typed
 from heliograph_server.core.keeping import Keeper
 from heliograph_server.core.listing import describe, memory_of
+from heliograph_server.core.measurements import Measurements
 from heliograph_server.core.membership import Change, Membership, SessionDevices
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.queries import query_ops, query_placement
@@ -77,6 +79,9 @@ class HostStatistics(SessionStatistics):
 
     sessions: int = 0
     timers: int = 0
+    #: Open ends of edges to other daemons, and bytes that are held for these.
+    edges: int = 0
+    exchanged_bytes: int = 0
 
 
 class Host:
@@ -99,8 +104,12 @@ class Host:
         self.limits = limits or Limits()
         #: What is asked of devices without a session, by the bytes of the questions.
         self.questions = Staging(self.limits.in_flight_bytes, "questions")
+        #: Of devices and of the ways between their sites: whoever measures tells it.
+        self.measurements = Measurements()
         #: Another one means that another life of the server answers.
         self.incarnation = secrets.token_bytes(16)
+        #: Values that come from other daemons, and go to them.
+        self.exchange = LiveExchange(self.limits)
         self._registry = registry
         self._pool = pool
         self.store = store or ContentStore()
@@ -119,7 +128,7 @@ class Host:
         self._draining = False
         self._closed = False
         if pool is not None:
-            pool.start(self.incarnation, self._devices_changed)
+            pool.start(self.incarnation, self._devices_changed, self.measurements)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "draining" if self._draining else "open"
@@ -129,7 +138,13 @@ class Host:
         parts = [one.statistics() for one in self._all_sessions()]
         names = [field.name for field in fields(SessionStatistics)]
         sums = {name: sum(getattr(part, name) for part in parts) for name in names}
-        return HostStatistics(sessions=len(parts), timers=self._deadlines.pending, **sums)
+        return HostStatistics(
+            sessions=len(parts),
+            timers=self._deadlines.pending,
+            edges=self.exchange.open_edges,
+            exchanged_bytes=self.exchange.budget.held_bytes,
+            **sums,
+        )
 
     # Devices
 
@@ -259,6 +274,8 @@ class Host:
                 self._room,
                 lambda _session: self._forget(token, own),
                 Contents(devices.present, self._room, self.store, tenant, self.keeper),
+                self.measurements.of_tenant(tenant),
+                self.exchange,
                 watches=watches,
             )
             self._sessions[token] = session
@@ -342,6 +359,7 @@ class Host:
         self.drain()
         self.close_sessions(DrainingError("the server is shutting down", advice="try later, or elsewhere"))
         self.hurry()
+        self.exchange.close()
         if self.keeper is not None:
             self.keeper.close()
         self.store.close()

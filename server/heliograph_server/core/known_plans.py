@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph_proto.description import Port
 from heliograph_proto.graph import Graph, Leaf, LeafKind
+from heliograph_proto.portions import Portion
 from heliograph_server.core.handles import BoundLeaves, ReservationHandle
 from heliograph_server.core.known_graphs import MOST_BYTES, KnownGraph
 from heliograph_server.core.loaded import LoadedPlan
@@ -43,10 +44,15 @@ class Ports:
     assigned: frozenset[int]
 
     @classmethod
-    def of(cls, graph: Graph) -> Ports:
-        """Those of a validated graph."""
+    def of(cls, graph: Graph, portion: Portion | None = None) -> Ports:
+        """Those of a validated graph. What arrives while a portion runs is no input of its runs."""
+        late = {one.leaf for one in portion.arrivals} if portion is not None else ()
         return cls(
-            inputs=tuple(Port(leaf.name, leaf.type) for leaf in graph.inputs),
+            inputs=tuple(
+                Port(leaf.name, leaf.type)
+                for n, leaf in enumerate(graph.leaves)
+                if leaf.kind is LeafKind.INPUT and n not in late
+            ),
             outputs=tuple(Port(one.name, graph.type_of(one.value)) for one in graph.outputs),
             variables=tuple(
                 (n, leaf) for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.VARIABLE
@@ -79,18 +85,23 @@ class KnownPlan:
 
 
 def key_of(
-    request: CompileRequest, known: KnownGraph, bound: BoundLeaves, reservation: ReservationHandle | None
+    request: CompileRequest,
+    known: KnownGraph,
+    bound: BoundLeaves,
+    reservation: ReservationHandle | None,
+    stamp: Hashable = None,
 ) -> Hashable:
     """What a plan is compiled of: the graph, the tensors that its leaves are, the memory in which it is to
-    lie, and all else that was asked for.
+    lie, all else that was asked for, and what was measured of its devices.
 
-    None for a graph that came without its message. Names are in it, since errors and ports carry them.
+    None for a graph that came without its message, and for a portion, whose edges are no other's. Names are
+    in it, since errors and ports carry them.
     """
-    if not known.size_bytes:
+    if not known.size_bytes or request.portion is not None:
         return None
     tensors = frozenset((leaf, one.storage, one.layout.offset_bytes) for leaf, one in bound.tensors.items())
     asked = (getattr(request, one.name) for one in fields(request) if one.name not in _HANDLES)
-    return known, tensors, reservation, *map(_hashable, asked)
+    return known, tensors, reservation, stamp, *map(_hashable, asked)
 
 
 def _hashable(value: Any) -> Hashable:
@@ -110,6 +121,13 @@ class KnownPlans:
         self._idle: dict[KnownPlan, Mapping[str, int]] = {}
         self._closed = False
         room.join(self)
+
+    def learn(self) -> None:
+        """Has the times of their last runs recorded where only reports tell them."""
+        with self._lock:
+            plans = list(self._by_plan)
+        for plan in plans:
+            plan.learn()
 
     def __repr__(self) -> str:
         return f"<KnownPlans {len(self._by_plan)}, {len(self._idle)} of them idle>"

@@ -5,9 +5,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-from heliograph_backends.contract import Abort, CompileOptions, Device, LeafBindings, Plan, Tensor, Usage
+from heliograph_backends.contract import (
+    Abort,
+    BufferType,
+    CompileOptions,
+    Device,
+    LeafBindings,
+    Plan,
+    Tensor,
+    Usage,
+)
 from heliograph_proto.commands import Bytes
 from heliograph_proto.description import (
     Cause,
@@ -21,9 +31,12 @@ from heliograph_proto.errors import HeliographError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.types import TensorType
 from heliograph_server.core.divided import client_report, explain
+from heliograph_server.core.host_memory import host_memory
+from heliograph_server.core.measurements import Recorder
 from heliograph_server.core.occupancy import SHORT_US
-from heliograph_server.core.scheduled import Observe, ScheduledPlan
+from heliograph_server.core.predicted import with_prediction
 from heliograph_server.core.scheduling.rows import Divided
+from heliograph_server.core.several import Observe, SeveralPlan
 from heliograph_server.core.tapping import tapped_bytes
 
 #: An output that is fetched but not kept lies in memory that the plan keeps, up to this size.
@@ -84,6 +97,8 @@ class PlanCopy:
         self._short_known = False
         # Elsewhere memory of the host would be pinned for one run, which costs more than to copy it.
         self._wraps_host = device.capabilities.buffer_from_host and device.buffer_type.is_host
+        #: Of a plan that takes what lies in this process, and brings what it made: no other need hold it.
+        self._host = host_memory(device) if isinstance(plan, SeveralPlan) and plan.takes_anything else None
 
     def __repr__(self) -> str:
         return f"<PlanCopy of {self.plan!r}>"
@@ -94,20 +109,24 @@ class PlanCopy:
         outputs: Sequence[Tensor | None],
         abort: Abort,
         observe: Observe | None,
+        exchange_run: int = 0,
     ) -> None:
-        """Runs once; `observe` is told of the nodes that are observed. Raises what `Plan.compute` does."""
-        if isinstance(self.plan, ScheduledPlan):
-            self.plan.compute(inputs, outputs, abort, observe)
+        """Runs once; `observe` is told of the nodes that are observed; `exchange_run`: see
+        `SeveralPlan.compute`. Raises what `Plan.compute` does."""
+        if isinstance(self.plan, SeveralPlan):
+            self.plan.compute(inputs, outputs, abort, observe, exchange_run)
         else:
             self.plan.compute(inputs, outputs, abort)
 
     def writes(self, tensor: Tensor) -> bool:
         """Whether a run can write an output straight into a tensor."""
-        return self.device.supports_buffer_type(tensor.buffer.buffer_type)
+        return self._host is not None or self.device.supports_buffer_type(tensor.buffer.buffer_type)
 
     def input_of(self, place: int, type: TensorType, data: Bytes) -> Tensor:
         """Bytes from a command as a tensor: in place where the device can, else copied."""
         view = memoryview(data)
+        if self._host is not None:
+            return Tensor(type, self._host.wrap(view))
         if self._wraps_host:
             try:
                 return Tensor(type, self.device.buffer_from_host(view))
@@ -119,7 +138,11 @@ class PlanCopy:
 
     def output_for(self, place: int, type: TensorType) -> Tensor:
         """Where an output that is only fetched is written."""
-        return self._scratch_tensor(("output", place), type)
+        return self._scratch_tensor(("output", place), type, self._host)
+
+    def home_for(self, place: int, type: TensorType) -> Tensor:
+        """As `output_for`, of one that the next step of a loop reads."""
+        return self._scratch_tensor(("home", place), type) if self._host else self.output_for(place, type)
 
     def near_for(self, place: int, type: TensorType) -> Tensor:
         """Where a loop has an input that lies on another device."""
@@ -151,15 +174,15 @@ class PlanCopy:
             return None
         return None if found is None or found[1] >= SHORT_US else ShortRun(found[0], inputs, outputs)
 
-    def _scratch_tensor(self, key: object, type: TensorType) -> Tensor:
+    def _scratch_tensor(self, key: object, type: TensorType, memory: BufferType | None = None) -> Tensor:
         if key not in self._scratch:
-            buffer = self.device.buffer_type.allocate(type.nbytes, Usage.COMPUTE)
+            buffer = (memory or self.device.buffer_type).allocate(type.nbytes, Usage.COMPUTE)
             self._scratch[key] = Tensor(type, buffer)
         return self._scratch[key]
 
     def kept_bytes(self) -> Mapping[str, int]:
         """What it takes of devices, by name, as long as nothing runs."""
-        if isinstance(self.plan, ScheduledPlan):
+        if isinstance(self.plan, SeveralPlan):
             return self.plan.held_by_device()
         return {self.device.name: self.plan.held_bytes}
 
@@ -189,6 +212,8 @@ class LoadedPlan:
         device: Device,
         order: Sequence[int] | None = None,
         divided: Divided | None = None,
+        recorder: Recorder | None = None,
+        predicted_us: float = 0.0,
     ) -> None:
         self.copies = tuple(PlanCopy(plan, device) for plan in plans)
         self.device = device
@@ -196,7 +221,14 @@ class LoadedPlan:
         self._order = order
         #: What became of the client's graph where weights lie over devices.
         self._divided = divided
-        self._when_freed: Callable[[], None] | None = None
+        #: Takes the times of runs, where they help to place others.
+        self._recorder = recorder
+        self._runs = 0
+        #: Whether it has run since it was asked how long its splits took.
+        self._has_news = False
+        #: How long such a run was expected to take when the plan was made; 0: nobody knew.
+        self.predicted_us = predicted_us
+        self._when_freed: list[Callable[[], None]] = []
         #: The copy that ran last.
         self._last = self.copies[0]
         #: How long the last run took, all in all; 0 before it.
@@ -220,12 +252,12 @@ class LoadedPlan:
     @property
     def is_observed(self) -> bool:
         """Whether runs tell of nodes."""
-        return isinstance(self.plan, ScheduledPlan) and bool(self.plan.schedule.taps)
+        return isinstance(self.plan, SeveralPlan) and bool(self.plan.schedule.taps)
 
     @property
     def tapped_bytes(self) -> int:
         """The values that each run tells of, all together."""
-        if not isinstance(self.plan, ScheduledPlan):
+        if not isinstance(self.plan, SeveralPlan):
             return 0
         return tapped_bytes(self.plan.graph, self.plan.schedule.taps)
 
@@ -256,14 +288,15 @@ class LoadedPlan:
     @property
     def is_on_host(self) -> bool:
         """Whether nothing but this host's processor computes it."""
-        alone = not isinstance(self.plan, ScheduledPlan)
+        alone = not isinstance(self.plan, SeveralPlan)
         return alone and self.device.type is DeviceType.CPU and self.device.buffer_type.is_host
 
     def report(self) -> PlanReport:
         """Where its nodes run and why."""
         homes: Sequence[int] = (0,) * len(self.plan.graph.leaves)
-        if isinstance(self.plan, ScheduledPlan):
-            found, homes = _of_copies(self.plan.report(), len(self.copies)), self.plan.schedule.homes
+        if isinstance(self.plan, SeveralPlan):
+            told = with_prediction(self._told(self.plan), self.plan.graph, self.plan.schedule)
+            found, homes = _of_copies(told, len(self.copies)), self.plan.schedule.homes
         else:
             found = self._report_alone()
         return client_report(self._divided, found, homes) if self._divided is not None else found
@@ -276,24 +309,56 @@ class LoadedPlan:
         for node, concurrent in zip(self._order or range(len(nodes)), self.plan.concurrency(), strict=True):
             nodes[node] = replace(nodes[node], concurrent=concurrent)
         plan = self.plan
-        split = SplitReport(0, (), plan.steps, plan.compute_bytes, 0.0, self.took_us, note=plan.note)
+        split = SplitReport(
+            0,
+            (),
+            plan.steps,
+            plan.compute_bytes,
+            compute_us=self.took_us,
+            note=plan.note,
+            predicted_compute_us=self.predicted_us,
+        )
         weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
         results = sum(node.type.nbytes for node in graph.nodes)
         share = DeviceShare(self.device.name, weights, variables, self.plan.compute_bytes, results)
-        return PlanReport(tuple(nodes), (split,), (share,))
+        return PlanReport(tuple(nodes), (split,), (share,), predicted_us=self.predicted_us)
 
     def note(self, turn: int, took_us: float) -> None:
         """A run on a copy, or a step of a loop, took so long. What was slower once is forgotten by half each
         time."""
         self._last, self.took_us = self.copies[turn], took_us
+        if self._recorder is not None:
+            self._record(self._recorder, took_us)
         before = self.expected_us / 2 if math.isfinite(self.expected_us) else 0.0
         self.expected_us = max(took_us, before)
+
+    def _record(self, recorder: Recorder, took_us: float) -> None:
+        """First runs say little, as caches fill and kernels are made."""
+        self._runs += 1
+        if self._runs > len(self.copies):
+            times = self.plan.computed_us if isinstance(self.plan, SeveralPlan) else [took_us]
+            recorder.note_here(times)
+            self._has_news = not times
+
+    def _told(self, plan: SeveralPlan) -> PlanReport:
+        """The report of a copy, of which the times are recorded if nobody did yet."""
+        found = plan.report()
+        if self._recorder is not None and self._has_news:
+            self._has_news = False
+            self._recorder.note([one.compute_us for one in found.splits])
+        return found
+
+    def learn(self) -> None:
+        """Has the times of the last run recorded where only a report tells them. Raises nothing."""
+        if self._has_news and isinstance(self.plan, SeveralPlan):
+            with suppress(HeliographError):
+                self._told(self.plan)
 
     def forget_times(self) -> None:
         """As if it had not run yet, but for how long its next run may take."""
         self.took_us = 0.0
         for one in self.copies:
-            if isinstance(one.plan, ScheduledPlan):
+            if isinstance(one.plan, SeveralPlan):
                 one.plan.forget_times()
 
     def kept_bytes(self) -> Mapping[str, int]:
@@ -306,7 +371,7 @@ class LoadedPlan:
     @property
     def is_lost(self) -> bool:
         """Whether a device that it was compiled for is gone."""
-        devices = self.plan.devices if isinstance(self.plan, ScheduledPlan) else (self.device,)
+        devices = self.plan.devices if isinstance(self.plan, SeveralPlan) else (self.device,)
         return any(one.lost is not None for one in devices)
 
     def trim(self) -> None:
@@ -316,14 +381,14 @@ class LoadedPlan:
 
     def when_freed(self, call: Callable[[], None]) -> None:
         """Has somebody told, once."""
-        self._when_freed = call
+        self._when_freed.append(call)
 
     def free(self) -> None:
         """Gives all memory back. Idempotent."""
         for one in self.copies:
             one.free()
-        call, self._when_freed = self._when_freed, None
-        if call is not None:
+        calls, self._when_freed = self._when_freed, []
+        for call in calls:
             call()
 
 
@@ -334,4 +399,4 @@ def _of_copies(report: PlanReport, copies: int) -> PlanReport:
         for one in report.devices
     )
     splits = (replace(one, compute_bytes=one.compute_bytes * copies) for one in report.splits)
-    return PlanReport(report.nodes, tuple(splits), tuple(shares))
+    return replace(report, splits=tuple(splits), devices=tuple(shares))

@@ -64,13 +64,17 @@ from heliograph_server.core.ordering import (
     wait_for_writers,
 )
 from heliograph_server.core.tasks import (
+    ABORTABLE,
     AbortWork,
+    CloseEdge,
     Deliver,
     Disarm,
     DropRead,
     DropUpload,
     FreeTask,
     Instruction,
+    OfferTask,
+    OpenEdge,
     Place,
     PlaceTask,
     ReadTask,
@@ -263,6 +267,8 @@ class SessionCore(ObservingCore):
         self._open[entry.sequence] = self._entries[entry.sequence] = entry
         self._bind_transfer(entry, kind)
         self._order(entry, kind)
+        if isinstance(entry.task, OfferTask) and entry.error is None:
+            self._instructions.append(OpenEdge(entry.sequence, entry.task))
         if entry.blockers == 0:
             self._ready.append(entry)
 
@@ -412,9 +418,11 @@ class SessionCore(ObservingCore):
         self._arrivals.give_back(entry, entry.inline_bytes)
         leave_storages(entry)
         if isinstance(entry.task, WriteTask) and self._uploads.release(entry.task.transfer, entry):
-            self._instructions.append(DropUpload(entry.task.transfer))
+            self._instructions.append(DropUpload(entry.task.transfer, entry.error))
         if entry.reads_for:
             self._instructions.append(DropRead(entry.sequence))
+        if isinstance(entry.task, OfferTask):
+            self._instructions.append(CloseEdge(entry.sequence, entry.error))
         if entry.stream is not None:
             leave_stream(entry, entry.stream)
         if isinstance(entry.task, RunTask) and entry.task.plan.turns.leave(entry.task.turn, entry):
@@ -469,9 +477,12 @@ class SessionCore(ObservingCore):
                 # The client uses it again when it is told of the end. Soon the work ends, or leaves it.
                 entry.interruption = entry.interruption or error
                 return
-            if isinstance(entry.task, RunTask):
+            if isinstance(entry.task, ABORTABLE) or entry.takes_upload:
                 self._instructions.append(AbortWork(sequence))
         entry.error = entry.error or error.from_command(sequence)
+        if isinstance(entry.task, OfferTask):
+            # It is not done for long yet, perhaps, for what is before it on its stream.
+            self._instructions.append(CloseEdge(sequence, entry.error))
         self._stop_waiting(entry, entry.error)
         self._report(entry, c.Completion(sequence))
 

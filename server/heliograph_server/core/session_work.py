@@ -26,8 +26,10 @@ from heliograph_proto.limits import Limits
 from heliograph_proto.membership import DeviceChange
 from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.downloads import Downloads
+from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import Execution, typed
 from heliograph_server.core.fitting import Fit
+from heliograph_server.core.handing import Handing
 from heliograph_server.core.handles import TensorHandle
 from heliograph_server.core.known_plans import KnownPlans
 from heliograph_server.core.loaded import LoadedPlan, ShortRun
@@ -38,10 +40,12 @@ from heliograph_server.core.occupancy import SHORT_US, Occupancy
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
-from heliograph_server.core.staged import Received
+from heliograph_server.core.staged import Incoming
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
+    ABORTABLE,
     AbortWork,
+    CloseEdge,
     CloseLane,
     Deliver,
     Disarm,
@@ -49,6 +53,7 @@ from heliograph_server.core.tasks import (
     DropUpload,
     FreeTask,
     Instruction,
+    OpenEdge,
     OpenLane,
     Place,
     Proceed,
@@ -75,6 +80,7 @@ class SessionWork:
         occupancies: Mapping[str, Occupancy],
         deadlines: Deadlines,
         room: Room,
+        exchange: LiveExchange,
     ) -> None:
         self.limits = limits
         self._devices = devices
@@ -86,12 +92,14 @@ class SessionWork:
         self._core = SessionCore(limits, tuple(self._devices), self._memory)
         self._staging = Staging(limits.in_flight_bytes)
         self._downloads = Downloads(self._core, self._lock, self._staging)
-        self._uploads: dict[int, Received] = {}
+        self._uploads: dict[int, Incoming] = {}
         #: Of runs that are observed and have not ended, by sequence number.
         self._observers: dict[int, Observer] = {}
         self._plans = KnownPlans(room)
+        self._handing = Handing(exchange)
         staged = self._staging, limits.chunk_bytes, self._uploads, self._downloads.stage
-        self._execution = Execution(self._device, *staged, self, self._observers.get, room)
+        observer = self._observers.get
+        self._execution = Execution(self._device, *staged, self, observer, room, self._handing)
         #: What the client maps as well, once it has asked for it.
         self._shared: SealedMemory | None = None
         self._aborts: dict[int, Abort] = {}
@@ -110,6 +118,8 @@ class SessionWork:
             OpenLane: self._open_lane,
             CloseLane: self._close_lane,
             Start: self._start,
+            OpenEdge: self._handing.open,
+            CloseEdge: self._close_edge,
             AbortWork: self._abort_work,
             Proceed: self._proceed,
             ReleaseTensor: self._release_tensor,
@@ -223,8 +233,9 @@ class SessionWork:
         entry = instruction.entry
         assert entry.lane is not None
         work = Work(self, entry, entry.lane, self._occupancies[entry.lane.device])
-        if isinstance(entry.task, RunTask):
+        if isinstance(entry.task, ABORTABLE) or entry.takes_upload:
             self._aborts[entry.sequence] = work.abort
+        if isinstance(entry.task, RunTask):
             self._observe(entry.sequence, entry.task, work.occupancy)
         work.lane.queued += 1
         try:
@@ -288,6 +299,10 @@ class SessionWork:
         bound = (*task.inputs, *(one.into for one in task.outputs))
         storages = (one.storage for one in bound if isinstance(one, TensorHandle))
         return all(one is None or one.device == work.lane.device for one in storages)
+
+    def _close_edge(self, instruction: CloseEdge) -> None:
+        # Whoever waits there is told without the lock.
+        self._calls.append(self._handing.close(instruction))
 
     def _abort_work(self, instruction: AbortWork) -> None:
         if (abort := self._aborts.get(instruction.sequence)) is not None:
@@ -378,9 +393,9 @@ class SessionWork:
         reservation.free()
 
     def _drop_upload(self, instruction: DropUpload) -> None:
-        staged = self._uploads.pop(instruction.transfer, None)
-        if staged is not None:
-            self._staging.give(staged.nbytes)
+        incoming = self._uploads.pop(instruction.transfer, None)
+        if incoming is not None:
+            incoming.close(instruction.error)
 
     def _deliver_read(self, instruction: Deliver) -> None:
         call = self._downloads.settle(instruction.transfer, instruction.sequence, instruction.error)

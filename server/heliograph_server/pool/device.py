@@ -29,6 +29,7 @@ from heliograph_server.pool.plan import RemotePlan
 
 if TYPE_CHECKING:
     from heliograph_server.pool.member import Member
+    from heliograph_server.pool.site import RemoteSite
 
 #: Answers about ops that are remembered.
 MAX_ANSWERS = 10_000
@@ -46,10 +47,12 @@ class RemoteDevice(Device):
     """
 
     backend = "remote"
+    site: RemoteSite
 
     def __init__(self, name: str, member: Member, there: hg.Device) -> None:
         self.name = name
         self.member = member
+        self.site = member.site
         #: The device as its daemon's client knows it.
         self.there = there
         #: What the member calls it.
@@ -87,6 +90,10 @@ class RemoteDevice(Device):
             # What was freed here may not have been freed there yet.
             self.session._arrive(ANSWER_SECONDS)
             return check_memory(self.name, self.there.memory(timeout=ANSWER_SECONDS))
+
+    @property
+    def site_name(self) -> str:
+        return self.name.rpartition("/")[0]
 
     @property
     def buffer_type(self) -> RemoteBufferType:

@@ -18,6 +18,7 @@ from heliograph_proto.addresses import parse_address
 from heliograph_proto.errors import HeliographError, MemberLostError, UnavailableError
 from heliograph_proto.membership import DeviceChange
 from heliograph_server.pool.device import RemoteDevice
+from heliograph_server.pool.site import RemoteSite
 from heliograph_server.pool.sources import member_name
 
 #: How long a daemon may take to answer.
@@ -50,6 +51,8 @@ class Member:
         self._open: set[RemoteDevice] = set()
         self._news: Callable[[DeviceChange], None] = lambda change: None
         session._when_changed(lambda change: self._news(change))
+        #: As a host that runs portions of graphs.
+        self.site = RemoteSite(self)
         session._when_lost(self._session_ended)
 
     def __repr__(self) -> str:
@@ -142,12 +145,13 @@ class Member:
         try:
             yield
         except HeliographError as error:
-            ours = self._ours(error)
+            ours = self.ours(error)
             if ours is error:
                 raise
             raise ours from None
 
-    def _ours(self, error: HeliographError) -> HeliographError:
+    def ours(self, error: HeliographError) -> HeliographError:
+        """An error on its way to our own clients: see `edge`."""
         is_gone = self.session.closed or isinstance(error, UnavailableError)
         if is_gone and not isinstance(error, MemberLostError) and (self._error or not self._closed):
             found = self.lose(error)

@@ -15,6 +15,7 @@ from heliograph_proto.description import BufferTypeInfo
 from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
 from heliograph_proto.types import DTYPES, TensorType
 from heliograph_server.pool.answers import checked_size
+from heliograph_server.pool.handing import hand
 
 if TYPE_CHECKING:
     from heliograph_server.pool.device import RemoteDevice
@@ -154,12 +155,12 @@ class RemoteBuffer(Buffer):
 
     @staticmethod
     def _copy(source: Tensor, destination: Tensor) -> bool:
-        """On the member itself, if both lie there."""
+        """On the member itself, if both lie there, or from member to member."""
         ours, theirs = source.buffer, destination.buffer
         if not isinstance(ours, RemoteBuffer) or not isinstance(theirs, RemoteBuffer):
             return False
         if ours.device.member is not theirs.device.member:
-            return False
+            return hand(ours.tensor(source), ours.device, theirs.tensor(destination), theirs.device)
         with ours.device.member.edge():
             ours.tensor(source).copy_and_wait(theirs.tensor(destination), stream=theirs.device.member_stream)
         return True

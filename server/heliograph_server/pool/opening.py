@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from heliograph_backends.registry import Registry
 from heliograph_proto.errors import UnavailableError
 from heliograph_server.core.runtime import Host
+from heliograph_server.peers.blocking import BlockingPeers
 from heliograph_server.pool.pool import Pool
 from heliograph_server.pool.sources import StaticSource
 
@@ -19,6 +20,7 @@ def open_pool_of(urls: Sequence[str], timeout: float) -> Host:
     """
     pool = Pool(StaticSource.parse(",".join(urls)))
     host = Host(Registry(), pool=pool)
+    host.exchange.use(BlockingPeers())
     try:
         pool.wait(lambda one: bool(one.devices) and one.is_settled, timeout)
         if not pool.devices:
