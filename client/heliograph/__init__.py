@@ -212,6 +212,7 @@ if TYPE_CHECKING:
         PlanEstimate,
         Usage,
     )
+    from heliograph_proto.membership import MemberInfo, MemberState, Way
     from heliograph_proto.quantization import dequantize, quantize
 
 #: Names that are loaded when they are first used, and their modules: who builds graphs, or reads the op
@@ -248,11 +249,14 @@ _CONTRACT = {
     "Cause": "description",
     "CopyRoad": "description",
     "DeviceType": "description",
+    "MemberInfo": "membership",
+    "MemberState": "membership",
     "OpAnswer": "description",
     "OpQuery": "description",
     "OpRoad": "description",
     "PlanEstimate": "description",
     "Usage": "description",
+    "Way": "membership",
     "dequantize": "quantization",
     "quantize": "quantization",
 }
@@ -287,7 +291,9 @@ __all__ = [
     "InvalidInputError",
     "InvalidModelError",
     "LimitExceededError",
+    "MemberInfo",
     "MemberLostError",
+    "MemberState",
     "MissingContentError",
     "NotHeliographError",
     "OpAnswer",
@@ -320,6 +326,7 @@ __all__ = [
     "UnsupportedError",
     "Usage",
     "Value",
+    "Way",
     "Verdict",
     "VersionMismatchError",
     "WorkError",

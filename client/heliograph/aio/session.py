@@ -31,7 +31,15 @@ from heliograph._plans import Fetch, Inputs
 from heliograph._procedures import synchronize
 from heliograph._progress import ProgressArgument, checked_progress
 from heliograph._reserving import Reservation
-from heliograph._sessions import Bindings, SessionBase, ask_backends, ask_facts, ask_members, ask_traffic
+from heliograph._sessions import (
+    Bindings,
+    SessionBase,
+    ask_backends,
+    ask_facts,
+    ask_members,
+    ask_traffic,
+    ask_ways,
+)
 from heliograph._shared import SharedMemoryArgument, checked_shared_memory, insisted
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import make_stream
@@ -45,7 +53,7 @@ from heliograph.session import Servers, address_of
 from heliograph_proto.addresses import Address
 from heliograph_proto.description import BackendInfo, DeviceType, PlanEstimate, Traffic
 from heliograph_proto.errors import DeadlineExceededError
-from heliograph_proto.membership import MemberInfo
+from heliograph_proto.membership import MemberInfo, Way
 from heliograph_proto.types import DTypeArgument
 
 
@@ -139,6 +147,10 @@ class Session(SessionBase):
     async def members(self, timeout: float | None = None) -> tuple[MemberInfo, ...]:
         """As hg.Session.members."""
         return await self._shell.drive(ask_members(), timeout, "asking for the members")
+
+    async def ways(self, timeout: float | None = None) -> tuple[Way, ...]:
+        """As hg.Session.ways."""
+        return await self._shell.drive(ask_ways(self.info), timeout, "asking for the ways between members")
 
     async def backends(self, timeout: float | None = None) -> tuple[BackendInfo, ...]:
         """As hg.Session.backends."""

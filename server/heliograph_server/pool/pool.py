@@ -22,12 +22,12 @@ import heliograph as hg
 from heliograph.session import connect_as_head
 from heliograph_proto.errors import ConfigurationError, HeliographError, MemberLostError
 from heliograph_proto.membership import DeviceChange, MemberInfo, MemberState
-from heliograph_server.core.membership import Change, Changed
+from heliograph_server.core.membership import Change, Changed, Reach
 from heliograph_server.pool.device import RemoteDevice
 from heliograph_server.pool.joining import check_daemons, check_devices, check_lives, pause_seconds
 from heliograph_server.pool.member import Member
 from heliograph_server.pool.sources import Listed, MembershipSource, first_twice
-from heliograph_server.pool.surveying import Surveyor, Ways
+from heliograph_server.pool.surveying import HERE, Surveyor, Ways
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,15 @@ class Pool:
         """All that are, or are to be."""
         with self._lock:
             return (*(slot.info for slot in self._slots), *self._refused)
+
+    @property
+    def reaches(self) -> tuple[Reach, ...]:
+        """Who of those that are ready can reach whom, as far as is known: first this process, which reaches
+        everybody, then each member."""
+        ready = self._ready()
+        from_here = [Reach(HERE, one.name, True) for one in ready]
+        pairs = [one.site.reach(other.site) for one in ready for other in ready if one is not other]
+        return (*from_here, *pairs)
 
     @property
     def daemons(self) -> tuple[bytes, ...]:
@@ -145,7 +154,9 @@ class Pool:
             if first_twice([*(other.name for other in accepted), one.name]) is None:
                 accepted.append(one)
             else:
-                refused.append(MemberInfo(one.name, one.url, MemberState.JOINING, "another has its name"))
+                advice = "give each member a name of its own: NAME=HOST:PORT"
+                why = "another has its name"
+                refused.append(MemberInfo(one.name, one.url, MemberState.JOINING, why, advice=advice))
         with self._lock:
             self._told.clear()
             if self._closed:
@@ -269,10 +280,13 @@ class _Slot:
     def info(self) -> MemberInfo:
         if self.member is not None:
             names = tuple(device.name for device in self.member.devices)
-            return MemberInfo(self.name, self.listed.url, MemberState.READY, devices=names)
+            server = self.member.session.info.server
+            return MemberInfo(self.name, self.listed.url, MemberState.READY, devices=names, server=server)
         state = MemberState.LOST if self._was_ready else MemberState.JOINING
-        why = self._why.message if self._why is not None else "it has not answered yet"
-        return MemberInfo(self.name, self.listed.url, state, why)
+        if self._why is None:
+            return MemberInfo(self.name, self.listed.url, state, "it has not answered yet")
+        why, advice = self._why.message, self._why.advice
+        return MemberInfo(self.name, self.listed.url, state, why, advice=advice)
 
     @property
     def why_missing(self) -> HeliographError | None:
