@@ -40,6 +40,8 @@ STEADY_SECONDS = 5.0
 #: How long the end waits for each member, all at the same time.
 CLOSE_SECONDS = 6.0
 
+_LOST_ADVICE = "look whether it still runs and at the network in between, and start it again"
+
 #: Opens a session: the URL, the seconds that may take, and the silence. Raises what `hg.connect` does.
 Connect: TypeAlias = Callable[[str, float, float], hg.Session]
 
@@ -285,8 +287,10 @@ class _Slot:
         state = MemberState.LOST if self._was_ready else MemberState.JOINING
         if self._why is None:
             return MemberInfo(self.name, self.listed.url, state, "it has not answered yet")
-        why, advice = self._why.message, self._why.advice
-        return MemberInfo(self.name, self.listed.url, state, why, advice=advice)
+        # What a client is to do then is no help to who looks after the pool.
+        is_lost = isinstance(self._why, MemberLostError)
+        advice = _LOST_ADVICE if is_lost else self._why.advice
+        return MemberInfo(self.name, self.listed.url, state, self._why.message, advice=advice)
 
     @property
     def why_missing(self) -> HeliographError | None:
