@@ -173,7 +173,7 @@ class Explanation:
 def explanation(graph: Graph, report: PlanReport) -> Explanation:
     """What a server reports of a plan, with the names of its graph. Raises ProtocolError if the two do not
     fit together."""
-    _check(graph, report)
+    check_report(graph, report)
     placements = enumerate(report.nodes)
     nodes = tuple(_node(graph, report, number, placement) for number, placement in placements)
     of_split: list[list[ExplainedNode]] = [[] for _ in report.splits]
@@ -259,7 +259,8 @@ def _name(graph: Graph, value: int) -> str:
 # What a server says is not trusted
 
 
-def _check(graph: Graph, report: PlanReport) -> None:
+def check_report(graph: Graph, report: PlanReport) -> None:
+    """Whether a report is one of a plan of this graph. Raises ProtocolError."""
     splits_fit = all(_split_fits(graph, report, one) for one in report.splits)
     ways = (number for one in report.links for number in (one.round_trip_us, one.bytes_per_s))
     times_fit = _are_times(report.predicted_us, *ways)

@@ -14,6 +14,7 @@ import numpy as np
 import heliograph as hg
 from heliograph._handing import probe
 from heliograph._sharing import Sharing
+from heliograph.explaining import check_report
 from heliograph_backends import access
 from heliograph_backends.contract import Site, SitePlan, SiteRun, SiteWork, Tensor, Usage
 from heliograph_proto import EXCHANGE
@@ -175,7 +176,9 @@ class RemoteSitePlan(SitePlan):
 
     def report(self) -> PlanReport:
         with self.site.member.edge():
-            return self.plan._report()
+            found = self.plan._report()
+            check_report(self.graph, found)
+            return found
 
     def there(self, tensor: Tensor) -> hg.Tensor | None:
         """A tensor as the member knows it, if it lies there."""
