@@ -431,6 +431,7 @@ def test_every_road_is_measured_both_ways(url: str, measured: dict[str, Any]) ->
 def test_people_see_tables_and_findings(daemon: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--server", f"{daemon.unix}#cpu0"]) == 0
     printed = capsys.readouterr().out
+    assert "does not know" not in printed and "(head)" not in printed
     for words in (
         "round trip",
         "shared memory",

@@ -30,7 +30,7 @@ from heliograph.cli.measurements import (
 )
 from heliograph.cli.members import see_pool
 from heliograph.session import Servers, address_of
-from heliograph_proto import FEATURES, __version__
+from heliograph_proto import DIRECT_WEIGHTS, FEATURES, __version__
 from heliograph_proto.addresses import Address
 from heliograph_proto.description import Traffic
 
@@ -57,7 +57,8 @@ def measure(url: Servers, timeout: float, tell: Tell) -> Measurements:
         facts = session.server_facts(timeout)
         device = session.device(address.device) if address.device else _first(session)
         seen = tuple(_all_seen(session, timeout))
-        tell("the pool")
+        if session.info.is_head:
+            tell("the pool")
         pool = see_pool(session, bool(address.members), timeout)
         tell("round trips")
         empty = round_trips(lambda: session.synchronize(timeout))
@@ -79,10 +80,15 @@ def measure(url: Servers, timeout: float, tell: Tell) -> Measurements:
             why_not_shared=session.why_not_shared,
             version=session.info.version,
             features=session.info.features,
-            missing_features=tuple(one for one in FEATURES if one not in session.info.features),
+            missing_features=tuple(one for one in _expected(session) if one not in session.info.features),
             devices=seen,
             pool=pool,
         )
+
+
+def _expected(session: hg.Session) -> tuple[str, ...]:
+    """The features of a server of this version: one without a pool need not know of weights elsewhere."""
+    return tuple(one for one in FEATURES if one != DIRECT_WEIGHTS or session.info.is_head)
 
 
 def _first(session: hg.Session) -> hg.Device:
