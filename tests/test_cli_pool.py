@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from member_factory import FactoryMember, MemberFactory
+from pool_daemons import next_event
 from test_cli_doctor import FAR, WELL
 
 import heliograph as hg
@@ -170,7 +171,7 @@ def pool() -> Iterator[Seen]:
             while sum(one.reachable is True for one in session.ways()) < 3 + 6:
                 assert time.monotonic() < end
             members[2].kill()
-            while watch.next(timeout=SECONDS).lost == "":  # type: ignore[union-attr]
+            while not next_event(watch).lost:
                 pass
         yield Seen(head, members)
 
