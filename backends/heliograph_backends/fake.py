@@ -10,6 +10,7 @@ its script, which may let it pass, wait for a gate that the test opens, wait for
     gate.entered.wait(5)                      # it has begun
     gate.open()                               # let it go on
     device.script.fail("compute", ComputeFailedError("the fan stopped"))
+    device.script.lose("it fell off the bus")   # from now on everything ends with DeviceLostError
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from heliograph_backends.contract import (
     Arena,
     Backend,
     BufferType,
+    Chunks,
     CompileOptions,
     LeafBindings,
     Parameter,
@@ -43,7 +45,7 @@ from heliograph_backends.cpu.device import CpuDevice
 from heliograph_backends.cpu.memory import ALIGNMENT, Budget, HostBuffer, HostBufferType
 from heliograph_backends.cpu.plan import CpuPlan
 from heliograph_proto.description import Capabilities, DeviceType
-from heliograph_proto.errors import CancelledError, OutOfMemoryError, UnsupportedError
+from heliograph_proto.errors import CancelledError, DeviceLostError, OutOfMemoryError, UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
@@ -89,6 +91,11 @@ class Script:
         self.always_seconds: dict[str, float] = {}
         #: The bytes of each copy to the device from elsewhere, so far.
         self.copied: list[int] = []
+        #: Why the device is gone; empty as long as it is not.
+        self.why_lost = ""
+        #: The runs that end well before the device is lost; None: it never is by itself.
+        self.lost_after: int | None = None
+        self._held: list[Gate] = []
 
     def hold(self, work: Work) -> Gate:
         """The next such work waits at the gate."""
@@ -103,10 +110,36 @@ class Script:
         with self._lock:
             self._next[work].append(error)
 
+    def lose(self, why: str = "it was told to") -> None:
+        """The device is gone, also for the work that waits at a gate."""
+        with self._lock:
+            self.why_lost = self.why_lost or why
+            held, self._held = self._held, []
+        for gate in held:
+            gate.open()
+
+    def check(self) -> None:
+        """Raises DeviceLostError where the device is gone."""
+        if self.why_lost:
+            raise DeviceLostError(
+                f"the device is lost: {self.why_lost}",
+                advice="compile the plan for another device; this one comes back when the daemon starts anew",
+            )
+
     def pass_(self, work: Work, abort: Abort | None = None) -> None:
         """Called by the device before the work; returns when it may go on."""
+        self.check()
+        self._meet(work, abort)
+        self.check()
+
+    def _meet(self, work: Work, abort: Abort | None) -> None:
         with self._lock:
             entry = self._next[work].popleft() if self._next[work] else None
+            if work == "compute" and self.lost_after is not None:
+                self.lost_after -= 1
+                if self.lost_after < 0:
+                    self.why_lost = "it was to be lost after so many runs"
+                    return
         if seconds := self.always_seconds.get(work, 0.0):
             Gate(seconds=seconds).wait(abort)
         if isinstance(entry, Gate):
@@ -117,6 +150,7 @@ class Script:
     def _add(self, work: Work, gate: Gate) -> Gate:
         with self._lock:
             self._next[work].append(gate)
+            self._held.append(gate)
         return gate
 
 
@@ -175,6 +209,9 @@ class FakeDevice(CpuDevice):
 
     def why_missing(self) -> Mapping[str, str]:
         return {}
+
+    def why_lost(self) -> str:
+        return self.script.why_lost and f"device {self.name} is lost: {self.script.why_lost}"
 
     def buffer_from_host(self, memory: memoryview) -> HostBuffer:
         raise UnsupportedError(f"device {self.name} cannot use host memory in place")
@@ -236,8 +273,21 @@ class _FakeBuffer(HostBuffer):
         self.script.pass_("get")
         super().get(offset_bytes, out)
 
+    def memset(self, offset_bytes: int, size_bytes: int, value: int) -> None:
+        self.script.check()
+        super().memset(offset_bytes, size_bytes, value)
+
+    def set_2d(self, offset_bytes: int, data: memoryview, chunks: Chunks) -> None:
+        self.script.check()
+        super().set_2d(offset_bytes, data, chunks)
+
+    def get_2d(self, offset_bytes: int, out: memoryview, chunks: Chunks) -> None:
+        self.script.check()
+        super().get_2d(offset_bytes, out, chunks)
+
     def copy_from(self, source: Tensor, destination: Tensor) -> bool:
         """From host memory, and from the device's own."""
+        self.script.check()
         if source.buffer.buffer_type.device is not self.buffer_type.device:
             self.script.pass_("copy")
             self.script.copied.append(source.type.nbytes)
@@ -248,6 +298,7 @@ class _FakeBuffer(HostBuffer):
 
     def copy_to(self, source: Tensor, destination: Tensor) -> bool:
         """Where nobody else may touch its memory, it brings the bytes to the host's."""
+        self.script.check()
         if self.buffer_type.is_host or not destination.buffer.buffer_type.is_host:
             return False
         access.write(destination, 0, host_bytes(np.ascontiguousarray(access.elements(source))))
@@ -267,6 +318,7 @@ class FakeBackend(Backend):
         Parameter("host", ParameterKind.COUNT, "1: its memory is host memory to others, 0: it is not"),
         Parameter("offload", ParameterKind.COUNT, "1: it fetches weights from the host for every op"),
         Parameter("fail", ParameterKind.TEXT, "it cannot start, and gives this reason"),
+        Parameter("lost_after", ParameterKind.COUNT, "it is lost with the run that follows so many"),
     )
 
     def __init__(self, parameters: Sequence[Mapping[str, Any]] = ({},)) -> None:
@@ -298,7 +350,7 @@ def _why_not(parameters: Mapping[str, Any]) -> str:
 
 
 def _device(number: int, parameters: Mapping[str, Any]) -> FakeDevice:
-    return FakeDevice(
+    made = FakeDevice(
         f"fake{number}",
         parameters.get("memory", 2**30),
         alignment=parameters.get("alignment", ALIGNMENT),
@@ -307,3 +359,5 @@ def _device(number: int, parameters: Mapping[str, Any]) -> FakeDevice:
         is_host=bool(parameters.get("host", 1)),
         offloads=bool(parameters.get("offload", 0)),
     )
+    made.script.lost_after = parameters.get("lost_after")
+    return made

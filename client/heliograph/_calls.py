@@ -115,6 +115,7 @@ def _encode_compile(call: Compile, session: bytes) -> bytes:
         buffer_types=dict(call.buffer_types),
         taps=call.taps,
         reservation=call.reservation,
+        renews_lost=call.renews_lost,
     ).SerializeToString()
 
 

@@ -199,6 +199,7 @@ class LocalTransport:
                 pipeline=call.pipeline,
                 taps=call.taps,
                 reservation=call.reservation,
+                renews_lost=call.renews_lost,
             )
         )
 

@@ -81,6 +81,10 @@ class BufferTypeInfo:
     pads: bool = False
 
 
+#: Under what name a device that is lost says so in `DeviceInfo.missing`.
+LOST = "device"
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """One device."""
@@ -97,8 +101,13 @@ class DeviceInfo:
     buffer_types: tuple[BufferTypeInfo, ...] = ()
     #: Named facts, such as the instruction set.
     features: Mapping[str, str] = field(default_factory=dict)
-    #: Optional parts that it does not offer here, by name, and why.
+    #: Optional parts that it does not offer here, by name, and why; under `LOST` why all of it is gone.
     missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def why_lost(self) -> str:
+        """Why the device is gone; empty as long as it is there."""
+        return self.missing.get(LOST, "")
 
 
 @dataclass(frozen=True, slots=True)

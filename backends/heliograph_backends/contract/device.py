@@ -176,5 +176,10 @@ class Device(ABC):
         """Optional parts that this machine does not offer, by name, and why. Default: none."""
         return {}
 
+    def why_lost(self) -> str:
+        """Why the device is gone, with everything in its memory, in words; empty as long as it is not. One
+        that is lost stays so: what comes back is another device. Asked often. Default: never lost."""
+        return ""
+
     def close(self) -> None:
         """Ends threads and frees what the device itself holds. Default: nothing."""

@@ -106,6 +106,9 @@ class CudaDevice(Device):
     def buffer_from_host(self, memory: memoryview) -> HostBuffer:
         return self._pinned_type.wrap(memory)
 
+    def why_lost(self) -> str:
+        return self._lost.message if self._lost is not None else ""
+
     def close(self) -> None:
         self.driver.close()
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 from heliograph_backends.contract import Arena, BufferType, CompileOptions, Device, LeafBindings, Plan, Tensor
 from heliograph_proto.description import PlanInfo, Port, VariablePort
 from heliograph_proto.errors import (
+    DeviceLostError,
     HeliographError,
     InvalidGraphError,
     MissingContentError,
@@ -81,6 +82,8 @@ class CompileRequest:
     taps: tuple[int, ...] = ()
     #: The handle of the reservation in whose memory it is to lie; 0: none.
     reservation: int = 0
+    #: Whether variables that lay on a device that is lost begin anew.
+    renews_lost: bool = False
 
 
 class Compiler:
@@ -247,9 +250,25 @@ class Compiler:
             request.buffer_types,
             taps,
         )
+        return self._targets.find(known, wish, self._lies(known.graph, request, bound), reserved)
+
+    def _lies(self, graph: Graph, request: CompileRequest, bound: BoundLeaves) -> dict[int, str]:
+        """The names of the devices of leaves that lie somewhere already. Raises DeviceLostError for a variable
+        that is gone, unless it is to begin anew."""
         with self._lock:
-            lies = self._core.devices_of(known.graph, bound)
-        return self._targets.find(known, wish, lies, reserved)
+            lies = self._core.devices_of(graph, bound)
+            variables = dict(self._core.variables)
+        for number in [number for number in lies if number not in bound.tensors]:
+            name = graph.leaves[number].name
+            if not (why := _why_gone(variables[name][1])):
+                continue
+            if not request.renews_lost:
+                raise DeviceLostError(
+                    f"variable {name!r} of this session is gone: {why}",
+                    advice="use another session; a plan with on_loss='rebuild' has it restored from a checkpoint",
+                )
+            del lies[number]
+        return lies
 
     def _taps(self, known: KnownGraph, request: CompileRequest) -> frozenset[int]:
         """The nodes that are observed. Raises what `check_taps` does."""
@@ -289,7 +308,7 @@ class Compiler:
         """The variable of this name, made if the session has none yet. Raises InvalidGraphError."""
         with self._lock:
             found = self._core.variables.get(leaf.name)
-        if found is None:
+        if found is None or _why_gone(found[1]):
             return self._new_variable(leaf, memory)
         tensor = found[1].placed
         if tensor.type != leaf.type:
@@ -463,6 +482,11 @@ def _unbound_weights(graph: Graph, bound: BoundLeaves) -> list[Leaf]:
     """Those that are contents, and no tensors of the client's."""
     leaves = enumerate(graph.leaves)
     return [leaf for n, leaf in leaves if leaf.kind is LeafKind.WEIGHT and n not in bound.tensors]
+
+
+def _why_gone(variable: TensorHandle) -> str:
+    """Why the device of a variable is lost; empty as long as it is not."""
+    return variable.placed.buffer.buffer_type.device.why_lost()
 
 
 def _turns(loaded: LoadedPlan) -> Turns:

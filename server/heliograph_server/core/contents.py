@@ -1,7 +1,8 @@
 """The contents of a session: what it holds of its tenant's, and where others may come from.
 
 A content is uploaded before anybody knows which device will need it: it goes to the first with room for it,
-and moves when a plan is compiled for another. What plans use stays where they use it. What lies in a file
+and moves when a plan is compiled for another. What plans use stays where they use it. What lay on a device that
+is lost is missing, and so asked for again. What lies in a file
 here is read when a plan needs it, straight to where that needs it.
 """
 
@@ -25,6 +26,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.graph import Leaf
 from heliograph_proto.types import tensor_type
+from heliograph_server.core.checks import check_living
 from heliograph_server.core.keeping import Keeper
 from heliograph_server.core.room import Room
 from heliograph_server.core.slices import digest_of
@@ -90,7 +92,7 @@ class Contents:
         Raises OutOfMemoryError, and ContentMismatchError when there is no such beginning.
         """
         if not offset_bytes:
-            buffer = self._holdings.room_for(size_bytes, self._devices)
+            buffer = self._holdings.room_for(size_bytes, self._living())
             return Beginning(buffer, hasher(), 0, size_bytes)
         found = self._store.take_beginning(self._key(digest))
         if found is not None and (found.received_bytes, found.size_bytes) == (offset_bytes, size_bytes):
@@ -217,7 +219,12 @@ class Contents:
                 return self._room.for_work(partial(memory.allocate, size_bytes, Usage.WEIGHTS))
             except OutOfMemoryError:
                 pass  # a plan may still put it together elsewhere
-        return self._holdings.room_for(size_bytes, self._devices)
+        return self._holdings.room_for(size_bytes, self._living())
+
+    def _living(self) -> Sequence[Device]:
+        """The devices that are there. Raises DeviceLostError where none is."""
+        living = [one for one in self._devices if not one.why_lost()]
+        return living or [check_living(self._devices[0])]
 
     def _fill(self, buffer: Buffer, digest: bytes, source: Source) -> str:
         """Reads a content into memory, taking the digest of exactly what is written there. Why it is not the

@@ -212,6 +212,12 @@ class LoadedPlan:
         """The copy that ran last; as the others, but for what was measured."""
         return self._last.plan
 
+    def why_lost(self) -> str:
+        """Why a device that may run a part of it is gone, in words; empty as long as none is."""
+        plan = self.plan
+        devices = plan.devices if isinstance(plan, ScheduledPlan) else (self.device,)
+        return next(filter(None, (one.why_lost() for one in devices)), "")
+
     @property
     def compute_bytes(self) -> int:
         """Taken for intermediate results, by all copies."""

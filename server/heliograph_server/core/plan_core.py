@@ -51,7 +51,8 @@ class PlanCore(SessionState, ABC):
         if self.closed is not None:
             raise self.closed
         self.handles.check_room(TensorHandle)
-        number = c.SERVER_HANDLE | (len(self.variables) + 1)
+        self._made_variables += 1
+        number = c.SERVER_HANDLE | self._made_variables
         tensor = TensorHandle(layout(type), Storage(type.nbytes, device, buffer))
         self.handles.add(number, tensor)
         self.variables[name] = (number, tensor)

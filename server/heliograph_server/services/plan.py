@@ -139,6 +139,7 @@ def compile_request(session: Session, request: plan_pb2.CompileRequest, graph: R
             buffer_types=dict(request.buffer_types),
             taps=tuple(request.taps),
             reservation=request.reservation,
+            renews_lost=request.renews_lost,
         )
     )
 
