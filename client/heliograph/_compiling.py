@@ -16,10 +16,12 @@ from heliograph._arrays import byte_view
 from heliograph._common import Handle
 from heliograph._effects import Compile, Compute, Estimate, FindMissing, Procedure, Upload
 from heliograph._gates import Gate
+from heliograph._journal import placed_on
 from heliograph._outcome import Transfer
 from heliograph._procedures import arrive, stop, wait_for
 from heliograph._progress import Meter, Progress
 from heliograph._running import PlanSpec, Recipe
+from heliograph._tensors import TensorBase
 from heliograph.builder import Graph
 from heliograph.protocol import ClientCore
 from heliograph_proto import graph as contract
@@ -78,6 +80,8 @@ class CompileOptions:
     taps: tuple[int, ...] = ()
     #: The handle of the reservation in whose memory it is to lie; 0: none.
     reservation: int = 0
+    #: Whether variables that lay on a device that is lost begin anew.
+    renews_lost: bool = False
     #: Called when the answer did not come, and nobody knows what became of the plan that is updated.
     doubt: Callable[[], None] = lambda: None
 
@@ -122,16 +126,33 @@ def compile_frozen(
         again = replace(options, updates=0, doubt=lambda: None, taps=taps)
         return compile_frozen(core, graph, contents, again, source_of, progress, gate)
 
-    return PlanSpec(handle, info, source_of, recipe, observing)
+    def placing(left: tuple[str, ...]) -> Procedure[PlanSpec]:
+        _check_bound(options.bound)
+        _check_left(graph, options, left)
+        again = placed_on(options, left)
+        return compile_frozen(core, graph, contents, again, source_of, progress)
+
+    return PlanSpec(handle, info, source_of, recipe, observing, placing)
 
 
 def _check_bound(bound: Iterable[Handle]) -> None:
     """Raises UnknownHandleError."""
     if any(one.freed for one in bound):
         raise UnknownHandleError(
-            "to observe other nodes the plan is compiled once more; a tensor that is a leaf of it was freed",
+            "the plan is to be compiled once more, and a tensor that is a leaf of it was freed",
             advice="free it when the plan is done with",
         )
+
+
+def _check_left(graph: contract.Graph, options: CompileOptions, left: tuple[str, ...]) -> None:
+    """Raises MissingContentError for a weight that was a tensor on a device which is not left."""
+    for (leaf, _), tensor in zip(options.bindings, options.bound, strict=False):
+        if isinstance(tensor, TensorBase) and tensor.device in options.devices and tensor.device not in left:
+            raise MissingContentError(
+                f"the weight {graph.leaves[leaf].name!r} was a tensor on device {tensor.device}, which is lost, and "
+                "this process has no array of it",
+                advice="give the graph its array, g.weight(name, array), or compile anew with another tensor",
+            )
 
 
 def _compile(
@@ -155,6 +176,7 @@ def _compile(
         buffer_types=how.buffer_types,
         taps=how.taps,
         reservation=how.reservation,
+        renews_lost=how.renews_lost,
     )
     try:
         return (yield request)  # type: ignore[no-any-return]

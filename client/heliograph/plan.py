@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Self
 
 from heliograph._arguments import timeout_ms
 from heliograph._deadline import Deadline
@@ -17,15 +15,18 @@ from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs, Out, PlanBase, Submission
 from heliograph._procedures import Sending
-from heliograph._running import Run, collect, run_once
+from heliograph._rebuilding import Repeated
+from heliograph._running import Observed, Run, collect, run_once
 from heliograph._sessions import Bindings, updating
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import StreamBase, stream_handle
 from heliograph._taps import Tap, Taps, next_tap, not_observed
 from heliograph._words import What
 from heliograph.builder import Graph
+from heliograph.checkpoints import Checkpoint
 from heliograph.errors import DeadlineExceededError, HeliographError
 from heliograph.tensor import Tensor
+from heliograph_proto.commands import Loop
 
 if TYPE_CHECKING:
     from heliograph._blocking import BlockingShell
@@ -160,6 +161,48 @@ class InlineFuture(RunFuture):
         self._pending.add_callback(partial(function, self))
 
 
+class RepeatedFuture(RunFuture):
+    """A run of a plan that is placed again when a device is lost: whoever waits for its result has it repeated
+    then, in the order of the runs, within the time that it has."""
+
+    def __init__(
+        self,
+        shell: BlockingShell,
+        repeated: Repeated,
+        tensors: Callable[[Run], dict[str, Any]],
+        timeout: float | None,
+    ) -> None:
+        self._shell, self._repeated, self._make = shell, repeated, tensors
+        self._what = repeated.plan._spec.what
+        self._made: Outputs | None = None
+        self._deadline = Deadline(timeout, self._what)
+
+    @property
+    def _run(self) -> Run:  # type: ignore[override]
+        run = self._repeated.run
+        assert run is not None, "it was sent"
+        return run
+
+    def sent(self) -> Self:
+        """Sends it, in its order."""
+        self._shell.drive(self._repeated.sending(), self._deadline.remaining(), self._what)
+        return self
+
+    def result(self, timeout: float | None = None) -> Outputs:
+        return self._result(timeout, cancel=False)
+
+    def result_or_cancel(self) -> Outputs:
+        """As `result`, where nobody else has this future: a run that takes too long is cancelled."""
+        return self._result(None, cancel=True)
+
+    def _result(self, timeout: float | None, cancel: bool) -> Outputs:
+        if self._made is None:
+            seconds = self._repeated.seconds(timeout, self._deadline, cancel)
+            run = self._shell.drive(self._repeated.finishing(cancel), seconds, self._what)
+            self._made = self._made or {**(run.results or {}), **self._make(run)}
+        return dict(self._made)
+
+
 class TapIterator:
     """The observed values of a run, as they come. A run that pauses goes on when the next one is asked for,
     or nobody will ask."""
@@ -210,6 +253,10 @@ class Plan(PlanBase):
         Raises InvalidInputError, the run's error, DeadlineExceededError after `timeout` seconds (the run
         is cancelled then, as it is by Ctrl-C).
         """
+        if self.group is not None:
+            return self._repeated(
+                "run", inputs, keywords, fetch, out, timeout, stream, copy
+            ).result_or_cancel()
         is_plain = fetch is True and out is None and stream is None
         if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=True)) is not None:
             return InlineFuture(self._shell, *inline).result_or_cancel(timeout)
@@ -247,6 +294,10 @@ class Plan(PlanBase):
         together; there may also be no room as long as runs that pause, or loops, wait for who takes their
         taps), and what `session.compile` does.
         """
+        if self.group is not None:
+            observed = self._observed(taps, pause)
+            how = ("submit", inputs, keywords, fetch, out, timeout, stream, copy, observed)
+            return self._repeated(*how).sent()
         is_plain = fetch is True and out is None and stream is None
         is_plain = is_plain and taps is None and not pause
         if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=False)) is not None:
@@ -296,10 +347,31 @@ class Plan(PlanBase):
         UnsupportedError for a server that knows no loops.
         """
         looping, observed = self._looping(steps, carry, until, taps)
+        if self.group is not None:
+            how = ("loop", inputs, keywords, fetch, out, timeout, stream, copy, observed, looping)
+            return self._repeated(*how).sent()
         arguments = self._running("loop", inputs, keywords, fetch, out, timeout, stream, copy)
         sending = self._submitting(arguments, observed, looping)
         run = self._shell.drive(sending, timeout, self._spec.what)
         return RunFuture(self._shell, run, self._tensors(run, out), self._spec.what)
+
+    def _repeated(
+        self,
+        method: str,
+        inputs: Inputs,
+        keywords: dict[str, Any],
+        fetch: Fetch,
+        out: Out,
+        timeout: float | None,
+        stream: StreamBase | None,
+        copy: bool,
+        observed: Observed | None = None,
+        loop: Loop | None = None,
+    ) -> RepeatedFuture:
+        """A run that is repeated when a device is lost; it is not sent yet."""
+        number = stream_handle(self._shell, stream)
+        given = (method, inputs, keywords, fetch, out, timeout, number, copy, observed, loop)
+        return RepeatedFuture(self._shell, self._ask(*given), lambda run: self._tensors(run, out), timeout)
 
     def _running(
         self,
@@ -369,9 +441,25 @@ class Plan(PlanBase):
             for one in self._spec.info.variables
         }
 
-    def checkpoint(self, timeout: float | None = None) -> dict[str, np.ndarray[Any, Any]]:
-        """The variables' elements by name, as they are after everything sent before.
+    def checkpoint(self, timeout: float | None = None) -> Checkpoint:
+        """The variables' elements by name, as they are after everything sent before: arrays in this process's
+        memory, and `save`, for a file.
 
-        To restore one: `plan.variables[name].set(array)`.
+        With `on_loss="rebuild"` it has the variables of all plans that share some with this one, waits for
+        their runs, and is what they go on from when a device is lost: runs before are not replayed. Its arrays
+        are read-only then. Raises the error of what was to compute a variable, DeadlineExceededError.
         """
-        return {name: tensor.get(timeout=timeout) for name, tensor in self.variables.items()}
+        return self._shell.drive(self._checkpointing(), timeout, lambda: f"a checkpoint of {self!r}")
+
+    def restore(self, checkpoint: Checkpoint, timeout: float | None = None) -> None:
+        """Gives the variables what they had, behind everything sent before; returns when that is done. The
+        checkpoint may be of another session, or have more variables.
+
+        With `on_loss="rebuild"` that goes for all plans that share variables with this one, which are placed
+        again if a device was lost, and go on from there at the next loss.
+
+        Raises InvalidArgumentError for a checkpoint without one of the variables, or of other types, and
+        DeadlineExceededError.
+        """
+        what = lambda: f"restoring {self!r}"  # noqa: E731
+        self._shell.drive(self._restoring(checkpoint), timeout, what)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from heliograph._credit_core import CreditCore
 from heliograph._gates import Gate
 from heliograph._outcome import Outcome, Pending, Transfer, logger
+from heliograph._watching import Watched
 from heliograph._words import ALONE, cancelled, late
 from heliograph_proto import commands as c
 from heliograph_proto.description import Traffic
@@ -78,6 +79,8 @@ class ClientCore(CreditCore):
         self.traffic = Traffic()
         #: Where uploads of tensors are shown.
         self.bars: UploadBars | None = None
+        #: Tensors of which somebody must know who writes them.
+        self.watched = Watched()
         #: Handles of the streams that were made and not freed.
         self.streams: set[int] = set()
         #: Whether the transport takes inline runs, which have no meaning but as bytes.
@@ -134,6 +137,8 @@ class ClientCore(CreditCore):
         """
         self.check()
         self._check_backlog()
+        if self.watched:
+            self.watched.look_at(kind)
         if self._frees_come_first:
             self.collect()
         where = self.default_stream if stream is None else stream
