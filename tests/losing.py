@@ -1,4 +1,5 @@
-"""Sessions, blocking, on devices that tests can lose: in this process, or on a daemon on a thread of its own."""
+"""Sessions, blocking, on devices that tests can lose: in this process, or on a daemon on a thread of its
+own."""
 
 from __future__ import annotations
 
@@ -6,16 +7,19 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 
 import heliograph as hg
-from heliograph_backends.fake import FakeDevice
+from heliograph_backends.fake import FakeDevice, Gate
 from heliograph_backends.registry import Registry, open_registry
 from heliograph_server.app import Daemon
 from heliograph_server.config import ServerConfig
 from heliograph_server.core.runtime import Host
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
 
 SECONDS = 20
 MEMORY = 2**26
@@ -35,7 +39,7 @@ class Losable:
         """A device is gone."""
         self.devices[name].script.lose("somebody pulled it")
 
-    def hold(self, name: str):  # type: ignore[no-untyped-def]
+    def hold(self, name: str) -> Gate:
         """The next split that a device computes waits."""
         return self.devices[name].script.hold("compute")
 
@@ -126,7 +130,19 @@ def reading(size: int = 64) -> hg.Graph:
     return g
 
 
-def inputs(count: int, shape: tuple[int, ...] = (64,), seed: int = 3) -> list[np.ndarray]:  # type: ignore[type-arg]
+def inputs(count: int, shape: tuple[int, ...] = (64,), seed: int = 3) -> list[Array]:
     """Random arrays, the same each time."""
     generator = np.random.default_rng(seed)
     return [generator.standard_normal(shape).astype(np.float32) for _ in range(count)]
+
+
+def undisturbed(graph: hg.Graph, given: list[Array]) -> list[Array]:
+    """What runs give on one device that nobody loses."""
+    with hg.connect("local:#fake") as session:
+        plan = session.compile(graph)
+        return [plan.run(x=one)["y"] for one in given]
+
+
+def same(found: Array, expected: Array) -> bool:
+    """Bit for bit."""
+    return found.tobytes() == expected.tobytes()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
-from losing import PINS, ROADS, SECONDS, Losable, inputs, losable, stages, summing
+from losing import PINS, ROADS, SECONDS, Losable, inputs, losable, same, stages, summing, undisturbed
 
 import heliograph as hg
 
@@ -23,17 +22,6 @@ def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 def session(pool: Losable) -> Iterator[hg.Session]:
     with hg.connect(pool.url) as made:
         yield made
-
-
-def undisturbed(graph: hg.Graph, given: list[np.ndarray], device: str = "fake2") -> list[np.ndarray]:  # type: ignore[type-arg]
-    """What runs give on one device that nobody loses."""
-    with hg.connect("local:#fake") as session:
-        plan = session.compile(graph)
-        return [plan.run(x=one)["y"] for one in given]
-
-
-def same(found: np.ndarray, expected: np.ndarray) -> bool:  # type: ignore[type-arg]
-    return found.tobytes() == expected.tobytes()
 
 
 def test_a_run_after_a_loss_gives_what_it_would_have_given(pool: Losable, session: hg.Session) -> None:

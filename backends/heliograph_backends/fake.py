@@ -85,7 +85,8 @@ class Gate:
 class Script:
     """What is to happen to the next pieces of work, by kind, in order; by default nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "fake0") -> None:
+        self._device = device
         self._lock = threading.Lock()
         self._next: dict[str, deque[Gate | BaseException]] = defaultdict(deque)
         self.always_seconds: dict[str, float] = {}
@@ -122,7 +123,7 @@ class Script:
         """Raises DeviceLostError where the device is gone."""
         if self.why_lost:
             raise DeviceLostError(
-                f"the device is lost: {self.why_lost}",
+                f"device {self._device} is lost: {self.why_lost}",
                 advice="compile the plan for another device; this one comes back when the daemon starts anew",
             )
 
@@ -178,7 +179,7 @@ class FakeDevice(CpuDevice):
         offloads: bool = False,
     ) -> None:
         super().__init__(name, threads=1, memory_bytes=memory_bytes, native=False)
-        self.script = Script()
+        self.script = Script(name)
         self.description = "scripted delays and failures"
         self._is_host = is_host
         self._offloads = offloads

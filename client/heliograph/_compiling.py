@@ -149,8 +149,8 @@ def _check_left(graph: contract.Graph, options: CompileOptions, left: tuple[str,
     for (leaf, _), tensor in zip(options.bindings, options.bound, strict=False):
         if isinstance(tensor, TensorBase) and tensor.device in options.devices and tensor.device not in left:
             raise MissingContentError(
-                f"the weight {graph.leaves[leaf].name!r} was a tensor on device {tensor.device}, which is lost, and "
-                "this process has no array of it",
+                f"the weight {graph.leaves[leaf].name!r} was a tensor on device {tensor.device}, which is "
+                "lost, and this process has no array of it",
                 advice="give the graph its array, g.weight(name, array), or compile anew with another tensor",
             )
 

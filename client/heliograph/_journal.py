@@ -1,8 +1,9 @@
-"""What is needed to repeat runs after a device was lost: which runs, in which order, from which state, and where.
+"""What is needed to repeat runs after a device was lost: which runs, in which order, from which state, and
+where.
 
-Decisions alone. Plans that share variables, directly or by others, have one journal, since a run of one of them
-may read what another one's assigned. In it are, in the order of sending, the runs that have not ended, those
-whose results nobody has yet, and those since the last checkpoint that assigned variables.
+Decisions alone. Plans that share variables, directly or by others, have one journal, since a run of one of
+them may read what another one's assigned. In it are, in the order of sending, the runs that have not ended,
+those whose results nobody has yet, and those since the last checkpoint that assigned variables.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 ENTRY_BYTES = 1024
 #: The most bytes of a journal unless told otherwise.
 JOURNAL_BYTES = 256 * 2**20
-#: Runs that are not in the journal for ever are looked through when there are twice as many, and so many more.
+#: Runs that are not in the journal for ever are looked through when there are twice as many, and so many
+#: more.
 _SLACK = 16
 
 GIVEN_UP = "; the plan is not rebuilt: "
@@ -67,8 +69,8 @@ class Entry:
 
 
 class Journal:
-    """The runs of plans that share variables, since the last checkpoint. `limit_bytes`: the most that runs take
-    which have ended; beyond that it is given up until the next checkpoint."""
+    """The runs of plans that share variables, since the last checkpoint. `limit_bytes`: the most that runs
+    take which have ended; beyond that it is given up until the next checkpoint."""
 
     def __init__(self, limit_bytes: int = JOURNAL_BYTES) -> None:
         self.limit_bytes = limit_bytes
@@ -87,7 +89,7 @@ class Journal:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is looked through before the next run comes."""
+        """Whether it is to be looked through before the next run comes."""
         return len(self.entries) >= self._look_at or self.size_bytes >= self._look_bytes
 
     def add(self, entry: Entry) -> None:
@@ -112,8 +114,8 @@ class Journal:
         kept_bytes = sum(one.size_bytes for one in self.entries if not one.is_open)
         if kept_bytes > self.limit_bytes:
             self.spoil(
-                f"the runs since the last checkpoint have inputs of {kept_bytes:,} bytes, more than the journal "
-                f"keeps ({self.limit_bytes:,}): take checkpoints more often, or raise journal_bytes"
+                f"the runs since the last checkpoint have inputs of {kept_bytes:,} bytes, more than the "
+                f"journal keeps ({self.limit_bytes:,}): take checkpoints more often, or raise journal_bytes"
             )
             self.entries = [one for one in self.entries if one.is_open]
             self.size_bytes = sum(one.size_bytes for one in self.entries)
@@ -158,13 +160,14 @@ class Journal:
     def to_repeat(self, cause: DeviceLostError) -> list[tuple[Entry, bool]]:
         """The runs to be repeated, in order, and of each whether its results are wanted.
 
-        Every one has ended, or failed with the loss. Raises the loss, and why runs cannot be repeated.
+        Every one that was sent has ended, or failed with the loss. Raises the loss, and why runs cannot be
+        repeated.
         """
         self.sweep()
         if self.why_not:
             raise given_up(cause, self.why_not, _CHECKPOINT)
         found: list[tuple[Entry, bool]] = []
-        for one in self.entries:
+        for one in (entry for entry in self.entries if entry.sent):
             why_not = one.why_not or (one.once if one.ended_well is None else "")
             if why_not and one.assigns:
                 raise given_up(cause, why_not, _REPEATABLE)

@@ -1,9 +1,9 @@
 """Plans with `on_loss="rebuild"`: placing them again when a device was lost, and repeating their runs.
 
-Generators as in `_procedures`; what is repeated, and where, is decided in `_journal`. Plans that share variables
-are a group. Whoever sends a run of it, takes a checkpoint or mends it has the group's turn, so that runs are sent
-in the order in which they were asked for, before a loss and after it. Whoever asks for the result of a run that
-failed with the loss mends the group, within the time that it has.
+Generators as in `_procedures`; what is repeated, and where, is decided in `_journal`. Plans that share
+variables are a group. Whoever sends a run of it, takes a checkpoint or mends it has the group's turn, so that
+runs are sent in the order in which they were asked for, before a loss and after it. Whoever asks for the
+result of a run that failed with the loss mends the group, within the time that it has.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Rebuild:
     #: Names of the devices that were lost, and of those that the plan may use since.
     lost: tuple[str, ...]
     devices: tuple[str, ...]
-    #: Runs that were replayed for what they assign, and runs that were repeated for who waits for them; of all
-    #: plans that share variables with this one.
+    #: Runs that were replayed for what they assign, and runs that were repeated for who waits for them; of
+    #: all plans that share variables with this one.
     replayed: int
     repeated: int
 
@@ -69,6 +69,7 @@ class Repeated:
     def __init__(self, plan: PlanBase, entry: Entry, send: Send) -> None:
         self.plan, self.entry = plan, entry
         self.entry.plan = _Sender(plan, send)
+        entry.is_wanted = _alive(weakref.ref(self))
         #: With its results, once they are there.
         self._done: Run | None = None
 
@@ -84,8 +85,9 @@ class Repeated:
             yield from self.plan.live_group.send(self.entry)
 
     def seconds(self, timeout: float | None, deadline: Deadline, is_whole: bool) -> float | None:
-        """How long somebody waits who named `timeout`, and whose run has a deadline. The server ends a run that
-        takes too long, which is to be heard; what the run did not need to be mended is not waited for."""
+        """How long somebody waits who named `timeout`, and whose run has a deadline. The server ends a run
+        that takes too long, which is to be heard; what the run did not need to be mended is not waited
+        for."""
         left = deadline.remaining()
         if left is None or is_whole:
             return left if timeout is None else timeout
@@ -94,6 +96,16 @@ class Repeated:
 
     def finishing(self, cancel: bool) -> Procedure[Run]:
         """Until its results are there, on whatever devices."""
+        try:
+            return (yield from self._finishing(cancel))
+        except DeviceLostError:
+            raise
+        except BaseException as error:
+            if cancel:
+                self.plan.live_group.abandon(self.entry, error)
+            raise
+
+    def _finishing(self, cancel: bool) -> Procedure[Run]:
         entry = self.entry
         while self._done is None:
             yield from self.sending()
@@ -209,7 +221,7 @@ class Group:
 
     def ask(self, entry: Entry) -> None:
         """A run was asked for: it has its place from now on."""
-        if self.journal.is_full:
+        if self.journal.is_full and self._mending is None:
             self._look()
         self.journal.add(entry)
         self._unsent.append(entry)
@@ -236,9 +248,15 @@ class Group:
         """Nobody waits for a run to be sent any more."""
         if not entry.sent and entry in self._unsent:
             self._unsent.remove(entry)
-            self._fail(
-                entry, error if isinstance(error, HeliographError) else CancelledError("it was not sent")
-            )
+            self._fail(entry, _typed(error))
+
+    def abandon(self, entry: Entry, error: BaseException) -> None:
+        """Nobody waits for a run any more, which is to have no effect. In the middle of mending it has
+        none: the variables get what they had before it."""
+        if self._mending is not None and entry.plan.error is None:
+            entry.sent = True
+            self._fail(entry, _typed(error))
+            entry.assigns = frozenset()
 
     def _send_all(self) -> Procedure[None]:
         """Finishes what was begun, and sends what was asked for."""
@@ -310,7 +328,11 @@ class Group:
         if entry.plan.error is not None:
             raise entry.plan.error.at(entry.plan.error.origin)
         if entry.plan.run is run:
-            raise given_up(cause, entry.why_not or "the run is over", "give it arrays, and take arrays")
+            raise type(cause)(
+                f"{cause.message}; the run is not repeated: {entry.why_not or entry.once or 'it is over'}",
+                advice="run it again: the plan was placed anew",
+                origin=cause.origin,
+            )
 
     def _mend(self, cause: DeviceLostError) -> Procedure[None]:
         """Places the plans again, restores variables and repeats runs. Raises why that cannot be done; then
@@ -346,10 +368,13 @@ class Group:
     ) -> Procedure[
         tuple[list[Entry], list[tuple[Entry, bool]], list[tuple[PlanBase, tuple[str, ...]]], tuple[str, ...]]
     ]:
-        """The runs that failed; those to be repeated, and whether somebody wants their results; the plans that
-        are to be placed, and where; the names of the lost devices."""
+        """The runs that failed; those to be repeated, and whether somebody wants their results; the plans
+        that are to be placed, and where; the names of the lost devices."""
         failed = yield from self._settled()
         for one in self.journal.entries:
+            if is_unfinished and one.plan.times and one.ended_well is False:
+                # It was cancelled while it was repeated: what it assigned is undone now.
+                one.assigns = frozenset()
             if one.plan.plan.freed:
                 one.why_not = "its plan was freed: take a checkpoint before"
             elif one in failed and one.plan.times >= ATTEMPTS:
@@ -386,7 +411,7 @@ class Group:
         yield from self._write(self.journal.base or {})
         unwatched = yield from self._repeat(repeats)
         yield from wait_for_all(self._core, unwatched)
-        for plan, left in places:
+        for _, left in places:
             logger.warning(
                 "%s: the plan was placed again on %s; %d runs were replayed, %d repeated",
                 cause.message,
@@ -446,8 +471,8 @@ class Group:
             self.give_turn()
 
     def restore(self, checkpoint: Checkpoint) -> Procedure[None]:
-        """Gives all variables what they had, behind the runs that were asked for so far; places the plans again
-        where a device was lost."""
+        """Gives all variables what they had, behind the runs that were asked for so far; places the plans
+        again where a device was lost."""
         checkpoint.check(types_of({name: one.port for name, one in self.variables.items()}))
         yield from self.take_turn()
         try:
@@ -464,7 +489,7 @@ class Group:
                 try:
                     yield from self._place()
                     yield from self._write(checkpoint)
-                    self.journal.restart(_kept(checkpoint))
+                    self.journal.restart({name: array.copy() for name, array in checkpoint.items()})
                     return
                 except DeviceLostError as error:
                     cause = error
@@ -487,6 +512,11 @@ class Group:
             spec = yield from plan._spec.placing(left)
             plan.was_rebuilt(spec, Rebuild(cause.message, lost, (), 0, 0))
             self.watch(plan)
+
+
+def _typed(error: BaseException) -> HeliographError:
+    """What a run ends with for which nobody waits any more."""
+    return error if isinstance(error, HeliographError) else CancelledError("the run was cancelled")
 
 
 def _kept(taken: Checkpoint) -> dict[str, np.ndarray[Any, Any]]:
@@ -580,7 +610,7 @@ class Groups:
 
 def _mixed(name: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"variable {name!r} is shared by plans of which one is rebuilt when a device is lost and another, which "
-        "assigns it, is not",
+        f"variable {name!r} is shared by plans of which one is rebuilt when a device is lost, and another, "
+        "which assigns it, is not",
         advice="compile both with on_loss='rebuild', or name the variable otherwise",
     )

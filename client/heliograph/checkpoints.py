@@ -74,7 +74,7 @@ class Checkpoint(dict[str, Array]):
             found = self[name]
             if found.shape != room.shape or found.dtype != room.dtype:
                 raise InvalidArgumentError(
-                    f"the checkpoint's variable {name!r} is {found.dtype} {found.shape}; the plan's is {type_}"
+                    f"the checkpoint's {name!r} is {found.dtype} {found.shape}; the plan's is {type_}"
                 )
 
 
@@ -88,7 +88,8 @@ def _placed(types: list[tuple[str, str, list[int]]]) -> list[tuple[int, str]]:
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """What `Checkpoint.save` wrote. Raises InvalidModelError for a file that is missing, damaged or another."""
+    """What `Checkpoint.save` wrote. Raises InvalidModelError for a file that is missing, damaged or
+    another."""
     try:
         with np.load(Path(path), allow_pickle=False) as file:
             index = json.loads(str(file[_INDEX]))

@@ -162,8 +162,8 @@ class InlineFuture(RunFuture):
 
 
 class RepeatedFuture(RunFuture):
-    """A run of a plan that is placed again when a device is lost: whoever waits for its result has it repeated
-    then, in the order of the runs, within the time that it has."""
+    """A run of a plan that is placed again when a device is lost: whoever waits for its result has it
+    repeated then, in the order of the runs, within the time that it has."""
 
     def __init__(
         self,
@@ -446,8 +446,8 @@ class Plan(PlanBase):
         memory, and `save`, for a file.
 
         With `on_loss="rebuild"` it has the variables of all plans that share some with this one, waits for
-        their runs, and is what they go on from when a device is lost: runs before are not replayed. Its arrays
-        are read-only then. Raises the error of what was to compute a variable, DeadlineExceededError.
+        their runs, and is what they go on from when a device is lost: runs before are not replayed. Its
+        arrays are read-only then. Raises the error of what was to compute a variable, DeadlineExceededError.
         """
         return self._shell.drive(self._checkpointing(), timeout, lambda: f"a checkpoint of {self!r}")
 

@@ -218,6 +218,11 @@ class RepeatedFuture(RunFuture):
         self._shell.advance(lambda: self._shell.core.cancel(run.pending))
         return True
 
+    @property
+    def steps(self) -> int | None:
+        run = self._repeated.run
+        return None if run is None else run.steps
+
     async def result(self, timeout: float | None = None) -> dict[str, Any]:
         return await self._result(timeout, cancel=False)
 

@@ -253,8 +253,8 @@ class Compiler:
         return self._targets.find(known, wish, self._lies(known.graph, request, bound), reserved)
 
     def _lies(self, graph: Graph, request: CompileRequest, bound: BoundLeaves) -> dict[int, str]:
-        """The names of the devices of leaves that lie somewhere already. Raises DeviceLostError for a variable
-        that is gone, unless it is to begin anew."""
+        """The names of the devices of leaves that lie somewhere already. Raises DeviceLostError for a
+        variable that is gone, unless it is to begin anew."""
         with self._lock:
             lies = self._core.devices_of(graph, bound)
             variables = dict(self._core.variables)
@@ -265,7 +265,7 @@ class Compiler:
             if not request.renews_lost:
                 raise DeviceLostError(
                     f"variable {name!r} of this session is gone: {why}",
-                    advice="use another session; a plan with on_loss='rebuild' has it restored from a checkpoint",
+                    advice="use another session; with on_loss='rebuild' it is restored from a checkpoint",
                 )
             del lies[number]
         return lies

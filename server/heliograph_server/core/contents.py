@@ -1,9 +1,9 @@
 """The contents of a session: what it holds of its tenant's, and where others may come from.
 
 A content is uploaded before anybody knows which device will need it: it goes to the first with room for it,
-and moves when a plan is compiled for another. What plans use stays where they use it. What lay on a device that
-is lost is missing, and so asked for again. What lies in a file
-here is read when a plan needs it, straight to where that needs it.
+and moves when a plan is compiled for another. What plans use stays where they use it. What lay on a device
+that is lost is missing, and so asked for again. What lies in a file here is read when a plan needs it,
+straight to where that needs it.
 """
 
 from __future__ import annotations

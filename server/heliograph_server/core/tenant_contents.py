@@ -389,8 +389,8 @@ class TenantContents:
     # Letting go
 
     def _forget_lost(self, digest: bytes) -> None:
-        """What of a content lay on devices that are lost is not here any more; others may come there under the
-        same names. Their plans' runs fail, but may not be over: so it is freed with the content."""
+        """What of a content lay on devices that are lost is not here any more; others may come there under
+        the same names. Their plans' runs fail, but may not be over: so it is freed with the content."""
         with self._lock:
             for name in (digest, *self._parts.get(digest, ())):
                 copies = self._buffers.get(name, {})
