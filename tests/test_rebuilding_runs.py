@@ -181,7 +181,7 @@ def test_results_that_nobody_waits_for_keep_nothing(pool: Losable, plan: hg.Plan
     for one in GIVEN * 60:
         plan.run(x=one)
     gc.collect()
-    assert plan.live_group.journal.size_bytes < 40 * GIVEN[0].nbytes
+    assert plan._live_group.journal.size_bytes < 40 * GIVEN[0].nbytes
     pool.lose("fake1")
     assert same(plan.run(x=GIVEN[0], timeout=SECONDS)["y"], undisturbed(stages(), GIVEN[:1])[0])
     assert plan.rebuilds[0].repeated <= 2

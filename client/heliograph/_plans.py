@@ -23,10 +23,11 @@ from heliograph._loops import Carries, check_server, loop_of
 from heliograph._outcome import Pending
 from heliograph._procedures import Sending
 from heliograph._progress import Progress
-from heliograph._rebuilding import Group, Rebuild, Repeated, read_variables, restore_variables
+from heliograph._rebuilding import Group, Rebuild, Repeated
 from heliograph._running import Bound, Observed, PlanSpec, Run, Wanted, choose_outputs, submit
 from heliograph._taps import Taps, Variants, tapped_in_loop, tapped_nodes
 from heliograph._tensors import TensorBase, as_elements
+from heliograph._variables import read_variables, restore_variables
 from heliograph.checkpoints import Checkpoint
 from heliograph.protocol import ClientCore
 from heliograph_proto import commands as c
@@ -77,7 +78,7 @@ class PlanBase(Handle):
         self._inline: InlinePlan | None = None
         self._variants = Variants(shell.release)
         #: Of a plan that is placed again when a device is lost: those that share variables with it.
-        self.group: Group | None = None
+        self._group: Group | None = None
         self._rebuilds: list[Rebuild] = []
         self._assigned: tuple[PlanSpec | None, frozenset[str]] = (None, frozenset())
 
@@ -105,21 +106,21 @@ class PlanBase(Handle):
         return tuple(self._rebuilds)
 
     @property
-    def asked_devices(self) -> tuple[str, ...]:
+    def _asked_devices(self) -> tuple[str, ...]:
         """The names of the devices that it may use, by priority."""
         return self._spec.recipe.devices if self._spec.recipe is not None else self.devices
 
     @property
-    def live_group(self) -> Group:
+    def _live_group(self) -> Group:
         """The group that it is in now."""
-        found = self.group
+        found = self._group
         assert found is not None
         while found.heir is not None:
             found = found.heir
         return found
 
     @property
-    def assigned(self) -> frozenset[str]:
+    def _assigns(self) -> frozenset[str]:
         """The names of the variables that runs assign."""
         spec, known = self._assigned
         if spec is not self._spec:
@@ -233,7 +234,7 @@ class PlanBase(Handle):
 
     # Placed again
 
-    def was_rebuilt(self, spec: PlanSpec, how: Rebuild) -> None:
+    def _was_rebuilt(self, spec: PlanSpec, how: Rebuild) -> None:
         """It was placed again, on other devices."""
         watched, old = self._shell.core.watched, self._handle
         for port in self._spec.info.variables:
@@ -259,7 +260,7 @@ class PlanBase(Handle):
         self._live_handle  # noqa: B018 - raises when it was freed
         bound = self._bind(inputs, keywords, method)
         self._choose(fetch, out)
-        assigned = self.assigned
+        assigned = self._assigns
         if copy and (assigned or method != "run"):
             bound = [one if isinstance(one, int) else one.copy() for one in bound]
         why_not = ""
@@ -282,7 +283,7 @@ class PlanBase(Handle):
             loop,
         )
         made = Repeated(self, entry, send)
-        self._shell.advance(lambda: self.live_group.ask(entry))
+        self._shell.advance(lambda: self._live_group.ask(entry))
         return made
 
     def _send_again(
@@ -317,8 +318,8 @@ class PlanBase(Handle):
 
     def _checkpointing(self) -> Procedure[Checkpoint]:
         """What its variables have, and those of all plans that are rebuilt with it."""
-        if self.group is not None:
-            return (yield from self.live_group.checkpoint())
+        if self._group is not None:
+            return (yield from self._live_group.checkpoint())
         return (yield from read_variables(self._shell.core, self._own_variables))
 
     def _restoring(self, checkpoint: Checkpoint) -> Procedure[None]:
@@ -327,8 +328,8 @@ class PlanBase(Handle):
             raise InvalidArgumentError(
                 f"restore takes a checkpoint, not {checkpoint!r:.80}", advice="plan.checkpoint() takes one"
             )
-        if self.group is not None:
-            return (yield from self.live_group.restore(checkpoint))
+        if self._group is not None:
+            return (yield from self._live_group.restore(checkpoint))
         return (yield from restore_variables(self._shell.core, self._own_variables, checkpoint))
 
     @property

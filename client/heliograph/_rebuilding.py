@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from heliograph._arrays import byte_view, empty_array
 from heliograph._deadline import Deadline
 from heliograph._effects import ListDevices, Procedure, Wait
 from heliograph._journal import Entry, Journal, given_up, survivors
 from heliograph._outcome import Outcome, Pending, logger
-from heliograph._procedures import Sending, read, wait_for, wait_for_all, write
+from heliograph._procedures import wait_for_all
 from heliograph._running import Run, collect
+from heliograph._variables import read_variables, write_variable
 from heliograph.checkpoints import Checkpoint, types_of
 from heliograph.protocol import ClientCore
 from heliograph_proto import commands as c
@@ -32,7 +32,6 @@ from heliograph_proto.errors import (
     DeadlineExceededError,
     DeviceLostError,
     HeliographError,
-    InvalidArgumentError,
 )
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class Repeated:
     def sending(self) -> Procedure[None]:
         """Sends it, and what was asked for before it."""
         while not self.entry.sent:
-            yield from self.plan.live_group.send(self.entry)
+            yield from self.plan._live_group.send(self.entry)
 
     def seconds(self, timeout: float | None, deadline: Deadline, is_whole: bool) -> float | None:
         """How long somebody waits who named `timeout`, and whose run has a deadline. The server ends a run
@@ -102,7 +101,7 @@ class Repeated:
             raise
         except BaseException as error:
             if cancel:
-                self.plan.live_group.abandon(self.entry, error)
+                self.plan._live_group.abandon(self.entry, error)
             raise
 
     def _finishing(self, cancel: bool) -> Procedure[Run]:
@@ -121,7 +120,7 @@ class Repeated:
                 # The journal is to keep what it took, not what it gave.
                 entry.plan.run = None
                 break
-            yield from self.plan.live_group.recover(entry, run, lost)
+            yield from self.plan._live_group.recover(entry, run, lost)
         return self._done
 
 
@@ -181,7 +180,7 @@ class Group:
     def add(self, plan: PlanBase) -> None:
         """A plan was compiled."""
         self._plans.append(weakref.ref(plan))
-        plan.group = self
+        plan._group = self
         self.watch(plan)
 
     def watch(self, plan: PlanBase) -> None:
@@ -384,13 +383,13 @@ class Group:
         found: DeviceList = yield ListDevices()
         living = {one.name for one in found.devices if not one.why_lost}
         plans = self.plans
-        broken = [one for one in plans if {*one.devices, *one.asked_devices} - living]
+        broken = [one for one in plans if {*one.devices, *one._asked_devices} - living]
         if not broken and not is_unfinished:
             # A device of the same name has come back, which is another one.
             senders = {one.plan.plan for one in failed} or set(plans)
             broken = [one for one in plans if one in senders]
-        lost = {name for one in broken for name in (*one.devices, *one.asked_devices) if name not in living}
-        places = [(one, survivors(cause, one.asked_devices, lost)) for one in broken]
+        lost = {name for one in broken for name in (*one.devices, *one._asked_devices) if name not in living}
+        places = [(one, survivors(cause, one._asked_devices, lost)) for one in broken]
         return failed, self.journal.to_repeat(cause), places, tuple(sorted(lost))
 
     def _carry_out(
@@ -406,7 +405,7 @@ class Group:
             placing = plan._spec.placing
             assert placing is not None
             spec = yield from placing(left)
-            plan.was_rebuilt(spec, made)
+            plan._was_rebuilt(spec, made)
             self.watch(plan)
         yield from self._write(self.journal.base or {})
         unwatched = yield from self._repeat(repeats)
@@ -502,15 +501,15 @@ class Group:
         found: DeviceList = yield ListDevices()
         living = {one.name for one in found.devices if not one.why_lost}
         for plan in self.plans:
-            names = (*plan.devices, *plan.asked_devices)
+            names = (*plan.devices, *plan._asked_devices)
             lost = tuple(sorted({name for name in names if name not in living}))
             if not lost:
                 continue
             cause = DeviceLostError(f"device {lost[0]} is lost")
-            left = survivors(cause, plan.asked_devices, lost)
+            left = survivors(cause, plan._asked_devices, lost)
             assert plan._spec.placing is not None
             spec = yield from plan._spec.placing(left)
-            plan.was_rebuilt(spec, Rebuild(cause.message, lost, (), 0, 0))
+            plan._was_rebuilt(spec, Rebuild(cause.message, lost, (), 0, 0))
             self.watch(plan)
 
 
@@ -524,93 +523,3 @@ def _kept(taken: Checkpoint) -> dict[str, np.ndarray[Any, Any]]:
     for array in taken.values():
         array.flags.writeable = False
     return dict(taken)
-
-
-def read_variables(core: ClientCore, variables: dict[str, VariablePort]) -> Procedure[Checkpoint]:
-    """What they have after everything sent before."""
-    arrays = {}
-    for name, port in variables.items():
-        type_ = port.port.type
-        array = empty_array(type_)
-        yield from read(
-            core, c.GetTensor(port.tensor, 0, array.nbytes), byte_view(array), type_.dtype.block_bytes
-        )
-        arrays[name] = array
-    return Checkpoint(arrays, types_of({name: one.port for name, one in variables.items()}))
-
-
-def write_variable(
-    core: ClientCore, port: VariablePort, array: np.ndarray[Any, Any]
-) -> Procedure[list[Pending]]:
-    """Gives a variable these elements; the commands that do it."""
-    data = byte_view(np.ascontiguousarray(array))
-    how = Sending(observed=True, keep=True)
-    return (yield from write(core, c.SetTensor(port.tensor, 0), data, port.port.type.dtype.block_bytes, how))
-
-
-def restore_variables(
-    core: ClientCore, variables: dict[str, VariablePort], checkpoint: Checkpoint
-) -> Procedure[None]:
-    """Gives variables what they had, and ends when that was done."""
-    checkpoint.check(types_of({name: one.port for name, one in variables.items()}))
-    for name, port in variables.items():
-        for pending in (yield from write_variable(core, port, checkpoint[name])):
-            yield from wait_for(core, pending)
-
-
-class Groups:
-    """The groups of a session, and its plans that are not rebuilt."""
-
-    def __init__(self, core: ClientCore) -> None:
-        self._core = core
-        self._groups: list[Group] = []
-        #: Plans without `on_loss` that assign variables; what such plans, also gone ones, ever assigned.
-        self._others: weakref.WeakSet[PlanBase] = weakref.WeakSet()
-        self._changed: set[str] = set()
-
-    def admit_other(self, plan: PlanBase) -> None:
-        """A plan was compiled that is not rebuilt. Raises InvalidArgumentError where it assigns a variable of
-        one that is."""
-        assigned = plan.assigned
-        for group in self._groups:
-            if shared := assigned & group.variables.keys():
-                raise _mixed(min(shared))
-        if assigned:
-            self._others.add(plan)
-            self._changed |= assigned
-
-    def admit(self, plan: PlanBase, limit_bytes: int) -> Procedure[None]:
-        """A plan was compiled that is rebuilt. Raises InvalidArgumentError."""
-        names = {port.port.name for port in plan._spec.info.variables}
-        for other in list(self._others):
-            if not other.freed and (shared := other.assigned & names):
-                raise _mixed(min(shared))
-        self._prune()
-        made = Group(self._core, Journal(limit_bytes))
-        if names & self._changed:
-            made.journal.spoil("plans that are gone have changed its variables, and there is no checkpoint")
-        made.add(plan)
-        sharing = [one for one in self._groups if names & one.variables.keys()]
-        self._groups.append(made)
-        for group in sharing:
-            yield from group.take_turn()
-            try:
-                if group in self._groups:
-                    made.absorb(group)
-                    self._groups.remove(group)
-            finally:
-                group.give_turn()
-
-    def _prune(self) -> None:
-        """Lets go of groups whose plans are gone."""
-        for group in [one for one in self._groups if not one.plans]:
-            self._groups.remove(group)
-            self._changed |= group.changed
-
-
-def _mixed(name: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"variable {name!r} is shared by plans of which one is rebuilt when a device is lost, and another, "
-        "which assigns it, is not",
-        advice="compile both with on_loss='rebuild', or name the variable otherwise",
-    )

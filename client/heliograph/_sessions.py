@@ -13,10 +13,10 @@ from heliograph._common import Shell
 from heliograph._compiling import CompileOptions, compile_frozen, compile_graph, estimate_graph
 from heliograph._devices import DevicesArgument, device_name, device_names
 from heliograph._effects import Estimate, GetStatistics, ListDevices, Procedure
+from heliograph._groups import Groups
 from heliograph._placing import Placing, placed
 from heliograph._plans import PlanBase
 from heliograph._progress import Progress, UploadBars
-from heliograph._rebuilding import Groups
 from heliograph._reserving import Reservation, reserve_graph
 from heliograph._running import PlanSpec
 from heliograph._streams import StreamBase, make_stream
@@ -342,7 +342,7 @@ def updating(
 ) -> Procedure[None]:
     """Makes a plan that of another graph, on the same devices."""
     check_graph(graph, "update")
-    if plan.group is not None:
+    if plan._group is not None:
         raise InvalidArgumentError(
             "a plan that is rebuilt when a device is lost does not become that of another graph",
             advice="compile the other graph, with on_loss='rebuild' as well",

@@ -56,11 +56,13 @@ class Checkpoint(dict[str, Array]):
         types = [(name, one.dtype.name, list(one.shape)) for name, one in self.types.items()]
         index = {"format": _FORMAT, "taken": self.taken.timestamp(), "variables": types}
         # Files are named by numbers: a variable may have any name, and NumPy has not all types.
-        arrays = {
+        arrays: dict[str, Array] = {
             str(place): np.frombuffer(byte_view(self[name]), np.uint8) for place, name in _placed(types)
         }
+        arrays[_INDEX] = np.array(json.dumps(index))
+        save: Any = np.savez
         with replacing(Path(path)) as part, part.open("wb") as file:
-            np.savez(file, **{_INDEX: np.array(json.dumps(index)), **arrays})
+            save(file, **arrays)
 
     def check(self, ports: Mapping[str, TensorType]) -> None:
         """Raises InvalidArgumentError unless it has these variables, as these types."""
@@ -109,5 +111,5 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def _array(type_: TensorType, data: Array) -> Array:
     """Raises ValueError for another number of bytes."""
     array = empty_array(type_)
-    byte_view(array)[:] = memoryview(np.ascontiguousarray(data, np.uint8))
+    byte_view(array)[:] = byte_view(np.ascontiguousarray(data, np.uint8))
     return array

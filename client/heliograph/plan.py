@@ -253,7 +253,7 @@ class Plan(PlanBase):
         Raises InvalidInputError, the run's error, DeadlineExceededError after `timeout` seconds (the run
         is cancelled then, as it is by Ctrl-C).
         """
-        if self.group is not None:
+        if self._group is not None:
             return self._repeated(
                 "run", inputs, keywords, fetch, out, timeout, stream, copy
             ).result_or_cancel()
@@ -294,7 +294,7 @@ class Plan(PlanBase):
         together; there may also be no room as long as runs that pause, or loops, wait for who takes their
         taps), and what `session.compile` does.
         """
-        if self.group is not None:
+        if self._group is not None:
             observed = self._observed(taps, pause)
             how = ("submit", inputs, keywords, fetch, out, timeout, stream, copy, observed)
             return self._repeated(*how).sent()
@@ -347,7 +347,7 @@ class Plan(PlanBase):
         UnsupportedError for a server that knows no loops.
         """
         looping, observed = self._looping(steps, carry, until, taps)
-        if self.group is not None:
+        if self._group is not None:
             how = ("loop", inputs, keywords, fetch, out, timeout, stream, copy, observed, looping)
             return self._repeated(*how).sent()
         arguments = self._running("loop", inputs, keywords, fetch, out, timeout, stream, copy)

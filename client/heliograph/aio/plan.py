@@ -288,7 +288,7 @@ class Plan(PlanBase):
         **keywords: Any,
     ) -> dict[str, Any]:
         """As hg.Plan.run; cancelling the task cancels the run."""
-        if self.group is not None:
+        if self._group is not None:
             made = self._repeated("run", inputs, keywords, fetch, out, timeout, stream, copy)
             return await made.result_or_cancel()
         is_plain = fetch is True and out is None and stream is None
@@ -319,7 +319,7 @@ class Plan(PlanBase):
         Where credit, or a compile for other taps, must be waited for, a task sends the run; arrays are copied
         then, unless `copy=False`.
         """
-        if self.group is not None:
+        if self._group is not None:
             observed = self._observed(taps, pause)
             return self._repeated("submit", inputs, keywords, fetch, out, timeout, stream, copy, observed)
         is_plain = fetch is True and out is None and stream is None
@@ -347,7 +347,7 @@ class Plan(PlanBase):
     ) -> RunFuture:
         """As hg.Plan.loop; a plain call, as `submit`."""
         looping, observed = self._looping(steps, carry, until, taps)
-        if self.group is not None:
+        if self._group is not None:
             how = ("loop", inputs, keywords, fetch, out, timeout, stream, copy, observed, looping)
             return self._repeated(*how)
         return self._sent(inputs, keywords, fetch, out, timeout, stream, copy, observed, looping)
