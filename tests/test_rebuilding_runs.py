@@ -163,6 +163,17 @@ def test_mending_ends_with_the_time_of_the_run_and_goes_on_with_the_next(
     assert plan.devices == ("fake1",)
 
 
+def test_a_run_that_is_repeated_has_the_time_that_it_had(pool: Losable, plan: hg.Plan) -> None:
+    gate, later = pool.hold("fake1"), pool.hold("fake2")
+    run = plan.submit(x=GIVEN[0], timeout=1)
+    assert gate.entered.wait(SECONDS)
+    pool.lose("fake1")
+    with pytest.raises(hg.DeadlineExceededError):
+        run.result()
+    later.open()
+    assert same(plan.run(x=GIVEN[1], timeout=SECONDS)["y"], undisturbed(stages(), GIVEN)[1])
+
+
 def test_many_threads_that_notice_it_mend_once(pool: Losable, plan: hg.Plan) -> None:
     expected = undisturbed(stages(), GIVEN)
     gate = pool.hold("fake1")

@@ -199,8 +199,14 @@ def test_nor_the_other_way_round_and_what_one_left_needs_a_checkpoint(
     plain.free()
     plan = session.compile(summing(), ALL, on_loss="rebuild")
     pool.lose(plan.device)
-    with pytest.raises(hg.DeviceLostError, match="plans that are gone"):
+    with pytest.raises(hg.DeviceLostError, match="other plans may have changed"):
         plan.run(x=inputs(1)[0], timeout=SECONDS)
+
+
+def test_a_variable_is_not_bound_to_another_plan_that_assigns_it(session: hg.Session) -> None:
+    plan = session.compile(summing(), ALL, on_loss="rebuild")
+    with pytest.raises(hg.InvalidArgumentError, match="'total'.*is not"):
+        session.compile(summing(), ALL, variables={"total": plan.variables["total"]})
 
 
 def test_plans_with_a_checkpoint_each_are_joined_by_a_third(pool: Losable, session: hg.Session) -> None:

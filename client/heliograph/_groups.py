@@ -21,20 +21,22 @@ class Groups:
     def __init__(self, core: ClientCore) -> None:
         self._core = core
         self._groups: list[Group] = []
-        #: Plans without `on_loss` that assign variables; what such plans, also gone ones, ever assigned.
+        #: Plans without `on_loss` that assign variables; names of variables that such plans, also gone ones,
+        #: may have changed.
         self._others: weakref.WeakSet[PlanBase] = weakref.WeakSet()
         self._changed: set[str] = set()
 
     def admit_other(self, plan: PlanBase) -> None:
         """A plan was compiled that is not rebuilt. Raises InvalidArgumentError where it assigns a variable of
         one that is."""
-        assigned = plan._assigns
-        for group in self._groups:
-            if shared := assigned & group.variables.keys():
-                raise _mixed(min(shared))
-        if assigned:
+        variables, watched = plan._spec.info.variables, self._core.watched
+        for port in variables:
+            if port.port.name in plan._assigns and port.tensor in watched:
+                raise _mixed(port.port.name)
+        if plan._assigns:
             self._others.add(plan)
-            self._changed |= assigned
+        # Through a plan that reads a variable it can be written as well.
+        self._changed |= {port.port.name for port in variables if port.tensor not in watched}
 
     def admit(self, plan: PlanBase, limit_bytes: int) -> Procedure[None]:
         """A plan was compiled that is rebuilt. Raises InvalidArgumentError."""
@@ -45,7 +47,9 @@ class Groups:
         self._prune()
         made = Group(self._core, Journal(limit_bytes))
         if names & self._changed:
-            made.journal.spoil("plans that are gone have changed its variables, and there is no checkpoint")
+            made.journal.spoil(
+                "other plans may have changed its variables before, and there is no checkpoint"
+            )
         made.add(plan)
         sharing = [one for one in self._groups if names & one.variables.keys()]
         self._groups.append(made)

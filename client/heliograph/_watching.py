@@ -16,6 +16,9 @@ class Watched:
     def __bool__(self) -> bool:
         return bool(self._by_handle)
 
+    def __contains__(self, handle: int) -> bool:
+        return handle in self._by_handle
+
     def watch(self, handle: int, written: Callable[[], None]) -> None:
         """From now on it is called; it must not send."""
         self._by_handle[handle] = written

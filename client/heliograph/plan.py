@@ -199,8 +199,13 @@ class RepeatedFuture(RunFuture):
         if self._made is None:
             seconds = self._repeated.seconds(timeout, self._deadline, cancel)
             run = self._shell.drive(self._repeated.finishing(cancel), seconds, self._what)
-            self._made = self._made or {**(run.results or {}), **self._make(run)}
-        return dict(self._made)
+            self._shell.advance(lambda: self._keep(run))
+        return dict(self._made or {})
+
+    def _keep(self, run: Run) -> None:
+        """Makes the tensors once, whoever asks: each frees its handle in the end."""
+        if self._made is None:
+            self._made = {**(run.results or {}), **self._make(run)}
 
 
 class TapIterator:

@@ -268,6 +268,8 @@ class ClientCore(CreditCore):
         while self._garbage and self.lost is None:
             count = min(len(self._garbage), _FREE_HANDLES)
             handles = tuple(self._garbage.popleft() for _ in range(count))
+            for handle in handles if self.watched else ():
+                self.watched.leave(handle)
             self._outbox.append(Pending(c.Free(handles), self.default_stream, False, 0))
 
     def _next_cancel(self) -> Pending | None:

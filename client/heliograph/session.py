@@ -221,10 +221,9 @@ class Session(SessionBase):
         `on_loss`: what becomes of the plan when a device is lost. "raise": its runs fail with
         DeviceLostError. "rebuild": it is placed again on those of its devices that are left, its variables
         get what they had at the last `plan.checkpoint()`, the runs since are replayed, and those that failed
-        are repeated: results are those of undisturbed runs. `Plan.rebuilds` says how often that was. Inputs
-        are copied for that, and kept as long as a run is under way or, if it assigns variables, until the
-        next checkpoint: `journal_bytes` at most. Only runs whose inputs are arrays are repeated, whose
-        outputs are arrays or new tensors, and that have no taps; tensors on a lost device are gone.
+        are repeated: results are those of undisturbed runs; see `Plan.rebuilds`. For that inputs are copied,
+        and kept until a run has ended or, if it assigns variables, until the next checkpoint: `journal_bytes`
+        at most. Repeated are runs of arrays, without out= and taps; tensors on a lost device are gone.
 
         What is compiled again, with the same arguments, is the plan that is there, whose runs are serial, or
         was there lately: that costs a look-up.
