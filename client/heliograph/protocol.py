@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from heliograph._credit_core import CreditCore
 from heliograph._gates import Gate
 from heliograph._outcome import Outcome, Pending, Transfer, logger
-from heliograph._watching import Watched
 from heliograph._words import ALONE, cancelled, late
+from heliograph._writes import Watched
 from heliograph_proto import commands as c
 from heliograph_proto.description import Traffic
 from heliograph_proto.errors import CancelledError, DeadlineExceededError, HeliographError, LimitExceededError
