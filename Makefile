@@ -17,14 +17,18 @@ RPC_BUILD = -DGGML_RPC=ON -DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_COMMO
 GPU_PYTHON ?= python3
 OUT        ?= dist/gpu
 
-.PHONY: help demo test test-hosts test-peers test-gpu bench-gpu lint types unit proto bench peers constraints clean
+.PHONY: help demo demo-pool test test-hosts test-peers test-ray test-gpu bench-gpu bench-pool lint types unit proto bench
+.PHONY: peers constraints clean
 
 help:
 	@echo "make demo          a daemon, a real model, a table of results"
+	@echo "make demo-pool     the model over three hosts that are each too small, one of which is lost"
 	@echo "make test          lint, types and tests"
 	@echo "make test-hosts    daemons and clients on hosts that slow, lossy and broken wires join"
 	@echo "make test-peers    our ops against ggml's, whose library comes from PyPI"
+	@echo "make test-ray      a pool that Ray places, on a cluster of several nodes, some of which are killed"
 	@echo "make bench         figures against peers (ONLY=name for some, BENCH_JSON=path for a copy as JSON)"
+	@echo "make bench-pool    figures of pools of hosts, in network namespaces (ONLY='pool-...' for some)"
 	@echo "make peers         what 'make bench' compares with; ggml-rpc is built from source, once, in about 8 minutes"
 	@echo "make test-gpu      conformance on a GPU and beside the CPU (GPU_PYTHON=python3, OUT=dist/gpu)"
 	@echo "make bench-gpu     figures on a GPU beside PyTorch and copies (ONLY=name for some)"
@@ -34,6 +38,12 @@ help:
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m heliograph.demo
+
+# Who is not root is that in a user namespace, where the system has them.
+AS_ROOT = $$([ "$$(id -u)" = 0 ] || ! unshare -Ur true 2> /dev/null || echo unshare -Ur)
+
+demo-pool: $(VENV)/.demo
+	$(AS_ROOT) $(BIN)/python tests/demo_pool.py
 
 test: lint types unit
 
@@ -46,19 +56,28 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev $(VENV)/.model
-	$(BIN)/pytest -q -m 'not hosts' $(TESTS)
+	$(BIN)/pytest -q -m 'not hosts and not ray' $(TESTS)
 
-# Takes most of a minute, a third of it for noticing that a peer is gone. Who is not root is that in a user
-# namespace, where the system has them.
+# Takes most of a minute, a third of it for noticing that a peer is gone.
 test-hosts: $(VENV)/.dev
-	$$([ "$$(id -u)" = 0 ] || ! unshare -Ur true 2> /dev/null || echo unshare -Ur) \
-	  $(BIN)/pytest -q -rs tests/test_hosts.py tests/test_hosts_daemon.py
+	$(AS_ROOT) $(BIN)/pytest -q -rs tests/test_hosts.py tests/test_hosts_daemon.py
 
 test-peers: $(VENV)/.dev .venv-peers/.ggml
 	$(BIN)/pytest -q -rs tests/test_ggml_peer.py
 
+# In namespaces of its own: there Ray has no address but loopback, and whatever it started ends with the tests.
+RAY_HOST = unshare $$([ "$$(id -u)" = 0 ] || echo -Ur) --net --pid --fork --kill-child --mount-proc
+
+test-ray: .venv-ray/.ray
+	@if ! [ -e .venv-ray/.ray ]; then echo "skipped: Ray could not be installed for this Python or system"; \
+	elif ! why=$$($(RAY_HOST) ip link set lo up 2>&1); then echo "skipped: no network namespace: $$why"; \
+	else $(RAY_HOST) sh -c 'ip link set lo up; .venv-ray/bin/python -m pytest -q -rs tests/test_ray*.py; exit $$?'; fi
+
 bench: $(VENV)/.bench
 	$(BIN)/python tests/bench/run.py $(if $(ONLY),--only $(ONLY)) $(if $(BENCH_JSON),--json $(BENCH_JSON))
+
+bench-pool: $(VENV)/.bench
+	$(AS_ROOT) $(BIN)/python tests/bench/run.py --only $(or $(ONLY),'pool-*') $(if $(BENCH_JSON),--json $(BENCH_JSON))
 
 test-gpu:
 	$(GPU_PYTHON) tests/gpu/run.py --out $(OUT) $(if $(QUICK),--quick)
@@ -74,7 +93,7 @@ constraints: $(BIN)/uv
 	  --python-version 3.11 --upgrade -o constraints.txt
 
 clean:
-	rm -rf $(VENV) .venv-peers dist
+	rm -rf $(VENV) .venv-peers .venv-ray dist
 	find proto -name '*_pb2*.py*' -delete
 
 $(BIN)/uv:
@@ -116,6 +135,12 @@ $(VENV)/.bench: $(VENV)/.demo $(PEERS)
 .venv-peers/.flight: .venv-peers/.minilm
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check pyarrow
 	touch $@
+
+# Neither is Ray for everybody. It shares nothing with .venv, so that the tests there are those without it.
+.venv-ray/.ray: $(BIN)/uv $(INPUTS)
+	$(PYTHON) -m venv .venv-ray
+	$(BIN)/uv pip install --quiet --python .venv-ray/bin/python -c constraints.txt -e '.[ray,cli]' pytest pytest-timeout \
+	  && touch $@ || echo "Ray could not be installed: no tests with it"
 
 # ggml's RPC backend comes in no wheel. Nothing but its libraries is used, client and server, each in a process
 # of its own. Without a compiler there is no such peer, and the benchmarks say so. No wheel of pip's cache is

@@ -18,6 +18,7 @@ from heliograph._bulk import Receiver, upload_messages, upload_target
 from heliograph_backends.fake import FakeDevice
 from heliograph_proto import commands as c
 from heliograph_proto.bulk import decode_upload, encode_download
+from heliograph_proto.errors import CancelledError, ProtocolError
 from heliograph_proto.types import tensor_type
 
 MIB = 2**20
@@ -98,6 +99,26 @@ def test_a_server_writes_messages_into_the_tensor_and_nowhere_else(
     assert done.error is None
     assert peak.size_bytes < LITTLE
     assert client.do(c.GetTensor(1, SIZE - 9, 9)).data == DATA[-9:].tobytes()
+
+
+@pytest.mark.parametrize("end", ["cancelled", "broken off"])
+def test_a_write_that_ends_before_its_bytes_have_come_frees_its_stream(client: CoreClient, end: str) -> None:
+    number = client.send(c.SetTensor(1, 0, None, transfer=7, size_bytes=SIZE))
+    upload = client.session.begin_upload(7, SIZE)
+    first = decode_upload(messages()[0])
+    upload.write(0, first.data)
+    behind = client.send(c.GetTensor(1, 0, 9))
+    if end == "cancelled":
+        client.send(c.Cancel(number))
+    else:
+        upload.abort(CancelledError("the upload broke off"))
+    for sequence in (number, behind):
+        assert isinstance(client.wait(sequence).error, CancelledError), "its tensor is poisoned"
+    with pytest.raises((CancelledError, ProtocolError)):
+        upload.write(first.data.nbytes, first.data)
+    upload.abort(CancelledError("the test is over"))
+    client.do(c.Memset(1, 0, SIZE, 7))
+    assert client.do(c.GetTensor(1, 0, 9)).data == bytes([7]) * 9
 
 
 def test_a_server_copies_a_tensor_into_messages_and_nowhere_else(client: CoreClient) -> None:

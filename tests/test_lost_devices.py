@@ -8,7 +8,7 @@ import pytest
 from content_clients import ALICE, content
 from lost_graphs import accumulating, scaled
 
-from heliograph_backends.contract import CompileOptions, Device
+from heliograph_backends.contract import CompileOptions
 from heliograph_backends.fake import FakeDevice
 from heliograph_backends.registry import Registry
 from heliograph_proto.digests import digest_of
@@ -61,7 +61,7 @@ def device() -> Iterator[FakeDevice]:
 
 
 def test_a_device_that_never_is_lost_says_so(device: FakeDevice) -> None:
-    assert Device.why_lost(device) == "" and device.why_lost() == ""
+    assert device.lost is None
 
 
 def test_a_content_on_a_lost_device_is_missing_and_comes_again_to_another(served: Served) -> None:
@@ -105,7 +105,7 @@ def test_a_variable_on_a_lost_device_begins_anew_for_who_asks_for_it_alone(serve
 def test_the_list_of_devices_says_which_is_lost(served: Served) -> None:
     served.devices[1].script.lose("somebody pulled it")
     first, second = describe(served.devices, Room())
-    assert not first.why_lost and "somebody pulled it" in second.why_lost
+    assert not first.lost and "somebody pulled it" in second.lost
     assert second.memory.free_bytes == 0
 
 

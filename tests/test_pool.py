@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,12 +12,13 @@ from core_client import CoreClient
 
 import heliograph as hg
 from heliograph.testing import running_daemon
+from heliograph_backends.access import copy
 from heliograph_backends.conformance import run
 from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Tensor, host_bytes
 from heliograph_backends.cpu.device import CpuDevice
 from heliograph_proto import commands as c
 from heliograph_proto.description import CopyRoad
-from heliograph_proto.errors import HeliographError, UnavailableError, UnsupportedError
+from heliograph_proto.errors import MemberLostError, UnavailableError, UnsupportedError
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_proto.types import tensor_type
 from heliograph_server.pool import RemoteBackend, RemoteDevice, open_device
@@ -93,8 +95,6 @@ def test_inputs_and_outputs_of_other_devices_are_copied(device: RemoteDevice) ->
 
 
 def test_a_copy_between_tensors_of_one_member_stays_there(device: RemoteDevice) -> None:
-    from heliograph_backends.access import copy
-
     one, two = placed(device, 5), placed(device, 0)
     assert copy(one, two) is CopyRoad.DESTINATION
     assert elements(two) == [5, 5, 5, 5]
@@ -116,8 +116,8 @@ def test_memory_of_a_member_is_no_array_of_this_process(device: RemoteDevice) ->
 
 def test_the_member_is_asked_about_an_op_once(device: RemoteDevice) -> None:
     sent = []
-    ask = device.member.query
-    device.member.query = lambda queries: (sent.append(queries), ask(queries))[1]  # type: ignore[method-assign]
+    ask = device.there.query
+    device.there.query = lambda queries: (sent.append(queries), ask(queries))[1]  # type: ignore[method-assign]
     for _ in range(3):
         assert device.supports_op("add", {}, (F4, F4), F4) == ""
         assert not device.offload_op("add", {}, (F4, F4), F4)
@@ -159,10 +159,14 @@ def test_a_member_that_is_lost_ends_what_waits_for_it_with_a_typed_error() -> No
         member = open_device(url)
         device = member.__enter__()
         tensor = placed(device, 1)
-    with pytest.raises(HeliographError):
-        elements(tensor)
-    with pytest.raises(HeliographError):
-        device.compile(SUM, LeafBindings({1: tensor}, {}), CompileOptions())
+    for use in (
+        lambda: elements(tensor),
+        lambda: device.compile(SUM, LeafBindings({1: tensor}, {}), CompileOptions()),
+        lambda: device.buffer_type.allocate(16),
+        device.memory,
+    ):
+        with pytest.raises(MemberLostError, match=re.escape(url)):
+            use()
     tensor.buffer.free()
     member.__exit__(None, None, None)
 
@@ -176,6 +180,27 @@ def test_a_daemon_whose_member_is_missing_says_why_and_does_not_start(
     ):
         pass
     assert "grpc://127.0.0.1:1" in capfd.readouterr().err
+
+
+def test_devices_of_one_member_share_a_session_and_copies_between_them_stay_there() -> None:
+    with running_daemon("--device", "cpu:threads=1,memory=64MiB", "--device", "cpu:threads=1") as url:
+        backend = RemoteBackend([{"url": url}])
+        first, second = backend.devices()
+        assert first.session is second.session
+        one, two = placed(first, 5), placed(second, 0)
+        assert copy(one, two) is CopyRoad.DESTINATION
+        assert elements(two) == [5, 5, 5, 5]
+        result = placed(second, 0)
+        plan = second.compile(SUM, LeafBindings({1: two}, {}), CompileOptions())
+        plan.compute([one], [result], Abort())
+        assert elements(result) == [10, 10, 10, 10]
+        plan.free()
+        for tensor in (one, two, result):
+            tensor.buffer.free()
+        first.close()
+        assert not second.session.closed, "the other device of the member is still there"
+        second.close()
+        assert second.session.closed
 
 
 def test_nodes_on_a_member_are_observed(daemon: DaemonUrls) -> None:

@@ -38,6 +38,7 @@ PURE = (
     "heliograph_server.core.transfers",
     "heliograph_server.core.arrival",
     "heliograph_server.core.checks",
+    "heliograph_server.core.exchanging.ledger",
     "heliograph_server.core.plan_core",
     "heliograph_server.core.loops",
     "heliograph_server.core.memories",

@@ -92,8 +92,8 @@ class Script:
         self.always_seconds: dict[str, float] = {}
         #: The bytes of each copy to the device from elsewhere, so far.
         self.copied: list[int] = []
-        #: Why the device is gone; empty as long as it is not.
-        self.why_lost = ""
+        #: Why the device is gone; None as long as it is not.
+        self.lost: DeviceLostError | None = None
         #: The runs that end well before the device is lost; None: it never is by itself.
         self.lost_after: int | None = None
         self._held: list[Gate] = []
@@ -114,18 +114,21 @@ class Script:
     def lose(self, why: str = "it was told to") -> None:
         """The device is gone, also for the work that waits at a gate."""
         with self._lock:
-            self.why_lost = self.why_lost or why
+            self._lose(why)
             held, self._held = self._held, []
         for gate in held:
             gate.open()
 
     def check(self) -> None:
         """Raises DeviceLostError where the device is gone."""
-        if self.why_lost:
-            raise DeviceLostError(
-                f"device {self._device} is lost: {self.why_lost}",
-                advice="compile the plan for another device; this one comes back when the daemon starts anew",
-            )
+        if self.lost is not None:
+            raise self.lost.at(self.lost.origin)
+
+    def _lose(self, why: str) -> None:
+        self.lost = self.lost or DeviceLostError(
+            f"device {self._device} is lost: {why}",
+            advice="compile the plan for another device; this one comes back when the daemon starts anew",
+        )
 
     def pass_(self, work: Work, abort: Abort | None = None) -> None:
         """Called by the device before the work; returns when it may go on."""
@@ -139,7 +142,7 @@ class Script:
             if work == "compute" and self.lost_after is not None:
                 self.lost_after -= 1
                 if self.lost_after < 0:
-                    self.why_lost = "it was to be lost after so many runs"
+                    self._lose("it was to be lost after so many runs")
                     return
         if seconds := self.always_seconds.get(work, 0.0):
             Gate(seconds=seconds).wait(abort)
@@ -211,8 +214,9 @@ class FakeDevice(CpuDevice):
     def why_missing(self) -> Mapping[str, str]:
         return {}
 
-    def why_lost(self) -> str:
-        return self.script.why_lost and f"device {self.name} is lost: {self.script.why_lost}"
+    @property
+    def lost(self) -> DeviceLostError | None:
+        return self.script.lost
 
     def buffer_from_host(self, memory: memoryview) -> HostBuffer:
         raise UnsupportedError(f"device {self.name} cannot use host memory in place")
@@ -318,6 +322,7 @@ class FakeBackend(Backend):
         Parameter("extra", ParameterKind.COUNT, "how many more buffer types it has"),
         Parameter("host", ParameterKind.COUNT, "1: its memory is host memory to others, 0: it is not"),
         Parameter("offload", ParameterKind.COUNT, "1: it fetches weights from the host for every op"),
+        Parameter("compute_ms", ParameterKind.COUNT, "how many milliseconds longer a run of a plan takes"),
         Parameter("fail", ParameterKind.TEXT, "it cannot start, and gives this reason"),
         Parameter("lost_after", ParameterKind.COUNT, "it is lost with the run that follows so many"),
     )
@@ -351,7 +356,7 @@ def _why_not(parameters: Mapping[str, Any]) -> str:
 
 
 def _device(number: int, parameters: Mapping[str, Any]) -> FakeDevice:
-    made = FakeDevice(
+    device = FakeDevice(
         f"fake{number}",
         parameters.get("memory", 2**30),
         alignment=parameters.get("alignment", ALIGNMENT),
@@ -360,5 +365,6 @@ def _device(number: int, parameters: Mapping[str, Any]) -> FakeDevice:
         is_host=bool(parameters.get("host", 1)),
         offloads=bool(parameters.get("offload", 0)),
     )
-    made.script.lost_after = parameters.get("lost_after")
-    return made
+    device.script.delay("compute", parameters.get("compute_ms", 0) / 1e3)
+    device.script.lost_after = parameters.get("lost_after")
+    return device

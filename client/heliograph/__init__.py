@@ -193,6 +193,7 @@ if TYPE_CHECKING:
     from heliograph._rebuilding import Rebuild
     from heliograph._reserving import Reservation
     from heliograph._split_buffer_type import SplitBufferType
+    from heliograph._watching import DeviceEvent
     from heliograph.buffer import Buffer, aligned_empty
     from heliograph.checkpoints import Checkpoint, load_checkpoint
     from heliograph.comparing import compare
@@ -228,6 +229,7 @@ _LATER = {
     "tune_allocator": "_allocator",
     "Checkpoint": "checkpoints",
     "Device": "stream",
+    "DeviceEvent": "_watching",
     "Event": "stream",
     "Explanation": "explaining",
     "Plan": "plan",
@@ -276,6 +278,7 @@ __all__ = [
     "DeadlineExceededError",
     "Device",
     "DeviceLostError",
+    "DeviceEvent",
     "DeviceType",
     "DrainingError",
     "Event",

@@ -29,6 +29,7 @@ from heliograph._effects import Call, Compute, Download, Effect, MapMemory, Move
 from heliograph._inline import InlinePlan
 from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._shared import SharedMemoryArgument, SharedSpace, memory_of, seconds_for, share
+from heliograph._watching import Watchers
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
@@ -56,6 +57,7 @@ class AioShell(ABC):
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self.watchers = Watchers()
 
     async def drive(self, procedure: Procedure[T], timeout: float | None = None, what: What = ANSWER) -> T:
         """Runs a procedure to its end. Raises DeadlineExceededError, of `what`, when the time is over."""
@@ -174,6 +176,9 @@ class AioShell(ABC):
 
     def apply(self, batch: CompletionBatch) -> None:
         """Completions came."""
+        if batch.changes:
+            self.info = self.watchers.apply(self.info, batch.changes)
+            self.watchers.announce(batch.changes)
         self.core.apply(batch)
         for outcome in self.core.take_settled():
             outcome.fire()
@@ -185,6 +190,7 @@ class AioShell(ABC):
         if self.core.lost is not None:
             return False
         self.advance(lambda: self.core.connection_lost(error))
+        self.watchers.end()
         return True
 
     def upload_ended(self, upload: Upload, transfer: Transfer, error: HeliographError | None) -> None:

@@ -1,5 +1,8 @@
 """The asyncio shell over the core in this process."""
 
+# The timeouts are those of the blocking API; each ends in a typed error of ours.
+# ruff: noqa: ASYNC109
+
 from __future__ import annotations
 
 import asyncio
@@ -28,11 +31,11 @@ class AioLocalShell(AioShell):
         )
 
     @classmethod
-    async def open(cls, address: Address) -> AioLocalShell:
+    async def open(cls, address: Address, timeout: float) -> AioLocalShell:
         """Starts this process's devices at first use."""
         from heliograph._local import LocalTransport
 
-        return cls(address, await asyncio.to_thread(LocalTransport, address.specification))
+        return cls(address, await asyncio.to_thread(LocalTransport, address, timeout))
 
     def _ring(self) -> None:
         """Sends at the end of this turn of the loop, so that commands go together."""

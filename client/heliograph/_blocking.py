@@ -35,6 +35,7 @@ from heliograph._effects import Call, Compute, Download, Effect, MapMemory, Move
 from heliograph._inline import InlinePlan
 from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._shared import SharedMemoryArgument, SharedSpace, memory_of, seconds_for, share
+from heliograph._watching import Watchers
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
@@ -62,6 +63,8 @@ class BlockingShell(ABC):
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._closed = False
+        self.watchers = Watchers()
+        self._when_lost: list[Callable[[HeliographError], None]] = []
         _SHELLS.add(self)
 
     def drive(self, procedure: Procedure[T], timeout: float | None = None, what: What = ANSWER) -> T:
@@ -166,6 +169,9 @@ class BlockingShell(ABC):
 
     def apply(self, batch: CompletionBatch) -> None:
         """Completions came."""
+        if batch.changes:
+            self.info = self.watchers.apply(self.info, batch.changes)
+            self.watchers.announce(batch.changes)
         self.advance(partial(self.core.apply, batch))
 
     def _lose(self, error: HeliographError) -> bool:
@@ -173,7 +179,24 @@ class BlockingShell(ABC):
         if self.core.lost is not None:
             return False
         self.advance(lambda: self.core.connection_lost(error))
+        self.watchers.end()
+        for told in self._take_watchers():
+            told(error)
         return True
+
+    def when_lost(self, told: Callable[[HeliographError], None]) -> None:
+        """Calls this once, with the reason, when the session ends, from any thread; at once if it has. It
+        must not block or raise."""
+        with self._lock:
+            self._when_lost.append(told)
+        if self.core.lost is not None:
+            for one in self._take_watchers():
+                one(self.core.lost)
+
+    def _take_watchers(self) -> list[Callable[[HeliographError], None]]:
+        with self._lock:
+            taken, self._when_lost = self._when_lost, []
+        return taken
 
     @abstractmethod
     def _ring(self) -> None:
@@ -214,9 +237,14 @@ class GrpcShell(BlockingShell):
     """A session over gRPC: one channel for commands and calls, one for bulk."""
 
     def __init__(
-        self, address: Address, timeout: float, shared_memory: SharedMemoryArgument = "auto"
+        self,
+        address: Address,
+        timeout: float,
+        shared_memory: SharedMemoryArgument = "auto",
+        silence_seconds: float | None = None,
     ) -> None:
-        self._channel = grpc.insecure_channel(address.grpc_target, _grpc.CHANNEL_OPTIONS)
+        self.channel_options = _grpc.channel_options(silence_seconds)
+        self._channel = grpc.insecure_channel(address.grpc_target, self.channel_options)
         end = time.monotonic() + timeout
         try:
             info = self._open(address, timeout)

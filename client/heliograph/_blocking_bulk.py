@@ -29,7 +29,7 @@ class BlockingBulk:
     def __init__(self, shell: GrpcShell) -> None:
         self._shell = shell
         self._core, self._info, self._address = shell.core, shell.info, shell.address
-        self._channel = grpc.insecure_channel(self._address.grpc_target, _grpc.CHANNEL_OPTIONS)
+        self._channel = grpc.insecure_channel(self._address.grpc_target, shell.channel_options)
         #: Threads that carry contents, each until its call has ended.
         self._carriers: set[threading.Thread] = set()
 

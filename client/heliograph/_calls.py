@@ -17,6 +17,7 @@ from heliograph._effects import (
     GetStatistics,
     ListDevices,
     ListModels,
+    Probe,
     QueryOps,
     QueryPlacement,
     Reserve,
@@ -30,15 +31,17 @@ from heliograph_proto.messages import (
     decode_model,
     decode_placement,
     decode_plan,
+    decode_probed,
     decode_report,
     decode_reserved,
     decode_traffic,
     encode_graph,
+    encode_portion,
     encode_queries,
     encode_type,
 )
 from heliograph_proto.rows import RowSplit
-from heliograph_proto.v1 import bulk_pb2, device_pb2, model_pb2, plan_pb2, session_pb2
+from heliograph_proto.v1 import bulk_pb2, device_pb2, model_pb2, peer_pb2, plan_pb2, session_pb2
 
 _PACKAGE = "heliograph.v1"
 
@@ -85,6 +88,11 @@ def _encode(call: Call, session: bytes) -> Unary:
         case GetStatistics():
             statistics = session_pb2.GetStatisticsRequest(session=session)
             return Unary(_path("SessionService", "GetStatistics"), statistics.SerializeToString(), _traffic)
+        case Probe(address, size_bytes, timeout_ms):
+            probe = peer_pb2.ProbeRequest(
+                session=session, address=address, bandwidth_bytes=size_bytes, timeout_ms=timeout_ms
+            )
+            return Unary(_path("PeerService", "Probe"), probe.SerializeToString(), _probed)
         case ListModels():
             models = model_pb2.ListModelsRequest(session=session)
             return Unary(_path("ModelService", "ListModels"), models.SerializeToString(), _models)
@@ -106,6 +114,7 @@ def _encode_compile(call: Compile, session: bytes) -> bytes:
         devices=call.devices,
         fusion=_fusion(call.fusion),
         threads=call.threads,
+        portion=encode_portion(call.portion) if call.portion is not None else None,
         bindings=[plan_pb2.LeafBinding(leaf=leaf, tensor=tensor) for leaf, tensor in call.bindings],
         updates=call.updates,
         pins=[plan_pb2.Pin(device=device, nodes=nodes) for device, nodes in call.pins],
@@ -188,6 +197,10 @@ def _devices(answer: bytes) -> Any:
 
 def _traffic(answer: bytes) -> Any:
     return decode_traffic(session_pb2.GetStatisticsResponse.FromString(answer))
+
+
+def _probed(answer: bytes) -> Any:
+    return decode_probed(peer_pb2.ProbeResponse.FromString(answer))
 
 
 def _models(answer: bytes) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import NoReturn, Protocol, TypeVar
 from heliograph._arguments import refuse_pickle
 from heliograph._inline import InlinePlan
 from heliograph._outcome import Pending
+from heliograph._watching import Watchers
 from heliograph.protocol import ClientCore
 from heliograph_proto.addresses import Address
 from heliograph_proto.description import SessionInfo
@@ -28,6 +29,7 @@ class Shell(Protocol):
     address: Address
     info: SessionInfo
     core: ClientCore
+    watchers: Watchers
 
     def advance(self, step: Callable[[], T]) -> T:
         """One step of the core, and what follows from it."""

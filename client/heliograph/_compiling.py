@@ -37,6 +37,7 @@ from heliograph_proto.errors import (
     UnknownHandleError,
 )
 from heliograph_proto.graph import LeafKind
+from heliograph_proto.portions import Portion
 from heliograph_proto.rows import RowSplit
 
 #: How many contents are uploaded at once.
@@ -82,6 +83,8 @@ class CompileOptions:
     reservation: int = 0
     #: Whether variables that lay on a device that is lost begin anew.
     renews_lost: bool = False
+    #: How it exchanges values with other parts of a graph, if it is one.
+    portion: Portion | None = None
     #: Called when the answer did not come, and nobody knows what became of the plan that is updated.
     doubt: Callable[[], None] = lambda: None
 
@@ -177,6 +180,7 @@ def _compile(
         taps=how.taps,
         reservation=how.reservation,
         renews_lost=how.renews_lost,
+        portion=how.portion,
     )
     try:
         return (yield request)  # type: ignore[no-any-return]

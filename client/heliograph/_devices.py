@@ -8,6 +8,7 @@ from dataclasses import replace
 from heliograph._common import Shell
 from heliograph._effects import GetMemory, Procedure, QueryOps, QueryPlacement
 from heliograph._tensors import checked_types
+from heliograph._watching import why_lost
 from heliograph.builder import Graph
 from heliograph_proto import graph as contract
 from heliograph_proto.description import (
@@ -80,8 +81,14 @@ class DeviceBase:
         """Optional parts that it does not offer, by name, and why."""
         return self._info.missing
 
+    @property
+    def lost(self) -> str:
+        """Why it is gone, now, in words; empty while it is there. See `session.watch`."""
+        return why_lost(self._shell.info.devices, self.name)
+
     def __repr__(self) -> str:
-        return f"<Device {self.name} {self.type.name}: {self.description}>"
+        lost = ", lost" if self.lost else ""
+        return f"<Device {self.name} {self.type.name}{lost}: {self.description}>"
 
     @property
     def _asked(self) -> str:
@@ -174,7 +181,12 @@ def device_info(shell: Shell, device: DeviceArgument) -> DeviceInfo:
 
 
 def device_name(shell: Shell, device: DeviceArgument) -> str:
-    """A device's name; the URL's, or the server's first, for None. Raises UnknownDeviceError."""
+    """A device's name; the URL's, or the server's first, for None. Raises UnknownDeviceError.
+
+    The head of a pool is asked about names that are not known here: it knows why a device is missing.
+    """
+    if isinstance(device, str) and device and shell.info.is_head:
+        return device
     return device_info(shell, device).name
 
 
@@ -198,7 +210,7 @@ def find_device(shell: Shell, name: str) -> DeviceInfo:
 
 def best_device(shell: Shell) -> DeviceInfo:
     """The first GPU, else integrated GPU, else CPU, else the server's first device."""
-    devices = shell.info.devices
+    devices = [one for one in shell.info.devices if not one.lost] or shell.info.devices
     ranked = (one for kind in _BEST for one in devices if one.type is kind)
     return next(ranked, devices[0])
 

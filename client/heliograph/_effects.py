@@ -23,9 +23,11 @@ from heliograph_proto.description import (
     PlanEstimate,
     PlanInfo,
     PlanReport,
+    Probed,
     Traffic,
 )
 from heliograph_proto.graph import Graph
+from heliograph_proto.portions import Portion
 from heliograph_proto.rows import RowSplit
 from heliograph_proto.types import TensorType
 
@@ -130,6 +132,8 @@ class Compile:
     reservation: int = 0
     #: Whether variables that lay on a device that is lost begin anew.
     renews_lost: bool = False
+    #: How it exchanges values with other parts of a graph, if it is one.
+    portion: Portion | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +188,15 @@ class GetStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """Has the server measure its way to another one. Gives a Probed."""
+
+    address: str
+    bandwidth_bytes: int
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueryOps:
     """Asks a device about nodes. Gives a tuple of OpAnswers."""
 
@@ -211,6 +224,7 @@ Call: TypeAlias = (
     | GetMemory
     | ListDevices
     | GetStatistics
+    | Probe
     | ListModels
     | DescribeModel
     | QueryOps
@@ -227,6 +241,7 @@ Answer: TypeAlias = (
     | Memory
     | DeviceList
     | Traffic
+    | Probed
     | tuple[OpAnswer, ...]
     | PlacementInfo
 )

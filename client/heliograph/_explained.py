@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heliograph_proto.description import Cause
+from heliograph_proto.description import Cause, Way
 from heliograph_proto.types import TensorType
 
 
@@ -45,6 +45,8 @@ class ExplainedCopy:
     rows_only: bool = False
     #: Whether it is copied while the split before on its device computes.
     ahead: bool = False
+    #: How it travels between hosts; a head says so.
+    way: Way = Way.WITHIN
 
     @property
     def label(self) -> str:

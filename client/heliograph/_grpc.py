@@ -63,6 +63,24 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.enable_http_proxy", 0),
 )
 
+#: Of the silence after which a server is gone: when it is asked for a sign of life, and how long that may
+#: take. What is left is for noticing it.
+_ASKED, _ANSWERED = 0.4, 0.5
+
+
+def channel_options(silence_seconds: float | None = None) -> tuple[tuple[str, Any], ...]:
+    """Options of a channel on which a server is gone after so much silence; by default the usual one."""
+    if silence_seconds is None:
+        return CHANNEL_OPTIONS
+    answered = max(1, int(silence_seconds * _ANSWERED * 1e3))
+    changed = {
+        "grpc.keepalive_time_ms": max(1, int(silence_seconds * _ASKED * 1e3)),
+        "grpc.keepalive_timeout_ms": answered,
+        "grpc.http2.ping_timeout_ms": answered,
+    }
+    return tuple((name, changed.get(name, value)) for name, value in CHANNEL_OPTIONS)
+
+
 _ADVICE = "is the daemon running? start one with: heliograph serve"
 
 

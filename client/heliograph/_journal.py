@@ -97,7 +97,8 @@ class Journal:
         if self.is_full:
             self.sweep()
             self._look_at = 2 * len(self.entries) + _SLACK
-            self._look_bytes = 2 * self.size_bytes + self.limit_bytes // 2
+            open_bytes = sum(one.size_bytes for one in self.entries if one.is_open)
+            self._look_bytes = self.size_bytes + open_bytes + self.limit_bytes // 2
         self.entries.append(entry)
         self.size_bytes += entry.size_bytes
 

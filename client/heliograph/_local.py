@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from heliograph._effects import (
     GetStatistics,
     ListDevices,
     ListModels,
+    Probe,
     QueryOps,
     QueryPlacement,
     Reserve,
@@ -41,7 +42,7 @@ from heliograph_proto import __version__
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command
 from heliograph_proto.description import PlanEstimate, PlanInfo, Traffic
-from heliograph_proto.errors import HeliographError, InternalError
+from heliograph_proto.errors import HeliographError, InternalError, UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.inline_runs import InlineRun
 
@@ -55,24 +56,33 @@ _CHUNK_BYTES = 8 * 2**20
 _SECRET = b"this process alone"
 
 
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What is there: devices by their specification, or the daemons of a pool."""
+
+    specification: str = ""
+    members: tuple[str, ...] = ()
+
+
 class _SharedHosts:
-    """The devices of this process, by specification: from the first session on them to the last one."""
+    """The devices of this process, by specification, and its pools: from the first session on them to the
+    last one."""
 
     def __init__(self) -> None:
-        self._hosts: dict[str, _SharedHost] = {}
+        self._hosts: dict[_Key, _SharedHost] = {}
         self._lock = threading.Lock()
 
-    def acquire(self, specification: str) -> _SharedHost:
-        """Raises ConfigurationError."""
+    def acquire(self, key: _Key, timeout: float) -> _SharedHost:
+        """Raises ConfigurationError, and UnavailableError for a pool of which nobody answers in time."""
         from heliograph_backends.registry import DEFAULT_SPECIFICATIONS
 
-        if (specification,) == DEFAULT_SPECIFICATIONS:
-            specification = ""
+        if (key.specification,) == DEFAULT_SPECIFICATIONS:
+            key = replace(key, specification="")
         with self._lock:
-            shared = self._hosts.setdefault(specification, _SharedHost(specification))
+            shared = self._hosts.setdefault(key, _SharedHost(key))
             shared.users += 1
         try:
-            shared.open()
+            shared.open(timeout)
         except BaseException:
             self.release(shared)
             raise
@@ -83,7 +93,7 @@ class _SharedHosts:
             shared.users -= 1
             if shared.users:
                 return
-            del self._hosts[shared.specification]
+            del self._hosts[shared.key]
         shared.close()
 
     def forget(self) -> None:
@@ -92,10 +102,10 @@ class _SharedHosts:
 
 
 class _SharedHost:
-    """Devices of one specification, and how many sessions there are on them."""
+    """Devices of one specification, or one pool, and how many sessions there are on them."""
 
-    def __init__(self, specification: str) -> None:
-        self.specification = specification
+    def __init__(self, key: _Key) -> None:
+        self.key = key
         #: Guarded by the lock of all.
         self.users = 0
         self._host: Host | None = None
@@ -107,14 +117,28 @@ class _SharedHost:
         assert self._host is not None
         return self._host
 
-    def open(self) -> None:
+    def open(self, timeout: float) -> None:
         with self._lock:
             if self._host is None:
-                from heliograph_backends.registry import open_registry
-                from heliograph_server.core.runtime import Host
+                self._host = self._pool(timeout) if self.key.members else self._own()
 
-                wanted = ((self.specification,),) if self.specification else ()
-                self._host = Host(open_registry(*wanted))
+    def _own(self) -> Host:
+        from heliograph_backends.registry import open_registry
+        from heliograph_server.core.runtime import Host
+
+        wanted = ((self.key.specification,),) if self.key.specification else ()
+        registry = open_registry(*wanted)
+        host = Host(registry)
+        if any(one.site is not None for one in registry.devices):
+            from heliograph_server.peers.blocking import BlockingPeers
+
+            host.exchange.use(BlockingPeers())
+        return host
+
+    def _pool(self, timeout: float) -> Host:
+        from heliograph_server.pool import open_pool_of
+
+        return open_pool_of(self.key.members, timeout)
 
     def close(self) -> None:
         with self._lock:
@@ -131,8 +155,8 @@ if hasattr(os, "register_at_fork"):
 class LocalTransport:
     """A session of the core, and what the effects are there. Blocking; used from any thread."""
 
-    def __init__(self, specification: str = "") -> None:
-        self._shared = _SHARED.acquire(specification)
+    def __init__(self, address: Address, timeout: float = 10.0) -> None:
+        self._shared = _SHARED.acquire(_Key(address.specification, address.members), timeout)
         self.host = self._shared.host
         try:
             self.info = self.host.open_session(f"heliograph-python/{__version__}", secret=_SECRET)
@@ -167,7 +191,9 @@ class LocalTransport:
             case ListDevices():
                 return replace(self.host.device_list(), facts=facts_here())
             case GetStatistics():
-                return self.session.traffic
+                return replace(self.session.traffic, peers=self.host.exchange.traffic)
+            case Probe():
+                raise UnsupportedError("a session in this process has no daemon to measure from")
             case ListModels():
                 return self.session.models()
             case DescribeModel(name):
@@ -200,6 +226,7 @@ class LocalTransport:
                 taps=call.taps,
                 reservation=call.reservation,
                 renews_lost=call.renews_lost,
+                portion=call.portion,
             )
         )
 
@@ -292,8 +319,8 @@ def _received(graph: Graph) -> Graph | ReceivedGraph:
 class LocalShell(BlockingShell):
     """A session of the core in this process."""
 
-    def __init__(self, address: Address) -> None:
-        self._transport = LocalTransport(address.specification)
+    def __init__(self, address: Address, timeout: float = 10.0) -> None:
+        self._transport = LocalTransport(address, timeout)
         super().__init__(address, self._transport.info)
         self._sending = threading.Lock()
         self._dirty = False

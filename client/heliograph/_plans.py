@@ -186,11 +186,15 @@ class PlanBase(Handle):
         """Asks the server, and puts names to what it says."""
         from heliograph.explaining import explanation
 
-        handle, recipe = self._live_handle, self._spec.recipe
+        recipe = self._spec.recipe
         assert recipe is not None
-        report: PlanReport = yield Explain(handle)
+        report = yield from self._reporting()
         found: Explanation = yield Compute(lambda: explanation(recipe.graph, report))
         return found
+
+    def _reporting(self) -> Procedure[PlanReport]:
+        report: PlanReport = yield Explain(self._live_handle)
+        return report
 
     # Updating
 

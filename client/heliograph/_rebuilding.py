@@ -381,7 +381,7 @@ class Group:
                     one.why_not or f"it was repeated {ATTEMPTS} times, and devices were lost each time"
                 )
         found: DeviceList = yield ListDevices()
-        living = {one.name for one in found.devices if not one.why_lost}
+        living = {one.name for one in found.devices if not one.lost}
         plans = self.plans
         broken = [one for one in plans if {*one.devices, *one._asked_devices} - living]
         if not broken and not is_unfinished:
@@ -499,7 +499,7 @@ class Group:
     def _place(self) -> Procedure[None]:
         """Places those plans again that need a device that is lost."""
         found: DeviceList = yield ListDevices()
-        living = {one.name for one in found.devices if not one.why_lost}
+        living = {one.name for one in found.devices if not one.lost}
         for plan in self.plans:
             names = (*plan.devices, *plan._asked_devices)
             lost = tuple(sorted({name for name in names if name not in living}))

@@ -197,10 +197,12 @@ def submit(
     release: Callable[[int], None],
     observed: Observed | None = None,
     loop: c.Loop | None = None,
+    exchange_run: int = 0,
 ) -> Procedure[Run]:
     """Sends a run, or a loop. Ends when the caller may overwrite its arrays (at once with `how.keep`).
 
-    `plan` is one that observes the nodes that are to be observed.
+    `plan` is one that observes the nodes that are to be observed; `exchange_run`: the whole's run, of a plan
+    that is a portion.
     """
     fetched, kept = wanted
     inline = _choose_inline(core, inputs)
@@ -209,7 +211,8 @@ def submit(
         bindings = []
         for place, value in enumerate(inputs):
             bindings.append((yield from _bind(core, plan, place, value, inline, temporary, how)))
-        pending = yield from _send_run(core, plan, tuple(bindings), wanted, how, timeout_ms, observed, loop)
+        rest = observed, loop, exchange_run
+        pending = yield from _send_run(core, plan, tuple(bindings), wanted, how, timeout_ms, *rest)
     finally:
         for handle in temporary:
             release(handle)
@@ -267,13 +270,14 @@ def _send_run(
     timeout_ms: int,
     observed: Observed | None,
     loop: c.Loop | None,
+    exchange_run: int,
 ) -> Procedure[Pending]:
     outputs = tuple(
         c.OutputBinding(one.place, one.handle, fetch=not (one.handle or one.into), into=one.into)
         for one in chain(*wanted)
     )
     inline_bytes = sum(len(one.data) for one in bindings if one.data is not None)
-    run = c.Run(plan.handle, bindings, outputs, loop=loop)
+    run = c.Run(plan.handle, bindings, outputs, loop=loop, exchange_run=exchange_run)
     if observed is not None:
         pending = yield from _send_observed(core, run, observed, inline_bytes, how, timeout_ms)
     else:

@@ -19,6 +19,7 @@ from heliograph._plans import PlanBase
 from heliograph._progress import Progress, UploadBars
 from heliograph._reserving import Reservation, reserve_graph
 from heliograph._running import PlanSpec
+from heliograph._sharing import Sharing
 from heliograph._streams import StreamBase, make_stream
 from heliograph._tensors import TensorBase
 from heliograph.builder import Graph
@@ -28,6 +29,7 @@ from heliograph_proto import graph as contract
 from heliograph_proto.description import BackendInfo, DeviceList, PlanEstimate, SessionInfo, Traffic
 from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
 from heliograph_proto.graph import LeafKind
+from heliograph_proto.membership import MemberInfo
 from heliograph_proto.types import TensorType
 
 #: What becomes of a plan when a device is lost.
@@ -120,12 +122,15 @@ class SessionBase:
         bindings: Mapping[int, TensorBase],
         updates: PlanBase | None,
         reservation: Reservation | None,
+        sharing: Sharing | None,
     ) -> Procedure[PlanSpec]:
         """Compiles a graph of the contract, whose contents the session holds."""
         names = device_names(self._shell, devices)
         handles = handles_of(self._shell, bindings)
         lies_in = 0 if reservation is None else reservation._used_in(self._shell)
         options = CompileOptions(names, fusion, checked_threads(threads), handles, reservation=lies_in)
+        if sharing is not None:
+            options = sharing.asked(self._shell.info, options)
         if updates is not None:
             options = updates._hand_over(options)
         return compile_frozen(self._shell.core, graph, {}, options, lambda _: "", self._progress)
@@ -198,6 +203,12 @@ def ask_backends() -> Procedure[tuple[BackendInfo, ...]]:
     """The backends of the server."""
     found: DeviceList = yield ListDevices()
     return found.backends
+
+
+def ask_members() -> Procedure[tuple[MemberInfo, ...]]:
+    """The members of the server's pool."""
+    found: DeviceList = yield ListDevices()
+    return found.members
 
 
 def ask_facts() -> Procedure[Mapping[str, str]]:

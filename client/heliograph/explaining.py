@@ -202,7 +202,8 @@ def _split(graph: Graph, report: PlanReport, number: int, nodes: tuple[Explained
 def _copy(graph: Graph, report: PlanReport, copy: CopyReport) -> ExplainedCopy:
     name, type_ = _name(graph, copy.value), graph.type_of(copy.value)
     source = report.devices[copy.source].name
-    return ExplainedCopy(copy.value, name, type_, source, copy.size_bytes, copy.rows_only, copy.ahead)
+    rest = copy.size_bytes, copy.rows_only, copy.ahead, copy.way
+    return ExplainedCopy(copy.value, name, type_, source, *rest)
 
 
 def _name(graph: Graph, value: int) -> str:

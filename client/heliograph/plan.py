@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from heliograph._arguments import timeout_ms
 from heliograph._deadline import Deadline
@@ -18,6 +20,7 @@ from heliograph._procedures import Sending
 from heliograph._rebuilding import Repeated
 from heliograph._running import Observed, Run, collect, run_once
 from heliograph._sessions import Bindings, updating
+from heliograph._sharing import submit_portion
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import StreamBase, stream_handle
 from heliograph._taps import Tap, Taps, next_tap, not_observed
@@ -31,6 +34,7 @@ from heliograph_proto.commands import Loop
 if TYPE_CHECKING:
     from heliograph._blocking import BlockingShell
     from heliograph.explaining import Explanation
+    from heliograph_proto.description import PlanReport
 
 Outputs = dict[str, Any]
 
@@ -377,6 +381,29 @@ class Plan(PlanBase):
         number = stream_handle(self._shell, stream)
         given = (method, inputs, keywords, fetch, out, timeout, number, copy, observed, loop)
         return RepeatedFuture(self._shell, self._ask(*given), lambda run: self._tensors(run, out), timeout)
+
+    def _submit_portion(
+        self,
+        number: int,
+        inputs: Sequence[Tensor | np.ndarray[Any, Any]],
+        fetched: Sequence[int],
+        into: Mapping[int, Tensor],
+    ) -> RunFuture:
+        """For servers that use other servers: the part of a run of the whole, by its number.
+
+        Inputs in order, as tensors or as their bytes; they stay as they are until it is done. Outputs by
+        their places: `fetched` come as arrays, the others are written `into` tensors.
+        """
+        self._live_handle  # noqa: B018 - raises when it was freed
+        bound = [one._used_in(self._shell) if isinstance(one, Tensor) else one for one in inputs]
+        handles = {place: tensor._used_in(self._shell) for place, tensor in into.items()}
+        procedure = submit_portion(self._shell, self._spec, number, bound, fetched, handles)
+        run = self._shell.drive(procedure, None, self._spec.what)
+        return RunFuture(self._shell, run, {}, self._spec.what)
+
+    def _report(self, timeout: float | None = None) -> PlanReport:
+        """For servers that use other servers: what the server says of it, in numbers."""
+        return self._shell.drive(self._reporting(), timeout, lambda: f"explaining {self!r}")
 
     def _running(
         self,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -36,10 +36,12 @@ from heliograph._sessions import (
     SessionBase,
     ask_backends,
     ask_facts,
+    ask_members,
     ask_traffic,
     check_on_loss,
 )
 from heliograph._shared import SharedMemoryArgument, checked_shared_memory, insisted
+from heliograph._sharing import Sharing
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import make_stream
 from heliograph._words import ALONE
@@ -48,22 +50,30 @@ from heliograph.builder import Graph
 from heliograph.plan import Outputs, Plan
 from heliograph.stream import Device, Stream
 from heliograph.tensor import Tensor
+from heliograph.watching import DeviceWatch
 from heliograph_proto import graph as contract
 from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address
 from heliograph_proto.description import BackendInfo, DeviceType, PlanEstimate, Traffic
-from heliograph_proto.errors import DeadlineExceededError, InvalidArgumentError
+from heliograph_proto.errors import DeadlineExceededError, HeliographError, InvalidArgumentError
+from heliograph_proto.membership import DeviceChange, MemberInfo
 from heliograph_proto.types import DTypeArgument
+
+#: What names a server, or several daemons.
+Servers: TypeAlias = str | Sequence[str] | None
 
 #: The environment variable that names the server when no URL is given.
 SERVER_VARIABLE = "HELIOGRAPH_SERVER"
 
 
-def address_of(url: str | None) -> Address:
-    """The address of a URL, of $HELIOGRAPH_SERVER, or the default. Raises InvalidArgumentError."""
+def address_of(url: Servers) -> Address:
+    """The address of a URL, of a pool of several, of $HELIOGRAPH_SERVER, or the default. Raises
+    InvalidArgumentError."""
+    if isinstance(url, Sequence) and not isinstance(url, str):
+        return _pool_of(url)
     if url is not None and not isinstance(url, str):
         raise InvalidArgumentError(
             f"a URL is a string, not {type(url).__name__}",
-            advice="such as 'grpc://127.0.0.1:7070', 'unix:///path' or 'local:'; one server at a time",
+            advice="such as 'grpc://127.0.0.1:7070', 'unix:///path' or 'local:'; or a list of daemons' URLs",
         )
     if url is not None and not url.strip():
         raise InvalidArgumentError(
@@ -73,14 +83,38 @@ def address_of(url: str | None) -> Address:
     return parse_address(url or os.environ.get(SERVER_VARIABLE) or DEFAULT_URL)
 
 
+def _pool_of(urls: Sequence[str]) -> Address:
+    """The address of a pool in this process. Raises InvalidArgumentError."""
+    if not urls or not all(isinstance(one, str) for one in urls):
+        raise InvalidArgumentError(
+            f"{urls!r:.200} is no list of URLs", advice="one URL, or a list of at least one daemon's"
+        )
+    found = [parse_address(one) for one in urls]
+    for one in found:
+        if one.scheme == "local" or one.device:
+            raise InvalidArgumentError(
+                f"{one} cannot be a member of a pool", advice="a member is a whole daemon: grpc://host:port"
+            )
+    return Address("local", members=tuple(map(str, found)))
+
+
+def connect_as_head(url: str, timeout: float, silence_seconds: float) -> Session:
+    """For servers that use other servers: as `connect`, to one that is gone after so much silence."""
+    return Session(GrpcShell(parse_address(url), timeout, "auto", silence_seconds))
+
+
 def connect(
-    url: str | None = None,
+    url: Servers = None,
     *,
     timeout: float = 10.0,
     progress: ProgressArgument = "auto",
     shared_memory: SharedMemoryArgument = "auto",
 ) -> Session:
     """Opens a session on a server: local:, unix:///path, or grpc://host:port; URL#device names a device.
+
+    Of a list of daemons' URLs this process makes a pool: one list of their devices, named HOST/DEVICE, for
+    graphs that run on several of them. At least one must answer within `timeout`; the others join when they
+    do, and devices come and go (`session.watch()`).
 
     `local:` is this process; local:#cpu:threads=2 gives it devices of their own, as `serve --device` does.
     Without a URL: $HELIOGRAPH_SERVER, else grpc://127.0.0.1:7070. `progress` is called, from any thread,
@@ -102,7 +136,7 @@ def connect(
 
         if wanted is True:
             raise insisted(address, ALONE)
-        shell = LocalShell(address)
+        shell = LocalShell(address, timeout)
     else:
         shell = GrpcShell(address, timeout, wanted)
     try:
@@ -130,7 +164,8 @@ class Session(SessionBase):
 
     @property
     def devices(self) -> list[Device]:
-        """The server's devices, in the order of their priority."""
+        """The server's devices, in the order of their priority, now. Those that this session knew and that
+        are gone are among them: `device.lost` says why."""
         return [Device(self._shell, info) for info in self._shell.info.devices]
 
     def device(self, name: str) -> Device:
@@ -144,6 +179,18 @@ class Session(SessionBase):
     def best_device(self) -> Device:
         """The first GPU; else the first integrated GPU; else the first CPU."""
         return Device(self._shell, best_device(self._shell))
+
+    def watch(self) -> DeviceWatch:
+        """What happens to the server's devices from now on, where it is the head of a pool: an iterator of
+        `hg.DeviceEvent`, which waits for the next one and ends with the session."""
+        made = DeviceWatch()
+        self._shell.watchers.add(made)
+        return made
+
+    def members(self, timeout: float | None = None) -> tuple[MemberInfo, ...]:
+        """The daemons of the server's pool, also those that are missing, and why. None where it is no
+        head of a pool."""
+        return self._shell.drive(ask_members(), timeout, "asking for the members")
 
     def backends(self, timeout: float | None = None) -> tuple[BackendInfo, ...]:
         """The backends of the server, also those that could not start."""
@@ -251,15 +298,18 @@ class Session(SessionBase):
         bindings: Mapping[int, Tensor],
         updates: Plan | None = None,
         reservation: Reservation | None = None,
+        sharing: Sharing | None = None,
         timeout: float | None = None,
     ) -> Plan:
         """For servers that use other servers: a plan for a graph of the contract.
 
         `bindings`: tensors by the numbers of the leaves that they are; contents of other weights must be on
         the server. `updates`: a plan whose memory the new one takes over; it is freed then. When the server
-        refuses, it is what it was. `reservation`: in whose memory it is to lie.
+        refuses, it is what it was. `reservation`: in whose memory it is to lie. `sharing`: of a part of a
+        graph that runs on several servers at once.
         """
-        procedure = self._compiling_frozen(graph, devices, fusion, threads, bindings, updates, reservation)
+        rest = updates, reservation, sharing
+        procedure = self._compiling_frozen(graph, devices, fusion, threads, bindings, *rest)
         spec = self._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}")
         if updates is not None:
             updates._give_up()
@@ -315,6 +365,14 @@ class Session(SessionBase):
     def _arrive(self, timeout: float | None = None) -> None:
         """For servers that use other servers: until everything sent so far has come there, frees included."""
         self._shell.drive(arrive(self._shell.core), timeout, "what was sent")
+
+    def _when_lost(self, told: Callable[[HeliographError], None]) -> None:
+        """For servers that use other servers: called once, with the reason, when the session has ended."""
+        self._shell.when_lost(told)
+
+    def _when_changed(self, told: Callable[[DeviceChange], None]) -> None:
+        """For servers that use other servers: called with each change of its devices. One alone is told."""
+        self._shell.watchers.tell = told
 
     def _estimate_frozen(
         self, graph: contract.Graph, devices: DevicesArgument = None, *, fusion: bool = True

@@ -186,19 +186,31 @@ class Tensor(TensorBase):
         """
         return self._shell.drive(self._copy(destination, stream), timeout, self._doing("copying"))
 
-    def _write(self, offset_bytes: int, data: memoryview, chunks: Chunks | None = None) -> None:
+    def _write(
+        self,
+        offset_bytes: int,
+        data: memoryview,
+        chunks: Chunks | None = None,
+        stream: StreamBase | None = None,
+    ) -> None:
         """Writes contiguous bytes, which may be overwritten afterwards; `chunks`: packed there."""
         command, plain = self._writing_bytes(offset_bytes, data, chunks)
         what = self._doing("writing")
-        procedure = write(self._shell.core, command, plain, self._item_bytes, Sending(what=what))
-        self._shell.drive(procedure, None, what)
+        how = Sending(stream_handle(self._shell, stream), what=what)
+        self._shell.drive(write(self._shell.core, command, plain, self._item_bytes, how), None, what)
 
-    def _read(self, offset_bytes: int, out: memoryview, chunks: Chunks | None = None) -> None:
+    def _read(
+        self,
+        offset_bytes: int,
+        out: memoryview,
+        chunks: Chunks | None = None,
+        stream: StreamBase | None = None,
+    ) -> None:
         """Fills contiguous memory with bytes; `chunks`: packed there."""
         command, plain = self._reading_bytes(offset_bytes, out, chunks)
-        self._shell.drive(
-            read(self._shell.core, command, plain, self._item_bytes), None, self._doing("reading")
-        )
+        number = stream_handle(self._shell, stream)
+        procedure = read(self._shell.core, command, plain, self._item_bytes, number)
+        self._shell.drive(procedure, None, self._doing("reading"))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Writes a part: `t[1:3] = array`, broadcast to the part's shape; another tensor is copied."""

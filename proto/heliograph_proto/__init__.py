@@ -9,10 +9,12 @@ conversion between messages and the frozen dataclasses that live inside client a
 VERSION_MIN = 1
 VERSION_MAX = 1
 
+EXCHANGE = "exchange"
 SHARED_MEMORY = "shared-memory"
 STATISTICS = "statistics"
+WATCH = "watch"
 #: The optional features that this package knows, as the handshake names them.
-FEATURES = ("blake3", "fusion", "loops", SHARED_MEMORY, STATISTICS, "taps")
+FEATURES = ("blake3", EXCHANGE, "fusion", "loops", SHARED_MEMORY, STATISTICS, "taps", WATCH)
 
 #: The version of the program, client and server alike.
 __version__ = "0.1.0"

@@ -34,8 +34,12 @@ class Address:
     device: str = ""
     #: The device that `local:#SPECIFICATION` starts; empty if none.
     specification: str = ""
+    #: URLs of the daemons whose pool is in this process; none elsewhere.
+    members: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        if self.members:
+            return ",".join(self.members)
         fragment = self.specification or self.device
         device = f"#{fragment}" if fragment else ""
         match self.scheme:

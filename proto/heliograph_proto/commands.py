@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from heliograph_proto.description import CopyRoad, Usage
 from heliograph_proto.errors import HeliographError
+from heliograph_proto.portions import Edge, Source
 from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
     from heliograph_proto.inline_runs import InlineResult
+    from heliograph_proto.membership import DeviceChange
 
 #: Bytes that ride in a command or a completion. A client may hand in a view of an array.
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -160,6 +162,21 @@ class CopyTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class OfferTensor:
+    tensor: int
+    edge: Edge
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchTensor:
+    tensor: int
+    edge: Edge
+    run: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
 class InputBinding:
     """`data` is None when a tensor is bound."""
 
@@ -204,6 +221,8 @@ class Run:
     pause: bool = False
     #: None: it runs once.
     loop: Loop | None = None
+    #: Of a plan that is a portion: which run of the whole it is; 0: it is none.
+    exchange_run: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +265,8 @@ CommandKind: TypeAlias = (
     | GetTensor
     | Memset
     | CopyTensor
+    | OfferTensor
+    | FetchTensor
     | Run
     | Record
     | Wait
@@ -307,8 +328,10 @@ class TapPiece:
 
 @dataclass(frozen=True, slots=True)
 class CompletionBatch:
-    """What is done: everything up to a number, and those listed by themselves. Taps come before them."""
+    """What is done: everything up to a number, and those listed by themselves. Changes, and then taps, come
+    before them."""
 
     completed_through: int
     completions: tuple[Completion | InlineResult, ...] = ()
     taps: tuple[TapPiece, ...] = ()
+    changes: tuple[DeviceChange, ...] = ()

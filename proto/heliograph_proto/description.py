@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from heliograph_proto.errors import HeliographError
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType
+
+if TYPE_CHECKING:
+    from heliograph_proto.membership import MemberInfo
 
 
 class DeviceType(Enum):
@@ -81,10 +85,6 @@ class BufferTypeInfo:
     pads: bool = False
 
 
-#: Under what name a device that is lost says so in `DeviceInfo.missing`.
-LOST = "device"
-
-
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """One device."""
@@ -101,13 +101,10 @@ class DeviceInfo:
     buffer_types: tuple[BufferTypeInfo, ...] = ()
     #: Named facts, such as the instruction set.
     features: Mapping[str, str] = field(default_factory=dict)
-    #: Optional parts that it does not offer here, by name, and why; under `LOST` why all of it is gone.
+    #: Optional parts that it does not offer here, by name, and why.
     missing: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def why_lost(self) -> str:
-        """Why the device is gone; empty as long as it is there."""
-        return self.missing.get(LOST, "")
+    #: Why the device is gone, in words; empty while it is there.
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +131,8 @@ class DeviceList:
     server: str = ""
     #: Of the server's process, as ListDevicesResponse.facts names them; empty where it tells none.
     facts: Mapping[str, str] = field(default_factory=dict)
+    #: Of its pool, if it is the head of one.
+    members: tuple[MemberInfo, ...] = ()
 
     @property
     def unavailable(self) -> tuple[BackendInfo, ...]:
@@ -259,6 +258,21 @@ class NodePart:
     share: int
 
 
+class Way(Enum):
+    """How a value gets from a device of one daemon to one of another. The values are those of plan.proto."""
+
+    #: Both are of one host, or the server does not tell.
+    WITHIN = 0
+    DIRECT = 1
+    #: The head fetches and brings it, since they cannot reach each other.
+    RELAYED = 2
+    #: The head copies it between two splits.
+    THROUGH_HEAD = 3
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
 @dataclass(frozen=True, slots=True)
 class CopyReport:
     """A value that is copied before a split runs."""
@@ -271,6 +285,8 @@ class CopyReport:
     rows_only: bool = False
     #: Whether it is copied while the split before on its device computes.
     ahead: bool = False
+    #: How it travels between hosts.
+    way: Way = Way.WITHIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +395,41 @@ class SessionInfo:
     lease_ms: int = 0
     #: None: the server shares no memory with this client.
     shared_memory: SharedMemoryOffer | None = None
+    #: Whether devices may come and go: the server is the head of a pool.
+    is_head: bool = False
+    #: The incarnations of all daemons whose devices are among these, through other heads too.
+    daemons: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTraffic:
+    """What has gone between a daemon and others since it started, as it counts it."""
+
+    #: Bytes of tensors that other daemons pulled from it, or that it pushed.
+    sent_bytes: int = 0
+    #: That it pulled from others, or was pushed.
+    received_bytes: int = 0
+    sent_values: int = 0
+    received_values: int = 0
+    #: That it took from one daemon to another, which cannot reach each other.
+    relayed_bytes: int = 0
+    relayed_values: int = 0
+    #: Capabilities that it did not accept.
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a daemon has measured of its way to another one."""
+
+    #: Why it cannot be reached; None: it can.
+    error: HeliographError | None = None
+    #: Who answered there.
+    incarnation: bytes = b""
+    #: 0: there was no answer.
+    round_trip_seconds: float = 0.0
+    #: Each way, while as many go the other way; 0: not measured.
+    bytes_per_second: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +444,8 @@ class Traffic:
     #: make are not among them.
     copied_in_bytes: int = 0
     copied_out_bytes: int = 0
+    #: What has gone between the server and other daemons, for all sessions together, if it says that.
+    peers: PeerTraffic = PeerTraffic()
 
     def plus(self, other: Traffic) -> Traffic:
         """Both together."""
@@ -401,6 +454,7 @@ class Traffic:
             self.read_bytes + other.read_bytes,
             self.copied_in_bytes + other.copied_in_bytes,
             self.copied_out_bytes + other.copied_out_bytes,
+            self.peers,
         )
 
 

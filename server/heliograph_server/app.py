@@ -37,6 +37,7 @@ from heliograph_proto.v1 import (
     device_pb2_grpc,
     model_pb2,
     model_pb2_grpc,
+    peer_pb2,
     plan_pb2,
     plan_pb2_grpc,
     session_pb2,
@@ -47,11 +48,15 @@ from heliograph_server.core.runtime import Host
 from heliograph_server.core.store import ContentStore
 from heliograph_server.facts import server_facts
 from heliograph_server.listening import bind, unbind
+from heliograph_server.peers.looping import LoopPeers
+from heliograph_server.pool.pool import Pool
+from heliograph_server.pool.sources import open_source
 from heliograph_server.services.bulk import BulkService
 from heliograph_server.services.command import CommandService
 from heliograph_server.services.device import DeviceService
 from heliograph_server.services.memory import MemoryService
 from heliograph_server.services.model import ModelService
+from heliograph_server.services.peer import PeerService
 from heliograph_server.services.plan import PlanService
 from heliograph_server.services.refusals import HostSlot
 from heliograph_server.services.session import SessionService
@@ -70,6 +75,7 @@ SERVICES = tuple(
         (bulk_pb2, "BulkService"),
         (command_pb2, "CommandService"),
         (model_pb2, "ModelService"),
+        (peer_pb2, "PeerService"),
     )
 )
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -85,6 +91,8 @@ ASK_THREADS = 8
 LISTEN_THREADS = 2
 #: Threads that list and describe models, one of which may read a large file.
 READ_THREADS = 2
+#: Threads that write values of other daemons to devices that take long.
+MOVE_THREADS = 2
 #: How long calls may take to end once their sessions are closed.
 STOP_SECONDS = 2.0
 #: How long work may take to end after the second signal.
@@ -102,7 +110,8 @@ def server_options(limits: Limits) -> list[tuple[str, Any]]:
         ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        # Heads of pools, and other daemons, ask often whether this one lives.
+        ("grpc.http2.min_ping_interval_without_data_ms", 50),
         # grpcio heeds keepalive_timeout_ms only together with this one.
         ("grpc.http2.ping_timeout_ms", 5_000),
     ]
@@ -122,6 +131,7 @@ class Daemon:
             "ask": ASK_THREADS,
             "listen": LISTEN_THREADS,
             "read": READ_THREADS,
+            "move": MOVE_THREADS,
         }
         self._pools = [ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()]
         self._server: aio.Server | None = None
@@ -130,6 +140,7 @@ class Daemon:
         #: Where it listens, with the ports that were chosen.
         self.addresses: tuple[Address, ...] = ()
         self._facts: Mapping[str, str] = {}
+        self._peers: LoopPeers | None = None
         self.host: Host | None = None
 
     def __repr__(self) -> str:
@@ -147,6 +158,8 @@ class Daemon:
         self._facts = server_facts(self._why_not_shared())
         await self._server.start()
         self.host = await asyncio.wrap_future(_in_thread_of_its_own(self._open_host))
+        self._peers = LoopPeers(asyncio.get_running_loop(), self._pools[-1])
+        self.host.exchange.use(self._peers)
         self._slot.fill(self.host)
         await self._tell_health(SERVING)
 
@@ -154,7 +167,7 @@ class Daemon:
         return self._memory.why_not if self._config.shared_memory else "it is off in the configuration"
 
     def _add_services(self, server: aio.Server) -> None:
-        compilers, hashers, closers, askers, listeners, readers = self._pools
+        compilers, hashers, closers, askers, listeners, readers, movers = self._pools
         session_pb2_grpc.add_SessionServiceServicer_to_server(
             SessionService(self._slot, askers, closers, self._memory.offer), server
         )
@@ -165,6 +178,7 @@ class Daemon:
         BulkService(self._slot, hashers).add_to(server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
         CommandService(self._slot, closers).add_to(server)
+        PeerService(self._slot, movers).add_to(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
@@ -192,6 +206,8 @@ class Daemon:
             error = DrainingError("the server is shutting down", advice="try later, or elsewhere")
             await asyncio.to_thread(self.host.close_sessions, error)
         self._memory.close()
+        if self._peers is not None:
+            await self._peers.closed()
         if self._server is not None:
             await self._server.stop(STOP_SECONDS)
         if self.host is not None:
@@ -210,8 +226,11 @@ def open_host_of(config: ServerConfig) -> Host:
     # First, since it is quick, and so is a mistake in it.
     cache = DiskCache(Path(config.cache), config.cache_size) if config.cache else None
     models = ModelFiles(Path(config.models)) if config.models else None
+    # Likewise.
+    source = open_source(config.pool) if config.pool else None
     registry = open_registry(config.devices, config.backends, probe=True)
-    return Host(registry, config.limits, ContentStore(cache, models))
+    pool = Pool(source, config.pool_silence_seconds) if source is not None else None
+    return Host(registry, config.limits, ContentStore(cache, models), pool)
 
 
 def _in_thread_of_its_own(open_host: Callable[[], Host]) -> Future[Host]:

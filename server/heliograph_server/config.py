@@ -8,6 +8,8 @@
     cache_size = "20GiB"
     models = "/srv/models"
     shared_memory = true
+    pool = "static:left:7070,right:7070"
+    pool_silence_seconds = 3
 
     [limits]
     tensors = 100000
@@ -34,6 +36,8 @@ from heliograph_proto.sizes import parse_size
 LOG_LEVELS = ("debug", "info", "warning", "error")
 #: The most seconds that draining may be given; what is longer is a mistake.
 MAX_DRAIN_SECONDS = 86_400.0
+#: The least and the most seconds of silence after which a member of a pool is lost.
+SILENCE_SECONDS = 0.25, 3600.0
 #: Settings that are options of the command line too.
 OPTIONS = (
     "listen",
@@ -44,6 +48,8 @@ OPTIONS = (
     "cache_size",
     "models",
     "shared_memory",
+    "pool",
+    "pool_silence_seconds",
     "drain_seconds",
     "log_level",
 )
@@ -71,6 +77,11 @@ class ServerConfig:
     models: str = ""
     #: Whether tensors of clients on this host, and of the same user, go through memory that both map.
     shared_memory: bool = True
+    #: The daemons whose devices are offered behind its own, "static:a:7070,b:7070" or "dns:NAME:PORT"; empty:
+    #: none.
+    pool: str = ""
+    #: How long one of them may say nothing before it is lost.
+    pool_silence_seconds: float = 3.0
     #: How long running work may go on after SIGTERM.
     drain_seconds: float = 30.0
     limits: Limits = field(default_factory=Limits)
@@ -84,6 +95,11 @@ class ServerConfig:
         if not 0 <= self.drain_seconds <= MAX_DRAIN_SECONDS:
             limits = f"it is 0 to {MAX_DRAIN_SECONDS:.0f}"
             raise ConfigurationError(f"drain_seconds is {self.drain_seconds}", advice=limits)
+        least, most = SILENCE_SECONDS
+        if not least <= self.pool_silence_seconds <= most:
+            raise ConfigurationError(
+                f"pool_silence_seconds is {self.pool_silence_seconds}", advice=f"it is {least} to {most:.0f}"
+            )
         if self.log_level not in LOG_LEVELS:
             advice = suggest(self.log_level, LOG_LEVELS)
             raise ConfigurationError(f"log_level is {self.log_level!r}", advice=advice)
@@ -153,6 +169,18 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         dest="shared_memory",
         help="let tensors of clients on this host go through sockets, too",
     )
+    add(
+        "--pool",
+        metavar="SOURCE",
+        help="offer other daemons' devices too, as HOST/DEVICE: static:HOST:PORT,NAME=HOST:PORT,... or "
+        "dns:NAME:PORT for every address of a name",
+    )
+    add(
+        "--pool-silence-seconds",
+        type=float,
+        metavar="N",
+        help="how long one of them may say nothing before it is lost (3)",
+    )
     add("--drain-seconds", type=float, metavar="N", help="how long running work may go on at the end (30)")
     add("--log-level", choices=LOG_LEVELS, help="(info)")
 
@@ -202,9 +230,9 @@ def _value(key: str, value: Any, where: str) -> Any:
             return value
         case "cache_size", str() if size := parse_size(value):
             return size
-        case "cache" | "models", str():
+        case "cache" | "models" | "pool", str():
             return value
-        case "drain_seconds", int() | float() if not isinstance(value, bool):
+        case "drain_seconds" | "pool_silence_seconds", int() | float() if not isinstance(value, bool):
             return float(value)
         case "log_level", str():
             return value
@@ -219,6 +247,8 @@ def _value(key: str, value: Any, where: str) -> Any:
         "cache": "a folder",
         "cache_size": 'a size, such as "20GiB"',
         "models": "a folder",
+        "pool": 'a source, such as "static:a:7070,b:7070"',
+        "pool_silence_seconds": "a number",
     }[key]
     raise ConfigurationError(f"{where}{key} is {value!r}", advice=f"it must be {expected}")
 

@@ -1,6 +1,7 @@
 """`make bench`: one line a figure, ours beside a peer or a limit measured in the same run.
 
 A short figure does not fail the command. `--only` takes patterns, `--json` a file for the same as JSON.
+Those of pools, which take minutes, are `make bench-pool`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ import planes
 import planes_latency
 import planes_shared
 import planner
+import pool_joining
+import pool_kills
+import pool_runs
+import pool_transfer
 import quantized
 import scheduler
 import startup
@@ -46,6 +51,11 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
     "planes-latency": planes_latency.latency,
     "planes-pipelined": planes_latency.pipelined,
     "planner": planner.figures,
+    "pool-chain": pool_runs.chain,
+    "pool-joining": pool_joining.figures,
+    "pool-kills": pool_kills.figures,
+    "pool-pipeline": pool_runs.pipeline,
+    "pool-transfer": pool_transfer.figures,
     "quantized": quantized.figures,
     "scheduler": scheduler.figures,
     "startup-import": startup.imports,
@@ -57,9 +67,9 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
 
 
 def chosen(patterns: list[str]) -> list[str]:
-    """The benchmarks that a pattern names; all without patterns."""
+    """The benchmarks that a pattern names; without patterns all but those of pools."""
     if not patterns:
-        return list(BENCHMARKS)
+        return [name for name in BENCHMARKS if not name.startswith("pool-")]
     found = [name for name in BENCHMARKS if any(fnmatch.fnmatch(name, one) for one in patterns)]
     if not found:
         raise SystemExit(f"no benchmark matches {patterns}; there are: {', '.join(BENCHMARKS)}")

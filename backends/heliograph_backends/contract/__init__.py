@@ -27,6 +27,7 @@ from heliograph_backends.contract.memory import (
     host_bytes,
 )
 from heliograph_backends.contract.plan import Arena, CompileOptions, Estimate, LeafBindings, Plan
+from heliograph_backends.contract.site import Site, SitePlan, SiteRun, SiteWork
 from heliograph_backends.contract.stream import Abort, Done, Event, Stream
 from heliograph_proto.commands import Chunks
 from heliograph_proto.description import Usage
@@ -49,6 +50,10 @@ __all__ = [
     "Parameter",
     "ParameterKind",
     "Plan",
+    "Site",
+    "SitePlan",
+    "SiteRun",
+    "SiteWork",
     "Stream",
     "Tensor",
     "Usage",

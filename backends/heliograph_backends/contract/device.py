@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from heliograph_backends.contract.memory import Buffer, BufferType
 from heliograph_backends.contract.stream import Event, Stream
 from heliograph_proto.description import Capabilities, DeviceType, Memory, OpRoad
-from heliograph_proto.errors import UnsupportedError
+from heliograph_proto.errors import DeviceLostError, UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
     from heliograph_backends.contract.plan import Arena, CompileOptions, Estimate, LeafBindings, Plan
+    from heliograph_backends.contract.site import Site
 
 #: Raised by one with every change that an older backend or an older server could not live with.
 CONTRACT_VERSION = 2
@@ -82,6 +83,14 @@ class Device(ABC):
     capabilities: Capabilities
     #: Where the hardware is, such as "0000:c1:00.0" on PCI; empty where it has no such place.
     id: str = ""
+    #: The host that runs portions of graphs on it by itself; None: this process does.
+    site: Site | None = None
+
+    @property
+    def lost(self) -> DeviceLostError | None:
+        """Why it is gone, with everything in its memory; None as long as it is there. One that is lost stays
+        so: what comes back is another device. Asked often. Default: never lost."""
+        return None
 
     @abstractmethod
     def memory(self) -> Memory:
@@ -175,11 +184,6 @@ class Device(ABC):
     def why_missing(self) -> Mapping[str, str]:
         """Optional parts that this machine does not offer, by name, and why. Default: none."""
         return {}
-
-    def why_lost(self) -> str:
-        """Why the device is gone, with everything in its memory, in words; empty as long as it is not. One
-        that is lost stays so: what comes back is another device. Asked often. Default: never lost."""
-        return ""
 
     def close(self) -> None:
         """Ends threads and frees what the device itself holds. Default: nothing."""

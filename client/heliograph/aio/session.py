@@ -38,6 +38,7 @@ from heliograph._sessions import (
     SessionBase,
     ask_backends,
     ask_facts,
+    ask_members,
     ask_traffic,
     check_on_loss,
 )
@@ -48,11 +49,13 @@ from heliograph._words import ALONE
 from heliograph.aio.plan import Plan
 from heliograph.aio.stream import Device, Stream
 from heliograph.aio.tensor import Buffer, Tensor
+from heliograph.aio.watching import DeviceWatch
 from heliograph.builder import Graph
-from heliograph.session import address_of
+from heliograph.session import Servers, address_of
 from heliograph_proto.addresses import Address
 from heliograph_proto.description import BackendInfo, DeviceType, PlanEstimate, Traffic
 from heliograph_proto.errors import DeadlineExceededError
+from heliograph_proto.membership import MemberInfo
 from heliograph_proto.types import DTypeArgument
 
 
@@ -64,7 +67,7 @@ class connect:
 
     def __init__(
         self,
-        url: str | None = None,
+        url: Servers = None,
         *,
         timeout: float = 10.0,
         progress: ProgressArgument = "auto",
@@ -103,7 +106,7 @@ async def open_shell(
     if address.scheme == "local":
         if shared_memory is True:
             raise insisted(address, ALONE)
-        return await AioLocalShell.open(address)
+        return await AioLocalShell.open(address, timeout)
     return await AioGrpcShell.open(address, timeout, shared_memory)
 
 
@@ -122,7 +125,7 @@ class Session(SessionBase):
 
     @property
     def devices(self) -> list[Device]:
-        """The server's devices, in the order of their priority."""
+        """As hg.Session.devices."""
         return [Device(self._shell, info) for info in self._shell.info.devices]
 
     def device(self, name: str) -> Device:
@@ -136,6 +139,16 @@ class Session(SessionBase):
     def best_device(self) -> Device:
         """As hg.Session.best_device."""
         return Device(self._shell, best_device(self._shell))
+
+    def watch(self) -> DeviceWatch:
+        """As hg.Session.watch: an asynchronous iterator. A plain call."""
+        made = DeviceWatch()
+        self._shell.watchers.add(made)
+        return made
+
+    async def members(self, timeout: float | None = None) -> tuple[MemberInfo, ...]:
+        """As hg.Session.members."""
+        return await self._shell.drive(ask_members(), timeout, "asking for the members")
 
     async def backends(self, timeout: float | None = None) -> tuple[BackendInfo, ...]:
         """As hg.Session.backends."""

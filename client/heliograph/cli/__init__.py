@@ -21,6 +21,7 @@ from heliograph_proto.errors import ConfigurationError, HeliographError
 #: Subcommands, in the order of the help.
 COMMANDS = {
     "serve": "run a daemon that owns this host's devices",
+    "pool": "daemons on the nodes of a cluster: up, status, down",
     "devices": "list the devices of a daemon",
     "doctor": "measure the road to a daemon, and say what to change",
     "run": "run a graph from a file",
@@ -80,7 +81,7 @@ def load(name: str) -> Any:
     try:
         return importlib.import_module(f"heliograph.cli.{name}")
     except ModuleNotFoundError as error:
-        raise missing_extra(error, "server" if name in ("serve", "cache") else "models") from None
+        raise missing_extra(error, "server" if name in ("serve", "cache", "pool") else "models") from None
 
 
 def missing_extra(error: ModuleNotFoundError, extra: str) -> ConfigurationError:

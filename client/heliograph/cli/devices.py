@@ -12,6 +12,7 @@ import heliograph as hg
 from heliograph.cli import add_server_argument
 from heliograph.cli.tables import print_table
 from heliograph_proto.description import BackendInfo, BufferTypeInfo
+from heliograph_proto.membership import MemberInfo
 from heliograph_proto.sizes import size_text
 
 #: Bounds the waiting for each answer.
@@ -29,13 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the devices of a server; with -v also their buffer types and features, and all backends."""
     with hg.connect(arguments.server) as session:
-        devices = [describe(device) for device in session.devices]
+        devices = [describe(device) for device in session.devices if not device.lost]
         backends = [describe_backend(one) for one in session.backends(timeout=SECONDS)]
+        members = [describe_member(one) for one in session.members(timeout=SECONDS)]
         server = session.info.server
     if arguments.json:
-        print(json.dumps({"server": server, "devices": devices, "backends": backends}, indent=2))
+        found = {"server": server, "devices": devices, "backends": backends, "members": members}
+        print(json.dumps(found, indent=2))
         return 0
-    tables = [device_table(devices)]
+    tables = [device_table(devices), member_table(members)]
     if arguments.verbose:
         tables += [buffer_type_table(devices), feature_table(devices)]
     tables += [backend_table(backends, everything=bool(arguments.verbose))]
@@ -86,6 +89,11 @@ def describe_backend(found: BackendInfo) -> dict[str, Any]:
     return asdict(found)
 
 
+def describe_member(found: MemberInfo) -> dict[str, Any]:
+    """A daemon of the server's pool as JSON has it; "why" is empty unless it is missing."""
+    return asdict(found) | {"state": found.state.name.lower()}
+
+
 # For people
 
 
@@ -102,6 +110,16 @@ def _device_row(one: dict[str, Any]) -> Sequence[str]:
         sizes = ["unknown", "unknown"]
     threads_or_id = one["id"] or one["features"].get("threads", "-")
     return [one["name"], one["type"], one["backend"], *sizes, threads_or_id, one["description"]]
+
+
+def member_table(members: Sequence[dict[str, Any]]) -> list[Sequence[str]]:
+    """A line for each daemon of the server's pool."""
+    header = ["member", "address", "state", "devices, or why it is missing"]
+    return [header, *([one["name"], one["address"], one["state"], _offers(one)] for one in members)]
+
+
+def _offers(one: dict[str, Any]) -> str:
+    return one["why"] or ", ".join(one["devices"]) or "none"
 
 
 def buffer_type_table(devices: Sequence[dict[str, Any]]) -> list[Sequence[str]]:

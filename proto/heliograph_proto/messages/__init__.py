@@ -12,6 +12,7 @@ from heliograph_proto.messages.devices import (
     decode_device_list,
     decode_memory,
     decode_placement,
+    decode_probed,
     decode_query,
     decode_session,
     decode_traffic,
@@ -20,6 +21,7 @@ from heliograph_proto.messages.devices import (
     encode_device_list,
     encode_memory,
     encode_placement,
+    encode_probed,
     encode_queries,
     encode_session,
     encode_traffic,
@@ -36,6 +38,7 @@ from heliograph_proto.messages.plans import (
     encode_report,
     encode_reserved,
 )
+from heliograph_proto.messages.portions import decode_portion, encode_portion
 from heliograph_proto.messages.types import (
     decode_checked_type,
     decode_dtype,
@@ -59,7 +62,9 @@ __all__ = [
     "decode_memory",
     "decode_model",
     "decode_placement",
+    "decode_probed",
     "decode_plan",
+    "decode_portion",
     "decode_query",
     "decode_report",
     "decode_reserved",
@@ -77,7 +82,9 @@ __all__ = [
     "encode_memory",
     "encode_model",
     "encode_placement",
+    "encode_probed",
     "encode_plan",
+    "encode_portion",
     "encode_queries",
     "encode_report",
     "encode_reserved",

@@ -6,6 +6,7 @@ from heliograph_proto import commands as c
 from heliograph_proto.description import Usage
 from heliograph_proto.errors import ProtocolError
 from heliograph_proto.messages.types import decode_checked_type, encode_type
+from heliograph_proto.portions import Edge, Source
 from heliograph_proto.v1 import command_pb2
 
 
@@ -72,7 +73,7 @@ def encode_command(command: c.Command) -> command_pb2.Command:
 
 
 def _encode_run(message: command_pb2.Run, run: c.Run) -> None:
-    message.plan, message.pause = run.plan, run.pause
+    message.plan, message.pause, message.exchange_run = run.plan, run.pause, run.exchange_run
     message.inputs.extend(map(_encode_input, run.inputs))
     message.outputs.extend(
         command_pb2.OutputBinding(output=one.output, tensor=one.tensor, fetch=one.fetch, into=one.into)
@@ -93,6 +94,13 @@ def _encode_loop(message: command_pb2.Loop, loop: c.Loop) -> None:
 def _encode_making(message: command_pb2.Command, kind: c.CommandKind) -> None:
     """Commands that make tensors and buffers, and those that name buffers."""
     match kind:
+        case c.OfferTensor(tensor, edge, run):
+            offer = message.offer_tensor
+            offer.tensor, offer.edge, offer.secret, offer.run = tensor, edge.name, edge.secret, run
+        case c.FetchTensor(tensor, edge, run, source):
+            fetch = message.fetch_tensor
+            fetch.tensor, fetch.edge, fetch.secret, fetch.run = tensor, edge.name, edge.secret, run
+            fetch.source, fetch.incarnation = source.address, source.incarnation
         case c.Allocate(tensor, type_, device, buffer_type, usage):
             message.allocate.tensor = tensor
             message.allocate.device = device
@@ -202,6 +210,13 @@ def _decode_kind(message: command_pb2.Command) -> c.CommandKind:
 
 def _decode_buffer_command(message: command_pb2.Command) -> c.CommandKind:
     match message.WhichOneof("kind"):
+        case "offer_tensor":
+            offer = message.offer_tensor
+            return c.OfferTensor(offer.tensor, Edge(offer.edge, offer.secret), offer.run)
+        case "fetch_tensor":
+            fetch = message.fetch_tensor
+            source = Source(fetch.source, fetch.incarnation)
+            return c.FetchTensor(fetch.tensor, Edge(fetch.edge, fetch.secret), fetch.run, source)
         case "allocate_buffer":
             made = message.allocate_buffer
             usage = _decode_usage(made.usage)
@@ -249,6 +264,7 @@ def _decode_run(run: command_pb2.Run) -> c.Run:
         outputs=tuple(c.OutputBinding(one.output, one.tensor, one.fetch, one.into) for one in run.outputs),
         pause=run.pause,
         loop=_decode_loop(run.loop) if run.HasField("loop") else None,
+        exchange_run=run.exchange_run,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from heliograph_proto import commands as c
 from heliograph_proto.description import CopyRoad
+from heliograph_proto.messages.devices import decode_change, encode_change
 from heliograph_proto.messages.types import decode_error, encode_error
 from heliograph_proto.v1 import command_pb2
 
@@ -39,6 +40,7 @@ def encode_completions(batch: c.CompletionBatch) -> command_pb2.CompletionBatch:
             )
             for one in batch.taps
         ],
+        changes=map(encode_change, batch.changes),
     )
 
 
@@ -58,6 +60,7 @@ def decode_completions(message: command_pb2.CompletionBatch) -> c.CompletionBatc
             for one in message.completions
         ),
         taps=tuple(map(_decode_piece, message.taps)),
+        changes=tuple(map(decode_change, message.changes)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 
 from heliograph_proto.description import (
     BackendInfo,
@@ -16,16 +17,19 @@ from heliograph_proto.description import (
     OpAnswer,
     OpQuery,
     OpRoad,
+    PeerTraffic,
     PlacementInfo,
+    Probed,
     SessionInfo,
     SharedMemoryOffer,
     Traffic,
 )
 from heliograph_proto.limits import Limits
+from heliograph_proto.membership import DeviceChange, MemberInfo, MemberState
 from heliograph_proto.messages.graphs import decode_attributes, encode_attributes
-from heliograph_proto.messages.types import decode_type, encode_type
+from heliograph_proto.messages.types import decode_error, decode_type, encode_error, encode_type
 from heliograph_proto.ops import infer
-from heliograph_proto.v1 import device_pb2, session_pb2
+from heliograph_proto.v1 import device_pb2, peer_pb2, session_pb2
 
 
 def encode_device(device: DeviceInfo) -> device_pb2.Device:
@@ -45,6 +49,7 @@ def encode_device(device: DeviceInfo) -> device_pb2.Device:
         buffer_types=map(_encode_buffer_type, device.buffer_types),
         features=device.features,
         missing=device.missing,
+        lost=device.lost,
     )
 
 
@@ -95,6 +100,7 @@ def decode_device(message: device_pb2.Device) -> DeviceInfo:
         buffer_types=tuple(map(_decode_buffer_type, message.buffer_types)),
         features=dict(message.features),
         missing=dict(message.missing),
+        lost=message.lost,
     )
 
 
@@ -114,6 +120,7 @@ def encode_device_list(found: DeviceList) -> device_pb2.ListDevicesResponse:
         ],
         server=found.server,
         facts=found.facts,
+        members=map(_encode_member, found.members),
     )
 
 
@@ -133,6 +140,42 @@ def decode_device_list(message: device_pb2.ListDevicesResponse) -> DeviceList:
         ),
         server=message.server,
         facts=dict(message.facts),
+        members=tuple(map(_decode_member, message.members)),
+    )
+
+
+def _encode_member(found: MemberInfo) -> device_pb2.Member:
+    return device_pb2.Member(
+        name=found.name,
+        address=found.address,
+        state=device_pb2.MemberState.ValueType(found.state.value),
+        why=found.why,
+        devices=found.devices,
+    )
+
+
+def _decode_member(message: device_pb2.Member) -> MemberInfo:
+    state = _STATES.get(message.state, MemberState.JOINING)
+    return MemberInfo(message.name, message.address, state, message.why, tuple(message.devices))
+
+
+def encode_change(change: DeviceChange) -> device_pb2.DeviceChange:
+    return device_pb2.DeviceChange(
+        member=change.member,
+        appeared=map(encode_device, change.appeared),
+        lost=change.lost,
+        why=change.why,
+        daemons=change.daemons,
+    )
+
+
+def decode_change(message: device_pb2.DeviceChange) -> DeviceChange:
+    return DeviceChange(
+        member=message.member,
+        appeared=tuple(map(decode_device, message.appeared)),
+        lost=tuple(message.lost),
+        why=message.why,
+        daemons=tuple(message.daemons),
     )
 
 
@@ -186,6 +229,7 @@ def decode_placement(message: device_pb2.QueryPlacementResponse) -> PlacementInf
 
 #: A newer server may know roads that there are not here.
 _ROADS = {one.value: one for one in OpRoad}
+_STATES = {one.value: one for one in MemberState}
 _LIMITS = tuple(Limits.__dataclass_fields__)
 
 
@@ -200,6 +244,8 @@ def encode_session(info: SessionInfo) -> session_pb2.OpenResponse:
         devices=map(encode_device, info.devices),
         lease_ms=info.lease_ms,
         shared_memory=_encode_offer(info.shared_memory),
+        is_head=info.is_head,
+        daemons=info.daemons,
     )
 
 
@@ -220,6 +266,8 @@ def decode_session(message: session_pb2.OpenResponse) -> SessionInfo:
         devices=tuple(map(decode_device, message.devices)),
         lease_ms=message.lease_ms,
         shared_memory=_decode_offer(message),
+        is_head=message.is_head,
+        daemons=tuple(message.daemons),
     )
 
 
@@ -230,16 +278,32 @@ def _decode_offer(message: session_pb2.OpenResponse) -> SharedMemoryOffer | None
     return SharedMemoryOffer(offer.abstract_name, offer.path_suffix)
 
 
+def encode_probed(found: Probed) -> peer_pb2.ProbeResponse:
+    return peer_pb2.ProbeResponse(
+        error=encode_error(found.error) if found.error is not None else None,
+        incarnation=found.incarnation,
+        round_trip_seconds=found.round_trip_seconds,
+        bytes_per_second=found.bytes_per_second,
+    )
+
+
+def decode_probed(message: peer_pb2.ProbeResponse) -> Probed:
+    error = decode_error(message.error) if message.HasField("error") else None
+    return Probed(error, message.incarnation, message.round_trip_seconds, message.bytes_per_second)
+
+
 def encode_traffic(found: Traffic) -> session_pb2.GetStatisticsResponse:
     return session_pb2.GetStatisticsResponse(
         received_bytes=found.written_bytes,
         sent_bytes=found.read_bytes,
         copied_in_bytes=found.copied_in_bytes,
         copied_out_bytes=found.copied_out_bytes,
+        peers=session_pb2.PeerTraffic(**asdict(found.peers)),
     )
 
 
 def decode_traffic(message: session_pb2.GetStatisticsResponse) -> Traffic:
+    peers = PeerTraffic(*(getattr(message.peers, one.name) for one in fields(PeerTraffic)))
     return Traffic(
-        message.received_bytes, message.sent_bytes, message.copied_in_bytes, message.copied_out_bytes
+        message.received_bytes, message.sent_bytes, message.copied_in_bytes, message.copied_out_bytes, peers
     )

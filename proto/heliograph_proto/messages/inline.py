@@ -50,7 +50,7 @@ def encode_commands(commands: Iterable[c.Command | InlineRun], session: bytes = 
 
 def encode_results(batch: c.CompletionBatch) -> bytes:
     """A CompletionBatch. Completions stay in their order, in which whoever waits is woken."""
-    head = c.CompletionBatch(batch.completed_through, (), batch.taps)
+    head = c.CompletionBatch(batch.completed_through, (), batch.taps, batch.changes)
     frames = [encode_completions(head).SerializeToString()]
     for one in batch.completions:
         if isinstance(one, InlineResult):
@@ -179,7 +179,12 @@ def _inline_run(message: command_pb2.Command) -> InlineRun | None:
     run = message.run
     if not message.notify or message.stream or message.sequence < 1:
         return None
-    if not run.outputs or run.pause or not all(one.HasField("data") for one in run.inputs):
+    if (
+        not run.outputs
+        or run.pause
+        or run.exchange_run
+        or not all(one.HasField("data") for one in run.inputs)
+    ):
         return None
     inputs = [(one.input, len(one.data)) for one in run.inputs]
     form = RunForm(run.plan, inputs, [one.output for one in run.outputs], message.timeout_ms)

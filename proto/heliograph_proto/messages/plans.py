@@ -17,6 +17,7 @@ from heliograph_proto.description import (
     Port,
     SplitReport,
     VariablePort,
+    Way,
     WeightShare,
 )
 from heliograph_proto.messages.types import decode_type, encode_type
@@ -138,6 +139,7 @@ def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:
                         size_bytes=copy.size_bytes,
                         rows_only=copy.rows_only,
                         ahead=copy.ahead,
+                        way=plan_pb2.Way.ValueType(copy.way.value),
                     )
                     for copy in one.copies
                 ],
@@ -185,7 +187,14 @@ def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
             SplitReport(
                 device=one.device,
                 copies=tuple(
-                    CopyReport(copy.value, copy.source, copy.size_bytes, copy.rows_only, copy.ahead)
+                    CopyReport(
+                        copy.value,
+                        copy.source,
+                        copy.size_bytes,
+                        copy.rows_only,
+                        copy.ahead,
+                        _decode_way(copy.way),
+                    )
                     for copy in one.copies
                 ),
                 steps=one.steps,
@@ -214,3 +223,8 @@ def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
 def _decode_cause(number: int) -> Cause:
     """A cause that only a newer peer knows is the least that can be said."""
     return Cause(number) if number in {one.value for one in Cause} else Cause.FIRST_THAT_CAN
+
+
+def _decode_way(number: int) -> Way:
+    """A way that only a newer peer knows is one between hosts, whichever."""
+    return Way(number) if number in {one.value for one in Way} else Way.DIRECT

@@ -50,8 +50,10 @@ from heliograph_server.core.ordering import Entry
 from heliograph_server.core.tasks import (
     AllocateTask,
     CopyTask,
+    FetchTask,
     FillTask,
     FreeTask,
+    OfferTask,
     Place,
     ReadTask,
     Task,
@@ -83,6 +85,8 @@ class Arrivals(BufferArrivals, RunArrivals):
             c.CreateStream: self._create_stream,
             c.Memset: self._memset,
             c.CopyTensor: self._copy_tensor,
+            c.OfferTensor: self._offer_tensor,
+            c.FetchTensor: self._fetch_tensor,
             c.Free: self._free,
             c.Record: self._record,
             c.AllocateBuffer: self._allocate_buffer,
@@ -260,12 +264,29 @@ class Arrivals(BufferArrivals, RunArrivals):
         self._work(entry, task, storage_of(destination).device)
         entry.uses, entry.targets, entry.heals = (source,), (destination,), (destination,)
 
+    # Other daemons
+
+    def _offer_tensor(self, entry: Entry, kind: c.OfferTensor) -> None:
+        tensor = self._table.get(kind.tensor, TensorHandle)
+        self._work(entry, OfferTask(tensor, kind.edge, kind.run), storage_of(tensor).device)
+        entry.uses = (tensor,)
+
+    def _fetch_tensor(self, entry: Entry, kind: c.FetchTensor) -> None:
+        tensor = self._table.get(kind.tensor, TensorHandle)
+        task = FetchTask(tensor, kind.edge, kind.run, kind.source)
+        self._write(entry, task, tensor, 0, tensor.type.nbytes)
+
     # Refusals
 
     def _existing_targets(self, kind: c.CommandKind | None) -> tuple[TensorHandle, ...]:
         """Tensors that exist and that the refused command was to write."""
         match kind:
-            case c.SetTensor(tensor=number) | c.Memset(tensor=number) | c.CopyTensor(destination=number):
+            case (
+                c.SetTensor(tensor=number)
+                | c.Memset(tensor=number)
+                | c.CopyTensor(destination=number)
+                | c.FetchTensor(tensor=number)
+            ):
                 found = self._table.peek(number, TensorHandle)
                 return () if found is None or found.storage is None else (found,)
             case c.Run(plan=number, outputs=outputs):

@@ -61,6 +61,8 @@ class ArrivalBase:
     def device_lane(self, device: str) -> Lane:
         """The lane of a device for what no named stream does. Raises UnknownDeviceError."""
         if device not in self.lanes:
+            # Whoever knows its memory may know more of why it is not there.
+            self._memory(device, "")
             raise unknown_device(device, self.lanes)
         lane = self.lanes[device]
         if lane is None:

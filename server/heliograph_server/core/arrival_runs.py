@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heliograph_proto import commands as c
-from heliograph_proto.errors import InvalidArgumentError, InvalidInputError
+from heliograph_proto.errors import InvalidArgumentError, InvalidInputError, UnsupportedError
 from heliograph_proto.types import TensorType
 from heliograph_server.core.arrival_base import ArrivalBase
 from heliograph_server.core.checks import check_separate, check_writable, len_bytes
@@ -19,6 +19,7 @@ class RunArrivals(ArrivalBase):
     def _run(self, entry: Entry, kind: c.Run) -> None:
         plan = self._table.get(kind.plan, PlanHandle)
         plan.check_there()
+        _check_exchange(plan, kind)
         for variable in plan.assigned:
             check_writable(variable)
         inputs = self._inputs(plan, kind.inputs)
@@ -28,9 +29,11 @@ class RunArrivals(ArrivalBase):
         self._hold(entry, sent + fetched + self._told_bytes(entry, plan, kind))
         turn = plan.turns.next()
         progress = None if kind.loop is None else Progress()
-        task = RunTask(plan, inputs, outputs, turn, kind.pause, kind.loop, progress)
+        task = RunTask(plan, inputs, outputs, turn, kind.pause, kind.loop, progress, kind.exchange_run)
         self._work(entry, task, plan.device)
-        if plan.turns.overlap:
+        if plan.exchange_run is not None:
+            plan.exchange_run = kind.exchange_run
+        if plan.turns.lanes:
             entry.lane, entry.overlaps = plan.turns.lanes[turn], True
         bound = tuple(one for one in inputs if isinstance(one, TensorHandle))
         entry.uses = (*bound, *plan.read, *plan.assigned)
@@ -116,3 +119,24 @@ class RunArrivals(ArrivalBase):
                 self._table.check_new(binding.tensor, TensorHandle, len(numbers))
             if binding.fetch:
                 self._check_inline(plan.outputs[binding.output].type.nbytes, "a completion")
+
+
+def _check_exchange(plan: PlanHandle, kind: c.Run) -> None:
+    """Raises InvalidArgumentError, UnsupportedError unless it says which run of the whole it is, where it is
+    a part of one."""
+    if plan.exchange_run is None:
+        if kind.exchange_run:
+            raise InvalidArgumentError(
+                f"run {kind.exchange_run} of a whole, of a plan that is no part of one",
+                advice="compile it as a portion, or leave exchange_run out",
+            )
+        return
+    if kind.exchange_run <= plan.exchange_run:
+        raise InvalidArgumentError(
+            f"run {kind.exchange_run} of a portion whose last run was {plan.exchange_run}",
+            advice="number the runs from 1, each higher than the one before",
+        )
+    if kind.loop is not None or kind.pause:
+        raise UnsupportedError(
+            "a part of a graph on several daemons runs once, without pauses", advice="loop over the whole"
+        )

@@ -20,8 +20,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.execution import typed
-from heliograph_server.core.staged import Received
-from heliograph_server.core.staging import Staging
+from heliograph_server.core.staged import Incoming
 from heliograph_server.core.store import Beginning
 
 #: What an upload ends with whose bytes were good as far as they came: another one may go on.
@@ -96,40 +95,40 @@ class Upload(ABC):
 
 
 class TransferUpload(Upload):
-    """Bytes for a SetTensor, which stay in the messages that bring them until it runs."""
+    """Bytes for a SetTensor, which takes them when it has its turn. `arrived` is told of their end, `broke`
+    that there will be none."""
 
     def __init__(
         self,
-        size_bytes: int,
-        staging: Staging,
-        arrived: Callable[[Received], None],
+        incoming: Incoming,
+        arrived: Callable[[], None],
         broke: Callable[[HeliographError], None],
         over: Callable[[Upload], None],
     ) -> None:
-        super().__init__(size_bytes, over)
-        self._staging = staging
+        super().__init__(incoming.size_bytes, over)
         self._arrived = arrived
         self._broke = broke
-        # Counted before the first byte comes.
-        staging.reserve(size_bytes)
-        self._staged: Received | None = Received()
+        #: None once it is over.
+        self._incoming: Incoming | None = incoming
 
     def _write(self, data: memoryview) -> None:
-        if self._staged is None:
-            raise ProtocolError("the upload is over")
-        self._staged.add(data.cast("B"))
+        self._open().add(data.cast("B"))
 
     def _finish(self) -> None:
-        staged = self._staged
-        if staged is None:
+        incoming = self._open()
+        self._arrived()
+        incoming.end()
+        self._incoming = None
+
+    def _open(self) -> Incoming:
+        if self._incoming is None:
             raise ProtocolError("the upload is over")
-        self._arrived(staged)
-        self._staged = None
+        return self._incoming
 
     def _abort(self, error: HeliographError) -> None:
-        staged, self._staged = self._staged, None
-        if staged is not None:
-            self._staging.give(self.size_bytes)
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None:
+            incoming.fail(error)
             self._broke(error)
 
 

@@ -11,7 +11,6 @@ from heliograph_backends.access import check_chunks
 from heliograph_backends.contract import BufferType, Device, Tensor
 from heliograph_proto import commands as c
 from heliograph_proto.errors import (
-    DeviceLostError,
     InvalidArgumentError,
     LimitExceededError,
     OutOfRangeError,
@@ -43,8 +42,8 @@ def unknown_device(name: str, known: Iterable[str]) -> UnknownDeviceError:
 
 def check_living(device: Device) -> Device:
     """The device. Raises DeviceLostError for one that is gone."""
-    if why := device.why_lost():
-        raise DeviceLostError(why, advice="compile for other devices; session.devices lists them")
+    if device.lost is not None:
+        raise device.lost.at(device.lost.origin)
     return device
 
 

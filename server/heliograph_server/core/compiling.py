@@ -13,7 +13,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from heliograph_backends.contract import Arena, BufferType, CompileOptions, Device, LeafBindings, Plan, Tensor
+from heliograph_backends.contract import (
+    Arena,
+    Buffer,
+    BufferType,
+    CompileOptions,
+    Device,
+    LeafBindings,
+    Tensor,
+)
 from heliograph_proto.description import PlanInfo, Port, VariablePort
 from heliograph_proto.errors import (
     DeviceLostError,
@@ -24,10 +32,13 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.graph import Graph, Leaf, LeafKind
 from heliograph_proto.limits import Limits
+from heliograph_proto.portions import Portion
 from heliograph_proto.rows import RowSplit
+from heliograph_server.core.assembling import Asked, Assembler
 from heliograph_server.core.checks import check_made, check_pipeline
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.divided import explaining
+from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import typed, zeroed
 from heliograph_server.core.handles import (
     BoundLeaves,
@@ -41,12 +52,12 @@ from heliograph_server.core.known_plans import KnownPlan, KnownPlans, Ports, key
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.ordered import ordered
-from heliograph_server.core.precedence import Precedences
+from heliograph_server.core.portioning import check_alone, check_portion
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
-from heliograph_server.core.scheduled import ScheduledPlan
 from heliograph_server.core.scheduling.rows import divide
+from heliograph_server.core.several import SeveralPlan
 from heliograph_server.core.sizing import Sizer
 from heliograph_server.core.tapping import check_taps
 from heliograph_server.core.targets import Target, Targets, Wish
@@ -84,6 +95,8 @@ class CompileRequest:
     reservation: int = 0
     #: Whether variables that lay on a device that is lost begin anew.
     renews_lost: bool = False
+    #: What it exchanges with other daemons, if it is a part of a graph on several.
+    portion: Portion | None = None
 
 
 class Compiler:
@@ -97,9 +110,10 @@ class Compiler:
         device: Callable[[str], Device],
         contents: Contents,
         occupancies: Mapping[str, Occupancy],
-        everyone: Sequence[Device],
+        everyone: Callable[[], Sequence[Device]],
         plans: KnownPlans,
         room: Room,
+        exchange: LiveExchange | None = None,
     ) -> None:
         self._core = core
         #: Guards the core.
@@ -110,6 +124,7 @@ class Compiler:
         self._occupancies = occupancies
         self._plans = plans
         self._room = room
+        self._assembler = Assembler(occupancies, exchange)
         self._targets = Targets(device, everyone, contents, room)
         self._known = KnownGraphs(limits)
         #: Held while compiling; whoever frees contents and variables takes it first.
@@ -120,6 +135,7 @@ class Compiler:
         """Raises what PlanService.Compile is refused with."""
         started = time.perf_counter()
         client = self._known.validated(request.graph, request.bindings.keys())
+        check_request(client.graph, request)
         with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
             key = key_of(request, client, compilation.bound, compilation.reservation)
             plan = self._plans.take(key)
@@ -137,11 +153,12 @@ class Compiler:
             self._check_contents(client.graph, bound)
             loaded = self._loaded(target, known, compilation)
         found = compilation.reservation if loaded.plan.arena_bytes else None
-        turns = found.turns if found is not None else _turns(loaded)
+        portion = compilation.request.portion
+        turns = found.turns if found is not None else _turns(loaded, portion is not None)
         memory = found.reservation if found is not None else None
         # What holds tensors of the client goes with the last handle.
         lasts = not bound.tensors
-        return KnownPlan(key, client, loaded, turns, Ports.of(client.graph), lasts, memory)
+        return KnownPlan(key, client, loaded, turns, Ports.of(client.graph, portion), lasts, memory)
 
     def _loaded(self, target: Target, known: KnownGraph, compilation: _Compilation) -> LoadedPlan:
         # Weights are packed by the device's workers.
@@ -212,26 +229,9 @@ class Compiler:
             if old is not None:
                 self._plans.hand_over(old)
             return loaded
-        return self._pipeline(target, known, bindings, compilation)
-
-    def _pipeline(
-        self, target: Target, known: KnownGraph, bindings: LeafBindings, compilation: _Compilation
-    ) -> LoadedPlan:
-        """A plan over several devices, in as many copies as runs may be under way at once."""
-        assert target.schedule is not None
-        options, copies = compilation.request.options, compilation.request.pipeline
-        precedences = Precedences(len(target.devices)) if copies > 1 else None
-        how = options, precedences, self._occupancies, target.memories, compilation.memory.share
-        plans: list[Plan] = []
-        try:
-            for _ in range(copies):
-                made = ScheduledPlan(known.graph, target.schedule, target.devices, bindings, *how)
-                plans.append(made)
-        except BaseException:
-            for plan in plans:
-                plan.free()
-            raise
-        return LoadedPlan(plans, target.main, divided=known.divided)
+        request, share = compilation.request, compilation.memory.share
+        asked = Asked(options, request.pipeline, request.portion, share)
+        return self._assembler.assemble(known, target, bindings, asked)
 
     # What its leaves are
 
@@ -249,25 +249,23 @@ class Compiler:
             request.pipeline,
             request.buffer_types,
             taps,
+            request.portion,
         )
         return self._targets.find(known, wish, self._lies(known.graph, request, bound), reserved)
 
     def _lies(self, graph: Graph, request: CompileRequest, bound: BoundLeaves) -> dict[int, str]:
-        """The names of the devices of leaves that lie somewhere already. Raises DeviceLostError for a
-        variable that is gone, unless it is to begin anew."""
+        """The names of the devices of leaves that lie somewhere already. Raises DeviceLostError for a tensor
+        that is gone, and for a variable unless it is to begin anew."""
         with self._lock:
             lies = self._core.devices_of(graph, bound)
             variables = dict(self._core.variables)
-        for number in [number for number in lies if number not in bound.tensors]:
-            name = graph.leaves[number].name
-            if not (why := _why_gone(variables[name][1])):
-                continue
-            if not request.renews_lost:
-                raise DeviceLostError(
-                    f"variable {name!r} of this session is gone: {why}",
-                    advice="use another session; with on_loss='rebuild' it is restored from a checkpoint",
-                )
-            del lies[number]
+        for number in list(lies):
+            tensor, leaf = bound.tensors.get(number), graph.leaves[number]
+            found = tensor or variables[leaf.name][1]
+            if tensor is None and request.renews_lost and _lost(found) is not None:
+                del lies[number]
+            else:
+                _check_there(found, leaf)
         return lies
 
     def _taps(self, known: KnownGraph, request: CompileRequest) -> frozenset[int]:
@@ -308,7 +306,7 @@ class Compiler:
         """The variable of this name, made if the session has none yet. Raises InvalidGraphError."""
         with self._lock:
             found = self._core.variables.get(leaf.name)
-        if found is None or _why_gone(found[1]):
+        if found is None or _lost(found[1]) is not None:
             return self._new_variable(leaf, memory)
         tensor = found[1].placed
         if tensor.type != leaf.type:
@@ -358,7 +356,10 @@ class Compiler:
                 named = ports.inputs, ports.outputs
                 lies_in = compilation.reservation if plan.reservation is not None else None
                 what = loaded, bound, plan.turns, loaded.tapped_bytes, lies_in
-                self._core.add_plan(request.plan, loaded.device.name, named, variables, *what)
+                is_portion = request.portion is not None
+                self._core.add_plan(
+                    request.plan, loaded.device.name, named, variables, *what, is_portion=is_portion
+                )
         except BaseException:
             self._plans.release(loaded)
             raise
@@ -434,7 +435,7 @@ class _Compilation:
         if old is None or old.reservation is not None or not old.turns.is_idle or old.device != device.name:
             return None
         loaded: LoadedPlan = old.plan
-        return None if isinstance(loaded.plan, ScheduledPlan) or not plans.is_alone(loaded) else loaded
+        return None if isinstance(loaded.plan, SeveralPlan) or not plans.is_alone(loaded) else loaded
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
@@ -484,21 +485,47 @@ def _unbound_weights(graph: Graph, bound: BoundLeaves) -> list[Leaf]:
     return [leaf for n, leaf in leaves if leaf.kind is LeafKind.WEIGHT and n not in bound.tensors]
 
 
-def _why_gone(variable: TensorHandle) -> str:
-    """Why the device of a variable is lost; empty as long as it is not."""
-    return variable.placed.buffer.buffer_type.device.why_lost()
+def _lost(tensor: TensorHandle) -> DeviceLostError | None:
+    """Why what lay there is gone, if it is."""
+    buffer = tensor.storage.buffer if tensor.storage is not None else None
+    return buffer.buffer_type.device.lost if isinstance(buffer, Buffer) else None
 
 
-def _turns(loaded: LoadedPlan) -> Turns:
-    """One run at a time, or one on each copy, for which there is a lane."""
+def _check_there(tensor: TensorHandle, leaf: Leaf) -> None:
+    """Raises DeviceLostError for a leaf that lay on a device that is lost."""
+    if (lost := _lost(tensor)) is None:
+        return
+    if leaf.kind is LeafKind.VARIABLE:
+        raise type(lost)(
+            f"variable {leaf.name!r} of this session is gone: {lost.message}",
+            advice="use another session; with on_loss='rebuild' it is restored from a checkpoint",
+        )
+    raise type(lost)(f"the tensor of leaf {leaf.name!r} is gone: {lost.message}", advice="make it anew")
+
+
+def _turns(loaded: LoadedPlan, has_lanes: bool) -> Turns:
+    """One run at a time, or one on each copy, for which there is a lane. A portion has one in any case, so
+    that nothing else waits while it waits for other daemons."""
     copies = len(loaded.copies)
-    return Turns([Lane(loaded.device.name) for _ in range(copies)] if copies > 1 else ())
+    return Turns([Lane(loaded.device.name) for _ in range(copies)] if copies > 1 or has_lanes else ())
+
+
+def check_request(graph: Graph, request: CompileRequest) -> None:
+    """Raises InvalidArgumentError, UnsupportedError for a portion that none can be."""
+    if request.portion is not None:
+        check_alone(
+            taps=request.taps,
+            row_splits=request.splits,
+            updates=request.updates,
+            reservation=request.reservation,
+        )
+        check_portion(graph, request.portion)
 
 
 def _extent(loaded: LoadedPlan) -> dict[str, Any]:
     """How far a plan reaches, as `PlanInfo` has it."""
     plan = loaded.plan
-    if not isinstance(plan, ScheduledPlan):
+    if not isinstance(plan, SeveralPlan):
         return {"devices": (loaded.device.name,)}
     used = sorted({one.device for one in plan.schedule.splits} or {plan.schedule.main})
     return {

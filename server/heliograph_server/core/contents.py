@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -45,14 +45,14 @@ class Contents:
 
     def __init__(
         self,
-        devices: Sequence[Device],
+        devices: Callable[[], Sequence[Device]],
         room: Room,
         store: ContentStore | None = None,
         tenant: bytes = b"",
         keeper: Keeper | None = None,
     ) -> None:
         #: By priority.
-        self._devices = tuple(devices)
+        self._devices = devices
         self._room = room
         self._store = store or ContentStore()
         self._keeper = keeper
@@ -223,8 +223,8 @@ class Contents:
 
     def _living(self) -> Sequence[Device]:
         """The devices that are there. Raises DeviceLostError where none is."""
-        living = [one for one in self._devices if not one.why_lost()]
-        return living or [check_living(self._devices[0])]
+        devices = self._devices()
+        return [one for one in devices if one.lost is None] or [check_living(one) for one in devices]
 
     def _fill(self, buffer: Buffer, digest: bytes, source: Source) -> str:
         """Reads a content into memory, taking the digest of exactly what is written there. Why it is not the

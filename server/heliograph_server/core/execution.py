@@ -23,20 +23,23 @@ from heliograph_proto.errors import (
     InternalError,
     OutOfMemoryError,
 )
+from heliograph_server.core.handing import Handing
 from heliograph_server.core.handles import Storage, TensorHandle
 from heliograph_server.core.loaded import LoadedPlan, PlanCopy
 from heliograph_server.core.looping import Looping, in_step
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.observing import LoopObserver, Observer
 from heliograph_server.core.room import Room
-from heliograph_server.core.scheduled import Observe
-from heliograph_server.core.staged import Messages, Received, read, read_messages, write, write_received
+from heliograph_server.core.several import Observe
+from heliograph_server.core.staged import Incoming, Messages, read, read_messages, write, write_incoming
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
     AllocateTask,
     ClearTask,
     CopyTask,
+    FetchTask,
     FillTask,
+    OfferTask,
     Place,
     PlaceTask,
     ReadTask,
@@ -72,16 +75,17 @@ class Execution:
         device: Callable[[str], Device],
         staging: Staging,
         chunk_bytes: int,
-        uploads: dict[int, Received],
+        uploads: dict[int, Incoming],
         reads: Callable[[int, Messages], None],
         places: Places,
         observer: Callable[[int], Observer | None],
         room: Room,
+        handing: Handing,
     ) -> None:
         self._device = device
         self._staging = staging
         self._chunk_bytes = chunk_bytes
-        #: Staged bytes of uploads by transfer.
+        #: Bytes of uploads by transfer.
         self._uploads = uploads
         #: Takes the staged bytes of a read, by sequence number.
         self._reads = reads
@@ -91,6 +95,7 @@ class Execution:
         #: Who is told of the observed nodes of a run, by sequence number.
         self._observer = observer
         self._room = room
+        self._handing = handing
         self._tasks: dict[type, Callable[[int, Any, Abort], Completion]] = {
             AllocateTask: self._allocate,
             PlaceTask: self._place,
@@ -101,6 +106,8 @@ class Execution:
             ReadTask: self._read,
             FillTask: self._fill,
             CopyTask: self._copy,
+            OfferTask: self._offer,
+            FetchTask: self._fetch,
             RunTask: self._run,
         }
 
@@ -160,9 +167,9 @@ class Execution:
             self._write_shared(sequence, task, task.shared)
             return Completion(sequence)
         if task.data is None:
-            received = self._uploads[task.transfer]
-            write_received(task, received)
-            self.traffic.written(received.nbytes, received.nbytes + received.copied_bytes)
+            incoming = self._uploads[task.transfer]
+            write_incoming(task, incoming, abort)
+            self.traffic.written(incoming.size_bytes, incoming.size_bytes + incoming.copied_bytes)
             return Completion(sequence)
         data = memoryview(task.data)
         write(task, data)
@@ -217,6 +224,14 @@ class Execution:
         if task.source is task.destination:
             return Completion(sequence)
         return Completion(sequence, road=access.copy(task.source.placed, task.destination.placed))
+
+    def _offer(self, sequence: int, task: OfferTask, abort: Abort) -> Completion:
+        self._handing.offer(sequence, task, abort)
+        return Completion(sequence)
+
+    def _fetch(self, sequence: int, task: FetchTask, abort: Abort) -> Completion:
+        self._handing.fetch(task, abort)
+        return Completion(sequence)
 
     def _run(self, sequence: int, task: RunTask, abort: Abort) -> Completion:
         if task.loop is not None:
@@ -276,10 +291,11 @@ class Execution:
         observe: Observe | None,
     ) -> None:
         def compute() -> None:
-            copy.compute(inputs, outputs, abort, observe)
+            copy.compute(inputs, outputs, abort, observe, task.exchange_run)
 
-        # What assigned half of its variables, or told of half of its nodes, is not done again.
-        compute() if task.plan.assigned or observe is not None else self._room.for_work(compute)
+        # What assigned half of its variables, or told others of half of its nodes, is not done again.
+        once = task.plan.assigned or observe is not None or task.exchange_run
+        compute() if once else self._room.for_work(compute)
 
     def _write_outputs(self, copy: PlanCopy, task: RunTask, outputs: Sequence[Tensor | None]) -> None:
         """Copies outputs to existing tensors that the device could not write in place."""

@@ -42,7 +42,7 @@ def fit_of(form: RunForm, plan: PlanHandle) -> Fit | None:
         and len(given) == len(form.outputs) == len(set(form.outputs))
         and all(given)
     )
-    is_alone = not (plan.read or plan.assigned or plan.tapped_bytes or plan.turns.overlap)
+    is_alone = not (plan.read or plan.assigned or plan.tapped_bytes or plan.turns.lanes)
     return Fit(form, plan) if is_right and is_alone and _is_there(plan) else None
 
 

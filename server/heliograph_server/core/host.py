@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Protocol
 
 from heliograph_backends.contract import Device
-from heliograph_proto import FEATURES, VERSION_MAX, VERSION_MIN, __version__
+from heliograph_proto import FEATURES, VERSION_MAX, VERSION_MIN, WATCH, __version__
 from heliograph_proto.description import (
     BackendInfo,
     DeviceList,
@@ -31,11 +31,15 @@ from heliograph_proto.errors import (
     VersionMismatchError,
 )
 from heliograph_proto.limits import Limits
+from heliograph_proto.membership import DeviceChange
 from heliograph_proto.types import TensorType
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines, Timer
+from heliograph_server.core.exchanging import LiveExchange
+from heliograph_server.core.execution import typed
 from heliograph_server.core.keeping import Keeper
 from heliograph_server.core.listing import describe, memory_of
+from heliograph_server.core.membership import Change, Membership, SessionDevices
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.queries import query_ops, query_placement
 from heliograph_server.core.room import Room
@@ -74,6 +78,9 @@ class HostStatistics(SessionStatistics):
 
     sessions: int = 0
     timers: int = 0
+    #: Open ends of edges to other daemons, and bytes that are held for these.
+    edges: int = 0
+    exchanged_bytes: int = 0
 
 
 class Host:
@@ -87,8 +94,10 @@ class Host:
         registry: DeviceRegistry,
         limits: Limits | None = None,
         store: ContentStore | None = None,
+        pool: Membership | None = None,
     ) -> None:
-        if not registry.devices:
+        """`pool`: devices of other daemons, behind those of the registry. The host owns it."""
+        if not registry.devices and pool is None:
             whys = "; ".join(f"{one.name}: {one.why}" for one in registry.backends if one.why)
             raise ConfigurationError(f"there is no device ({whys or 'no backend was asked for'})")
         self.limits = limits or Limits()
@@ -96,7 +105,10 @@ class Host:
         self.questions = Staging(self.limits.in_flight_bytes, "questions")
         #: Another one means that another life of the server answers.
         self.incarnation = secrets.token_bytes(16)
+        #: Values that come from other daemons, and go to them.
+        self.exchange = LiveExchange(self.limits)
         self._registry = registry
+        self._pool = pool
         self.store = store or ContentStore()
         #: Writes contents to the cache, if there is one.
         self.keeper = Keeper(self.store, self.store.cache) if self.store.cache is not None else None
@@ -112,36 +124,86 @@ class Host:
         self._numbers = itertools.count(1)
         self._draining = False
         self._closed = False
+        if pool is not None:
+            pool.start(self.incarnation, self._devices_changed)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "draining" if self._draining else "open"
-        return f"<Host {state}: {len(self._registry.devices)} devices, {len(self._sessions)} sessions>"
+        return f"<Host {state}: {len(self._devices)} devices, {len(self._sessions)} sessions>"
 
     def statistics(self) -> HostStatistics:
         parts = [one.statistics() for one in self._all_sessions()]
         names = [field.name for field in fields(SessionStatistics)]
         sums = {name: sum(getattr(part, name) for part in parts) for name in names}
-        return HostStatistics(sessions=len(parts), timers=self._deadlines.pending, **sums)
+        return HostStatistics(
+            sessions=len(parts),
+            timers=self._deadlines.pending,
+            edges=self.exchange.open_edges,
+            exchanged_bytes=self.exchange.budget.held_bytes,
+            **sums,
+        )
 
     # Devices
 
+    @property
+    def _devices(self) -> tuple[Device, ...]:
+        """By priority: those of this host first, then those of its members."""
+        return (*self._registry.devices, *(self._pool.devices if self._pool is not None else ()))
+
+    def _device(self, name: str) -> Device:
+        """By name, in upper or lower case; "" is the first. Raises UnknownDeviceError, and why a member that
+        would have it does not."""
+        pooled = self._pool.devices if self._pool is not None else ()
+        found = next((one for one in pooled if one.name.casefold() == name.casefold()), None)
+        if found is not None:
+            return found
+        if (error := self._why_missing(name)) is not None:
+            raise error
+        if not name and pooled and not self._registry.devices:
+            return pooled[0]
+        return self._registry.device(name)
+
+    def _why_missing(self, name: str) -> HeliographError | None:
+        return self._pool.why_missing(name) if self._pool is not None else None
+
     def device_list(self) -> DeviceList:
-        """All devices, and the backends behind them, with what could not start."""
-        return DeviceList(
-            describe(self._registry.devices, self._room), tuple(self._registry.backends), SERVER
-        )
+        """All devices, and the backends and members behind them, with what could not start."""
+        members = tuple(self._pool.members) if self._pool is not None else ()
+        found = describe(self._devices, self._room)
+        return DeviceList(found, tuple(self._registry.backends), SERVER, members=members)
 
     def memory(self, name: str = "") -> Memory:
-        """A device's memory, now. Raises UnknownDeviceError."""
-        return memory_of(self._registry.device(name), self._room)
+        """A device's memory, now. Raises UnknownDeviceError, MemberLostError."""
+        return memory_of(self._device(name), self._room)
 
     def query_ops(self, device: str, queries: Sequence[OpQuery]) -> tuple[OpAnswer, ...]:
         """Whether a device can run nodes like these. Raises UnknownDeviceError."""
-        return query_ops(self._registry.device(device), queries)
+        return query_ops(self._device(device), queries)
 
     def query_placement(self, device: str, buffer_type: str, tensors: Sequence[TensorType]) -> PlacementInfo:
         """What tensors would take of a device. Raises UnknownDeviceError, InvalidArgumentError."""
-        return query_placement(self._registry.device(device), buffer_type, tensors)
+        return query_placement(self._device(device), buffer_type, tensors)
+
+    def _devices_changed(self, change: Change) -> None:
+        """Devices of a member came, or are gone. From the pool's threads, one change at a time."""
+        with self._changed:
+            for device in change.appeared:
+                self._occupancies.setdefault(device.name, Occupancy())
+        told = DeviceChange(
+            change.member,
+            describe(change.appeared, self._room),
+            tuple(device.name for device in change.lost),
+            change.why,
+            self._daemons,
+        )
+        for session in self._all_sessions():
+            session.change_devices(change, told)
+        if change.lost:
+            self.store.forget_lost()
+
+    @property
+    def _daemons(self) -> tuple[bytes, ...]:
+        return tuple(self._pool.daemons) if self._pool is not None else ()
 
     # Sessions
 
@@ -159,46 +221,63 @@ class Host:
         version = _common_version(*versions)
         tenant = tenant_of(secret) if secret else b""
         token = secrets.token_bytes(16)
-        devices = self._registry.acquire()
+        agreed = tuple(one for one in FEATURES if one in features)
+        own = self._registry.acquire()
         try:
-            described = describe(devices, self._room)
-            self._add_session(token, client, devices, tenant)
+            session = self._add_session(token, client, own, tenant, WATCH in agreed)
         except BaseException:
-            self._registry.release(devices)
+            self._registry.release(own)
+            raise
+        try:
+            # Afterwards: what changes meanwhile the session is told.
+            described = describe(session.devices, self._room)
+        except BaseException as error:
+            session.close(typed(error, "describing devices"))
             raise
         return SessionInfo(
             session=token,
             version=version,
-            features=tuple(one for one in FEATURES if one in features),
+            features=agreed,
             limits=self.limits,
             incarnation=self.incarnation,
             server=SERVER,
             devices=described,
+            is_head=self._pool is not None,
+            daemons=self._daemons,
         )
 
-    def _add_session(self, token: bytes, client: str, devices: Sequence[Device], tenant: bytes) -> None:
-        if not devices:
-            raise UnavailableError(
-                "the server has no device any more", advice="load a backend, or restart it"
-            )
-        for device in devices:
-            self._occupancies.setdefault(device.name, Occupancy())
-        session = Session(
-            next(self._numbers),
-            _printable(client),
-            self.limits,
-            devices,
-            self._occupancies,
-            self._deadlines,
-            self._room,
-            lambda _session: self._forget(token, devices),
-            Contents(devices, self._room, self.store, tenant, self.keeper),
-        )
+    def _add_session(
+        self, token: bytes, client: str, own: Sequence[Device], tenant: bytes, watches: bool
+    ) -> Session:
+        # Who is added then is told of every change that is not in its devices.
         with self._changed:
             self._check_room()
+            found = (*own, *(self._pool.devices if self._pool is not None else ()))
+            if not found:
+                raise UnavailableError(
+                    "the server has no device any more",
+                    advice="load a backend, restart it, or start its members",
+                )
+            for device in found:
+                self._occupancies.setdefault(device.name, Occupancy())
+            devices = SessionDevices(found, self._why_missing)
+            session = Session(
+                next(self._numbers),
+                _printable(client),
+                self.limits,
+                devices,
+                self._occupancies,
+                self._deadlines,
+                self._room,
+                lambda _session: self._forget(token, own),
+                Contents(devices.present, self._room, self.store, tenant, self.keeper),
+                self.exchange,
+                watches=watches,
+            )
             self._sessions[token] = session
             seconds = self.limits.attach_timeout_ms / 1e3
             self._reapers[token] = self._deadlines.after(seconds, lambda: self._reap(session))
+        return session
 
     def session(self, token: bytes) -> Session:
         """Raises SessionClosedError for a token that names none, or none any more."""
@@ -276,10 +355,13 @@ class Host:
         self.drain()
         self.close_sessions(DrainingError("the server is shutting down", advice="try later, or elsewhere"))
         self.hurry()
+        self.exchange.close()
         if self.keeper is not None:
             self.keeper.close()
         self.store.close()
         self._deadlines.close()
+        if self._pool is not None:
+            self._pool.close()
         self._registry.close()
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph_proto.description import Port
 from heliograph_proto.graph import Graph, Leaf, LeafKind
+from heliograph_proto.portions import Portion
 from heliograph_server.core.handles import BoundLeaves, ReservationHandle
 from heliograph_server.core.known_graphs import MOST_BYTES, KnownGraph
 from heliograph_server.core.loaded import LoadedPlan
@@ -43,10 +44,15 @@ class Ports:
     assigned: frozenset[int]
 
     @classmethod
-    def of(cls, graph: Graph) -> Ports:
-        """Those of a validated graph."""
+    def of(cls, graph: Graph, portion: Portion | None = None) -> Ports:
+        """Those of a validated graph. What arrives while a portion runs is no input of its runs."""
+        late = {one.leaf for one in portion.arrivals} if portion is not None else ()
         return cls(
-            inputs=tuple(Port(leaf.name, leaf.type) for leaf in graph.inputs),
+            inputs=tuple(
+                Port(leaf.name, leaf.type)
+                for n, leaf in enumerate(graph.leaves)
+                if leaf.kind is LeafKind.INPUT and n not in late
+            ),
             outputs=tuple(Port(one.name, graph.type_of(one.value)) for one in graph.outputs),
             variables=tuple(
                 (n, leaf) for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.VARIABLE
@@ -74,7 +80,8 @@ class KnownPlan:
     @property
     def may_stay(self) -> bool:
         """Whether it may stay without a handle, now."""
-        return self.lasts and (self.reservation is None or not self.reservation.is_over)
+        is_over = self.reservation is not None and self.reservation.is_over
+        return self.lasts and not is_over and not self.loaded.is_lost
 
 
 def key_of(
@@ -83,9 +90,10 @@ def key_of(
     """What a plan is compiled of: the graph, the tensors that its leaves are, the memory in which it is to
     lie, and all else that was asked for.
 
-    None for a graph that came without its message. Names are in it, since errors and ports carry them.
+    None for a graph that came without its message, and for a portion, whose edges are no other's. Names are
+    in it, since errors and ports carry them.
     """
-    if not known.size_bytes:
+    if not known.size_bytes or request.portion is not None:
         return None
     tensors = frozenset((leaf, one.storage, one.layout.offset_bytes) for leaf, one in bound.tensors.items())
     asked = (getattr(request, one.name) for one in fields(request) if one.name not in _HANDLES)
@@ -133,7 +141,8 @@ class KnownPlans:
         """The plan that was compiled of this, for one more handle; none that needs a device that is lost."""
         with self._lock:
             found = self._by_key.get(key) if key is not None else None
-            if found is not None and found.loaded.why_lost():
+            if found is not None and found.loaded.is_lost:
+                # It goes with its last handle, or was idle: then it takes nothing any more.
                 self._forget(found)
                 found = None
             if found is not None:
@@ -194,6 +203,15 @@ class KnownPlans:
         for one in gone:
             one.loaded.free()
         return bool(gone)
+
+    def forget_lost(self) -> None:
+        """Those without a handle that were compiled for devices that are gone take no memory of those that
+        have their names now."""
+        with self._lock:
+            gone = [one for one in self._idle if one.loaded.is_lost]
+            self._drop(gone)
+        for one in gone:
+            one.loaded.free()
 
     def end(self, reservation: Reservation) -> None:
         """Frees the plans that lie there, whoever has a handle of them. Nothing of them runs."""

@@ -7,7 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from heliograph_backends.contract import Abort, CompileOptions, Device, LeafBindings, Plan, Tensor, Usage
+from heliograph_backends.contract import (
+    Abort,
+    BufferType,
+    CompileOptions,
+    Device,
+    LeafBindings,
+    Plan,
+    Tensor,
+    Usage,
+)
 from heliograph_proto.commands import Bytes
 from heliograph_proto.description import (
     Cause,
@@ -21,9 +30,10 @@ from heliograph_proto.errors import HeliographError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.types import TensorType
 from heliograph_server.core.divided import client_report, explain
+from heliograph_server.core.host_memory import host_memory
 from heliograph_server.core.occupancy import SHORT_US
-from heliograph_server.core.scheduled import Observe, ScheduledPlan
 from heliograph_server.core.scheduling.rows import Divided
+from heliograph_server.core.several import Observe, SeveralPlan
 from heliograph_server.core.tapping import tapped_bytes
 
 #: An output that is fetched but not kept lies in memory that the plan keeps, up to this size.
@@ -84,6 +94,8 @@ class PlanCopy:
         self._short_known = False
         # Elsewhere memory of the host would be pinned for one run, which costs more than to copy it.
         self._wraps_host = device.capabilities.buffer_from_host and device.buffer_type.is_host
+        #: Of a plan that takes what lies in this process, and brings what it made: no other need hold it.
+        self._host = host_memory(device) if isinstance(plan, SeveralPlan) and plan.takes_anything else None
 
     def __repr__(self) -> str:
         return f"<PlanCopy of {self.plan!r}>"
@@ -94,20 +106,24 @@ class PlanCopy:
         outputs: Sequence[Tensor | None],
         abort: Abort,
         observe: Observe | None,
+        exchange_run: int = 0,
     ) -> None:
-        """Runs once; `observe` is told of the nodes that are observed. Raises what `Plan.compute` does."""
-        if isinstance(self.plan, ScheduledPlan):
-            self.plan.compute(inputs, outputs, abort, observe)
+        """Runs once; `observe` is told of the nodes that are observed; `exchange_run`: see
+        `SeveralPlan.compute`. Raises what `Plan.compute` does."""
+        if isinstance(self.plan, SeveralPlan):
+            self.plan.compute(inputs, outputs, abort, observe, exchange_run)
         else:
             self.plan.compute(inputs, outputs, abort)
 
     def writes(self, tensor: Tensor) -> bool:
         """Whether a run can write an output straight into a tensor."""
-        return self.device.supports_buffer_type(tensor.buffer.buffer_type)
+        return self._host is not None or self.device.supports_buffer_type(tensor.buffer.buffer_type)
 
     def input_of(self, place: int, type: TensorType, data: Bytes) -> Tensor:
         """Bytes from a command as a tensor: in place where the device can, else copied."""
         view = memoryview(data)
+        if self._host is not None:
+            return Tensor(type, self._host.wrap(view))
         if self._wraps_host:
             try:
                 return Tensor(type, self.device.buffer_from_host(view))
@@ -119,7 +135,11 @@ class PlanCopy:
 
     def output_for(self, place: int, type: TensorType) -> Tensor:
         """Where an output that is only fetched is written."""
-        return self._scratch_tensor(("output", place), type)
+        return self._scratch_tensor(("output", place), type, self._host)
+
+    def home_for(self, place: int, type: TensorType) -> Tensor:
+        """As `output_for`, of one that the next step of a loop reads."""
+        return self._scratch_tensor(("home", place), type) if self._host else self.output_for(place, type)
 
     def near_for(self, place: int, type: TensorType) -> Tensor:
         """Where a loop has an input that lies on another device."""
@@ -151,15 +171,15 @@ class PlanCopy:
             return None
         return None if found is None or found[1] >= SHORT_US else ShortRun(found[0], inputs, outputs)
 
-    def _scratch_tensor(self, key: object, type: TensorType) -> Tensor:
+    def _scratch_tensor(self, key: object, type: TensorType, memory: BufferType | None = None) -> Tensor:
         if key not in self._scratch:
-            buffer = self.device.buffer_type.allocate(type.nbytes, Usage.COMPUTE)
+            buffer = (memory or self.device.buffer_type).allocate(type.nbytes, Usage.COMPUTE)
             self._scratch[key] = Tensor(type, buffer)
         return self._scratch[key]
 
     def kept_bytes(self) -> Mapping[str, int]:
         """What it takes of devices, by name, as long as nothing runs."""
-        if isinstance(self.plan, ScheduledPlan):
+        if isinstance(self.plan, SeveralPlan):
             return self.plan.held_by_device()
         return {self.device.name: self.plan.held_bytes}
 
@@ -196,7 +216,7 @@ class LoadedPlan:
         self._order = order
         #: What became of the client's graph where weights lie over devices.
         self._divided = divided
-        self._when_freed: Callable[[], None] | None = None
+        self._when_freed: list[Callable[[], None]] = []
         #: The copy that ran last.
         self._last = self.copies[0]
         #: How long the last run took, all in all; 0 before it.
@@ -212,12 +232,6 @@ class LoadedPlan:
         """The copy that ran last; as the others, but for what was measured."""
         return self._last.plan
 
-    def why_lost(self) -> str:
-        """Why a device that may run a part of it is gone, in words; empty as long as none is."""
-        plan = self.plan
-        devices = plan.devices if isinstance(plan, ScheduledPlan) else (self.device,)
-        return next(filter(None, (one.why_lost() for one in devices)), "")
-
     @property
     def compute_bytes(self) -> int:
         """Taken for intermediate results, by all copies."""
@@ -226,12 +240,12 @@ class LoadedPlan:
     @property
     def is_observed(self) -> bool:
         """Whether runs tell of nodes."""
-        return isinstance(self.plan, ScheduledPlan) and bool(self.plan.schedule.taps)
+        return isinstance(self.plan, SeveralPlan) and bool(self.plan.schedule.taps)
 
     @property
     def tapped_bytes(self) -> int:
         """The values that each run tells of, all together."""
-        if not isinstance(self.plan, ScheduledPlan):
+        if not isinstance(self.plan, SeveralPlan):
             return 0
         return tapped_bytes(self.plan.graph, self.plan.schedule.taps)
 
@@ -262,13 +276,13 @@ class LoadedPlan:
     @property
     def is_on_host(self) -> bool:
         """Whether nothing but this host's processor computes it."""
-        alone = not isinstance(self.plan, ScheduledPlan)
+        alone = not isinstance(self.plan, SeveralPlan)
         return alone and self.device.type is DeviceType.CPU and self.device.buffer_type.is_host
 
     def report(self) -> PlanReport:
         """Where its nodes run and why."""
         homes: Sequence[int] = (0,) * len(self.plan.graph.leaves)
-        if isinstance(self.plan, ScheduledPlan):
+        if isinstance(self.plan, SeveralPlan):
             found, homes = _of_copies(self.plan.report(), len(self.copies)), self.plan.schedule.homes
         else:
             found = self._report_alone()
@@ -299,7 +313,7 @@ class LoadedPlan:
         """As if it had not run yet, but for how long its next run may take."""
         self.took_us = 0.0
         for one in self.copies:
-            if isinstance(one.plan, ScheduledPlan):
+            if isinstance(one.plan, SeveralPlan):
                 one.plan.forget_times()
 
     def kept_bytes(self) -> Mapping[str, int]:
@@ -309,6 +323,12 @@ class LoadedPlan:
             found.update(one.kept_bytes())
         return found
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether a device that it was compiled for is gone."""
+        devices = self.plan.devices if isinstance(self.plan, SeveralPlan) else (self.device,)
+        return any(one.lost is not None for one in devices)
+
     def trim(self) -> None:
         """Gives back what only runs need."""
         for one in self.copies:
@@ -316,14 +336,14 @@ class LoadedPlan:
 
     def when_freed(self, call: Callable[[], None]) -> None:
         """Has somebody told, once."""
-        self._when_freed = call
+        self._when_freed.append(call)
 
     def free(self) -> None:
         """Gives all memory back. Idempotent."""
         for one in self.copies:
             one.free()
-        call, self._when_freed = self._when_freed, None
-        if call is not None:
+        calls, self._when_freed = self._when_freed, []
+        for call in calls:
             call()
 
 

@@ -23,7 +23,7 @@ from heliograph_server.core.handles import TensorHandle
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.observing import LoopObserver
 from heliograph_server.core.room import Room
-from heliograph_server.core.scheduled import Observe, ScheduledPlan
+from heliograph_server.core.several import Observe, SeveralPlan
 from heliograph_server.core.tasks import RunTask
 
 Inputs: TypeAlias = Sequence[Tensor]
@@ -70,7 +70,7 @@ class Looping:
         looked_at = () if loop.until is None else (loop.until,)
         for place in (*carried, *looked_at, *loop.taps):
             if home[place] is None:
-                home[place] = self._copy.output_for(place, self._type(place))
+                home[place] = self._copy.home_for(place, self._type(place))
         other = list(home)
         for place in carried if loop.steps > 1 else ():
             other[place] = self._copy.other_for(place, self._type(place))
@@ -79,7 +79,7 @@ class Looping:
     def _near(self, inputs: Inputs) -> Inputs:
         """The inputs of all steps but the first. What lies on another device is copied once, and not in each
         step, unless steps assign to it."""
-        if isinstance(self._copy.plan, ScheduledPlan) or self._loop.steps == 1:
+        if isinstance(self._copy.plan, SeveralPlan) or self._loop.steps == 1:
             return inputs
         carried = {one.input for one in self._loop.carries}
         changing = {one.storage for one in self._task.plan.assigned}

@@ -20,7 +20,7 @@ from enum import Enum
 from heliograph_proto.errors import HeliographError
 from heliograph_server.core.handles import Lane, Storage, StreamHandle, TensorHandle
 from heliograph_server.core.loops import Unread
-from heliograph_server.core.tasks import FreeTask, Task
+from heliograph_server.core.tasks import FreeTask, Task, WriteTask
 
 #: More readers of a storage than this are waited for by way of a join.
 FEW_READERS = 16
@@ -93,6 +93,11 @@ class Entry:
         name = type(self.task).__name__ if self.task else "settled by the core"
         state = "failed" if self.error else f"{self.blockers} blockers"
         return f"<Entry {self.sequence} {name}: {self.phase.value}, {state}>"
+
+    @property
+    def takes_upload(self) -> bool:
+        """Whether its work waits for bytes that come."""
+        return isinstance(self.task, WriteTask) and bool(self.task.transfer)
 
     def wait_for(self, earlier: Entry | None) -> None:
         """Adds a blocker unless the order is given already."""

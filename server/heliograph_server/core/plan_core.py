@@ -41,6 +41,8 @@ class PlanCore(SessionState, ABC):
         self._to_release: list[PlanHandle | ReservationHandle] = []
         #: How many waited so far.
         self._waiters = 0
+        #: Variables that were made so far.
+        self._variables_made = 0
 
     @abstractmethod
     def _settle(self) -> None:
@@ -51,8 +53,8 @@ class PlanCore(SessionState, ABC):
         if self.closed is not None:
             raise self.closed
         self.handles.check_room(TensorHandle)
-        self._made_variables += 1
-        number = c.SERVER_HANDLE | self._made_variables
+        self._variables_made += 1
+        number = c.SERVER_HANDLE | self._variables_made
         tensor = TensorHandle(layout(type), Storage(type.nbytes, device, buffer))
         self.handles.add(number, tensor)
         self.variables[name] = (number, tensor)
@@ -107,10 +109,12 @@ class PlanCore(SessionState, ABC):
         turns: Turns | None = None,
         tapped_bytes: int = 0,
         reservation: ReservationHandle | None = None,
+        is_portion: bool = False,
     ) -> None:
         """A compiled plan: its inputs and outputs, the variables that it reads and assigns, the tensors
         that are its leaves, which it holds from here on, the turns by which it runs (None: its own, one at a
-        time), how much each run tells of nodes, and the reservation in which it lies, if any."""
+        time), how much each run tells of nodes, the reservation in which it lies, if any, and whether it is
+        a portion of a graph on several hosts."""
         if self.closed is not None:
             raise self.closed
         self.handles.give_up(number)
@@ -119,7 +123,7 @@ class PlanCore(SessionState, ABC):
         read, assigned = map(tuple, variables)
         turns = turns or Turns()
         self._check_lanes(turns)
-        held = bound, plan, turns, tapped_bytes, reservation
+        held = bound, plan, turns, tapped_bytes, reservation, 0 if is_portion else None
         made = PlanHandle(device, inputs, outputs, read, assigned, *held)
         made.check_there()
         self.handles.add(number, made)

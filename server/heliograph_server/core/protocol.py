@@ -64,13 +64,17 @@ from heliograph_server.core.ordering import (
     wait_for_writers,
 )
 from heliograph_server.core.tasks import (
+    ABORTABLE,
     AbortWork,
+    CloseEdge,
     Deliver,
     Disarm,
     DropRead,
     DropUpload,
     FreeTask,
     Instruction,
+    OfferTask,
+    OpenEdge,
     Place,
     PlaceTask,
     ReadTask,
@@ -149,6 +153,16 @@ class SessionCore(ObservingCore):
         taps, self._taps = tuple(self._taps), []
         self._reported_through = self._completed_through
         return c.CompletionBatch(self._completed_through, listed, taps)
+
+    @property
+    def reported_through(self) -> int:
+        """Up to which command `take_completions` has told."""
+        return self._reported_through
+
+    def add_devices(self, names: Iterable[str]) -> None:
+        """From now on commands may name these devices, too."""
+        for name in names:
+            self._arrivals.lanes.setdefault(name, None)
 
     @property
     def is_silent(self) -> bool:
@@ -253,6 +267,8 @@ class SessionCore(ObservingCore):
         self._open[entry.sequence] = self._entries[entry.sequence] = entry
         self._bind_transfer(entry, kind)
         self._order(entry, kind)
+        if isinstance(entry.task, OfferTask) and entry.error is None:
+            self._instructions.append(OpenEdge(entry.sequence, entry.task))
         if entry.blockers == 0:
             self._ready.append(entry)
 
@@ -402,9 +418,11 @@ class SessionCore(ObservingCore):
         self._arrivals.give_back(entry, entry.inline_bytes)
         leave_storages(entry)
         if isinstance(entry.task, WriteTask) and self._uploads.release(entry.task.transfer, entry):
-            self._instructions.append(DropUpload(entry.task.transfer))
+            self._instructions.append(DropUpload(entry.task.transfer, entry.error))
         if entry.reads_for:
             self._instructions.append(DropRead(entry.sequence))
+        if isinstance(entry.task, OfferTask):
+            self._instructions.append(CloseEdge(entry.sequence, entry.error))
         if entry.stream is not None:
             leave_stream(entry, entry.stream)
         if isinstance(entry.task, RunTask) and entry.task.plan.turns.leave(entry.task.turn, entry):
@@ -459,7 +477,7 @@ class SessionCore(ObservingCore):
                 # The client uses it again when it is told of the end. Soon the work ends, or leaves it.
                 entry.interruption = entry.interruption or error
                 return
-            if isinstance(entry.task, RunTask):
+            if isinstance(entry.task, ABORTABLE) or entry.takes_upload:
                 self._instructions.append(AbortWork(sequence))
         entry.error = entry.error or error.from_command(sequence)
         self._stop_waiting(entry, entry.error)

@@ -1,4 +1,12 @@
-"""A plan over several devices: the plans of a schedule's splits, and the values that travel between them."""
+"""A plan over several devices: the plans of a schedule's splits, and the values that travel between them.
+
+A plan that is a portion has late inputs and early outputs besides: values of portions on other daemons. No
+wait for one can be for ever. Splits of a portion run in the whole graph's order on each device, one that
+waits holds no device, and a value is offered before later splits run: so of the splits of a run that have not
+ended, over all daemons, the first has all that it needs. Of several runs of a plan the same holds for the
+oldest, since all daemons see them in one order; and a portion has lanes of its own, so no other plan waits
+behind it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 from heliograph_backends import access
 from heliograph_backends.contract import (
@@ -21,9 +28,11 @@ from heliograph_backends.contract import (
     Tensor,
     Usage,
 )
-from heliograph_proto.description import CopyReport, DeviceShare, NodePlacement, PlanReport, SplitReport
-from heliograph_proto.errors import HeliographError, UnknownHandleError, UnsupportedError
+from heliograph_proto.description import CopyReport, DeviceShare, NodePlacement, PlanReport, SplitReport, Way
+from heliograph_proto.errors import HeliographError, UnknownHandleError
 from heliograph_proto.graph import Graph, LeafKind
+from heliograph_server.core.late import NOT_LATE, Late, LateRun
+from heliograph_server.core.portioning import Exchanging
 from heliograph_server.core.precedence import Precedences
 from heliograph_server.core.reservation import NOTHING, Share
 from heliograph_server.core.scheduling import Schedule
@@ -38,22 +47,19 @@ from heliograph_server.core.scheduling.homes import NOWHERE
 from heliograph_server.core.scheduling.model import ALL_ROWS
 from heliograph_server.core.scheduling.order import clocks
 from heliograph_server.core.scheduling.parts import Part, cut, in_order
+from heliograph_server.core.several import Observe, SeveralPlan
 from heliograph_server.core.split_between import Between
 from heliograph_server.core.split_copies import CopyAhead, RunCopies
 from heliograph_server.core.split_runs import SplitRunner
 
-#: Told of each observed node of a run, with its value, when its split has run; may hold the run up. The value
-#: is there until it returns. Called from several threads where splits overlap.
-Observe: TypeAlias = Callable[[int, Tensor, Abort], None]
 
-
-class ScheduledPlan(Plan):
+class ScheduledPlan(SeveralPlan):
     """Runs the splits, each after those that it depends on, with the copies that it needs before it.
 
     `devices` are those of the schedule's problem, in its order; `memories`: where each has what lies between
     splits; none: in its default buffer type; `reserved`: what was reserved of a device, by its name. Several
     copies of a plan, whose runs overlap, share `precedences`. Whoever computes on a device signs in to its
-    `occupancies`, by name. Raises OutOfMemoryError, UnsupportedError.
+    `occupancies`, by name. `exchanging`: of a portion. Raises OutOfMemoryError, UnsupportedError.
     """
 
     def __init__(
@@ -67,6 +73,7 @@ class ScheduledPlan(Plan):
         occupancies: Mapping[str, AbstractContextManager[object]] | None = None,
         memories: Sequence[BufferType] = (),
         reserved: Callable[[str], Share] = lambda _: NOTHING,
+        exchanging: Exchanging | None = None,
     ) -> None:
         self.graph = graph
         self.schedule = schedule
@@ -84,16 +91,15 @@ class ScheduledPlan(Plan):
         self._ahead = CopyAhead(len(early)) if early else None
         self._returned = returned_places(graph, schedule)
         self._leaves = {**bindings.weights, **bindings.variables}
-        self._input_places = [
-            (n, NOWHERE) for n, one in enumerate(graph.leaves) if one.kind is LeafKind.INPUT
-        ]
-        self._assigned = [
-            bindings.variables[value]
-            for value in dict.fromkeys(node.operands[0] for node in graph.nodes if node.op == "assign")
-        ]
+        self._late = late = Late(graph, schedule, exchanging) if exchanging is not None else None
+        self._input_places = _input_places(graph, late)
+        assigned = dict.fromkeys(node.operands[0] for node in graph.nodes if node.op == "assign")
+        self._assigned = [bindings.variables[value] for value in assigned]
         self._plans: list[Plan] = []
         self._between = Between(graph, memories or [one.buffer_type for one in devices], reserved)
         self._freed = False
+        #: Why values go through this process between splits of other hosts, in words.
+        self.why_whole = ""
         self._precedences = precedences
         signs = occupancies or {}
         self._occupancies = [signs.get(device.name, nullcontext()) for device in devices]
@@ -105,6 +111,7 @@ class ScheduledPlan(Plan):
         self._runner = SplitRunner(schedule, ended)
         try:
             self._tensors = self._homes() | self._between.place(spans)
+            self._tensors |= self._between.place_arrivals(late.places if late is not None else ())
             for part, split in zip(self._parts, schedule.splits, strict=True):
                 device = devices[split.device]
                 arena = reserved(device.name).arena
@@ -125,7 +132,6 @@ class ScheduledPlan(Plan):
         return sum(self.held_by_device().values())
 
     def held_by_device(self) -> dict[str, int]:
-        """What it takes of each device now, by name."""
         found = dict.fromkeys((one.name for one in self.devices), 0)
         for name, size_bytes in self._between.own_bytes.items():
             found[name] += size_bytes
@@ -145,8 +151,8 @@ class ScheduledPlan(Plan):
         outputs: Sequence[Tensor | None],
         abort: Abort,
         observe: Observe | None = None,
+        exchange_run: int = 0,
     ) -> None:
-        """As `Plan.compute`; `observe` is told of the nodes of `schedule.taps`."""
         if self._freed:
             raise UnknownHandleError("the plan was freed")
         self._run_begun = time.perf_counter()
@@ -154,9 +160,10 @@ class ScheduledPlan(Plan):
             given = [self._lasting(tensor, stack) for tensor in inputs]
             tensors = self._tensors | dict(zip(self._input_places, given, strict=True))
             rank = self._precedences.rank() if self._precedences else 0
+            late = self._late.run(exchange_run, self._tensors) if self._late is not None else NOT_LATE
             copies = self._ahead.run(tensors) if self._ahead else RunCopies(tensors)
-            with copies:
-                self._runner.run(partial(self._run_split, tensors, copies, rank, observe), abort)
+            with late, copies:
+                self._runner.run(partial(self._run_split, tensors, copies, late, rank, observe), abort)
             for place, target in zip(self._returned, outputs, strict=True):
                 if target is not None:
                     access.copy(tensors[place], target)
@@ -176,12 +183,14 @@ class ScheduledPlan(Plan):
         self,
         tensors: Mapping[Place, Tensor],
         copies: RunCopies,
+        late: LateRun,
         rank: int,
         observe: Observe | None,
         number: int,
         abort: Abort,
     ) -> None:
         begun, found = time.perf_counter(), self._moves[number]
+        late.before(number, abort)
         copies.before(found)
         copied = time.perf_counter()
         read, made = ([tensors[place] for place in places] for places in (found.reads, found.writes))
@@ -193,6 +202,7 @@ class ScheduledPlan(Plan):
                 raise explain(error, self._parts[number]) from None
         times = copied - begun, time.perf_counter() - computing, begun - self._run_begun
         self._took_us[number] = times[0] * 1e6, times[1] * 1e6, times[2] * 1e6
+        late.behind(number, tensors, abort)
         split = self.schedule.splits[number]
         if observe is not None and (last := split.nodes[-1]) in self.schedule.taps:
             observe(last, tensors[len(self.graph.leaves) + last, split.device], abort)
@@ -206,11 +216,9 @@ class ScheduledPlan(Plan):
     # Explaining
 
     def forget_times(self) -> None:
-        """As if it had not run yet."""
         self._took_us = [(0.0, 0.0, 0.0)] * len(self.schedule.splits)
 
     def report(self) -> PlanReport:
-        """Where its nodes run and why, and how long the last run took."""
         split_of = {node: number for number, one in enumerate(self.schedule.splits) for node in one.nodes}
         concurrent = {
             node: found
@@ -231,12 +239,24 @@ class ScheduledPlan(Plan):
         late = {move.target[0] for move in self._moves[number].copies}
         copies = tuple(
             CopyReport(
-                copy.value, copy.source, copy.size_bytes, copy.rows != ALL_ROWS, copy.value not in late
+                copy.value,
+                copy.source,
+                copy.size_bytes,
+                copy.rows != ALL_ROWS,
+                copy.value not in late,
+                self._way(copy.source, copy.destination),
             )
             for copy in split.copies
         )
         took_us = self._took_us[number]
-        return SplitReport(split.device, copies, plan.steps, plan.compute_bytes, *took_us, note=plan.note)
+        note = plan.note or (f"through the head: {self.why_whole}" if self.why_whole and not number else "")
+        return SplitReport(split.device, copies, plan.steps, plan.compute_bytes, *took_us, note=note)
+
+    def _way(self, source: int, destination: int) -> Way:
+        here, there = self.devices[source].site, self.devices[destination].site
+        if here is there:
+            return Way.WITHIN
+        return Way.DIRECT if here is None or there is None else Way.THROUGH_HEAD
 
     def _share(self, place: int) -> DeviceShare:
         device = self.devices[place]
@@ -255,9 +275,6 @@ class ScheduledPlan(Plan):
 
     # The end
 
-    def update(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
-        raise UnsupportedError("a plan over several devices is compiled anew")
-
     def free(self) -> None:
         self._freed = True
         self._runner.close()
@@ -266,6 +283,13 @@ class ScheduledPlan(Plan):
         for plan in self._plans:
             plan.free()
         self._between.free()
+
+
+def _input_places(graph: Graph, late: Late | None) -> list[Place]:
+    """Of the inputs that a run is given."""
+    arriving = late.leaves if late is not None else ()
+    inputs = (n for n, one in enumerate(graph.leaves) if one.kind is LeafKind.INPUT)
+    return [(n, NOWHERE) for n in inputs if n not in arriving]
 
 
 def compile_part(

@@ -22,12 +22,14 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.inline_runs import InlineResult, InlineRun
 from heliograph_proto.limits import Limits
+from heliograph_proto.membership import DeviceChange
 from heliograph_server.core.bulk import ContentUpload, TransferUpload, Upload
 from heliograph_server.core.compiling import Compiler, CompileRequest
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines
 from heliograph_server.core.downloads import Download
-from heliograph_server.core.execution import private_copy, typed
+from heliograph_server.core.exchanging import LiveExchange
+from heliograph_server.core.execution import private_copy
 from heliograph_server.core.handles import (
     BufferHandle,
     EventHandle,
@@ -37,11 +39,12 @@ from heliograph_server.core.handles import (
     TensorHandle,
 )
 from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.membership import Change, SessionDevices
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.room import Room
 from heliograph_server.core.session_work import SessionWork
 from heliograph_server.core.sizing import EstimateRequest, ReserveRequest
-from heliograph_server.core.staged import Received
+from heliograph_server.core.staged import Incoming
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
     DropUpload,
@@ -94,22 +97,26 @@ class Session(SessionWork):
         number: int,
         client: str,
         limits: Limits,
-        devices: Sequence[Device],
+        devices: SessionDevices,
         occupancies: Mapping[str, Occupancy],
         deadlines: Deadlines,
         room: Room,
         on_closed: Callable[[Session], None],
-        contents: Contents | None = None,
+        contents: Contents | None,
+        exchange: LiveExchange,
+        *,
+        watches: bool = False,
     ) -> None:
-        super().__init__(limits, devices, occupancies, deadlines, room)
+        super().__init__(limits, devices, occupancies, deadlines, room, exchange)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
         self.number = number
         self.client = client or "somebody"
         self._on_closed = on_closed
+        self._watches = watches
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
         self.requests = Staging(max(limits.in_flight_bytes, limits.message_bytes), "graphs")
-        self._contents = contents or Contents(devices, room)
-        memory = self._contents, occupancies, devices, self._plans, room
+        self._contents = contents or Contents(devices.present, room)
+        memory = self._contents, occupancies, devices.present, self._plans, room, exchange
         self._compiler = Compiler(self._core, self._lock, limits, self._device, *memory)
         self._open_uploads: set[Upload] = set()
         self._closing = False
@@ -226,6 +233,27 @@ class Session(SessionWork):
         with self._lock:
             self._on_quiet = on_quiet
 
+    # Devices
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        """Those that are there."""
+        return self._devices.present()
+
+    def change_devices(self, change: Change, told: DeviceChange) -> None:
+        """Devices came, or are gone; `told` is what the client is told, if it wants to know."""
+        if not self._devices.change(change):
+            return
+        with self._lock:
+            if self._core.closed is not None:
+                return
+            self._core.add_devices(device.name for device in change.appeared)
+            if self._watches:
+                self._changes.append(told)
+        if change.lost:
+            self._plans.forget_lost()
+        self._deliver()
+
     # Plans and contents
 
     def when_written(self, tensors: Collection[int]) -> Future[None]:
@@ -317,24 +345,40 @@ class Session(SessionWork):
         return upload
 
     def _begin_transfer(self, transfer: int, size_bytes: int) -> Upload:
-        self._event(partial(self._core.upload_started, transfer, size_bytes))
         broke = partial(self._upload_broke, transfer)
         arrived = partial(self._upload_arrived, transfer)
         try:
-            return TransferUpload(size_bytes, self._staging, arrived, broke, self._forget_upload)
-        except BaseException as error:
-            broke(typed(error, "staging an upload"))
+            incoming = Incoming(size_bytes, self._staging)
+        except HeliographError as error:
+            # The command that waits for it fails as well.
+            self._event(partial(self._core.upload_started, transfer, size_bytes))
+            broke(error)
+            raise
+        upload = TransferUpload(incoming, arrived, broke, self._forget_upload)
+        try:
+            with self._lock:
+                self._start_transfer(transfer, incoming)
+        except BaseException:
+            incoming.close(None)
+            raise
+        finally:
+            self._deliver()
+        return upload
+
+    def _start_transfer(self, transfer: int, incoming: Incoming) -> None:
+        """The command that waits for it may take its bytes from within this call."""
+        is_new = transfer not in self._uploads
+        if is_new:
+            self._uploads[transfer] = incoming
+        try:
+            self._decide(partial(self._core.upload_started, transfer, incoming.size_bytes))
+        except BaseException:
+            if is_new:
+                self._uploads.pop(transfer, None)
             raise
 
-    def _upload_arrived(self, transfer: int, staged: Received) -> None:
-        with self._lock:
-            self._uploads[transfer] = staged
-            try:
-                self._decide(partial(self._core.upload_arrived, transfer))
-            except BaseException:
-                self._uploads.pop(transfer, None)
-                raise
-        self._deliver()
+    def _upload_arrived(self, transfer: int) -> None:
+        self._event(partial(self._core.upload_arrived, transfer))
 
     def _upload_broke(self, transfer: int, error: HeliographError) -> None:
         self._event(partial(self._core.upload_broke, transfer, error))

@@ -41,8 +41,6 @@ class SessionState:
         self.handles = HandleTable(limits)
         #: Names of variables to their handles; they live as long as the session.
         self.variables: dict[str, tuple[int, TensorHandle]] = {}
-        #: How many there were, with those that were lost and made anew.
-        self._made_variables = 0
         self._plans: dict[PlanHandle, None] = {}
         self._reservations: dict[ReservationHandle, None] = {}
         self._storages: dict[Storage, None] = {}

@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,24 +23,29 @@ from heliograph_proto.commands import Command, Completion, CompletionBatch
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.inline_runs import InlineRun
 from heliograph_proto.limits import Limits
-from heliograph_server.core.checks import unknown_device
+from heliograph_proto.membership import DeviceChange
 from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.downloads import Downloads
+from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import Execution, typed
 from heliograph_server.core.fitting import Fit
+from heliograph_server.core.handing import Handing
 from heliograph_server.core.handles import TensorHandle
 from heliograph_server.core.known_plans import KnownPlans
 from heliograph_server.core.loaded import LoadedPlan, ShortRun
+from heliograph_server.core.membership import SessionDevices
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.observing import LoopObserver, Observer
 from heliograph_server.core.occupancy import SHORT_US, Occupancy
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
-from heliograph_server.core.staged import Received
+from heliograph_server.core.staged import Incoming
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
+    ABORTABLE,
     AbortWork,
+    CloseEdge,
     CloseLane,
     Deliver,
     Disarm,
@@ -47,6 +53,7 @@ from heliograph_server.core.tasks import (
     DropUpload,
     FreeTask,
     Instruction,
+    OpenEdge,
     OpenLane,
     Place,
     Proceed,
@@ -69,26 +76,30 @@ class SessionWork:
     def __init__(
         self,
         limits: Limits,
-        devices: Sequence[Device],
+        devices: SessionDevices,
         occupancies: Mapping[str, Occupancy],
         deadlines: Deadlines,
         room: Room,
+        exchange: LiveExchange,
     ) -> None:
         self.limits = limits
-        self._devices = {device.name: device for device in devices}
-        self._first = devices[0]
+        self._devices = devices
+        #: What of them the client was not told yet.
+        self._changes: list[DeviceChange] = []
         self._occupancies = occupancies
         self._deadlines = deadlines
         self._lock = threading.RLock()
         self._core = SessionCore(limits, tuple(self._devices), self._memory)
         self._staging = Staging(limits.in_flight_bytes)
         self._downloads = Downloads(self._core, self._lock, self._staging)
-        self._uploads: dict[int, Received] = {}
+        self._uploads: dict[int, Incoming] = {}
         #: Of runs that are observed and have not ended, by sequence number.
         self._observers: dict[int, Observer] = {}
         self._plans = KnownPlans(room)
+        self._handing = Handing(exchange)
         staged = self._staging, limits.chunk_bytes, self._uploads, self._downloads.stage
-        self._execution = Execution(self._device, *staged, self, self._observers.get, room)
+        observer = self._observers.get
+        self._execution = Execution(self._device, *staged, self, observer, room, self._handing)
         #: What the client maps as well, once it has asked for it.
         self._shared: SealedMemory | None = None
         self._aborts: dict[int, Abort] = {}
@@ -107,6 +118,8 @@ class SessionWork:
             OpenLane: self._open_lane,
             CloseLane: self._close_lane,
             Start: self._start,
+            OpenEdge: self._handing.open,
+            CloseEdge: self._close_edge,
             AbortWork: self._abort_work,
             Proceed: self._proceed,
             ReleaseTensor: self._release_tensor,
@@ -179,7 +192,7 @@ class SessionWork:
         with self._lock:
             calls, self._calls = self._calls, []
             on_batch = self._on_batch
-            batch = self._core.take_completions() if on_batch is not None else None
+            batch = self._next_batch() if on_batch is not None else None
             if batch is not None and on_batch is not None:
                 calls.insert(0, partial(on_batch, batch))
             if not calls:
@@ -187,13 +200,19 @@ class SessionWork:
                 return None
             return calls
 
+    def _next_batch(self) -> CompletionBatch | None:
+        """What is done, and before it what happened to devices."""
+        batch = self._core.take_completions()
+        if not self._changes:
+            return batch
+        changes, self._changes = tuple(self._changes), []
+        return replace(batch or CompletionBatch(self._core.reported_through), changes=changes)
+
     # Lanes and work
 
     def _device(self, name: str) -> Device:
-        """By name; "" is the first. Raises UnknownDeviceError."""
-        if name and name not in self._devices:
-            raise unknown_device(name, self._devices)
-        return self._devices[name] if name else self._first
+        """By name; "" is the first. Raises what `SessionDevices.device` does."""
+        return self._devices.device(name)
 
     def _memory(self, device: str, buffer_type: str) -> BufferType:
         """How a device makes memory. Raises UnknownDeviceError, InvalidArgumentError."""
@@ -202,7 +221,7 @@ class SessionWork:
     def _open_lane(self, instruction: OpenLane) -> None:
         lane = instruction.lane
         try:
-            lane.stream = self._devices[lane.device].stream()
+            lane.stream = self._device(lane.device).stream()
         except Exception as error:
             self._core.lane_failed(lane, typed(error, f"making a stream of device {lane.device}"))
 
@@ -214,8 +233,9 @@ class SessionWork:
         entry = instruction.entry
         assert entry.lane is not None
         work = Work(self, entry, entry.lane, self._occupancies[entry.lane.device])
-        if isinstance(entry.task, RunTask):
+        if isinstance(entry.task, ABORTABLE) or entry.takes_upload:
             self._aborts[entry.sequence] = work.abort
+        if isinstance(entry.task, RunTask):
             self._observe(entry.sequence, entry.task, work.occupancy)
         work.lane.queued += 1
         try:
@@ -279,6 +299,10 @@ class SessionWork:
         bound = (*task.inputs, *(one.into for one in task.outputs))
         storages = (one.storage for one in bound if isinstance(one, TensorHandle))
         return all(one is None or one.device == work.lane.device for one in storages)
+
+    def _close_edge(self, instruction: CloseEdge) -> None:
+        # Whoever waits there is told without the lock.
+        self._calls.append(self._handing.close(instruction))
 
     def _abort_work(self, instruction: AbortWork) -> None:
         if (abort := self._aborts.get(instruction.sequence)) is not None:
@@ -369,9 +393,9 @@ class SessionWork:
         reservation.free()
 
     def _drop_upload(self, instruction: DropUpload) -> None:
-        staged = self._uploads.pop(instruction.transfer, None)
-        if staged is not None:
-            self._staging.give(staged.nbytes)
+        incoming = self._uploads.pop(instruction.transfer, None)
+        if incoming is not None:
+            incoming.close(instruction.error)
 
     def _deliver_read(self, instruction: Deliver) -> None:
         call = self._downloads.settle(instruction.transfer, instruction.sequence, instruction.error)

@@ -59,6 +59,15 @@ class Between:
             for value, tensor in self._place(self._memories[device], here).items()
         }
 
+    def place_arrivals(self, places: Sequence[Place]) -> dict[Place, Tensor]:
+        """Tensors that share bytes with nothing, since nobody knows when they are written. As `place`."""
+        found: dict[Place, Tensor] = {}
+        for value, device in places:
+            type, memory = self._graph.type_of(value), self._memories[device]
+            self._buffers.append(memory.allocate(memory.alloc_size(type), Usage.COMPUTE))
+            found[value, device] = Tensor(type, self._buffers[-1])
+        return found
+
     def _place(self, memory: BufferType, spans: Mapping[int, Span]) -> dict[int, Tensor]:
         arena = plan_between(self._graph, spans, memory)
         chunks = self._chunks(memory, arena.chunk_bytes)

@@ -1,20 +1,23 @@
 """Bytes that a session holds between a bulk call and a command, as they travel.
 
-What comes in stays in the messages that brought it until the command writes it into its tensor, and what
-goes out is copied from the tensor into messages at once: each byte is copied once here, whichever of call
-and command came first.
+What comes in stays in the messages that brought it until its command has its turn, and from then on goes to
+the tensor as it comes; what goes out is copied from the tensor into messages at once. Each byte is copied
+once here, whichever of call and command came first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable
 
 import numpy as np
 
 from heliograph_backends import access
-from heliograph_backends.contract import Tensor, host_bytes
+from heliograph_backends.contract import Abort, Tensor, host_bytes
 from heliograph_proto.bulk import encode_download
+from heliograph_proto.errors import CancelledError, HeliographError
 from heliograph_proto.types import DTYPES, TensorType
+from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import ReadTask, WriteTask
 
 #: Pieces below this are put together: an object for each would take more than its bytes.
@@ -23,21 +26,50 @@ SMALL_BYTES = 64 * 1024
 HEADER_BYTES = 4096
 
 
-class Received:
-    """The bytes of an upload in the pieces in which they came."""
+class Incoming:
+    """The bytes of an upload, from its first piece until its command is done. Thread-safe.
 
-    def __init__(self) -> None:
-        self.nbytes = 0
+    Pieces that come before the command has its turn stay in the messages that brought them. From then on each
+    goes straight to where it belongs, in the thread that has it, so that gRPC can use its memory again at
+    once: memory that a large upload takes anew costs about as much as copying it.
+    """
+
+    def __init__(self, size_bytes: int, staging: Staging) -> None:
+        """Counts the bytes before the first one comes. Raises LimitExceededError."""
+        staging.reserve(size_bytes)
+        self._staging = staging
+        self.size_bytes = size_bytes
         #: Bytes of all pieces that were copied into other memory on their way to a tensor.
         self.copied_bytes = 0
         self._parts: list[memoryview | bytearray] = []
+        self._changed = threading.Condition()
+        self._is_whole = False
+        self._is_over = False
+        self._error: HeliographError | None = None
+        self._sink: Callable[[memoryview], None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Received {self.nbytes:,} bytes in {len(self._parts)} parts>"
+        state = "over" if self._is_over else "whole" if self._is_whole else "coming"
+        return f"<Incoming {self.size_bytes:,} bytes, {state}>"
+
+    # The upload's side
 
     def add(self, data: memoryview) -> None:
-        """The next piece. One that lies in memory which somebody may overwrite is copied."""
-        self.nbytes += data.nbytes
+        """The next piece. One that lies in memory which somebody may overwrite is copied. Raises why nobody
+        wants it."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            if self._sink is None:
+                self._keep(data)
+                return
+            try:
+                self._sink(data)
+            except HeliographError as error:
+                self._fail(error)
+                raise
+
+    def _keep(self, data: memoryview) -> None:
         last = self._parts[-1] if self._parts else None
         if data.nbytes >= SMALL_BYTES and _keeps_little(data):
             self._parts.append(data)
@@ -48,16 +80,80 @@ class Received:
             self._parts.append(bytearray(data))
             self.copied_bytes += data.nbytes
 
-    def parts(self) -> Iterator[memoryview]:
-        """All pieces, in order."""
-        return map(memoryview, self._parts)
+    def end(self) -> None:
+        """All bytes came."""
+        with self._changed:
+            self._is_whole = True
+            self._changed.notify_all()
 
-    def joined(self) -> memoryview:
-        """All bytes in a row."""
+    def fail(self, error: HeliographError) -> None:
+        """No more bytes come, or nobody wants them: whoever waits for them, or brings them, is told so."""
+        with self._changed:
+            if not self._is_whole:
+                self._fail(error)
+
+    def _fail(self, error: HeliographError) -> None:
+        self._error = self._error or error
+        self._sink = None
+        self._parts.clear()
+        self._changed.notify_all()
+
+    # The command's side
+
+    def pour(self, sink: Callable[[memoryview], None], abort: Abort) -> None:
+        """Gives all pieces to `sink`, in order: those that are here at once, the others as they come, in the
+        thread that brings them. Returns when it has had the last one; it is not called any more then.
+
+        Raises what the upload failed with, what `sink` raises, and CancelledError.
+        """
+        with abort.watch(self._wake):
+            while parts := self._next_parts(sink):
+                for part in parts:
+                    sink(memoryview(part))
+            self._await_end(abort)
+
+    def _next_parts(self, sink: Callable[[memoryview], None]) -> list[memoryview | bytearray]:
+        """Those that came so far; when there are none, further ones go straight to the sink."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            parts, self._parts = self._parts, []
+            if not parts:
+                self._sink = sink
+            return parts
+
+    def joined(self, abort: Abort) -> memoryview:
+        """All bytes in a row, once they are here. Raises as `pour` does."""
+        with abort.watch(self._wake):
+            self._await_end(abort)
         if len(self._parts) == 1:
             return memoryview(self._parts[0])
-        self.copied_bytes += self.nbytes
+        self.copied_bytes += self.size_bytes
         return memoryview(b"".join(self._parts))
+
+    def _await_end(self, abort: Abort) -> None:
+        """Until all bytes are here; an upload that is stuck ends with its call, its session or an abort."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_whole or self._error is not None or abort.is_set)
+            self._sink = None
+            if self._error is None and not self._is_whole:
+                self._fail(CancelledError("the command was cancelled"))
+            if self._error is not None:
+                raise self._error
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self, error: HeliographError | None) -> None:
+        """The command is done, or nobody wants the bytes; whoever brings more is told this. Idempotent."""
+        with self._changed:
+            if not self._is_whole:
+                self._fail(error or CancelledError("the command that wanted the bytes is over"))
+            self._parts.clear()
+            is_first, self._is_over = not self._is_over, True
+        if is_first:
+            self._staging.give(self.size_bytes)
 
 
 class Messages:
@@ -91,17 +187,22 @@ def write(task: WriteTask, data: memoryview) -> None:
         access.write_2d(task.tensor.placed, task.offset_bytes, data, task.chunks)
 
 
-def write_received(task: WriteTask, data: Received) -> None:
+def write_incoming(task: WriteTask, data: Incoming, abort: Abort) -> None:
     """Carries a write out, each piece straight to where it belongs if that is one place."""
     tensor = task.tensor.placed
-    if task.chunks is not None or not tensor.is_contiguous:
-        write(task, data.joined())
+    is_host = tensor.buffer.buffer_type.is_host
+    if task.chunks is not None or not tensor.is_contiguous or not is_host:
+        write(task, data.joined(abort))
         return
-    tensor.check_range(task.offset_bytes, data.nbytes)
+    tensor.check_range(task.offset_bytes, data.size_bytes)
     offset = task.offset_bytes
-    for part in data.parts():
+
+    def sink(part: memoryview) -> None:
+        nonlocal offset
         access.write(tensor, offset, part)
         offset += part.nbytes
+
+    data.pour(sink, abort)
 
 
 def read(task: ReadTask, out: memoryview) -> None:

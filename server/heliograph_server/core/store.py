@@ -135,6 +135,16 @@ class ContentStore:
             for tenant in gone:
                 del self._tenants[tenant]
 
+    def forget_lost(self) -> None:
+        """Nobody has what lay on devices that are gone."""
+        with self._lock:
+            holdings = [one for one, _ in self._tenants.values()]
+            lost = [key for key, (_, one) in self._kept.items() if _is_lost(one)]
+            gone = [self._kept.pop(key)[1] for key in lost]
+        for one in holdings:
+            one.forget_lost()
+        self._free(gone)
+
     # Kept
 
     def received_bytes(self, key: Key) -> int:
@@ -266,8 +276,19 @@ class ContentStore:
 def _bytes_on(one: Kept, device: str) -> int:
     if isinstance(one, Whole):
         return one.holdings.bytes_of(one.digest, device)
-    parts = one.buffer.parts if isinstance(one.buffer, MultiBuffer) else (one.buffer,)
+    parts = _parts_of(one.buffer)
     return sum(part.size_bytes for part in parts if part.buffer_type.device.name == device)
+
+
+def _parts_of(buffer: Buffer) -> tuple[Buffer, ...]:
+    return tuple(buffer.parts) if isinstance(buffer, MultiBuffer) else (buffer,)
+
+
+def _is_lost(one: Kept) -> bool:
+    """Whether a part of what came lies on a device that is gone. A whole is known by its digest alone."""
+    if isinstance(one, Whole):
+        return False
+    return any(part.buffer_type.device.lost is not None for part in _parts_of(one.buffer))
 
 
 def _progress(one: Kept) -> int:

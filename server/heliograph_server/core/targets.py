@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -9,12 +10,14 @@ from types import MappingProxyType
 from heliograph_backends.contract import BufferType, CompileOptions, Device
 from heliograph_proto.errors import UnsupportedError
 from heliograph_proto.graph import Graph
+from heliograph_proto.portions import Portion
 from heliograph_proto.rows import RowSplit, check_fractions
 from heliograph_server.core.candidates import candidates, usable_bytes, with_host
 from heliograph_server.core.checks import check_living, unknown_device
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.known_graphs import KnownGraph
 from heliograph_server.core.memories import find_buffer_type
+from heliograph_server.core.portioning import portioned
 from heliograph_server.core.room import Room
 from heliograph_server.core.scheduling import Problem, Schedule
 from heliograph_server.core.scheduling.rows import check_able
@@ -55,13 +58,19 @@ class Wish:
     #: Names of buffer types by device.
     buffer_types: Mapping[str, str] = field(default_factory=dict)
     taps: frozenset[int] = frozenset()
+    #: What it exchanges with other hosts, if it is a portion.
+    portion: Portion | None = None
 
 
 class Targets:
     """Decides for one session. `device` looks a device up by name; "" is the first."""
 
     def __init__(
-        self, device: Callable[[str], Device], everyone: Sequence[Device], contents: Contents, room: Room
+        self,
+        device: Callable[[str], Device],
+        everyone: Callable[[], Sequence[Device]],
+        contents: Contents,
+        room: Room,
     ) -> None:
         self._device = device
         self._everyone = everyone
@@ -79,6 +88,9 @@ class Targets:
         that are there for the plan. Raises UnsupportedError, OutOfMemoryError, UnknownDeviceError,
         InvalidArgumentError."""
         found = self._find(known, wish, lies, reserved)
+        if wish.portion is not None:
+            shared = portioned(known.graph, found.memories, found.schedule, wish.portion)
+            return Target(found.devices, found.memories, shared)
         if not wish.taps:
             return found
         # Whoever observes a run is to see it as it is: where nodes run does not depend on it.
@@ -90,7 +102,7 @@ class Targets:
         self, known: KnownGraph, wish: Wish, lies: Mapping[int, str], reserved: Mapping[str, int]
     ) -> Target:
         named = [check_living(self._device(name)) for name in dict.fromkeys(wish.devices or ("",))]
-        devices = with_host(named, self._everyone)
+        devices = with_host(named, self._everyone())
         memories = _memories(devices, wish)
         if len(named) == 1 and not wish.pins and not wish.memory and known.divided is None:
             refusal = first_unsupported(known.graph, named[0])
@@ -106,7 +118,7 @@ class Targets:
     def check_split(self, split: RowSplit, names: Sequence[str]) -> None:
         """Raises UnknownDeviceError, InvalidArgumentError; `names`: those of the plan's devices."""
         named = [self._device(name) for name in dict.fromkeys(names or ("",))]
-        known = [device.name for device in with_host(named, self._everyone)]
+        known = [device.name for device in with_host(named, self._everyone())]
         for name in (split.main, *(name for name, _ in split.fractions)):
             if name not in known:
                 raise unknown_device(name, known)
@@ -131,7 +143,8 @@ class Targets:
         pins = {node: places[name] for node, name in wanted.items()}
         types = tuple(one.name for one in memories)
         asks = wish.options, wish.pipeline
-        key = (*places,), types, frozenset(placed.items()), frozenset(pins.items()), *asks
+        # Not by name: a device that came back is another one.
+        key = (*map(weakref.ref, devices),), types, frozenset(placed.items()), frozenset(pins.items()), *asks
         spare = {one.name: self._room.idle_on(one.name) + reserved.get(one.name, 0) for one in devices}
         free = [usable_bytes(one, spare[one.name], wish.memory.get(one.name)) for one in devices]
         found = known.schedule(key, free)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from heliograph_proto.commands import Bytes, Chunks, Loop
 from heliograph_proto.description import Usage
 from heliograph_proto.errors import HeliographError
+from heliograph_proto.portions import Edge, Source
 from heliograph_server.core.handles import Handle, Lane, PlanHandle, ReservationHandle, Storage, TensorHandle
 
 if TYPE_CHECKING:
@@ -105,6 +106,25 @@ class CopyTask:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class OfferTask:
+    """Gives a whole tensor to the daemon that fetches it."""
+
+    tensor: TensorHandle
+    edge: Edge
+    run: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FetchTask:
+    """Writes a whole tensor with what another daemon gives."""
+
+    tensor: TensorHandle
+    edge: Edge
+    run: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
     """An output of a run that somebody wants."""
 
@@ -138,6 +158,8 @@ class RunTask:
     loop: Loop | None = None
     #: Of a loop.
     progress: Progress | None = None
+    #: Of a portion: which run of the whole it is.
+    exchange_run: int = 0
 
 
 #: Work for a device. Everything else is settled by the core alone.
@@ -151,8 +173,12 @@ Task: TypeAlias = (
     | ReadTask
     | FillTask
     | CopyTask
+    | OfferTask
+    | FetchTask
     | RunTask
 )
+#: Work that ends early when it is asked to.
+ABORTABLE = (RunTask, OfferTask, FetchTask)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,6 +207,22 @@ class Start:
     """Submit the entry's work to its lane now: the order of these is the order of the lane."""
 
     entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEdge:
+    """The command's tensor is to be had by the edge that it names: whoever comes for it waits."""
+
+    sequence: int
+    task: OfferTask
+
+
+@dataclass(frozen=True, slots=True)
+class CloseEdge:
+    """Whoever still waits for the command's tensor is told so, or how it failed."""
+
+    sequence: int
+    error: HeliographError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +269,10 @@ class ReleaseReservation:
 
 @dataclass(frozen=True, slots=True)
 class DropUpload:
-    """Forget the staged bytes of a transfer."""
+    """Forget the bytes of a transfer; such as still come are refused, with this error if there is one."""
 
     transfer: int
+    error: HeliographError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,5 +319,7 @@ Instruction: TypeAlias = (
     | Deliver
     | DropRead
     | Disarm
+    | OpenEdge
+    | CloseEdge
     | Resume
 )

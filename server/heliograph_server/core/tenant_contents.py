@@ -18,6 +18,7 @@ import numpy as np
 from heliograph_backends import access
 from heliograph_backends.contract import Buffer, BufferType, Device, Tensor, Usage, host_bytes
 from heliograph_proto.errors import (
+    DeviceLostError,
     HeliographError,
     InvalidGraphError,
     LimitExceededError,
@@ -97,11 +98,11 @@ class TenantContents:
     def room_for(self, size_bytes: int, devices: Sequence[Device]) -> Buffer:
         """Memory for a content: on the first device that has it, else over several, as its rows may lie one
         day. Raises the first one's OutOfMemoryError."""
-        refusal: OutOfMemoryError | None = None
+        refusal: HeliographError | None = None
         for device in devices:
             try:
                 return self._room.for_work(partial(device.buffer_type.allocate, size_bytes, Usage.WEIGHTS))
-            except OutOfMemoryError as error:
+            except (OutOfMemoryError, DeviceLostError) as error:
                 refusal = refusal or error
         assert refusal is not None, "a host has devices"
         if (found := scattered(devices, size_bytes)) is None:
@@ -388,13 +389,21 @@ class TenantContents:
 
     # Letting go
 
+    def forget_lost(self) -> None:
+        """What lies on devices that are gone is here no more: who wants it is told to bring it again. Waits
+        for nobody who changes something here."""
+        with self._lock:
+            digests = {digest_of(name) for name in self._buffers}
+        for digest in digests:
+            self._forget_lost(digest)
+
     def _forget_lost(self, digest: bytes) -> None:
         """What of a content lay on devices that are lost is not here any more; others may come there under
         the same names. Their plans' runs fail, but may not be over: so it is freed with the content."""
         with self._lock:
             for name in (digest, *self._parts.get(digest, ())):
                 copies = self._buffers.get(name, {})
-                gone = [where for where, one in copies.items() if one.buffer_type.device.why_lost()]
+                gone = [where for where, one in copies.items() if _is_lost(one)]
                 for where in gone:
                     self._lost.setdefault(digest, []).append(copies.pop(where))
                     self._used.pop((name, where), None)
@@ -444,6 +453,10 @@ class TenantContents:
     def _keep(self, name: bytes, buffer: Buffer) -> Buffer:
         where = where_of(buffer.buffer_type)
         with self._lock:
+            if (error := buffer.buffer_type.device.lost) is not None:
+                # Whoever forgets what is lost may have been here.
+                buffer.free()
+                raise error.at(error.origin)
             if len(self._buffers) >= MAX_CONTENTS:
                 buffer.free()
                 raise LimitExceededError(f"there are {MAX_CONTENTS:,} contents, the most there may be")
@@ -484,6 +497,10 @@ def _freed_on_error(buffer: Buffer) -> Iterator[None]:
     except BaseException:
         buffer.free()
         raise
+
+
+def _is_lost(buffer: Buffer) -> bool:
+    return buffer.buffer_type.device.lost is not None
 
 
 def _slice(name: bytes) -> Slice:

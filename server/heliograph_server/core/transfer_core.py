@@ -8,7 +8,7 @@ from collections import deque
 from heliograph_proto import commands as c
 from heliograph_proto.errors import HeliographError, InvalidArgumentError, LimitExceededError
 from heliograph_proto.limits import Limits
-from heliograph_server.core.ordering import Entry
+from heliograph_server.core.ordering import Entry, Phase
 from heliograph_server.core.plan_core import PlanCore
 from heliograph_server.core.tasks import DropUpload
 from heliograph_server.core.transfers import Uploads
@@ -66,27 +66,29 @@ class TransferCore(PlanCore):
         """Raises what the upload is to be refused with; a command that waits for it fails with it."""
         if self.closed is not None:
             raise self.closed
-        if (refusal := self._uploads.started(transfer, size_bytes)) is not None:
-            self.upload_broke(transfer, refusal)
-            raise refusal
-        self._settle()
-
-    def upload_arrived(self, transfer: int) -> None:
-        """All bytes are staged. Raises why they are not wanted any more, if so."""
-        if self.closed is not None:
-            raise self.closed
-        found = self._uploads.arrived(transfer)
+        found = self._uploads.started(transfer, size_bytes)
         if isinstance(found, HeliographError):
+            self.upload_broke(transfer, found)
             raise found
         if found is not None and found.blockers == 0:
             self._ready.append(found)
         self._settle()
 
+    def upload_arrived(self, transfer: int) -> None:
+        """All bytes are here. Raises why they are not wanted any more, if so."""
+        if self.closed is not None:
+            raise self.closed
+        if (refusal := self._uploads.arrived(transfer)) is not None:
+            raise refusal
+
     def upload_broke(self, transfer: int, error: HeliographError) -> None:
-        """The upload ended before its time; the command that waits for it fails."""
+        """The upload ended before its time; the command that it is for fails. One that runs takes its bytes,
+        and learns it from these."""
         entry = self._uploads.broke(transfer, error)
-        if entry is not None:
+        if entry is not None and entry.phase in (Phase.QUEUED, Phase.SUBMITTED):
             entry.error = entry.error or error
-            if entry.blockers == 0:
+            if entry.phase is Phase.QUEUED and entry.blockers == 0:
                 self._ready.append(entry)
+        if not self._uploads.is_claimed(transfer):
+            self._instructions.append(DropUpload(transfer))
         self._settle()

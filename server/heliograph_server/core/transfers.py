@@ -3,10 +3,14 @@
 Either side may come first, and either may fail. A transfer's number is free again when its command
 has retired (uploads) or its bytes were read (downloads).
 
-    upload first:   started ─▸ arrived ──(command)──▸ claimed ─▸ free
-    command first:  waiting ──(upload arrives)──▸ claimed ─▸ free
+    upload first:   started ─▸ arrived
+                       └──(command)──┴──▸ claimed ─▸ free
+    command first:  waiting ──(upload starts)──▸ claimed ─▸ free
     command fails before its upload has come:  refused, until that upload comes and is told why
     upload fails before its command has come:  broken, until that command comes and is told why
+
+A command that claimed its upload may have its turn before all bytes are there: it takes them as they come,
+and they tell it if they break off.
 """
 
 from __future__ import annotations
@@ -49,14 +53,15 @@ class Uploads:
             raise InvalidArgumentError(f"transfer {transfer} is awaited by an earlier command")
 
     def expect(self, entry: Entry, transfer: int, size_bytes: int) -> None:
-        """A command came: takes what has arrived, or adds a blocker until it does."""
+        """A command came: takes what has arrived or is coming, or adds a blocker until it is."""
         if transfer in self._broken:
             entry.error = self._broken.pop(transfer)
             return
         announced = self._arrived.get(transfer, self._started.get(transfer, size_bytes))
         if announced != size_bytes:
             entry.error = _size_error(transfer, size_bytes, announced)
-        if self._arrived.pop(transfer, None) is not None:
+        is_coming = entry.error is None and transfer in self._started
+        if self._arrived.pop(transfer, None) is not None or is_coming:
             self._claimed[transfer] = entry
         elif entry.error is None:
             self._waiting[transfer] = (entry, size_bytes)
@@ -64,8 +69,8 @@ class Uploads:
         else:
             _remember(self._refused, transfer, entry.error)
 
-    def started(self, transfer: int, size_bytes: int) -> HeliographError | None:
-        """An upload began. Returns why it is not wanted, if so.
+    def started(self, transfer: int, size_bytes: int) -> Entry | HeliographError | None:
+        """An upload began. Returns the command that waited, or why the upload is not wanted.
 
         Raises ProtocolError for a second one, LimitExceededError.
         """
@@ -78,32 +83,41 @@ class Uploads:
                 f"{self._limit:,} uploads wait for their commands", advice="send the commands"
             )
         self._started[transfer] = size_bytes
-        _, expected = self._waiting.get(transfer, (None, size_bytes))
-        return None if expected == size_bytes else _size_error(transfer, expected, size_bytes)
-
-    def arrived(self, transfer: int) -> Entry | HeliographError | None:
-        """All bytes came. Returns the command that waited, or why the bytes are not wanted any more."""
-        size_bytes = self._started.pop(transfer)
-        if transfer in self._refused:
-            return self._refused.pop(transfer)
         if transfer not in self._waiting:
-            self._arrived[transfer] = size_bytes
             return None
-        entry, _ = self._waiting.pop(transfer)
+        entry, expected = self._waiting[transfer]
+        if expected != size_bytes:
+            return _size_error(transfer, expected, size_bytes)
+        del self._waiting[transfer]
         self._claimed[transfer] = entry
         entry.blockers -= 1
         return entry
 
+    def arrived(self, transfer: int) -> HeliographError | None:
+        """All bytes came. Returns why they are not wanted any more, if so."""
+        size_bytes = self._started.pop(transfer)
+        if transfer in self._refused:
+            return self._refused.pop(transfer)
+        if transfer not in self._claimed:
+            self._arrived[transfer] = size_bytes
+        return None
+
     def broke(self, transfer: int, error: HeliographError) -> Entry | None:
-        """The upload failed. Returns the command that waited; one that is yet to come will fail."""
+        """The upload failed. Returns the command that it was for; one that is yet to come will fail."""
         if self._started.pop(transfer, None) is None or self._refused.pop(transfer, None) is not None:
             return None
+        if transfer in self._claimed:
+            return self._claimed[transfer]
         if transfer not in self._waiting:
             _remember(self._broken, transfer, error)
             return None
         entry, _ = self._waiting.pop(transfer)
         entry.blockers -= 1
         return entry
+
+    def is_claimed(self, transfer: int) -> bool:
+        """Whether a command that is not done has the bytes."""
+        return transfer in self._claimed
 
     def stop_waiting(self, transfer: int, entry: Entry, error: HeliographError) -> bool:
         """The command failed early. Whether it had been waiting: one blocker less then."""
@@ -125,10 +139,12 @@ class Uploads:
         return False
 
     def release(self, transfer: int, entry: Entry) -> bool:
-        """The command retired. Whether its bytes are to be dropped."""
+        """The command retired. Whether its bytes are to be dropped; such as still come are refused."""
         if self._claimed.get(transfer) is not entry:
             return False
         del self._claimed[transfer]
+        if transfer in self._started and entry.error is not None:
+            _remember(self._refused, transfer, entry.error)
         return True
 
     def clear(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from heliograph_backends.contract import Abort
@@ -30,7 +31,8 @@ class Work:
     def run(self) -> None:
         """On the lane's thread."""
         if self.session.begin_work(self):
-            with self.occupancy:
+            # What waits for bytes uses none of the device's workers.
+            with nullcontext() if self.entry.takes_upload else self.occupancy:
                 self._perform()
 
     def run_at_once(self) -> None:

@@ -1,13 +1,16 @@
 """Devices of other daemons behind the backend contract: what compiles and runs here, computes there.
 
-    RemoteBackend ─ RemoteDevice ─ RemoteBufferType ─ RemoteBuffer     one session with the member;
-                        │             handles of its tensors and plans stand for ours
-                    RemotePlan
+    Member ─ RemoteDevice ─ RemoteBufferType ─ RemoteBuffer     one session with a member;
+                  │                                             handles of its tensors and plans
+              RemotePlan                                        stand for ours
 
 Nothing above this package knows that a device is remote.
 """
 
 from heliograph_server.pool.backend import RemoteBackend, open_device
 from heliograph_server.pool.device import RemoteDevice
+from heliograph_server.pool.member import Member
+from heliograph_server.pool.opening import open_pool_of
+from heliograph_server.pool.pool import Pool
 
-__all__ = ["RemoteBackend", "RemoteDevice", "open_device"]
+__all__ = ["Member", "Pool", "RemoteBackend", "RemoteDevice", "open_device", "open_pool_of"]

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-import heliograph as hg
 from heliograph_backends.contract import CONTRACT_VERSION, Backend, Parameter, ParameterKind
 from heliograph_proto.addresses import parse_address
 from heliograph_proto.errors import ConfigurationError, HeliographError
 from heliograph_server.pool.device import RemoteDevice
-
-logger = logging.getLogger(__name__)
-
-CONNECT_SECONDS = 10.0
+from heliograph_server.pool.member import Member, join
 
 
 class RemoteBackend(Backend):
@@ -33,16 +28,12 @@ class RemoteBackend(Backend):
     def __init__(self, parameters: Sequence[Mapping[str, Any]] = ({},)) -> None:
         self._devices: tuple[RemoteDevice, ...] = ()
         self._why = ""
-        made: list[RemoteDevice] = []
         try:
-            for one in parameters:
-                made += _devices_of(one.get("url", ""))
+            members = _members_of(parameters)
         except HeliographError as error:
-            for device in made:
-                device.close()
             self._why = str(error)
         else:
-            self._devices = tuple(made)
+            self._devices = tuple(device for member in members for device in member.devices)
 
     def devices(self) -> tuple[RemoteDevice, ...]:
         return self._devices
@@ -51,35 +42,24 @@ class RemoteBackend(Backend):
         return self._why
 
 
-def _devices_of(url: str) -> list[RemoteDevice]:
-    """The devices of a member, each with a session of its own. Raises what connecting does."""
-    if not url:
-        raise ConfigurationError("no member is named", advice="name one: remote:url=grpc://host:7070")
-    address = parse_address(url)
-    with hg.connect(url, timeout=CONNECT_SECONDS) as session:
-        names = [address.device] if address.device else [device.name for device in session.devices]
-    base = url.partition("#")[0]
-    made: list[RemoteDevice] = []
+def _members_of(parameters: Sequence[Mapping[str, Any]]) -> list[Member]:
+    """The daemons that are named, one session each, however many of their devices are named. Raises what
+    connecting does."""
+    wanted: dict[str, list[str]] = {}
+    for one in parameters:
+        if not (url := one.get("url", "")):
+            raise ConfigurationError("no member is named", advice="name one: remote:url=grpc://host:7070")
+        address = parse_address(url)
+        wanted.setdefault(str(replace(address, device="")), []).append(address.device)
+    made: list[Member] = []
     try:
-        for name in names:
-            made.append(_connect(f"{base}#{name}"))
+        for url, names in wanted.items():
+            made.append(join(url, names if all(names) else ()))
     except HeliographError:
-        for device in made:
-            device.close()
+        for member in made:
+            member.close()
         raise
     return made
-
-
-def _connect(url: str) -> RemoteDevice:
-    address = parse_address(url)
-    session = hg.connect(url, timeout=CONNECT_SECONDS)
-    try:
-        member = session.device(address.device) if address.device else session.devices[0]
-        host = Path(address.path).stem if address.scheme == "unix" else f"{address.host}:{address.port}"
-        return RemoteDevice(f"{host or 'local'}/{member.name}", session, member)
-    except BaseException:
-        session.close()
-        raise
 
 
 @contextmanager
@@ -88,8 +68,9 @@ def open_device(url: str) -> Iterator[RemoteDevice]:
 
     Raises what `hg.connect` does, and UnknownDeviceError.
     """
-    device = _connect(url)
+    address = parse_address(url)
+    member = join(str(replace(address, device="")), (address.device,) if address.device else ())
     try:
-        yield device
+        yield member.devices[0]
     finally:
-        device.close()
+        member.close()

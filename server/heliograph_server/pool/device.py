@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import heliograph as hg
 from heliograph_backends.contract import (
@@ -19,12 +19,17 @@ from heliograph_backends.contract import (
 )
 from heliograph_backends.cpu.stream import CpuStream
 from heliograph_proto.description import BufferRole, Capabilities, Memory, OpAnswer, OpQuery, OpRoad
+from heliograph_proto.errors import MemberLostError
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
+from heliograph_server.pool.answers import check_memory, one_answer, printable
 from heliograph_server.pool.arena import RemoteArena
-from heliograph_server.pool.edge import at_the_edge
 from heliograph_server.pool.memory import RemoteBuffer, RemoteBufferType
 from heliograph_server.pool.plan import RemotePlan
+
+if TYPE_CHECKING:
+    from heliograph_server.pool.member import Member
+    from heliograph_server.pool.site import RemoteSite
 
 #: Answers about ops that are remembered.
 MAX_ANSWERS = 10_000
@@ -35,36 +40,56 @@ _Question: TypeAlias = tuple[str, tuple[tuple[str, Any], ...], tuple[TensorType,
 
 
 class RemoteDevice(Device):
-    """A device of the daemon behind a session, which it owns.
+    """A device of a member, whose session all of its devices share.
 
     Work of its streams is done by a thread each, which waits for the member: when it returns, the member
-    has computed.
+    has computed. There it has a stream of its own, so that it waits for no other device's work.
     """
 
     backend = "remote"
+    site: RemoteSite
 
-    def __init__(self, name: str, session: hg.Session, member: hg.Device) -> None:
+    def __init__(self, name: str, member: Member, there: hg.Device) -> None:
         self.name = name
-        self.session = session
         self.member = member
+        self.site = member.site
+        #: The device as its daemon's client knows it.
+        self.there = there
         #: What the member calls it.
-        self.member_name = member.name
-        self.description = f"{member.description}, at {session.address}"
-        self.type = member.type
-        self.id = member.id
+        self.member_name = there.name
+        self.description = f"{printable(there.description)}, at {member.url}"
+        self.type = there.type
+        self.id = there.id
         self.capabilities = Capabilities(async_=True, events=True)
-        own = [one for one in member.buffer_types if one.role is not BufferRole.HOST]
-        self._buffer_types = [RemoteBufferType(self, one) for one in own or member.buffer_types]
+        #: In whose order everything happens that takes long.
+        self.member_stream = there.stream()
+        own = [one for one in there.buffer_types if one.role is not BufferRole.HOST]
+        self._buffer_types = [RemoteBufferType(self, one) for one in own or there.buffer_types]
         self._answers: OrderedDict[_Question, OpAnswer] = OrderedDict()
         self._numbers = count()
+        self._lost: MemberLostError | None = None
 
     def __repr__(self) -> str:
         return f"<RemoteDevice {self.name}>"
 
+    @property
+    def session(self) -> hg.Session:
+        """The member's."""
+        return self.member.session
+
+    @property
+    def lost(self) -> MemberLostError | None:
+        return self._lost or self.member.lost
+
+    def lose(self, error: MemberLostError) -> None:
+        """Its daemon, a head itself, lost it."""
+        self._lost = error
+
     def memory(self) -> Memory:
-        # What was freed here may not have been freed there yet.
-        self.session._arrive(ANSWER_SECONDS)
-        return self.member.memory(timeout=ANSWER_SECONDS)
+        with self.member.edge():
+            # What was freed here may not have been freed there yet.
+            self.session._arrive(ANSWER_SECONDS)
+            return check_memory(self.name, self.there.memory(timeout=ANSWER_SECONDS))
 
     @property
     def buffer_type(self) -> RemoteBufferType:
@@ -78,7 +103,7 @@ class RemoteDevice(Device):
         return isinstance(buffer_type, RemoteBufferType) and buffer_type.is_readable_by(self)
 
     def features(self) -> Mapping[str, str]:
-        return {**self.member.features, "member": self.session.address, "member backend": self.member.backend}
+        return {**self.there.features, "member": self.member.url, "member backend": self.there.backend}
 
     def stream(self) -> CpuStream:
         return CpuStream(self, f"heliograph-{self.name}-stream-{next(self._numbers)}")
@@ -116,8 +141,9 @@ class RemoteDevice(Device):
     ) -> OpAnswer:
         question = op, tuple(sorted(attributes.items())), tuple(operands), road
         if question not in self._answers:
-            (answer,) = self.member.query([OpQuery(op, tuple(operands), result, attributes, road)])
-            self._answers[question] = answer
+            with self.member.edge():
+                answers = self.there.query([OpQuery(op, tuple(operands), result, attributes, road)])
+            self._answers[question] = one_answer(answers)
             if len(self._answers) > MAX_ANSWERS:
                 self._answers.popitem(last=False)
         return self._answers[question]
@@ -128,8 +154,8 @@ class RemoteDevice(Device):
         return self.compile_on_member(graph, bindings, options)
 
     def arena(self, block_bytes: Sequence[int]) -> RemoteArena:
-        with at_the_edge():
-            return RemoteArena(self.session._reserve_blocks(block_bytes, self.member))
+        with self.member.edge():
+            return RemoteArena(self, self.session._reserve_blocks(block_bytes, self.there))
 
     def compile_in(
         self, arena: Arena, graph: Graph, bindings: LeafBindings, options: CompileOptions
@@ -147,10 +173,10 @@ class RemoteDevice(Device):
     ) -> RemotePlan:
         """A plan of the member; `updates`: one whose memory it takes over; `arena`: where it is to lie."""
         leaves = {**bindings.weights, **bindings.variables}
-        with at_the_edge():
+        with self.member.edge():
             member = self.session._compile_frozen(
                 graph,
-                self.member,
+                self.there,
                 fusion=options.fusion,
                 threads=options.threads,
                 bindings={leaf: self.tensor(tensor) for leaf, tensor in leaves.items()},
@@ -160,8 +186,9 @@ class RemoteDevice(Device):
         return RemotePlan(self, graph, member)
 
     def estimate(self, graph: Graph, options: CompileOptions) -> Estimate:
-        found = self.session._estimate_frozen(graph, self.member, fusion=options.fusion)
+        with self.member.edge():
+            found = self.session._estimate_frozen(graph, self.there, fusion=options.fusion)
         return Estimate(found.compute_bytes, found.extra_bytes, found.arena_bytes)
 
     def close(self) -> None:
-        self.session.close()
+        self.member.leave(self)

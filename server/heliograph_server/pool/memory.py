@@ -14,7 +14,8 @@ from heliograph_backends.contract import Buffer, BufferType, Chunks, Tensor, Usa
 from heliograph_proto.description import BufferTypeInfo
 from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
 from heliograph_proto.types import DTYPES, TensorType
-from heliograph_server.pool.edge import at_the_edge
+from heliograph_server.pool.answers import checked_size
+from heliograph_server.pool.handing import hand
 
 if TYPE_CHECKING:
     from heliograph_server.pool.device import RemoteDevice
@@ -45,10 +46,11 @@ class RemoteBufferType(BufferType):
         return f"<RemoteBufferType {self.name} of {self.device.name}>"
 
     def allocate(self, size_bytes: int, usage: Usage = Usage.ANY) -> RemoteBuffer:
-        made = self.device.session.buffer(
-            size_bytes, self.device.member_name, buffer_type=self.name, usage=usage
-        )
-        buffer = RemoteBuffer(self, made, size_bytes, usage)
+        with self.device.member.edge():
+            made = self.device.session.buffer(
+                size_bytes, self.device.member_name, buffer_type=self.name, usage=usage
+            )
+            buffer = RemoteBuffer(self, made, size_bytes, usage)
         # Whether there is memory is known only when the member has done it.
         buffer.settle()
         return buffer
@@ -67,8 +69,9 @@ class RemoteBufferType(BufferType):
             return tensor.nbytes
         if tensor not in self._sizes:
             wanted = [(tensor.shape, tensor.dtype)]
-            (size,) = self.device.member.placement(wanted, self.name).tensor_bytes
-            self._sizes[tensor] = size
+            with self.device.member.edge():
+                sizes = self.device.there.placement(wanted, self.name).tensor_bytes
+            self._sizes[tensor] = checked_size(sizes, tensor)
             if len(self._sizes) > MAX_SIZES:
                 self._sizes.popitem(last=False)
         return self._sizes[tensor]
@@ -93,49 +96,55 @@ class RemoteBuffer(Buffer):
         self._views: OrderedDict[_Layout, hg.Tensor] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<RemoteBuffer {self.size_bytes} bytes on {self.buffer_type.device.name}>"
+        return f"<RemoteBuffer {self.size_bytes} bytes on {self.device.name}>"
 
-    @at_the_edge()
+    @property
+    def device(self) -> RemoteDevice:
+        """Where it lies."""
+        return self.buffer_type.device
+
     def settle(self) -> None:
         """Waits until the member has done all that was sent for these bytes. Raises what went wrong."""
-        self._bytes._read(0, memoryview(bytearray(min(1, self.size_bytes))))
+        self._read(0, memoryview(bytearray(min(1, self.size_bytes))))
 
-    @at_the_edge()
     def set(self, offset_bytes: int, data: memoryview) -> None:
-        self._bytes._write(offset_bytes, data)
-        self._settle_at(offset_bytes, data.nbytes)
+        self._write(offset_bytes, data)
 
-    @at_the_edge()
     def get(self, offset_bytes: int, out: memoryview) -> None:
-        self._bytes._read(offset_bytes, out)
+        self._read(offset_bytes, out)
 
-    @at_the_edge()
     def set_2d(self, offset_bytes: int, data: memoryview, chunks: Chunks) -> None:
-        self._bytes._write(offset_bytes, data, chunks)
-        self._settle_at(offset_bytes, data.nbytes)
+        self._write(offset_bytes, data, chunks)
 
-    @at_the_edge()
     def get_2d(self, offset_bytes: int, out: memoryview, chunks: Chunks) -> None:
-        self._bytes._read(offset_bytes, out, chunks)
+        self._read(offset_bytes, out, chunks)
 
-    @at_the_edge()
     def memset(self, offset_bytes: int, size_bytes: int, value: int) -> None:
-        self._bytes.memset(value, offset_bytes, size_bytes)
-        self._settle_at(offset_bytes, size_bytes)
+        with self.device.member.edge():
+            self._bytes.memset(value, offset_bytes, size_bytes, stream=self.device.member_stream)
+            self._settle_at(offset_bytes, size_bytes)
 
-    @at_the_edge()
     def clear(self, value: int = 0) -> None:
-        self._member.clear(value)
-        self.settle()
+        with self.device.member.edge():
+            self._member.clear(value)
+            self.settle()
 
-    @at_the_edge()
+    def _write(self, offset_bytes: int, data: memoryview, chunks: Chunks | None = None) -> None:
+        with self.device.member.edge():
+            self._bytes._write(offset_bytes, data, chunks, self.device.member_stream)
+            self._settle_at(offset_bytes, data.nbytes)
+
+    def _read(self, offset_bytes: int, out: memoryview, chunks: Chunks | None = None) -> None:
+        with self.device.member.edge():
+            self._bytes._read(offset_bytes, out, chunks, self.device.member_stream)
+
     def _settle_at(self, offset_bytes: int, size_bytes: int) -> None:
         """As `settle`, for a range that was just written: a byte of it can be read once it is there."""
         if size_bytes:
-            self._bytes._read(offset_bytes, memoryview(bytearray(1)))
+            self._read(offset_bytes, memoryview(bytearray(1)))
 
     def array(self, type: TensorType, offset_bytes: int, strides: tuple[int, ...]) -> Any:
-        name = self.buffer_type.device.name
+        name = self.device.name
         raise UnsupportedError(f"memory of {name} is another host's", advice="read it with get")
 
     def copy_from(self, source: Tensor, destination: Tensor) -> bool:
@@ -146,13 +155,14 @@ class RemoteBuffer(Buffer):
 
     @staticmethod
     def _copy(source: Tensor, destination: Tensor) -> bool:
-        """On the member itself, if both lie there."""
+        """On the member itself, if both lie there, or from member to member."""
         ours, theirs = source.buffer, destination.buffer
         if not isinstance(ours, RemoteBuffer) or not isinstance(theirs, RemoteBuffer):
             return False
-        if ours.buffer_type.device.session is not theirs.buffer_type.device.session:
-            return False
-        ours.tensor(source).copy_and_wait(theirs.tensor(destination))
+        if ours.device.member is not theirs.device.member:
+            return hand(ours.tensor(source), ours.device, theirs.tensor(destination), theirs.device)
+        with ours.device.member.edge():
+            ours.tensor(source).copy_and_wait(theirs.tensor(destination), stream=theirs.device.member_stream)
         return True
 
     def tensor(self, tensor: Tensor) -> hg.Tensor:
@@ -172,16 +182,18 @@ class RemoteBuffer(Buffer):
 
     def set_usage(self, usage: Usage) -> None:
         self.usage = usage
-        self._member.set_usage(usage)
+        with self.device.member.edge():
+            self._member.set_usage(usage)
 
     def init_tensor(self, tensor: Tensor) -> None:
         """The member is told too: its device may keep something beside the tensor."""
         if tensor.offset_bytes % self.buffer_type.alignment:
             raise InvalidArgumentError(
-                f"a tensor at byte {tensor.offset_bytes}: {self.buffer_type.device.name} wants multiples "
+                f"a tensor at byte {tensor.offset_bytes}: {self.device.name} wants multiples "
                 f"of {self.buffer_type.alignment}"
             )
-        made = self._member.place(tensor.type.shape, tensor.type.dtype, tensor.offset_bytes)
+        with self.device.member.edge():
+            made = self._member.place(tensor.type.shape, tensor.type.dtype, tensor.offset_bytes)
         with self._lock:
             self._placed[tensor.type, tensor.offset_bytes, tensor.byte_strides] = made
 
@@ -194,7 +206,8 @@ class RemoteBuffer(Buffer):
     def reset(self) -> None:
         with self._lock:
             self._placed.clear()
-        self._member.reset()
+        if self.device.lost is None:
+            self._member.reset()
 
     def free(self) -> None:
         with self._lock:

@@ -12,7 +12,6 @@ from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Pl
 from heliograph_proto.errors import InvalidInputError, UnknownHandleError
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
-from heliograph_server.pool.edge import at_the_edge
 from heliograph_server.pool.memory import RemoteBuffer
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class RemotePlan(Plan):
     def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
         if self._member is None:
             raise UnknownHandleError("the plan was freed")
-        with at_the_edge(), ExitStack() as stack:
+        with self.device.member.edge(), ExitStack() as stack:
             given = {
                 leaf.name: self._input(stack, leaf.name, leaf.type, tensor)
                 for leaf, tensor in zip(self.graph.inputs, inputs, strict=True)
@@ -48,7 +47,7 @@ class RemotePlan(Plan):
                 for port, tensor in zip(self.graph.outputs, outputs, strict=True)
                 if tensor is not None
             }
-            run = self._member.submit(given, fetch=(), out=written)
+            run = self._member.submit(given, fetch=(), out=written, stream=self.device.member_stream)
             with abort.watch(lambda: _cancel(run)):
                 run.result()
 
@@ -76,7 +75,7 @@ class RemotePlan(Plan):
 
     def _on_member(self, tensor: Tensor) -> hg.Tensor | None:
         buffer = tensor.buffer
-        if isinstance(buffer, RemoteBuffer) and buffer.buffer_type.device.session is self.device.session:
+        if isinstance(buffer, RemoteBuffer) and buffer.buffer_type.device.member is self.device.member:
             return buffer.tensor(tensor)
         return None
 

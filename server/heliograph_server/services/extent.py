@@ -18,6 +18,8 @@ from heliograph_proto.v1 import command_pb2, device_pb2, graph_pb2, plan_pb2
 MAX_LISTED = 10_000
 #: The most devices that one plan may name.
 MAX_DEVICES = 1024
+#: The longest address, or name of an incarnation.
+MAX_ADDRESS = 1024
 #: The most blocks of one reservation.
 MAX_BLOCKS = 1024
 #: The most operands, attributes and dimensions of a graph, for each node that it may have.
@@ -79,6 +81,12 @@ def check_compile(request: plan_pb2.CompileRequest, limits: Limits) -> None:
     for split in request.row_splits:
         _check(len(split.fractions), MAX_DEVICES, "fractions")
     _check(len(request.taps), limits.graph_nodes, "taps")
+    _check(len(request.portion.arrivals), limits.graph_nodes, "arrivals")
+    _check(len(request.portion.departures), limits.graph_nodes, "departures")
+    _check(len(request.portion.begins), limits.graph_nodes, "splits")
+    for arrival in request.portion.arrivals:
+        if len(arrival.source) > MAX_ADDRESS or len(arrival.incarnation) > MAX_ADDRESS:
+            raise InvalidArgumentError(f"a source of more than {MAX_ADDRESS} characters")
 
 
 def check_estimate(request: plan_pb2.EstimateRequest, limits: Limits) -> None:

@@ -16,6 +16,7 @@ from heliograph_proto.commands import Completion, CompletionBatch, TapPiece
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.inline_runs import InlineResult
 from heliograph_proto.limits import Limits
+from heliograph_proto.membership import DeviceChange
 from heliograph_proto.messages.inline import encode_results
 
 #: While more than this is unwritten, the command stream is not read.
@@ -29,6 +30,8 @@ LATE_COMMANDS = 1000
 COMPLETION_BYTES = 64
 #: What an error holds in memory beyond that, roughly.
 ERROR_BYTES = 1024
+#: What each device that came, and the change itself, hold in memory, roughly.
+CHANGE_BYTES = 4096
 
 
 class Outbox:
@@ -71,7 +74,7 @@ class Outbox:
 
     def put(self, batch: CompletionBatch) -> None:
         """Queues what is done. Calls come one at a time."""
-        if not (batch.completions or batch.taps):
+        if not (batch.completions or batch.taps or batch.changes):
             self._acknowledge(batch.completed_through)
             return
         for piece in _split(batch):
@@ -169,6 +172,7 @@ class Outbox:
     def _encode_next(self) -> bytes:
         listed: list[Completion | InlineResult] = []
         taps: list[TapPiece] = []
+        changes: list[DeviceChange] = []
         size = 0
         # In this order: what comes meanwhile makes it due again. And before the look at the queue, where what
         # was listed before it is then.
@@ -178,6 +182,7 @@ class Outbox:
             batch, more = self._pieces.popleft()
             listed.extend(batch.completions)
             taps.extend(batch.taps)
+            changes.extend(batch.changes)
             size += more
             self._written_through = max(self._written_through, batch.completed_through)
         if not self._pieces:
@@ -185,11 +190,16 @@ class Outbox:
         self._taken_bytes += size
         if self.unwritten_bytes <= HIGH_WATER_BYTES:
             self._room.set()
-        return encode_results(CompletionBatch(self._written_through, tuple(listed), tuple(taps)))
+        return encode_results(
+            CompletionBatch(self._written_through, tuple(listed), tuple(taps), tuple(changes))
+        )
 
 
 def _split(batch: CompletionBatch) -> Iterator[tuple[CompletionBatch, int]]:
-    """Pieces of about MESSAGE_BYTES and their sizes, taps first; the last one alone acknowledges."""
+    """Pieces of about MESSAGE_BYTES and their sizes, changes and taps first; the last one alone
+    acknowledges."""
+    for change in batch.changes:
+        yield CompletionBatch(0, changes=(change,)), CHANGE_BYTES * (1 + len(change.appeared))
     for tap in batch.taps:
         yield CompletionBatch(0, (), (tap,)), COMPLETION_BYTES + len(tap.data)
     listed: list[Completion | InlineResult] = []

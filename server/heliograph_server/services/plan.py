@@ -140,6 +140,7 @@ def compile_request(session: Session, request: plan_pb2.CompileRequest, graph: R
             taps=tuple(request.taps),
             reservation=request.reservation,
             renews_lost=request.renews_lost,
+            portion=messages.decode_portion(request.portion) if request.HasField("portion") else None,
         )
     )
 
@@ -182,6 +183,7 @@ def received(session: Session, request: plan_pb2.CompileRequest) -> tuple[Receiv
     graph = ReceivedGraph(*messages.graph_digest(request.graph), partial(_decode, session, request.graph))
     rest = plan_pb2.CompileRequest(pins=request.pins, bindings=request.bindings, devices=request.devices)
     rest.row_splits.extend(request.row_splits)
+    rest.portion.MergeFrom(request.portion)
     rest.taps.extend(request.taps)
     rest.memory_bytes.MergeFrom(request.memory_bytes)
     rest.buffer_types.MergeFrom(request.buffer_types)

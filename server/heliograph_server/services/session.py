@@ -67,4 +67,6 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         request: session_pb2.GetStatisticsRequest,
         context: aio.ServicerContext[session_pb2.GetStatisticsRequest, session_pb2.GetStatisticsResponse],
     ) -> session_pb2.GetStatisticsResponse:
-        return messages.encode_traffic(self._slot.host.session(request.session).traffic)
+        host = self._slot.host
+        traffic = host.session(request.session).traffic
+        return messages.encode_traffic(replace(traffic, peers=host.exchange.traffic))

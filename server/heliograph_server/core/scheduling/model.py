@@ -104,6 +104,8 @@ class Schedule:
     ahead_bytes: int | None = AHEAD_BYTES
     #: Nodes that are observed: each is the last one of its split.
     taps: frozenset[int] = frozenset()
+    #: Nodes whose results other hosts read: each is the last one of its split.
+    departures: frozenset[int] = frozenset()
 
     @property
     def main(self) -> int:

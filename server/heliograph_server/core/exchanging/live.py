@@ -1,0 +1,497 @@
+"""The exchange of one daemon: edges that are open, who waits at them, and what is held for others."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Container, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import TypeAlias
+
+from heliograph_backends import access
+from heliograph_backends.contract import Abort, Tensor
+from heliograph_proto.bulk import encode_download
+from heliograph_proto.description import PeerTraffic
+from heliograph_proto.errors import (
+    CancelledError,
+    HandleExistsError,
+    HeliographError,
+    InternalError,
+    UnavailableError,
+)
+from heliograph_proto.limits import Limits
+from heliograph_proto.portions import Edge, Portion, Source
+from heliograph_server.core.exchanging.carrying import Relay, no_way
+from heliograph_server.core.exchanging.landing import Arriving, Done, Landing, Peers, Sink
+from heliograph_server.core.exchanging.ledger import (
+    Fate,
+    Ledger,
+    Refusal,
+    Thing,
+    Visitor,
+    Why,
+    ended,
+    refusal,
+)
+from heliograph_server.core.exchanging.values import SMALL_BYTES, Budget, Value, copy_out, parts_of
+
+logger = logging.getLogger(__name__)
+
+#: The most bytes of a tensor that are between being read and being sent, where it is given by itself.
+HANDED_BYTES = 16 * 2**20
+
+#: Who asks for a value is given it, or told why not, once, from any thread.
+Asker: TypeAlias = Callable[[Value | HeliographError], None]
+#: Who brings one is told where it belongs, or why not.
+Bringer: TypeAlias = Callable[[Landing | HeliographError], None]
+
+
+class PeerCounter:
+    """Counts what goes between this daemon and others, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys((one.name for one in fields(PeerTraffic)), 0)
+
+    def __repr__(self) -> str:
+        return f"<PeerCounter {self.now}>"
+
+    @property
+    def now(self) -> PeerTraffic:
+        """All so far."""
+        with self._lock:
+            return PeerTraffic(**self._counts)
+
+    def sent(self, size_bytes: int) -> None:
+        """A value has gone to another daemon."""
+        self._add("sent_bytes", size_bytes, "sent_values")
+
+    def received(self, size_bytes: int) -> None:
+        """A value has come from another daemon."""
+        self._add("received_bytes", size_bytes, "received_values")
+
+    def relayed(self, size_bytes: int) -> None:
+        """A value has been taken from one daemon to another, which cannot reach each other."""
+        self._add("relayed_bytes", size_bytes, "relayed_values")
+
+    def refused(self) -> None:
+        """A capability was not accepted."""
+        self._add("refused", 1, "refused", 0)
+
+    def _add(self, name: str, amount: int, number: str, more: int = 1) -> None:
+        with self._lock:
+            self._counts[name] += amount
+            self._counts[number] += more
+
+
+class LiveExchange:
+    """An `Exchange`. Thread-safe. `peers`: how values are fetched and brought. No more than
+    `Limits.in_flight_bytes` are held for others, but for the oldest run of each portion."""
+
+    def __init__(self, limits: Limits | None = None, peers: Peers | None = None) -> None:
+        limits = limits or Limits()
+        self.chunk_bytes = limits.chunk_bytes
+        self.budget = Budget(limits.in_flight_bytes)
+        self._peers = peers
+        self._lock = threading.Lock()
+        self._departures: dict[bytes, Ledger[Value, Asker]] = {}
+        self._arrivals: dict[bytes, Ledger[Landing, Bringer]] = {}
+        self._ports: set[LivePorts] = set()
+        self.counter = PeerCounter()
+        self._told: set[Why] = set()
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<LiveExchange of {self.open_edges} ends, {self.budget}>"
+
+    def use(self, peers: Peers) -> None:
+        """From now on values are fetched and brought by these, which are closed with the exchange."""
+        self._peers = peers
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether it was given ways to other daemons."""
+        return self._peers is not None
+
+    @property
+    def traffic(self) -> PeerTraffic:
+        """All so far."""
+        return self.counter.now
+
+    @property
+    def open_edges(self) -> int:
+        """How many ends of edges are open."""
+        return len(self._departures) + len(self._arrivals)
+
+    def open(self, portion: Portion) -> LivePorts:
+        """As `Exchange.open`."""
+        pushed = [one.edge for one in portion.arrivals if one.source is None]
+        with self._lock:
+            if self._is_closed:
+                raise UnavailableError("the exchange is closed", advice="the daemon is shutting down")
+            _check_free(self._departures, [one.edge for one in portion.departures])
+            _check_free(self._arrivals, pushed)
+            self._departures |= {one.edge.name: Ledger(one.edge) for one in portion.departures}
+            self._arrivals |= {edge.name: Ledger(edge) for edge in pushed}
+            ports = LivePorts(self, portion)
+            self._ports.add(ports)
+        return ports
+
+    # Other daemons, by way of the service
+
+    def ask(self, name: bytes, run: int, capability: bytes, asker: Asker) -> None:
+        """Somebody wants the value of an edge and run. He is told, perhaps before this returns."""
+        with self._lock:
+            found = self._show(self._departures.get(name), run, capability, asker)
+        if found is not None:
+            asker(found)
+
+    def withdraw(self, name: bytes, run: int, asker: Asker) -> bool:
+        """Who asked waits no more. Whether he did, and will not be told anything now."""
+        with self._lock:
+            ledger = self._departures.get(name)
+            return ledger is not None and ledger.withdraw(run, asker)
+
+    def bring(self, name: bytes, run: int, capability: bytes, bringer: Bringer) -> None:
+        """Somebody brings the value of an edge and run. He is told where it belongs, perhaps before this
+        returns."""
+        with self._lock:
+            found = self._show(self._arrivals.get(name), run, capability, bringer)
+        if found is not None:
+            bringer(found)
+
+    def leave(self, name: bytes, run: int, bringer: Bringer) -> None:
+        """Who brought one does not wait for its place any more."""
+        with self._lock:
+            if (ledger := self._arrivals.get(name)) is not None:
+                ledger.withdraw(run, bringer)
+
+    def _show(
+        self, ledger: Ledger[Thing, Visitor] | None, run: int, capability: bytes, visitor: Visitor
+    ) -> Thing | HeliographError | None:
+        found = refusal(Why.UNKNOWN) if ledger is None else ledger.show(run, capability, visitor)
+        if not isinstance(found, Refusal):
+            return found
+        if found.why is not None:
+            self._note(found.why)
+        return found.error
+
+    def _note(self, why: Why) -> None:
+        """Once for each reason: whoever guesses fills no log."""
+        self.counter.refused()
+        if why not in self._told:
+            self._told.add(why)
+            logger.warning(
+                "another daemon showed a capability that is %s; more of these are not logged", why.value
+            )
+
+    # The ports' side
+
+    def give(self, edge: Edge, run: int, value: Value) -> None:
+        """A value is there for whoever asks."""
+        with self._lock:
+            ledger = self._departures.get(edge.name)
+            asker = ledger.give(run, value) if ledger is not None else Fate.REFUSED
+            late = ledger.expired() if ledger is not None else ([], [])
+        _expire(*late)
+        if asker is Fate.REFUSED:
+            value.drop()
+        elif not isinstance(asker, Fate):
+            asker(value)
+
+    def await_pushed(self, landing: Landing) -> None:
+        """A place is there for whoever brings its value."""
+        with self._lock:
+            ledger = self._arrivals.get(landing.edge.name)
+            bringer = ledger.give(landing.run, landing) if ledger is not None else Fate.REFUSED
+            late = ledger.expired() if ledger is not None else ([], [])
+        _expire(*late)
+        if bringer is Fate.REFUSED:
+            landing.fail(CancelledError("the run is over"))
+        elif not isinstance(bringer, Fate):
+            bringer(landing)
+
+    def pull(self, source: Source, sinks: Sequence[Sink]) -> None:
+        """Begins to fetch values."""
+        if self._peers is None:
+            for sink in sinks:
+                sink.fail(no_way())
+        else:
+            self._peers.pull(source, sinks)
+
+    def forget(self, source: Source, sinks: Sequence[Sink]) -> None:
+        """Nobody waits for these."""
+        if self._peers is not None:
+            self._peers.forget(source, sinks)
+
+    # Whoever takes values to others
+
+    def forward(self, edge: Edge, run: int, destination: Source, done: Done) -> Callable[[], None]:
+        """Brings the value of a departure of this exchange, once it is offered, to a daemon that does not
+        reach this one. `done` is called once, from any thread. Gives what ends it early."""
+
+        def answer(found: Value | HeliographError) -> None:
+            if isinstance(found, HeliographError):
+                done(found)
+            else:
+                self._push(destination, edge, run, found, done)
+
+        def cancel() -> None:
+            if self.withdraw(edge.name, run, answer):
+                done(CancelledError("nobody waits for this value any more"))
+
+        self.ask(edge.name, run, edge.capability(run), answer)
+        return cancel
+
+    def relay(
+        self, edge: Edge, run: int, size_bytes: int, source: Source, destination: Source, done: Done
+    ) -> Callable[[], None]:
+        """Takes a value of so many bytes from one daemon to another, which cannot reach each other. `done` is
+        called once, from any thread. Gives what ends it early."""
+
+        def relayed(error: HeliographError | None) -> None:
+            if error is None:
+                self.counter.relayed(size_bytes)
+            done(error)
+
+        relay = Relay(edge, run, size_bytes, partial(self._push_on, destination, edge, run), relayed)
+
+        def cancel() -> None:
+            self.forget(source, [relay])
+            relay.fail(CancelledError("nobody waits for this value any more"))
+
+        self.pull(source, [relay])
+        return cancel
+
+    def _push(self, destination: Source, edge: Edge, run: int, value: Value, done: Done) -> None:
+        size_bytes = value.size_bytes
+
+        def pushed(error: HeliographError | None) -> None:
+            if error is None:
+                self.counter.sent(size_bytes)
+            done(error)
+
+        self._push_on(destination, edge, run, value, pushed)
+
+    def _push_on(self, destination: Source, edge: Edge, run: int, value: Value, done: Done) -> None:
+        if self._peers is None:
+            value.drop()
+            done(no_way())
+        else:
+            self._peers.push(destination, edge, run, value, done)
+
+    def end(self, portion: Portion, run: int, error: HeliographError | None) -> None:
+        """A run of a portion is over."""
+        with self._lock:
+            found: list[object] = []
+            late: list[tuple[Sequence[object], Sequence[object]]] = []
+            for ledger in self._departing(portion):
+                found.append(ledger.end(run, error, keeps=True))
+                late.append(ledger.expired())
+            for other in self._arriving(portion):
+                found.append(other.end(run, error, keeps=False))
+                late.append(other.expired())
+        for one in found:
+            _tell(one, ended(error))
+        for visitors, things in late:
+            _expire(visitors, things)
+
+    def close_ports(self, ports: LivePorts, portion: Portion, error: HeliographError | None) -> None:
+        """A portion is gone."""
+        with self._lock:
+            if ports not in self._ports:
+                return
+            self._ports.discard(ports)
+            found: list[tuple[Sequence[object], Sequence[object]]]
+            found = [one.close() for one in self._departing(portion)]
+            found += [one.close() for one in self._arriving(portion)]
+            for departure in portion.departures:
+                self._departures.pop(departure.edge.name, None)
+            for arrival in portion.arrivals:
+                if arrival.source is None:
+                    self._arrivals.pop(arrival.edge.name, None)
+        gone = error or CancelledError("what was to make this value is gone")
+        for visitors, things in found:
+            for one in (*visitors, *things):
+                _tell(one, gone)
+
+    def _departing(self, portion: Portion) -> list[Ledger[Value, Asker]]:
+        known = self._departures
+        return [known[one.edge.name] for one in portion.departures if one.edge.name in known]
+
+    def _arriving(self, portion: Portion) -> list[Ledger[Landing, Bringer]]:
+        known = self._arrivals
+        pushed = [one.edge.name for one in portion.arrivals if one.source is None]
+        return [known[name] for name in pushed if name in known]
+
+    def close(self) -> None:
+        """Closes all ports and all ways to other daemons. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            everyone = tuple(self._ports)
+        for ports in everyone:
+            ports.close()
+        if self._peers is not None:
+            self._peers.close()
+
+
+def _check_free(known: Container[bytes], edges: Sequence[Edge]) -> None:
+    names = [edge.name for edge in edges]
+    for name in names:
+        if name in known or names.count(name) > 1:
+            raise HandleExistsError(f"edge {name.hex()[:8]} is open already", advice="make up a new one")
+
+
+def _expire(visitors: Sequence[object], things: Sequence[object]) -> None:
+    for one in visitors:
+        _tell(one, refusal(Why.EXPIRED).error)
+    for one in things:
+        _tell(one, CancelledError("the run is too old"))
+
+
+def _tell(one: object, error: HeliographError) -> None:
+    """Whoever waits is told why nothing comes; what nobody gets is given up."""
+    if isinstance(one, Value):
+        one.drop()
+    elif isinstance(one, Landing):
+        one.fail(error)
+    elif callable(one):
+        one(error)
+
+
+class LivePorts:
+    """A `Ports` of a live exchange."""
+
+    def __init__(self, exchange: LiveExchange, portion: Portion) -> None:
+        self._exchange = exchange
+        self._portion = portion
+        self._lock = threading.Lock()
+        #: Runs that have begun and not ended.
+        self._runs: set[int] = set()
+        #: What is on its way, of runs that have not been closed.
+        self._incoming: dict[int, Arriving] = {}
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<LivePorts {len(self._portion.arrivals)} in, {len(self._portion.departures)} out>"
+
+    def expect(self, run: int, targets: Sequence[Tensor]) -> Arriving:
+        """As `Ports.expect`."""
+        pairs = list(zip(self._portion.arrivals, targets, strict=True))
+        received = self._exchange.counter.received
+        landings = [Landing(arrival, run, target, received) for arrival, target in pairs]
+        incoming = Arriving(landings, self._forget)
+        with self._lock:
+            is_closed = self._is_closed
+            if not is_closed:
+                self._runs.add(run)
+                self._incoming[run] = incoming
+        if is_closed:
+            incoming.close()
+            return incoming
+        for source, group in _by_source(landings).items():
+            if source is not None:
+                self._exchange.pull(source, group)
+                continue
+            for landing in group:
+                self._exchange.await_pushed(landing)
+        return incoming
+
+    def _forget(self, landings: Sequence[Landing]) -> None:
+        for source, group in _by_source(landings).items():
+            if source is not None:
+                self._exchange.forget(source, group)
+
+    def offer(self, place: int, run: int, tensor: Tensor, abort: Abort) -> None:
+        """As `Ports.offer`."""
+        edge = self._portion.departures[place].edge
+        size_bytes = tensor.type.nbytes
+        with self._lock:
+            self._runs.add(run)
+        budget = self._exchange.budget
+        budget.reserve(size_bytes, abort, partial(self._is_oldest, run))
+        if size_bytes <= SMALL_BYTES:
+            self._offer_small(edge, run, tensor)
+            return
+        value = Value(size_bytes, budget.give)
+        self._exchange.give(edge, run, value)
+        try:
+            copy_out(tensor, value, self._exchange.chunk_bytes)
+        except BaseException as error:
+            failed = (
+                error if isinstance(error, HeliographError) else InternalError(f"reading failed: {error}")
+            )
+            value.fail(failed)
+            raise
+
+    def _offer_small(self, edge: Edge, run: int, tensor: Tensor) -> None:
+        try:
+            data = bytes(access.read_whole(tensor))
+        except BaseException:
+            self._exchange.budget.give(tensor.type.nbytes)
+            raise
+        self._exchange.give(edge, run, Value.of(data, self._exchange.budget.give))
+
+    def hand_over(self, place: int, run: int, tensor: Tensor, abort: Abort) -> None:
+        """Gives a departure straight from its tensor, of which little is held at a time, and returns when all
+        was taken. Raises CancelledError after an abort, and when who asked has left."""
+        window = Budget(HANDED_BYTES)
+        edge, size_bytes = self._portion.departures[place].edge, tensor.type.nbytes
+        if size_bytes <= SMALL_BYTES:
+            value = Value.of(bytes(access.read_whole(tensor)), window.give)
+            window.reserve(size_bytes, abort, bool)
+            self._exchange.give(edge, run, value)
+        else:
+            value = Value(size_bytes, window.give)
+            self._exchange.give(edge, run, value)
+            self._hand_pieces(tensor, value, window, abort)
+        try:
+            window.wait_until(lambda: value.is_taken or value.is_dropped, abort)
+        except CancelledError:
+            value.drop()
+            raise
+        if not value.is_taken:
+            raise CancelledError("the other daemon left before it had taken the tensor")
+
+    def _hand_pieces(self, tensor: Tensor, value: Value, window: Budget, abort: Abort) -> None:
+        try:
+            for offset, data in parts_of(tensor, self._exchange.chunk_bytes):
+                window.reserve(data.nbytes, abort, partial(getattr, value, "is_dropped"))
+                value.put(encode_download(offset, value.size_bytes, data), data.nbytes)
+                if value.is_dropped:
+                    return
+        except BaseException as error:
+            value.fail(error if isinstance(error, HeliographError) else InternalError(f"reading: {error}"))
+            raise
+
+    def _is_oldest(self, run: int) -> bool:
+        with self._lock:
+            return self._is_closed or run <= min(self._runs, default=run)
+
+    def end(self, run: int, error: HeliographError | None = None) -> None:
+        """As `Ports.end`."""
+        with self._lock:
+            self._runs.discard(run)
+            incoming = self._incoming.pop(run, None)
+        if incoming is not None:
+            incoming.close()
+        self._exchange.end(self._portion, run, error)
+        self._exchange.budget.poke()
+
+    def close(self, error: HeliographError | None = None) -> None:
+        """As `Ports.close`; `error`: what whoever still waits is told."""
+        with self._lock:
+            self._is_closed = True
+            incoming, self._incoming = tuple(self._incoming.values()), {}
+        for one in incoming:
+            one.close()
+        self._exchange.close_ports(self, self._portion, error)
+        self._exchange.budget.poke()
+
+
+def _by_source(landings: Sequence[Landing]) -> dict[Source | None, list[Landing]]:
+    found: dict[Source | None, list[Landing]] = {}
+    for landing in landings:
+        found.setdefault(landing.source, []).append(landing)
+    return found

@@ -1,0 +1,142 @@
+"""The portions of a plan on their hosts: an edge for each value that crosses, and what each host compiles."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from heliograph_backends.contract import (
+    BufferType,
+    CompileOptions,
+    LeafBindings,
+    Site,
+    SitePlan,
+    SiteWork,
+    Tensor,
+)
+from heliograph_proto.description import Way
+from heliograph_proto.errors import HeliographError
+from heliograph_proto.graph import Graph, LeafKind
+from heliograph_proto.portions import EDGE_BYTES, SECRET_BYTES, Arrival, Departure, Edge, Portion, Source
+from heliograph_server.core.scheduling.portions import Crossing, Piece, Portions
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """A value that the head takes to a daemon in each run."""
+
+    edge: Edge
+    size_bytes: int
+    destination: Source
+    #: Where it fetches it; None: its own portion makes it.
+    source: Source | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """How the portions of a plan are connected."""
+
+    #: Of each piece.
+    portions: tuple[Portion, ...]
+    #: What the head takes to others in each run.
+    errands: tuple[Errand, ...]
+    #: Of each crossing.
+    ways: tuple[Way, ...]
+
+
+def wire(found: Portions, sites: Sequence[Site | None]) -> Wires:
+    """Makes up edges. `sites`: of each piece; None: this process, which fetches from daemons and takes to
+    them what they want of it, so that none need reach it."""
+    arrivals: list[list[Arrival]] = [[] for _ in found.pieces]
+    departures: list[list[Departure]] = [[] for _ in found.pieces]
+    errands: list[Errand] = []
+    ways: list[Way] = []
+    for one in found.crossings:
+        source, target = sites[one.source], sites[one.target]
+        edge = _new_edge()
+        if source is None or target is None or target.can_reach(source):
+            ways.append(Way.DIRECT)
+            from_there = _source_of(source) if source is not None else None
+            if source is None:
+                assert target is not None
+                errands.append(Errand(edge, one.size_bytes, _source_of(target)))
+        else:
+            ways.append(Way.RELAYED)
+            from_there = None
+            errands.append(Errand(edge, one.size_bytes, _source_of(target), _source_of(source)))
+        arrivals[one.target].append(Arrival(one.leaf, edge, from_there))
+        departures[one.source].append(Departure(one.node, edge))
+    portions = tuple(
+        Portion(tuple(come), tuple(go), piece.begins)
+        for piece, come, go in zip(found.pieces, arrivals, departures, strict=True)
+    )
+    return Wires(portions, tuple(errands), tuple(ways))
+
+
+def _new_edge() -> Edge:
+    return Edge(secrets.token_bytes(EDGE_BYTES), secrets.token_bytes(SECRET_BYTES))
+
+
+def _source_of(site: Site) -> Source:
+    return Source(site.address, site.incarnation)
+
+
+def unreachable(found: Portions, sites: Sequence[Site | None], target: int) -> Iterator[tuple[Site, Site]]:
+    """Pairs of hosts of which the first may not reach the second, when the portion there lost one that is
+    alive."""
+    reader = sites[target]
+    for one in _crossings_to(found, target):
+        source = sites[one.source]
+        if reader is not None and source is not None and reader.can_reach(source):
+            try:
+                source.check()
+            except HeliographError:
+                continue
+            yield reader, source
+
+
+def _crossings_to(found: Portions, target: int) -> Iterator[Crossing]:
+    return (one for one in found.crossings if one.target == target)
+
+
+def bindings_of(piece: Piece, leaves: Mapping[int, Tensor]) -> LeafBindings:
+    """A piece's weights and variables, which lie on its host."""
+    weights: dict[int, Tensor] = {}
+    variables: dict[int, Tensor] = {}
+    for leaf, value in piece.bound:
+        into = weights if piece.graph.leaves[leaf].kind is LeafKind.WEIGHT else variables
+        into[leaf] = leaves[value]
+    return LeafBindings(weights, variables)
+
+
+def explained(graph: Graph, piece: Piece, error: HeliographError) -> HeliographError:
+    """An error of a piece with the whole graph's number, name and operands of its node."""
+    if not error.origin.op or not 0 <= error.origin.node < len(piece.nodes):
+        return error
+    number = piece.nodes[error.origin.node]
+    if error.origin.node not in piece.inserted:
+        return error.at(replace(error.origin, node=number))
+    whole = graph.origin(number)
+    return error.at(replace(whole, sequence=error.origin.sequence))
+
+
+def site_work(
+    piece: Piece,
+    portion: Portion,
+    memories: Sequence[BufferType],
+    leaves: Mapping[int, Tensor],
+    options: CompileOptions,
+    pipeline: int,
+) -> SiteWork:
+    """What a host is to compile."""
+    devices = tuple(memories[place].device for place in piece.devices)
+    return SiteWork(piece.graph, portion, devices, bindings_of(piece, leaves), options, pipeline)
+
+
+def compile_on(site: Site, graph: Graph, piece: Piece, work: SiteWork) -> SitePlan:
+    """Raises what `Site.compile` does, with the whole graph's node."""
+    try:
+        return site.compile(work)
+    except HeliographError as error:
+        raise explained(graph, piece, error) from None

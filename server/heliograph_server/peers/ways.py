@@ -1,0 +1,120 @@
+"""What all ways to other daemons share: channels, names of calls, requests, and errors from statuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from heliograph_proto.addresses import Address, parse_address
+from heliograph_proto.errors import (
+    CancelledError,
+    HeliographError,
+    InternalError,
+    InvalidArgumentError,
+    LimitExceededError,
+    MemberLostError,
+    ProtocolError,
+)
+from heliograph_proto.portions import Edge, Source
+from heliograph_proto.status import error_from_metadata
+from heliograph_proto.v1 import peer_pb2
+from heliograph_server.core.exchanging import Sink
+from heliograph_server.core.execution import typed
+
+SERVICE = peer_pb2.DESCRIPTOR.services_by_name["PeerService"].full_name
+EXCHANGE, PULL, PUSH, ECHO = (f"/{SERVICE}/{name}" for name in ("Exchange", "Pull", "Push", "Echo"))
+
+#: A daemon that is silent for so long is lost.
+SILENCE_SECONDS = 3.0
+#: A way that nobody needed for so long is closed.
+IDLE_SECONDS = 60.0
+ADVICE = "compile for the members that are left, or wait until it is back"
+
+
+def channel_options(silence_seconds: float = SILENCE_SECONDS) -> tuple[tuple[str, Any], ...]:
+    """Of a channel whose other end is noticed to be gone after so long, also while it is connecting."""
+    ping_ms = max(1, int(silence_seconds * 1000 * 2 / 3))
+    timeout_ms = max(1, int(silence_seconds * 1000 / 3))
+    return (
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.keepalive_time_ms", ping_ms),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        # Without this a ping may take 60 s, whatever the keepalive timeout is.
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # How long one attempt to connect may take.
+        ("grpc.min_reconnect_backoff_ms", int(silence_seconds * 1000)),
+        ("grpc.enable_retries", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+    )
+
+
+def target_of(address: str) -> str:
+    """What gRPC calls a daemon's address. Raises InvalidArgumentError."""
+    found: Address = parse_address(address)
+    if found.scheme == "local":
+        raise InvalidArgumentError(f"{address!r} is no address of a daemon", advice="use grpc://host:port")
+    return found.grpc_target
+
+
+def lost(source: Source, why: str) -> MemberLostError:
+    """A daemon of the pool is gone."""
+    return MemberLostError(f"the member at {source.address} is lost: {why}", advice=ADVICE)
+
+
+def error_of(broken: Any, source: Source) -> HeliographError:
+    """Why a call to another daemon failed: that one's own words where it sent some."""
+    broken.__traceback__ = None
+    trailing = broken.trailing_metadata() if hasattr(broken, "trailing_metadata") else None
+    found = error_from_metadata(tuple((key, value) for key, value in trailing or ()))
+    if found is not None:
+        return lost(source, found.message) if isinstance(found, MemberLostError) else found
+    details = " ".join((broken.details() or broken.code().name).split())
+    match broken.code():
+        case grpc.StatusCode.CANCELLED:
+            return CancelledError(f"the call to {source.address} was cancelled")
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return ProtocolError(f"{source.address} exchanges no values", advice="upgrade that daemon")
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return LimitExceededError(f"{source.address} refused a message: {details}")
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED:
+            return lost(source, details)
+    return InternalError(f"{source.address} failed: {broken.code().name}: {details}")
+
+
+def pull_request(source: Source, edge: Edge, run: int) -> bytes:
+    """Asks for a large value."""
+    return peer_pb2.PullRequest(
+        incarnation=source.incarnation, edge=edge.name, run=run, capability=edge.capability(run)
+    ).SerializeToString()
+
+
+def push_request(destination: Source, edge: Edge, run: int, size_bytes: int) -> bytes:
+    """The first message of a large value."""
+    target = peer_pb2.PushTarget(
+        incarnation=destination.incarnation, edge=edge.name, run=run, capability=edge.capability(run)
+    )
+    return peer_pb2.PushRequest(size_bytes=size_bytes, target=target).SerializeToString()
+
+
+def land(sink: Sink, data: bytes) -> None:
+    """All of a small value."""
+    try:
+        if len(data) != sink.size_bytes:
+            raise wrong_size(len(data), sink.size_bytes)
+        sink.write(0, memoryview(data))
+        sink.finish()
+    except Exception as error:
+        sink.fail(typed(error, "writing a value of another daemon"))
+
+
+def wrong_size(found_bytes: int, wanted_bytes: int) -> ProtocolError:
+    """What came is not what was expected."""
+    return ProtocolError(
+        f"a value of {found_bytes:,} bytes came where one of {wanted_bytes:,} was expected",
+        advice="do both daemons run the same version?",
+    )

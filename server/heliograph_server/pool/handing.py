@@ -1,0 +1,44 @@
+"""Tensors from member to member: the one that is to have it fetches it, and nothing passes through here."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import heliograph as hg
+from heliograph._handing import hand_over
+from heliograph_proto.errors import (
+    HeliographError,
+    MemberLostError,
+    PermissionDeniedError,
+    UnavailableError,
+)
+
+if TYPE_CHECKING:
+    from heliograph_server.pool.device import RemoteDevice
+
+logger = logging.getLogger(__name__)
+
+
+def hand(source: hg.Tensor, giver: RemoteDevice, destination: hg.Tensor, taker: RemoteDevice) -> bool:
+    """Copies a tensor of one member to one of another, if that can reach it; whether it could.
+
+    Raises MemberLostError for either, and the error of what was to compute the tensor.
+    """
+    if giver.site.why_not or taker.site.why_not or not taker.site.can_reach(giver.site):
+        return False
+    devices = giver.member_name, taker.member_name
+    try:
+        hand_over(source, destination, giver.site.address, devices)
+    except HeliographError as error:
+        for device in (giver, taker):
+            if device.member.session.closed:
+                raise device.member.ours(error) from None
+        if isinstance(error, MemberLostError | UnavailableError | PermissionDeniedError):
+            # Both are there, as far as this host sees.
+            logger.warning("%s fetches nothing from %s: %s", taker.site.name, giver.site.name, error.message)
+            taker.site.cannot_reach(giver.site)
+            return False
+        raise error.at(replace(error.origin, sequence=0)) from None
+    return True

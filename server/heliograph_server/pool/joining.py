@@ -1,0 +1,79 @@
+"""Whether a daemon may be a member, and when it is tried again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from heliograph_proto.description import BufferTypeInfo, DeviceInfo, SessionInfo
+from heliograph_proto.errors import ConfigurationError, ProtocolError
+from heliograph_server.pool.answers import OLD, check_memory, lie
+from heliograph_server.pool.sources import first_twice
+
+#: The most devices of one member: each has a stream of the session.
+MAX_DEVICES = 60
+#: The longest name of a device, in characters; those of heads have the names of members in them.
+MAX_NAME = 256
+INCARNATION_BYTES = 16
+
+#: How long a member that does not answer is left alone, at first and at most.
+FIRST_PAUSE_SECONDS = 0.1
+LAST_PAUSE_SECONDS = 2.0
+
+
+def pause_seconds(attempt: int, chance: float) -> float:
+    """How long to wait after a number of attempts in a row that failed, from 0; `chance`, 0 to 1, keeps
+    heads that lost a member together from coming back together."""
+    longest = min(LAST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(attempt, 16))
+    return longest * (0.5 + chance / 2)
+
+
+def check_lives(info: SessionInfo, own: bytes, others: Mapping[str, Collection[bytes]]) -> None:
+    """Whether a daemon can be a member of the head `own`, beside others: by name, the incarnations of the
+    daemons behind each. Raises ConfigurationError, ProtocolError."""
+    if len(info.incarnation) != INCARNATION_BYTES:
+        raise ProtocolError("it does not say which life of the daemon it is", advice=OLD)
+    if info.incarnation == own:
+        raise ConfigurationError("it is this head itself", advice="take it out of its own list of members")
+    check_daemons(info.daemons, own)
+    behind = {info.incarnation, *info.daemons}
+    for name, theirs in others.items():
+        if behind & set(theirs):
+            raise ConfigurationError(
+                f"it is a daemon that is a member already, {name}, or has one behind it",
+                advice="name each daemon once",
+            )
+
+
+def check_daemons(daemons: Iterable[bytes], own: bytes) -> None:
+    """Raises ConfigurationError for a loop of heads."""
+    if own in daemons:
+        raise ConfigurationError(
+            "it is a head that has this one among its members", advice="take one out of the other's list"
+        )
+
+
+def check_devices(devices: Collection[DeviceInfo]) -> None:
+    """Whether what a daemon says of its devices can be. Raises ProtocolError."""
+    if len(devices) > MAX_DEVICES:
+        raise lie(f"it lists {len(devices)} devices; {MAX_DEVICES} are the most")
+    names = [device.name for device in devices]
+    for name in names:
+        if not name or len(name) > MAX_NAME or not name.isprintable():
+            raise lie(f"a device is named {name[:64]!r}")
+    if (twice := first_twice(names)) is not None:
+        raise lie(f"two devices are named {twice!r}")
+    for device in devices:
+        check_memory(device.name, device.memory)
+        if not device.buffer_types:
+            raise lie(f"device {device.name} has no memory")
+        for kind in device.buffer_types:
+            _check_buffer_type(device.name, kind)
+
+
+def _check_buffer_type(device: str, kind: BufferTypeInfo) -> None:
+    alignment = kind.alignment_bytes
+    if alignment < 1 or alignment & (alignment - 1) or alignment > 2**30 or kind.max_size_bytes < 1:
+        raise lie(
+            f"buffer type {kind.name[:64]!r} of device {device} is aligned to {alignment} bytes and has "
+            f"{kind.max_size_bytes:,} at most"
+        )

@@ -1,0 +1,361 @@
+"""PeerService: values between daemons.
+
+Whoever makes a value tells the loop once for all that were made in the same turn; what was asked for is
+written from there without a task, and while a write is under way the rest gathers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import grpc
+from grpc import aio
+
+from heliograph_proto.bulk import decode_download
+from heliograph_proto.eager import begin
+from heliograph_proto.errors import (
+    CancelledError,
+    HeliographError,
+    LimitExceededError,
+    MemberLostError,
+    ProtocolError,
+)
+from heliograph_proto.messages import encode_error, encode_probed
+from heliograph_proto.v1 import peer_pb2
+from heliograph_server.core.exchanging import SMALL_BYTES, Landing, LiveExchange, Value
+from heliograph_server.core.execution import typed
+from heliograph_server.peers.looping import taken
+from heliograph_server.peers.probing import check_probe, probe
+from heliograph_server.peers.ways import SERVICE, wrong_size
+from heliograph_server.services.refusals import HostSlot, refusals, register
+
+logger = logging.getLogger(__name__)
+
+Found = TypeVar("Found", Value, Landing)
+Context: TypeAlias = "aio.ServicerContext[bytes, bytes]"
+
+#: The most bytes that an Echo sends back.
+ECHO_BYTES = 2**20
+#: About the size of the largest message of answers.
+MESSAGE_BYTES = 2**20
+
+
+class PeerService:
+    """Gives values to other daemons and takes theirs. `movers`: threads for devices that take long to
+    write to."""
+
+    def __init__(self, slot: HostSlot, movers: Executor) -> None:
+        self._slot = slot
+        self._movers = movers
+
+    def add_to(self, server: aio.Server) -> None:
+        """Has a server call it."""
+        response = peer_pb2.PushResponse.SerializeToString
+        register(
+            server,
+            SERVICE,
+            Exchange=grpc.stream_stream_rpc_method_handler(self.Exchange),
+            Pull=grpc.unary_stream_rpc_method_handler(self.Pull, peer_pb2.PullRequest.FromString),
+            Push=grpc.stream_unary_rpc_method_handler(self.Push, None, response),
+            Echo=grpc.unary_unary_rpc_method_handler(
+                self.Echo, peer_pb2.EchoRequest.FromString, peer_pb2.EchoResponse.SerializeToString
+            ),
+            Probe=grpc.unary_unary_rpc_method_handler(
+                self.Probe, peer_pb2.ProbeRequest.FromString, peer_pb2.ProbeResponse.SerializeToString
+            ),
+        )
+
+    def _exchange(self, incarnation: bytes) -> LiveExchange:
+        """Raises MemberLostError if somebody else is meant."""
+        host = self._slot.host
+        if incarnation != host.incarnation:
+            raise MemberLostError(
+                "another life of this daemon, or another daemon, is meant",
+                advice="what it held is gone: compile again",
+            )
+        return host.exchange
+
+    @refusals
+    async def Exchange(self, _requests: object, context: Context) -> None:
+        data: Any = await context.read()
+        if data is aio.EOF:
+            return
+        request = peer_pb2.ExchangeRequest.FromString(data)
+        conversation = Conversation(self._exchange(request.incarnation), context, self._movers)
+        try:
+            conversation.take(request)
+            while (more := await _next(context)) is not None:
+                conversation.take(peer_pb2.ExchangeRequest.FromString(more))
+        finally:
+            conversation.close()
+
+    @refusals
+    async def Pull(self, request: peer_pb2.PullRequest, context: Context) -> None:
+        exchange = self._exchange(request.incarnation)
+        asked: Answered[Value] = Answered()
+        name = request.edge, request.run
+        exchange.ask(*name, request.capability, asked.answer)
+        value: Value | None = None
+        try:
+            value = await asked.found()
+            async for message in taken(value, asked.loop):
+                await context.write(message)
+            exchange.counter.sent(value.size_bytes)
+        finally:
+            exchange.withdraw(*name, asked.answer)
+            asked.leave(Value.drop)
+
+    @refusals
+    async def Push(self, _requests: object, context: Context) -> peer_pb2.PushResponse:
+        first: Any = await context.read()
+        if first is aio.EOF:
+            raise ProtocolError("the first message of a value that is brought must name it")
+        request = peer_pb2.PushRequest.FromString(first)
+        exchange = self._exchange(request.target.incarnation)
+        brought: Answered[Landing] = Answered()
+        name = request.target.edge, request.target.run
+        exchange.bring(*name, request.target.capability, brought.answer)
+        try:
+            landing = await brought.found()
+            await self._receive(landing, request.size_bytes, context)
+            return peer_pb2.PushResponse(received_bytes=landing.size_bytes)
+        finally:
+            exchange.leave(*name, brought.answer)
+            gone = MemberLostError("the daemon that brought a value broke off in the middle of it")
+            brought.leave(lambda landing: landing.fail(gone))
+
+    async def _receive(self, landing: Landing, size_bytes: int, context: Context) -> None:
+        try:
+            if size_bytes != landing.size_bytes:
+                raise wrong_size(size_bytes, landing.size_bytes)
+            while (data := await _next(context)) is not None:
+                piece = decode_download(data)
+                if landing.is_quick:
+                    wanted = landing.write(piece.offset_bytes, piece.data)
+                else:
+                    write = partial(landing.write, piece.offset_bytes, piece.data)
+                    wanted = await asyncio.get_running_loop().run_in_executor(self._movers, write)
+                if not wanted:
+                    raise _unwanted()
+            landing.finish()
+            if landing.error is not None:
+                raise landing.error
+        except Exception as error:
+            landing.fail(typed(error, "receiving a value"))
+            raise
+
+    @refusals
+    async def Echo(self, request: peer_pb2.EchoRequest, context: Context) -> peer_pb2.EchoResponse:
+        if len(request.payload) > ECHO_BYTES:
+            raise LimitExceededError(
+                f"a payload of {len(request.payload):,} bytes; {ECHO_BYTES:,} are sent back at once",
+                advice="send several",
+            )
+        return peer_pb2.EchoResponse(payload=request.payload, incarnation=self._slot.host.incarnation)
+
+    @refusals
+    async def Probe(self, request: peer_pb2.ProbeRequest, context: Context) -> peer_pb2.ProbeResponse:
+        self._slot.host.session(request.session)
+        check_probe(request.address, request.bandwidth_bytes, request.timeout_ms)
+        found = await probe(request.address, request.bandwidth_bytes, request.timeout_ms / 1e3)
+        return encode_probed(found)
+
+
+async def _next(context: Context) -> bytes | None:
+    data: Any = await context.read()
+    return None if data is aio.EOF else data
+
+
+def _unwanted() -> CancelledError:
+    return CancelledError("nobody waits for this value any more")
+
+
+class Answered(Generic[Found]):
+    """What a handler on the loop is told from any thread, once."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[None] = self.loop.create_future()
+        self._lock = threading.Lock()
+        self._found: Found | HeliographError | None = None
+        self._has_left = False
+
+    def answer(self, found: Any) -> None:
+        """From any thread."""
+        with self._lock:
+            self._found = found
+            late = self._has_left
+        if late:
+            _give_up(found)
+            return
+        try:
+            self.loop.call_soon_threadsafe(self._wake)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits
+
+    def _wake(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+    async def found(self) -> Found:
+        """It, or raises why not."""
+        await self._future
+        assert self._found is not None
+        if isinstance(self._found, HeliographError):
+            raise self._found.at(self._found.origin)
+        return self._found
+
+    def leave(self, give_up: Callable[[Any], None]) -> None:
+        """The handler ends: what it was given and did not finish is given up."""
+        with self._lock:
+            self._has_left = True
+            found = self._found
+        if found is not None and not isinstance(found, HeliographError):
+            give_up(found)
+
+
+def _give_up(found: object) -> None:
+    if isinstance(found, Value):
+        found.drop()
+    elif isinstance(found, Landing):
+        found.fail(MemberLostError("the daemon that brought a value is gone"))
+
+
+class Conversation:
+    """The small values of one stream. Made on its loop; answers come from any thread."""
+
+    def __init__(self, exchange: LiveExchange, context: Context, movers: Executor) -> None:
+        self._exchange = exchange
+        self._context = context
+        self._movers = movers
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        #: How to withdraw what is not answered yet, by number.
+        self._open: dict[int, Callable[[], object]] = {}
+        self._answers: deque[tuple[int, Value | HeliographError | None]] = deque()
+        self._is_rung = False
+        self._is_writing = False
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<Conversation {len(self._open)} open, {len(self._answers)} answers>"
+
+    def take(self, request: peer_pb2.ExchangeRequest) -> None:
+        """What came. Raises ProtocolError for a number that is in use."""
+        for ask in request.asks:
+            self._ask(ask)
+        for bring in request.brings:
+            self._bring(bring)
+        for number in request.withdrawals:
+            if (withdraw := self._open.pop(number, None)) is not None:
+                withdraw()
+
+    def _ask(self, ask: peer_pb2.Ask) -> None:
+        asker = partial(self._answer, ask.number)
+        self._note(ask.number, partial(self._exchange.withdraw, ask.edge, ask.run, asker))
+        self._exchange.ask(ask.edge, ask.run, ask.capability, asker)
+
+    def _bring(self, bring: peer_pb2.Bring) -> None:
+        bringer = partial(self._place, bring.number, bring.data)
+        self._note(bring.number, partial(self._exchange.leave, bring.edge, bring.run, bringer))
+        self._exchange.bring(bring.edge, bring.run, bring.capability, bringer)
+
+    def _note(self, number: int, withdraw: Callable[[], object]) -> None:
+        if number in self._open:
+            raise ProtocolError(f"the number {number} is in use on this stream")
+        self._open[number] = withdraw
+
+    # From any thread
+
+    def _place(self, number: int, data: bytes, found: Landing | HeliographError) -> None:
+        """Where a value that was brought belongs is known."""
+        if isinstance(found, HeliographError):
+            self._answer(number, found)
+        elif found.is_quick or threading.get_ident() != self._thread:
+            self._answer(number, found.land(data))
+        else:
+            self._movers.submit(lambda: self._answer(number, found.land(data)))
+
+    def _answer(self, number: int, found: Value | HeliographError | None) -> None:
+        self._answers.append((number, found))
+        if threading.get_ident() == self._thread:
+            self._flush()
+            return
+        if self._is_rung:
+            return
+        self._is_rung = True
+        try:
+            self._loop.call_soon_threadsafe(self._turn)
+        except RuntimeError:
+            pass  # the loop is closed: nobody is there to read this
+
+    # On the loop
+
+    def _turn(self) -> None:
+        self._is_rung = False
+        self._flush()
+
+    def _flush(self) -> None:
+        """Writes what there is, unless a write is under way."""
+        if self._is_closed:
+            self._give_up()
+        elif self._answers and not self._is_writing:
+            self._is_writing = True
+            begin(self._context.write(self._encode_next()), self._written)
+
+    def _written(self, error: BaseException | None) -> None:
+        self._is_writing = False
+        if error is None:
+            self._flush()
+        else:
+            # The reading meets it as well.
+            logger.debug("an answer was not written: %s", error)
+
+    def _encode_next(self) -> bytes:
+        response = peer_pb2.ExchangeResponse()
+        size = 0
+        while self._answers and size < MESSAGE_BYTES:
+            number, found = self._answers.popleft()
+            self._open.pop(number, None)
+            if isinstance(found, Value):
+                size += self._add_value(response, number, found)
+            elif found is None:
+                response.answers.add(number=number, data=b"")
+            else:
+                response.answers.add(number=number, error=encode_error(found))
+        return response.SerializeToString()
+
+    def _add_value(self, response: peer_pb2.ExchangeResponse, number: int, value: Value) -> int:
+        data = value.take_whole()
+        if data is None:
+            value.drop()
+            error = ProtocolError(
+                f"a value of {value.size_bytes:,} bytes was asked for as a small one, up to {SMALL_BYTES:,}",
+                advice="do both daemons run the same version, and compute with the same shapes?",
+            )
+            response.answers.add(number=number, error=encode_error(error))
+            return 0
+        response.answers.add(number=number, data=data)
+        self._exchange.counter.sent(len(data))
+        return len(data)
+
+    def close(self) -> None:
+        """The stream has ended: nobody waits any more."""
+        self._is_closed = True
+        waiting, self._open = self._open, {}
+        for withdraw in waiting.values():
+            withdraw()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        while self._answers:
+            _, found = self._answers.popleft()
+            if isinstance(found, Value):
+                found.drop()

@@ -1,0 +1,86 @@
+"""Daemons of this process, each with an event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+from heliograph_backends.contract import Device, Tensor
+from heliograph_backends.cpu.device import CpuDevice
+from heliograph_backends.registry import Registry
+from heliograph_proto.limits import Limits
+from heliograph_proto.portions import Source
+from heliograph_proto.types import TensorType
+from heliograph_server.app import Daemon
+from heliograph_server.config import ServerConfig
+from heliograph_server.core.exchanging import LiveExchange
+from heliograph_server.core.runtime import Host
+
+SECONDS = 10.0
+
+
+class ThreadDaemon:
+    """A daemon on loopback, and its device."""
+
+    def __init__(self, device: Device, limits: Limits | None = None, port: int = 0) -> None:
+        self.device = device
+        config = ServerConfig((f"grpc://127.0.0.1:{port}",), limits=limits or Limits(), shared_memory=False)
+        self._daemon: Daemon | None = Daemon(config, lambda: Host(Registry.of(device), config.limits))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="daemon")
+        self._thread.start()
+        self.call(self._daemon.start())
+        assert self._daemon.host is not None
+        self.host: Host = self._daemon.host
+        self.port = self._daemon.addresses[0].port
+
+    def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Runs it on the daemon's loop."""
+        made: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return made.result(SECONDS)
+
+    @property
+    def exchange(self) -> LiveExchange:
+        return self.host.exchange
+
+    @property
+    def url(self) -> str:
+        return f"grpc://127.0.0.1:{self.port}"
+
+    @property
+    def source(self) -> Source:
+        """As others name it."""
+        return Source(self.url, self.host.incarnation)
+
+    def tensor(self, type: TensorType, value: float = 0.0) -> Tensor:
+        """A tensor of one value on its device."""
+        tensor = Tensor(type, self.device.buffer_type.allocate(type.nbytes))
+        tensor.array[:] = value
+        return tensor
+
+    def stop(self) -> None:
+        """Ends it and its thread. Idempotent."""
+        # Not kept: while anything of gRPC's lives, so does its thread.
+        daemon, self._daemon = self._daemon, None
+        if daemon is not None:
+            self.call(daemon.stop())
+            del daemon
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(SECONDS)
+            self._loop.close()
+
+
+@contextmanager
+def thread_daemon(limits: Limits | None = None, port: int = 0) -> Iterator[ThreadDaemon]:
+    """One with a CPU device that needs no compiler. Nothing is held or open in its exchange at the end."""
+    made = ThreadDaemon(CpuDevice(threads=1, native=False), limits, port)
+    try:
+        yield made
+    finally:
+        made.stop()
+    assert made.exchange.budget.held_bytes == 0
+    assert made.exchange.open_edges == 0

@@ -1,0 +1,324 @@
+"""Who may be a member, and a pool in the client's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from pool_daemons import DEVICE, HANGS_UP, SECONDS, Daemon, daemons, head_of, liar, present, wait_for_devices
+
+import heliograph as hg
+from heliograph_proto.errors import ConfigurationError, HeliographError, ProtocolError
+from heliograph_proto.v1 import session_pb2
+from heliograph_server.pool.joining import LAST_PAUSE_SECONDS, pause_seconds
+from heliograph_server.pool.pool import Pool
+from heliograph_server.pool.sources import open_source
+
+OWN = b"the head's own!!"
+
+
+@pytest.fixture(scope="module")
+def members() -> Iterator[list[Daemon]]:
+    with daemons(2) as made:
+        yield made
+
+
+@pytest.fixture
+def pools() -> Iterator[Callable[[str], Pool]]:
+    """Makes pools of this process, of a head whose incarnation is OWN."""
+    made: list[Pool] = []
+
+    def make(source: str) -> Pool:
+        pool = Pool(open_source(source))
+        made.append(pool)
+        pool.start(OWN, lambda change: None)
+        return pool
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def doubled() -> hg.Graph:
+    """x + x."""
+    g = hg.Graph()
+    x = g.input("x", (4,), "f32")
+    g.output("y", x + x)
+    return g
+
+
+def why_of(pool: Pool, name: str) -> str:
+    """Why a member is missing, once it has been tried."""
+    assert pool.wait(lambda one: one.is_settled, SECONDS)
+    return next(one.why for one in pool.members if one.name == name)
+
+
+# A pool in this process
+
+
+def test_a_list_of_daemons_is_one_list_of_their_devices(members: list[Daemon]) -> None:
+    names = {f"{one.host}/cpu0" for one in members}
+    with hg.connect([one.url for one in members]) as session:
+        assert {device.name for device in session.devices} == names
+        one = session.put(np.full(4, 3, np.float32), session.devices[0])
+        two = session.empty((4,), "f32", session.devices[1])
+        one.copy_to(two)
+        assert two.get().tolist() == [3, 3, 3, 3]
+        assert [member.state.name for member in session.members()] == ["READY", "READY"]
+
+
+def test_asyncio_has_pools_too_and_watches_them(members: list[Daemon]) -> None:
+    async def seen() -> list[hg.DeviceEvent]:
+        async with hg.aio.connect([one.url for one in members]) as session:
+            watch = session.watch()
+            members[0].kill()
+            lost = await anext(watch)
+            await asyncio.to_thread(members[0].restart)
+            return [lost, await anext(watch)]
+
+    lost, again = asyncio.run(seen())
+    assert lost.device == again.device == f"{members[0].host}/cpu0" and lost.lost and not again.lost
+
+
+def test_daemons_that_answer_are_enough(members: list[Daemon]) -> None:
+    with hg.connect([members[0].url, "grpc://127.0.0.1:1"]) as session:
+        assert [device.name for device in session.devices] == [f"{members[0].host}/cpu0"]
+        with pytest.raises(hg.MemberLostError, match="127.0.0.1:1"):
+            session.compile(doubled(), "127.0.0.1:1/cpu0")
+
+
+def test_a_pool_of_which_nobody_answers_says_why_of_each() -> None:
+    with pytest.raises(hg.UnavailableError) as caught:
+        hg.connect(["grpc://127.0.0.1:1", "grpc://127.0.0.1:2"], timeout=0.5)
+    assert all(name in caught.value.message for name in ("127.0.0.1:1: ", "127.0.0.1:2: "))
+
+
+@pytest.mark.parametrize("urls", [[], [7], ["local:"], ["grpc://a#cpu0"], ["http://a"]])
+def test_a_list_that_cannot_be_a_pool_is_refused(urls: list[str]) -> None:
+    with pytest.raises(hg.InvalidArgumentError):
+        hg.connect(urls)
+
+
+def test_two_daemons_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="two members are named"):
+        hg.connect(["grpc://a", "grpc://a"])
+
+
+# Who is refused
+
+
+def test_a_daemon_under_two_addresses_is_a_member_once_and_that_is_logged_once(
+    members: list[Daemon], pools: Callable[[str], Pool], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "heliograph_server.pool"):
+        pool = pools(f"static:one={members[0].host},two=localhost:{members[0].port}")
+        assert pool.wait(lambda one: one.is_settled, SECONDS)
+        (missing,) = [one for one in pool.members if one.why]
+        assert "is a member already" in missing.why
+        # It is tried again and again.
+        assert not pool.wait(lambda one: len(one.devices) != 1, 1.0)
+    assert sum("member already" in one.getMessage() for one in caplog.records) == 1
+    assert len(pool.devices) == 1
+
+
+def test_a_head_is_no_member_of_itself() -> None:
+    with daemons(1) as (spare,):
+        port = spare.port
+    head = Daemon("--device", DEVICE, "--pool", f"static:me=127.0.0.1:{port}", port=port)
+    try:
+        with hg.connect(head.url, timeout=SECONDS) as session:
+            (me,) = session.members()
+            while "head itself" not in me.why:
+                (me,) = session.members()
+            assert present(session) == {"cpu0"}
+    finally:
+        head.end()
+
+
+def test_of_two_heads_that_name_each_other_at_most_one_has_the_other() -> None:
+    with daemons(2) as spares:
+        ports = [one.port for one in spares]
+    with (
+        head_of(f"127.0.0.1:{ports[1]}", port=ports[0]) as one,
+        head_of(f"127.0.0.1:{ports[0]}", port=ports[1]) as two,
+        hg.connect(one.url) as first,
+        hg.connect(two.url) as second,
+    ):
+        end = time.monotonic() + SECONDS
+        while not any("among its members" in session.members()[0].why for session in (first, second)):
+            assert time.monotonic() < end
+        end = time.monotonic() + SECONDS
+        while len(present(first)) + len(present(second)) > 3:
+            assert time.monotonic() < end
+        longest = max(name.count("/") for name in present(first) | present(second))
+        assert longest <= 1
+
+
+def test_a_head_can_be_a_member_whose_devices_come_and_go(members: list[Daemon]) -> None:
+    with (
+        head_of(members[0]) as lower,
+        head_of(lower) as upper,
+        hg.connect(upper.url) as session,
+    ):
+        wait_for_devices(session, "cpu0", "m0/cpu0", "m0/m0/cpu0")
+        held = session.put(np.ones(4, np.float32), "m0/m0/cpu0")
+        members[0].kill()
+        wait_for_devices(session, "cpu0", "m0/cpu0")
+        with pytest.raises(hg.MemberLostError):
+            held.get(timeout=SECONDS)
+        members[0].restart()
+        wait_for_devices(session, "cpu0", "m0/cpu0", "m0/m0/cpu0")
+        assert session.put(np.ones(4, np.float32), "m0/m0/cpu0").get().tolist() == [1, 1, 1, 1]
+
+
+def no_incarnation(answer: session_pb2.OpenResponse) -> None:
+    answer.incarnation = b""
+
+
+def the_head(answer: session_pb2.OpenResponse) -> None:
+    answer.incarnation = OWN
+
+
+def has_the_head(answer: session_pb2.OpenResponse) -> None:
+    answer.daemons.append(OWN)
+
+
+def another_version(answer: session_pb2.OpenResponse) -> None:
+    answer.version = 9
+
+
+def no_name(answer: session_pb2.OpenResponse) -> None:
+    answer.devices[0].name = ""
+
+
+def unprintable(answer: session_pb2.OpenResponse) -> None:
+    answer.devices[0].name = "cpu\n0"
+
+
+def twice(answer: session_pb2.OpenResponse) -> None:
+    answer.devices.add().CopyFrom(answer.devices[0])
+
+
+def many(answer: session_pb2.OpenResponse) -> None:
+    for number in range(100):
+        answer.devices.add().CopyFrom(answer.devices[0])
+        answer.devices[-1].name = f"more{number}"
+
+
+def much_memory(answer: session_pb2.OpenResponse) -> None:
+    answer.devices[0].memory.total_bytes = 2**60
+
+
+def more_free_than_there_is(answer: session_pb2.OpenResponse) -> None:
+    answer.devices[0].memory.free_bytes = answer.devices[0].memory.total_bytes + 1
+
+
+def odd_alignment(answer: session_pb2.OpenResponse) -> None:
+    answer.devices[0].buffer_types[0].alignment_bytes = 48
+
+
+def no_memory(answer: session_pb2.OpenResponse) -> None:
+    del answer.devices[0].buffer_types[:]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (no_incarnation, "which life"),
+        (the_head, "this head itself"),
+        (has_the_head, "has this one among its members"),
+        (another_version, "without session, devices or version"),
+        (no_name, "a device is named ''"),
+        (unprintable, "a device is named"),
+        (twice, "two devices are named 'cpu0'"),
+        (many, "lists 101 devices"),
+        (much_memory, "bytes free"),
+        (more_free_than_there_is, "bytes free"),
+        (odd_alignment, "aligned to 48 bytes"),
+        (no_memory, "has no memory"),
+    ],
+)
+def test_a_member_that_cannot_be_what_it_says_is_refused_and_that_is_logged_once(
+    members: list[Daemon],
+    pools: Callable[[str], Pool],
+    caplog: pytest.LogCaptureFixture,
+    change: Callable[[session_pb2.OpenResponse], None],
+    why: str,
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING, "heliograph_server.pool"),
+        liar(members[1].url, change) as (url, made),
+    ):
+        pool = pools(f"static:good={members[0].host},bad={url}")
+        assert why in why_of(pool, "bad")
+        assert made.wait_for(3)
+        assert [device.name for device in pool.devices] == ["good/cpu0"]
+        missing = pool.why_missing("bad/cpu0")
+        assert missing is not None and why in missing.message
+        pool.close()
+    assert sum(why in one.getMessage() for one in caplog.records) == 1
+
+
+def hangs_up(answer: session_pb2.OpenResponse) -> None:
+    answer.server = HANGS_UP
+
+
+def test_a_member_that_joins_and_is_lost_again_and_again_is_left_alone_longer_and_longer(
+    members: list[Daemon], pools: Callable[[str], Pool], caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING, "heliograph_server.pool"),
+        liar(members[1].url, hangs_up) as (url, made),
+    ):
+        pool = pools(f"static:bad={url}")
+        assert made.wait_for(4)
+        pool.close()
+    assert sum("is lost" in one.getMessage() for one in caplog.records) == 1
+
+
+def test_a_member_that_answers_nothing_but_the_handshake_is_no_hang(
+    members: list[Daemon], pools: Callable[[str], Pool]
+) -> None:
+    with liar(members[1].url, lambda answer: None) as (url, _):
+        pool = pools(f"static:mute={url}")
+        assert pool.wait(lambda one: bool(one.devices), SECONDS)
+        (device,) = pool.devices
+        with pytest.raises(HeliographError):
+            device.supports_op("neg", {}, (), None)  # type: ignore[arg-type]
+        pool.close()
+
+
+def test_a_clock_that_jumps_loses_no_member(members: list[Daemon], monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(open_source(f"static:{members[0].host}"), silence_seconds=0.25)
+    pool.start(OWN, lambda change: None)
+    assert pool.wait(lambda one: bool(one.devices), SECONDS)
+    for now in (0.0, 1e10):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        assert not pool.wait(lambda one: not one.devices, 0.5)
+    pool.close()
+
+
+# Pure
+
+
+def test_attempts_become_rarer_up_to_a_bound_and_no_two_heads_keep_time() -> None:
+    pauses = [pause_seconds(attempt, 1.0) for attempt in range(100)]
+    assert pauses == sorted(pauses) and pauses[-1] == LAST_PAUSE_SECONDS
+    assert pause_seconds(3, 0.0) < pause_seconds(3, 0.5) < pause_seconds(3, 1.0)
+
+
+def test_answers_that_cannot_be_true_are_refused() -> None:
+    from heliograph_proto.types import tensor_type
+    from heliograph_server.pool.answers import checked_size, one_answer
+
+    tensor = tensor_type("f32", (4,))
+    assert checked_size((16,), tensor) == 16
+    for sizes in ((), (16, 16), (15,), (2**40,)):
+        with pytest.raises(ProtocolError, match="cannot be"):
+            checked_size(sizes, tensor)
+    with pytest.raises(ProtocolError, match="cannot be"):
+        one_answer(())
