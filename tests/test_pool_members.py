@@ -149,7 +149,9 @@ def test_what_lay_on_a_member_is_asked_for_again_and_other_sessions_see_it_too(
                 late.compile(counted(), "m0/cpu0")
             found = late.compile(counted(), "m1/cpu0").run(x=X)
             assert found["count"] == 1 and np.array_equal(found["y"], X @ W)
-        assert session.compile(counted(), "cpu0").run(x=X)["count"] == 1
+        with pytest.raises(MemberLostError, match=r"'count'.*gone"):
+            session.compile(counted(), "cpu0")
+        assert session.compile(counted("new"), "cpu0").run(x=X)["count"] == 1
         members[0].restart()
         wait_for_devices(other, "cpu0", "m0/cpu0", "m1/cpu0")
 

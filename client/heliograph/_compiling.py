@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -99,6 +99,24 @@ def compile_graph(
     return (yield from compile_frozen(core, frozen, contents, options, graph.source_of, progress))
 
 
+@dataclass(frozen=True, slots=True)
+class First:
+    """What was asked for before devices were lost, and the devices that the plan once had to do without."""
+
+    options: CompileOptions
+    missed: set[str] = field(default_factory=set)
+
+    def without(self, graph: contract.Graph, left: tuple[str, ...]) -> CompileOptions:
+        """The options, when these devices are left. A device that was missed may be there again, but the
+        variables that lay there lie elsewhere by now: what assigns them goes where they are."""
+        self.missed.update(set(self.options.devices).difference(left))
+        pins = [
+            (name, tuple(one for one in nodes if name not in self.missed or graph.nodes[one].op != "assign"))
+            for name, nodes in self.options.pins
+        ]
+        return replace(self.options, pins=tuple(pins))
+
+
 def compile_frozen(
     core: ClientCore,
     graph: contract.Graph,
@@ -107,9 +125,10 @@ def compile_frozen(
     source_of: Callable[[int], str],
     progress: Progress | None,
     gate: Gate | None = None,
+    first: First | None = None,
 ) -> Procedure[PlanSpec]:
     """Uploads the contents that the session lacks, and compiles under a new handle: what was sent before, or
-    before the gate, has come there then."""
+    before the gate, has come there then. `first`: what was asked for before devices were lost."""
     yield from upload_missing(core, contents, progress)
     handle = core.handle()
     try:
@@ -129,13 +148,15 @@ def compile_frozen(
         again = replace(options, updates=0, doubt=lambda: None, taps=taps)
         return compile_frozen(core, graph, contents, again, source_of, progress, gate)
 
-    def placing(left: tuple[str, ...]) -> Procedure[PlanSpec]:
-        _check_bound(options.bound)
-        _check_left(graph, options, left)
-        again = placed_on(options, left)
-        return compile_frozen(core, graph, contents, again, source_of, progress)
+    wish = first or First(options)
 
-    return PlanSpec(handle, info, source_of, recipe, observing, placing)
+    def placing(left: tuple[str, ...]) -> Procedure[PlanSpec]:
+        _check_bound(wish.options.bound)
+        _check_left(graph, wish.options, left)
+        again = placed_on(wish.without(graph, left), left)
+        return compile_frozen(core, graph, contents, again, source_of, progress, None, wish)
+
+    return PlanSpec(handle, info, source_of, recipe, observing, placing, wish.options.devices)
 
 
 def _check_bound(bound: Iterable[Handle]) -> None:

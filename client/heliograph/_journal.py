@@ -186,10 +186,10 @@ def given_up(cause: DeviceLostError, why: str, advice: str) -> DeviceLostError:
     return type(cause)(message, advice=advice, origin=cause.origin)
 
 
-def survivors(cause: DeviceLostError, asked: Iterable[str], lost: Collection[str]) -> tuple[str, ...]:
-    """The devices asked for that are left. Raises the loss if there are none."""
+def survivors(cause: DeviceLostError, asked: Iterable[str], living: Collection[str]) -> tuple[str, ...]:
+    """The devices asked for that are left, or there again. Raises the loss if there are none."""
     asked = tuple(asked)
-    if left := tuple(name for name in asked if name not in lost):
+    if left := tuple(name for name in asked if name in living):
         return left
     raise given_up(
         cause,

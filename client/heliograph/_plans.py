@@ -107,8 +107,14 @@ class PlanBase(Handle):
 
     @property
     def _asked_devices(self) -> tuple[str, ...]:
-        """The names of the devices that it may use, by priority."""
-        return self._spec.recipe.devices if self._spec.recipe is not None else self.devices
+        """The names of the devices that it may use as long as they are there, by priority."""
+        return self._spec.asked or self.devices
+
+    @property
+    def _placed_devices(self) -> frozenset[str]:
+        """The names of the devices that it was placed on, or might have been."""
+        recipe = self._spec.recipe
+        return frozenset(self.devices).union(recipe.devices if recipe is not None else ())
 
     @property
     def _live_group(self) -> Group:

@@ -337,13 +337,14 @@ class Group:
         """Places the plans again, restores variables and repeats runs. Raises why that cannot be done; then
         every run that waits for it has the same error."""
         is_unfinished, self._mending = self._mending is not None, cause
+        is_news = not is_unfinished
         try:
             for _ in range(ATTEMPTS):
-                failed, repeats, places, lost = yield from self._decide(cause, is_unfinished)
+                repeats, places, lost = yield from self._decide(cause, is_unfinished, is_news)
                 try:
                     yield from self._carry_out(cause, repeats, places, lost)
                 except DeviceLostError as error:
-                    cause, is_unfinished = error, True
+                    cause, is_unfinished, is_news = error, True, True
                     continue
                 self._mending = None
                 return
@@ -363,12 +364,13 @@ class Group:
         self.journal.sweep()
 
     def _decide(
-        self, cause: DeviceLostError, is_unfinished: bool
+        self, cause: DeviceLostError, is_unfinished: bool, is_news: bool
     ) -> Procedure[
-        tuple[list[Entry], list[tuple[Entry, bool]], list[tuple[PlanBase, tuple[str, ...]]], tuple[str, ...]]
+        tuple[list[tuple[Entry, bool]], list[tuple[PlanBase, tuple[str, ...]]], tuple[str, ...]]
     ]:
-        """The runs that failed; those to be repeated, and whether somebody wants their results; the plans
-        that are to be placed, and where; the names of the lost devices."""
+        """The runs to be repeated, and whether somebody wants their results; the plans that are to be placed,
+        and where; the names of the lost devices. `is_unfinished`: mending was begun before. `is_news`:
+        something was lost since it was."""
         failed = yield from self._settled()
         for one in self.journal.entries:
             if is_unfinished and one.plan.times and one.ended_well is False:
@@ -383,14 +385,14 @@ class Group:
         found: DeviceList = yield ListDevices()
         living = {one.name for one in found.devices if not one.lost}
         plans = self.plans
-        broken = [one for one in plans if {*one.devices, *one._asked_devices} - living]
-        if not broken and not is_unfinished:
-            # A device of the same name has come back, which is another one.
-            senders = {one.plan.plan for one in failed} or set(plans)
-            broken = [one for one in plans if one in senders]
-        lost = {name for one in broken for name in (*one.devices, *one._asked_devices) if name not in living}
-        places = [(one, survivors(cause, one._asked_devices, lost)) for one in broken]
-        return failed, self.journal.to_repeat(cause), places, tuple(sorted(lost))
+        broken = [one for one in plans if one._placed_devices - living]
+        if not broken and is_news:
+            # A device of the same name has come back, which is another one. Whose own are all there gets
+            # the plan that it has.
+            broken = plans
+        lost = frozenset[str]().union(*(one._placed_devices for one in broken)) - living
+        places = [(one, survivors(cause, one._asked_devices, living)) for one in broken]
+        return self.journal.to_repeat(cause), places, tuple(sorted(lost))
 
     def _carry_out(
         self,
@@ -484,9 +486,9 @@ class Group:
                 self._fail(
                     one, given_up(one.plan.run.pending.error, "its variables were restored", "run it again")
                 )
-            for _ in range(ATTEMPTS):
+            for attempt in range(ATTEMPTS):
                 try:
-                    yield from self._place()
+                    yield from self._place(attempt > 0)
                     yield from self._write(checkpoint)
                     self.journal.restart({name: array.copy() for name, array in checkpoint.items()})
                     return
@@ -496,17 +498,16 @@ class Group:
         finally:
             self.give_turn()
 
-    def _place(self) -> Procedure[None]:
-        """Places those plans again that need a device that is lost."""
+    def _place(self, all_of_them: bool) -> Procedure[None]:
+        """Places those plans again that need a device that is lost, or all."""
         found: DeviceList = yield ListDevices()
         living = {one.name for one in found.devices if not one.lost}
         for plan in self.plans:
-            names = (*plan.devices, *plan._asked_devices)
-            lost = tuple(sorted({name for name in names if name not in living}))
-            if not lost:
+            lost = tuple(sorted(plan._placed_devices - living))
+            if not lost and not all_of_them:
                 continue
-            cause = DeviceLostError(f"device {lost[0]} is lost")
-            left = survivors(cause, plan._asked_devices, lost)
+            cause = DeviceLostError(f"device {lost[0] if lost else plan.device} is lost")
+            left = survivors(cause, plan._asked_devices, living)
             assert plan._spec.placing is not None
             spec = yield from plan._spec.placing(left)
             plan._was_rebuilt(spec, Rebuild(cause.message, lost, (), 0, 0))

@@ -66,6 +66,8 @@ class PlanSpec:
     observing: Callable[[tuple[int, ...], Gate | None], Procedure[PlanSpec]] | None = None
     #: Compiles it once more, for those of its devices that are left.
     placing: Callable[[tuple[str, ...]], Procedure[PlanSpec]] | None = None
+    #: The names of the devices that were asked for, also of those that are lost.
+    asked: tuple[str, ...] = ()
 
     def what(self) -> str:
         """A run of the plan, in words."""

@@ -217,6 +217,14 @@ class Pooled:
         if not laid.users:
             laid.free()
 
+    def confirm(self, errors: Sequence[HeliographError]) -> None:
+        """Hosts notice each other's end before this process may: until it knows who is there, so that nobody
+        who was told of a loss finds the lost device in a list."""
+        if any(isinstance(error, UnavailableError | MemberLostError) for error in errors):
+            for site in self.sites:
+                if site is not None:
+                    site.confirm()
+
     def note(self, laid: _Laid, place: int, error: HeliographError) -> None:
         """A portion failed: if it lost a host that is alive, it is not to fetch from that any more."""
         if not isinstance(error, UnavailableError | MemberLostError):
@@ -445,6 +453,7 @@ class _Run:
             if self._stop.is_set:
                 raise CancelledError("the run was cancelled")
             return
+        self._pooled.confirm([error for _, error in errors])
         for place, error in errors:
             if place >= 0:
                 self._pooled.note(self._laid, place, error)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 #: How long a member may look for another one.
 PROBE_SECONDS = 3.0
+#: How long a member may take to say that it is there, when another one says that it is not. A silent one is
+#: lost before, unless it was told to be patient.
+CONFIRM_SECONDS = 5.0
 #: Larger inputs are written to a tensor there before the run is sent.
 INLINE_BYTES = 64 * 1024
 
@@ -63,6 +67,10 @@ class RemoteSite(Site):
 
     def check(self) -> None:
         self.member.check()
+
+    def confirm(self) -> None:
+        with suppress(HeliographError):
+            self.member.session._arrive(CONFIRM_SECONDS)
 
     def can_reach(self, other: Site) -> bool:
         if other.incarnation not in self._reaches:
