@@ -365,9 +365,7 @@ class Group:
 
     def _decide(
         self, cause: DeviceLostError, is_unfinished: bool, is_news: bool
-    ) -> Procedure[
-        tuple[list[tuple[Entry, bool]], list[tuple[PlanBase, tuple[str, ...]]], tuple[str, ...]]
-    ]:
+    ) -> Procedure[tuple[list[tuple[Entry, bool]], list[tuple[PlanBase, tuple[str, ...]]], tuple[str, ...]]]:
         """The runs to be repeated, and whether somebody wants their results; the plans that are to be placed,
         and where; the names of the lost devices. `is_unfinished`: mending was begun before. `is_news`:
         something was lost since it was."""
