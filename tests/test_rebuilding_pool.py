@@ -207,9 +207,8 @@ def test_a_second_kill_while_the_first_is_mended_gives_the_same_bits(
         pool.kill(second)
         found += rest.result(2 * SECONDS)
     check(found, expected)
-    assert plan.devices == tuple(
-        name for place, name in enumerate(pool.names) if place not in (first, second)
-    )
+    rest_of_it = tuple(name for place, name in enumerate(pool.names) if place not in (first, second))
+    assert plan.devices == rest_of_it
 
 
 def test_without_a_checkpoint_a_plan_whose_variables_were_lost_says_what_to_do(

@@ -250,8 +250,22 @@ class PlanBase(Handle):
         for port in self._spec.info.variables:
             watched.leave(port.tensor)
         self._become(spec)
-        self._shell.release(old)
+        if self._owned:
+            self._shell.release(old)
+        self._owned = not self._freed
         self._rebuilds.append(replace(how, devices=self.devices))
+
+    def _let_go(self) -> None:
+        """Frees what is left of it, and is in the way of placing it again. It has no handle until then."""
+        self._variants.free()
+        if self._owned:
+            self._owned = False
+            self._shell.release(self._handle)
+
+    @property
+    def _is_placed(self) -> bool:
+        """Whether it has a handle; else it is to be placed again."""
+        return self._owned
 
     def _ask(
         self,

@@ -20,7 +20,7 @@ from heliograph._deadline import Deadline
 from heliograph._effects import ListDevices, Procedure, Wait
 from heliograph._journal import Entry, Journal, given_up, survivors
 from heliograph._outcome import Outcome, Pending, logger
-from heliograph._procedures import wait_for_all
+from heliograph._procedures import arrive, wait_for_all
 from heliograph._running import Run, collect
 from heliograph._variables import read_variables, write_variable
 from heliograph.checkpoints import Checkpoint, types_of
@@ -352,9 +352,13 @@ class Group:
         except DeadlineExceededError:
             raise
         except HeliographError as error:
-            self._mending = None
+            self._stay_broken(cause)
             self._give_up(error)
             raise
+
+    def _stay_broken(self, cause: DeviceLostError) -> None:
+        """Whether the next run is to try once more: where a plan could not be placed again."""
+        self._mending = None if all(one._is_placed for one in self.plans) else cause
 
     def _give_up(self, error: HeliographError) -> None:
         self._look()
@@ -383,7 +387,7 @@ class Group:
         found: DeviceList = yield ListDevices()
         living = {one.name for one in found.devices if not one.lost}
         plans = self.plans
-        broken = [one for one in plans if one._placed_devices - living]
+        broken = [one for one in plans if one._placed_devices - living or not one._is_placed]
         if not broken and is_news:
             # A device of the same name has come back, which is another one. Whose own are all there gets
             # the plan that it has.
@@ -401,12 +405,7 @@ class Group:
     ) -> Procedure[None]:
         replayed = sum(not is_wanted for _, is_wanted in repeats)
         made = Rebuild(cause.message, lost, (), replayed, len(repeats) - replayed)
-        for plan, left in places:
-            placing = plan._spec.placing
-            assert placing is not None
-            spec = yield from placing(left)
-            plan._was_rebuilt(spec, made)
-            self.watch(plan)
+        yield from self._place(places, made)
         yield from self._write(self.journal.base or {})
         unwatched = yield from self._repeat(repeats)
         yield from wait_for_all(self._core, unwatched)
@@ -418,6 +417,17 @@ class Group:
                 made.replayed,
                 made.repeated,
             )
+
+    def _place(self, places: Iterable[tuple[PlanBase, tuple[str, ...]]], how: Rebuild) -> Procedure[None]:
+        """Places plans again. First what is left of them goes: there may be no room for both."""
+        for plan, _ in places:
+            plan._let_go()
+        yield from arrive(self._core)
+        for plan, left in places:
+            assert plan._spec.placing is not None
+            spec = yield from plan._spec.placing(left)
+            plan._was_rebuilt(spec, how)
+            self.watch(plan)
 
     def _repeat(self, repeats: Iterable[tuple[Entry, bool]]) -> Procedure[list[Pending]]:
         """Sends runs once more, in order; those of which nobody wants the results."""
@@ -486,30 +496,30 @@ class Group:
                 )
             for attempt in range(ATTEMPTS):
                 try:
-                    yield from self._place(attempt > 0)
+                    yield from self._place_broken(attempt > 0)
                     yield from self._write(checkpoint)
                     self.journal.restart({name: array.copy() for name, array in checkpoint.items()})
                     return
                 except DeviceLostError as error:
                     cause = error
             raise cause
+        except HeliographError:
+            self._stay_broken(DeviceLostError("a device was lost, and the plan was not placed again"))
+            raise
         finally:
             self.give_turn()
 
-    def _place(self, all_of_them: bool) -> Procedure[None]:
+    def _place_broken(self, all_of_them: bool) -> Procedure[None]:
         """Places those plans again that need a device that is lost, or all."""
         found: DeviceList = yield ListDevices()
         living = {one.name for one in found.devices if not one.lost}
         for plan in self.plans:
             lost = tuple(sorted(plan._placed_devices - living))
-            if not lost and not all_of_them:
+            if not lost and plan._is_placed and not all_of_them:
                 continue
             cause = DeviceLostError(f"device {lost[0] if lost else plan.device} is lost")
             left = survivors(cause, plan._asked_devices, living)
-            assert plan._spec.placing is not None
-            spec = yield from plan._spec.placing(left)
-            plan._was_rebuilt(spec, Rebuild(cause.message, lost, (), 0, 0))
-            self.watch(plan)
+            yield from self._place([(plan, left)], Rebuild(cause.message, lost, (), 0, 0))
 
 
 def _typed(error: BaseException) -> HeliographError:
