@@ -26,9 +26,11 @@ SECONDS = 10.0
 class ThreadDaemon:
     """A daemon on loopback, and its device."""
 
-    def __init__(self, device: Device, limits: Limits | None = None, port: int = 0) -> None:
+    def __init__(self, device: Device, limits: Limits | None = None, **options: Any) -> None:
         self.device = device
-        config = ServerConfig((f"grpc://127.0.0.1:{port}",), limits=limits or Limits(), shared_memory=False)
+        config = ServerConfig(
+            ("grpc://127.0.0.1:0",), limits=limits or Limits(), shared_memory=False, **options
+        )
         self._daemon: Daemon | None = Daemon(config, lambda: Host(Registry.of(device), config.limits))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="daemon")
@@ -75,9 +77,10 @@ class ThreadDaemon:
 
 
 @contextmanager
-def thread_daemon(limits: Limits | None = None, port: int = 0) -> Iterator[ThreadDaemon]:
-    """One with a CPU device that needs no compiler. Nothing is held or open in its exchange at the end."""
-    made = ThreadDaemon(CpuDevice(threads=1, native=False), limits, port)
+def thread_daemon(limits: Limits | None = None, **options: Any) -> Iterator[ThreadDaemon]:
+    """One with a CPU device that needs no compiler. Nothing is held or open in its exchange at the end.
+    `options`: of its configuration."""
+    made = ThreadDaemon(CpuDevice(threads=1, native=False), limits, **options)
     try:
         yield made
     finally:

@@ -15,10 +15,12 @@ import pytest
 import heliograph as hg
 from heliograph.explaining import Explanation, explanation
 from heliograph_proto import graph as contract
+from heliograph_proto import messages
 from heliograph_proto.description import (
     Cause,
     CopyReport,
     DeviceShare,
+    LinkReport,
     NodePart,
     NodePlacement,
     PlanReport,
@@ -28,6 +30,7 @@ from heliograph_proto.description import (
 from heliograph_proto.sizes import NO_UNITS, parse_size, size_text
 
 ODD = 'l"a\\N & <b> é'
+COPY_FOR_EVER = CopyReport(0, 1, 64, predicted_us=float("inf"))
 SHARES = (DeviceShare("gpu0", 4096, 0, 64), DeviceShare("cpu0", 0, 32, 2**20))
 
 
@@ -61,6 +64,28 @@ def report() -> PlanReport:
 @pytest.fixture
 def explained(graph: contract.Graph, report: PlanReport) -> Explanation:
     return explanation(graph, report)
+
+
+@pytest.fixture
+def expected(report: PlanReport) -> PlanReport:
+    """The same, with what was expected of it: gpu0 is on the server's host, cpu0 on another."""
+    first, second = report.splits
+    (copy,) = second.copies
+    return replace(
+        report,
+        splits=(
+            replace(first, predicted_compute_us=240.0),
+            replace(
+                second,
+                copies=(replace(copy, predicted_us=4.5),),
+                predicted_copy_us=4.5,
+                predicted_compute_us=1250.0,
+                predicted_began_us=240.0,
+            ),
+        ),
+        predicted_us=1494.5,
+        links=(LinkReport("", "near", 8.0, 2.5 * 2**20, True), LinkReport("near", "far", 1e3, 2**20)),
+    )
 
 
 def before_a_run(report: PlanReport) -> PlanReport:
@@ -100,6 +125,53 @@ def test_as_text_it_is_tables_of_splits_and_devices(explained: Explanation) -> N
         assert part in text
     assert "first that can" not in text
     assert "first that can" in explained.table(nodes=True) and "matmul" in explained.table(nodes=True)
+
+
+def test_what_was_expected_stands_beside_what_was_measured(
+    graph: contract.Graph, expected: PlanReport
+) -> None:
+    explained = explanation(graph, expected)
+    summary, header, first, second = str(explained).splitlines()[0:1] + str(explained).splitlines()[2:5]
+    assert summary.endswith("; the last run took 1.76 ms; predicted were 1.49 ms")
+    times = [
+        header.index(name) for name in ("copy time", "predicted copy", "compute time", "predicted compute")
+    ]
+    assert times == sorted(times)
+    assert [second[at:].split("  ")[0].strip() for at in times] == ["3.5 us", "4.5 us", "1.5 ms", "1.25 ms"]
+    assert first.split()[-4:] == ["250", "us", "240", "us"]
+
+
+def test_the_ways_that_copies_take_are_listed(graph: contract.Graph, expected: PlanReport) -> None:
+    lines = str(explanation(graph, expected)).splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("from"))
+    assert [line.split() for line in lines[at : at + 3]] == [
+        ["from", "to", "round", "trip", "bandwidth", "known"],
+        ["(server)", "near", "8", "us", "2.5", "MiB/s", "measured"],
+        ["near", "far", "1", "ms", "1.0", "MiB/s", "assumed"],
+    ]
+
+
+def test_before_the_first_run_there_is_what_is_expected(graph: contract.Graph, expected: PlanReport) -> None:
+    explained = explanation(graph, before_a_run(expected))
+    assert "predicted were 1.49 ms" in explained.summary() and "last run" not in explained.summary()
+    assert "predicted compute" in str(explained) and "compute time" not in str(explained)
+
+
+def test_where_nothing_was_predicted_nothing_is_said_of_it(explained: Explanation) -> None:
+    assert "predicted" not in explained.table(nodes=True) and "predicted" not in explained.dot()
+
+
+def test_predictions_are_in_the_json_and_in_the_picture(graph: contract.Graph, expected: PlanReport) -> None:
+    explained = explanation(graph, expected)
+    found = json.loads(explained.json())
+    assert found["predicted_us"] == 1494.5 and found["splits"][1]["predicted_compute_us"] == 1250.0
+    assert found["links"][0] == {
+        "source": "", "destination": "near", "round_trip_us": 8.0, "bytes_per_s": 2.5 * 2**20,
+        "is_measured": True,
+    }  # fmt: skip
+    assert "split 1 on cpu0\\n1.25 ms predicted, 1.5 ms measured" in explained.dot()
+    assert "gpu0 to cpu0\\n4.5 us predicted" in explained.dot()
+    assert messages.decode_report(messages.encode_report(expected)) == expected
 
 
 def test_times_before_the_first_run_are_no_times(graph: contract.Graph, report: PlanReport) -> None:
@@ -144,6 +216,11 @@ def test_a_plan_that_computes_nothing_is_explained(tmp_path: Path) -> None:
         lambda r: replace(r, weights=(WeightShare(0, 0, 0, 1, 1),), parts=(NodePart(3, 0, 0),)),
         lambda r: replace(r, weights=(WeightShare(0, 0, 0, 1, 1),), parts=(NodePart(0, 2, 0),)),
         lambda r: replace(r, parts=(NodePart(0, 0, 0),)),
+        lambda r: replace(r, predicted_us=float("nan")),
+        lambda r: replace(r, splits=(replace(r.splits[0], predicted_copy_us=-1.0), r.splits[1])),
+        lambda r: replace(r, splits=(r.splits[0], replace(r.splits[1], copies=(COPY_FOR_EVER,)))),
+        lambda r: replace(r, links=(LinkReport("", "a", -1.0, 1e6),)),
+        lambda r: replace(r, links=(LinkReport("", "a", 1.0, float("inf")),)),
     ],
 )
 def test_a_report_that_does_not_fit_the_graph_is_refused(graph, report, change) -> None:
@@ -153,7 +230,7 @@ def test_a_report_that_does_not_fit_the_graph_is_refused(graph, report, change) 
 
 def test_json_is_for_programs(explained: Explanation) -> None:
     found = json.loads(explained.json())
-    assert list(found) == ["copied_bytes", "devices", "splits", "nodes", "weights"]
+    assert list(found) == ["copied_bytes", "devices", "splits", "nodes", "weights", "predicted_us", "links"]
     assert found["devices"][0] == {
         "name": "gpu0", "weights_bytes": 4096, "variables_bytes": 0, "compute_bytes": 64,
         "results_bytes": 0
@@ -171,6 +248,8 @@ def test_json_is_for_programs(explained: Explanation) -> None:
                 "size_bytes": 64,
                 "rows_only": False,
                 "ahead": False,
+                "way": "within",
+                "predicted_us": 0.0,
             }
         ],
         "steps": 2,
@@ -179,6 +258,9 @@ def test_json_is_for_programs(explained: Explanation) -> None:
         "compute_us": 1500.0,
         "began_us": 260.0,
         "note": "",
+        "predicted_copy_us": 0.0,
+        "predicted_compute_us": 0.0,
+        "predicted_began_us": 0.0,
     }
     assert found["nodes"][0] == {
         "number": 0,

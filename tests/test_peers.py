@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
@@ -194,6 +195,41 @@ def test_an_address_where_nobody_is_gives_a_typed_error(consumer: ThreadDaemon, 
         into.expect(1, [consumer.tensor(SMALL)]).wait(0, Abort())
     if address.startswith("grpc"):
         assert isinstance(caught.value, MemberLostError) and address in str(caught.value)
+
+
+class HalfPeer(peer_pb2_grpc.PeerServiceServicer):
+    """A daemon that gives half of a large value, and no more."""
+
+    def __init__(self) -> None:
+        self.gave = threading.Event()
+        self.ends = threading.Event()
+
+    def Pull(self, request: peer_pb2.PullRequest, context: Any) -> Iterator[peer_pb2.PullResponse]:
+        context.add_callback(self.ends.set)
+        yield peer_pb2.PullResponse(size_bytes=LARGE.nbytes, data=b"\1" * (LARGE.nbytes // 2))
+        self.gave.set()
+        self.ends.wait(SECONDS)
+
+
+@pytest.mark.parametrize("kind", ["loop", "threads"])
+def test_a_source_that_breaks_off_in_the_middle_of_a_value_is_lost(
+    consumer: ThreadDaemon, threads: ThreadPoolExecutor, kind: str
+) -> None:
+    if kind == "threads":
+        consumer.exchange.use(BlockingPeers())
+    half = HalfPeer()
+    with ThreadPoolExecutor(2) as workers:
+        server = grpc.server(workers)
+        peer_pb2_grpc.add_PeerServiceServicer_to_server(half, server)
+        source = Source(f"grpc://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", b"half")
+        server.start()
+        into = consumer.exchange.open(Portion((Arrival(0, EDGE, source),)))
+        waiting = threads.submit(into.expect(1, [consumer.tensor(LARGE)]).wait, 0, Abort())
+        assert half.gave.wait(SECONDS)
+        server.stop(0).wait(SECONDS)
+        half.ends.set()
+        with pytest.raises(MemberLostError, match=source.address):
+            waiting.result(SECONDS)
 
 
 # A peer without manners

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -16,7 +17,7 @@ from heliograph_proto.errors import ConfigurationError, HeliographError, Protoco
 from heliograph_proto.v1 import session_pb2
 from heliograph_server.pool.joining import LAST_PAUSE_SECONDS, pause_seconds
 from heliograph_server.pool.pool import Pool
-from heliograph_server.pool.sources import open_source
+from heliograph_server.pool.sources import Changed, Failed, Listed, MembershipSource, open_source
 
 OWN = b"the head's own!!"
 
@@ -91,6 +92,32 @@ def test_daemons_that_answer_are_enough(members: list[Daemon]) -> None:
             session.compile(doubled(), "127.0.0.1:1/cpu0")
 
 
+def test_a_session_whose_first_device_is_lost_goes_on_and_has_it_again(members: list[Daemon]) -> None:
+    with hg.connect([one.url for one in members]) as session:
+        first, other = [device.name for device in session.devices]
+        gone = next(one for one in members if first.startswith(one.host))
+        gone.kill()
+        wait_for_devices(session, other)
+        with pytest.raises(hg.MemberLostError):
+            session.compute(doubled(), x=np.ones(4, np.float32))
+        with pytest.raises(hg.MemberLostError):
+            session.empty((4,), "f32").get(timeout=SECONDS)
+        assert session.put(np.ones(4, np.float32), other).get().tolist() == [1, 1, 1, 1]
+        assert session.compute(doubled(), x=np.ones(4, np.float32), devices=other)["y"].tolist() == [2] * 4
+        gone.restart()
+        wait_for_devices(session, first, other)
+        assert session.put(np.ones(4, np.float32)).get().tolist() == [1, 1, 1, 1]
+        assert session.compute(doubled(), x=np.ones(4, np.float32))["y"].tolist() == [2] * 4
+        stream = session.stream(first)
+        gone.kill()
+        wait_for_devices(session, other)
+        gone.restart()
+        wait_for_devices(session, first, other)
+        tensor = session.empty((4,), "f32", first)
+        tensor.set(np.ones(4, np.float32), stream=stream)
+        assert tensor.get(stream=stream).tolist() == [1, 1, 1, 1]
+
+
 def test_a_pool_of_which_nobody_answers_says_why_of_each() -> None:
     with pytest.raises(hg.UnavailableError) as caught:
         hg.connect(["grpc://127.0.0.1:1", "grpc://127.0.0.1:2"], timeout=0.5)
@@ -106,6 +133,85 @@ def test_a_list_that_cannot_be_a_pool_is_refused(urls: list[str]) -> None:
 def test_two_daemons_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="two members are named"):
         hg.connect(["grpc://a", "grpc://a"])
+
+
+# A list that changes
+
+
+class Told(MembershipSource):
+    """A source that tells what a test has it tell."""
+
+    prefix = "told"
+
+    def __init__(self) -> None:
+        self.tell: Changed = lambda listed: None
+        self.refreshed = threading.Event()
+
+    @classmethod
+    def parse(cls, text: str) -> Told:
+        return cls()
+
+    def start(self, changed: Changed, failed: Failed) -> None:
+        self.tell = changed
+
+    def refresh(self) -> None:
+        self.refreshed.set()
+
+    def close(self) -> None:
+        self.tell = lambda listed: None
+
+
+@pytest.fixture
+def told() -> Iterator[tuple[Told, Pool]]:
+    source = Told()
+    pool = Pool(source)
+    pool.start(OWN, lambda change: None)
+    yield source, pool
+    pool.close()
+
+
+def names_of(pool: Pool) -> list[str]:
+    return [device.name for device in pool.devices]
+
+
+def test_members_come_with_the_list_and_in_its_order(members: list[Daemon], told: tuple[Told, Pool]) -> None:
+    source, pool = told
+    one, two = (Listed(name, daemon.url) for name, daemon in zip("ab", members, strict=True))
+    source.tell([two])
+    assert pool.wait(lambda it: names_of(it) == ["b/cpu0"], SECONDS)
+    source.tell([one, two])
+    assert pool.wait(lambda it: names_of(it) == ["a/cpu0", "b/cpu0"], SECONDS)
+    source.tell([two, one])
+    assert pool.wait(lambda it: names_of(it) == ["b/cpu0", "a/cpu0"], SECONDS)
+
+
+def test_who_is_listed_no_more_is_used_as_long_as_it_answers_and_then_not_tried_again(
+    members: list[Daemon], told: tuple[Told, Pool]
+) -> None:
+    source, pool = told
+    one, two = (Listed(name, daemon.url) for name, daemon in zip("ab", members, strict=True))
+    source.tell([one, two])
+    assert pool.wait(lambda it: len(it.devices) == 2, SECONDS)
+    source.tell([two])
+    assert set(names_of(pool)) == {"a/cpu0", "b/cpu0"}
+    members[0].kill()
+    assert source.refreshed.wait(SECONDS), "whoever lists them may know more now"
+    assert pool.wait(lambda it: [member.name for member in it.members] == ["b"], SECONDS)
+    members[0].restart()
+    source.tell([two, one])
+    assert pool.wait(lambda it: names_of(it) == ["b/cpu0", "a/cpu0"], SECONDS)
+
+
+def test_the_second_of_two_listed_under_one_name_is_refused_and_that_is_logged_once(
+    members: list[Daemon], told: tuple[Told, Pool], caplog: pytest.LogCaptureFixture
+) -> None:
+    source, pool = told
+    with caplog.at_level(logging.WARNING, "heliograph_server.pool"):
+        for _ in range(3):
+            source.tell([Listed("a", members[0].url), Listed("A", members[1].url)])
+        assert pool.wait(lambda it: names_of(it) == ["a/cpu0"], SECONDS)
+    assert [one.why for one in pool.members] == ["", "another has its name"]
+    assert sum("another has its name" in one.getMessage() for one in caplog.records) == 1
 
 
 # Who is refused

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from daemon_threads import ThreadDaemon
+from pool_daemons import Daemon
 
 import heliograph as hg
 from heliograph.testing import running_daemon
@@ -84,6 +85,7 @@ def test_a_chain_that_alternates_between_two_members_has_the_bits_of_one_device(
         assert plan.run(x=X)["y"].tobytes() == expected.tobytes()
     assert ways(plan) == {Way.DIRECT}
     explained = plan.explain()
+    assert explained.bytes_between_hosts == {"direct": explained.copied_bytes}
     assert explained.run_us > 0 and all(one.compute_us > 0 for one in explained.splits)
 
 
@@ -211,6 +213,23 @@ def test_observed_nodes_make_a_plan_go_through_the_head_and_it_says_so(head: hg.
     assert run.result(60)["y"].tobytes() == expected.tobytes()
 
 
+def test_a_plan_that_cannot_be_cut_goes_through_the_head_and_says_why(head: hg.Session) -> None:
+    names = names_of(head)
+    g = hg.Graph()
+    table = g.weight("table", np.arange(12, dtype=np.float32).reshape(3, 4))
+    ids = g.input("ids", (2,), "i32")
+    with g.scope("here"):
+        here = hg.take(table, ids, axis=0)
+    with g.scope("there"):
+        there = hg.take(table, ids, axis=0)
+    g.output("y", here + there)
+    plan = head.compile(g, devices=names, pins={"here/*": names[0], "there/*": names[1]})
+    found = plan.run(ids=np.array([0, 2], np.int32))["y"]
+    np.testing.assert_array_equal(found, np.arange(12).reshape(3, 4)[[0, 2]] * 2)
+    assert Way.THROUGH_HEAD in ways(plan)
+    assert "through the head: rows of a weight go from one host to another" in plan.explain().table()
+
+
 def failing(session: hg.Session) -> hg.Plan:
     """Row numbers that may be out of range are read on the first member, between nodes of the second."""
     names = names_of(session)
@@ -298,6 +317,7 @@ def test_members_that_cannot_reach_each_other_are_relayed_by_the_head(
             for _ in range(3):
                 assert plan.run(x=x)["y"].tobytes() == expected.tobytes()
             assert ways(plan) == {Way.RELAYED}
+            assert "(relayed)" in str(plan.explain()) and '"way": "relayed"' in plan.explain().json()
             assert session.server_traffic().peers.relayed_bytes == 3 * 4 * 4 * size
 
 
@@ -323,3 +343,27 @@ def test_a_pair_that_turns_out_unreachable_is_relayed_from_the_next_run_on(
                 continue
         assert plan.run(x=X, timeout=30)["y"].tobytes() == expected.tobytes()
         assert Way.RELAYED in ways(plan)
+
+
+def test_a_member_that_is_killed_in_the_middle_of_a_run_is_its_error_and_others_go_on() -> None:
+    device, other = FakeDevice("fake0"), Daemon()
+    daemon = ThreadDaemon(device)
+    try:
+        with hg.connect([daemon.url, other.url]) as session:
+            here, there = names_of(session)
+            plan = session.compile(chain(4), devices=[here, there], pins=alternating([here, there], 4))
+            alone = session.compile(chain(4), devices=here)
+            expected = plan.run(x=X)["y"].tobytes()
+            gate = device.script.hold("compute")
+            run = plan.submit(x=X)
+            assert gate.entered.wait(20)
+            other.kill()
+            gate.open()
+            with pytest.raises(MemberLostError, match=other.host):
+                run.result(20)
+            assert alone.run(x=X, timeout=20)["y"].tobytes() == expected
+            with pytest.raises(MemberLostError):
+                plan.run(x=X, timeout=20)
+    finally:
+        daemon.stop()
+        other.end()

@@ -49,8 +49,9 @@ from heliograph_proto.errors import CancelledError, DeviceLostError, OutOfMemory
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
-#: Kinds of work that a script can hold up.
-Work: TypeAlias = Literal["allocate", "set", "get", "copy", "compile", "compute"]
+#: Kinds of work that a script can hold up. A run is asked for as "compute", and then once for all its nodes
+#: as "nodes", of which each takes its delay.
+Work: TypeAlias = Literal["allocate", "set", "get", "copy", "compile", "compute", "nodes"]
 
 #: A gate that nobody opens gives way, so that a test that failed does not hang.
 GATE_SECONDS = 30.0
@@ -130,13 +131,13 @@ class Script:
             advice="compile the plan for another device; this one comes back when the daemon starts anew",
         )
 
-    def pass_(self, work: Work, abort: Abort | None = None) -> None:
-        """Called by the device before the work; returns when it may go on."""
+    def pass_(self, work: Work, abort: Abort | None = None, pieces: int = 1) -> None:
+        """Called by the device before so many pieces of work; returns when it may go on."""
         self.check()
-        self._meet(work, abort)
+        self._meet(work, abort, pieces)
         self.check()
 
-    def _meet(self, work: Work, abort: Abort | None) -> None:
+    def _meet(self, work: Work, abort: Abort | None, pieces: int) -> None:
         with self._lock:
             entry = self._next[work].popleft() if self._next[work] else None
             if work == "compute" and self.lost_after is not None:
@@ -144,7 +145,7 @@ class Script:
                 if self.lost_after < 0:
                     self._lose("it was to be lost after so many runs")
                     return
-        if seconds := self.always_seconds.get(work, 0.0):
+        if seconds := pieces * self.always_seconds.get(work, 0.0):
             Gate(seconds=seconds).wait(abort)
         if isinstance(entry, Gate):
             entry.wait(abort)
@@ -163,7 +164,7 @@ class FakeDevice(CpuDevice):
 
     Its memory is the host's. With `is_host` False nobody else may touch it, as if it were a GPU's: then its
     kernels read their own memory alone, and it brings and fetches bytes itself. With `offloads` it computes
-    with weights that lie on the host, which are copied to it for each run.
+    with weights that lie on the host, which are copied to it for each run. It pretends to be on host `site`.
     """
 
     backend = "fake"
@@ -180,16 +181,22 @@ class FakeDevice(CpuDevice):
         extra: int = 0,
         is_host: bool = True,
         offloads: bool = False,
+        site: str = "",
     ) -> None:
         super().__init__(name, threads=1, memory_bytes=memory_bytes, native=False)
         self.script = Script(name)
         self.description = "scripted delays and failures"
         self._is_host = is_host
         self._offloads = offloads
+        self._site = site
         names = (name, *(f"{name}_extra{number}" for number in range(extra)))
         self._buffer_type, *self._extra_types = (
             _FakeBufferType(self, self._budget, one, alignment, max_size, is_host) for one in names
         )
+
+    @property
+    def site_name(self) -> str:
+        return self._site
 
     @property
     def host_buffer_type(self) -> None:
@@ -234,6 +241,7 @@ class _FakePlan(CpuPlan):
     def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
         assert isinstance(self.device, FakeDevice)
         self.device.script.pass_("compute", abort)
+        self.device.script.pass_("nodes", abort, len(self.graph.nodes))
         super().compute(inputs, outputs, abort)
 
 
@@ -323,6 +331,7 @@ class FakeBackend(Backend):
         Parameter("host", ParameterKind.COUNT, "1: its memory is host memory to others, 0: it is not"),
         Parameter("offload", ParameterKind.COUNT, "1: it fetches weights from the host for every op"),
         Parameter("compute_ms", ParameterKind.COUNT, "how many milliseconds longer a run of a plan takes"),
+        Parameter("site", ParameterKind.TEXT, "the host that it pretends to be on"),
         Parameter("fail", ParameterKind.TEXT, "it cannot start, and gives this reason"),
         Parameter("lost_after", ParameterKind.COUNT, "it is lost with the run that follows so many"),
     )
@@ -364,6 +373,7 @@ def _device(number: int, parameters: Mapping[str, Any]) -> FakeDevice:
         extra=parameters.get("extra", 0),
         is_host=bool(parameters.get("host", 1)),
         offloads=bool(parameters.get("offload", 0)),
+        site=parameters.get("site", ""),
     )
     device.script.delay("compute", parameters.get("compute_ms", 0) / 1e3)
     device.script.lost_after = parameters.get("lost_after")

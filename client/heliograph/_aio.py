@@ -32,6 +32,7 @@ from heliograph._shared import SharedMemoryArgument, SharedSpace, memory_of, sec
 from heliograph._watching import Watchers
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
+from heliograph_proto import DIRECT_WEIGHTS
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command, CompletionBatch
 from heliograph_proto.description import SessionInfo
@@ -54,6 +55,7 @@ class AioShell(ABC):
         self.address = address
         self.info = info
         self.core = ClientCore(info.limits)
+        self.core.places_contents = DIRECT_WEIGHTS in info.features
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from heliograph import _bulk, _grpc
+from heliograph._aio_direct import AioDirect
 from heliograph._deadline import Deadline
 from heliograph._effects import Download, Upload
 from heliograph._outcome import Transfer
@@ -30,6 +31,7 @@ class AioBulk:
         self._shell = shell
         self._core, self._info, self._address = shell.core, shell.info, shell.address
         self._channel = grpc.aio.insecure_channel(self._address.grpc_target, _grpc.CHANNEL_OPTIONS)
+        self._direct = AioDirect()
 
     def start_upload(self, upload: Upload) -> Transfer:
         """Begins to carry bytes, in a task of the session."""
@@ -42,8 +44,11 @@ class AioBulk:
         error: HeliographError | None = CancelledError("the upload was cancelled")
         try:
             space = self._core.shared
-            slots = take_slots(space) if isinstance(upload.target, bytes) else []
-            if space is not None and slots:
+            is_here = isinstance(upload.target, bytes) and upload.offer is None
+            slots = take_slots(space) if is_here else []
+            if upload.offer is not None:
+                await self._direct.send(upload, upload.offer)
+            elif space is not None and slots:
                 await self._send_shared(SharedUpload(space, slots, self._info.session, upload))
             else:
                 await self._send_chunks(upload, transfer)
@@ -129,6 +134,7 @@ class AioBulk:
     async def close(self) -> None:
         """Ends all calls."""
         await self._channel.close()
+        await self._direct.close()
 
 
 async def moved(function: Callable[[], T]) -> T:

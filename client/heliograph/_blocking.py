@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -35,16 +35,19 @@ from heliograph._effects import Call, Compute, Download, Effect, MapMemory, Move
 from heliograph._inline import InlinePlan
 from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._shared import SharedMemoryArgument, SharedSpace, memory_of, seconds_for, share
+from heliograph._tickets import Announcement, Tell, TicketUpload
 from heliograph._watching import Watchers
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
+from heliograph_proto import DIRECT_WEIGHTS
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command, CompletionBatch
-from heliograph_proto.description import SessionInfo
+from heliograph_proto.description import ContentOffer, SessionInfo
 from heliograph_proto.errors import (
     HeliographError,
     InternalError,
     SessionClosedError,
+    UnsupportedError,
 )
 from heliograph_proto.inline_runs import InlineRun
 from heliograph_proto.messages.inline import CompletionReader, encode_commands
@@ -59,6 +62,7 @@ class BlockingShell(ABC):
         self.address = address
         self.info = info
         self.core = ClientCore(info.limits)
+        self.core.places_contents = DIRECT_WEIGHTS in info.features
         # Reentrant, since a destructor may run, and touch the session, while this thread holds it.
         self._lock = threading.RLock()
         self._process = os.getpid()
@@ -197,6 +201,14 @@ class BlockingShell(ABC):
         with self._lock:
             taken, self._when_lost = self._when_lost, []
         return taken
+
+    def announce(self, contents: Sequence[tuple[bytes, int, int]], tell: Tell) -> Announcement:
+        """Announces contents: digest, handle of the tensor, size. Raises UnsupportedError in one process."""
+        raise UnsupportedError("within one process nobody else brings contents")
+
+    def bring(self, offer: ContentOffer, size_bytes: int) -> TicketUpload:
+        """An upload by a ticket of this session's server; to be begun. Raises UnsupportedError likewise."""
+        raise UnsupportedError("within one process nobody gives tickets")
 
     @abstractmethod
     def _ring(self) -> None:
@@ -363,6 +375,12 @@ class GrpcShell(BlockingShell):
 
     def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]:
         return memory_of(self.address, self.info, tensor, seconds)
+
+    def announce(self, contents: Sequence[tuple[bytes, int, int]], tell: Tell) -> Announcement:
+        return self._bulk.announce(contents, tell)
+
+    def bring(self, offer: ContentOffer, size_bytes: int) -> TicketUpload:
+        return self._bulk.bring(offer, size_bytes)
 
     def _disconnect(self, was_open: bool) -> None:
         self._ring()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,12 @@ import grpc
 
 from heliograph import _bulk, _grpc
 from heliograph._deadline import Deadline
+from heliograph._direct_uploads import DirectUpload
 from heliograph._effects import Download, Upload
 from heliograph._outcome import Transfer
 from heliograph._shared_uploads import SharedUpload, cut_short, take_slots
-from heliograph_proto.description import Traffic
+from heliograph._tickets import Announcement, Channels, Tell, TicketUpload
+from heliograph_proto.description import ContentOffer, Traffic
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.v1 import bulk_pb2
 
@@ -30,11 +32,15 @@ class BlockingBulk:
         self._shell = shell
         self._core, self._info, self._address = shell.core, shell.info, shell.address
         self._channel = grpc.insecure_channel(self._address.grpc_target, shell.channel_options)
+        #: With other daemons that take contents.
+        self._channels = Channels()
         #: Threads that carry contents, each until its call has ended.
         self._carriers: set[threading.Thread] = set()
 
     def start_upload(self, upload: Upload) -> Transfer:
         """Begins to carry bytes. Safe for whoever holds no lock."""
+        if upload.offer is not None:
+            return self._start_direct(upload, DirectUpload(upload, upload.offer))
         if isinstance(upload.target, bytes) and (shared := self._shared_upload(upload)):
             return self._start_shared(upload, shared)
         method: Any = self._channel.stream_unary(_grpc.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
@@ -135,6 +141,40 @@ class BlockingBulk:
         for answer in call:
             shared.answered(answer)
 
+    # Contents that go to other daemons, and those that others bring
+
+    def _start_direct(self, upload: Upload, direct: DirectUpload) -> Transfer:
+        transfer = Transfer(direct.cancel)
+        carry = partial(self._carry_direct, upload, direct, transfer)
+        carrier = threading.Thread(target=carry, name="heliograph-direct", daemon=True)
+        self._carriers.add(carrier)
+        carrier.start()
+        return transfer
+
+    def _carry_direct(self, upload: Upload, direct: DirectUpload, transfer: Transfer) -> None:
+        error: HeliographError | None = cut_short()
+        try:
+            direct.run(self._channels)
+            error = None
+        except Exception as broken:
+            error = _grpc.upload_error(broken, self._address)
+        finally:
+            self._settle(upload, transfer, error)
+            self._carriers.discard(threading.current_thread())
+
+    def announce(self, contents: Sequence[tuple[bytes, int, int]], tell: Tell) -> Announcement:
+        """Announces contents: digest, handle of the tensor, size. Raises what BulkService.Admit is refused
+        with."""
+        wanted = [
+            bulk_pb2.AdmittedContent(digest=digest, tensor=tensor, size_bytes=size_bytes)
+            for digest, tensor, size_bytes in contents
+        ]
+        return Announcement(self._channel, self._address, self._info.session, wanted, tell)
+
+    def bring(self, offer: ContentOffer, size_bytes: int) -> TicketUpload:
+        """An upload by a ticket of this session's server; to be begun."""
+        return TicketUpload(self._channel, offer, size_bytes)
+
     # Out
 
     def download(self, download: Download, deadline: Deadline) -> None:
@@ -160,6 +200,7 @@ class BlockingBulk:
     def close(self) -> None:
         """Ends all calls; bounded."""
         self._channel.close()
+        self._channels.close()
         for carrier in list(self._carriers):
             # One that could not be started is in here, too.
             if carrier.is_alive() and carrier is not threading.current_thread():

@@ -17,6 +17,7 @@ from heliograph._effects import (
     GetStatistics,
     ListDevices,
     ListModels,
+    PlaceContents,
     Probe,
     QueryOps,
     QueryPlacement,
@@ -29,6 +30,7 @@ from heliograph_proto.messages import (
     decode_estimate,
     decode_memory,
     decode_model,
+    decode_offers,
     decode_placement,
     decode_plan,
     decode_probed,
@@ -68,11 +70,17 @@ def unary(call: Call, session: bytes, message_bytes: int) -> Unary:
 
 def _encode(call: Call, session: bytes) -> Unary:
     match call:
-        case FindMissing(digests):
-            request = bulk_pb2.FindMissingContentsRequest(session=session, digests=digests)
+        case FindMissing(digests, sent):
+            request = bulk_pb2.FindMissingContentsRequest(session=session, digests=digests, sent_digests=sent)
             return Unary(_path("BulkService", "FindMissingContents"), request.SerializeToString(), _missing)
         case Compile():
-            return Unary(_path("PlanService", "Compile"), _encode_compile(call, session), _plan)
+            compiling = _encode_compile(call, session).SerializeToString()
+            return Unary(_path("PlanService", "Compile"), compiling, _plan)
+        case PlaceContents(compile_, missing):
+            place = plan_pb2.PlaceContentsRequest(
+                compile=_encode_compile(compile_, session), missing_digests=missing
+            )
+            return Unary(_path("PlanService", "PlaceContents"), place.SerializeToString(), _offers)
         case Reserve():
             return Unary(_path("PlanService", "Reserve"), _encode_reserve(call, session), _reserved)
         case Estimate():
@@ -106,7 +114,7 @@ def _encode(call: Call, session: bytes) -> Unary:
             return Unary(_path("DeviceService", "QueryPlacement"), _encode_placement(call), _placement)
 
 
-def _encode_compile(call: Compile, session: bytes) -> bytes:
+def _encode_compile(call: Compile, session: bytes) -> plan_pb2.CompileRequest:
     return plan_pb2.CompileRequest(
         session=session,
         plan=call.plan,
@@ -125,7 +133,7 @@ def _encode_compile(call: Compile, session: bytes) -> bytes:
         taps=call.taps,
         reservation=call.reservation,
         renews_lost=call.renews_lost,
-    ).SerializeToString()
+    )
 
 
 def _encode_reserve(call: Reserve, session: bytes) -> bytes:
@@ -181,6 +189,10 @@ def _missing(answer: bytes) -> tuple[tuple[bytes, int], ...]:
 
 def _plan(answer: bytes) -> Any:
     return decode_plan(plan_pb2.CompileResponse.FromString(answer))
+
+
+def _offers(answer: bytes) -> Any:
+    return decode_offers(plan_pb2.PlaceContentsResponse.FromString(answer))
 
 
 def _reserved(answer: bytes) -> Any:

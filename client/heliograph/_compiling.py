@@ -5,51 +5,37 @@ Generators as in `_procedures`.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
 
-import numpy as np
-
-from heliograph._arrays import byte_view
 from heliograph._common import Handle
-from heliograph._effects import Compile, Compute, Estimate, FindMissing, Procedure, Upload
+from heliograph._effects import Compile, Compute, Estimate, PlaceContents, Procedure
 from heliograph._gates import Gate
 from heliograph._journal import placed_on
-from heliograph._outcome import Transfer
-from heliograph._procedures import arrive, stop, wait_for
-from heliograph._progress import Meter, Progress
+from heliograph._procedures import arrive
+from heliograph._progress import Progress
 from heliograph._running import PlanSpec, Recipe
 from heliograph._tensors import TensorBase
+from heliograph._uploading import Contents, upload_missing
 from heliograph.builder import Graph
 from heliograph.protocol import ClientCore
 from heliograph_proto import graph as contract
-from heliograph_proto.description import PlanEstimate, PlanInfo
+from heliograph_proto.description import ContentOffer, PlanEstimate, PlanInfo
 from heliograph_proto.errors import (
     CancelledError,
     ConnectionError,
-    ContentMismatchError,
     DeadlineExceededError,
     HeliographError,
     MissingContentError,
-    UnavailableError,
     UnknownHandleError,
 )
 from heliograph_proto.graph import LeafKind
 from heliograph_proto.portions import Portion
 from heliograph_proto.rows import RowSplit
 
-#: How many contents are uploaded at once.
-_WINDOW = 3
-#: How often what is missing is asked for and sent before an upload's error is the caller's.
-_TRIES = 3
 #: What a call ends with that the server has not answered, though it may have done it.
 _UNANSWERED = (CancelledError, ConnectionError, DeadlineExceededError)
-
-Contents = Mapping[bytes, "np.ndarray[Any, Any]"]
-#: Digests, and how many bytes of each the server has.
-Missing = tuple[tuple[bytes, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +115,15 @@ def compile_frozen(
 ) -> Procedure[PlanSpec]:
     """Uploads the contents that the session lacks, and compiles under a new handle: what was sent before, or
     before the gate, has come there then. `first`: what was asked for before devices were lost."""
-    yield from upload_missing(core, contents, progress)
     handle = core.handle()
+    place = partial(_place, core, handle, graph, options, gate)
+    yield from upload_missing(core, contents, progress, place)
     try:
         try:
             info = yield from _compile(core, handle, graph, options, gate)
         except MissingContentError:
             # Another plan's contents may just have been dropped: ask and send once more.
-            yield from upload_missing(core, contents, progress)
+            yield from upload_missing(core, contents, progress, place)
             info = yield from _compile(core, handle, graph, options, gate)
     except HeliographError as error:
         raise with_source(error, source_of) from None
@@ -182,10 +169,39 @@ def _check_left(graph: contract.Graph, options: CompileOptions, left: tuple[str,
 def _compile(
     core: ClientCore, handle: int, graph: contract.Graph, how: CompileOptions, gate: Gate | None
 ) -> Procedure[PlanInfo]:
+    yield from _arrive(core, graph, how, gate)
+    try:
+        return (yield _request(handle, graph, how))  # type: ignore[no-any-return]
+    except BaseException as error:
+        if how.updates and (isinstance(error, _UNANSWERED) or not isinstance(error, HeliographError)):
+            how.doubt()
+        raise
+
+
+def _place(
+    core: ClientCore,
+    handle: int,
+    graph: contract.Graph,
+    how: CompileOptions,
+    gate: Gate | None,
+    missing: tuple[bytes, ...],
+) -> Procedure[tuple[ContentOffer, ...]]:
+    """Who takes missing contents besides the server."""
+    yield from _arrive(core, graph, how, gate)
+    return (yield PlaceContents(_request(handle, graph, how), missing))  # type: ignore[no-any-return]
+
+
+def _arrive(
+    core: ClientCore, graph: contract.Graph, how: CompileOptions, gate: Gate | None
+) -> Procedure[None]:
+    """Until the handles that a compile names are known to the server."""
     if how.bindings or how.updates:
         weights = [tensor for leaf, tensor in how.bindings if graph.leaves[leaf].kind is LeafKind.WEIGHT]
         yield from arrive(core, weights, gate)
-    request = Compile(
+
+
+def _request(handle: int, graph: contract.Graph, how: CompileOptions) -> Compile:
+    return Compile(
         plan=handle,
         graph=graph,
         devices=how.devices,
@@ -203,12 +219,6 @@ def _compile(
         renews_lost=how.renews_lost,
         portion=how.portion,
     )
-    try:
-        return (yield request)  # type: ignore[no-any-return]
-    except BaseException as error:
-        if how.updates and (isinstance(error, _UNANSWERED) or not isinstance(error, HeliographError)):
-            how.doubt()
-        raise
 
 
 def estimate_graph(graph: Graph, how: CompileOptions) -> Procedure[PlanEstimate]:
@@ -225,47 +235,3 @@ def with_source(error: HeliographError, source_of: Callable[[int], str]) -> Heli
     if not error.origin.op or error.origin.source:
         return error
     return error.at(replace(error.origin, source=source_of(error.origin.node)))
-
-
-def upload_missing(core: ClientCore, contents: Contents, progress: Progress | None) -> Procedure[None]:
-    """Sends the contents that the session does not hold, a few at a time."""
-    if not contents:
-        return
-    for tries_left in reversed(range(_TRIES)):
-        missing: Missing = yield FindMissing(tuple(contents))
-        try:
-            yield from _upload(core, contents, missing, progress)
-            return
-        except (UnavailableError, ContentMismatchError) as error:
-            # Bulk has a connection of its own, which may have broken alone; or the beginning of a content,
-            # where an upload was to go on, is gone or not what it should be.
-            core.check()
-            went_on = any(start for _, start in missing)
-            if not tries_left or not (went_on or isinstance(error, UnavailableError)):
-                raise
-
-
-def _upload(
-    core: ClientCore, contents: Contents, missing: Missing, progress: Progress | None
-) -> Procedure[None]:
-    """Sends contents, each from the byte where an earlier upload broke off."""
-    views = [(digest, byte_view(contents[digest]), start) for digest, start in missing]
-    meter = Meter("uploading weights", sum(view.nbytes - start for _, view, start in views), progress)
-    window: deque[Transfer] = deque()
-    try:
-        for digest, view, start in views:
-            window.append((yield Upload(digest, view, min(start, view.nbytes), progress=meter)))
-            if len(window) == _WINDOW:
-                yield from _ended(core, window)
-        while window:
-            yield from _ended(core, window)
-    except BaseException:
-        stop(core, [], list(window))
-        raise
-    finally:
-        meter.end()
-
-
-def _ended(core: ClientCore, window: deque[Transfer]) -> Procedure[None]:
-    yield from wait_for(core, window[0].ended)
-    window.popleft()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from heliograph._explained import ExplainedCopy, ExplainedPart, ExplainedSplit
+from heliograph._explained_tables import time_text
 from heliograph_proto.errors import ConfigurationError, DeadlineExceededError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.sizes import size_text
@@ -69,7 +70,11 @@ def _leaves(graph: Graph) -> Iterator[str]:
 
 def _box(graph: Graph, split: ExplainedSplit, colour: str) -> Iterator[str]:
     yield f"  subgraph cluster_{split.number} {{"
-    yield f'    label={_label(f"split {split.number} on {split.device}")}; color="#999999";'
+    times = [f"{time_text(split.predicted_us)} predicted"] if split.predicted_us else []
+    if times and split.compute_us:
+        times.append(f"{time_text(split.copy_us + split.compute_us)} measured")
+    lines = [f"split {split.number} on {split.device}", *([", ".join(times)] if times else [])]
+    yield f'    label={_label(*lines)}; color="#999999";'
     for node in split.nodes:
         label = _label(node.name, f"{node.op} {node.type}")
         style = f'shape=box, style="rounded,filled", fillcolor="{colour}"'
@@ -127,7 +132,8 @@ def _edge_style(copy: ExplainedCopy | None, device: str, again: bool) -> str:
         return ""
     if again:
         return f" [{_COPY}, style=dashed]"
-    return f" [label={_label(size_text(copy.size_bytes), f'{copy.source} to {device}')}, {_COPY}]"
+    times = [f"{time_text(copy.predicted_us)} predicted"] if copy.predicted_us else []
+    return f" [label={_label(size_text(copy.size_bytes), f'{copy.source} to {device}', *times)}, {_COPY}]"
 
 
 def _label(*lines: str) -> str:

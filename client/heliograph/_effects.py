@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from heliograph._outcome import Outcome, Pending
 from heliograph_proto.description import (
+    ContentOffer,
     DeviceList,
     Memory,
     ModelInfo,
@@ -66,6 +67,8 @@ class Upload:
     pending: Pending | None = None
     #: Told the number of bytes that were taken each time.
     progress: Callable[[int], None] | None = None
+    #: The daemon to which a content goes, if that is not the server.
+    offer: ContentOffer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ class FindMissing:
     """Asks which contents must be uploaded. Gives pairs: a digest, and how many bytes of it are there."""
 
     digests: tuple[bytes, ...]
+    #: Those that were brought to other daemons, of which the server is just hearing.
+    sent: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +139,14 @@ class Compile:
     renews_lost: bool = False
     #: How it exchanges values with other parts of a graph, if it is one.
     portion: Portion | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceContents:
+    """Asks where missing contents will lie. Gives a tuple of ContentOffers."""
+
+    compile: Compile
+    missing: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +231,7 @@ class QueryPlacement:
 Call: TypeAlias = (
     FindMissing
     | Compile
+    | PlaceContents
     | Reserve
     | Estimate
     | Explain
@@ -235,6 +249,7 @@ Answer: TypeAlias = (
     | tuple[str, ...]
     | ModelInfo
     | PlanInfo
+    | tuple[ContentOffer, ...]
     | dict[str, int]
     | PlanEstimate
     | PlanReport

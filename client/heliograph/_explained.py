@@ -47,11 +47,14 @@ class ExplainedCopy:
     ahead: bool = False
     #: How it travels between hosts; a head says so.
     way: Way = Way.WITHIN
+    #: How long it was expected to take by itself, in microseconds; 0: nobody knew.
+    predicted_us: float = 0.0
 
     @property
     def label(self) -> str:
         """Its name, and how it is copied where that is not as usual."""
-        return f"{self.name}{' (rows)' * self.rows_only}{' (ahead)' * self.ahead}"
+        way = f" ({self.way})" if self.way not in (Way.WITHIN, Way.DIRECT) else ""
+        return f"{self.name}{' (rows)' * self.rows_only}{' (ahead)' * self.ahead}{way}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,10 @@ class ExplainedSplit:
     parts: tuple[ExplainedPart, ...] = ()
     #: What the device says of how it runs, in words.
     note: str = ""
+    #: What `copy_us`, `compute_us` and `began_us` were expected to be when the plan was made; 0: nobody knew.
+    predicted_copy_us: float = 0.0
+    predicted_compute_us: float = 0.0
+    predicted_began_us: float = 0.0
 
     @property
     def copied_bytes(self) -> int:
@@ -121,6 +128,11 @@ class ExplainedSplit:
     def ended_us(self) -> float:
         """When it had computed, in microseconds after the run began."""
         return self.began_us + self.copy_us + self.compute_us
+
+    @property
+    def predicted_us(self) -> float:
+        """How long it was expected to take, copies and all, in microseconds; 0: nobody knew."""
+        return self.predicted_copy_us + self.predicted_compute_us
 
     @property
     def ends(self) -> tuple[str, str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from heliograph._arguments import counted
 from heliograph._explained import ExplainedNode, ExplainedShare, ExplainedSplit
-from heliograph_proto.description import DeviceShare
+from heliograph_proto.description import DeviceShare, LinkReport
 from heliograph_proto.sizes import size_text
 
 #: Header and rows.
@@ -16,16 +16,31 @@ Table = list[Sequence[str]]
 _NAME_CHARACTERS = 32
 #: How many names of copied values.
 _NAMES = 3
+#: The host of the server itself.
+_OWN = "(server)"
 
 
 def split_table(splits: Sequence[ExplainedSplit], *, everything: bool = False) -> Table:
-    """A line for each split, with times once there are some; with `everything`, names in full."""
+    """A line for each split, with measured and predicted times once there are some; with `everything`, names
+    in full."""
     header = ["split", "device", "nodes", "first", "last", "steps", "compute", "copied", "values"]
-    rows = [_split_row(one, everything) for one in splits]
-    if not any(one.ended_us for one in splits):
-        return [header, *rows]
-    timed = [[*row, *_times(one)] for row, one in zip(rows, splits, strict=True)]
-    return [[*header, "began", "copy time", "compute time"], *timed]
+    columns = _time_columns(splits)
+    rows = [[*_split_row(one, everything), *(time(one) for time in columns.values())] for one in splits]
+    return [[*header, *columns], *rows]
+
+
+def _time_columns(splits: Sequence[ExplainedSplit]) -> dict[str, Callable[[ExplainedSplit], str]]:
+    """Of those that there are, each prediction behind what was measured."""
+    columns: dict[str, Callable[[ExplainedSplit], str]] = {
+        "began": lambda one: time_text(one.began_us),
+        "copy time": lambda one: time_text(one.copy_us) if one.copies else "-",
+        "predicted copy": lambda one: time_text(one.predicted_copy_us) if one.copies else "-",
+        "compute time": lambda one: time_text(one.compute_us),
+        "predicted compute": lambda one: time_text(one.predicted_compute_us),
+    }
+    has_run, is_predicted = any(one.ended_us for one in splits), any(one.predicted_us for one in splits)
+    wanted = {name: is_predicted if name.startswith("predicted") else has_run for name in columns}
+    return {name: column for name, column in columns.items() if wanted[name]}
 
 
 def _split_row(one: ExplainedSplit, everything: bool) -> Sequence[str]:
@@ -44,9 +59,19 @@ def _split_row(one: ExplainedSplit, everything: bool) -> Sequence[str]:
     ]
 
 
-def _times(one: ExplainedSplit) -> Sequence[str]:
-    copying = time_text(one.copy_us) if one.copies else "-"
-    return time_text(one.began_us), copying, time_text(one.compute_us)
+def link_table(links: Sequence[LinkReport]) -> Table:
+    """A line for each way between hosts."""
+    rows = [
+        [
+            one.source or _OWN,
+            one.destination or _OWN,
+            time_text(one.round_trip_us),
+            f"{size_text(int(one.bytes_per_s))}/s",
+            "measured" if one.is_measured else "assumed",
+        ]
+        for one in links
+    ]
+    return [["from", "to", "round trip", "bandwidth", "known"], *rows]
 
 
 def share_table(shares: Sequence[ExplainedShare], *, everything: bool = False) -> Table:

@@ -134,6 +134,12 @@ def typed_error(error: Any, address: Address, doing: str) -> HeliographError:
     return InternalError(f"{address} failed to {doing}: {error.code().name}: {details}")
 
 
+def is_typed(error: Any) -> bool:
+    """Whether the server itself sent the error of a status."""
+    trailing = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    return error_from_metadata(tuple(trailing or ())) is not None
+
+
 def upload_error(broken: Exception, address: Address) -> HeliographError:
     """Why an upload failed, whatever was raised: by gRPC, by us, or by who is told of its progress."""
     if isinstance(broken, grpc.RpcError):

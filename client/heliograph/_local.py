@@ -30,6 +30,7 @@ from heliograph._effects import (
     GetStatistics,
     ListDevices,
     ListModels,
+    PlaceContents,
     Probe,
     QueryOps,
     QueryPlacement,
@@ -48,7 +49,7 @@ from heliograph_proto.inline_runs import InlineRun
 
 if TYPE_CHECKING:
     from heliograph_server.core.known_graphs import ReceivedGraph
-    from heliograph_server.core.runtime import Host, Session
+    from heliograph_server.core.runtime import CompileRequest, Host, Session
 
 #: What an upload hands over at once, so that progress can be told.
 _CHUNK_BYTES = 8 * 2**20
@@ -175,11 +176,16 @@ class LocalTransport:
     def call(self, call: Call) -> Any:
         """Answers a question."""
         match call:
-            case FindMissing(digests):
+            case FindMissing(digests, sent):
+                self.session.when_here(sent).result()
                 missing = self.session.missing_contents(digests)
                 return tuple(zip(missing, self.session.received_contents(missing), strict=True))
             case Compile():
                 return self._compile(call)
+            case PlaceContents(compile_, missing):
+                # What is uploaded here is passed on at once, so that there is no nearer way.
+                self.session.place_contents(_compile_request(compile_), missing)
+                return ()
             case Reserve():
                 return self._reserve(call)
             case Estimate():
@@ -204,31 +210,9 @@ class LocalTransport:
                 return self.host.query_placement(device, buffer_type, tensors)
 
     def _compile(self, call: Compile) -> PlanInfo:
-        from heliograph_backends.contract import CompileOptions
-        from heliograph_server.core.runtime import CompileRequest
-
         # Ends with the session at the latest, which ends every write.
         self.session.when_written([tensor for _, tensor in call.bindings]).result()
-        options = CompileOptions(call.fusion, call.threads)
-        return self.session.compile(
-            CompileRequest(
-                plan=call.plan,
-                graph=_received(call.graph),
-                devices=call.devices,
-                options=options,
-                bindings=dict(call.bindings),
-                updates=call.updates,
-                pins={node: device for device, nodes in call.pins for node in nodes},
-                splits={leaf: split for split, leaves in call.splits for leaf in leaves},
-                buffer_types=dict(call.buffer_types),
-                memory=dict(call.memory),
-                pipeline=call.pipeline,
-                taps=call.taps,
-                reservation=call.reservation,
-                renews_lost=call.renews_lost,
-                portion=call.portion,
-            )
-        )
+        return self.session.compile(_compile_request(call))
 
     def _estimate(self, call: Estimate) -> PlanEstimate:
         from heliograph_backends.contract import CompileOptions
@@ -302,6 +286,29 @@ class LocalTransport:
             return mapped(found.descriptor, found.size_bytes), found.offset_bytes
         finally:
             os.close(found.descriptor)
+
+
+def _compile_request(call: Compile) -> CompileRequest:
+    from heliograph_backends.contract import CompileOptions
+    from heliograph_server.core.runtime import CompileRequest
+
+    return CompileRequest(
+        plan=call.plan,
+        graph=_received(call.graph),
+        devices=call.devices,
+        options=CompileOptions(call.fusion, call.threads),
+        bindings=dict(call.bindings),
+        updates=call.updates,
+        pins={node: device for device, nodes in call.pins for node in nodes},
+        splits={leaf: split for split, leaves in call.splits for leaf in leaves},
+        buffer_types=dict(call.buffer_types),
+        memory=dict(call.memory),
+        pipeline=call.pipeline,
+        taps=call.taps,
+        reservation=call.reservation,
+        renews_lost=call.renews_lost,
+        portion=call.portion,
+    )
 
 
 def _received(graph: Graph) -> Graph | ReceivedGraph:

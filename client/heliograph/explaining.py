@@ -22,16 +22,25 @@ from heliograph._explained import (
     ExplainedShare,
     ExplainedSplit,
 )
-from heliograph._explained_tables import device_table, node_table, share_table, split_table, time_text
+from heliograph._explained_tables import (
+    device_table,
+    link_table,
+    node_table,
+    share_table,
+    split_table,
+    time_text,
+)
 from heliograph._replacing import replacing
 from heliograph._table import align
 from heliograph._trace import trace_events
 from heliograph_proto.description import (
     CopyReport,
     DeviceShare,
+    LinkReport,
     NodePlacement,
     PlanReport,
     SplitReport,
+    Way,
     WeightShare,
 )
 from heliograph_proto.errors import InvalidArgumentError, ProtocolError
@@ -57,11 +66,25 @@ class Explanation:
     _graph: Graph = field(repr=False)
     #: Which rows of weights lie where, if these were divided over devices.
     weights: tuple[ExplainedShare, ...] = ()
+    #: How long a run that is alone was expected to take when the plan was made, in microseconds; 0: nobody
+    #: knew, since no way between the hosts of its devices was measured.
+    predicted_us: float = 0.0
+    #: The ways between hosts that its copies take, as they were known then.
+    links: tuple[LinkReport, ...] = ()
 
     @property
     def copied_bytes(self) -> int:
         """Between devices, in each run."""
         return sum(split.copied_bytes for split in self.splits)
+
+    @property
+    def bytes_between_hosts(self) -> dict[str, int]:
+        """In each run, by the way that they travel: "direct", "relayed" by the head, or "through head"."""
+        found: dict[str, int] = {}
+        for copy in (one for split in self.splits for one in split.copies):
+            if copy.way is not Way.WITHIN:
+                found[str(copy.way)] = found.get(str(copy.way), 0) + copy.size_bytes
+        return found
 
     @property
     def run_us(self) -> float:
@@ -79,29 +102,40 @@ class Explanation:
         names = ", ".join(dict.fromkeys(split.device for split in self.splits))
         splits, nodes = counted(len(self.splits), "split"), counted(len(self.nodes), "node")
         ran = f"; the last run took {time_text(self.run_us)}" if self.run_us else ""
-        return f"{splits} on {names}, {nodes}, {size_text(self.copied_bytes)} copied in a run{ran}"
+        expected = f"; predicted were {time_text(self.predicted_us)}" if self.predicted_us else ""
+        return f"{splits} on {names}, {nodes}, {size_text(self.copied_bytes)} copied in a run{ran}{expected}"
 
     def table(self, *, nodes: bool = False) -> str:
         """Tables of splits and devices; with `nodes` also of every node, and all names in full."""
         tables = [split_table(self.splits, everything=nodes), device_table(self.devices)]
+        if self.links:
+            tables.append(link_table(self.links))
         if self.weights:
             tables.append(share_table(self.weights, everything=nodes))
         if nodes:
             tables.append(node_table(self.nodes))
-        notes = [f"split {one.number} on {one.device}: {one.note}" for one in self.splits if one.note]
+        notes = self._ways()
+        notes += [f"split {one.number} on {one.device}: {one.note}" for one in self.splits if one.note]
         shown = ["\n".join(align(table)) for table in tables]
         return "\n\n".join([self.summary(), *shown, *(["\n".join(notes)] if notes else [])])
 
+    def _ways(self) -> list[str]:
+        """A line about what travels between hosts, if anything does."""
+        ways = ", ".join(f"{size_text(size)} {way}" for way, size in self.bytes_between_hosts.items())
+        return [f"between hosts in a run: {ways}"] if ways else []
+
     def json(self) -> str:
         """A JSON object for programs: "copied_bytes", "devices", "splits", "nodes", "weights" (those that lie
-        over devices); sizes in bytes, times in microseconds. Fields may be added in later versions, and do
-        not change their meaning."""
+        over devices), "predicted_us", "links"; sizes in bytes, times in microseconds, bandwidths in bytes a
+        second. Fields may be added in later versions, and do not change their meaning."""
         document = {
             "copied_bytes": self.copied_bytes,
             "devices": [asdict(one) for one in self.devices],
             "splits": [_split_as_json(one) for one in self.splits],
             "nodes": [_node_as_json(one) for one in self.nodes],
             "weights": [asdict(one) for one in self.weights],
+            "predicted_us": self.predicted_us,
+            "links": [asdict(one) for one in self.links],
         }
         return json.dumps(document, indent=2)
 
@@ -150,7 +184,8 @@ def explanation(graph: Graph, report: PlanReport) -> Explanation:
         replace(_split(graph, report, number, tuple(members)), parts=tuple(parts[number]))
         for number, members in enumerate(of_split)
     )
-    return Explanation(nodes, splits, report.devices, graph, shares)
+    whole = report.predicted_us, report.links
+    return Explanation(nodes, splits, report.devices, graph, shares, *whole)
 
 
 def _share(graph: Graph, report: PlanReport, one: WeightShare) -> ExplainedShare:
@@ -196,13 +231,16 @@ def _split(graph: Graph, report: PlanReport, number: int, nodes: tuple[Explained
         compute_us=found.compute_us,
         began_us=found.began_us,
         note=found.note,
+        predicted_copy_us=found.predicted_copy_us,
+        predicted_compute_us=found.predicted_compute_us,
+        predicted_began_us=found.predicted_began_us,
     )
 
 
 def _copy(graph: Graph, report: PlanReport, copy: CopyReport) -> ExplainedCopy:
     name, type_ = _name(graph, copy.value), graph.type_of(copy.value)
     source = report.devices[copy.source].name
-    rest = copy.size_bytes, copy.rows_only, copy.ahead, copy.way
+    rest = copy.size_bytes, copy.rows_only, copy.ahead, copy.way, copy.predicted_us
     return ExplainedCopy(copy.value, name, type_, source, *rest)
 
 
@@ -219,7 +257,9 @@ def _name(graph: Graph, value: int) -> str:
 
 def _check(graph: Graph, report: PlanReport) -> None:
     splits_fit = all(_split_fits(graph, report, one) for one in report.splits)
-    if not (_nodes_fit(graph, report) and splits_fit and _shares_fit(graph, report)):
+    ways = (number for one in report.links for number in (one.round_trip_us, one.bytes_per_s))
+    times_fit = _are_times(report.predicted_us, *ways)
+    if not (_nodes_fit(graph, report) and splits_fit and _shares_fit(graph, report) and times_fit):
         raise ProtocolError(
             "the server's explanation does not fit the plan's graph",
             advice="compile the graph anew, and explain that plan",
@@ -240,8 +280,14 @@ def _split_fits(graph: Graph, report: PlanReport, split: SplitReport) -> bool:
     return (
         split.device < devices
         and all(copy.source < devices and copy.value < values for copy in split.copies)
-        and all(0 <= time < math.inf for time in (split.copy_us, split.compute_us, split.began_us))
+        and _are_times(split.copy_us, split.compute_us, split.began_us)
+        and _are_times(split.predicted_copy_us, split.predicted_compute_us, split.predicted_began_us)
+        and _are_times(*(copy.predicted_us for copy in split.copies))
     )
+
+
+def _are_times(*times: float) -> bool:
+    return all(0 <= time < math.inf for time in times)
 
 
 def _shares_fit(graph: Graph, report: PlanReport) -> bool:
@@ -276,6 +322,8 @@ def _split_as_json(one: ExplainedSplit) -> dict[str, Any]:
                 "size_bytes": copy.size_bytes,
                 "rows_only": copy.rows_only,
                 "ahead": copy.ahead,
+                "way": str(copy.way),
+                "predicted_us": copy.predicted_us,
             }
             for copy in one.copies
         ],
@@ -285,6 +333,9 @@ def _split_as_json(one: ExplainedSplit) -> dict[str, Any]:
         "compute_us": one.compute_us,
         "began_us": one.began_us,
         "note": one.note,
+        "predicted_copy_us": one.predicted_copy_us,
+        "predicted_compute_us": one.predicted_compute_us,
+        "predicted_began_us": one.predicted_began_us,
     }
 
 

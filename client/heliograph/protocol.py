@@ -85,6 +85,10 @@ class ClientCore(CreditCore):
         self.streams: set[int] = set()
         #: Whether the transport takes inline runs, which have no meaning but as bytes.
         self.speaks_bytes = False
+        #: Whether the server tells where missing contents will lie; and addresses of daemons that could take
+        #: some, but are not to be reached from here.
+        self.places_contents = False
+        self.unreachable: set[str] = set()
         self._next_handle = 1
         self._next_transfer = 1
         self._next_sequence = 1

@@ -44,6 +44,7 @@ from heliograph._shared import SharedMemoryArgument, checked_shared_memory, insi
 from heliograph._sharing import Sharing
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import make_stream
+from heliograph._tickets import Announcement, Tell, TicketUpload
 from heliograph._words import ALONE
 from heliograph.buffer import Buffer
 from heliograph.builder import Graph
@@ -53,7 +54,7 @@ from heliograph.tensor import Tensor
 from heliograph.watching import DeviceWatch
 from heliograph_proto import graph as contract
 from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address
-from heliograph_proto.description import BackendInfo, DeviceType, PlanEstimate, Traffic
+from heliograph_proto.description import BackendInfo, ContentOffer, DeviceType, PlanEstimate, Traffic
 from heliograph_proto.errors import DeadlineExceededError, HeliographError, InvalidArgumentError
 from heliograph_proto.membership import DeviceChange, MemberInfo
 from heliograph_proto.types import DTypeArgument
@@ -369,6 +370,17 @@ class Session(SessionBase):
     def _when_lost(self, told: Callable[[HeliographError], None]) -> None:
         """For servers that use other servers: called once, with the reason, when the session has ended."""
         self._shell.when_lost(told)
+
+    def _announce(self, contents: Sequence[tuple[bytes, Tensor]], tell: Tell) -> Announcement:
+        """For servers that use other servers: contents by digest, which others will bring straight into those
+        tensors. Raises what BulkService.Admit is refused with, UnsupportedError."""
+        return self._shell.announce(
+            [(digest, one._live_handle, one.nbytes) for digest, one in contents], tell
+        )
+
+    def _bring(self, offer: ContentOffer, size_bytes: int) -> TicketUpload:
+        """For servers that use other servers: an upload to this one by a ticket that it gave, to be begun."""
+        return self._shell.bring(offer, size_bytes)
 
     def _when_changed(self, told: Callable[[DeviceChange], None]) -> None:
         """For servers that use other servers: called with each change of its devices. One alone is told."""

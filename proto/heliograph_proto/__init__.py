@@ -12,9 +12,23 @@ VERSION_MAX = 1
 EXCHANGE = "exchange"
 SHARED_MEMORY = "shared-memory"
 STATISTICS = "statistics"
+#: A server that takes contents by tickets, and one that has devices of such servers.
+TICKETS = "tickets"
+DIRECT_WEIGHTS = "direct-weights"
 WATCH = "watch"
 #: The optional features that this package knows, as the handshake names them.
-FEATURES = ("blake3", EXCHANGE, "fusion", "loops", SHARED_MEMORY, STATISTICS, "taps", WATCH)
+FEATURES = (
+    "blake3",
+    DIRECT_WEIGHTS,
+    EXCHANGE,
+    "fusion",
+    "loops",
+    SHARED_MEMORY,
+    STATISTICS,
+    "taps",
+    TICKETS,
+    WATCH,
+)
 
 #: The version of the program, client and server alike.
 __version__ = "0.1.0"

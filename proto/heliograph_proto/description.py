@@ -205,6 +205,7 @@ class Cause(Enum):
     FROM_CONSUMER = 11
     FIRST_THAT_CAN = 12
     DIVIDED_WEIGHT = 13
+    PREDICTED = 14
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", " ")
@@ -287,6 +288,8 @@ class CopyReport:
     ahead: bool = False
     #: How it travels between hosts.
     way: Way = Way.WITHIN
+    #: By itself, as it was expected; 0: nobody knew.
+    predicted_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +307,23 @@ class SplitReport:
     began_us: float = 0.0
     #: What the device says of how it runs, in words.
     note: str = ""
+    #: As they were expected when the plan was made; 0: nobody knew.
+    predicted_copy_us: float = 0.0
+    predicted_compute_us: float = 0.0
+    predicted_began_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """The way between two hosts, by which values are copied."""
+
+    #: Names of hosts; empty: the server's own.
+    source: str
+    destination: str
+    round_trip_us: float
+    bytes_per_s: float
+    #: Whether both were measured; else what was not is assumed.
+    is_measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +349,10 @@ class PlanReport:
     #: Where the rows of divided weights lie, and the products with them.
     weights: tuple[WeightShare, ...] = ()
     parts: tuple[NodePart, ...] = ()
+    #: Of a run that is alone, as it was expected when the plan was made; 0: nobody knew.
+    predicted_us: float = 0.0
+    #: The ways that its copies take, as they were known then.
+    links: tuple[LinkReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,6 +468,9 @@ class Traffic:
     #: make are not among them.
     copied_in_bytes: int = 0
     copied_out_bytes: int = 0
+    #: Of contents, such as weights, that came to this side; and what of them was passed on as it came.
+    content_bytes: int = 0
+    relayed_bytes: int = 0
     #: What has gone between the server and other daemons, for all sessions together, if it says that.
     peers: PeerTraffic = PeerTraffic()
 
@@ -454,8 +481,24 @@ class Traffic:
             self.read_bytes + other.read_bytes,
             self.copied_in_bytes + other.copied_in_bytes,
             self.copied_out_bytes + other.copied_out_bytes,
+            self.content_bytes + other.content_bytes,
+            self.relayed_bytes + other.relayed_bytes,
             self.peers,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ContentOffer:
+    """A daemon that takes a content from whoever shows the ticket; see ContentOffer in plan.proto."""
+
+    digest: bytes
+    address: str
+    incarnation: bytes
+    ticket: bytes
+
+    def __repr__(self) -> str:
+        # Not the ticket, which is a secret.
+        return f"<ContentOffer of {self.digest.hex()[:8]} at {self.address}>"
 
 
 @dataclass(frozen=True, slots=True)

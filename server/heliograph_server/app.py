@@ -44,13 +44,12 @@ from heliograph_proto.v1 import (
     session_pb2_grpc,
 )
 from heliograph_server.config import ServerConfig
+from heliograph_server.core.membership import Membership
 from heliograph_server.core.runtime import Host
 from heliograph_server.core.store import ContentStore
 from heliograph_server.facts import server_facts
 from heliograph_server.listening import bind, unbind
 from heliograph_server.peers.looping import LoopPeers
-from heliograph_server.pool.pool import Pool
-from heliograph_server.pool.sources import open_source
 from heliograph_server.services.bulk import BulkService
 from heliograph_server.services.command import CommandService
 from heliograph_server.services.device import DeviceService
@@ -83,6 +82,8 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 COMPILE_THREADS = 2
 BULK_THREADS = 4
+#: Threads that pass contents on to other daemons, each for one of them that may be slow.
+RELAY_THREADS = 16
 #: Sessions that end at the same moment beyond this wait for one another.
 CLOSE_THREADS = 16
 #: Threads that ask devices how much memory they have, which another host may be slow to say.
@@ -131,6 +132,7 @@ class Daemon:
             "ask": ASK_THREADS,
             "listen": LISTEN_THREADS,
             "read": READ_THREADS,
+            "relay": RELAY_THREADS,
             "move": MOVE_THREADS,
         }
         self._pools = [ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()]
@@ -158,7 +160,8 @@ class Daemon:
         self._facts = server_facts(self._why_not_shared())
         await self._server.start()
         self.host = await asyncio.wrap_future(_in_thread_of_its_own(self._open_host))
-        self._peers = LoopPeers(asyncio.get_running_loop(), self._pools[-1])
+        silence_seconds = self._config.pool_silence_seconds
+        self._peers = LoopPeers(asyncio.get_running_loop(), self._pools[-1], silence_seconds)
         self.host.exchange.use(self._peers)
         self._slot.fill(self.host)
         await self._tell_health(SERVING)
@@ -167,7 +170,7 @@ class Daemon:
         return self._memory.why_not if self._config.shared_memory else "it is off in the configuration"
 
     def _add_services(self, server: aio.Server) -> None:
-        compilers, hashers, closers, askers, listeners, readers, movers = self._pools
+        compilers, hashers, closers, askers, listeners, readers, relays, movers = self._pools
         session_pb2_grpc.add_SessionServiceServicer_to_server(
             SessionService(self._slot, askers, closers, self._memory.offer), server
         )
@@ -175,7 +178,7 @@ class Daemon:
             DeviceService(self._slot, askers, listeners, lambda: self._facts), server
         )
         plan_pb2_grpc.add_PlanServiceServicer_to_server(PlanService(self._slot, compilers, listeners), server)
-        BulkService(self._slot, hashers).add_to(server)
+        BulkService(self._slot, hashers, relays).add_to(server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
         CommandService(self._slot, closers).add_to(server)
         PeerService(self._slot, movers).add_to(server)
@@ -226,11 +229,18 @@ def open_host_of(config: ServerConfig) -> Host:
     # First, since it is quick, and so is a mistake in it.
     cache = DiskCache(Path(config.cache), config.cache_size) if config.cache else None
     models = ModelFiles(Path(config.models)) if config.models else None
-    # Likewise.
-    source = open_source(config.pool) if config.pool else None
+    pool = _pool_of(config) if config.pool else None
     registry = open_registry(config.devices, config.backends, probe=True)
-    pool = Pool(source, config.pool_silence_seconds) if source is not None else None
     return Host(registry, config.limits, ContentStore(cache, models), pool)
+
+
+def _pool_of(config: ServerConfig) -> Membership:
+    """The daemons whose devices are offered, too. Raises ConfigurationError."""
+    # Not before: it imports the client.
+    from heliograph_server.pool.pool import Pool
+    from heliograph_server.pool.sources import open_source
+
+    return Pool(open_source(config.pool), config.pool_silence_seconds)
 
 
 def _in_thread_of_its_own(open_host: Callable[[], Host]) -> Future[Host]:

@@ -28,6 +28,8 @@ from member_factory import FactoryMember, MemberFactory
 MEMBERS = 3
 KILLS = 200
 SPLITS = 6
+#: All members are there for so long at most, before one is killed.
+MOST_SECONDS = 0.6
 #: Of noticing that a process is gone, which the kernel tells.
 NOTICED_SECONDS = 0.125
 RUN_SECONDS = 10.0
@@ -87,7 +89,7 @@ def _kill_them(chance: random.Random) -> tuple[Toll, int]:
             load.start()
             try:
                 for number in range(KILLS):
-                    time.sleep(chance.uniform(0.0, 0.1))
+                    time.sleep(chance.uniform(0.0, MOST_SECONDS))
                     place = chance.randrange(MEMBERS)
                     toll.noticed.append(_kill(session, members[place]))
                     again = factory.start("--device", "fake", port=members[place].port)

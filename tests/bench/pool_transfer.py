@@ -54,7 +54,7 @@ def figures() -> Iterator[Figure]:
 
 
 def measured() -> dict[str, list[float]]:
-    """What the client found: seconds of copies, and of runs that carry as much; bytes the head carried."""
+    """What the client found: seconds of copies and of runs, and bytes that the head carried."""
     with Network(desk=WIRE, first=WIRE, second=WIRE) as network, ExitStack() as stack:
         for name in ("first", "second"):
             stack.callback(_end, _member(network[name]))

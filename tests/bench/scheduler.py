@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, permutations
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +29,24 @@ from heliograph_proto.digests import digest_of
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 from heliograph_proto.v1 import plan_pb2
-from heliograph_server.core.candidates import candidates
+from heliograph_server.core.candidates import candidates, kinds_of
 from heliograph_server.core.runtime import Host, Session
 from heliograph_server.core.scheduled import ScheduledPlan
-from heliograph_server.core.scheduling import Problem, schedule
+from heliograph_server.core.scheduling import Candidate, Link, Problem, Rates, leaf_roots, schedule
 from heliograph_server.core.scheduling.between import plan_between, values_between
+from heliograph_server.core.scheduling.costs import costs_of
 from heliograph_server.core.scheduling.order import clocks
 from heliograph_server.core.scheduling.parts import cut
+from heliograph_server.core.scheduling.predicting import predict
+from heliograph_server.core.scheduling.stretches import stretches
 from heliograph_server.core.spreading import spread
 from heliograph_server.services.plan import compile_request, received
 
 NODES, WIDTH, RUNS, AGAIN_RUNS = 10_000, 64, 7, 50
 STAGES, STAGE_SECONDS, PIPELINE_RUNS = 4, 0.01, 200
 BOUNDARIES, BAR_BOUNDARY_US = 200, 60.0
+#: Hosts, and what part of all weights each of them holds.
+HOSTS, SHARE, BAR_STRETCHES_MS = 5, 0.4, 60.0
 BAR_MS, BAR_AGAIN_MS, SLEEP_SECONDS = 250.0, 5.0, 0.05
 #: Of ggml's scheduler in C, for a graph of so many nodes; measured elsewhere, so a context and no peer.
 GGML_MS = 1.7
@@ -77,8 +82,9 @@ def layers(nodes: int) -> Graph:
 
 
 def figures() -> Iterator[Figure]:
-    """Milliseconds for thirds that are pinned, for two devices that lack an op, and for two whose memory is
-    tight, so that they are asked what parts take, which is planning of their own."""
+    """Milliseconds for thirds that are pinned, for two devices that lack an op, for two whose memory is
+    tight, so that they are asked what parts take, which is planning of their own, and for hosts of which
+    times choose."""
     graph = layers(NODES)
     weights = sum(leaf.type.nbytes for leaf in graph.weights)
     thirds = {node: 3 * node // len(graph.nodes) for node in range(len(graph.nodes))}
@@ -86,6 +92,7 @@ def figures() -> Iterator[Figure]:
     yield _cold("pinned", graph, "", plenty, thirds)
     yield _cold("gaps", graph, "soft_max", plenty, {})
     yield _cold("tight", graph, "", tight, {})
+    yield _by_time(graph)
     yield _again(graph)
     yield _side_by_side()
     yield _pipeline()
@@ -104,6 +111,32 @@ def _cold(name: str, graph: Graph, lacks: str, size_bytes: int, pins: Mapping[in
             device.close()
     note = f"{len(graph.nodes):,} nodes, {splits:,} splits; ggml's, in C, takes about {GGML_MS} ms"
     return Figure(f"scheduler-time/{name}", seconds * 1e3, BAR_MS, 1.0, "ms", f"{BAR_MS:.0f} ms", note)
+
+
+def _by_time(graph: Graph) -> Figure:
+    """What it takes to find where stretches run on hosts of different speeds, none of which holds all, beside
+    placing nodes and cutting them into splits."""
+    count, weights = len(graph.nodes), sum(leaf.type.nbytes for leaf in graph.weights)
+    asked = [
+        Candidate(f"host{place}", [""] * count, frozenset((place,)), int(SHARE * weights), rates=rates)
+        for place, rates in enumerate(Rates().slowed(HOSTS - place) for place in range(HOSTS))
+    ]
+    links = dict.fromkeys(permutations(range(HOSTS), 2), Link(1e-3, 1.25e8, is_measured=True))
+    problem, roots = Problem(graph, asked, links=links, kinds=kinds_of(graph).of), leaf_roots(graph)
+
+    def place() -> int:
+        return len(stretches(problem, roots, costs_of(problem)))
+
+    assert place(), "nothing fits"
+    seconds = min(seconds_of(place, RUNS, warmup=1))
+    found = schedule(problem)
+    predicted = predict(graph, found, costs_of(problem)).seconds
+    by_memory = replace(problem, links={})
+    other = predict(graph, schedule(by_memory), costs_of(problem)).seconds
+    runs = f"runs of {predicted * 1e3:.0f} ms by prediction, {other * 1e3:.0f} ms where memory alone decides"
+    bar = BAR_STRETCHES_MS
+    note = f"{count:,} nodes, {HOSTS} hosts; {runs}"
+    return Figure("scheduler-time/stretches", seconds * 1e3, bar, 1.0, "ms", f"{bar:.0f} ms", note)
 
 
 def _again(graph: Graph) -> Figure:

@@ -19,6 +19,7 @@ from heliograph_backends.contract.device import (
     Parameter,
     ParameterKind,
 )
+from heliograph_backends.contract.intake import Admittance, Intake, News, Relay
 from heliograph_backends.contract.memory import (
     Buffer,
     BufferType,
@@ -35,6 +36,7 @@ from heliograph_proto.description import Usage
 __all__ = [
     "CONTRACT_VERSION",
     "Abort",
+    "Admittance",
     "Arena",
     "Backend",
     "Buffer",
@@ -45,11 +47,14 @@ __all__ = [
     "Done",
     "Estimate",
     "Event",
+    "Intake",
     "LeafBindings",
     "MultiBuffer",
+    "News",
     "Parameter",
     "ParameterKind",
     "Plan",
+    "Relay",
     "Site",
     "SitePlan",
     "SiteRun",

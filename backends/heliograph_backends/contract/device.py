@@ -16,6 +16,7 @@ from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
+    from heliograph_backends.contract.intake import Intake
     from heliograph_backends.contract.plan import Arena, CompileOptions, Estimate, LeafBindings, Plan
     from heliograph_backends.contract.site import Site
 
@@ -92,6 +93,12 @@ class Device(ABC):
         so: what comes back is another device. Asked often. Default: never lost."""
         return None
 
+    @property
+    def site_name(self) -> str:
+        """The host that it is on, where that is not this one: devices of one site reach each other's memory
+        without a network. Default: this one."""
+        return ""
+
     @abstractmethod
     def memory(self) -> Memory:
         """Free and total bytes, now."""
@@ -110,6 +117,11 @@ class Device(ABC):
     def extra_buffer_types(self) -> Sequence[BufferType]:
         """Other kinds of memory, such as one that repacks weights. Default: none."""
         return ()
+
+    @property
+    def intake(self) -> Intake | None:
+        """How contents come to its memory past this process, if it is another daemon's. Default: none."""
+        return None
 
     @abstractmethod
     def stream(self) -> Stream:

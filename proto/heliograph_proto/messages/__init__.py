@@ -30,10 +30,12 @@ from heliograph_proto.messages.graphs import decode_graph, encode_graph, graph_d
 from heliograph_proto.messages.models import decode_model, encode_model
 from heliograph_proto.messages.plans import (
     decode_estimate,
+    decode_offers,
     decode_plan,
     decode_report,
     decode_reserved,
     encode_estimate,
+    encode_offers,
     encode_plan,
     encode_report,
     encode_reserved,
@@ -61,6 +63,7 @@ __all__ = [
     "decode_graph",
     "decode_memory",
     "decode_model",
+    "decode_offers",
     "decode_placement",
     "decode_probed",
     "decode_plan",
@@ -81,6 +84,7 @@ __all__ = [
     "encode_graph",
     "encode_memory",
     "encode_model",
+    "encode_offers",
     "encode_placement",
     "encode_probed",
     "encode_plan",

@@ -298,6 +298,8 @@ def encode_traffic(found: Traffic) -> session_pb2.GetStatisticsResponse:
         sent_bytes=found.read_bytes,
         copied_in_bytes=found.copied_in_bytes,
         copied_out_bytes=found.copied_out_bytes,
+        content_bytes=found.content_bytes,
+        relayed_bytes=found.relayed_bytes,
         peers=session_pb2.PeerTraffic(**asdict(found.peers)),
     )
 
@@ -305,5 +307,11 @@ def encode_traffic(found: Traffic) -> session_pb2.GetStatisticsResponse:
 def decode_traffic(message: session_pb2.GetStatisticsResponse) -> Traffic:
     peers = PeerTraffic(*(getattr(message.peers, one.name) for one in fields(PeerTraffic)))
     return Traffic(
-        message.received_bytes, message.sent_bytes, message.copied_in_bytes, message.copied_out_bytes, peers
+        message.received_bytes,
+        message.sent_bytes,
+        message.copied_in_bytes,
+        message.copied_out_bytes,
+        message.content_bytes,
+        message.relayed_bytes,
+        peers,
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from heliograph_proto.description import (
     Cause,
+    ContentOffer,
     CopyReport,
     DeviceEstimate,
     DeviceShare,
+    LinkReport,
     NodePart,
     NodePlacement,
     PlanEstimate,
@@ -118,6 +120,21 @@ def decode_reserved(message: plan_pb2.ReserveResponse) -> dict[str, int]:
     return {one.name: one.size_bytes for one in message.devices}
 
 
+def encode_offers(offers: Sequence[ContentOffer]) -> plan_pb2.PlaceContentsResponse:
+    return plan_pb2.PlaceContentsResponse(
+        offers=[
+            plan_pb2.ContentOffer(
+                digest=one.digest, address=one.address, incarnation=one.incarnation, ticket=one.ticket
+            )
+            for one in offers
+        ]
+    )
+
+
+def decode_offers(message: plan_pb2.PlaceContentsResponse) -> tuple[ContentOffer, ...]:
+    return tuple(ContentOffer(one.digest, one.address, one.incarnation, one.ticket) for one in message.offers)
+
+
 def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:
     return plan_pb2.ExplainResponse(
         nodes=[
@@ -129,29 +146,7 @@ def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:
             )
             for one in found.nodes
         ],
-        splits=[
-            plan_pb2.SplitReport(
-                device=one.device,
-                copies=[
-                    plan_pb2.CopyReport(
-                        value=copy.value,
-                        source=copy.source,
-                        size_bytes=copy.size_bytes,
-                        rows_only=copy.rows_only,
-                        ahead=copy.ahead,
-                        way=plan_pb2.Way.ValueType(copy.way.value),
-                    )
-                    for copy in one.copies
-                ],
-                steps=one.steps,
-                compute_bytes=one.compute_bytes,
-                copy_us=one.copy_us,
-                compute_us=one.compute_us,
-                began_us=one.began_us,
-                note=one.note,
-            )
-            for one in found.splits
-        ],
+        splits=map(_encode_split, found.splits),
         devices=[
             plan_pb2.DeviceShare(
                 name=one.name,
@@ -174,6 +169,8 @@ def encode_report(found: PlanReport) -> plan_pb2.ExplainResponse:
             for one in found.weights
         ],
         parts=[plan_pb2.NodePart(node=one.node, split=one.split, share=one.share) for one in found.parts],
+        predicted_us=found.predicted_us,
+        links=map(_encode_link, found.links),
     )
 
 
@@ -194,6 +191,7 @@ def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
                         copy.rows_only,
                         copy.ahead,
                         _decode_way(copy.way),
+                        copy.predicted_us,
                     )
                     for copy in one.copies
                 ),
@@ -203,6 +201,9 @@ def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
                 compute_us=one.compute_us,
                 began_us=one.began_us,
                 note=one.note,
+                predicted_copy_us=one.predicted_copy_us,
+                predicted_compute_us=one.predicted_compute_us,
+                predicted_began_us=one.predicted_began_us,
             )
             for one in message.splits
         ),
@@ -217,7 +218,50 @@ def decode_report(message: plan_pb2.ExplainResponse) -> PlanReport:
             for one in message.weights
         ),
         parts=tuple(NodePart(one.node, one.split, one.share) for one in message.parts),
+        predicted_us=message.predicted_us,
+        links=tuple(map(_decode_link, message.links)),
     )
+
+
+def _encode_split(one: SplitReport) -> plan_pb2.SplitReport:
+    return plan_pb2.SplitReport(
+        device=one.device,
+        copies=[
+            plan_pb2.CopyReport(
+                value=copy.value,
+                source=copy.source,
+                size_bytes=copy.size_bytes,
+                rows_only=copy.rows_only,
+                ahead=copy.ahead,
+                way=plan_pb2.Way.ValueType(copy.way.value),
+                predicted_us=copy.predicted_us,
+            )
+            for copy in one.copies
+        ],
+        steps=one.steps,
+        compute_bytes=one.compute_bytes,
+        copy_us=one.copy_us,
+        compute_us=one.compute_us,
+        began_us=one.began_us,
+        note=one.note,
+        predicted_copy_us=one.predicted_copy_us,
+        predicted_compute_us=one.predicted_compute_us,
+        predicted_began_us=one.predicted_began_us,
+    )
+
+
+def _encode_link(one: LinkReport) -> plan_pb2.LinkReport:
+    return plan_pb2.LinkReport(
+        source=one.source,
+        destination=one.destination,
+        round_trip_us=one.round_trip_us,
+        bytes_per_s=one.bytes_per_s,
+        is_measured=one.is_measured,
+    )
+
+
+def _decode_link(one: plan_pb2.LinkReport) -> LinkReport:
+    return LinkReport(one.source, one.destination, one.round_trip_us, one.bytes_per_s, one.is_measured)
 
 
 def _decode_cause(number: int) -> Cause:

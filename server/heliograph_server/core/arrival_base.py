@@ -70,6 +70,15 @@ class ArrivalBase:
             self._open_lane(lane)
         return lane
 
+    def add_device(self, name: str) -> None:
+        """There is a device of this name, now. A lane that could not be made while it was gone is made
+        anew."""
+        lane = self.lanes.setdefault(name, None)
+        if lane is not None and lane.error is not None:
+            self.lanes[name] = None
+            if self._default.lane is lane:
+                self._default.lane = Lane("")
+
     # Streams, and where work runs
 
     def note_failure(self, error: HeliographError) -> None:

@@ -13,6 +13,7 @@ from heliograph_proto.portions import Portion
 from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.known_graphs import KnownGraph
 from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.measurements import Recorder
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.pooled import Blueprint, Pooled, PooledPlan, portions_of
 from heliograph_server.core.portioning import Exchanging
@@ -35,6 +36,8 @@ class Asked:
     portion: Portion | None = None
     #: What was reserved of a device, by its name.
     share: Callable[[str], Share] = lambda _: NOTHING
+    #: Takes the times of its runs.
+    recorder: Recorder | None = None
 
 
 class Assembler:
@@ -49,7 +52,7 @@ class Assembler:
         portions, why = self._portions(known.graph, target, asked)
         if portions is not None:
             plans = self._pooled(known.graph, target, bindings, asked, portions)
-            return LoadedPlan(plans, target.main, divided=known.divided)
+            return LoadedPlan(plans, target.main, divided=known.divided, recorder=asked.recorder)
         exchanging = self._exchanging(asked.portion)
         try:
             plans = self._scheduled(known.graph, target, bindings, asked, exchanging, why)
@@ -57,7 +60,7 @@ class Assembler:
             if exchanging is not None:
                 exchanging.ports.close()
             raise
-        loaded = LoadedPlan(plans, target.main, divided=known.divided)
+        loaded = LoadedPlan(plans, target.main, divided=known.divided, recorder=asked.recorder)
         if exchanging is not None:
             loaded.when_freed(exchanging.ports.close)
         return loaded

@@ -30,6 +30,11 @@ BREAKS = (CancelledError, SessionClosedError)
 class Upload(ABC):
     """Bytes on their way in."""
 
+    #: Whether they are a content's, and whether they are passed on to another daemon, which may be slow.
+    is_content = is_relayed = False
+    #: Where it began.
+    start_bytes = 0
+
     def __init__(self, size_bytes: int, over: Callable[[Upload], None]) -> None:
         self.size_bytes = size_bytes
         self.received_bytes = 0
@@ -135,6 +140,8 @@ class TransferUpload(Upload):
 class ContentUpload(Upload):
     """A content, received straight into the memory of a device, and hashed on the way."""
 
+    is_content = True
+
     def __init__(
         self,
         digest: bytes,
@@ -149,7 +156,7 @@ class ContentUpload(Upload):
         self._digest = digest
         self._contents = contents
         self._part: Beginning | None = contents.begin(digest, size_bytes, offset_bytes)
-        self.received_bytes = offset_bytes
+        self.start_bytes = self.received_bytes = offset_bytes
 
     def _write(self, data: memoryview) -> None:
         if self._part is None:

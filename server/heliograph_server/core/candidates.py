@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from heliograph_backends.contract import BufferType, Device
 from heliograph_proto.description import DeviceType
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
-from heliograph_server.core.scheduling import Candidate
+from heliograph_server.core.measurements import TenantTimes, kind_key
+from heliograph_server.core.scheduling import Candidate, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,12 @@ def candidates(
     own: Mapping[str, int],
     memory: Mapping[str, int],
     memories: Sequence[BufferType] = (),
+    kinds: Kinds | None = None,
 ) -> tuple[Candidate, ...]:
     """What each device says of the graph. By name of device, in bytes: `own`, the graph's leaves that lie
     there already; `memory`, the most that it may use for the graph. `memories`: where each device has
-    weights and the like; none: in its default buffer type."""
-    kinds = kinds_of(graph)
+    weights and the like; none: in its default buffer type. `kinds`: `kinds_of` the graph, if known."""
+    kinds = kinds or kinds_of(graph)
     found = memories or [one.buffer_type for one in devices]
     return tuple(
         _candidate(graph, kinds, found, place, usable_bytes(one, own.get(one.name, 0), memory.get(one.name)))
@@ -92,6 +94,22 @@ def _answer(graph: Graph, number: int, device: Device) -> tuple[str, bool]:
     node = graph.nodes[number]
     what = node.op, node.attributes, [graph.type_of(value) for value in node.operands], node.type
     return device.supports_op(*what), device.offload_op(*what)
+
+
+def timed(problem: Problem, kinds: Kinds, devices: Sequence[Device], times: TenantTimes) -> Problem:
+    """With what was measured, if it was: so that times decide, and not memory alone."""
+    links = times.host.links([one.site_name for one in devices])
+    if not links:
+        return problem
+    keys = [kind_key(problem.graph, number) for number in kinds.examples]
+    asked = [
+        replace(found, rates=times.host.rates(one.name), times=times.times(one.name, keys))
+        for found, one in zip(problem.devices, devices, strict=True)
+    ]
+    origins = {
+        place: times.host.link("", one.site_name) for place, one in enumerate(devices) if one.site_name
+    }
+    return replace(problem, devices=asked, links=links, origins=origins, kinds=kinds.of)
 
 
 def with_host(devices: Sequence[Device], everyone: Sequence[Device]) -> tuple[Device, ...]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, TypeVar
 
 from heliograph_backends.contract import (
     Arena,
@@ -37,6 +37,7 @@ from heliograph_proto.rows import RowSplit
 from heliograph_server.core.assembling import Asked, Assembler
 from heliograph_server.core.checks import check_made, check_pipeline
 from heliograph_server.core.contents import Contents
+from heliograph_server.core.direct import Homes
 from heliograph_server.core.divided import explaining
 from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import typed, zeroed
@@ -50,10 +51,12 @@ from heliograph_server.core.handles import (
 from heliograph_server.core.known_graphs import KnownGraph, KnownGraphs, ReceivedGraph
 from heliograph_server.core.known_plans import KnownPlan, KnownPlans, Ports, key_of
 from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.measurements import Recorder, TenantTimes
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.ordered import ordered
 from heliograph_server.core.portioning import check_alone, check_portion
 from heliograph_server.core.protocol import SessionCore
+from heliograph_server.core.recording import recorder_of
 from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
 from heliograph_server.core.scheduling.rows import divide
@@ -62,6 +65,8 @@ from heliograph_server.core.sizing import Sizer
 from heliograph_server.core.tapping import check_taps
 from heliograph_server.core.targets import Target, Targets, Wish
 from heliograph_server.core.turns import Turns
+
+T = TypeVar("T")
 
 #: Of a plan that takes memory of its own.
 NO_RESERVATION = Reservation({})
@@ -113,6 +118,7 @@ class Compiler:
         everyone: Callable[[], Sequence[Device]],
         plans: KnownPlans,
         room: Room,
+        times: TenantTimes,
         exchange: LiveExchange | None = None,
     ) -> None:
         self._core = core
@@ -124,8 +130,10 @@ class Compiler:
         self._occupancies = occupancies
         self._plans = plans
         self._room = room
+        self._everyone = everyone
+        self._times = times
         self._assembler = Assembler(occupancies, exchange)
-        self._targets = Targets(device, everyone, contents, room)
+        self._targets = Targets(device, everyone, contents, room, times)
         self._known = KnownGraphs(limits)
         #: Held while compiling; whoever frees contents and variables takes it first.
         self.busy = threading.Lock()
@@ -137,12 +145,31 @@ class Compiler:
         client = self._known.validated(request.graph, request.bindings.keys())
         check_request(client.graph, request)
         with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
-            key = key_of(request, client, compilation.bound, compilation.reservation)
+            self._plans.learn()
+            stamp = self._targets.stamp(request.devices)
+            key = key_of(request, client, compilation.bound, compilation.reservation, stamp)
             plan = self._plans.take(key)
             if plan is None:
                 plan = self._room.for_work(lambda: self._make(client, key, compilation))
                 self._plans.add(plan)
             return self._commit(compilation, plan, started)
+
+    def place(self, request: CompileRequest, missing: Collection[bytes], use: Callable[[Homes], T]) -> T:
+        """What `use` makes of where missing contents will lie, while nothing else is compiled. A weight whose
+        parts lie apart goes to where the first one does. Raises what PlaceContents is refused with."""
+        client = self._known.validated(request.graph, request.bindings.keys())
+        # A plan that is updated goes on until it is.
+        request = replace(request, updates=0)
+        with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
+            known, bound = self._divided(client, request), compilation.bound
+            with explaining(known.divided):
+                sizes = compilation.memory.sizes
+                target = self._room.for_work(lambda: self._target(known, request, bound, sizes))
+            homes = [*self._homes(known.graph, target, compilation), *_first_parts(known, target)]
+            wanted = frozenset(missing)
+            return use(
+                {leaf.digest: (home, leaf.type.nbytes) for leaf, home in homes if leaf.digest in wanted}
+            )
 
     def _make(self, client: KnownGraph, key: Hashable, compilation: _Compilation) -> KnownPlan:
         """A plan that nobody compiled before."""
@@ -225,13 +252,21 @@ class Compiler:
             device = target.main
             arena = compilation.memory.share(device.name).arena
             old = compilation.idle_plan(device, self._plans) if arena is None else None
-            loaded = _compile(device, known, bindings, options, arena, old)
+            times = self._recorder(known, target), target.predicted_s * 1e6
+            loaded = _compile(device, known, bindings, options, arena, old, times)
             if old is not None:
                 self._plans.hand_over(old)
             return loaded
-        request, share = compilation.request, compilation.memory.share
-        asked = Asked(options, request.pipeline, request.portion, share)
+        request, share, recorder = (
+            compilation.request,
+            compilation.memory.share,
+            self._recorder(known, target),
+        )
+        asked = Asked(options, request.pipeline, request.portion, share, recorder)
         return self._assembler.assemble(known, target, bindings, asked)
+
+    def _recorder(self, known: KnownGraph, target: Target) -> Recorder | None:
+        return recorder_of(self._times, self._everyone(), known.graph, target)
 
     # What its leaves are
 
@@ -463,6 +498,7 @@ def _compile(
     options: CompileOptions,
     arena: Arena | None,
     old: LoadedPlan | None,
+    times: tuple[Recorder | None, float],
 ) -> LoadedPlan:
     try:
         wanted, order = ordered(device, known.graph)
@@ -472,11 +508,19 @@ def _compile(
             plan = device.compile_in(arena, wanted, bindings, options)
         else:
             plan = device.compile(wanted, bindings, options)
-        return LoadedPlan((plan,), device, order, known.divided)
+        return LoadedPlan((plan,), device, order, known.divided, *times)
     except HeliographError:
         raise
     except Exception as error:
         raise typed(error, "compiling") from error
+
+
+def _first_parts(known: KnownGraph, target: Target) -> list[tuple[Leaf, BufferType]]:
+    """Weights whose parts lie apart, and where the first part of each does."""
+    if known.divided is None:
+        return []
+    leaves, values_of = known.divided.client.leaves, known.divided.values_of
+    return [(leaves[leaf], target.home(values[0])) for leaf, values in values_of.items() if len(values) > 1]
 
 
 def _unbound_weights(graph: Graph, bound: BoundLeaves) -> list[Leaf]:

@@ -1,9 +1,9 @@
 """The contents of a session: what it holds of its tenant's, and where others may come from.
 
-A content is uploaded before anybody knows which device will need it: it goes to the first with room for it,
-and moves when a plan is compiled for another. What plans use stays where they use it. What lay on a device
-that is lost is missing, and so asked for again. What lies in a file here is read when a plan needs it,
-straight to where that needs it.
+A content is uploaded before anybody knows which device will need it, unless the client asked where it will
+lie: it goes to the first with room for it, and moves when a plan is compiled for another. What plans use
+stays where they use it. What lay on a device that is lost is missing, and so asked for again. What lies in a
+file here is read when a plan needs it, straight to where that is.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from heliograph_proto.description import ModelInfo
 from heliograph_proto.digests import DIGEST_BYTES, hasher
 from heliograph_proto.errors import (
     ContentMismatchError,
+    DeviceLostError,
     HeliographError,
     InvalidModelError,
     OutOfMemoryError,
@@ -64,6 +65,8 @@ class Contents:
         self._held: set[bytes] = set()
         #: Those that a plan was compiled for.
         self._used: set[bytes] = set()
+        #: Where those are to lie that were missing last.
+        self._homes: Mapping[bytes, BufferType] = {}
         #: Plans by the part of a weight that they use, and its memory.
         self._parts: Counter[Copy] = Counter()
         self._closed: HeliographError | None = None
@@ -86,13 +89,17 @@ class Contents:
 
     # What comes
 
+    def expect(self, homes: Mapping[bytes, BufferType]) -> None:
+        """Contents that are missing, by digest, and where each will be needed: their uploads go there."""
+        self._homes = dict(homes)
+
     def begin(self, digest: bytes, size_bytes: int, offset_bytes: int) -> Beginning:
         """Where an upload goes: new memory, or at a later byte what an earlier upload left.
 
         Raises OutOfMemoryError, and ContentMismatchError when there is no such beginning.
         """
         if not offset_bytes:
-            buffer = self._holdings.room_for(size_bytes, self._living())
+            buffer = self._memory(size_bytes, self._homes.get(digest))
             return Beginning(buffer, hasher(), 0, size_bytes)
         found = self._store.take_beginning(self._key(digest))
         if found is not None and (found.received_bytes, found.size_bytes) == (offset_bytes, size_bytes):
@@ -214,10 +221,10 @@ class Contents:
             source.close()
 
     def _memory(self, size_bytes: int, memory: BufferType | None) -> Buffer:
-        if memory is not None:
+        if memory is not None and memory.device.lost is None:
             try:
                 return self._room.for_work(partial(memory.allocate, size_bytes, Usage.WEIGHTS))
-            except OutOfMemoryError:
+            except (OutOfMemoryError, DeviceLostError):
                 pass  # a plan may still put it together elsewhere
         return self._holdings.room_for(size_bytes, self._living())
 
@@ -271,7 +278,9 @@ class Contents:
             self._used |= digests
             self._parts.update(parts_of(found))
         self._holdings.use(found, self)
-        for digest in digests if self._keeper is not None and self._is_known else ():
+        # What lies with another daemon does not come here only to be written to this one's disk.
+        here = {digest_of(leaf.digest) for leaf, memory in found if memory.device.intake is None}
+        for digest in here if self._keeper is not None and self._is_known else ():
             assert self._keeper is not None
             if self._store.models is None or not self._store.models.holds(digest):
                 self._keeper.keep(self._holdings, self._key(digest))

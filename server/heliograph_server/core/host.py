@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Protocol
 
 from heliograph_backends.contract import Device
-from heliograph_proto import FEATURES, VERSION_MAX, VERSION_MIN, WATCH, __version__
+from heliograph_proto import DIRECT_WEIGHTS, FEATURES, VERSION_MAX, VERSION_MIN, WATCH, __version__
 from heliograph_proto.description import (
     BackendInfo,
     DeviceList,
@@ -33,12 +33,14 @@ from heliograph_proto.errors import (
 from heliograph_proto.limits import Limits
 from heliograph_proto.membership import DeviceChange
 from heliograph_proto.types import TensorType
+from heliograph_server.core.admissions import Admissions
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import typed
 from heliograph_server.core.keeping import Keeper
 from heliograph_server.core.listing import describe, memory_of
+from heliograph_server.core.measurements import Measurements
 from heliograph_server.core.membership import Change, Membership, SessionDevices
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.queries import query_ops, query_placement
@@ -103,6 +105,8 @@ class Host:
         self.limits = limits or Limits()
         #: What is asked of devices without a session, by the bytes of the questions.
         self.questions = Staging(self.limits.in_flight_bytes, "questions")
+        #: Of devices and of the ways between their sites: whoever measures tells it.
+        self.measurements = Measurements()
         #: Another one means that another life of the server answers.
         self.incarnation = secrets.token_bytes(16)
         #: Values that come from other daemons, and go to them.
@@ -112,6 +116,8 @@ class Host:
         self.store = store or ContentStore()
         #: Writes contents to the cache, if there is one.
         self.keeper = Keeper(self.store, self.store.cache) if self.store.cache is not None else None
+        #: Contents that come by tickets.
+        self.admissions = Admissions()
         self._occupancies: dict[str, Occupancy] = {}
         self._deadlines = Deadlines()
         self._room = Room()
@@ -125,7 +131,7 @@ class Host:
         self._draining = False
         self._closed = False
         if pool is not None:
-            pool.start(self.incarnation, self._devices_changed)
+            pool.start(self.incarnation, self._devices_changed, self.measurements)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "draining" if self._draining else "open"
@@ -207,6 +213,12 @@ class Host:
 
     # Sessions
 
+    @property
+    def _features(self) -> tuple[str, ...]:
+        """What it knows. Where contents will lie is worth a question only if some memory is elsewhere."""
+        is_direct = self._pool is not None or any(one.intake is not None for one in self._registry.devices)
+        return tuple(one for one in FEATURES if one != DIRECT_WEIGHTS or is_direct)
+
     def open_session(
         self,
         client: str = "",
@@ -221,7 +233,7 @@ class Host:
         version = _common_version(*versions)
         tenant = tenant_of(secret) if secret else b""
         token = secrets.token_bytes(16)
-        agreed = tuple(one for one in FEATURES if one in features)
+        agreed = tuple(one for one in self._features if one in features)
         own = self._registry.acquire()
         try:
             session = self._add_session(token, client, own, tenant, WATCH in agreed)
@@ -271,6 +283,7 @@ class Host:
                 self._room,
                 lambda _session: self._forget(token, own),
                 Contents(devices.present, self._room, self.store, tenant, self.keeper),
+                self.measurements.of_tenant(tenant),
                 self.exchange,
                 watches=watches,
             )
@@ -359,6 +372,7 @@ class Host:
         if self.keeper is not None:
             self.keeper.close()
         self.store.close()
+        self.admissions.close()
         self._deadlines.close()
         if self._pool is not None:
             self._pool.close()

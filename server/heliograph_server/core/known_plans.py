@@ -85,10 +85,14 @@ class KnownPlan:
 
 
 def key_of(
-    request: CompileRequest, known: KnownGraph, bound: BoundLeaves, reservation: ReservationHandle | None
+    request: CompileRequest,
+    known: KnownGraph,
+    bound: BoundLeaves,
+    reservation: ReservationHandle | None,
+    stamp: Hashable = None,
 ) -> Hashable:
     """What a plan is compiled of: the graph, the tensors that its leaves are, the memory in which it is to
-    lie, and all else that was asked for.
+    lie, all else that was asked for, and what was measured of its devices.
 
     None for a graph that came without its message, and for a portion, whose edges are no other's. Names are
     in it, since errors and ports carry them.
@@ -97,7 +101,7 @@ def key_of(
         return None
     tensors = frozenset((leaf, one.storage, one.layout.offset_bytes) for leaf, one in bound.tensors.items())
     asked = (getattr(request, one.name) for one in fields(request) if one.name not in _HANDLES)
-    return known, tensors, reservation, *map(_hashable, asked)
+    return known, tensors, reservation, stamp, *map(_hashable, asked)
 
 
 def _hashable(value: Any) -> Hashable:
@@ -117,6 +121,13 @@ class KnownPlans:
         self._idle: dict[KnownPlan, Mapping[str, int]] = {}
         self._closed = False
         room.join(self)
+
+    def learn(self) -> None:
+        """Has the times of their last runs recorded where only reports tell them."""
+        with self._lock:
+            plans = list(self._by_plan)
+        for plan in plans:
+            plan.learn()
 
     def __repr__(self) -> str:
         return f"<KnownPlans {len(self._by_plan)}, {len(self._idle)} of them idle>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from heliograph_backends.contract import (
@@ -31,7 +32,9 @@ from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.types import TensorType
 from heliograph_server.core.divided import client_report, explain
 from heliograph_server.core.host_memory import host_memory
+from heliograph_server.core.measurements import Recorder
 from heliograph_server.core.occupancy import SHORT_US
+from heliograph_server.core.predicted import with_prediction
 from heliograph_server.core.scheduling.rows import Divided
 from heliograph_server.core.several import Observe, SeveralPlan
 from heliograph_server.core.tapping import tapped_bytes
@@ -209,6 +212,8 @@ class LoadedPlan:
         device: Device,
         order: Sequence[int] | None = None,
         divided: Divided | None = None,
+        recorder: Recorder | None = None,
+        predicted_us: float = 0.0,
     ) -> None:
         self.copies = tuple(PlanCopy(plan, device) for plan in plans)
         self.device = device
@@ -216,6 +221,13 @@ class LoadedPlan:
         self._order = order
         #: What became of the client's graph where weights lie over devices.
         self._divided = divided
+        #: Takes the times of runs, where they help to place others.
+        self._recorder = recorder
+        self._runs = 0
+        #: Whether it has run since it was asked how long its splits took.
+        self._has_news = False
+        #: How long such a run was expected to take when the plan was made; 0: nobody knew.
+        self.predicted_us = predicted_us
         self._when_freed: list[Callable[[], None]] = []
         #: The copy that ran last.
         self._last = self.copies[0]
@@ -283,7 +295,8 @@ class LoadedPlan:
         """Where its nodes run and why."""
         homes: Sequence[int] = (0,) * len(self.plan.graph.leaves)
         if isinstance(self.plan, SeveralPlan):
-            found, homes = _of_copies(self.plan.report(), len(self.copies)), self.plan.schedule.homes
+            told = with_prediction(self._told(self.plan), self.plan.graph, self.plan.schedule)
+            found, homes = _of_copies(told, len(self.copies)), self.plan.schedule.homes
         else:
             found = self._report_alone()
         return client_report(self._divided, found, homes) if self._divided is not None else found
@@ -296,18 +309,50 @@ class LoadedPlan:
         for node, concurrent in zip(self._order or range(len(nodes)), self.plan.concurrency(), strict=True):
             nodes[node] = replace(nodes[node], concurrent=concurrent)
         plan = self.plan
-        split = SplitReport(0, (), plan.steps, plan.compute_bytes, 0.0, self.took_us, note=plan.note)
+        split = SplitReport(
+            0,
+            (),
+            plan.steps,
+            plan.compute_bytes,
+            compute_us=self.took_us,
+            note=plan.note,
+            predicted_compute_us=self.predicted_us,
+        )
         weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
         results = sum(node.type.nbytes for node in graph.nodes)
         share = DeviceShare(self.device.name, weights, variables, self.plan.compute_bytes, results)
-        return PlanReport(tuple(nodes), (split,), (share,))
+        return PlanReport(tuple(nodes), (split,), (share,), predicted_us=self.predicted_us)
 
     def note(self, turn: int, took_us: float) -> None:
         """A run on a copy, or a step of a loop, took so long. What was slower once is forgotten by half each
         time."""
         self._last, self.took_us = self.copies[turn], took_us
+        if self._recorder is not None:
+            self._record(self._recorder, took_us)
         before = self.expected_us / 2 if math.isfinite(self.expected_us) else 0.0
         self.expected_us = max(took_us, before)
+
+    def _record(self, recorder: Recorder, took_us: float) -> None:
+        """First runs say little, as caches fill and kernels are made."""
+        self._runs += 1
+        if self._runs > len(self.copies):
+            times = self.plan.computed_us if isinstance(self.plan, SeveralPlan) else [took_us]
+            recorder.note_here(times)
+            self._has_news = not times
+
+    def _told(self, plan: SeveralPlan) -> PlanReport:
+        """The report of a copy, of which the times are recorded if nobody did yet."""
+        found = plan.report()
+        if self._recorder is not None and self._has_news:
+            self._has_news = False
+            self._recorder.note([one.compute_us for one in found.splits])
+        return found
+
+    def learn(self) -> None:
+        """Has the times of the last run recorded where only a report tells them. Raises nothing."""
+        if self._has_news and isinstance(self.plan, SeveralPlan):
+            with suppress(HeliographError):
+                self._told(self.plan)
 
     def forget_times(self) -> None:
         """As if it had not run yet, but for how long its next run may take."""
@@ -354,4 +399,4 @@ def _of_copies(report: PlanReport, copies: int) -> PlanReport:
         for one in report.devices
     )
     splits = (replace(one, compute_bytes=one.compute_bytes * copies) for one in report.splits)
-    return PlanReport(report.nodes, tuple(splits), tuple(shares))
+    return replace(report, splits=tuple(splits), devices=tuple(shares))

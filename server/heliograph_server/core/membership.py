@@ -11,6 +11,7 @@ from heliograph_backends.contract import Device
 from heliograph_proto.errors import DeviceLostError, HeliographError
 from heliograph_proto.membership import MemberInfo
 from heliograph_server.core.checks import unknown_device
+from heliograph_server.core.measurements import Measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class Membership(Protocol):
     def daemons(self) -> Sequence[bytes]:
         """The incarnations of all daemons behind these devices, through other heads too."""
 
-    def start(self, incarnation: bytes, changed: Changed) -> None:
-        """Begins to look for members, of a head with this incarnation."""
+    def start(self, incarnation: bytes, changed: Changed, ways: Measurements) -> None:
+        """Begins to look for members, of a head with this incarnation; and measures the ways between them."""
 
     def why_missing(self, device: str) -> HeliographError | None:
         """Why a member that would have a device of this name does not offer it; None if none would."""

@@ -162,7 +162,7 @@ class SessionCore(ObservingCore):
     def add_devices(self, names: Iterable[str]) -> None:
         """From now on commands may name these devices, too."""
         for name in names:
-            self._arrivals.lanes.setdefault(name, None)
+            self._arrivals.add_device(name)
 
     @property
     def is_silent(self) -> bool:
@@ -480,6 +480,9 @@ class SessionCore(ObservingCore):
             if isinstance(entry.task, ABORTABLE) or entry.takes_upload:
                 self._instructions.append(AbortWork(sequence))
         entry.error = entry.error or error.from_command(sequence)
+        if isinstance(entry.task, OfferTask):
+            # It is not done for long yet, perhaps, for what is before it on its stream.
+            self._instructions.append(CloseEdge(sequence, entry.error))
         self._stop_waiting(entry, entry.error)
         self._report(entry, c.Completion(sequence))
 

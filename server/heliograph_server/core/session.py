@@ -9,10 +9,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from heliograph_backends.contract import CompileOptions, Device
+from heliograph_backends.contract import CompileOptions, Device, Tensor
 from heliograph_backends.sealed import SealedMemory
 from heliograph_proto.commands import Command, CompletionBatch
-from heliograph_proto.description import ModelInfo, PlanEstimate, PlanInfo, PlanReport, Traffic
+from heliograph_proto.description import ContentOffer, ModelInfo, PlanEstimate, PlanInfo, PlanReport, Traffic
 from heliograph_proto.errors import (
     CancelledError,
     HandleExistsError,
@@ -23,10 +23,12 @@ from heliograph_proto.errors import (
 from heliograph_proto.inline_runs import InlineResult, InlineRun
 from heliograph_proto.limits import Limits
 from heliograph_proto.membership import DeviceChange
+from heliograph_proto.types import tensor_type
 from heliograph_server.core.bulk import ContentUpload, TransferUpload, Upload
 from heliograph_server.core.compiling import Compiler, CompileRequest
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines
+from heliograph_server.core.direct import DirectContents, Homes
 from heliograph_server.core.downloads import Download
 from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import private_copy
@@ -39,6 +41,7 @@ from heliograph_server.core.handles import (
     TensorHandle,
 )
 from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.measurements import TenantTimes
 from heliograph_server.core.membership import Change, SessionDevices
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.room import Room
@@ -103,6 +106,7 @@ class Session(SessionWork):
         room: Room,
         on_closed: Callable[[Session], None],
         contents: Contents | None,
+        times: TenantTimes,
         exchange: LiveExchange,
         *,
         watches: bool = False,
@@ -116,9 +120,14 @@ class Session(SessionWork):
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
         self.requests = Staging(max(limits.in_flight_bytes, limits.message_bytes), "graphs")
         self._contents = contents or Contents(devices.present, room)
-        memory = self._contents, occupancies, devices.present, self._plans, room, exchange
-        self._compiler = Compiler(self._core, self._lock, limits, self._device, *memory)
+        #: Contents on their way to devices of other daemons.
+        self._direct = DirectContents(self._contents, room, deadlines)
+        known = times, exchange
+        memory = self._contents, occupancies, devices.present, self._plans, room
+        self._compiler = Compiler(self._core, self._lock, limits, self._device, *memory, *known)
         self._open_uploads: set[Upload] = set()
+        #: What else is to end with the session, by whom it is of.
+        self.when_closing: dict[object, Callable[[HeliographError], None]] = {}
         self._closing = False
         self._released = threading.Event()
 
@@ -304,6 +313,27 @@ class Session(SessionWork):
         """Undoes a `reserve` whose client left before it learned of it."""
         self._event(partial(self._core.discard, handle, ReservationHandle))
 
+    def place_contents(self, request: CompileRequest, missing: Collection[bytes]) -> tuple[ContentOffer, ...]:
+        """Where missing contents of a graph will lie, as far as others than this server take them; blocks.
+        Raises what PlaceContents is refused with."""
+
+        def place(homes: Homes) -> tuple[ContentOffer, ...]:
+            self._contents.expect({digest: memory for digest, (memory, _) in homes.items()})
+            return self._direct.place(homes)
+
+        try:
+            return self._compiler.place(request, missing, place)
+        finally:
+            self._event(lambda: None)
+
+    def when_here(self, digests: Collection[bytes]) -> Future[None]:
+        """Done when contents that the client brought to other daemons are known here, or soon after."""
+        return self._direct.when_here(digests)
+
+    def is_relayed(self, digest: bytes) -> bool:
+        """Whether an upload of this content is passed on to another daemon."""
+        return self._direct.is_coming(digest)
+
     def missing_contents(self, digests: Sequence[bytes]) -> tuple[bytes, ...]:
         """Which of the contents the session must be sent."""
         self._check_open()
@@ -311,7 +341,8 @@ class Session(SessionWork):
 
     def received_contents(self, digests: Sequence[bytes]) -> tuple[int, ...]:
         """How many bytes are here of contents that are missing: where their uploads may go on."""
-        return self._contents.received(tuple(digests))
+        found = self._contents.received(tuple(digests))
+        return tuple(self._direct.received(one) or here for one, here in zip(digests, found, strict=True))
 
     def models(self) -> tuple[str, ...]:
         """The files of tensors that the operator allows."""
@@ -337,7 +368,7 @@ class Session(SessionWork):
         if isinstance(target, int):
             upload = self._begin_transfer(target, size_bytes)
         else:
-            upload = ContentUpload(target, size_bytes, self._contents, self._forget_upload, offset_bytes)
+            upload = self._begin_content(target, size_bytes, offset_bytes)
         with self._lock:
             self._open_uploads.add(upload)
             closed = self._core.closed
@@ -345,6 +376,12 @@ class Session(SessionWork):
             upload.abort(closed)
             raise closed
         return upload
+
+    def _begin_content(self, digest: bytes, size_bytes: int, offset_bytes: int) -> Upload:
+        over = self._forget_upload
+        if (passed_on := self._direct.begin(digest, size_bytes, offset_bytes, over)) is not None:
+            return passed_on
+        return ContentUpload(digest, size_bytes, self._contents, over, offset_bytes)
 
     def _begin_transfer(self, transfer: int, size_bytes: int) -> Upload:
         broke = partial(self._upload_broke, transfer)
@@ -392,12 +429,33 @@ class Session(SessionWork):
 
     def _forget_upload(self, upload: Upload) -> None:
         with self._lock:
+            was_open = upload in self._open_uploads
             self._open_uploads.discard(upload)
+        if was_open and upload.is_content:
+            size_bytes = upload.received_bytes - upload.start_bytes
+            self._execution.traffic.content(size_bytes, is_relayed=upload.is_relayed)
 
     def open_download(self, transfer: int) -> Download:
         """The bytes of a transfer, once they are read; the caller closes it. Raises ProtocolError."""
         self._check_open()
         return self._downloads.open(transfer)
+
+    def hold_bytes(self, handle: int, size_bytes: int) -> tuple[Tensor, Callable[[], None]]:
+        """A tensor of so many u8 that somebody else is to fill, and what lets it go. Until then it stays
+        where it is, and no command writes it.
+
+        Raises UnknownHandleError, InvalidArgumentError, or the error of what was to make it.
+        """
+        wanted = {0: (handle, tensor_type("u8", (size_bytes,)))}
+        with self._lock:
+            self._check_open()
+            bound = self._core.bind_leaves(wanted, {0})
+            storage = bound.tensors[0].storage
+            if storage is None or storage.buffer is None:
+                self._core.release_leaves(bound)
+                raise UnknownHandleError(f"tensor {handle} has no memory yet", advice="wait until it is made")
+            placed = bound.tensors[0].placed
+        return placed, lambda: self._event(partial(self._core.release_leaves, bound))
 
     # Shared memory
 
@@ -451,8 +509,12 @@ class Session(SessionWork):
         with self._lock:
             uploads = list(self._open_uploads)
         self._contents.stop(error)
+        # First: what is passed on may wait for another daemon, under its upload's lock.
+        self._direct.close(error)
         for upload in uploads:
             upload.abort(error)
+        for end in list(self.when_closing.values()):
+            end(error)
         try:
             self._release_everything(error)
         finally:
@@ -485,6 +547,11 @@ class Session(SessionWork):
                 self._calls.append(partial(self._on_end, error))
             self._on_end = None
         self._deliver()
+
+    @property
+    def closed(self) -> HeliographError | None:
+        """Why it is closed."""
+        return self._core.closed
 
     def _check_open(self) -> None:
         with self._lock:

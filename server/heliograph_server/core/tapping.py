@@ -55,7 +55,7 @@ def tapped(
     asked = [Candidate(one.device.name, (), readable(memories, one.device), 0) for one in memories]
     if found is not None:
         made = split(Problem(graph, asked, begins=begins), found.homes, found.assignments, taps)
-        return replace(made, ahead_bytes=found.ahead_bytes)
+        return replace(made, ahead_bytes=found.ahead_bytes, costs=found.costs)
     homes = [NOWHERE if leaf.kind is LeafKind.INPUT else 0 for leaf in graph.leaves]
     assignments = [Assignment(0, Cause.FIRST_THAT_CAN)] * len(graph.nodes)
     return split(Problem(graph, asked), homes, assignments, taps)

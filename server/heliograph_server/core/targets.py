@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -12,14 +12,16 @@ from heliograph_proto.errors import UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.portions import Portion
 from heliograph_proto.rows import RowSplit, check_fractions
-from heliograph_server.core.candidates import candidates, usable_bytes, with_host
+from heliograph_server.core.candidates import candidates, kinds_of, timed, usable_bytes, with_host
 from heliograph_server.core.checks import check_living, unknown_device
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.known_graphs import KnownGraph
+from heliograph_server.core.measurements import TenantTimes
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.portioning import portioned
 from heliograph_server.core.room import Room
 from heliograph_server.core.scheduling import Problem, Schedule
+from heliograph_server.core.scheduling.predicting import predict
 from heliograph_server.core.scheduling.rows import check_able
 from heliograph_server.core.spreading import spread
 from heliograph_server.core.tapping import tapped
@@ -33,6 +35,8 @@ class Target:
     #: Where each device has weights, variables, and values between splits.
     memories: tuple[BufferType, ...]
     schedule: Schedule | None = None
+    #: How long a run is expected to take on the one device; 0: nobody knows, or there are several.
+    predicted_s: float = 0.0
 
     @property
     def main(self) -> Device:
@@ -71,11 +75,23 @@ class Targets:
         everyone: Callable[[], Sequence[Device]],
         contents: Contents,
         room: Room,
+        times: TenantTimes,
     ) -> None:
         self._device = device
         self._everyone = everyone
         self._contents = contents
         self._room = room
+        self._times = times
+
+    def stamp(self, names: Sequence[str]) -> Hashable:
+        """Another one means that what was measured of a plan's devices has changed so much that it is placed
+        anew. Raises UnknownDeviceError."""
+        named = [self._device(name) for name in dict.fromkeys(names or ("",))]
+        return self._stamp(with_host(named, self._everyone()))
+
+    def _stamp(self, devices: Sequence[Device]) -> Hashable:
+        sites = [one.site_name for one in devices]
+        return self._times.stamp([one.name for one in devices], sites) if any(sites) else None
 
     def find(
         self,
@@ -110,9 +126,10 @@ class Targets:
                 return Target(tuple(named), memories[:1])
             if len(devices) == 1:
                 raise refusal
-        found = self._schedule(known, wish, memories, lies, reserved)
+        found = self._schedule(known, wish, memories, lies, reserved, len(named))
         if found.only is not None:
-            return Target((devices[found.only],), (memories[found.only],))
+            seconds = predict(known.graph, found, found.costs).seconds if found.costs is not None else 0.0
+            return Target((devices[found.only],), (memories[found.only],), predicted_s=seconds)
         return Target(devices, memories, found)
 
     def check_split(self, split: RowSplit, names: Sequence[str]) -> None:
@@ -131,8 +148,9 @@ class Targets:
         memories: Sequence[BufferType],
         lies: Mapping[int, str],
         reserved: Mapping[str, int],
+        named: int,
     ) -> Schedule:
-        """As it was found before, or else found now and kept."""
+        """As it was found before, or else found now and kept. `named`: how many of the devices were named."""
         devices = [one.device for one in memories]
         places = {device.name: place for place, device in enumerate(devices)}
         wanted = wish.pins if known.divided is None else known.divided.with_pins(wish.pins)
@@ -142,7 +160,7 @@ class Targets:
         placed = _placed(known.graph, lies, places)
         pins = {node: places[name] for node, name in wanted.items()}
         types = tuple(one.name for one in memories)
-        asks = wish.options, wish.pipeline
+        asks = wish.options, wish.pipeline, self._stamp(devices)
         # Not by name: a device that came back is another one.
         key = (*map(weakref.ref, devices),), types, frozenset(placed.items()), frozenset(pins.items()), *asks
         spare = {one.name: self._room.idle_on(one.name) + reserved.get(one.name, 0) for one in devices}
@@ -150,8 +168,10 @@ class Targets:
         found = known.schedule(key, free)
         if found is None:
             own = self._own_bytes(known.graph, devices, placed, spare)
-            asked = candidates(known.graph, devices, own, wish.memory, memories)
-            problem = Problem(known.graph, asked, placed, pins)
+            kinds = kinds_of(known.graph)
+            asked = candidates(known.graph, devices, own, wish.memory, memories, kinds)
+            problem = Problem(known.graph, asked, placed, pins, pipeline=wish.pipeline, chosen=named)
+            problem = timed(problem, kinds, devices, self._times)
             if known.divided is not None:
                 check_able(known.divided, asked, pins)
                 problem = replace(problem, begins=known.divided.begins)

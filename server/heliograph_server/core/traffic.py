@@ -30,6 +30,10 @@ class TrafficCounter:
         """A tensor was read."""
         self._add(Traffic(read_bytes=size_bytes, copied_out_bytes=copied_bytes))
 
+    def content(self, size_bytes: int, *, is_relayed: bool) -> None:
+        """So much of a content came, and was perhaps passed on."""
+        self._add(Traffic(content_bytes=size_bytes, relayed_bytes=size_bytes if is_relayed else 0))
+
     def _add(self, traffic: Traffic) -> None:
         with self._lock:
             self._sum = self._sum.plus(traffic)

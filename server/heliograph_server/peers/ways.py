@@ -8,7 +8,6 @@ import grpc
 
 from heliograph_proto.addresses import Address, parse_address
 from heliograph_proto.errors import (
-    CancelledError,
     HeliographError,
     InternalError,
     InvalidArgumentError,
@@ -76,7 +75,8 @@ def error_of(broken: Any, source: Source) -> HeliographError:
     details = " ".join((broken.details() or broken.code().name).split())
     match broken.code():
         case grpc.StatusCode.CANCELLED:
-            return CancelledError(f"the call to {source.address} was cancelled")
+            # Not by us, who would not ask why.
+            return lost(source, "it ended the call")
         case grpc.StatusCode.UNIMPLEMENTED:
             return ProtocolError(f"{source.address} exchanges no values", advice="upgrade that daemon")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:

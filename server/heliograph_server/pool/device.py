@@ -28,6 +28,7 @@ from heliograph_server.pool.memory import RemoteBuffer, RemoteBufferType
 from heliograph_server.pool.plan import RemotePlan
 
 if TYPE_CHECKING:
+    from heliograph_server.pool.intake import RemoteIntake
     from heliograph_server.pool.member import Member
     from heliograph_server.pool.site import RemoteSite
 
@@ -78,6 +79,10 @@ class RemoteDevice(Device):
         return self.member.session
 
     @property
+    def intake(self) -> RemoteIntake | None:
+        return self.member.intake
+
+    @property
     def lost(self) -> MemberLostError | None:
         return self._lost or self.member.lost
 
@@ -90,6 +95,10 @@ class RemoteDevice(Device):
             # What was freed here may not have been freed there yet.
             self.session._arrive(ANSWER_SECONDS)
             return check_memory(self.name, self.there.memory(timeout=ANSWER_SECONDS))
+
+    @property
+    def site_name(self) -> str:
+        return self.name.rpartition("/")[0]
 
     @property
     def buffer_type(self) -> RemoteBufferType:

@@ -26,19 +26,20 @@ def hand(source: hg.Tensor, giver: RemoteDevice, destination: hg.Tensor, taker: 
 
     Raises MemberLostError for either, and the error of what was to compute the tensor.
     """
-    if giver.site.why_not or taker.site.why_not or not taker.site.can_reach(giver.site):
+    whence, there = giver.member.site, taker.member.site
+    if whence.why_not or there.why_not or not there.can_reach(whence):
         return False
     devices = giver.member_name, taker.member_name
     try:
-        hand_over(source, destination, giver.site.address, devices)
+        hand_over(source, destination, whence.address, devices)
     except HeliographError as error:
         for device in (giver, taker):
             if device.member.session.closed:
                 raise device.member.ours(error) from None
         if isinstance(error, MemberLostError | UnavailableError | PermissionDeniedError):
             # Both are there, as far as this host sees.
-            logger.warning("%s fetches nothing from %s: %s", taker.site.name, giver.site.name, error.message)
-            taker.site.cannot_reach(giver.site)
+            logger.warning("%s fetches nothing from %s: %s", there.name, whence.name, error.message)
+            there.cannot_reach(whence)
             return False
         raise error.at(replace(error.origin, sequence=0)) from None
     return True

@@ -14,10 +14,12 @@ from dataclasses import replace
 from enum import Enum
 
 import heliograph as hg
+from heliograph_proto import TICKETS
 from heliograph_proto.addresses import parse_address
 from heliograph_proto.errors import HeliographError, MemberLostError, UnavailableError
 from heliograph_proto.membership import DeviceChange
 from heliograph_server.pool.device import RemoteDevice
+from heliograph_server.pool.intake import RemoteIntake
 from heliograph_server.pool.site import RemoteSite
 from heliograph_server.pool.sources import member_name
 
@@ -46,6 +48,8 @@ class Member:
         self._error: MemberLostError | None = None
         self._closed = False
         self._watchers: list[Callable[[Member], None]] = []
+        #: How contents come to it past this process; None where the daemon is too old for that.
+        self.intake = RemoteIntake(self) if TICKETS in session.info.features else None
         #: In the order in which the daemon lists them.
         self.devices: tuple[RemoteDevice, ...] = ()
         self._open: set[RemoteDevice] = set()

@@ -103,6 +103,11 @@ class RemoteBuffer(Buffer):
         """Where it lies."""
         return self.buffer_type.device
 
+    @property
+    def whole(self) -> hg.Tensor:
+        """All of its bytes, as the member knows them."""
+        return self._bytes
+
     def settle(self) -> None:
         """Waits until the member has done all that was sent for these bytes. Raises what went wrong."""
         self._read(0, memoryview(bytearray(min(1, self.size_bytes))))

@@ -27,6 +27,7 @@ from heliograph_server.pool.device import RemoteDevice
 from heliograph_server.pool.joining import check_daemons, check_devices, check_lives, pause_seconds
 from heliograph_server.pool.member import Member
 from heliograph_server.pool.sources import Listed, MembershipSource, first_twice
+from heliograph_server.pool.surveying import Surveyor, Ways
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ class Pool:
         self._connect = connect
         self._incarnation = b""
         self._changed: Changed = lambda change: None
+        self._ways: Ways | None = None
+        self._surveyor: Surveyor | None = None
         self._lock = threading.Condition()
         #: In the order of the list, then those that are in it no more, as long as they answer.
         self._slots: list[_Slot] = []
@@ -88,6 +91,10 @@ class Pool:
         with self._lock:
             return tuple(dict.fromkeys(one for slot in self._slots for one in slot.daemons))
 
+    def _ready(self) -> list[Member]:
+        with self._lock:
+            return [slot.member for slot in self._slots if slot.member is not None]
+
     def why_missing(self, device: str) -> HeliographError | None:
         """Why a member that would have a device of this name does not offer it; None if none would."""
         with self._lock:
@@ -103,10 +110,11 @@ class Pool:
 
     # Its life
 
-    def start(self, incarnation: bytes, changed: Changed) -> None:
+    def start(self, incarnation: bytes, changed: Changed, ways: Ways | None = None) -> None:
         """Begins to look for members, of a head with this incarnation. `changed` comes from any thread, of
-        one member one at a time."""
-        self._incarnation, self._changed = incarnation, changed
+        one member one at a time. `ways`: who wants to know the ways between them."""
+        self._incarnation, self._changed, self._ways = incarnation, changed, ways
+        self._surveyor = Surveyor(self._ready, ways) if ways is not None else None
         self._source.start(self._listed, self._source_failed)
 
     def close(self) -> None:
@@ -115,6 +123,8 @@ class Pool:
             self._closed = True
             slots = list(self._slots)
         self._source.close()
+        if self._surveyor is not None:
+            self._surveyor.close()
         for slot in slots:
             slot.leave()
         for slot in slots:
@@ -176,6 +186,8 @@ class Pool:
             slot.member = member
             self._lock.notify_all()
         self._changed(Change(member.name, appeared=member.devices))
+        if self._surveyor is not None:
+            self._surveyor.look()
 
     def lose(self, slot: _Slot, member: Member, cause: HeliographError) -> None:
         """A member is no longer there."""
@@ -185,6 +197,8 @@ class Pool:
             self._lock.notify_all()
         if not closed:
             self._source.refresh()
+        if self._ways is not None:
+            self._ways.forget_site(member.name)
         self._changed(Change(member.name, lost=member.devices, why=cause.message))
 
     def change(self, slot: _Slot, member: Member, told: DeviceChange) -> None:

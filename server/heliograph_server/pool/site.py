@@ -74,21 +74,34 @@ class RemoteSite(Site):
 
     def can_reach(self, other: Site) -> bool:
         if other.incarnation not in self._reaches:
-            self._reaches[other.incarnation] = self._finds(other)
-        return self._reaches[other.incarnation]
+            self.look_for(other)
+        # What nobody could ask is found out by trying.
+        return self._reaches.get(other.incarnation, True)
 
-    def _finds(self, other: Site) -> bool:
-        """Whether the member says so, which is asked once."""
+    def look_for(self, other: Site, bandwidth_bytes: int = 0) -> tuple[float, float] | None:
+        """Has the member look for another one, and carry so many bytes each way: the seconds of a round trip,
+        and bytes a second (0: not measured). None where it found no way, or could not be asked."""
+        if self.why_not:
+            return None
         try:
-            found = probe(self.member.session, other.address, seconds=PROBE_SECONDS)
+            found = probe(self.member.session, other.address, bandwidth_bytes, PROBE_SECONDS)
         except HeliographError as error:
             logger.debug("%s measures no way to %s: %s", self.name, other.name, error)
-            return True
-        if found.error is None and found.incarnation == other.incarnation:
-            return True
-        why = found.error.message if found.error is not None else "another daemon answers there"
-        logger.warning("%s cannot reach %s: values between them are relayed: %s", self.name, other.name, why)
-        return False
+            return None
+        reaches = found.error is None and found.incarnation == other.incarnation
+        if not reaches and not _answers(other):
+            return None
+        with self._lock:
+            is_news = self._reaches.get(other.incarnation) is not False
+            self._reaches[other.incarnation] = reaches
+        if reaches:
+            return found.round_trip_seconds, found.bytes_per_second
+        if is_news:
+            why = found.error.message if found.error is not None else "another daemon answers there"
+            logger.warning(
+                "%s cannot reach %s: values between them are relayed: %s", self.name, other.name, why
+            )
+        return None
 
     def cannot_reach(self, other: Site) -> None:
         with self._lock:
@@ -113,6 +126,16 @@ class RemoteSite(Site):
                 sharing=Sharing(work.portion, pins, work.pipeline),
             )
         return RemoteSitePlan(self, found[next(iter(devices))], work, plan)
+
+
+def _answers(site: Site) -> bool:
+    """Whether a member that another one does not find is there all the same."""
+    assert isinstance(site, RemoteSite), "a host of another kind"
+    try:
+        site.member.session.synchronize(timeout=PROBE_SECONDS)
+    except HeliographError:
+        return False
+    return True
 
 
 def _tensor_there(tensor: Tensor) -> hg.Tensor:

@@ -15,22 +15,24 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from heliograph_proto.bulk import UploadPiece, decode_upload
 from heliograph_proto.errors import CancelledError, LimitExceededError, ProtocolError
-from heliograph_proto.limits import Limits
 from heliograph_proto.v1 import bulk_pb2
 from heliograph_server.core import runtime
 from heliograph_server.core.runtime import Session
-from heliograph_server.core.staged import HEADER_BYTES
+from heliograph_server.services.receiving import abort, decoded, receive
 from heliograph_server.services.refusals import HostSlot, refusals, register
+from heliograph_server.services.tickets import TicketCalls
 
 
 class BulkService:
-    """Uploads, downloads, contents. Hashing is done on the threads of `hashers`."""
+    """Uploads, downloads, contents. Hashing is done on the threads of `hashers`; what is passed on to other
+    daemons, and may wait for these, on those of `relays`."""
 
-    def __init__(self, slot: HostSlot, hashers: Executor) -> None:
+    def __init__(self, slot: HostSlot, hashers: Executor, relays: Executor) -> None:
         self._slot = slot
         self._hashers = hashers
+        self._relays = relays
+        self._tickets = TicketCalls(slot, hashers)
 
     def add_to(self, server: aio.Server) -> None:
         """Has a server call it."""
@@ -48,6 +50,14 @@ class BulkService:
                 bulk_pb2.UploadSharedRequest.FromString,
                 bulk_pb2.UploadSharedResponse.SerializeToString,
             ),
+            Admit=grpc.unary_stream_rpc_method_handler(
+                self._tickets.Admit,
+                bulk_pb2.AdmitRequest.FromString,
+                bulk_pb2.AdmitResponse.SerializeToString,
+            ),
+            UploadAdmitted=grpc.stream_stream_rpc_method_handler(
+                self._tickets.UploadAdmitted, None, bulk_pb2.UploadAdmittedResponse.SerializeToString
+            ),
             FindMissingContents=grpc.unary_unary_rpc_method_handler(
                 self.FindMissingContents,
                 bulk_pb2.FindMissingContentsRequest.FromString,
@@ -61,17 +71,21 @@ class BulkService:
         requests: AsyncIterator[bytes],
         context: aio.ServicerContext[Any, Any],
     ) -> bulk_pb2.UploadResponse:
-        first = _decoded(await anext(requests, None))
+        first = decoded(await anext(requests, None))
         if first is None or first.target is None:
             raise ProtocolError("the first message of an upload must have its target")
         target = bulk_pb2.UploadTarget.FromString(first.target)
         session = self._slot.host.session(target.session)
         upload = await self._begin(session, target, first.offset_bytes)
+        workers = self._relays if upload.is_relayed else self._hashers
         try:
-            await self._receive(session, upload, first, requests, isinstance(_target(target), bytes))
-            return bulk_pb2.UploadResponse(received_bytes=upload.finish())
+            await receive(session.limits, upload, first, requests, workers if upload.is_content else None)
+            if not upload.is_relayed:
+                return bulk_pb2.UploadResponse(received_bytes=upload.finish())
+            received = await asyncio.get_running_loop().run_in_executor(workers, upload.finish)
+            return bulk_pb2.UploadResponse(received_bytes=received)
         except BaseException:
-            await self._abort(upload)
+            await abort(workers, upload)
             raise
 
     async def _begin(
@@ -82,49 +96,13 @@ class BulkService:
         found = _target(target)
         if isinstance(found, int):
             return session.begin_upload(found, target.size_bytes)
-        beginning = self._hashers.submit(session.begin_upload, found, target.size_bytes, offset_bytes)
+        workers = self._relays if session.is_relayed(found) else self._hashers
+        beginning = workers.submit(session.begin_upload, found, target.size_bytes, offset_bytes)
         try:
             return await asyncio.wrap_future(beginning)
         except asyncio.CancelledError:
             beginning.add_done_callback(_abandon)
             raise
-
-    async def _receive(
-        self,
-        session: Session,
-        upload: runtime.Upload,
-        first: UploadPiece,
-        requests: AsyncIterator[bytes],
-        hashed: bool,
-    ) -> None:
-        """Writes all pieces. A piece that is hashed takes a while: the next one is read meanwhile."""
-        writing: asyncio.Future[None] | None = None
-        piece: UploadPiece | None = first
-        while piece is not None:
-            _check_size(session.limits, piece)
-            if piece is not first and piece.target is not None:
-                raise ProtocolError("only the first message of an upload has a target")
-            if writing is not None:
-                await writing
-            writing = self._write(upload, piece) if hashed else None
-            if not hashed:
-                upload.write(piece.offset_bytes, piece.data)
-            piece = _decoded(await anext(requests, None))
-        if writing is not None:
-            await writing
-
-    def _write(self, upload: runtime.Upload, piece: UploadPiece) -> asyncio.Future[None]:
-        loop = asyncio.get_running_loop()
-        writing = loop.run_in_executor(self._hashers, upload.write, piece.offset_bytes, piece.data)
-        # If the call breaks off before it is awaited, nobody else looks at its error.
-        writing.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return writing
-
-    async def _abort(self, upload: runtime.Upload) -> None:
-        """Ends an upload before its time, in any case. A piece that is being hashed has the upload's lock,
-        for which the event loop must not wait."""
-        aborting = self._hashers.submit(upload.abort, CancelledError("the upload broke off before its end"))
-        await asyncio.shield(asyncio.wrap_future(aborting))
 
     @refusals
     async def UploadShared(
@@ -137,18 +115,19 @@ class BulkService:
             raise ProtocolError("the first message of an upload from shared memory must name a content")
         session = self._slot.host.session(first.target.session)
         upload = await self._begin(session, first.target, first.offset_bytes)
+        workers = self._relays if upload.is_relayed else self._hashers
         try:
             request: bulk_pb2.UploadSharedRequest | None = first
             while request is not None:
                 received = await asyncio.get_running_loop().run_in_executor(
-                    self._hashers, _take_shared, session, upload, request
+                    workers, _take_shared, session, upload, request
                 )
                 await context.write(bulk_pb2.UploadSharedResponse(received_bytes=received))
                 request = await anext(requests, None)
             # What it says of the digest, the client is told before the call ends.
-            await asyncio.get_running_loop().run_in_executor(self._hashers, upload.finish)
+            await asyncio.get_running_loop().run_in_executor(workers, upload.finish)
         except BaseException:
-            await self._abort(upload)
+            await abort(workers, upload)
             raise
 
     @refusals
@@ -171,12 +150,15 @@ class BulkService:
         context: aio.ServicerContext[Any, Any],
     ) -> bulk_pb2.FindMissingContentsResponse:
         session = self._slot.host.session(request.session)
-        if len(request.digests) > (limit := session.limits.graph_nodes):
+        if (count := len(request.digests) + len(request.sent_digests)) > (
+            limit := session.limits.graph_nodes
+        ):
             raise LimitExceededError(
-                f"{len(request.digests):,} digests at once; this server takes {limit:,}",
+                f"{count:,} digests at once; this server takes {limit:,}",
                 advice="ask in parts",
             )
         loop = asyncio.get_running_loop()
+        await asyncio.wrap_future(session.when_here(request.sent_digests))
         missing = await loop.run_in_executor(self._hashers, session.missing_contents, request.digests)
         received = session.received_contents(missing)
         return bulk_pb2.FindMissingContentsResponse(
@@ -203,17 +185,3 @@ def _abandon(beginning: Future[runtime.Upload]) -> None:
     """The client left while its upload began."""
     if not beginning.cancelled() and beginning.exception() is None:
         beginning.result().abort(CancelledError("the upload broke off before its end"))
-
-
-def _decoded(message: bytes | None) -> UploadPiece | None:
-    return None if message is None else decode_upload(message)
-
-
-def _check_size(limits: Limits, piece: UploadPiece) -> None:
-    """Raises LimitExceededError. What is beside the piece is bounded too: it lives as long as the piece."""
-    if piece.data.nbytes > limits.chunk_bytes or piece.message_bytes > limits.chunk_bytes + HEADER_BYTES:
-        raise LimitExceededError(
-            f"a piece of {piece.data.nbytes:,} bytes, in a message of {piece.message_bytes:,}; "
-            f"this server takes {limits.chunk_bytes:,}",
-            advice="send smaller pieces: Limits.chunk_bytes",
-        )

@@ -6,7 +6,7 @@ thirty in Python, and a loop over ten million of them keeps everybody else waiti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from heliograph_proto.errors import InvalidArgumentError, LimitExceededError
 from heliograph_proto.graph import check_size
@@ -70,6 +70,11 @@ def check_placement(request: device_pb2.QueryPlacementRequest, limits: Limits) -
 def check_bindings(request: plan_pb2.CompileRequest, limits: Limits) -> None:
     """Raises LimitExceededError."""
     _check(len(request.bindings), limits.graph_nodes, "bindings")
+
+
+def check_digests(digests: Sequence[bytes], limits: Limits) -> None:
+    """Raises LimitExceededError."""
+    _check(len(digests), limits.graph_nodes, "digests")
 
 
 def check_compile(request: plan_pb2.CompileRequest, limits: Limits) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +13,7 @@ from grpc import aio
 
 from heliograph_backends.contract import CompileOptions
 from heliograph_proto import messages
-from heliograph_proto.description import PlanEstimate, PlanInfo
+from heliograph_proto.description import ContentOffer, PlanEstimate, PlanInfo
 from heliograph_proto.errors import InvalidArgumentError, InvalidGraphError
 from heliograph_proto.graph import Graph
 from heliograph_proto.rows import RowSplit
@@ -24,6 +24,7 @@ from heliograph_server.core.runtime import CompileRequest, EstimateRequest, Rese
 from heliograph_server.services.extent import (
     check_bindings,
     check_compile,
+    check_digests,
     check_estimate,
     check_graph,
     check_reserve,
@@ -54,6 +55,21 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             await asyncio.wrap_future(session.when_written([one.tensor for one in request.bindings]))
             async with self._one_at_a_time(session):
                 return messages.encode_plan(await self._compile(session, request, graph))
+
+    @refusals
+    async def PlaceContents(
+        self,
+        request: plan_pb2.PlaceContentsRequest,
+        context: aio.ServicerContext[plan_pb2.PlaceContentsRequest, plan_pb2.PlaceContentsResponse],
+    ) -> plan_pb2.PlaceContentsResponse:
+        session = self._slot.host.session(request.compile.session)
+        check_bindings(request.compile, session.limits)
+        check_digests(request.missing_digests, session.limits)
+        graph, size_bytes = received(session, request.compile)
+        with _counted(session, size_bytes):
+            async with self._one_at_a_time(session):
+                placing = self._compilers.submit(_place, session, request, graph)
+                return messages.encode_offers(await asyncio.wrap_future(placing))
 
     async def _compile(
         self, session: Session, request: plan_pb2.CompileRequest, graph: ReceivedGraph
@@ -123,25 +139,34 @@ def _explain(session: Session, plan: int) -> plan_pb2.ExplainResponse:
 
 def compile_request(session: Session, request: plan_pb2.CompileRequest, graph: ReceivedGraph) -> PlanInfo:
     """What is done of a Compile on a thread. Raises what it is refused with."""
+    return session.compile(_decoded(session, request, graph))
+
+
+def _place(
+    session: Session, request: plan_pb2.PlaceContentsRequest, graph: ReceivedGraph
+) -> Sequence[ContentOffer]:
+    wanted = _decoded(session, request.compile, graph)
+    return session.place_contents(wanted, request.missing_digests)
+
+
+def _decoded(session: Session, request: plan_pb2.CompileRequest, graph: ReceivedGraph) -> CompileRequest:
     check_compile(request, session.limits)
-    return session.compile(
-        CompileRequest(
-            plan=request.plan,
-            graph=graph,
-            devices=tuple(request.devices),
-            options=CompileOptions(request.fusion != plan_pb2.FUSION_OFF, request.threads),
-            bindings=_bindings(request),
-            updates=request.updates,
-            pins=_pins(request),
-            memory=dict(request.memory_bytes),
-            pipeline=request.pipeline or 1,
-            splits=_splits(request),
-            buffer_types=dict(request.buffer_types),
-            taps=tuple(request.taps),
-            reservation=request.reservation,
-            renews_lost=request.renews_lost,
-            portion=messages.decode_portion(request.portion) if request.HasField("portion") else None,
-        )
+    return CompileRequest(
+        plan=request.plan,
+        graph=graph,
+        devices=tuple(request.devices),
+        options=CompileOptions(request.fusion != plan_pb2.FUSION_OFF, request.threads),
+        bindings=_bindings(request),
+        updates=request.updates,
+        pins=_pins(request),
+        memory=dict(request.memory_bytes),
+        pipeline=request.pipeline or 1,
+        splits=_splits(request),
+        buffer_types=dict(request.buffer_types),
+        taps=tuple(request.taps),
+        reservation=request.reservation,
+        renews_lost=request.renews_lost,
+        portion=messages.decode_portion(request.portion) if request.HasField("portion") else None,
     )
 
 

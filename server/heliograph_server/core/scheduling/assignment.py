@@ -1,7 +1,7 @@
 """Which device runs which node: ggml's passes, each a function over the same table.
 
 1. *pre-assign*: what the user pinned; nodes with a weight or variable, where that lies; with offload, on a
-   device that fetches it.
+   device that fetches it. Where predicted times decide, all others that can run where these want them.
 2. *sweep*: unassigned nodes take the device of their neighbours, first away from the last device (down,
    then up), then whatever there is.
 3. *upgrade and rescue*: a node moves to a device of higher priority that reads the same memory; one that is
@@ -20,11 +20,14 @@ from heliograph_server.core.scheduling.homes import LIGHT_WEIGHTS, VIEWS
 from heliograph_server.core.scheduling.model import Assignment, Problem
 
 
-def assign(problem: Problem, homes: Sequence[int], roots: Sequence[int]) -> tuple[Assignment, ...]:
-    """`roots`: `leaf_roots` of the graph. Raises UnsupportedError, with every device's reason, and
-    InvalidArgumentError for a pin that cannot be kept."""
+def assign(
+    problem: Problem, homes: Sequence[int], roots: Sequence[int], wishes: Sequence[int] = ()
+) -> tuple[Assignment, ...]:
+    """`roots`: `leaf_roots` of the graph; `wishes`: where each node would best run, if that is known. Raises
+    UnsupportedError, with every device's reason, and InvalidArgumentError for a pin that cannot be kept."""
     table = Table(problem, homes, roots)
     pre_assign(table)
+    follow(table, wishes)
     sweep(table)
     upgrade(table)
     complete(table)
@@ -144,6 +147,13 @@ def _in_memory_of(table: Table, number: int, home: int) -> int | None:
     """The device itself if it can run a node, else the first that can and reads its memory."""
     order = (home, *range(len(table.devices)))
     return next((d for d in order if home in table.devices[d].reads and table.can(d, number)), None)
+
+
+def follow(table: Table, wishes: Sequence[int]) -> None:
+    """Has what is free run where predicted times want it."""
+    for number, device in enumerate(wishes):
+        if table.found[number] is None and not table.views[number] and table.can(device, number):
+            table.put(number, device, Cause.PREDICTED)
 
 
 # 2

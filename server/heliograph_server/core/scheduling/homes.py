@@ -30,26 +30,29 @@ def leaf_roots(graph: Graph) -> list[int]:
     return roots
 
 
-def place_leaves(problem: Problem, roots: Sequence[int]) -> tuple[int, ...]:
-    """The device of each leaf; `roots`: `leaf_roots` of the graph. Raises OutOfMemoryError, saying by how
-    much."""
+def place_leaves(problem: Problem, roots: Sequence[int], wishes: Sequence[int] = ()) -> tuple[int, ...]:
+    """The device of each leaf; `roots`: `leaf_roots` of the graph; `wishes`: where each node would best run,
+    and so what it needs would best lie. Raises OutOfMemoryError, saying by how much."""
     graph = problem.graph
     homes = [NOWHERE] * len(graph.leaves)
     room = _Room(problem)
     for value, device in problem.placed.items():
         homes[value] = device
         room.note(device, graph.type_of(value).nbytes)
-    for value, uses in _uses(graph, roots).items():
+    for value, uses in uses_of(graph, roots).items():
         if homes[value] == NOWHERE:
-            wish = _pin_of(problem, uses)
+            pin = pin_of(problem, uses)
             size_bytes = graph.type_of(value).nbytes
-            homes[value] = room.take(size_bytes, _able(problem, uses)) if wish is None else wish
-            if wish is not None:
-                room.use(wish, size_bytes)
+            if pin is None:
+                wish = wishes[deciding(graph, uses)[0]] if wishes and uses else None
+                homes[value] = room.take(size_bytes, _able(problem, uses), wish)
+            else:
+                homes[value] = pin
+                room.use(pin, size_bytes)
     return tuple(homes)
 
 
-def _uses(graph: Graph, roots: Sequence[int]) -> dict[int, list[int]]:
+def uses_of(graph: Graph, roots: Sequence[int]) -> dict[int, list[int]]:
     """For each weight and variable the nodes that read it, also through views; in the order of the first."""
     lasting = [leaf.kind is not LeafKind.INPUT for leaf in graph.leaves]
     found: dict[int, list[int]] = {}
@@ -64,7 +67,7 @@ def _uses(graph: Graph, roots: Sequence[int]) -> dict[int, list[int]]:
     return found
 
 
-def _pin_of(problem: Problem, uses: Sequence[int]) -> int | None:
+def pin_of(problem: Problem, uses: Sequence[int]) -> int | None:
     """Where the user wants what uses a leaf: assignments decide, then whatever comes first."""
     if not problem.pins:
         return None
@@ -75,11 +78,20 @@ def _pin_of(problem: Problem, uses: Sequence[int]) -> int | None:
 
 def _able(problem: Problem, uses: Sequence[int]) -> Callable[[int], bool]:
     """Whether a device can run what decides where a leaf lies: its assignments, or its first reader."""
-    nodes = problem.graph.nodes
-    deciding = [number for number in uses if nodes[number].op == "assign"] or [
+    numbers = _deciding(problem.graph, uses)
+    return lambda device: not any(problem.devices[device].refusals[number] for number in numbers)
+
+
+def _deciding(graph: Graph, uses: Sequence[int]) -> Sequence[int]:
+    nodes = graph.nodes
+    return [number for number in uses if nodes[number].op == "assign"] or [
         number for number in uses if nodes[number].op not in VIEWS and nodes[number].op not in LIGHT_WEIGHTS
     ][:1]
-    return lambda device: not any(problem.devices[device].refusals[number] for number in deciding)
+
+
+def deciding(graph: Graph, uses: Sequence[int]) -> Sequence[int]:
+    """The nodes, of those that use a leaf, that decide where it lies: one at least."""
+    return _deciding(graph, uses) or uses[:1]
 
 
 class _Room:
@@ -90,8 +102,12 @@ class _Room:
         self._left = [device.free_bytes for device in problem.devices]
         self._present = 0
 
-    def take(self, size_bytes: int, able: Callable[[int], bool]) -> int:
-        """A device with room, from the present one on; if there is none, any. Raises OutOfMemoryError."""
+    def take(self, size_bytes: int, able: Callable[[int], bool], wish: int | None = None) -> int:
+        """The device that is wished for if it has room, else one that has, from the present one on; if there
+        is none, any. Raises OutOfMemoryError."""
+        if wish is not None and able(wish) and size_bytes <= self._left[wish]:
+            self._left[wish] -= size_bytes
+            return wish
         for device in self._candidates(size_bytes, able):
             self._left[device] -= size_bytes
             return device

@@ -4,9 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from heliograph_proto.description import Cause
 from heliograph_proto.graph import Graph
+
+if TYPE_CHECKING:
+    from heliograph_server.core.scheduling.costs import Costs
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How fast a device computes, by which the time of a node is estimated that was never measured."""
+
+    flops_per_s: float = 5e10
+    #: Of operands read and results written.
+    bytes_per_s: float = 1e10
+    #: What every node takes, however small.
+    node_s: float = 2e-6
+
+    def slowed(self, factor: float) -> Rates:
+        """Those of a device that takes so many times as long."""
+        return Rates(self.flops_per_s / factor, self.bytes_per_s / factor, self.node_s * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The way between the devices of two sites."""
+
+    round_trip_s: float = 1e-3
+    bytes_per_s: float = 1.25e8
+    #: Whether both were measured; else what was not is assumed.
+    is_measured: bool = False
+    #: The names of the two sites, for people.
+    sites: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +57,10 @@ class Candidate:
     helps: bool = False
     #: For each node whether fetching its weights from the host pays; empty: never.
     offloads: Sequence[bool] = ()
+    #: Learned from runs; None: not known, so it counts as the others do.
+    rates: Rates | None = None
+    #: Seconds of a node, by its kind (`Problem.kinds`), where that was measured.
+    times: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +77,19 @@ class Problem:
     offload: bool = True
     #: Nodes with which a split begins, whatever runs before them.
     begins: frozenset[int] = frozenset()
+    #: The ways between devices of different sites, by the places of both. Where there are none, memory alone
+    #: decides; else predicted times do.
+    links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
+    #: The way between where runs come from and each device that is elsewhere, by its place: inputs come that
+    #: way and outputs go.
+    origins: Mapping[int, Link] = field(default_factory=dict)
+    #: The kind of each node: those of one kind take the same time. None: each is its own.
+    kinds: Sequence[int] | None = None
+    #: How many runs may be under way at once.
+    pipeline: int = 1
+    #: How many of the devices, from the first, may be chosen by time; the others run what these cannot. None:
+    #: all.
+    chosen: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +152,8 @@ class Schedule:
     ahead_bytes: int | None = AHEAD_BYTES
     #: Nodes that are observed: each is the last one of its split.
     taps: frozenset[int] = frozenset()
+    #: By which times can be predicted; None where memory alone decided.
+    costs: Costs | None = field(default=None, compare=False)
     #: Nodes whose results other hosts read: each is the last one of its split.
     departures: frozenset[int] = frozenset()
 

@@ -1,0 +1,68 @@
+"""Pieces of uploads as they come from gRPC: decoded, checked, written, and the end of an upload."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor
+
+from heliograph_proto.bulk import UploadPiece, decode_upload
+from heliograph_proto.errors import CancelledError, LimitExceededError, ProtocolError
+from heliograph_proto.limits import Limits
+from heliograph_server.core.runtime import Upload
+from heliograph_server.core.staged import HEADER_BYTES
+
+
+async def receive(
+    limits: Limits,
+    upload: Upload,
+    first: UploadPiece,
+    requests: AsyncIterator[bytes],
+    hashers: Executor | None,
+) -> None:
+    """Writes all pieces, on a thread of `hashers` where writing one takes a while: the next one is read
+    meanwhile. Raises what the upload does, ProtocolError, LimitExceededError."""
+    writing: asyncio.Future[None] | None = None
+    piece: UploadPiece | None = first
+    while piece is not None:
+        _check_size(limits, piece)
+        if piece is not first and piece.target is not None:
+            raise ProtocolError("only the first message of an upload has a target")
+        if writing is not None:
+            await writing
+        writing = _write(hashers, upload, piece) if hashers is not None else None
+        if hashers is None:
+            upload.write(piece.offset_bytes, piece.data)
+        piece = decoded(await anext(requests, None))
+    if writing is not None:
+        await writing
+
+
+def _write(hashers: Executor, upload: Upload, piece: UploadPiece) -> asyncio.Future[None]:
+    loop = asyncio.get_running_loop()
+    writing = loop.run_in_executor(hashers, upload.write, piece.offset_bytes, piece.data)
+    # If the call breaks off before it is awaited, nobody else looks at its error.
+    writing.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return writing
+
+
+async def abort(hashers: Executor, upload: Upload) -> None:
+    """Ends an upload before its time, in any case. A piece that is being hashed has the upload's lock, for
+    which the event loop must not wait."""
+    aborting = hashers.submit(upload.abort, CancelledError("the upload broke off before its end"))
+    await asyncio.shield(asyncio.wrap_future(aborting))
+
+
+def decoded(message: bytes | None) -> UploadPiece | None:
+    """A piece; None at the end. Raises ProtocolError."""
+    return None if message is None else decode_upload(message)
+
+
+def _check_size(limits: Limits, piece: UploadPiece) -> None:
+    """Raises LimitExceededError. What is beside the piece is bounded too: it lives as long as the piece."""
+    if piece.data.nbytes > limits.chunk_bytes or piece.message_bytes > limits.chunk_bytes + HEADER_BYTES:
+        raise LimitExceededError(
+            f"a piece of {piece.data.nbytes:,} bytes, in a message of {piece.message_bytes:,}; "
+            f"this server takes {limits.chunk_bytes:,}",
+            advice="send smaller pieces: Limits.chunk_bytes",
+        )

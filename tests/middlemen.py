@@ -1,0 +1,125 @@
+"""A way to a daemon that a test watches, cuts and leads elsewhere."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+_CHUNK = 64 * 1024
+#: Two for each connection that is there at the same time.
+MOST_WAYS = 32
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One direction of a connection."""
+
+    source: socket.socket
+    target: socket.socket
+    number: int | None = None
+    cut_bytes: int | None = None
+
+
+class Middleman:
+    """Passes connections on to a daemon. What it is told counts for connections that come afterwards."""
+
+    def __init__(self, url: str) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"grpc://127.0.0.1:{self._listener.getsockname()[1]}"
+        #: Bytes towards the daemon, by connection, in the order in which these came.
+        self.passed_bytes: list[int] = []
+        self._target = _address(url)
+        self._refuses = False
+        #: After how many bytes towards the daemon the next connection is cut, once.
+        self._cut_bytes: int | None = None
+        #: Set when that has happened.
+        self.was_cut = threading.Event()
+        self._sockets: set[socket.socket] = set()
+        #: Connections to pass on, one way. Who is to do that is there before the test is.
+        self._ways: SimpleQueue[_Way | None] = SimpleQueue()
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(MOST_WAYS)]
+        self._threads.append(threading.Thread(target=self._accept, daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def lead_to(self, url: str) -> None:
+        """New connections go to another daemon."""
+        self._target = _address(url)
+
+    def refuse(self, refuses: bool) -> None:
+        """Whether new connections are closed at once; those that are there go on."""
+        self._refuses = refuses
+
+    def cut_after(self, size_bytes: int) -> None:
+        """The next connection is cut when so many bytes went towards the daemon; further ones are not."""
+        self._cut_bytes = size_bytes
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                here, _ = self._listener.accept()
+                if self._refuses:
+                    here.close()
+                    continue
+                there = socket.create_connection(self._target)
+                self._sockets |= {here, there}
+                cut_bytes, self._cut_bytes = self._cut_bytes, None
+                self.passed_bytes.append(0)
+                number = len(self.passed_bytes) - 1
+                self._ways.put(_Way(here, there, number, cut_bytes))
+                self._ways.put(_Way(there, here))
+
+    def _work(self) -> None:
+        while (way := self._ways.get()) is not None:
+            self._pass(way.source, way.target, way.number, way.cut_bytes)
+
+    def _pass(
+        self,
+        source: socket.socket,
+        target: socket.socket,
+        number: int | None = None,
+        cut_bytes: int | None = None,
+    ) -> None:
+        with suppress(OSError):
+            while data := source.recv(_CHUNK):
+                target.sendall(data)
+                if number is not None:
+                    self.passed_bytes[number] += len(data)
+                    if cut_bytes is not None and self.passed_bytes[number] >= cut_bytes:
+                        break
+        for one in (source, target):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        if cut_bytes is not None:
+            self.was_cut.set()
+
+    def close(self) -> None:
+        """Ends all connections."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for one in self._sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        for _ in self._threads:
+            self._ways.put(None)
+
+
+@contextmanager
+def middleman(url: str) -> Iterator[Middleman]:
+    """One for a daemon, for as long as the context lasts."""
+    made = Middleman(url)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def _address(url: str) -> tuple[str, int]:
+    host, _, port = url.removeprefix("grpc://").rpartition(":")
+    return host, int(port)
