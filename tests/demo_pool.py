@@ -37,8 +37,8 @@ HOSTS = ("left", "middle", "right")
 PORT = 7070
 #: The model takes 87 MiB of weights, and 41 MiB more for those that are packed: more than one host has.
 MEMORY = "112MiB"
-#: The layers of the two last hosts; the table of words is where there is room.
-LAYERS = {1: range(3), 2: range(3, 6)}
+#: What each host is to run as long as it is there: the table of words, layers 0 to 2, and 3 to 5.
+PATTERNS = (["get_rows_*"], [f"layer{n}/*" for n in range(3)], [f"layer{n}/*" for n in range(3, 6)])
 WIRE = Wire(delay_seconds=0.0001, rate_bits_per_second=1e9)
 SECONDS = 300.0
 KILL, KILLED = "kill", "killed"
@@ -97,6 +97,7 @@ def client(urls: list[str]) -> int:
     model = find_model()
     with hg.connect("local:") as alone:
         expected = Embedder(alone, model).embed(SENTENCES)
+    _try_alone(console, urls[0], model)
     steps = {}
     begun = time.perf_counter()
     with hg.connect(urls) as pool:
@@ -104,15 +105,14 @@ def client(urls: list[str]) -> int:
         steps["join the hosts"] = time.perf_counter() - begun
         names = [device.name for device in pool.devices]
         hosts = dict(zip(names, HOSTS, strict=True))
-        _try_alone(console, pool, model, names[0])
-        pins = {f"layer{n}/*": names[place] for place, layers in LAYERS.items() for n in layers}
+        pins = {one: name for name, patterns in zip(names, PATTERNS, strict=True) for one in patterns}
         embedder = Embedder(pool, model, devices=names, pins=pins, on_loss="rebuild")
         steps["send the weights, compile, embed"], first = _timed(lambda: embedder.embed(SENTENCES))
         steps["embed again"], again = _timed(lambda: embedder.embed(SENTENCES))
         (plan,) = embedder._plans.values()
         _show(console, hosts, plan.explain(), "over three hosts")
         steps["embed, lose a host, place again, embed"], after = _timed(
-            lambda: _embed_with_a_loss(embedder, hosts[plan.devices[-1]])
+            lambda: _embed_with_a_loss(embedder, HOSTS[-1])
         )
         steps["embed again on two hosts"], last = _timed(lambda: embedder.embed(SENTENCES))
         _show(console, hosts, plan.explain(), "over two hosts")
@@ -130,14 +130,15 @@ def _wait_for(pool: hg.Session, count: int) -> None:
             watch.next(timeout=SECONDS)
 
 
-def _try_alone(console: Console, pool: hg.Session, model: Path, name: str) -> None:
+def _try_alone(console: Console, url: str, model: Path) -> None:
     """One host is too small, and says so."""
-    try:
-        Embedder(pool, model, devices=[name]).embed(SENTENCES)
-    except hg.OutOfMemoryError as error:
-        console.print(f"{name} alone: {error.message}", highlight=False)
-    else:
-        raise SystemExit(f"{name} has room for all of the model: the demo shows nothing")
+    with hg.connect(url) as session:
+        try:
+            Embedder(session, model).embed(SENTENCES)
+        except hg.OutOfMemoryError as error:
+            console.print(f"{HOSTS[0]} alone: {error.message}", highlight=False)
+        else:
+            raise SystemExit(f"{HOSTS[0]} has room for all of the model: the demo shows nothing")
 
 
 def _show(console: Console, hosts: dict[str, str], found: Explanation, title: str) -> None:
