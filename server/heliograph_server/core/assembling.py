@@ -36,6 +36,8 @@ class Asked:
     portion: Portion | None = None
     #: What was reserved of a device, by its name.
     share: Callable[[str], Share] = lambda _: NOTHING
+    #: Whether it is to lie in memory that was reserved.
+    is_reserved: bool = False
     #: Takes the times of its runs.
     recorder: Recorder | None = None
 
@@ -71,6 +73,8 @@ class Assembler:
         assert target.schedule is not None
         if asked.portion is not None or self._exchange is None:
             return None, ""
+        if asked.is_reserved and any(one.site is not None for one in target.devices):
+            return None, "it lies in memory that was reserved"
         try:
             return portions_of(graph, target.schedule, target.devices), ""
         except UnsupportedError as why:

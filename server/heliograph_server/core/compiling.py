@@ -262,7 +262,8 @@ class Compiler:
             compilation.memory.share,
             self._recorder(known, target),
         )
-        asked = Asked(options, request.pipeline, request.portion, share, recorder)
+        is_reserved = compilation.memory is not NO_RESERVATION
+        asked = Asked(options, request.pipeline, request.portion, share, is_reserved, recorder)
         return self._assembler.assemble(known, target, bindings, asked)
 
     def _recorder(self, known: KnownGraph, target: Target) -> Recorder | None:
