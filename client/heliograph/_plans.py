@@ -425,11 +425,9 @@ class PlanBase(Handle):
     ) -> tuple[InlinePlan, Pending] | None:
         """Sends a run that fetches all outputs, if its arguments are plainly right and it is a small message
         each way; None: it must go the ordinary way. `waits`: nothing will come that could go with it."""
-        plan = self._inline
-        if plan is None or plan.spec is not self._spec:
-            plan = self._inline = inline_plan(self._spec, self._shell.info.limits)
+        plan = self._inline_plan()
         given = keywords if inputs is None else inputs
-        if plan is None or self._freed or self._updating or (inputs is not None and keywords):
+        if plan is None or (inputs is not None and keywords):
             return None
         if timeout is not None and not (type(timeout) in (int, float) and timeout >= 0):
             return None
@@ -438,6 +436,13 @@ class PlanBase(Handle):
             return None
         pending = self._shell.send_inline(run, plan, waits)
         return None if pending is None else (plan, pending)
+
+    def _inline_plan(self) -> InlinePlan | None:
+        """What its small runs have in common, if there are such and it may run."""
+        plan = self._inline
+        if plan is None or plan.spec is not self._spec:
+            plan = self._inline = inline_plan(self._spec, self._shell.info.limits)
+        return None if self._freed or self._updating else plan
 
     def _bind(self, inputs: Inputs, keywords: Mapping[str, Any], method: str) -> list[Bound]:
         """The inputs in the plan's order, checked. Raises InvalidInputError, with what `method` takes."""

@@ -20,7 +20,7 @@ from heliograph._procedures import Sending
 from heliograph._rebuilding import Repeated
 from heliograph._running import Observed, Run, collect, run_once
 from heliograph._sessions import Bindings, updating
-from heliograph._sharing import submit_portion
+from heliograph._sharing import submit_part
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import StreamBase, stream_handle
 from heliograph._taps import Tap, Taps, next_tap, not_observed
@@ -34,6 +34,7 @@ from heliograph_proto.commands import Loop
 if TYPE_CHECKING:
     from heliograph._blocking import BlockingShell
     from heliograph.explaining import Explanation
+    from heliograph_proto.commands import Bytes
     from heliograph_proto.description import PlanReport
 
 Outputs = dict[str, Any]
@@ -144,6 +145,15 @@ class InlineFuture(RunFuture):
         if self._arrays is None:
             self._arrays = self._plan.arrays(pending)
         return dict(self._arrays)
+
+    def data(self) -> Sequence[Bytes]:
+        """The outputs as their bytes, in order, once it has ended. Raises what `result` does."""
+        pending = self._pending
+        if not pending.done:
+            self._wait(Deadline(None, self._plan.spec.what))
+        if pending.error is not None:
+            self._shell.advance(lambda: self._shell.core.raise_error(pending))
+        return self._plan.data(pending)
 
     def result_or_cancel(self, timeout: float | None) -> Outputs:
         """As `result`, where nobody else has this future: a run that takes too long is cancelled."""
@@ -382,14 +392,25 @@ class Plan(PlanBase):
         given = (method, inputs, keywords, fetch, out, timeout, number, copy, observed, loop)
         return RepeatedFuture(self._shell, self._ask(*given), lambda run: self._tensors(run, out), timeout)
 
-    def _submit_portion(
+    def _submit_bytes(self, inputs: Sequence[bytes]) -> InlineFuture | None:
+        """For servers that use other servers: a run that is one small message each way, with its inputs as
+        their bytes, which fetches all outputs. None where it must go another way."""
+        plan = self._inline_plan()
+        if plan is None or (run := plan.run_of(inputs)) is None:
+            return None
+        pending = self._shell.send_inline(run, plan, waits=True)
+        return None if pending is None else InlineFuture(self._shell, plan, pending)
+
+    def _submit_part(
         self,
         number: int,
         inputs: Sequence[Tensor | np.ndarray[Any, Any]],
         fetched: Sequence[int],
         into: Mapping[int, Tensor],
+        stream: StreamBase | None = None,
     ) -> RunFuture:
-        """For servers that use other servers: the part of a run of the whole, by its number.
+        """For servers that use other servers: the part of a run of the whole, by its number; 0: it is all of
+        it.
 
         Inputs in order, as tensors or as their bytes; they stay as they are until it is done. Outputs by
         their places: `fetched` come as arrays, the others are written `into` tensors.
@@ -397,7 +418,8 @@ class Plan(PlanBase):
         self._live_handle  # noqa: B018 - raises when it was freed
         bound = [one._used_in(self._shell) if isinstance(one, Tensor) else one for one in inputs]
         handles = {place: tensor._used_in(self._shell) for place, tensor in into.items()}
-        procedure = submit_portion(self._shell, self._spec, number, bound, fetched, handles)
+        lane = stream_handle(self._shell, stream)
+        procedure = submit_part(self._shell, self._spec, number, bound, fetched, handles, lane)
         run = self._shell.drive(procedure, None, self._spec.what)
         return RunFuture(self._shell, run, {}, self._spec.what)
 

@@ -54,6 +54,7 @@ from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.measurements import Recorder, TenantTimes
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.ordered import ordered
+from heliograph_server.core.pooled import PooledPlan
 from heliograph_server.core.portioning import check_alone, check_portion
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.recording import recorder_of
@@ -181,7 +182,8 @@ class Compiler:
             loaded = self._loaded(target, known, compilation)
         found = compilation.reservation if loaded.plan.arena_bytes else None
         portion = compilation.request.portion
-        turns = found.turns if found is not None else _turns(loaded, portion is not None)
+        is_spread = portion is not None or isinstance(loaded.plan, PooledPlan)
+        turns = found.turns if found is not None else _turns(loaded, is_spread)
         memory = found.reservation if found is not None else None
         # What holds tensors of the client goes with the last handle.
         lasts = not bound.tensors
@@ -549,8 +551,8 @@ def _check_there(tensor: TensorHandle, leaf: Leaf) -> None:
 
 
 def _turns(loaded: LoadedPlan, has_lanes: bool) -> Turns:
-    """One run at a time, or one on each copy, for which there is a lane. A portion has one in any case, so
-    that nothing else waits while it waits for other daemons."""
+    """One run at a time, or one on each copy, for which there is a lane. What waits for other daemons has one
+    in any case, so that nothing else waits meanwhile."""
     copies = len(loaded.copies)
     return Turns([Lane(loaded.device.name) for _ in range(copies)] if copies > 1 or has_lanes else ())
 

@@ -4,8 +4,9 @@
              ├─ start ─▸ portion on host b ◂┘
              └─ own portion, on devices of this process
 
-A run costs one message to each host and one back, whatever its splits are. The hosts see all runs in one
-order, so that none waits for a run that another has behind its own. The first error cancels the others.
+A run costs one message to each host and one back, whatever its splits are. The hosts see all runs of a plan
+in one order, so that none waits for a run that another has behind its own. The first error cancels the
+others.
 """
 
 from __future__ import annotations
@@ -57,9 +58,6 @@ from heliograph_server.core.wiring import (
     unreachable,
     wire,
 )
-
-#: Runs of all plans of this process begin one after the other, so that all hosts see them in one order.
-_BEGINNING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +178,10 @@ class Pooled:
         self.portions = portions
         everyone, _ = sites_of(blueprint.devices)
         self.sites = [everyone[piece.site] for piece in portions.pieces]
+        #: Held while the portions of a run are started, so that all hosts see the runs in one order. Starting
+        #: may wait for room on a host, so this is the plan's own: portions have lanes of their own, on which
+        #: no other plan's run ever waits for one of these, and between plans there is no order to keep.
+        self.beginning = threading.Lock()
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._is_stale = False
@@ -382,7 +384,7 @@ class _Run:
         self._pending = len(self._runs)
         if self._pending:
             self._all_ended.acquire()
-        with _BEGINNING:
+        with self._pooled.beginning:
             number = self._pooled.next_number()
             for place, run in self._runs.items():
                 try:
