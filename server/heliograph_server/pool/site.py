@@ -21,6 +21,8 @@ from heliograph_proto.addresses import parse_address
 from heliograph_proto.description import PlanReport
 from heliograph_proto.errors import HeliographError, UnknownHandleError
 from heliograph_proto.types import DTYPES, TensorType
+from heliograph_server.pool.answers import printable
+from heliograph_server.pool.device import check_compiled
 from heliograph_server.pool.memory import RemoteBuffer
 
 if TYPE_CHECKING:
@@ -59,7 +61,9 @@ class RemoteSite(Site):
     @property
     def why_not(self) -> str:
         info = self.member.session.info
-        return "" if EXCHANGE in info.features else f"{self.name} runs {info.server}, which exchanges nothing"
+        if EXCHANGE in info.features:
+            return ""
+        return f"{self.name} runs {printable(info.server)}, which exchanges nothing"
 
     def check(self) -> None:
         self.member.check()
@@ -117,6 +121,7 @@ class RemoteSite(Site):
                 bindings=bindings,
                 sharing=Sharing(work.portion, pins, work.pipeline),
             )
+        check_compiled(plan, work.graph)
         return RemoteSitePlan(self, found[next(iter(devices))], work, plan)
 
 
