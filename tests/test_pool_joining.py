@@ -454,6 +454,21 @@ def test_what_a_member_says_of_an_op_is_kept_short_and_printable() -> None:
     assert said.why_not.isprintable() and len(said.why_not) <= 1000
 
 
+def test_devices_that_keep_coming_are_refused_at_last() -> None:
+    from dataclasses import replace
+
+    from heliograph_proto.membership import DeviceChange
+    from heliograph_server.pool.joining import MAX_DEVICES, check_change
+
+    with hg.connect("local:#fake") as session:
+        one = session.info.devices[0]
+    more = tuple(replace(one, name=f"more{number}") for number in range(10))
+    names = [f"cpu{number}" for number in range(MAX_DEVICES - 5)]
+    check_change(DeviceChange("m", appeared=more, lost=tuple(names[:5])), names)
+    with pytest.raises(ProtocolError, match="65 devices"):
+        check_change(DeviceChange("m", appeared=more), names)
+
+
 def test_a_plan_that_gives_something_else_than_its_graph_is_refused() -> None:
     from heliograph_proto.description import PlanInfo, Port
     from heliograph_proto.graph import Graph, Leaf, LeafKind, Output

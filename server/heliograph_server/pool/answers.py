@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
 from dataclasses import replace
 
 from heliograph_proto.description import Memory, OpAnswer, PlanInfo

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from heliograph_proto.description import BufferTypeInfo, DeviceInfo, SessionInfo
 from heliograph_proto.errors import ConfigurationError, ProtocolError
+from heliograph_proto.membership import DeviceChange
 from heliograph_server.pool.answers import OLD, check_memory, lie
 from heliograph_server.pool.sources import first_twice
 
@@ -37,8 +38,7 @@ def check_lives(info: SessionInfo, own: bytes, others: Mapping[str, Collection[b
     daemons behind each. Raises ConfigurationError, ProtocolError."""
     if len(info.incarnation) != INCARNATION_BYTES:
         raise ProtocolError("it does not say which life of the daemon it is", advice=OLD)
-    if len(info.daemons) > MAX_DAEMONS or any(len(one) != INCARNATION_BYTES for one in info.daemons):
-        raise ProtocolError(f"it tells of {len(info.daemons)} daemons behind it", advice=OLD)
+    _check_daemon_count(info.daemons)
     if info.incarnation == own:
         raise ConfigurationError("it is this head itself", advice="take it out of its own list of members")
     check_daemons(info.daemons, own)
@@ -57,6 +57,20 @@ def check_daemons(daemons: Iterable[bytes], own: bytes) -> None:
         raise ConfigurationError(
             "it is a head that has this one among its members", advice="take one out of the other's list"
         )
+
+
+def check_change(told: DeviceChange, names: Collection[str]) -> None:
+    """Whether devices of a member may come to those of these names, and go. Raises ProtocolError."""
+    check_devices(told.appeared)
+    _check_daemon_count(told.daemons)
+    left = {*names, *(one.name for one in told.appeared)} - {*told.lost}
+    if len(left) > MAX_DEVICES:
+        raise lie(f"it has {len(left)} devices now; {MAX_DEVICES} are the most")
+
+
+def _check_daemon_count(daemons: Collection[bytes]) -> None:
+    if len(daemons) > MAX_DAEMONS or any(len(one) != INCARNATION_BYTES for one in daemons):
+        raise ProtocolError(f"it tells of {len(daemons)} daemons behind it", advice=OLD)
 
 
 def check_devices(devices: Collection[DeviceInfo]) -> None:

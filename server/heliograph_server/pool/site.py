@@ -95,7 +95,10 @@ class RemoteSite(Site):
         if is_news:
             why = found.error.message if found.error is not None else "another daemon answers there"
             logger.warning(
-                "%s cannot reach %s: values between them are relayed: %s", self.name, other.name, why
+                "%s cannot reach %s: values between them are relayed: %s",
+                self.name,
+                other.name,
+                printable(why),
             )
         return None
 
