@@ -55,7 +55,7 @@ class Assembler:
         if portions is not None:
             plans = self._pooled(known.graph, target, bindings, asked, portions)
             return LoadedPlan(plans, target.main, divided=known.divided, recorder=asked.recorder)
-        exchanging = self._exchanging(asked.portion)
+        exchanging = self._exchanging(asked)
         try:
             plans = self._scheduled(known.graph, target, bindings, asked, exchanging, why)
         except BaseException:
@@ -137,13 +137,13 @@ class Assembler:
         how = options, precedences, self._occupancies, target.memories
         return ScheduledPlan(graph, schedule, target.devices, bindings, *how, exchanging=exchanging)
 
-    def _exchanging(self, portion: Portion | None) -> Exchanging | None:
+    def _exchanging(self, asked: Asked) -> Exchanging | None:
         """Opens the edges of a portion. Raises HandleExistsError, UnsupportedError."""
-        if portion is None:
+        if (portion := asked.portion) is None:
             return None
         if self._exchange is None:
             raise UnsupportedError("this server exchanges nothing with others")
-        return Exchanging(portion, self._exchange.open(portion))
+        return Exchanging(portion, self._exchange.open(portion, asked.pipeline))
 
 
 def _precedences(target: Target, asked: Asked) -> Precedences | None:

@@ -139,7 +139,7 @@ class _Laid:
             work = site_work(piece, portion, memories, leaves, blueprint.options, blueprint.pipeline)
             self.plans[place] = compile_on(site, blueprint.graph, piece, work)
             return
-        exchanging = Exchanging(portion, blueprint.exchange.open(portion))
+        exchanging = Exchanging(portion, blueprint.exchange.open(portion, blueprint.pipeline))
         self._opened.append(exchanging)
         found = _schedule_of(blueprint, piece)
         schedule = portioned(piece.graph, blueprint.memories, found, portion)

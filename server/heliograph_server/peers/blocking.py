@@ -65,6 +65,8 @@ class BlockingPeers:
             if self._is_closed:
                 raise CancelledError("all ways to other daemons are closed")
             if source not in self._ways:
+                if len(self._ways) >= ways.max_ways():
+                    raise ways.too_many_ways(source)
                 self._ways[source] = BlockingWay(self, source)
             return self._ways[source]
 
@@ -121,6 +123,9 @@ class BlockingWay:
                 self._numbers[sink] = number = self._next(partial(self._landed, sink))
                 capability = sink.edge.capability(sink.run)
                 request.asks.add(number=number, edge=sink.edge.name, run=sink.run, capability=capability)
+                if len(request.asks) * ways.ASK_BYTES >= ways.MESSAGE_BYTES:
+                    self._send(request)
+                    request = peer_pb2.ExchangeRequest()
             if request.asks:
                 self._send(request)
 

@@ -88,10 +88,12 @@ class LoopPeers:
             self._calls.popleft()()
 
     def _way(self, source: Source) -> LoopWay:
-        """Raises InvalidArgumentError, CancelledError."""
+        """Raises InvalidArgumentError, LimitExceededError, CancelledError."""
         if self._is_closed or self.loop.is_closed():
             raise CancelledError("the daemon is shutting down")
         if source not in self._ways:
+            if len(self._ways) >= ways.max_ways():
+                raise ways.too_many_ways(source)
             self._ways[source] = LoopWay(self, source)
         return self._ways[source]
 
@@ -154,6 +156,9 @@ class LoopWay:
         #: The number of what a sink asked for, or the task that pulls it.
         self._pulled: dict[Sink, int | asyncio.Task[None]] = {}
         self._request = peer_pb2.ExchangeRequest()
+        #: About how much it has, and such as are full, which go first.
+        self._request_bytes = 0
+        self._full: deque[peer_pb2.ExchangeRequest] = deque()
         self._is_writing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: asyncio.TimerHandle | None = None
@@ -175,6 +180,7 @@ class LoopWay:
             self._request.asks.add(
                 number=number, edge=sink.edge.name, run=sink.run, capability=sink.edge.capability(sink.run)
             )
+            self._grew(ways.ASK_BYTES)
         self._flush()
 
     def forget(self, sinks: Sequence[Sink]) -> None:
@@ -197,7 +203,15 @@ class LoopWay:
         number = self._next(partial(_brought, done))
         capability = edge.capability(run)
         self._request.brings.add(number=number, edge=edge.name, run=run, capability=capability, data=data)
+        self._grew(ways.ASK_BYTES + len(data))
         self._flush()
+
+    def _grew(self, size_bytes: int) -> None:
+        """Another message begins where this one is as large as the other side takes."""
+        self._request_bytes += size_bytes
+        if self._request_bytes >= ways.MESSAGE_BYTES:
+            self._full.append(self._request)
+            self._request, self._request_bytes = peer_pb2.ExchangeRequest(), 0
 
     def _next(self, waiting: _Waiting) -> int:
         self._number += 1
@@ -224,16 +238,19 @@ class LoopWay:
 
     def _flush(self) -> None:
         """Writes what has gathered, unless a write is under way."""
-        request = self._request
+        request = self._full[0] if self._full else self._request
         if self._is_writing or not (request.asks or request.brings or request.withdrawals):
             return
+        if self._full:
+            self._full.popleft()
+        else:
+            self._request, self._request_bytes = peer_pb2.ExchangeRequest(), 0
         if self._call is None:
             channel = self._new_channel()
             self._channels.append(channel)
             self._call = channel.stream_stream(ways.EXCHANGE, None, None)()
             request.incarnation = self.source.incarnation
             self._reader = self._loop.create_task(self._read())
-        self._request = peer_pb2.ExchangeRequest()
         self._is_writing = True
         begin(self._call.write(request.SerializeToString()), self._written)
 

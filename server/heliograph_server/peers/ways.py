@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from typing import Any
 
 import grpc
@@ -26,9 +27,32 @@ EXCHANGE, PULL, PUSH, ECHO = (f"/{SERVICE}/{name}" for name in ("Exchange", "Pul
 
 #: A daemon that is silent for so long is lost.
 SILENCE_SECONDS = 3.0
+#: About what one message of small values has, and the most that is taken.
+MESSAGE_BYTES = 2**20
+MOST_MESSAGE_BYTES = 4 * 2**20
+#: The most that one message from another daemon may have, such as a piece of a large value.
+RECEIVED_BYTES = 64 * 2**20
+#: The most other daemons that one exchanges values with.
+MAX_WAYS = 1024
+#: About what asking for a value takes there.
+ASK_BYTES = 64
 #: A way that nobody needed for so long is closed.
 IDLE_SECONDS = 60.0
 ADVICE = "compile for the members that are left, or wait until it is back"
+
+
+def max_ways() -> int:
+    """How many ways there may be at once: members of a pool have 1,000 others at most, and each way takes
+    two descriptors, which others need too."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_WAYS if soft == resource.RLIM_INFINITY else min(MAX_WAYS, max(1, soft // 8))
+
+
+def too_many_ways(source: Source) -> LimitExceededError:
+    """There are as many as there may be."""
+    return LimitExceededError(
+        f"{source.address} is one daemon too many to exchange values with", advice="wait for other plans"
+    )
 
 
 def channel_options(silence_seconds: float = SILENCE_SECONDS) -> tuple[tuple[str, Any], ...]:
@@ -37,7 +61,7 @@ def channel_options(silence_seconds: float = SILENCE_SECONDS) -> tuple[tuple[str
     timeout_ms = max(1, int(silence_seconds * 1000 / 3))
     return (
         ("grpc.max_send_message_length", -1),
-        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_receive_message_length", RECEIVED_BYTES),
         ("grpc.keepalive_time_ms", ping_ms),
         ("grpc.keepalive_timeout_ms", timeout_ms),
         # Without this a ping may take 60 s, whatever the keepalive timeout is.

@@ -18,7 +18,9 @@ from heliograph_proto import EXCHANGE
 from heliograph_proto.addresses import parse_address
 from heliograph_proto.description import PlanReport
 from heliograph_proto.errors import HeliographError, UnknownHandleError
+from heliograph_server.pool.answers import printable
 from heliograph_server.pool.bound import INLINE_BYTES, Bound
+from heliograph_server.pool.device import check_compiled
 from heliograph_server.pool.memory import RemoteBuffer
 
 if TYPE_CHECKING:
@@ -58,7 +60,9 @@ class RemoteSite(Site):
     @property
     def why_not(self) -> str:
         info = self.member.session.info
-        return "" if EXCHANGE in info.features else f"{self.name} runs {info.server}, which exchanges nothing"
+        if EXCHANGE in info.features:
+            return ""
+        return f"{self.name} runs {printable(info.server)}, which exchanges nothing"
 
     def check(self) -> None:
         self.member.check()
@@ -94,7 +98,10 @@ class RemoteSite(Site):
         if is_news:
             why = found.error.message if found.error is not None else "another daemon answers there"
             logger.warning(
-                "%s cannot reach %s: values between them are relayed: %s", self.name, other.name, why
+                "%s cannot reach %s: values between them are relayed: %s",
+                self.name,
+                other.name,
+                printable(why),
             )
         return None
 
@@ -120,6 +127,7 @@ class RemoteSite(Site):
                 bindings=bindings,
                 sharing=Sharing(work.portion, pins, work.pipeline),
             )
+        check_compiled(plan, work.graph)
         return RemoteSitePlan(self, found[next(iter(devices))], work, plan)
 
 
