@@ -18,7 +18,7 @@ from heliograph_proto.bulk import decode_download
 from heliograph_proto.eager import begin
 from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError
 from heliograph_proto.messages import decode_error
-from heliograph_proto.portions import Edge, Source
+from heliograph_proto.portions import Edge, Source, lost
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.core.exchanging import SMALL_BYTES, Done, Sink, Value
 from heliograph_server.core.execution import typed
@@ -252,7 +252,7 @@ class LoopWay:
                     if (waiting := self._waiting.pop(answer.number, None)) is not None:
                         waiting(decode_error(answer.error) if answer.HasField("error") else answer.data)
                 self._note_idle()
-            self.end(ways.lost(self.source, "it ended the stream"))
+            self.end(lost(self.source, "it ended the stream"))
         except grpc.RpcError as broken:
             self.end(ways.error_of(broken, self.source))
         except Exception as error:
