@@ -36,7 +36,7 @@ from heliograph_proto.errors import (
     CancelledError,
     HeliographError,
     MemberLostError,
-    UnavailableError,
+    Origin,
     UnknownHandleError,
     UnsupportedError,
 )
@@ -229,9 +229,7 @@ class Pooled:
 
     def note(self, laid: _Laid, place: int, error: HeliographError) -> None:
         """A portion failed: if it lost a host that is alive, it is not to fetch from that any more."""
-        if not isinstance(error, UnavailableError | MemberLostError):
-            return
-        pairs = list(unreachable(self.portions, self.sites, place))
+        pairs = list(unreachable(self.portions, self.sites, laid.wires, place, error))
         for reader, source in pairs:
             reader.cannot_reach(source)
         with self._lock:
@@ -416,7 +414,8 @@ class _Run:
     def _gone(self, error: HeliographError | None) -> None:
         """An errand has ended."""
         if error is not None and not isinstance(error, CancelledError):
-            self._fail(-1, error)
+            # A node of the portion that was to make it: that one's own run tells which it is.
+            self._fail(-1, error.at(Origin()))
 
     def _fail(self, place: int, error: HeliographError) -> None:
         with self._lock:

@@ -18,7 +18,7 @@ from heliograph_proto.bulk import decode_download
 from heliograph_proto.eager import begin
 from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError
 from heliograph_proto.messages import decode_error
-from heliograph_proto.portions import Edge, Source
+from heliograph_proto.portions import Edge, Source, lost
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.core.exchanging import SMALL_BYTES, Done, Sink, Value
 from heliograph_server.core.execution import typed
@@ -174,7 +174,7 @@ class LoopWay:
         """Asks for values."""
         for sink in sinks:
             if sink.size_bytes > SMALL_BYTES:
-                self._pulled[sink] = self._spawn(self._pull_large(sink))
+                self._pulled[sink] = self._spawn(self._pull_large(sink), sink.fail)
                 continue
             number = self._pulled[sink] = self._next(partial(self._landed, sink))
             self._request.asks.add(
@@ -198,7 +198,7 @@ class LoopWay:
         """Brings a value."""
         data = value.take_whole()
         if data is None:
-            self._spawn(self._push_large(edge, run, value, done))
+            self._spawn(self._push_large(edge, run, value, done), partial(_give_up, value, done))
             return
         number = self._next(partial(_brought, done))
         capability = edge.capability(run)
@@ -221,17 +221,21 @@ class LoopWay:
             self._idle = None
         return self._number
 
-    def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
+    def _spawn(self, coroutine: Any, give_up: Callable[[HeliographError], None]) -> asyncio.Task[None]:
+        """`give_up` tells why, if it is cancelled before it has begun."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
         task: asyncio.Task[None] = self._loop.create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
+        task.add_done_callback(partial(self._task_ended, give_up))
         return task
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
+    def _task_ended(self, give_up: Callable[[HeliographError], None], task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        if task.cancelled():
+            # Then none of it ran; once it has begun, it tells that itself.
+            give_up(self._error or CancelledError("nobody waits for this value any more"))
         self._note_idle()
 
     # The stream for small values
@@ -269,7 +273,7 @@ class LoopWay:
                     if (waiting := self._waiting.pop(answer.number, None)) is not None:
                         waiting(decode_error(answer.error) if answer.HasField("error") else answer.data)
                 self._note_idle()
-            self.end(ways.lost(self.source, "it ended the stream"))
+            self.end(lost(self.source, "it ended the stream"))
         except grpc.RpcError as broken:
             self.end(ways.error_of(broken, self.source))
         except Exception as error:
@@ -421,3 +425,8 @@ def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
 
 def _brought(done: Done, found: bytes | HeliographError) -> None:
     done(found if isinstance(found, HeliographError) else None)
+
+
+def _give_up(value: Value, done: Done, error: HeliographError) -> None:
+    value.drop()
+    done(error)

@@ -9,6 +9,7 @@ import grpc
 
 from heliograph_proto.addresses import Address, parse_address
 from heliograph_proto.errors import (
+    ConnectionError,
     HeliographError,
     InternalError,
     InvalidArgumentError,
@@ -16,7 +17,7 @@ from heliograph_proto.errors import (
     MemberLostError,
     ProtocolError,
 )
-from heliograph_proto.portions import Edge, Source
+from heliograph_proto.portions import Edge, Source, lost
 from heliograph_proto.status import error_from_metadata
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.core.exchanging import Sink
@@ -38,7 +39,6 @@ MAX_WAYS = 1024
 ASK_BYTES = 64
 #: A way that nobody needed for so long is closed.
 IDLE_SECONDS = 60.0
-ADVICE = "compile for the members that are left, or wait until it is back"
 
 
 def max_ways() -> int:
@@ -84,18 +84,14 @@ def target_of(address: str) -> str:
     return found.grpc_target
 
 
-def lost(source: Source, why: str) -> MemberLostError:
-    """A daemon of the pool is gone."""
-    return MemberLostError(f"the member at {source.address} is lost: {why}", advice=ADVICE)
-
-
 def error_of(broken: Any, source: Source) -> HeliographError:
     """Why a call to another daemon failed: that one's own words where it sent some."""
     broken.__traceback__ = None
     trailing = broken.trailing_metadata() if hasattr(broken, "trailing_metadata") else None
     found = error_from_metadata(tuple((key, value) for key, value in trailing or ()))
     if found is not None:
-        return lost(source, found.message) if isinstance(found, MemberLostError) else found
+        # One that is only starting is another life of it as well; where it is, its reader knows no more.
+        return lost(source, found.message) if isinstance(found, MemberLostError | ConnectionError) else found
     details = " ".join((broken.details() or broken.code().name).split())
     match broken.code():
         case grpc.StatusCode.CANCELLED:
