@@ -214,6 +214,7 @@ if TYPE_CHECKING:
         PlanEstimate,
         Usage,
     )
+    from heliograph_proto.membership import MemberInfo, MemberState, Way
     from heliograph_proto.quantization import dequantize, quantize
 
 #: Names that are loaded when they are first used, and their modules: who builds graphs, or reads the op
@@ -253,11 +254,14 @@ _CONTRACT = {
     "Cause": "description",
     "CopyRoad": "description",
     "DeviceType": "description",
+    "MemberInfo": "membership",
+    "MemberState": "membership",
     "OpAnswer": "description",
     "OpQuery": "description",
     "OpRoad": "description",
     "PlanEstimate": "description",
     "Usage": "description",
+    "Way": "membership",
     "dequantize": "quantization",
     "quantize": "quantization",
 }
@@ -293,7 +297,9 @@ __all__ = [
     "InvalidInputError",
     "InvalidModelError",
     "LimitExceededError",
+    "MemberInfo",
     "MemberLostError",
+    "MemberState",
     "MissingContentError",
     "NotHeliographError",
     "OpAnswer",
@@ -327,6 +333,7 @@ __all__ = [
     "UnsupportedError",
     "Usage",
     "Value",
+    "Way",
     "Verdict",
     "VersionMismatchError",
     "WorkError",

@@ -17,6 +17,7 @@ from heliograph._effects import (
     GetStatistics,
     ListDevices,
     ListModels,
+    ListWays,
     PlaceContents,
     Probe,
     QueryOps,
@@ -37,6 +38,7 @@ from heliograph_proto.messages import (
     decode_report,
     decode_reserved,
     decode_traffic,
+    decode_ways,
     encode_graph,
     encode_portion,
     encode_queries,
@@ -93,6 +95,8 @@ def _encode(call: Call, session: bytes) -> Unary:
             return Unary(_path("DeviceService", "GetMemory"), memory.SerializeToString(), _memory)
         case ListDevices():
             return Unary(_path("DeviceService", "ListDevices"), b"", _devices)
+        case ListWays():
+            return Unary(_path("DeviceService", "ListWays"), b"", _ways)
         case GetStatistics():
             statistics = session_pb2.GetStatisticsRequest(session=session)
             return Unary(_path("SessionService", "GetStatistics"), statistics.SerializeToString(), _traffic)
@@ -201,6 +205,10 @@ def _reserved(answer: bytes) -> Any:
 
 def _memory(answer: bytes) -> Any:
     return decode_memory(device_pb2.GetMemoryResponse.FromString(answer).memory)
+
+
+def _ways(answer: bytes) -> Any:
+    return decode_ways(device_pb2.ListWaysResponse.FromString(answer))
 
 
 def _devices(answer: bytes) -> Any:

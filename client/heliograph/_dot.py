@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from heliograph._explained import ExplainedCopy, ExplainedPart, ExplainedSplit
+from heliograph._explained import ExplainedCopy, ExplainedPart, ExplainedSplit, host_of
 from heliograph._explained_tables import time_text
+from heliograph_proto.description import Way
 from heliograph_proto.errors import ConfigurationError, DeadlineExceededError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.sizes import size_text
@@ -16,6 +17,8 @@ from heliograph_proto.sizes import size_text
 #: Of devices, by priority, and then again: light, and apart also for who sees few colours.
 COLOURS = ("#cfe3f7", "#fde0b8", "#cdebc9", "#f6cfe3", "#fbf3b0", "#d9d2ee", "#c9eef0", "#e3e3e3")
 _COPY = 'color="#b3261e", fontcolor="#b3261e", penwidth=2'
+#: What does not go straight.
+_ROUND = {Way.RELAYED: "relayed by the head", Way.THROUGH_HEAD: "through the head"}
 _SHAPES = {
     LeafKind.INPUT: 'shape=ellipse, style="filled", fillcolor="#ffffff"',
     LeafKind.WEIGHT: 'shape=box, style="filled", fillcolor="#ffffff", color="#999999"',
@@ -28,12 +31,13 @@ _HEADER = """digraph plan {
 
 
 def dot_text(graph: Graph, splits: Sequence[ExplainedSplit], devices: Sequence[str]) -> str:
-    """The graph in the DOT language: a box for each split, in its device's colour; copies as labelled edges.
+    """The graph in the DOT language: a box for each split, in its device's colour, and one around those of
+    each host; copies as labelled edges.
 
     Names mean themselves, whatever they contain.
     """
     colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(devices)}
-    boxes = chain.from_iterable(_box(graph, one, colours[one.device]) for one in splits)
+    boxes = chain.from_iterable(_hosts(graph, splits, colours))
     return "\n".join([_HEADER, *_leaves(graph), *boxes, *_outputs(graph), *_edges(graph, splits), "}", ""])
 
 
@@ -66,6 +70,22 @@ def _leaves(graph: Graph) -> Iterator[str]:
         if value in read:
             label = _label(leaf.name, f"{leaf.kind.value} {leaf.type}")
             yield f"  v{value} [label={label}, {_SHAPES[leaf.kind]}];"
+
+
+def _hosts(
+    graph: Graph, splits: Sequence[ExplainedSplit], colours: Mapping[str, str]
+) -> Iterator[Iterable[str]]:
+    """The boxes of splits, in one for each host if there are several."""
+    hosts = list(dict.fromkeys(host_of(one.device) for one in splits))
+    for number, host in enumerate(hosts):
+        boxes = [_box(graph, one, colours[one.device]) for one in splits if host_of(one.device) == host]
+        if len(hosts) == 1:
+            yield from boxes
+        else:
+            yield [f"  subgraph cluster_host_{number} {{"]
+            yield [f'    label={_label(host or "the server")}; style=dashed; color="#444444";']
+            yield from boxes
+            yield ["  }"]
 
 
 def _box(graph: Graph, split: ExplainedSplit, colour: str) -> Iterator[str]:
@@ -132,8 +152,10 @@ def _edge_style(copy: ExplainedCopy | None, device: str, again: bool) -> str:
         return ""
     if again:
         return f" [{_COPY}, style=dashed]"
-    times = [f"{time_text(copy.predicted_us)} predicted"] if copy.predicted_us else []
-    return f" [label={_label(size_text(copy.size_bytes), f'{copy.source} to {device}', *times)}, {_COPY}]"
+    lines = [size_text(copy.size_bytes), f"{copy.source} to {device}"]
+    lines += [_ROUND[copy.way]] if copy.way in _ROUND else []
+    lines += [f"{time_text(copy.predicted_us)} predicted"] if copy.predicted_us else []
+    return f" [label={_label(*lines)}, {_COPY}]"
 
 
 def _label(*lines: str) -> str:

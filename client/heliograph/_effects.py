@@ -28,6 +28,7 @@ from heliograph_proto.description import (
     Traffic,
 )
 from heliograph_proto.graph import Graph
+from heliograph_proto.membership import Way
 from heliograph_proto.portions import Portion
 from heliograph_proto.rows import RowSplit
 from heliograph_proto.types import TensorType
@@ -196,6 +197,11 @@ class ListDevices:
 
 
 @dataclass(frozen=True, slots=True)
+class ListWays:
+    """Asks for the ways between the members of the server's pool. Gives a tuple of Ways."""
+
+
+@dataclass(frozen=True, slots=True)
 class GetStatistics:
     """Asks what the server has carried for the session. Gives its Traffic."""
 
@@ -237,6 +243,7 @@ Call: TypeAlias = (
     | Explain
     | GetMemory
     | ListDevices
+    | ListWays
     | GetStatistics
     | Probe
     | ListModels
@@ -255,6 +262,7 @@ Answer: TypeAlias = (
     | PlanReport
     | Memory
     | DeviceList
+    | tuple[Way, ...]
     | Traffic
     | Probed
     | tuple[OpAnswer, ...]

@@ -8,6 +8,11 @@ from heliograph_proto.description import Cause, Way
 from heliograph_proto.types import TensorType
 
 
+def host_of(device: str) -> str:
+    """The host of a device NAME/DEVICE of a pool; empty: the server's own."""
+    return device.rpartition("/")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class ExplainedNode:
     """A node of the graph, and where it runs."""
@@ -53,8 +58,7 @@ class ExplainedCopy:
     @property
     def label(self) -> str:
         """Its name, and how it is copied where that is not as usual."""
-        way = f" ({self.way})" if self.way not in (Way.WITHIN, Way.DIRECT) else ""
-        return f"{self.name}{' (rows)' * self.rows_only}{' (ahead)' * self.ahead}{way}"
+        return f"{self.name}{' (rows)' * self.rows_only}{' (ahead)' * self.ahead}"
 
 
 @dataclass(frozen=True, slots=True)

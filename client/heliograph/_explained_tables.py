@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from heliograph._arguments import counted
-from heliograph._explained import ExplainedNode, ExplainedShare, ExplainedSplit
-from heliograph_proto.description import DeviceShare, LinkReport
+from heliograph._explained import ExplainedCopy, ExplainedNode, ExplainedShare, ExplainedSplit
+from heliograph_proto.description import DeviceShare, LinkReport, Way
 from heliograph_proto.sizes import size_text
 
 #: Header and rows.
@@ -16,35 +16,86 @@ Table = list[Sequence[str]]
 _NAME_CHARACTERS = 32
 #: How many names of copied values.
 _NAMES = 3
+#: How many copies between hosts.
+_COPIES = 24
 #: The host of the server itself.
 _OWN = "(server)"
+#: How a value gets from host to host.
+_WAYS = {Way.DIRECT: "direct", Way.RELAYED: "by the head (relayed)", Way.THROUGH_HEAD: "through head"}
 
 
 def split_table(splits: Sequence[ExplainedSplit], *, everything: bool = False) -> Table:
     """A line for each split, with measured and predicted times once there are some; with `everything`, names
-    in full."""
-    header = ["split", "device", "nodes", "first", "last", "steps", "compute", "copied", "values"]
+    in full. What comes from other hosts has a table of its own."""
+    header = ["split", "device", "nodes", "first", "last", "steps", "compute", "copied"]
+    has_values = not any(map(_from_elsewhere, splits)) or any(map(_from_here, splits))
     columns = _time_columns(splits)
-    rows = [[*_split_row(one, everything), *(time(one) for time in columns.values())] for one in splits]
-    return [[*header, *columns], *rows]
+    cells = len(header) + has_values
+    rows = [
+        [*_split_row(one, everything)[:cells], *(time(one) for time in columns.values())] for one in splits
+    ]
+    return [[*header, *(["values"] if has_values else []), *columns], *rows]
 
 
 def _time_columns(splits: Sequence[ExplainedSplit]) -> dict[str, Callable[[ExplainedSplit], str]]:
-    """Of those that there are, each prediction behind what was measured."""
-    columns: dict[str, Callable[[ExplainedSplit], str]] = {
-        "began": lambda one: time_text(one.began_us),
-        "copy time": lambda one: time_text(one.copy_us) if one.copies else "-",
-        "predicted copy": lambda one: time_text(one.predicted_copy_us) if one.copies else "-",
-        "compute time": lambda one: time_text(one.compute_us),
-        "predicted compute": lambda one: time_text(one.predicted_compute_us),
-    }
+    """Of those that there are: what was measured, and behind it what was predicted. On another host the time
+    of copies is that of waiting for them as well, so that ends are what can be compared there."""
     has_run, is_predicted = any(one.ended_us for one in splits), any(one.predicted_us for one in splits)
-    wanted = {name: is_predicted if name.startswith("predicted") else has_run for name in columns}
-    return {name: column for name, column in columns.items() if wanted[name]}
+    if not (has_run or is_predicted):
+        return {}
+
+    def column(read: Callable[[ExplainedSplit], tuple[float, float]]) -> Callable[[ExplainedSplit], str]:
+        def cell(one: ExplainedSplit) -> str:
+            measured, predicted = map(time_text, read(one))
+            if not (has_run and is_predicted):
+                return measured if has_run else predicted
+            return f"{measured} ({predicted})" if (measured, predicted) != ("-", "-") else "-"
+
+        return cell
+
+    columns = {
+        "began": lambda one: (one.began_us, one.predicted_began_us),
+        "copy time": lambda one: (one.copy_us * bool(one.copies), one.predicted_copy_us),
+        "compute time": lambda one: (one.compute_us, one.predicted_compute_us),
+        "ended": lambda one: (one.ended_us, one.predicted_began_us + one.predicted_us),
+    }
+    if not has_run:
+        return {f"predicted {name.removesuffix(' time')}": column(read) for name, read in columns.items()}
+    return {f"{name}{' (predicted)' * is_predicted}": column(read) for name, read in columns.items()}
+
+
+def _from_elsewhere(one: ExplainedSplit) -> list[ExplainedCopy]:
+    return [copy for copy in one.copies if copy.way is not Way.WITHIN]
+
+
+def _from_here(one: ExplainedSplit) -> list[ExplainedCopy]:
+    return [copy for copy in one.copies if copy.way is Way.WITHIN]
+
+
+def edge_table(splits: Sequence[ExplainedSplit], *, everything: bool = False) -> Table:
+    """A line for each value that a split needs of another host: how it gets there, and how long that was
+    expected to take; of many the first, unless `everything` is asked for."""
+    edges = [(split, copy) for split in splits for copy in _from_elsewhere(split)]
+    is_predicted = any(copy.predicted_us for _, copy in edges)
+    header = ["value", "from", "to split", "on", "size", "way", *(["predicted"] if is_predicted else [])]
+    rows = [_edge_row(split, copy, everything, is_predicted) for split, copy in edges]
+    if len(rows) > _COPIES and not everything:
+        left = len(rows) - _COPIES
+        rows = [*rows[:_COPIES], [f"{left} more", *["-"] * (len(header) - 1)]]
+    return [header, *rows]
+
+
+def _edge_row(
+    split: ExplainedSplit, copy: ExplainedCopy, everything: bool, is_predicted: bool
+) -> Sequence[str]:
+    name = f"{_cut(copy.name, everything)}{' (rows)' * copy.rows_only}"
+    size, way = size_text(copy.size_bytes), _WAYS.get(copy.way, str(copy.way))
+    predicted = [time_text(copy.predicted_us)] if is_predicted else []
+    return [name, copy.source, str(split.number), split.device, size, way, *predicted]
 
 
 def _split_row(one: ExplainedSplit, everything: bool) -> Sequence[str]:
-    names = [copy.label for copy in one.copies]
+    names = [copy.label for copy in _from_here(one)]
     shown = names if everything else names[:_NAMES]
     more = [f"{len(names) - len(shown)} more"] if len(names) > len(shown) else []
     return [
@@ -54,7 +105,7 @@ def _split_row(one: ExplainedSplit, everything: bool) -> Sequence[str]:
         *(_cut(name, everything) for name in one.ends),
         str(one.steps),
         size_text(one.compute_bytes),
-        size_text(one.copied_bytes) if names else "-",
+        size_text(one.copied_bytes) if one.copies else "-",
         ", ".join([*(_cut(name, everything) for name in shown), *more]) or "-",
     ]
 
@@ -67,7 +118,7 @@ def link_table(links: Sequence[LinkReport]) -> Table:
             one.destination or _OWN,
             time_text(one.round_trip_us),
             f"{size_text(int(one.bytes_per_s))}/s",
-            "measured" if one.is_measured else "assumed",
+            "measured" if one.is_measured else "partly assumed",
         ]
         for one in links
     ]

@@ -30,6 +30,7 @@ from heliograph._effects import (
     GetStatistics,
     ListDevices,
     ListModels,
+    ListWays,
     PlaceContents,
     Probe,
     QueryOps,
@@ -196,6 +197,8 @@ class LocalTransport:
                 return self.host.memory(device)
             case ListDevices():
                 return replace(self.host.device_list(), facts=facts_here())
+            case ListWays():
+                return self.host.ways()
             case GetStatistics():
                 return replace(self.session.traffic, peers=self.host.exchange.traffic)
             case Probe():

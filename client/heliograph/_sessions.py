@@ -12,7 +12,7 @@ from heliograph._arguments import refuse_pickle
 from heliograph._common import Shell
 from heliograph._compiling import CompileOptions, compile_frozen, compile_graph, estimate_graph
 from heliograph._devices import DevicesArgument, device_name, device_names
-from heliograph._effects import Estimate, GetStatistics, ListDevices, Procedure
+from heliograph._effects import Estimate, GetStatistics, ListDevices, ListWays, Procedure
 from heliograph._groups import Groups
 from heliograph._placing import Placing, placed
 from heliograph._plans import PlanBase
@@ -23,13 +23,13 @@ from heliograph._sharing import Sharing
 from heliograph._streams import StreamBase, make_stream
 from heliograph._tensors import TensorBase
 from heliograph.builder import Graph
-from heliograph_proto import STATISTICS
+from heliograph_proto import STATISTICS, WAYS
 from heliograph_proto import commands as c
 from heliograph_proto import graph as contract
 from heliograph_proto.description import BackendInfo, DeviceList, PlanEstimate, SessionInfo, Traffic
 from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
 from heliograph_proto.graph import LeafKind
-from heliograph_proto.membership import MemberInfo
+from heliograph_proto.membership import MemberInfo, Way
 from heliograph_proto.types import TensorType
 
 #: What becomes of a plan when a device is lost.
@@ -209,6 +209,16 @@ def ask_members() -> Procedure[tuple[MemberInfo, ...]]:
     """The members of the server's pool."""
     found: DeviceList = yield ListDevices()
     return found.members
+
+
+def ask_ways(info: SessionInfo) -> Procedure[tuple[Way, ...]]:
+    """The ways of the server's pool. Raises UnsupportedError where it does not tell."""
+    if WAYS not in info.features:
+        raise UnsupportedError(
+            "the server does not tell of the ways of its pool", advice="upgrade the server"
+        )
+    found: tuple[Way, ...] = yield ListWays()
+    return found
 
 
 def ask_facts() -> Procedure[Mapping[str, str]]:

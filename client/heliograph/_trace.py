@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from heliograph._explained import ExplainedSplit
+from heliograph._explained import ExplainedCopy, ExplainedSplit, host_of
+from heliograph_proto.description import Way
 
-_PROCESS = 1
+#: By device: the numbers of its process and thread.
+_Tracks = dict[str, tuple[int, int]]
 
 
 def trace_events(splits: Sequence[ExplainedSplit]) -> list[dict[str, Any]]:
-    """A track for each device; on it the copies to it and the splits on it."""
-    tracks = {name: number for number, name in enumerate(dict.fromkeys(one.device for one in splits), 1)}
-    names = [_name("process_name", "plan", 0), *(_name("thread_name", *track) for track in tracks.items())]
+    """A track for each device; on it the copies to it and the splits on it. Each host is a process."""
+    devices = list(dict.fromkeys(one.device for one in splits))
+    hosts = {host: number for number, host in enumerate(dict.fromkeys(map(host_of, devices)), 1)}
+    tracks = {name: (hosts[host_of(name)], number) for number, name in enumerate(devices, 1)}
+    own = "the server" if len(hosts) > 1 else "plan"
+    names = [_name("process_name", host or own, number, 0) for host, number in hosts.items()]
+    names += [_name("thread_name", name, *track) for name, track in tracks.items()]
     return [*names, *_durations(splits, tracks)]
 
 
-def _durations(splits: Sequence[ExplainedSplit], tracks: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _durations(splits: Sequence[ExplainedSplit], tracks: _Tracks) -> Iterator[dict[str, Any]]:
     for one in splits:
-        place = {"ph": "X", "pid": _PROCESS, "tid": tracks[one.device]}
+        process, track = tracks[one.device]
+        place = {"ph": "X", "pid": process, "tid": track}
         if one.copies:
             yield {
                 **place,
@@ -27,7 +34,7 @@ def _durations(splits: Sequence[ExplainedSplit], tracks: dict[str, int]) -> Iter
                 "cat": "copy",
                 "ts": one.began_us,
                 "dur": one.copy_us,
-                "args": {"bytes": one.copied_bytes, "values": [copy.name for copy in one.copies]},
+                "args": {"bytes": one.copied_bytes, "values": [_value(copy) for copy in one.copies]},
             }
         first, last = one.ends
         yield {
@@ -40,5 +47,10 @@ def _durations(splits: Sequence[ExplainedSplit], tracks: dict[str, int]) -> Iter
         }
 
 
-def _name(kind: str, name: str, track: int) -> dict[str, Any]:
-    return {"ph": "M", "pid": _PROCESS, "tid": track, "name": kind, "args": {"name": name}}
+def _value(copy: ExplainedCopy) -> str:
+    where = "" if copy.way is Way.WITHIN else f" from {copy.source}, {copy.way}"
+    return f"{copy.name}{where}"
+
+
+def _name(kind: str, name: str, process: int, track: int) -> dict[str, Any]:
+    return {"ph": "M", "pid": process, "tid": track, "name": kind, "args": {"name": name}}

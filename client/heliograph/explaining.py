@@ -24,6 +24,7 @@ from heliograph._explained import (
 )
 from heliograph._explained_tables import (
     device_table,
+    edge_table,
     link_table,
     node_table,
     share_table,
@@ -107,7 +108,9 @@ class Explanation:
 
     def table(self, *, nodes: bool = False) -> str:
         """Tables of splits and devices; with `nodes` also of every node, and all names in full."""
-        tables = [split_table(self.splits, everything=nodes), device_table(self.devices)]
+        edges = edge_table(self.splits, everything=nodes)
+        tables = [split_table(self.splits, everything=nodes), *([edges] if len(edges) > 1 else [])]
+        tables.append(device_table(self.devices))
         if self.links:
             tables.append(link_table(self.links))
         if self.weights:
@@ -122,7 +125,8 @@ class Explanation:
     def _ways(self) -> list[str]:
         """A line about what travels between hosts, if anything does."""
         ways = ", ".join(f"{size_text(size)} {way}" for way, size in self.bytes_between_hosts.items())
-        return [f"between hosts in a run: {ways}"] if ways else []
+        waits = "; copy times there are with waiting for the values" if self.run_us else ""
+        return [f"between hosts in a run: {ways}{waits}"] if ways else []
 
     def json(self) -> str:
         """A JSON object for programs: "copied_bytes", "devices", "splits", "nodes", "weights" (those that lie
@@ -140,8 +144,8 @@ class Explanation:
         return json.dumps(document, indent=2)
 
     def dot(self) -> str:
-        """Text for Graphviz: the graph, its splits as boxes in their devices' colours, copies as labelled
-        edges."""
+        """Text for Graphviz: the graph, its splits as boxes in their devices' colours, in a box for each host
+        if there are several; copies as labelled edges."""
         return dot_text(self._graph, self.splits, [one.name for one in self.devices])
 
     def svg(self, path: PathArgument, *, timeout: float = DRAW_SECONDS) -> None:
@@ -154,7 +158,7 @@ class Explanation:
 
     def trace(self, path: PathArgument) -> None:
         """Writes the last run as a trace, for ui.perfetto.dev or chrome://tracing: for each device when it
-        copied and computed.
+        copied and computed, with a process for each host.
 
         Raises InvalidArgumentError before the first run, and when the file cannot be written.
         """
@@ -169,7 +173,7 @@ class Explanation:
 def explanation(graph: Graph, report: PlanReport) -> Explanation:
     """What a server reports of a plan, with the names of its graph. Raises ProtocolError if the two do not
     fit together."""
-    _check(graph, report)
+    check_report(graph, report)
     placements = enumerate(report.nodes)
     nodes = tuple(_node(graph, report, number, placement) for number, placement in placements)
     of_split: list[list[ExplainedNode]] = [[] for _ in report.splits]
@@ -255,7 +259,8 @@ def _name(graph: Graph, value: int) -> str:
 # What a server says is not trusted
 
 
-def _check(graph: Graph, report: PlanReport) -> None:
+def check_report(graph: Graph, report: PlanReport) -> None:
+    """Whether a report is one of a plan of this graph. Raises ProtocolError."""
     splits_fit = all(_split_fits(graph, report, one) for one in report.splits)
     ways = (number for one in report.links for number in (one.round_trip_us, one.bytes_per_s))
     times_fit = _are_times(report.predicted_us, *ways)

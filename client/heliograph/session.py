@@ -39,6 +39,7 @@ from heliograph._sessions import (
     ask_members,
     ask_traffic,
     check_on_loss,
+    ask_ways,
 )
 from heliograph._shared import SharedMemoryArgument, checked_shared_memory, insisted
 from heliograph._sharing import Sharing
@@ -56,7 +57,7 @@ from heliograph_proto import graph as contract
 from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address
 from heliograph_proto.description import BackendInfo, ContentOffer, DeviceType, PlanEstimate, Traffic
 from heliograph_proto.errors import DeadlineExceededError, HeliographError, InvalidArgumentError
-from heliograph_proto.membership import DeviceChange, MemberInfo
+from heliograph_proto.membership import DeviceChange, MemberInfo, Way
 from heliograph_proto.types import DTypeArgument
 
 #: What names a server, or several daemons.
@@ -192,6 +193,12 @@ class Session(SessionBase):
         """The daemons of the server's pool, also those that are missing, and why. None where it is no
         head of a pool."""
         return self._shell.drive(ask_members(), timeout, "asking for the members")
+
+    def ways(self, timeout: float | None = None) -> tuple[Way, ...]:
+        """The ways between the members of the server's pool that are there, and from the server to them:
+        round trip, bandwidth, and whether the one can fetch values from the other. Members measure them when
+        they join. None where it is no head of a pool. Raises UnsupportedError where the server is too old."""
+        return self._shell.drive(ask_ways(self.info), timeout, "asking for the ways between members")
 
     def backends(self, timeout: float | None = None) -> tuple[BackendInfo, ...]:
         """The backends of the server, also those that could not start."""

@@ -16,6 +16,8 @@ STATISTICS = "statistics"
 TICKETS = "tickets"
 DIRECT_WEIGHTS = "direct-weights"
 WATCH = "watch"
+#: A server that tells of the ways between the members of its pool.
+WAYS = "ways"
 #: The optional features that this package knows, as the handshake names them.
 FEATURES = (
     "blake3",
@@ -28,6 +30,7 @@ FEATURES = (
     "taps",
     TICKETS,
     WATCH,
+    WAYS,
 )
 
 #: The version of the program, client and server alike.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from heliograph_proto.errors import InvalidArgumentError
 
@@ -88,7 +88,7 @@ def parse_address(url: str) -> Address:
         return _unix(unquote(url.removeprefix("unix:")), device)
     if "://" not in url:
         url = f"grpc://{url}"
-    parts = urlsplit(url)
+    parts = _split(url)
     if parts.scheme == "unix":
         return _unix(unquote(parts.netloc + parts.path), device)
     if parts.scheme == "grpcs":
@@ -96,6 +96,13 @@ def parse_address(url: str) -> Address:
     if parts.scheme != "grpc":
         raise InvalidArgumentError(f"unknown scheme {parts.scheme!r} in {url!r}", advice=ADVICE)
     return _grpc(url, device)
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise InvalidArgumentError(f"bad address {url!r}: {error}", advice=ADVICE) from None
 
 
 def _local(fragment: str) -> Address:
@@ -115,7 +122,7 @@ def _unix(path: str, device: str) -> Address:
 
 
 def _grpc(url: str, device: str) -> Address:
-    parts = urlsplit(url)
+    parts = _split(url)
     try:
         host, port = parts.hostname or "", parts.port
     except ValueError as error:

@@ -34,6 +34,36 @@ class MemberInfo:
     why: str = ""
     #: Names of its devices; none unless it is ready.
     devices: tuple[str, ...] = ()
+    #: Its program and version; empty unless it is ready, and where the head does not tell.
+    server: str = ""
+    #: Unless it is ready: what to do about that, in words; may be empty.
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """From one daemon of a pool to another one, which it fetches values from; what placement goes by."""
+
+    #: The member that fetches; empty: the head itself.
+    a: str
+    #: The member from which it does.
+    b: str
+    #: Of an empty message, there and back.
+    round_trip_seconds: float
+    #: Of payload.
+    bytes_per_second: float
+    #: Whether these two were measured; else they are assumed.
+    round_trip_measured: bool = False
+    bandwidth_measured: bool = False
+    #: Whether `a` can fetch values from `b`; if not, they go through the head. None: nobody knows yet.
+    reachable: bool | None = None
+    #: If it cannot: why, in words.
+    why: str = ""
+
+    @property
+    def measured(self) -> bool:
+        """Whether nothing of it is assumed."""
+        return self.round_trip_measured and self.bandwidth_measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from heliograph._sessions import (
     ask_members,
     ask_traffic,
     check_on_loss,
+    ask_ways,
 )
 from heliograph._shared import SharedMemoryArgument, checked_shared_memory, insisted
 from heliograph._split_buffer_type import Splits
@@ -55,7 +56,7 @@ from heliograph.session import Servers, address_of
 from heliograph_proto.addresses import Address
 from heliograph_proto.description import BackendInfo, DeviceType, PlanEstimate, Traffic
 from heliograph_proto.errors import DeadlineExceededError
-from heliograph_proto.membership import MemberInfo
+from heliograph_proto.membership import MemberInfo, Way
 from heliograph_proto.types import DTypeArgument
 
 
@@ -149,6 +150,10 @@ class Session(SessionBase):
     async def members(self, timeout: float | None = None) -> tuple[MemberInfo, ...]:
         """As hg.Session.members."""
         return await self._shell.drive(ask_members(), timeout, "asking for the members")
+
+    async def ways(self, timeout: float | None = None) -> tuple[Way, ...]:
+        """As hg.Session.ways."""
+        return await self._shell.drive(ask_ways(self.info), timeout, "asking for the ways between members")
 
     async def backends(self, timeout: float | None = None) -> tuple[BackendInfo, ...]:
         """As hg.Session.backends."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the devices of a server; with -v also their buffer types and features, and all backends."""
     with hg.connect(arguments.server) as session:
-        devices = [describe(device) for device in session.devices if not device.lost]
+        devices = list(_described(session))
         backends = [describe_backend(one) for one in session.backends(timeout=SECONDS)]
         members = [describe_member(one) for one in session.members(timeout=SECONDS)]
         server = session.info.server
@@ -38,12 +39,20 @@ def run(arguments: argparse.Namespace) -> int:
         found = {"server": server, "devices": devices, "backends": backends, "members": members}
         print(json.dumps(found, indent=2))
         return 0
-    tables = [device_table(devices), member_table(members)]
+    tables = [pool_table(devices, members) if members else device_table(devices)]
     if arguments.verbose:
-        tables += [buffer_type_table(devices), feature_table(devices)]
+        tables += [member_table(members), buffer_type_table(devices), feature_table(devices)]
     tables += [backend_table(backends, everything=bool(arguments.verbose))]
     print_tables([table for table in tables if len(table) > 1])
     return 0
+
+
+def _described(session: hg.Session) -> Iterator[dict[str, Any]]:
+    """Without those of members that are lost, also meanwhile."""
+    for device in session.devices:
+        with suppress(hg.MemberLostError):
+            if not device.lost:
+                yield describe(device)
 
 
 def print_tables(tables: Sequence[Sequence[Sequence[str]]]) -> None:
@@ -112,14 +121,42 @@ def _device_row(one: dict[str, Any]) -> Sequence[str]:
     return [one["name"], one["type"], one["backend"], *sizes, threads_or_id, one["description"]]
 
 
+def pool_table(devices: Sequence[dict[str, Any]], members: Sequence[dict[str, Any]]) -> list[Sequence[str]]:
+    """A line for each device of the head of a pool and of its members, and for each member without."""
+    header = ["member", "state", *device_table(())[0]]
+    return [[*header[:-1], "description, or why it is missing"], *_pool_rows(devices, members)]
+
+
+def _pool_rows(
+    devices: Sequence[dict[str, Any]], members: Sequence[dict[str, Any]]
+) -> Iterator[Sequence[str]]:
+    """The head's own first. What a member is stands in its first line alone."""
+    theirs = {name for member in members for name in member["devices"]}
+    groups = [("(head)", "-", [one for one in devices if one["name"] not in theirs], "")]
+    for member in members:
+        found = [one for one in devices if one["name"] in member["devices"]]
+        groups.append((member["name"], member["state"], found, member["why"] or "it has no device"))
+    for name, state, found, why in groups:
+        rows = [_device_row(_as_there(one)) for one in found]
+        if not rows and name != "(head)":
+            rows = [[*(["-"] * 6), why]]
+        for number, row in enumerate(rows):
+            yield [*(("", "") if number else (name, state)), *row]
+
+
+def _as_there(one: dict[str, Any]) -> dict[str, Any]:
+    """A member's device by the backend that it has there, and without the address that all of them have."""
+    features = one["features"]
+    backend = features.get("member backend", one["backend"])
+    where = f", at {features.get('member', '')}"
+    return one | {"backend": backend, "description": one["description"].removesuffix(where)}
+
+
 def member_table(members: Sequence[dict[str, Any]]) -> list[Sequence[str]]:
     """A line for each daemon of the server's pool."""
-    header = ["member", "address", "state", "devices, or why it is missing"]
-    return [header, *([one["name"], one["address"], one["state"], _offers(one)] for one in members)]
-
-
-def _offers(one: dict[str, Any]) -> str:
-    return one["why"] or ", ".join(one["devices"]) or "none"
+    header = ["member", "address", "state", "runs", "to do"]
+    names = ("name", "address", "state", "server", "advice")
+    return [header, *([one[name] or "-" for name in names] for one in members)]
 
 
 def buffer_type_table(devices: Sequence[dict[str, Any]]) -> list[Sequence[str]]:

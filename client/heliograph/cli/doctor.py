@@ -13,9 +13,11 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from heliograph.cli import add_server_argument
-from heliograph.cli.findings import NOT_TOLD, Finding, find, plain, rate_text, said, time_text
-from heliograph.cli.measurements import MOST, Direction, Measurements, Road, RoadKind, RoundTrip
+from heliograph.cli.findings import NOT_TOLD, Finding, by_weight, find, plain, rate_text, said, time_text
+from heliograph.cli.measurements import MOST, Direction, Measurements, PoolSeen, Road, RoadKind, RoundTrip
 from heliograph.cli.measuring import measure
+from heliograph.cli.pool_findings import find_in_pool
+from heliograph.cli.pool_tables import member_rows, more_ways, way_rows
 from heliograph.cli.progress import progress_bars
 from heliograph.cli.tables import print_table
 from heliograph_proto.errors import InvalidArgumentError
@@ -29,8 +31,9 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 10.0
 _EPILOG = (
     "Takes about five seconds, and sends no more than fits into a second each way of each road: over gRPC, "
-    "over shared memory where both are on one host, and through a mapped tensor. Exit status 0: it could be "
-    "measured, whatever was found; 1: the server could not be reached."
+    "over shared memory where both are on one host, and through a mapped tensor. Of the head of a pool, and "
+    "of several URLs, also the members and the ways between them. Exit status 0: it could be measured, "
+    "whatever was found; 1: the server could not be reached."
 )
 #: Rows of the table of both sides, by the names of facts.
 FACTS = {
@@ -51,13 +54,15 @@ OF_SERVER, OF_CLIENT = ("event_loop", "processors"), ("rich",)
 NO_PACKAGES = ("python", *OF_SERVER, "allocator", "system")
 NO_COMPRESSION = "none: tensors hardly compress, and it would cost the processor, which is the limit"
 #: The steps that are shown: at most so many.
-STEPS = 7
+STEPS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """URL, --server, --timeout, --json."""
+    """URL ..., --server, --timeout, --json."""
     parser.epilog = _EPILOG
-    parser.add_argument("url", metavar="URL", nargs="?", help="the same as --server URL")
+    parser.add_argument(
+        "url", metavar="URL", nargs="*", help="the same as --server URL; several: the pool that they make"
+    )
     add_server_argument(parser)
     parser.add_argument(
         "--timeout",
@@ -76,8 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.url and arguments.server:
         raise InvalidArgumentError("URL and --server name a server each", advice="say one of them")
     with step_progress() as tell:
-        found = measure(arguments.url or arguments.server, arguments.timeout, tell)
-    findings = find(found)
+        urls = arguments.url[0] if len(arguments.url) == 1 else arguments.url
+        found = measure(urls or arguments.server, arguments.timeout, tell)
+    findings = by_weight([*find_in_pool(found), *find(found)])
     if arguments.json:
         print(json.dumps(as_json(found, findings), indent=2, allow_nan=False))
     else:
@@ -119,19 +125,22 @@ def _plain(value: Any) -> Any:
 
 def show(found: Measurements, findings: Sequence[Finding]) -> None:
     """Prints tables of what was measured, and the findings."""
-    where = "this process" if found.in_process else "on this host" if found.local_address else "elsewhere"
     program, connected = plain(found.server.program), time_text(found.connect_seconds)
-    print(f"{found.url}: {program}, {where}; connected in {connected}\n")
+    print(f"{found.url}: {program}, {_where(found)}; connected in {connected}\n")
     trips = {"empty command": found.empty, "run of one op, 64 bytes": found.run}
     header = ["round trip", "median", "90th percentile", "samples"]
     print_table(header, [_trip(*one) for one in trips.items()])
     print()
-    header = ["road", "up", "down", "largest", "copies up", "copies down", "note"]
-    print_table(header, [_road(one) for one in found.roads])
-    print("copies: of each byte, by the code of client, server; beside them gRPC and the kernel copy")
+    if found.pool is not None:
+        _show_pool(found.pool)
+    if found.roads:
+        header = ["road", "up", "down", "largest", "copies up", "copies down", "note"]
+        print_table(header, [_road(one) for one in found.roads])
+        print("copies: of each byte, by the code of client, server; beside them gRPC and the kernel copy")
     if any(one.kind is RoadKind.GRPC for one in found.roads):
         print(f"gRPC carries {size_text(found.chunk_bytes)} a message")
-    print()
+    if found.roads:
+        print()
     sides = ["this process"] if found.in_process else ["client", "server"]
     rows = [_fact(found, *one) for one in FACTS.items() if not (found.in_process and one[0] in OF_SERVER)]
     print_table(["", *sides], [row[: len(sides) + 1] for row in rows])
@@ -139,6 +148,24 @@ def show(found: Measurements, findings: Sequence[Finding]) -> None:
     header = ["device", "type", "backend", "free", "total", "kernels", "BLAS", "description"]
     print_table(header, list(_devices(found)))
     print("\n".join(["", *_agreed(found), "", *said(findings)]))
+
+
+def _where(found: Measurements) -> str:
+    if found.pool is not None and found.pool.in_process:
+        return "a pool in this process"
+    where = "this process" if found.in_process else "on this host" if found.local_address else "elsewhere"
+    return where if found.pool is None else f"{where}, the head of a pool"
+
+
+def _show_pool(pool: PoolSeen) -> None:
+    """Members, and the ways between them."""
+    for header, *rows in (member_rows(pool), way_rows(pool)):
+        if rows:
+            print_table(header, rows)
+            print()
+    for line in (more_ways(pool), plain(pool.why_no_ways)):
+        if line:
+            print(f"{line}\n")
 
 
 def _trip(name: str, one: RoundTrip) -> list[str]:

@@ -64,6 +64,11 @@ def find(found: Measurements) -> tuple[Finding, ...]:
         _chunks, _copies, _memory, _age, _blas, _progress,
     )  # fmt: skip
     findings = [one for part in parts for one in part(found)]
+    return by_weight(findings)
+
+
+def by_weight(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Those first that matter most."""
     return tuple(sorted(findings, key=lambda one: one.level is not Level.WARNING))
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from heliograph_proto.membership import Way
+
 #: The most that a number from a clock or from another program is taken to be.
 MOST = 1e18
 
@@ -101,6 +103,41 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberSeen:
+    """A member of the server's pool: what the head tells of it, and whether this client reaches it."""
+
+    name: str
+    #: Where the head reaches it.
+    address: str
+    #: "joining", "ready" or "lost".
+    state: str
+    #: Unless it is ready: why not, and what to do, in words.
+    why: str = ""
+    advice: str = ""
+    devices: tuple[str, ...] = ()
+    #: Program and version; empty where that is not known.
+    server: str = ""
+    #: Whether this client reaches it, so that weights go straight to it; None: nobody tried.
+    reached: bool | None = None
+    why_not_reached: str = ""
+    #: Of an empty command from this client; 0: not measured.
+    round_trip_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSeen:
+    """What is behind the head of a pool."""
+
+    members: tuple[MemberSeen, ...]
+    #: From the head to its members, and between these.
+    ways: tuple[Way, ...] = ()
+    #: Whether the head is this process.
+    in_process: bool = False
+    #: Why it tells of no ways, in words.
+    why_no_ways: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Measurements:
     """All of them."""
 
@@ -127,6 +164,8 @@ class Measurements:
     features: tuple[str, ...]
     missing_features: tuple[str, ...]
     devices: tuple[DeviceSeen, ...]
+    #: None: the server is no head of a pool.
+    pool: PoolSeen | None = None
 
     def road(self, kind: RoadKind) -> Road | None:
         """A road that was measured, at least one way."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,8 @@ from heliograph.cli.measurements import (
     RoundTrip,
     Side,
 )
-from heliograph.session import address_of
+from heliograph.cli.members import see_pool
+from heliograph.session import Servers, address_of
 from heliograph_proto import FEATURES, __version__
 from heliograph_proto.addresses import Address
 from heliograph_proto.description import Traffic
@@ -44,17 +45,20 @@ MEMORY_PART = 8
 Tell = Callable[[str], None]
 
 
-def measure(url: str | None, timeout: float, tell: Tell) -> Measurements:
-    """Measures the road to a server; `tell` hears what is measured next. Raises ConnectionError, and whatever
-    a session that does nothing unusual may raise."""
+def measure(url: Servers, timeout: float, tell: Tell) -> Measurements:
+    """Measures the road to a server, or to a pool of several in this process, and what is behind the head of
+    a pool; `tell` hears what is measured next. Raises ConnectionError, and whatever a session that does
+    nothing unusual may raise."""
     address = address_of(url)
     began = time.perf_counter()
     tell("connecting")
     with hg.connect(url, timeout=timeout, progress=None) as session:
         connected = time.perf_counter() - began
         facts = session.server_facts(timeout)
-        device = session.device(address.device) if address.device else session.devices[0]
-        seen = tuple(_seen(one, timeout) for one in session.devices)
+        device = session.device(address.device) if address.device else _first(session)
+        seen = tuple(_all_seen(session, timeout))
+        tell("the pool")
+        pool = see_pool(session, bool(address.members), timeout)
         tell("round trips")
         empty = round_trips(lambda: session.synchronize(timeout))
         run = round_trips(_run(session, device, timeout))
@@ -77,7 +81,21 @@ def measure(url: str | None, timeout: float, tell: Tell) -> Measurements:
             features=session.info.features,
             missing_features=tuple(one for one in FEATURES if one not in session.info.features),
             devices=seen,
+            pool=pool,
         )
+
+
+def _first(session: hg.Session) -> hg.Device:
+    """Of those that are there."""
+    return next((one for one in session.devices if not one.lost), session.devices[0])
+
+
+def _all_seen(session: hg.Session, timeout: float) -> Iterator[DeviceSeen]:
+    """Without those of members that are lost, also meanwhile."""
+    for one in session.devices:
+        with suppress(hg.MemberLostError):
+            if not one.lost:
+                yield _seen(one, timeout)
 
 
 def _seen(device: hg.Device, timeout: float) -> DeviceSeen:
@@ -136,6 +154,9 @@ class _Measuring:
 
 def _roads(session: hg.Session, address: Address, how: _Measuring) -> Iterator[Road]:
     """Every road that there is."""
+    if address.members:
+        # There is a road to each; who names one alone sees it.
+        return
     if address.scheme == "local":
         yield _measured(RoadKind.LOCAL, session, how)
     elif not session.shared_memory:

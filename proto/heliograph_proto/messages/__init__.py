@@ -16,6 +16,7 @@ from heliograph_proto.messages.devices import (
     decode_query,
     decode_session,
     decode_traffic,
+    decode_ways,
     encode_answers,
     encode_device,
     encode_device_list,
@@ -25,6 +26,7 @@ from heliograph_proto.messages.devices import (
     encode_queries,
     encode_session,
     encode_traffic,
+    encode_ways,
 )
 from heliograph_proto.messages.graphs import decode_graph, encode_graph, graph_digest
 from heliograph_proto.messages.models import decode_model, encode_model
@@ -74,6 +76,7 @@ __all__ = [
     "decode_session",
     "decode_traffic",
     "decode_type",
+    "decode_ways",
     "encode_answers",
     "encode_command",
     "encode_completions",
@@ -95,5 +98,6 @@ __all__ = [
     "encode_session",
     "encode_traffic",
     "encode_type",
+    "encode_ways",
     "graph_digest",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 
 from heliograph_proto.description import (
@@ -25,7 +25,7 @@ from heliograph_proto.description import (
     Traffic,
 )
 from heliograph_proto.limits import Limits
-from heliograph_proto.membership import DeviceChange, MemberInfo, MemberState
+from heliograph_proto.membership import DeviceChange, MemberInfo, MemberState, Way
 from heliograph_proto.messages.graphs import decode_attributes, encode_attributes
 from heliograph_proto.messages.types import decode_error, decode_type, encode_error, encode_type
 from heliograph_proto.ops import infer
@@ -151,12 +151,60 @@ def _encode_member(found: MemberInfo) -> device_pb2.Member:
         state=device_pb2.MemberState.ValueType(found.state.value),
         why=found.why,
         devices=found.devices,
+        server=found.server,
+        advice=found.advice,
     )
 
 
 def _decode_member(message: device_pb2.Member) -> MemberInfo:
     state = _STATES.get(message.state, MemberState.JOINING)
-    return MemberInfo(message.name, message.address, state, message.why, tuple(message.devices))
+    devices = tuple(message.devices)
+    return MemberInfo(
+        message.name, message.address, state, message.why, devices, message.server, message.advice
+    )
+
+
+#: By whether one can reach the other, if that is known.
+_REACHABILITY = {
+    None: device_pb2.REACHABILITY_UNSPECIFIED,
+    True: device_pb2.REACHABILITY_REACHABLE,
+    False: device_pb2.REACHABILITY_UNREACHABLE,
+}
+_REACHABLE = {number: reachable for reachable, number in _REACHABILITY.items()}
+
+
+def encode_ways(ways: Iterable[Way]) -> device_pb2.ListWaysResponse:
+    return device_pb2.ListWaysResponse(
+        ways=[
+            device_pb2.MemberWay(
+                source=one.a,
+                destination=one.b,
+                round_trip_seconds=one.round_trip_seconds,
+                bytes_per_second=one.bytes_per_second,
+                round_trip_measured=one.round_trip_measured,
+                bandwidth_measured=one.bandwidth_measured,
+                reachability=_REACHABILITY[one.reachable],
+                why=one.why,
+            )
+            for one in ways
+        ]
+    )
+
+
+def decode_ways(message: device_pb2.ListWaysResponse) -> tuple[Way, ...]:
+    return tuple(
+        Way(
+            a=one.source,
+            b=one.destination,
+            round_trip_seconds=one.round_trip_seconds,
+            bytes_per_second=one.bytes_per_second,
+            round_trip_measured=one.round_trip_measured,
+            bandwidth_measured=one.bandwidth_measured,
+            reachable=_REACHABLE.get(one.reachability),
+            why=one.why,
+        )
+        for one in message.ways
+    )
 
 
 def encode_change(change: DeviceChange) -> device_pb2.DeviceChange:

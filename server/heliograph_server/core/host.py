@@ -31,7 +31,7 @@ from heliograph_proto.errors import (
     VersionMismatchError,
 )
 from heliograph_proto.limits import Limits
-from heliograph_proto.membership import DeviceChange
+from heliograph_proto.membership import DeviceChange, Way
 from heliograph_proto.types import TensorType
 from heliograph_server.core.admissions import Admissions
 from heliograph_server.core.contents import Contents
@@ -177,6 +177,11 @@ class Host:
         members = tuple(self._pool.members) if self._pool is not None else ()
         found = describe(self._devices, self._room)
         return DeviceList(found, tuple(self._registry.backends), SERVER, members=members)
+
+    def ways(self) -> tuple[Way, ...]:
+        """Between the members of the pool that are ready, and from here to them; none without a pool."""
+        reaches = self._pool.reaches if self._pool is not None else ()
+        return tuple(self.measurements.way(one.a, one.b, one.reachable, one.why) for one in reaches)
 
     def memory(self, name: str = "") -> Memory:
         """A device's memory, now. Raises UnknownDeviceError, MemberLostError."""

@@ -15,6 +15,7 @@ from itertools import permutations
 
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.graph import Graph
+from heliograph_proto.membership import Way
 from heliograph_server.core.scheduling import Link, Rates
 from heliograph_server.core.scheduling.costs import Work, work_of_node
 
@@ -110,6 +111,14 @@ class Measurements:
             usual = Link()
             trip_s, per_s = trip.told or usual.round_trip_s, speed.told or usual.bytes_per_s
             return Link(trip_s, per_s, known, (a, b))
+
+    def way(self, a: str, b: str, reachable: bool | None = None, why: str = "") -> Way:
+        """As `link`, for people, with what somebody knows of whether there is a way at all."""
+        link = self.link(a, b)
+        with self._lock:
+            trip, speed = self._ways.get(_pair(a, b), (Average(), Average()))
+            measured = bool(trip.told), bool(speed.told)
+        return Way(a, b, link.round_trip_s, link.bytes_per_s, *measured, reachable, why)
 
     def round_trip_s(self, site: str) -> float:
         """Of the way from here to a site, in seconds; 0: nobody measured it."""

@@ -24,6 +24,17 @@ class Change:
     why: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Whether a member, or this host (""), can fetch values from another member; None: nobody knows yet."""
+
+    a: str
+    b: str
+    reachable: bool | None
+    #: If not, why.
+    why: str = ""
+
+
 #: Told of each change, one at a time and in order, when `Membership.devices` has it already.
 Changed: TypeAlias = Callable[[Change], None]
 
@@ -38,6 +49,10 @@ class Membership(Protocol):
     @property
     def members(self) -> Sequence[MemberInfo]:
         """All that are, or are to be."""
+
+    @property
+    def reaches(self) -> Sequence[Reach]:
+        """Who of those that are ready can reach whom: first this host, then each member."""
 
     @property
     def daemons(self) -> Sequence[bytes]:

@@ -22,7 +22,7 @@ import heliograph as hg
 from heliograph.session import connect_as_head
 from heliograph_proto.errors import ConfigurationError, HeliographError, MemberLostError
 from heliograph_proto.membership import DeviceChange, MemberInfo, MemberState
-from heliograph_server.core.membership import Change, Changed
+from heliograph_server.core.membership import Change, Changed, Reach
 from heliograph_server.pool.answers import MAX_REASON, printable
 from heliograph_server.pool.device import RemoteDevice
 from heliograph_server.pool.joining import (
@@ -34,7 +34,7 @@ from heliograph_server.pool.joining import (
 )
 from heliograph_server.pool.member import Member
 from heliograph_server.pool.sources import Listed, MembershipSource, first_twice
-from heliograph_server.pool.surveying import Surveyor, Ways
+from heliograph_server.pool.surveying import HERE, Surveyor, Ways
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,8 @@ STEADY_SECONDS = 5.0
 MAX_TOLD = 8
 #: How long the end waits for each member, all at the same time.
 CLOSE_SECONDS = 6.0
+
+_LOST_ADVICE = "look whether it still runs and at the network in between, and start it again"
 
 #: Opens a session: the URL, the seconds that may take, and the silence. Raises what `hg.connect` does.
 Connect: TypeAlias = Callable[[str, float, float], hg.Session]
@@ -93,6 +95,15 @@ class Pool:
         """All that are, or are to be."""
         with self._lock:
             return (*(slot.info for slot in self._slots), *self._refused)
+
+    @property
+    def reaches(self) -> tuple[Reach, ...]:
+        """Who of those that are ready can reach whom, as far as is known: first this process, which reaches
+        everybody, then each member."""
+        ready = self._ready()
+        from_here = [Reach(HERE, one.name, True) for one in ready]
+        pairs = [one.site.reach(other.site) for one in ready for other in ready if one is not other]
+        return (*from_here, *pairs)
 
     @property
     def daemons(self) -> tuple[bytes, ...]:
@@ -154,7 +165,9 @@ class Pool:
             if first_twice([*(other.name for other in accepted), one.name]) is None:
                 accepted.append(one)
             else:
-                refused.append(MemberInfo(one.name, one.url, MemberState.JOINING, "another has its name"))
+                advice = "give each member a name of its own: NAME=HOST:PORT"
+                why = "another has its name"
+                refused.append(MemberInfo(one.name, one.url, MemberState.JOINING, why, advice=advice))
         with self._lock:
             self._told.clear()
             if self._closed:
@@ -278,10 +291,15 @@ class _Slot:
     def info(self) -> MemberInfo:
         if self.member is not None:
             names = tuple(device.name for device in self.member.devices)
-            return MemberInfo(self.name, self.listed.url, MemberState.READY, devices=names)
+            server = self.member.session.info.server
+            return MemberInfo(self.name, self.listed.url, MemberState.READY, devices=names, server=server)
         state = MemberState.LOST if self._was_ready else MemberState.JOINING
-        why = printable(self._why.message, MAX_REASON) if self._why is not None else "it has not answered yet"
-        return MemberInfo(self.name, self.listed.url, state, why)
+        if self._why is None:
+            return MemberInfo(self.name, self.listed.url, state, "it has not answered yet")
+        # What a client is to do then is no help to who looks after the pool.
+        is_lost = isinstance(self._why, MemberLostError)
+        advice = _LOST_ADVICE if is_lost else self._why.advice
+        return MemberInfo(self.name, self.listed.url, state, printable(self._why.message, MAX_REASON), advice=advice)
 
     @property
     def why_missing(self) -> HeliographError | None:

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 import heliograph as hg
 from heliograph._handing import probe
 from heliograph._sharing import Sharing
+from heliograph.explaining import check_report
 from heliograph_backends.contract import Site, SitePlan, SiteRun, SiteWork, Tensor
 from heliograph_proto import EXCHANGE
 from heliograph_proto.addresses import parse_address
 from heliograph_proto.description import PlanReport
 from heliograph_proto.errors import HeliographError, UnknownHandleError
+from heliograph_server.core.membership import Reach
 from heliograph_server.pool.answers import printable
 from heliograph_server.pool.bound import INLINE_BYTES, Bound
 from heliograph_server.pool.device import check_compiled
@@ -43,8 +45,10 @@ class RemoteSite(Site):
         self.member = member
         self.name = member.name
         self._lock = threading.Lock()
-        #: By the lives of other members: whether it can fetch values from them, as far as is known.
+        #: By the lives of other members: whether it can fetch values from them, as far as is known; and why
+        #: it cannot.
         self._reaches: dict[bytes, bool] = {}
+        self._whys: dict[bytes, str] = {}
 
     def __repr__(self) -> str:
         return f"<RemoteSite {self.name}>"
@@ -90,13 +94,14 @@ class RemoteSite(Site):
         reaches = found.error is None and found.incarnation == other.incarnation
         if not reaches and not _answers(other):
             return None
+        why = found.error.message if found.error is not None else "another daemon answers there"
         with self._lock:
             is_news = self._reaches.get(other.incarnation) is not False
             self._reaches[other.incarnation] = reaches
+            self._whys[other.incarnation] = "" if reaches else why
         if reaches:
             return found.round_trip_seconds, found.bytes_per_second
         if is_news:
-            why = found.error.message if found.error is not None else "another daemon answers there"
             logger.warning(
                 "%s cannot reach %s: values between them are relayed: %s",
                 self.name,
@@ -108,6 +113,15 @@ class RemoteSite(Site):
     def cannot_reach(self, other: Site) -> None:
         with self._lock:
             self._reaches[other.incarnation] = False
+
+    def reach(self, other: Site) -> Reach:
+        """What is known of it now; nobody is asked."""
+        if why := self.why_not or other.why_not:
+            return Reach(self.name, other.name, False, why)
+        with self._lock:
+            reachable = self._reaches.get(other.incarnation)
+            why = self._whys.get(other.incarnation) or "a run found no way"
+        return Reach(self.name, other.name, reachable, why if reachable is False else "")
 
     def compile(self, work: SiteWork) -> RemoteSitePlan:
         leaves = {**work.bindings.weights, **work.bindings.variables}
@@ -173,7 +187,9 @@ class RemoteSitePlan(SitePlan):
 
     def report(self) -> PlanReport:
         with self.site.member.edge():
-            return self.plan._report()
+            found = self.plan._report()
+            check_report(self.graph, found)
+            return found
 
     def free(self) -> None:
         plan, self._plan = self._plan, None

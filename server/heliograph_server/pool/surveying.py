@@ -47,8 +47,9 @@ class Surveyor:
         self._ways = ways
         self._changed = threading.Event()
         self._closed = False
-        #: Pairs of lives that were asked.
+        #: Pairs of lives that were asked, and those of them that found a way.
         self._asked: set[tuple[bytes, bytes]] = set()
+        self._found: set[tuple[bytes, bytes]] = set()
         self._thread = threading.Thread(target=self._run, name="heliograph-survey", daemon=True)
         self._thread.start()
 
@@ -89,6 +90,7 @@ class Surveyor:
         """Lives that are over are not asked again."""
         lives = {one.incarnation for one in self._members()} | {b""}
         self._asked = {pair for pair in self._asked if lives.issuperset(pair)}
+        self._found &= self._asked
 
     def _pairs(self) -> Iterator[tuple[Member, Member | None]]:
         """Those that nobody asked yet; None: this process. First the ways from here, which cost least."""
@@ -110,9 +112,12 @@ class Surveyor:
             self._ways.note_link(HERE, one.name, _round_trip_seconds(one))
             return
         # Both directions are alike for what is carried; whether there is a way is asked in each.
-        is_known = (other.incarnation, one.incarnation) in self._asked
+        is_known = (other.incarnation, one.incarnation) in self._found
         found = one.site.look_for(other.site, 0 if is_known else PROBE_BYTES)
-        if found is not None and not is_known:
+        if found is None:
+            return
+        self._found.add((one.incarnation, other.incarnation))
+        if not is_known:
             self._ways.note_link(one.name, other.name, *found)
 
 

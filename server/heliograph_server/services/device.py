@@ -70,6 +70,15 @@ class DeviceService(device_pb2_grpc.DeviceServiceServicer):
     ) -> device_pb2.QueryPlacementResponse:
         return await self._answer(_query_placement, request)
 
+    @refusals
+    async def ListWays(
+        self,
+        request: device_pb2.ListWaysRequest,
+        context: aio.ServicerContext[device_pb2.ListWaysRequest, device_pb2.ListWaysResponse],
+    ) -> device_pb2.ListWaysResponse:
+        found = await asyncio.wrap_future(self._askers.submit(self._slot.host.ways))
+        return messages.encode_ways(found)
+
     async def _answer(self, answer: Callable[[Host, _Q], _A], question: _Q) -> _A:
         """Long questions have a thread of their own, and only so many bytes of them wait."""
         host = self._slot.host
