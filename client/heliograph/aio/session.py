@@ -40,8 +40,8 @@ from heliograph._sessions import (
     ask_facts,
     ask_members,
     ask_traffic,
-    check_on_loss,
     ask_ways,
+    check_on_loss,
 )
 from heliograph._shared import SharedMemoryArgument, checked_shared_memory, insisted
 from heliograph._split_buffer_type import Splits

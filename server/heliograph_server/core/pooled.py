@@ -37,6 +37,7 @@ from heliograph_proto.errors import (
     HeliographError,
     MemberLostError,
     Origin,
+    UnavailableError,
     UnknownHandleError,
     UnsupportedError,
 )

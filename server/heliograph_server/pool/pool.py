@@ -299,7 +299,8 @@ class _Slot:
         # What a client is to do then is no help to who looks after the pool.
         is_lost = isinstance(self._why, MemberLostError)
         advice = _LOST_ADVICE if is_lost else self._why.advice
-        return MemberInfo(self.name, self.listed.url, state, printable(self._why.message, MAX_REASON), advice=advice)
+        why = printable(self._why.message, MAX_REASON)
+        return MemberInfo(self.name, self.listed.url, state, why, advice=advice)
 
     @property
     def why_missing(self) -> HeliographError | None:
