@@ -37,9 +37,10 @@ Side = tuple[hg.Session, str]
 def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sequence[Device]]:
     """What local: has while a test runs: a right device and a wrong one, of a plugin."""
     registry = open_registry(["cpu:threads=1", "wrong"], ["wrong_backend"])
-    shared = _local._SharedHost("")
+    key = _local._Key("")
+    shared = _local._SharedHost(key)
     shared._host, shared.users = Host(registry), 1
-    monkeypatch.setitem(_local._SHARED._hosts, "", shared)
+    monkeypatch.setitem(_local._SHARED._hosts, key, shared)
     yield registry.devices
     assert shared.users == 1
     shared.close()

@@ -281,6 +281,7 @@ def test_after_a_sticky_error_the_device_is_lost_and_others_go_on(
         outcome.wait()
         assert isinstance(outcome.error, DeviceLostError) and "illegal address" in str(outcome.error)
     for attempt in (lambda: device.buffer_type.allocate(8), device.stream):
+        assert device.lost is not None and "cuda0 is lost" in device.lost.message
         with pytest.raises(DeviceLostError, match="cuda0 is lost"):
             attempt()
     assert other.buffer_type.allocate(8).size_bytes == 8

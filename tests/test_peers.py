@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,15 +24,18 @@ from heliograph_proto.errors import (
     PermissionDeniedError,
     ProtocolError,
     SessionClosedError,
+    UnavailableError,
 )
 from heliograph_proto.limits import Limits
 from heliograph_proto.messages import decode_error
 from heliograph_proto.portions import Arrival, Departure, Edge, Portion, Source
-from heliograph_proto.status import error_from_metadata
+from heliograph_proto.status import error_from_metadata, error_to_metadata
 from heliograph_proto.types import TensorType, tensor_type
 from heliograph_proto.v1 import peer_pb2, peer_pb2_grpc
 from heliograph_server.core.exchange import Ports
-from heliograph_server.peers.blocking import BlockingPeers
+from heliograph_server.core.exchanging import Landing, Value
+from heliograph_server.peers.blocking import BlockingPeers, BlockingWay
+from heliograph_server.peers.looping import LoopPeers
 
 SMALL = tensor_type("f32", (3, 4))
 LARGE = tensor_type("f32", (700, 1000))
@@ -479,3 +483,91 @@ def test_ways_on_threads_pull_too_and_tell_of_losses(
         waiting.result(SECONDS)
     with pytest.raises(MemberLostError):
         into.expect(4, [target]).wait(0, Abort())
+
+
+def test_a_way_on_threads_that_broke_is_not_kept_though_only_large_values_went_there(
+    producer: ThreadDaemon,
+) -> None:
+    peers = BlockingPeers()
+    target = producer.tensor(LARGE)
+    source = producer.source
+    producer.stop()
+    landing = Landing(Arrival(0, EDGE, source), 1, target)
+    peers.pull(source, [landing])
+    with pytest.raises(MemberLostError):
+        landing.wait(Abort())
+    ended: SimpleQueue[HeliographError | None] = SimpleQueue()
+    peers.push(source, EDGE, 2, Value(LARGE.nbytes), ended.put)
+    assert isinstance(ended.get(timeout=SECONDS), MemberLostError)
+    peers.close()
+    assert repr(peers) == "<BlockingPeers 0 ways>"
+
+
+def test_a_large_value_that_is_forgotten_before_its_call_is_made_is_not_asked_for(
+    producer: ThreadDaemon, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works: list[Callable[[], None]] = []
+    monkeypatch.setattr(BlockingWay, "_start", lambda way, work: works.append(work))
+    out = producer.exchange.open(Portion(departures=(Departure(0, EDGE),)))
+    peers = BlockingPeers()
+    landing = Landing(Arrival(0, EDGE, producer.source), 1, producer.tensor(LARGE))
+    peers.pull(producer.source, [landing])
+    landing.close()
+    peers.forget(producer.source, [landing])
+    # The thread that was to pull it begins only now.
+    threads.submit(works[0]).result(SECONDS)
+    out.close()
+    peers.close()
+
+
+def test_a_way_that_ends_before_large_values_have_begun_tells_whoever_waits(consumer: ThreadDaemon) -> None:
+    source = Source("grpc://127.0.0.1:1", b"")
+    landing = Landing(Arrival(0, EDGE, source), 1, consumer.tensor(LARGE))
+    value, told = Value(LARGE.nbytes), list[HeliographError | None]()
+
+    async def end_at_once() -> None:
+        with ThreadPoolExecutor(1) as movers:
+            peers = LoopPeers(asyncio.get_running_loop(), movers)
+            peers.pull(source, [landing])
+            peers.push(source, EDGE, 2, value, told.append)
+            await peers.closed()
+
+    asyncio.run(end_at_once())
+    assert isinstance(landing.error, CancelledError)
+    assert [type(one) for one in told] == [CancelledError] and value.is_dropped
+
+
+class Starting(peer_pb2_grpc.PeerServiceServicer):
+    """A daemon that has no devices yet."""
+
+    def Pull(self, request: peer_pb2.PullRequest, context: Any) -> Iterator[peer_pb2.PullResponse]:
+        error = UnavailableError("the server is starting its devices")
+        context.abort_with_status(_Refused(error.message, error_to_metadata(error)))
+        yield from ()
+
+    def Exchange(self, requests: Any, context: Any) -> Iterator[Any]:
+        next(requests)
+        yield from self.Pull(requests, context)
+
+
+class _Refused(grpc.Status):  # type: ignore[misc]
+    code = grpc.StatusCode.UNAVAILABLE
+
+    def __init__(self, details: str, metadata: Any) -> None:
+        self.details, self.trailing_metadata = details, metadata
+
+
+@pytest.mark.parametrize("type", [SMALL, LARGE], ids=["small", "large"])
+def test_a_source_that_is_starting_anew_is_lost_and_not_the_one_who_asks_it(
+    consumer: ThreadDaemon, type: TensorType
+) -> None:
+    with ThreadPoolExecutor(2) as workers:
+        server = grpc.server(workers)
+        peer_pb2_grpc.add_PeerServiceServicer_to_server(Starting(), server)
+        source = Source(f"grpc://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", b"before")
+        server.start()
+        into = consumer.exchange.open(Portion((Arrival(0, EDGE, source),)))
+        with pytest.raises(MemberLostError, match=source.address):
+            into.expect(1, [consumer.tensor(type)]).wait(0, Abort())
+        into.close()
+        server.stop(0).wait(SECONDS)

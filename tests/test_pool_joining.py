@@ -327,6 +327,19 @@ def odd_alignment(answer: session_pb2.OpenResponse) -> None:
     answer.devices[0].buffer_types[0].alignment_bytes = 48
 
 
+def many_kinds_of_memory(answer: session_pb2.OpenResponse) -> None:
+    for _ in range(100):
+        answer.devices[0].buffer_types.add().CopyFrom(answer.devices[0].buffer_types[0])
+
+
+def unprintable_memory(answer: session_pb2.OpenResponse) -> None:
+    answer.devices[0].buffer_types[0].name = "\x1b[2J"
+
+
+def odd_daemons(answer: session_pb2.OpenResponse) -> None:
+    answer.daemons.append(b"short")
+
+
 def no_memory(answer: session_pb2.OpenResponse) -> None:
     del answer.devices[0].buffer_types[:]
 
@@ -346,6 +359,9 @@ def no_memory(answer: session_pb2.OpenResponse) -> None:
         (more_free_than_there_is, "bytes free"),
         (odd_alignment, "aligned to 48 bytes"),
         (no_memory, "has no memory"),
+        (many_kinds_of_memory, "kinds of memory"),
+        (unprintable_memory, "memory of device cpu0 is named"),
+        (odd_daemons, "daemons behind it"),
     ],
 )
 def test_a_member_that_cannot_be_what_it_says_is_refused_and_that_is_logged_once(
@@ -428,3 +444,40 @@ def test_answers_that_cannot_be_true_are_refused() -> None:
             checked_size(sizes, tensor)
     with pytest.raises(ProtocolError, match="cannot be"):
         one_answer(())
+
+
+def test_what_a_member_says_of_an_op_is_kept_short_and_printable() -> None:
+    from heliograph_proto.description import OpAnswer
+    from heliograph_server.pool.answers import one_answer
+
+    said = one_answer([OpAnswer("no\x1b[2J" + "o" * 10**6)])
+    assert said.why_not.isprintable() and len(said.why_not) <= 1000
+
+
+def test_devices_that_keep_coming_are_refused_at_last() -> None:
+    from dataclasses import replace
+
+    from heliograph_proto.membership import DeviceChange
+    from heliograph_server.pool.joining import MAX_DEVICES, check_change
+
+    with hg.connect("local:#fake") as session:
+        one = session.info.devices[0]
+    more = tuple(replace(one, name=f"more{number}") for number in range(10))
+    names = [f"cpu{number}" for number in range(MAX_DEVICES - 5)]
+    check_change(DeviceChange("m", appeared=more, lost=tuple(names[:5])), names)
+    with pytest.raises(ProtocolError, match="65 devices"):
+        check_change(DeviceChange("m", appeared=more), names)
+
+
+def test_a_plan_that_gives_something_else_than_its_graph_is_refused() -> None:
+    from heliograph_proto.description import PlanInfo, Port
+    from heliograph_proto.graph import Graph, Leaf, LeafKind, Output
+    from heliograph_proto.types import tensor_type
+    from heliograph_server.pool.answers import check_plan
+
+    right, wrong = tensor_type("f32", (4,)), tensor_type("f32", (3,))
+    graph = Graph((Leaf(LeafKind.INPUT, "x", right),), (), (Output("y", 0),))
+    check_plan(PlanInfo((), (Port("y", right),), (), "cpu0", 0, 0), graph)
+    for ports in ((), (Port("y", wrong),), (Port("z", right),), (Port("y", right),) * 2):
+        with pytest.raises(ProtocolError):
+            check_plan(PlanInfo((), ports, (), "cpu0", 0, 0), graph)

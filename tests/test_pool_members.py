@@ -14,7 +14,13 @@ from pool_daemons import SECONDS, Daemon, daemons, head_of, next_event, wait_for
 import heliograph as hg
 from heliograph._watching import MOST_EVENTS
 from heliograph.watching import DeviceWatch
+from heliograph_backends.fake import FakeDevice
+from heliograph_backends.registry import Registry
+from heliograph_proto.commands import CompletionBatch
 from heliograph_proto.errors import MemberLostError
+from heliograph_proto.membership import DeviceChange
+from heliograph_server.core.host import Host
+from heliograph_server.core.membership import Change
 
 W = np.arange(6, dtype=np.float32).reshape(3, 2)
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -109,8 +115,10 @@ def test_a_killed_member_ends_its_runs_alone_and_is_there_again_when_it_is_resta
         kept.get(timeout=SECONDS)
     with pytest.raises(MemberLostError):
         plan.run(x=X, timeout=SECONDS)
-    again = session.compile(counted(), "m0/cpu0").run(x=X)
-    assert np.array_equal(again["y"], first["y"]) and again["count"] == 1, "the variable is a new one"
+    with pytest.raises(MemberLostError, match=r"'count'.*gone"):
+        session.compile(counted(), "m0/cpu0")
+    again = session.compile(counted("from now on"), "m0/cpu0").run(x=X)
+    assert np.array_equal(again["y"], first["y"]) and again["count"] == 1
     plan.free()
     kept.free()
 
@@ -147,7 +155,9 @@ def test_what_lay_on_a_member_is_asked_for_again_and_other_sessions_see_it_too(
                 late.compile(counted(), "m0/cpu0")
             found = late.compile(counted(), "m1/cpu0").run(x=X)
             assert found["count"] == 1 and np.array_equal(found["y"], X @ W)
-        assert session.compile(counted(), "cpu0").run(x=X)["count"] == 1
+        with pytest.raises(MemberLostError, match=r"'count'.*gone"):
+            session.compile(counted(), "cpu0")
+        assert session.compile(counted("new"), "cpu0").run(x=X)["count"] == 1
         members[0].restart()
         wait_for_devices(other, "cpu0", "m0/cpu0", "m1/cpu0")
 
@@ -176,6 +186,18 @@ def test_the_addresses_of_a_name_are_members(members: list[Daemon]) -> None:
             wait_for_devices(session, "cpu0", f"{members[1].host}/cpu0")
     finally:
         head.end()
+
+
+def test_a_session_is_told_of_devices_that_came_before_its_command_stream() -> None:
+    host = Host(Registry.of(FakeDevice()))
+    session = host.session(host.open_session("test").session)
+    late, told = FakeDevice("late/fake0"), DeviceChange("late")
+    session.change_devices(Change("late", appeared=(late,)), told)
+    batches: list[CompletionBatch] = []
+    session.attach(batches.append)
+    host.close()
+    late.close()
+    assert batches[0].changes == (told,)
 
 
 def test_a_head_does_not_start_with_a_source_that_is_none(tmp_path: Path) -> None:

@@ -230,9 +230,9 @@ def test_a_plan_that_cannot_be_cut_goes_through_the_head_and_says_why(head: hg.S
     assert "through the head: rows of a weight go from one host to another" in plan.explain().table()
 
 
-def failing(session: hg.Session) -> hg.Plan:
-    """Row numbers that may be out of range are read on the first member, between nodes of the second."""
-    names = names_of(session)
+def failing(session: hg.Session, names: list[str] | None = None) -> hg.Plan:
+    """Row numbers that may be out of range are read on the first device, between nodes of the second."""
+    names = names or names_of(session)
     g = hg.Graph()
     ids = g.input("ids", (2,), "i32")
     table = g.weight("table", np.ones((3, 4), np.float32))
@@ -256,6 +256,31 @@ def test_a_split_that_fails_is_the_runs_error_with_its_node_and_line(head: hg.Se
         assert "rows = hg.take" in caught.value.origin.source
         good = plan.run(ids=np.array([0, 2], np.int32))["y"]
         np.testing.assert_array_equal(good, np.tanh(np.ones((2, 4), np.float32)))
+
+
+def check_origin(error: OutOfRangeError) -> None:
+    assert error.origin.op == "get_rows" and "rows = hg.take" in error.origin.source
+
+
+def test_a_split_of_the_head_that_fails_is_its_own_node_though_a_member_waits_for_it(head_url: str) -> None:
+    with hg.connect(head_url) as session:
+        own, member = (session.devices[place].name for place in (0, 1))
+        plan = failing(session, [own, member])
+        with pytest.raises(OutOfRangeError) as caught:
+            plan.run(ids=np.array([0, 7], np.int32))
+        check_origin(caught.value)
+
+
+def test_a_split_that_fails_is_its_own_node_though_its_value_is_relayed(
+    members: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RemoteSite, "can_reach", lambda self, other: False)
+    with hg.connect(list(members)) as session:
+        plan = failing(session)
+        for _ in range(3):
+            with pytest.raises(OutOfRangeError) as caught:
+                plan.run(ids=np.array([0, 7], np.int32))
+            check_origin(caught.value)
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_nothing_comes_and_goes_as_well(mapped: Mapped) -> None:
 def test_a_place_has_a_largest_size(mapped: Mapped) -> None:
     for kind in (mapped.write(PLACE_BYTES + 1), mapped.read(PLACE_BYTES + 1)):
         assert isinstance(mapped.refused(kind), LimitExceededError | OutOfRangeError)
-    mapped.do(c.Allocate(OTHER, tensor_type("u8", (2 * PLACE_BYTES,)), mapped.session._first.name))
+    mapped.do(c.Allocate(OTHER, tensor_type("u8", (2 * PLACE_BYTES,)), mapped.session._device("").name))
     refused = mapped.refused(c.SetTensor(OTHER, 0, None, 0, PLACE_BYTES + 1, shared=0))
     assert isinstance(refused, LimitExceededError) and "in pieces" in refused.advice
     refused = mapped.refused(c.GetTensor(OTHER, 0, PLACE_BYTES + 1, shared=0))

@@ -10,6 +10,7 @@ its script, which may let it pass, wait for a gate that the test opens, wait for
     gate.entered.wait(5)                      # it has begun
     gate.open()                               # let it go on
     device.script.fail("compute", ComputeFailedError("the fan stopped"))
+    device.script.lose("it fell off the bus")   # from now on everything ends with DeviceLostError
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from heliograph_backends.contract import (
     Arena,
     Backend,
     BufferType,
+    Chunks,
     CompileOptions,
     LeafBindings,
     Parameter,
@@ -43,7 +45,7 @@ from heliograph_backends.cpu.device import CpuDevice
 from heliograph_backends.cpu.memory import ALIGNMENT, Budget, HostBuffer, HostBufferType
 from heliograph_backends.cpu.plan import CpuPlan
 from heliograph_proto.description import Capabilities, DeviceType
-from heliograph_proto.errors import CancelledError, OutOfMemoryError, UnsupportedError
+from heliograph_proto.errors import CancelledError, DeviceLostError, OutOfMemoryError, UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
@@ -84,12 +86,18 @@ class Gate:
 class Script:
     """What is to happen to the next pieces of work, by kind, in order; by default nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "fake0") -> None:
+        self._device = device
         self._lock = threading.Lock()
         self._next: dict[str, deque[Gate | BaseException]] = defaultdict(deque)
         self.always_seconds: dict[str, float] = {}
         #: The bytes of each copy to the device from elsewhere, so far.
         self.copied: list[int] = []
+        #: Why the device is gone; None as long as it is not.
+        self.lost: DeviceLostError | None = None
+        #: The runs that end well before the device is lost; None: it never is by itself.
+        self.lost_after: int | None = None
+        self._held: list[Gate] = []
 
     def hold(self, work: Work) -> Gate:
         """The next such work waits at the gate."""
@@ -104,10 +112,39 @@ class Script:
         with self._lock:
             self._next[work].append(error)
 
+    def lose(self, why: str = "it was told to") -> None:
+        """The device is gone, also for the work that waits at a gate."""
+        with self._lock:
+            self._lose(why)
+            held, self._held = self._held, []
+        for gate in held:
+            gate.open()
+
+    def check(self) -> None:
+        """Raises DeviceLostError where the device is gone."""
+        if self.lost is not None:
+            raise self.lost.at(self.lost.origin)
+
+    def _lose(self, why: str) -> None:
+        self.lost = self.lost or DeviceLostError(
+            f"device {self._device} is lost: {why}",
+            advice="compile the plan for another device; this one comes back when the daemon starts anew",
+        )
+
     def pass_(self, work: Work, abort: Abort | None = None, pieces: int = 1) -> None:
         """Called by the device before so many pieces of work; returns when it may go on."""
+        self.check()
+        self._meet(work, abort, pieces)
+        self.check()
+
+    def _meet(self, work: Work, abort: Abort | None, pieces: int) -> None:
         with self._lock:
             entry = self._next[work].popleft() if self._next[work] else None
+            if work == "compute" and self.lost_after is not None:
+                self.lost_after -= 1
+                if self.lost_after < 0:
+                    self._lose("it was to be lost after so many runs")
+                    return
         if seconds := pieces * self.always_seconds.get(work, 0.0):
             Gate(seconds=seconds).wait(abort)
         if isinstance(entry, Gate):
@@ -118,6 +155,7 @@ class Script:
     def _add(self, work: Work, gate: Gate) -> Gate:
         with self._lock:
             self._next[work].append(gate)
+            self._held.append(gate)
         return gate
 
 
@@ -146,7 +184,7 @@ class FakeDevice(CpuDevice):
         site: str = "",
     ) -> None:
         super().__init__(name, threads=1, memory_bytes=memory_bytes, native=False)
-        self.script = Script()
+        self.script = Script(name)
         self.description = "scripted delays and failures"
         self._is_host = is_host
         self._offloads = offloads
@@ -182,6 +220,10 @@ class FakeDevice(CpuDevice):
 
     def why_missing(self) -> Mapping[str, str]:
         return {}
+
+    @property
+    def lost(self) -> DeviceLostError | None:
+        return self.script.lost
 
     def buffer_from_host(self, memory: memoryview) -> HostBuffer:
         raise UnsupportedError(f"device {self.name} cannot use host memory in place")
@@ -244,8 +286,21 @@ class _FakeBuffer(HostBuffer):
         self.script.pass_("get")
         super().get(offset_bytes, out)
 
+    def memset(self, offset_bytes: int, size_bytes: int, value: int) -> None:
+        self.script.check()
+        super().memset(offset_bytes, size_bytes, value)
+
+    def set_2d(self, offset_bytes: int, data: memoryview, chunks: Chunks) -> None:
+        self.script.check()
+        super().set_2d(offset_bytes, data, chunks)
+
+    def get_2d(self, offset_bytes: int, out: memoryview, chunks: Chunks) -> None:
+        self.script.check()
+        super().get_2d(offset_bytes, out, chunks)
+
     def copy_from(self, source: Tensor, destination: Tensor) -> bool:
         """From host memory, and from the device's own."""
+        self.script.check()
         if source.buffer.buffer_type.device is not self.buffer_type.device:
             self.script.pass_("copy")
             self.script.copied.append(source.type.nbytes)
@@ -256,6 +311,7 @@ class _FakeBuffer(HostBuffer):
 
     def copy_to(self, source: Tensor, destination: Tensor) -> bool:
         """Where nobody else may touch its memory, it brings the bytes to the host's."""
+        self.script.check()
         if self.buffer_type.is_host or not destination.buffer.buffer_type.is_host:
             return False
         access.write(destination, 0, host_bytes(np.ascontiguousarray(access.elements(source))))
@@ -277,6 +333,7 @@ class FakeBackend(Backend):
         Parameter("compute_ms", ParameterKind.COUNT, "how many milliseconds longer a run of a plan takes"),
         Parameter("site", ParameterKind.TEXT, "the host that it pretends to be on"),
         Parameter("fail", ParameterKind.TEXT, "it cannot start, and gives this reason"),
+        Parameter("lost_after", ParameterKind.COUNT, "it is lost with the run that follows so many"),
     )
 
     def __init__(self, parameters: Sequence[Mapping[str, Any]] = ({},)) -> None:
@@ -319,4 +376,5 @@ def _device(number: int, parameters: Mapping[str, Any]) -> FakeDevice:
         site=parameters.get("site", ""),
     )
     device.script.delay("compute", parameters.get("compute_ms", 0) / 1e3)
+    device.script.lost_after = parameters.get("lost_after")
     return device

@@ -190,10 +190,12 @@ if TYPE_CHECKING:
     from heliograph import aio as aio
     from heliograph._allocator import tune_allocator
     from heliograph._comparison import ComparedNode, Comparison, Verdict
+    from heliograph._rebuilding import Rebuild
     from heliograph._reserving import Reservation
     from heliograph._split_buffer_type import SplitBufferType
     from heliograph._watching import DeviceEvent
     from heliograph.buffer import Buffer, aligned_empty
+    from heliograph.checkpoints import Checkpoint, load_checkpoint
     from heliograph.comparing import compare
     from heliograph.copying import copy_plan
     from heliograph.explaining import Explanation
@@ -226,11 +228,13 @@ _LATER = {
     "copy_plan": "copying",
     "connect": "session",
     "tune_allocator": "_allocator",
+    "Checkpoint": "checkpoints",
     "Device": "stream",
     "DeviceEvent": "_watching",
     "Event": "stream",
     "Explanation": "explaining",
     "Plan": "plan",
+    "Rebuild": "_rebuilding",
     "Reservation": "_reserving",
     "RunFuture": "plan",
     "Session": "session",
@@ -241,6 +245,7 @@ _LATER = {
     "WriteFuture": "tensor",
     "aligned_empty": "buffer",
     "load": "files",
+    "load_checkpoint": "checkpoints",
     "save": "files",
 }
 
@@ -265,6 +270,7 @@ __all__ = [
     "Buffer",
     "CancelledError",
     "Cause",
+    "Checkpoint",
     "ComparedNode",
     "Comparison",
     "ComputeFailedError",
@@ -307,6 +313,7 @@ __all__ = [
     "PlanEstimate",
     "ProtocolError",
     "Reason",
+    "Rebuild",
     "Reservation",
     "ResourceError",
     "RunFuture",
@@ -382,6 +389,7 @@ __all__ = [
     "less",
     "less_equal",
     "load",
+    "load_checkpoint",
     "log",
     "log1p",
     "log2",

@@ -136,6 +136,7 @@ def _encode_compile(call: Compile, session: bytes) -> plan_pb2.CompileRequest:
         buffer_types=dict(call.buffer_types),
         taps=call.taps,
         reservation=call.reservation,
+        renews_lost=call.renews_lost,
     )
 
 

@@ -6,15 +6,17 @@ Generators as in `_procedures`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from heliograph._common import Handle
 from heliograph._effects import Compile, Compute, Estimate, PlaceContents, Procedure
 from heliograph._gates import Gate
+from heliograph._journal import placed_on
 from heliograph._procedures import arrive
 from heliograph._progress import Progress
 from heliograph._running import PlanSpec, Recipe
+from heliograph._tensors import TensorBase
 from heliograph._uploading import Contents, upload_missing
 from heliograph.builder import Graph
 from heliograph.protocol import ClientCore
@@ -65,6 +67,8 @@ class CompileOptions:
     taps: tuple[int, ...] = ()
     #: The handle of the reservation in whose memory it is to lie; 0: none.
     reservation: int = 0
+    #: Whether variables that lay on a device that is lost begin anew.
+    renews_lost: bool = False
     #: How it exchanges values with other parts of a graph, if it is one.
     portion: Portion | None = None
     #: Called when the answer did not come, and nobody knows what became of the plan that is updated.
@@ -81,6 +85,24 @@ def compile_graph(
     return (yield from compile_frozen(core, frozen, contents, options, graph.source_of, progress))
 
 
+@dataclass(frozen=True, slots=True)
+class First:
+    """What was asked for before devices were lost, and the devices that the plan once had to do without."""
+
+    options: CompileOptions
+    missed: set[str] = field(default_factory=set)
+
+    def without(self, graph: contract.Graph, left: tuple[str, ...]) -> CompileOptions:
+        """The options, when these devices are left. A device that was missed may be there again, but the
+        variables that lay there lie elsewhere by now: what assigns them goes where they are."""
+        self.missed.update(set(self.options.devices).difference(left))
+        pins = [
+            (name, tuple(one for one in nodes if name not in self.missed or graph.nodes[one].op != "assign"))
+            for name, nodes in self.options.pins
+        ]
+        return replace(self.options, pins=tuple(pins))
+
+
 def compile_frozen(
     core: ClientCore,
     graph: contract.Graph,
@@ -89,9 +111,10 @@ def compile_frozen(
     source_of: Callable[[int], str],
     progress: Progress | None,
     gate: Gate | None = None,
+    first: First | None = None,
 ) -> Procedure[PlanSpec]:
     """Uploads the contents that the session lacks, and compiles under a new handle: what was sent before, or
-    before the gate, has come there then."""
+    before the gate, has come there then. `first`: what was asked for before devices were lost."""
     handle = core.handle()
     place = partial(_place, core, handle, graph, options, gate)
     yield from upload_missing(core, contents, progress, place)
@@ -112,16 +135,35 @@ def compile_frozen(
         again = replace(options, updates=0, doubt=lambda: None, taps=taps)
         return compile_frozen(core, graph, contents, again, source_of, progress, gate)
 
-    return PlanSpec(handle, info, source_of, recipe, observing)
+    wish = first or First(options)
+
+    def placing(left: tuple[str, ...]) -> Procedure[PlanSpec]:
+        _check_bound(wish.options.bound)
+        _check_left(graph, wish.options, left)
+        again = placed_on(wish.without(graph, left), left)
+        return compile_frozen(core, graph, contents, again, source_of, progress, None, wish)
+
+    return PlanSpec(handle, info, source_of, recipe, observing, placing, wish.options.devices)
 
 
 def _check_bound(bound: Iterable[Handle]) -> None:
     """Raises UnknownHandleError."""
     if any(one.freed for one in bound):
         raise UnknownHandleError(
-            "to observe other nodes the plan is compiled once more; a tensor that is a leaf of it was freed",
+            "the plan is to be compiled once more, and a tensor that is a leaf of it was freed",
             advice="free it when the plan is done with",
         )
+
+
+def _check_left(graph: contract.Graph, options: CompileOptions, left: tuple[str, ...]) -> None:
+    """Raises MissingContentError for a weight that was a tensor on a device which is not left."""
+    for (leaf, _), tensor in zip(options.bindings, options.bound, strict=False):
+        if isinstance(tensor, TensorBase) and tensor.device in options.devices and tensor.device not in left:
+            raise MissingContentError(
+                f"the weight {graph.leaves[leaf].name!r} was a tensor on device {tensor.device}, which is "
+                "lost, and this process has no array of it",
+                advice="give the graph its array, g.weight(name, array), or compile anew with another tensor",
+            )
 
 
 def _compile(
@@ -174,6 +216,7 @@ def _request(handle: int, graph: contract.Graph, how: CompileOptions) -> Compile
         buffer_types=how.buffer_types,
         taps=how.taps,
         reservation=how.reservation,
+        renews_lost=how.renews_lost,
         portion=how.portion,
     )
 

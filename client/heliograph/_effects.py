@@ -136,6 +136,8 @@ class Compile:
     taps: tuple[int, ...] = ()
     #: The handle of the reservation in whose memory it is to lie; 0: none.
     reservation: int = 0
+    #: Whether variables that lay on a device that is lost begin anew.
+    renews_lost: bool = False
     #: How it exchanges values with other parts of a graph, if it is one.
     portion: Portion | None = None
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from heliograph._outcome import Pending
+from heliograph_proto.commands import Bytes
 from heliograph_proto.inline_runs import InlineResult, InlineRun, RunForm
 from heliograph_proto.limits import Limits
 from heliograph_proto.types import TensorType
@@ -61,15 +62,22 @@ class InlinePlan:
             form = self._timed = RunForm(form.plan, form.inputs, form.outputs, timeout_ms)
         return InlineRun(form, data)
 
+    def run_of(self, inputs: Sequence[bytes]) -> InlineRun | None:
+        """A run with the bytes of all inputs, in order; None unless their sizes are right."""
+        sizes = [size for _, size in self._form.inputs]
+        return InlineRun(self._form, inputs) if [len(one) for one in inputs] == sizes else None
+
+    def data(self, pending: Pending) -> Sequence[Bytes]:
+        """The bytes of the outputs of a run that went well, in the plan's order, which is the run's."""
+        completion = pending.completion
+        if isinstance(completion, InlineResult):
+            return completion.data_of_outputs
+        return [data for _, data in completion.outputs] if completion is not None else ()
+
     def arrays(self, pending: Pending) -> dict[str, np.ndarray[Any, Any]]:
         """The outputs of a run that went well, in memory of their own."""
-        completion, arrays = pending.completion, {}
-        # In the order of the run's outputs, which is the plan's.
-        if isinstance(completion, InlineResult):
-            found: Sequence[Any] = completion.data_of_outputs
-        else:
-            found = [data for _, data in completion.outputs] if completion is not None else ()
-        for (name, dtype, shape), data in zip(self._outputs, found, strict=True):
+        arrays = {}
+        for (name, dtype, shape), data in zip(self._outputs, self.data(pending), strict=True):
             arrays[name] = array = np.frombuffer(data, dtype).copy()
             if array.shape != shape:
                 array.shape = shape

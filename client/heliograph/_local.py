@@ -309,6 +309,7 @@ def _compile_request(call: Compile) -> CompileRequest:
         pipeline=call.pipeline,
         taps=call.taps,
         reservation=call.reservation,
+        renews_lost=call.renews_lost,
         portion=call.portion,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,18 +15,23 @@ from heliograph._arguments import counted, timeout_ms
 from heliograph._arrays import empty_array
 from heliograph._common import Handle, Shell
 from heliograph._compiling import CompileOptions
+from heliograph._deadline import Deadline
 from heliograph._effects import Compute, Explain, Procedure
 from heliograph._inline import InlinePlan, inline_plan
+from heliograph._journal import Entry
 from heliograph._loops import Carries, check_server, loop_of
 from heliograph._outcome import Pending
 from heliograph._procedures import Sending
 from heliograph._progress import Progress
+from heliograph._rebuilding import Group, Rebuild, Repeated
 from heliograph._running import Bound, Observed, PlanSpec, Run, Wanted, choose_outputs, submit
 from heliograph._taps import Taps, Variants, tapped_in_loop, tapped_nodes
 from heliograph._tensors import TensorBase, as_elements
+from heliograph._variables import read_variables, restore_variables
+from heliograph.checkpoints import Checkpoint
 from heliograph.protocol import ClientCore
 from heliograph_proto import commands as c
-from heliograph_proto.description import PlanReport, Port
+from heliograph_proto.description import PlanReport, Port, VariablePort
 from heliograph_proto.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -71,6 +77,10 @@ class PlanBase(Handle):
         #: What its small runs have in common, once there was one.
         self._inline: InlinePlan | None = None
         self._variants = Variants(shell.release)
+        #: Of a plan that is placed again when a device is lost: those that share variables with it.
+        self._group: Group | None = None
+        self._rebuilds: list[Rebuild] = []
+        self._assigned: tuple[PlanSpec | None, frozenset[str]] = (None, frozenset())
 
     def __del__(self) -> None:
         super().__del__()
@@ -88,6 +98,41 @@ class PlanBase(Handle):
         self._variants.free()
         # With it go the tensors that the plan was bound to.
         self._spec = replace(self._spec, observing=None)
+
+    @property
+    def rebuilds(self) -> tuple[Rebuild, ...]:
+        """How often, and why, it was placed again after a device was lost, oldest first; with
+        `on_loss="rebuild"`."""
+        return tuple(self._rebuilds)
+
+    @property
+    def _asked_devices(self) -> tuple[str, ...]:
+        """The names of the devices that it may use as long as they are there, by priority."""
+        return self._spec.asked or self.devices
+
+    @property
+    def _placed_devices(self) -> frozenset[str]:
+        """The names of the devices that it was placed on, or might have been."""
+        recipe = self._spec.recipe
+        return frozenset(self.devices).union(recipe.devices if recipe is not None else ())
+
+    @property
+    def _live_group(self) -> Group:
+        """The group that it is in now."""
+        found = self._group
+        assert found is not None
+        while found.heir is not None:
+            found = found.heir
+        return found
+
+    @property
+    def _assigns(self) -> frozenset[str]:
+        """The names of the variables that runs assign."""
+        spec, known = self._assigned
+        if spec is not self._spec:
+            known = _assigned_by(self._spec)
+            self._assigned = self._spec, known
+        return known
 
     @property
     def inputs(self) -> dict[str, TensorType]:
@@ -197,6 +242,125 @@ class PlanBase(Handle):
         self._owned, self._freed = False, True
         self._drop_variants()
 
+    # Placed again
+
+    def _was_rebuilt(self, spec: PlanSpec, how: Rebuild) -> None:
+        """It was placed again, on other devices."""
+        watched, old = self._shell.core.watched, self._handle
+        for port in self._spec.info.variables:
+            watched.leave(port.tensor)
+        self._become(spec)
+        if self._owned:
+            self._shell.release(old)
+        self._owned = not self._freed
+        self._rebuilds.append(replace(how, devices=self.devices))
+
+    def _let_go(self) -> None:
+        """Frees what is left of it, and is in the way of placing it again. It has no handle until then."""
+        self._variants.free()
+        if self._owned:
+            self._owned = False
+            self._shell.release(self._handle)
+
+    @property
+    def _is_placed(self) -> bool:
+        """Whether it has a handle; else it is to be placed again."""
+        return self._owned
+
+    def _ask(
+        self,
+        method: str,
+        inputs: Inputs,
+        keywords: Mapping[str, Any],
+        fetch: Fetch,
+        out: Out,
+        timeout: float | None,
+        stream: int | None,
+        copy: bool,
+        observed: Observed | None = None,
+        loop: c.Loop | None = None,
+    ) -> Repeated:
+        """A run that is repeated after a loss, checked, which has its place among the others from now on."""
+        self._live_handle  # noqa: B018 - raises when it was freed
+        bound = self._bind(inputs, keywords, method)
+        self._choose(fetch, out)
+        assigned = self._assigns
+        if copy and (assigned or method != "run"):
+            bound = [one if isinstance(one, int) else one.copy() for one in bound]
+        why_not = ""
+        if any(isinstance(one, int) for one in bound):
+            why_not = "an input is a tensor of the session, which nobody has elsewhere"
+        elif out:
+            why_not = "it writes to tensors that were there before, out="
+        once = "it is observed (taps=), and what it told may have been taken" if observed is not None else ""
+        entry = Entry(None, bound, assigned, bool(self._spec.info.variables), why_not, once)
+        into = self._written(out)
+        send = partial(
+            self._send_again,
+            entry,
+            self._fetched(fetch),
+            fetch is not False,
+            into,
+            Deadline(timeout),
+            stream,
+            observed,
+            loop,
+        )
+        made = Repeated(self, entry, send)
+        self._shell.advance(lambda: self._live_group.ask(entry))
+        return made
+
+    def _send_again(
+        self,
+        entry: Entry,
+        names: Collection[str],
+        fetches: bool,
+        into: Mapping[str, int],
+        deadline: Deadline,
+        stream: int | None,
+        observed: Observed | None,
+        loop: c.Loop | None,
+        is_wanted: bool,
+    ) -> Procedure[Run]:
+        """Sends a run of the journal, the first time or once more."""
+        core, info, time_ms = self._shell.core, self._spec.info, 0
+        chosen: tuple[list[Wanted], list[Wanted]] = ([], [])
+        self._live_handle  # noqa: B018 - raises when it was freed
+        if is_wanted:
+            time_ms = timeout_ms(deadline.remaining())
+            made = choose_outputs(core, info, [name for name in names if name not in into], fetches)
+            ports = enumerate(info.outputs if into else ())
+            there = [Wanted(place, port, into=into[port.name]) for place, port in ports if port.name in into]
+            chosen = (made, there) if fetches else ([], [*made, *there])
+        gate = core.open_gate()
+        try:
+            how = Sending(stream, gate, observed=True, keep=True)
+            what = (core, self._spec, entry.inputs, chosen, how, time_ms, self._shell.release)
+            return (yield from self._submitting(what, observed if is_wanted else None, loop))
+        finally:
+            core.close_gate(gate)
+
+    def _checkpointing(self) -> Procedure[Checkpoint]:
+        """What its variables have, and those of all plans that are rebuilt with it."""
+        if self._group is not None:
+            return (yield from self._live_group.checkpoint())
+        return (yield from read_variables(self._shell.core, self._own_variables))
+
+    def _restoring(self, checkpoint: Checkpoint) -> Procedure[None]:
+        """Gives its variables what they had, and those of all plans that are rebuilt with it."""
+        if not isinstance(checkpoint, Checkpoint):
+            raise InvalidArgumentError(
+                f"restore takes a checkpoint, not {checkpoint!r:.80}", advice="plan.checkpoint() takes one"
+            )
+        if self._group is not None:
+            return (yield from self._live_group.restore(checkpoint))
+        return (yield from restore_variables(self._shell.core, self._own_variables, checkpoint))
+
+    @property
+    def _own_variables(self) -> dict[str, VariablePort]:
+        self._live_handle  # noqa: B018 - raises when it was freed
+        return {one.port.name: one for one in self._spec.info.variables}
+
     # Observing
 
     def _observed(self, taps: Taps, pause: bool) -> Observed | None:
@@ -261,11 +425,9 @@ class PlanBase(Handle):
     ) -> tuple[InlinePlan, Pending] | None:
         """Sends a run that fetches all outputs, if its arguments are plainly right and it is a small message
         each way; None: it must go the ordinary way. `waits`: nothing will come that could go with it."""
-        plan = self._inline
-        if plan is None or plan.spec is not self._spec:
-            plan = self._inline = inline_plan(self._spec, self._shell.info.limits)
+        plan = self._inline_plan()
         given = keywords if inputs is None else inputs
-        if plan is None or self._freed or self._updating or (inputs is not None and keywords):
+        if plan is None or (inputs is not None and keywords):
             return None
         if timeout is not None and not (type(timeout) in (int, float) and timeout >= 0):
             return None
@@ -274,6 +436,13 @@ class PlanBase(Handle):
             return None
         pending = self._shell.send_inline(run, plan, waits)
         return None if pending is None else (plan, pending)
+
+    def _inline_plan(self) -> InlinePlan | None:
+        """What its small runs have in common, if there are such and it may run."""
+        plan = self._inline
+        if plan is None or plan.spec is not self._spec:
+            plan = self._inline = inline_plan(self._spec, self._shell.info.limits)
+        return None if self._freed or self._updating else plan
 
     def _bind(self, inputs: Inputs, keywords: Mapping[str, Any], method: str) -> list[Bound]:
         """The inputs in the plan's order, checked. Raises InvalidInputError, with what `method` takes."""
@@ -368,6 +537,13 @@ class PlanBase(Handle):
                 raise InvalidArgumentError(f"output {name!r} is {types[name]}, not {tensor.type}")
             handles[name] = tensor._used_in(self._shell)
         return handles
+
+
+def _assigned_by(spec: PlanSpec) -> frozenset[str]:
+    if spec.recipe is None or not spec.info.variables:
+        return frozenset()
+    leaves, nodes = spec.recipe.graph.leaves, spec.recipe.graph.nodes
+    return frozenset(leaves[one.operands[0]].name for one in nodes if one.op == "assign")
 
 
 def _form(method: str, names: Collection[str]) -> str:

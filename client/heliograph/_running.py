@@ -64,6 +64,10 @@ class PlanSpec:
     recipe: Recipe | None = None
     #: Compiles it once more, so that it observes nodes, behind a gate.
     observing: Callable[[tuple[int, ...], Gate | None], Procedure[PlanSpec]] | None = None
+    #: Compiles it once more, for those of its devices that are left.
+    placing: Callable[[tuple[str, ...]], Procedure[PlanSpec]] | None = None
+    #: The names of the devices that were asked for, also of those that are lost.
+    asked: tuple[str, ...] = ()
 
     def what(self) -> str:
         """A run of the plan, in words."""

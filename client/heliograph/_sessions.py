@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from operator import index
-from typing import NoReturn
+from typing import Literal, NoReturn, TypeAlias
 
 from heliograph._arguments import refuse_pickle
 from heliograph._common import Shell
 from heliograph._compiling import CompileOptions, compile_frozen, compile_graph, estimate_graph
 from heliograph._devices import DevicesArgument, device_name, device_names
 from heliograph._effects import Estimate, GetStatistics, ListDevices, ListWays, Procedure
+from heliograph._groups import Groups
 from heliograph._placing import Placing, placed
 from heliograph._plans import PlanBase
 from heliograph._progress import Progress, UploadBars
@@ -30,6 +31,9 @@ from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
 from heliograph_proto.graph import LeafKind
 from heliograph_proto.membership import MemberInfo, Way
 from heliograph_proto.types import TensorType
+
+#: What becomes of a plan when a device is lost.
+OnLoss: TypeAlias = Literal["raise", "rebuild"]
 
 #: Tensors of the session that leaves of a graph are, by the leaves' names.
 Bindings = Mapping[str, TensorBase] | None
@@ -55,6 +59,8 @@ class SessionBase:
     def __init__(self, shell: Shell, progress: Progress | None = None) -> None:
         self._shell = shell
         self._progress = progress
+        #: Of plans that are placed again when a device is lost.
+        self._groups = Groups(shell.core)
         if isinstance(progress, UploadBars):
             shell.core.bars = progress
         # Work goes in the order of the default stream, which is one of the URL's device.
@@ -75,6 +81,18 @@ class SessionBase:
 
     def __reduce__(self) -> NoReturn:
         raise refuse_pickle("session", "connect anew there: hg.connect(session.address)")
+
+    def _admitting(self, plan: PlanBase, on_loss: OnLoss, journal_bytes: int) -> Procedure[None]:
+        """A plan was compiled, which becomes one that is rebuilt if that was asked for. Raises
+        InvalidArgumentError where it cannot share its variables; the plan is freed then."""
+        try:
+            if on_loss == "rebuild":
+                yield from self._groups.admit(plan, journal_bytes)
+            else:
+                self._groups.admit_other(plan)
+        except BaseException:
+            plan.free()
+            raise
 
     def _compiling(
         self,
@@ -220,6 +238,21 @@ def ask_traffic(info: SessionInfo) -> Procedure[Traffic]:
 # Checks of arguments
 
 
+def check_on_loss(on_loss: OnLoss, journal_bytes: int, variables: Bindings) -> None:
+    """Raises InvalidArgumentError."""
+    if on_loss not in ("raise", "rebuild"):
+        raise InvalidArgumentError(f"on_loss is {on_loss!r:.80}", advice='"raise" or "rebuild"')
+    if not hasattr(journal_bytes, "__index__") or index(journal_bytes) < 0:
+        raise InvalidArgumentError(
+            f"journal_bytes is {journal_bytes!r:.80}", advice="the most bytes that are kept to replay runs"
+        )
+    if on_loss == "rebuild" and variables:
+        raise InvalidArgumentError(
+            "variables that are tensors of the session cannot be restored when a device is lost",
+            advice="leave out variables=: the session has them under their names, plan.variables",
+        )
+
+
 def check_graph(graph: Graph, method: str) -> None:
     """Raises InvalidArgumentError unless it is a graph."""
     if not isinstance(graph, Graph):
@@ -330,6 +363,11 @@ def updating(
 ) -> Procedure[None]:
     """Makes a plan that of another graph, on the same devices."""
     check_graph(graph, "update")
+    if plan._group is not None:
+        raise InvalidArgumentError(
+            "a plan that is rebuilt when a device is lost does not become that of another graph",
+            advice="compile the other graph, with on_loss='rebuild' as well",
+        )
     recipe = plan._spec.recipe
     devices = recipe.devices if recipe is not None else plan.devices
     options = options_of(shell, graph, devices, fusion, threads, weights, variables)

@@ -34,21 +34,22 @@ class Sharing:
         return replace(options, portion=self.portion, pins=self.pins, pipeline=self.pipeline)
 
 
-def submit_portion(
+def submit_part(
     shell: Shell,
     spec: PlanSpec,
     number: int,
     inputs: Sequence[Bound],
     fetched: Sequence[int],
     into: Mapping[int, int],
+    stream: int | None,
 ) -> Procedure[Run]:
-    """Sends the portion's part of a run of the whole. `fetched`: places of outputs that come here; `into`:
-    handles of tensors by the places of the outputs that are written there. Arrays stay as they are until it
-    is done."""
+    """Sends the portion's part of a run of the whole, by its number; 0: it is all of it. `fetched`: places of
+    outputs that come here; `into`: handles of tensors by the places of the outputs that are written there.
+    Arrays stay as they are until it is done."""
     core, ports = shell.core, spec.info.outputs
     names = [ports[place].name for place in fetched]
     made = choose_outputs(core, spec.info, names, fetch=True) if names else []
     kept = [Wanted(place, ports[place], into=handle) for place, handle in into.items()]
-    how = Sending(observed=True, keep=True)
+    how = Sending(stream, observed=True, keep=True)
     chosen = made, kept
     return (yield from submit(core, spec, inputs, chosen, how, 0, shell.release, exchange_run=number))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -17,20 +17,24 @@ from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs, Out, PlanBase, Submission
 from heliograph._procedures import Sending
-from heliograph._running import Run, collect, run_once
+from heliograph._rebuilding import Repeated
+from heliograph._running import Observed, Run, collect, run_once
 from heliograph._sessions import Bindings, updating
-from heliograph._sharing import submit_portion
+from heliograph._sharing import submit_part
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import StreamBase, stream_handle
 from heliograph._taps import Tap, Taps, next_tap, not_observed
 from heliograph._words import What
 from heliograph.builder import Graph
+from heliograph.checkpoints import Checkpoint
 from heliograph.errors import DeadlineExceededError, HeliographError
 from heliograph.tensor import Tensor
+from heliograph_proto.commands import Loop
 
 if TYPE_CHECKING:
     from heliograph._blocking import BlockingShell
     from heliograph.explaining import Explanation
+    from heliograph_proto.commands import Bytes
     from heliograph_proto.description import PlanReport
 
 Outputs = dict[str, Any]
@@ -142,6 +146,15 @@ class InlineFuture(RunFuture):
             self._arrays = self._plan.arrays(pending)
         return dict(self._arrays)
 
+    def data(self) -> Sequence[Bytes]:
+        """The outputs as their bytes, in order, once it has ended. Raises what `result` does."""
+        pending = self._pending
+        if not pending.done:
+            self._wait(Deadline(None, self._plan.spec.what))
+        if pending.error is not None:
+            self._shell.advance(lambda: self._shell.core.raise_error(pending))
+        return self._plan.data(pending)
+
     def result_or_cancel(self, timeout: float | None) -> Outputs:
         """As `result`, where nobody else has this future: a run that takes too long is cancelled."""
         try:
@@ -160,6 +173,53 @@ class InlineFuture(RunFuture):
 
     def add_done_callback(self, function: Callable[[RunFuture], object]) -> None:
         self._pending.add_callback(partial(function, self))
+
+
+class RepeatedFuture(RunFuture):
+    """A run of a plan that is placed again when a device is lost: whoever waits for its result has it
+    repeated then, in the order of the runs, within the time that it has."""
+
+    def __init__(
+        self,
+        shell: BlockingShell,
+        repeated: Repeated,
+        tensors: Callable[[Run], dict[str, Any]],
+        timeout: float | None,
+    ) -> None:
+        self._shell, self._repeated, self._make = shell, repeated, tensors
+        self._what = repeated.plan._spec.what
+        self._made: Outputs | None = None
+        self._deadline = Deadline(timeout, self._what)
+
+    @property
+    def _run(self) -> Run:  # type: ignore[override]
+        run = self._repeated.run
+        assert run is not None, "it was sent"
+        return run
+
+    def sent(self) -> Self:
+        """Sends it, in its order."""
+        self._shell.drive(self._repeated.sending(), self._deadline.remaining(), self._what)
+        return self
+
+    def result(self, timeout: float | None = None) -> Outputs:
+        return self._result(timeout, cancel=False)
+
+    def result_or_cancel(self) -> Outputs:
+        """As `result`, where nobody else has this future: a run that takes too long is cancelled."""
+        return self._result(None, cancel=True)
+
+    def _result(self, timeout: float | None, cancel: bool) -> Outputs:
+        if self._made is None:
+            seconds = self._repeated.seconds(timeout, self._deadline, cancel)
+            run = self._shell.drive(self._repeated.finishing(cancel), seconds, self._what)
+            self._shell.advance(lambda: self._keep(run))
+        return dict(self._made or {})
+
+    def _keep(self, run: Run) -> None:
+        """Makes the tensors once, whoever asks: each frees its handle in the end."""
+        if self._made is None:
+            self._made = {**(run.results or {}), **self._make(run)}
 
 
 class TapIterator:
@@ -212,6 +272,10 @@ class Plan(PlanBase):
         Raises InvalidInputError, the run's error, DeadlineExceededError after `timeout` seconds (the run
         is cancelled then, as it is by Ctrl-C).
         """
+        if self._group is not None:
+            return self._repeated(
+                "run", inputs, keywords, fetch, out, timeout, stream, copy
+            ).result_or_cancel()
         is_plain = fetch is True and out is None and stream is None
         if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=True)) is not None:
             return InlineFuture(self._shell, *inline).result_or_cancel(timeout)
@@ -249,6 +313,10 @@ class Plan(PlanBase):
         together; there may also be no room as long as runs that pause, or loops, wait for who takes their
         taps), and what `session.compile` does.
         """
+        if self._group is not None:
+            observed = self._observed(taps, pause)
+            how = ("submit", inputs, keywords, fetch, out, timeout, stream, copy, observed)
+            return self._repeated(*how).sent()
         is_plain = fetch is True and out is None and stream is None
         is_plain = is_plain and taps is None and not pause
         if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=False)) is not None:
@@ -298,19 +366,51 @@ class Plan(PlanBase):
         UnsupportedError for a server that knows no loops.
         """
         looping, observed = self._looping(steps, carry, until, taps)
+        if self._group is not None:
+            how = ("loop", inputs, keywords, fetch, out, timeout, stream, copy, observed, looping)
+            return self._repeated(*how).sent()
         arguments = self._running("loop", inputs, keywords, fetch, out, timeout, stream, copy)
         sending = self._submitting(arguments, observed, looping)
         run = self._shell.drive(sending, timeout, self._spec.what)
         return RunFuture(self._shell, run, self._tensors(run, out), self._spec.what)
 
-    def _submit_portion(
+    def _repeated(
+        self,
+        method: str,
+        inputs: Inputs,
+        keywords: dict[str, Any],
+        fetch: Fetch,
+        out: Out,
+        timeout: float | None,
+        stream: StreamBase | None,
+        copy: bool,
+        observed: Observed | None = None,
+        loop: Loop | None = None,
+    ) -> RepeatedFuture:
+        """A run that is repeated when a device is lost; it is not sent yet."""
+        number = stream_handle(self._shell, stream)
+        given = (method, inputs, keywords, fetch, out, timeout, number, copy, observed, loop)
+        return RepeatedFuture(self._shell, self._ask(*given), lambda run: self._tensors(run, out), timeout)
+
+    def _submit_bytes(self, inputs: Sequence[bytes]) -> InlineFuture | None:
+        """For servers that use other servers: a run that is one small message each way, with its inputs as
+        their bytes, which fetches all outputs. None where it must go another way."""
+        plan = self._inline_plan()
+        if plan is None or (run := plan.run_of(inputs)) is None:
+            return None
+        pending = self._shell.send_inline(run, plan, waits=True)
+        return None if pending is None else InlineFuture(self._shell, plan, pending)
+
+    def _submit_part(
         self,
         number: int,
         inputs: Sequence[Tensor | np.ndarray[Any, Any]],
         fetched: Sequence[int],
         into: Mapping[int, Tensor],
+        stream: StreamBase | None = None,
     ) -> RunFuture:
-        """For servers that use other servers: the part of a run of the whole, by its number.
+        """For servers that use other servers: the part of a run of the whole, by its number; 0: it is all of
+        it.
 
         Inputs in order, as tensors or as their bytes; they stay as they are until it is done. Outputs by
         their places: `fetched` come as arrays, the others are written `into` tensors.
@@ -318,7 +418,8 @@ class Plan(PlanBase):
         self._live_handle  # noqa: B018 - raises when it was freed
         bound = [one._used_in(self._shell) if isinstance(one, Tensor) else one for one in inputs]
         handles = {place: tensor._used_in(self._shell) for place, tensor in into.items()}
-        procedure = submit_portion(self._shell, self._spec, number, bound, fetched, handles)
+        lane = stream_handle(self._shell, stream)
+        procedure = submit_part(self._shell, self._spec, number, bound, fetched, handles, lane)
         run = self._shell.drive(procedure, None, self._spec.what)
         return RunFuture(self._shell, run, {}, self._spec.what)
 
@@ -394,9 +495,25 @@ class Plan(PlanBase):
             for one in self._spec.info.variables
         }
 
-    def checkpoint(self, timeout: float | None = None) -> dict[str, np.ndarray[Any, Any]]:
-        """The variables' elements by name, as they are after everything sent before.
+    def checkpoint(self, timeout: float | None = None) -> Checkpoint:
+        """The variables' elements by name, as they are after everything sent before: arrays in this process's
+        memory, and `save`, for a file.
 
-        To restore one: `plan.variables[name].set(array)`.
+        With `on_loss="rebuild"` it has the variables of all plans that share some with this one, waits for
+        their runs, and is what they go on from when a device is lost: runs before are not replayed. Its
+        arrays are read-only then. Raises the error of what was to compute a variable, DeadlineExceededError.
         """
-        return {name: tensor.get(timeout=timeout) for name, tensor in self.variables.items()}
+        return self._shell.drive(self._checkpointing(), timeout, lambda: f"a checkpoint of {self!r}")
+
+    def restore(self, checkpoint: Checkpoint, timeout: float | None = None) -> None:
+        """Gives the variables what they had, behind everything sent before; returns when that is done. The
+        checkpoint may be of another session, or have more variables.
+
+        With `on_loss="rebuild"` that goes for all plans that share variables with this one, which are placed
+        again if a device was lost, and go on from there at the next loss.
+
+        Raises InvalidArgumentError for a checkpoint without one of the variables, or of other types, and
+        DeadlineExceededError.
+        """
+        what = lambda: f"restoring {self!r}"  # noqa: E731
+        self._shell.drive(self._restoring(checkpoint), timeout, what)

@@ -23,6 +23,7 @@ from heliograph._credit_core import CreditCore
 from heliograph._gates import Gate
 from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._words import ALONE, cancelled, late
+from heliograph._writes import Watched
 from heliograph_proto import commands as c
 from heliograph_proto.description import Traffic
 from heliograph_proto.errors import CancelledError, DeadlineExceededError, HeliographError, LimitExceededError
@@ -78,6 +79,8 @@ class ClientCore(CreditCore):
         self.traffic = Traffic()
         #: Where uploads of tensors are shown.
         self.bars: UploadBars | None = None
+        #: Tensors of which somebody must know who writes them.
+        self.watched = Watched()
         #: Handles of the streams that were made and not freed.
         self.streams: set[int] = set()
         #: Whether the transport takes inline runs, which have no meaning but as bytes.
@@ -138,6 +141,8 @@ class ClientCore(CreditCore):
         """
         self.check()
         self._check_backlog()
+        if self.watched:
+            self.watched.look_at(kind)
         if self._frees_come_first:
             self.collect()
         where = self.default_stream if stream is None else stream
@@ -267,6 +272,8 @@ class ClientCore(CreditCore):
         while self._garbage and self.lost is None:
             count = min(len(self._garbage), _FREE_HANDLES)
             handles = tuple(self._garbage.popleft() for _ in range(count))
+            for handle in handles if self.watched else ():
+                self.watched.leave(handle)
             self._outbox.append(Pending(c.Free(handles), self.default_stream, False, 0))
 
     def _next_cancel(self) -> Pending | None:

@@ -22,6 +22,7 @@ from heliograph._buffers import (
 from heliograph._compiling import CompileOptions
 from heliograph._deadline import Deadline
 from heliograph._devices import DeviceArgument, DevicesArgument, best_device, device_name, find_device
+from heliograph._journal import JOURNAL_BYTES
 from heliograph._models import ServerWeights, describe_model, list_models
 from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
@@ -31,12 +32,14 @@ from heliograph._progress import ProgressArgument, checked_progress
 from heliograph._reserving import Reservation, reserve_blocks
 from heliograph._sessions import (
     Bindings,
+    OnLoss,
     SessionBase,
     ask_backends,
     ask_facts,
     ask_members,
     ask_traffic,
     ask_ways,
+    check_on_loss,
 )
 from heliograph._shared import SharedMemoryArgument, checked_shared_memory, insisted
 from heliograph._sharing import Sharing
@@ -246,6 +249,8 @@ class Session(SessionBase):
         pipeline: int = 1,
         split: Splits = None,
         buffer_types: BufferTypes = None,
+        on_loss: OnLoss = "raise",
+        journal_bytes: int = JOURNAL_BYTES,
         timeout: float | None = None,
     ) -> Plan:
         """A plan for a graph, on the named devices by priority (default: the server's first).
@@ -268,6 +273,13 @@ class Session(SessionBase):
         that is bound is not uploaded, and its tensor cannot be written as long as the plan lives; a
         variable's is read and written in place.
 
+        `on_loss`: what becomes of the plan when a device is lost. "raise": its runs fail with
+        DeviceLostError. "rebuild": it is placed again on those of its devices that are left, its variables
+        get what they had at the last `plan.checkpoint()`, the runs since are replayed, and those that failed
+        are repeated: results are those of undisturbed runs; see `Plan.rebuilds`. For that inputs are copied,
+        and kept until a run has ended or, if it assigns variables, until the next checkpoint: `journal_bytes`
+        at most. Repeated are runs of arrays, without out= and taps; tensors on a lost device are gone.
+
         What is compiled again, with the same arguments, is the plan that is there, whose runs are serial, or
         was there lately: that costs a look-up.
 
@@ -275,10 +287,14 @@ class Session(SessionBase):
         the node. Raises InvalidGraphError, UnsupportedError, OutOfMemoryError, LimitExceededError,
         UnknownDeviceError, InvalidArgumentError, DeadlineExceededError.
         """
+        check_on_loss(on_loss, journal_bytes, variables)
+        deadline = Deadline(timeout, lambda: f"compiling {graph!r}")
         placing = Placing(pins, memory, split, buffer_types)
         procedure = self._compiling(graph, devices, fusion, threads, weights, variables, placing, pipeline)
         spec = self._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}")
-        return Plan(self._shell, spec, self._progress)
+        plan = Plan(self._shell, spec, self._progress)
+        self._shell.drive(self._admitting(plan, on_loss, journal_bytes), deadline.remaining())
+        return plan
 
     def _compile_frozen(
         self,

@@ -103,7 +103,7 @@ class DeviceInfo:
     features: Mapping[str, str] = field(default_factory=dict)
     #: Optional parts that it does not offer here, by name, and why.
     missing: Mapping[str, str] = field(default_factory=dict)
-    #: Known to a session alone: why the device is gone; empty while it is there.
+    #: Why the device is gone, in words; empty while it is there.
     lost: str = ""
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from hmac import compare_digest
 
-from heliograph_proto.errors import InvalidArgumentError
+from heliograph_proto.errors import HeliographError, InvalidArgumentError, MemberLostError
 
 EDGE_BYTES = 16
 SECRET_BYTES = 32
@@ -46,6 +46,22 @@ class Source:
 
     address: str
     incarnation: bytes
+
+
+def lost(source: Source, why: str) -> MemberLostError:
+    """Whoever exchanges values with a daemon found it gone."""
+    return MemberLostError(
+        f"{_loss_of(source)}: {why}", advice="compile for the members that are left, or wait until it is back"
+    )
+
+
+def is_loss(error: HeliographError, source: Source) -> bool:
+    """Whether an error, perhaps from another daemon, is that it found this one gone (`lost`)."""
+    return isinstance(error, MemberLostError) and error.message.startswith(_loss_of(source))
+
+
+def _loss_of(source: Source) -> str:
+    return f"the member at {source.address} is lost"
 
 
 @dataclass(frozen=True, slots=True)

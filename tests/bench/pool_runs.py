@@ -1,4 +1,5 @@
-"""Runs over a pool: a chain that goes to and fro between two hosts, and stages that overlap on three.
+"""Runs over a pool: a chain that goes to and fro between two hosts, stages that overlap on three, and what a
+head costs a run that lies on one member.
 
 The chain's hosts are 0.5 ms apart each way; head and client are on the first one's. What crosses is tiny, so
 what counts is how often a message waits for another. The client runs there, as a process: this file is its
@@ -13,12 +14,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from figures import Figure
+from figures import Figure, seconds_of
 
 import heliograph as hg
 
@@ -39,6 +41,8 @@ STAGES = 3
 STAGE_MS = 20
 PIPELINE_RUNS = 60
 PIPELINE_FACTOR = 2.8
+#: What a run through a head may cost of one that knows its member.
+SINGLE_FACTOR = 2.2
 SECONDS = 300
 PROBES = str(Path(__file__).parents[1] / "virtual_hosts" / "probes.py")
 SERVE = [sys.executable, "-m", "heliograph.cli", "serve", "--insecure", "--log-level", "warning"]
@@ -172,6 +176,36 @@ def _seconds_a_run(plan: hg.Plan) -> float:
     for future in [plan.submit(x=x) for _ in range(PIPELINE_RUNS)]:
         future.result(timeout=SECONDS)
     return (time.perf_counter() - begun) / PIPELINE_RUNS
+
+
+def single() -> Iterator[Figure]:
+    """A tiny run on one member: through a head in the client's process, and from the client itself."""
+    with MemberFactory() as factory, ExitStack() as stack:
+        member = factory.start("--device", "cpu:threads=1")
+        head = factory.start("--pool", f"static:m={member.host}:{member.port}")
+        sessions = [hg.connect(where, timeout=SECONDS) for where in ([member.url], member.url, head.url)]
+        for session in sessions:
+            stack.enter_context(session)
+        name = next(one.name for one in sessions[0].devices if "/" in one.name)
+        wait_for_devices(sessions[2], ["m/cpu0"])
+        plans = [
+            session.compile(alternating([device], 1)[0], devices=[device])
+            for session, device in zip(sessions, (name, "cpu0", "m/cpu0"), strict=True)
+        ]
+        ours, direct, daemon = _medians(plans)
+    note = f"through a daemon {daemon * 1e3:.2f} ms, {daemon / direct:.2f} times; over loopback"
+    against = "from a client of the member"
+    yield Figure("pool-single/run", ours * 1e3, direct * 1e3, SINGLE_FACTOR, "ms", against, note)
+
+
+def _medians(plans: list[hg.Plan]) -> list[float]:
+    """Seconds of a run of each, in turn."""
+    x = np.linspace(-1, 1, 16, dtype=np.float32)
+    found: list[list[float]] = [[] for _ in plans]
+    for _ in range(ROUNDS):
+        for plan, seconds in zip(plans, found, strict=True):
+            seconds += seconds_of(partial(plan.run, x=x), RUNS, WARMUP)
+    return [median(seconds) for seconds in found]
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
     "pool-joining": pool_joining.figures,
     "pool-kills": pool_kills.figures,
     "pool-pipeline": pool_runs.pipeline,
+    "pool-single": pool_runs.single,
     "pool-transfer": pool_transfer.figures,
     "quantized": quantized.figures,
     "scheduler": scheduler.figures,

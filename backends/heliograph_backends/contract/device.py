@@ -89,7 +89,8 @@ class Device(ABC):
 
     @property
     def lost(self) -> DeviceLostError | None:
-        """Why it will never compute again, if it will not: what lies there is gone. Default: it does."""
+        """Why it is gone, with everything in its memory; None as long as it is there. One that is lost stays
+        so: what comes back is another device. Asked often. Default: never lost."""
         return None
 
     @property

@@ -71,6 +71,9 @@ class Plan(ABC):
     steps: int
     #: Of `compute_bytes`, those that lie in an arena.
     arena_bytes: int = 0
+    #: Whether inputs may lie in any memory, and outputs are written wherever they are wanted: of a plan that
+    #: another host runs, to which what lies in this one's memory goes with the run.
+    takes_anything: bool = False
 
     @property
     def held_bytes(self) -> int:

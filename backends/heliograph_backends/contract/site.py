@@ -106,6 +106,9 @@ class Site(ABC):
     def check(self) -> None:
         """Raises MemberLostError when it is gone."""
 
+    def confirm(self) -> None:
+        """Waits, within a bound, until it has answered or is known to be gone. Default: that is known."""
+
     def can_reach(self, other: Site) -> bool:
         """Whether it can fetch values from another site, as far as is known. Default: yes."""
         return True

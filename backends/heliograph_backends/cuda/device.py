@@ -20,7 +20,7 @@ from heliograph_backends.cuda.plan import CudaPlan, estimate
 from heliograph_backends.cuda.staging import Staging
 from heliograph_backends.cuda.stream import CudaEvent, CudaStream
 from heliograph_proto.description import Capabilities, DeviceType, Memory
-from heliograph_proto.errors import HeliographError
+from heliograph_proto.errors import DeviceLostError, HeliographError
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
@@ -45,7 +45,7 @@ class CudaDevice(Device):
         self.description = facts.name
         self.type = DeviceType.INTEGRATED_GPU if facts.integrated else DeviceType.GPU
         self.id = facts.pci_id
-        self._lost: HeliographError | None = None
+        self._lost: DeviceLostError | None = None
         self._here = threading.local()
         self._numbers = count()
         #: Nothing else may use the device's default queue while a plan is captured.
@@ -106,6 +106,10 @@ class CudaDevice(Device):
     def buffer_from_host(self, memory: memoryview) -> HostBuffer:
         return self._pinned_type.wrap(memory)
 
+    @property
+    def lost(self) -> DeviceLostError | None:
+        return self._lost
+
     def close(self) -> None:
         self.driver.close()
 
@@ -123,8 +127,8 @@ class CudaDevice(Device):
         try:
             yield
         except DriverError as error:
-            found = self._lost or typed(error, self.name)
-            if is_sticky(error) and self._lost is None:
+            found: HeliographError = self._lost or typed(error, self.name)
+            if is_sticky(error) and isinstance(found, DeviceLostError) and self._lost is None:
                 self._lost = found
                 logger.error("%s", found.message)
             raise found from error

@@ -10,8 +10,6 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from heliograph._arguments import timeout_ms
 from heliograph._deadline import Deadline
 from heliograph._effects import Procedure
@@ -23,6 +21,7 @@ from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
 from heliograph._plans import Fetch, Inputs, Out, PlanBase, Submission
 from heliograph._procedures import Sending
+from heliograph._rebuilding import Repeated
 from heliograph._running import Bound, Observed, Run, Wanted, collect, fits_inline, run_once
 from heliograph._sessions import Bindings, updating
 from heliograph._split_buffer_type import Splits
@@ -31,6 +30,7 @@ from heliograph._taps import Tap, Taps, next_tap, not_observed
 from heliograph._words import cancelled
 from heliograph.aio.tensor import Tensor
 from heliograph.builder import Graph
+from heliograph.checkpoints import Checkpoint
 from heliograph_proto.commands import Loop
 from heliograph_proto.errors import DeadlineExceededError, HeliographError
 
@@ -193,6 +193,54 @@ class InlineFuture(RunFuture):
         self._pending.add_callback(partial(function, self))
 
 
+class RepeatedFuture(RunFuture):
+    """As hg's: a run of a plan that is placed again when a device is lost."""
+
+    def __init__(
+        self,
+        shell: AioShell,
+        repeated: Repeated,
+        sent: asyncio.Future[Run],
+        tensors: Callable[[Run], dict[str, Any]],
+        deadline: Deadline,
+        is_observed: bool,
+    ) -> None:
+        super().__init__(shell, sent, {}, repeated.plan._spec.what, is_observed)
+        self._repeated, self._make, self._deadline = repeated, tensors, deadline
+        self._made: dict[str, Any] | None = None
+
+    def cancel(self) -> bool:
+        if not self._sent.done() and self._sent.cancel():
+            return True
+        run = self._repeated.run
+        if run is None or run.pending.done:
+            return False
+        self._shell.advance(lambda: self._shell.core.cancel(run.pending))
+        return True
+
+    @property
+    def steps(self) -> int | None:
+        run = self._repeated.run
+        return None if run is None else run.steps
+
+    async def result(self, timeout: float | None = None) -> dict[str, Any]:
+        return await self._result(timeout, cancel=False)
+
+    async def result_or_cancel(self) -> dict[str, Any]:
+        """As `result`, where nobody else has this future: a run that takes too long is cancelled."""
+        return await self._result(None, cancel=True)
+
+    async def _result(self, timeout: float | None, cancel: bool) -> dict[str, Any]:
+        if self._made is None:
+            seconds = self._repeated.seconds(timeout, self._deadline, cancel)
+            deadline = Deadline(seconds, self._what)
+            await self._run(deadline)
+            procedure = self._repeated.finishing(cancel)
+            run = await self._shell.resume(procedure, lambda: next(procedure), deadline)
+            self._made = self._made or {**(run.results or {}), **self._make(run)}
+        return dict(self._made)
+
+
 class TapIterator:
     """The observed values of a run, as they come; as hg's."""
 
@@ -240,6 +288,9 @@ class Plan(PlanBase):
         **keywords: Any,
     ) -> dict[str, Any]:
         """As hg.Plan.run; cancelling the task cancels the run."""
+        if self._group is not None:
+            made = self._repeated("run", inputs, keywords, fetch, out, timeout, stream, copy)
+            return await made.result_or_cancel()
         is_plain = fetch is True and out is None and stream is None
         if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=True)) is not None:
             return await InlineFuture(self._shell, *inline).result_or_cancel(timeout)
@@ -268,6 +319,9 @@ class Plan(PlanBase):
         Where credit, or a compile for other taps, must be waited for, a task sends the run; arrays are copied
         then, unless `copy=False`.
         """
+        if self._group is not None:
+            observed = self._observed(taps, pause)
+            return self._repeated("submit", inputs, keywords, fetch, out, timeout, stream, copy, observed)
         is_plain = fetch is True and out is None and stream is None
         is_plain = is_plain and taps is None and not pause
         if is_plain and (inline := self._send_inline(inputs, keywords, timeout, waits=False)) is not None:
@@ -293,7 +347,50 @@ class Plan(PlanBase):
     ) -> RunFuture:
         """As hg.Plan.loop; a plain call, as `submit`."""
         looping, observed = self._looping(steps, carry, until, taps)
+        if self._group is not None:
+            how = ("loop", inputs, keywords, fetch, out, timeout, stream, copy, observed, looping)
+            return self._repeated(*how)
         return self._sent(inputs, keywords, fetch, out, timeout, stream, copy, observed, looping)
+
+    def _repeated(
+        self,
+        method: str,
+        inputs: Inputs,
+        keywords: dict[str, Any],
+        fetch: Fetch,
+        out: Out,
+        timeout: float | None,
+        stream: StreamBase | None,
+        copy: bool,
+        observed: Observed | None = None,
+        loop: Loop | None = None,
+    ) -> RepeatedFuture:
+        """Sends a run that is repeated when a device is lost, or sees to it that it will be."""
+        number = stream_handle(self._shell, stream)
+        given = (method, inputs, keywords, fetch, out, timeout, number, copy, observed, loop)
+        repeated = self._ask(*given)
+        deadline = Deadline(timeout, self._spec.what)
+        sent = self._begin(repeated, deadline)
+        make = lambda run: self._tensors(run.kept, out)  # noqa: E731
+        return RepeatedFuture(self._shell, repeated, sent, make, deadline, observed is not None)
+
+    def _begin(self, repeated: Repeated, deadline: Deadline) -> asyncio.Future[Run]:
+        """Sends it at once if nothing is before it; else a task does."""
+        shell, procedure = self._shell, repeated.sending()
+        sent: asyncio.Future[Run] = asyncio.get_running_loop().create_future()
+        try:
+            effect = shell.advance(lambda: next(procedure))
+        except StopIteration:
+            assert repeated.run is not None
+            sent.set_result(repeated.run)
+            return sent
+
+        async def rest() -> Run:
+            await shell.resume(procedure, lambda: effect, deadline)
+            assert repeated.run is not None
+            return repeated.run
+
+        return shell.spawn(rest())
 
     def _sent(
         self,
@@ -402,6 +499,11 @@ class Plan(PlanBase):
             for one in self._spec.info.variables
         }
 
-    async def checkpoint(self, timeout: float | None = None) -> dict[str, np.ndarray[Any, Any]]:
+    async def checkpoint(self, timeout: float | None = None) -> Checkpoint:
         """As hg.Plan.checkpoint."""
-        return {name: await tensor.get(timeout=timeout) for name, tensor in self.variables.items()}
+        what = lambda: f"a checkpoint of {self!r}"  # noqa: E731
+        return await self._shell.drive(self._checkpointing(), timeout, what)
+
+    async def restore(self, checkpoint: Checkpoint, timeout: float | None = None) -> None:
+        """As hg.Plan.restore."""
+        await self._shell.drive(self._restoring(checkpoint), timeout, lambda: f"restoring {self!r}")

@@ -24,6 +24,7 @@ from heliograph._buffers import (
 )
 from heliograph._deadline import Deadline
 from heliograph._devices import DeviceArgument, DevicesArgument, best_device, device_name, find_device
+from heliograph._journal import JOURNAL_BYTES
 from heliograph._models import ServerWeights, describe_model, list_models
 from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
@@ -33,12 +34,14 @@ from heliograph._progress import ProgressArgument, checked_progress
 from heliograph._reserving import Reservation
 from heliograph._sessions import (
     Bindings,
+    OnLoss,
     SessionBase,
     ask_backends,
     ask_facts,
     ask_members,
     ask_traffic,
     ask_ways,
+    check_on_loss,
 )
 from heliograph._shared import SharedMemoryArgument, checked_shared_memory, insisted
 from heliograph._split_buffer_type import Splits
@@ -194,13 +197,19 @@ class Session(SessionBase):
         pipeline: int = 1,
         split: Splits = None,
         buffer_types: BufferTypes = None,
+        on_loss: OnLoss = "raise",
+        journal_bytes: int = JOURNAL_BYTES,
         timeout: float | None = None,
     ) -> Plan:
         """As hg.Session.compile. Weights are hashed in a thread."""
+        check_on_loss(on_loss, journal_bytes, variables)
+        deadline = Deadline(timeout, lambda: f"compiling {graph!r}")
         placing = Placing(pins, memory, split, buffer_types)
         procedure = self._compiling(graph, devices, fusion, threads, weights, variables, placing, pipeline)
         spec = await self._shell.drive(procedure, timeout, lambda: f"compiling {graph!r}")
-        return Plan(self._shell, spec, self._progress)
+        plan = Plan(self._shell, spec, self._progress)
+        await self._shell.drive(self._admitting(plan, on_loss, journal_bytes), deadline.remaining())
+        return plan
 
     async def estimate(
         self,

@@ -34,6 +34,8 @@ from heliograph_proto import DIRECT_WEIGHTS, FEATURES, __version__
 from heliograph_proto.addresses import Address
 from heliograph_proto.description import Traffic
 
+#: Features that every server of this version has, whatever its devices are.
+EVERYBODYS = tuple(one for one in FEATURES if one != DIRECT_WEIGHTS)
 #: How long round trips of one kind are measured, and how many at most.
 ROUND_TRIP_SECONDS = 0.3
 ROUND_TRIPS = 200
@@ -80,15 +82,10 @@ def measure(url: Servers, timeout: float, tell: Tell) -> Measurements:
             why_not_shared=session.why_not_shared,
             version=session.info.version,
             features=session.info.features,
-            missing_features=tuple(one for one in _expected(session) if one not in session.info.features),
+            missing_features=tuple(one for one in EVERYBODYS if one not in session.info.features),
             devices=seen,
             pool=pool,
         )
-
-
-def _expected(session: hg.Session) -> tuple[str, ...]:
-    """The features of a server of this version: one without a pool need not know of weights elsewhere."""
-    return tuple(one for one in FEATURES if one != DIRECT_WEIGHTS or session.info.is_head)
 
 
 def _first(session: hg.Session) -> hg.Device:

@@ -49,6 +49,7 @@ def encode_device(device: DeviceInfo) -> device_pb2.Device:
         buffer_types=map(_encode_buffer_type, device.buffer_types),
         features=device.features,
         missing=device.missing,
+        lost=device.lost,
     )
 
 
@@ -99,6 +100,7 @@ def decode_device(message: device_pb2.Device) -> DeviceInfo:
         buffer_types=tuple(map(_decode_buffer_type, message.buffer_types)),
         features=dict(message.features),
         missing=dict(message.missing),
+        lost=message.lost,
     )
 
 

@@ -36,6 +36,8 @@ class Asked:
     portion: Portion | None = None
     #: What was reserved of a device, by its name.
     share: Callable[[str], Share] = lambda _: NOTHING
+    #: Whether it is to lie in memory that was reserved.
+    is_reserved: bool = False
     #: Takes the times of its runs.
     recorder: Recorder | None = None
 
@@ -53,7 +55,7 @@ class Assembler:
         if portions is not None:
             plans = self._pooled(known.graph, target, bindings, asked, portions)
             return LoadedPlan(plans, target.main, divided=known.divided, recorder=asked.recorder)
-        exchanging = self._exchanging(asked.portion)
+        exchanging = self._exchanging(asked)
         try:
             plans = self._scheduled(known.graph, target, bindings, asked, exchanging, why)
         except BaseException:
@@ -71,6 +73,8 @@ class Assembler:
         assert target.schedule is not None
         if asked.portion is not None or self._exchange is None:
             return None, ""
+        if asked.is_reserved and any(one.site is not None for one in target.devices):
+            return None, "it lies in memory that was reserved"
         try:
             return portions_of(graph, target.schedule, target.devices), ""
         except UnsupportedError as why:
@@ -133,13 +137,13 @@ class Assembler:
         how = options, precedences, self._occupancies, target.memories
         return ScheduledPlan(graph, schedule, target.devices, bindings, *how, exchanging=exchanging)
 
-    def _exchanging(self, portion: Portion | None) -> Exchanging | None:
+    def _exchanging(self, asked: Asked) -> Exchanging | None:
         """Opens the edges of a portion. Raises HandleExistsError, UnsupportedError."""
-        if portion is None:
+        if (portion := asked.portion) is None:
             return None
         if self._exchange is None:
             raise UnsupportedError("this server exchanges nothing with others")
-        return Exchanging(portion, self._exchange.open(portion))
+        return Exchanging(portion, self._exchange.open(portion, asked.pipeline))
 
 
 def _precedences(target: Target, asked: Asked) -> Precedences | None:

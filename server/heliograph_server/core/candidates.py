@@ -117,5 +117,6 @@ def with_host(devices: Sequence[Device], everyone: Sequence[Device]) -> tuple[De
     device can run, it does."""
     if any(one.type is DeviceType.CPU for one in devices):
         return tuple(devices)
-    host = next((one for one in everyone if one.type is DeviceType.CPU and one.buffer_type.is_host), None)
+    hosts = (one for one in everyone if one.type is DeviceType.CPU and one.buffer_type.is_host)
+    host = next((one for one in hosts if one.lost is None), None)
     return (*devices, host) if host is not None else tuple(devices)

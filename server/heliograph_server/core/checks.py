@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from heliograph_backends.access import check_chunks
-from heliograph_backends.contract import BufferType, Tensor
+from heliograph_backends.contract import BufferType, Device, Tensor
 from heliograph_proto import commands as c
 from heliograph_proto.errors import (
     InvalidArgumentError,
@@ -38,6 +38,13 @@ def produced_tensors(kind: c.CommandKind | None) -> tuple[int, ...]:
 def unknown_device(name: str, known: Iterable[str]) -> UnknownDeviceError:
     """The error for a name that no device has."""
     return UnknownDeviceError(f"no device is named {name[:64]!r}", advice=f"there are: {', '.join(known)}")
+
+
+def check_living(device: Device) -> Device:
+    """The device. Raises DeviceLostError for one that is gone."""
+    if device.lost is not None:
+        raise device.lost.at(device.lost.origin)
+    return device
 
 
 def len_bytes(data: c.Bytes) -> int:

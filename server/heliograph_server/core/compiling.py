@@ -24,6 +24,7 @@ from heliograph_backends.contract import (
 )
 from heliograph_proto.description import PlanInfo, Port, VariablePort
 from heliograph_proto.errors import (
+    DeviceLostError,
     HeliographError,
     InvalidGraphError,
     MissingContentError,
@@ -53,6 +54,7 @@ from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.measurements import Recorder, TenantTimes
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.ordered import ordered
+from heliograph_server.core.pooled import PooledPlan
 from heliograph_server.core.portioning import check_alone, check_portion
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.recording import recorder_of
@@ -97,6 +99,8 @@ class CompileRequest:
     taps: tuple[int, ...] = ()
     #: The handle of the reservation in whose memory it is to lie; 0: none.
     reservation: int = 0
+    #: Whether variables that lay on a device that is lost begin anew.
+    renews_lost: bool = False
     #: What it exchanges with other daemons, if it is a part of a graph on several.
     portion: Portion | None = None
 
@@ -158,7 +162,6 @@ class Compiler:
         # A plan that is updated goes on until it is.
         request = replace(request, updates=0)
         with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
-            self.forget_lost()
             known, bound = self._divided(client, request), compilation.bound
             with explaining(known.divided):
                 sizes = compilation.memory.sizes
@@ -171,7 +174,6 @@ class Compiler:
 
     def _make(self, client: KnownGraph, key: Hashable, compilation: _Compilation) -> KnownPlan:
         """A plan that nobody compiled before."""
-        self.forget_lost()
         bound, known = compilation.bound, self._divided(client, compilation.request)
         with explaining(known.divided):
             target = self._target(known, compilation.request, bound, compilation.memory.sizes)
@@ -180,16 +182,12 @@ class Compiler:
             loaded = self._loaded(target, known, compilation)
         found = compilation.reservation if loaded.plan.arena_bytes else None
         portion = compilation.request.portion
-        turns = found.turns if found is not None else _turns(loaded, portion is not None)
+        is_spread = portion is not None or isinstance(loaded.plan, PooledPlan)
+        turns = found.turns if found is not None else _turns(loaded, is_spread)
         memory = found.reservation if found is not None else None
         # What holds tensors of the client goes with the last handle.
         lasts = not bound.tensors
         return KnownPlan(key, client, loaded, turns, Ports.of(client.graph, portion), lasts, memory)
-
-    def forget_lost(self) -> None:
-        """Variables on devices that are gone are made anew by whoever names them."""
-        with self._lock:
-            self._core.forget_variables(is_lost)
 
     def _loaded(self, target: Target, known: KnownGraph, compilation: _Compilation) -> LoadedPlan:
         # Weights are packed by the device's workers.
@@ -266,7 +264,8 @@ class Compiler:
             compilation.memory.share,
             self._recorder(known, target),
         )
-        asked = Asked(options, request.pipeline, request.portion, share, recorder)
+        is_reserved = compilation.memory is not NO_RESERVATION
+        asked = Asked(options, request.pipeline, request.portion, share, is_reserved, recorder)
         return self._assembler.assemble(known, target, bindings, asked)
 
     def _recorder(self, known: KnownGraph, target: Target) -> Recorder | None:
@@ -290,9 +289,22 @@ class Compiler:
             taps,
             request.portion,
         )
+        return self._targets.find(known, wish, self._lies(known.graph, request, bound), reserved)
+
+    def _lies(self, graph: Graph, request: CompileRequest, bound: BoundLeaves) -> dict[int, str]:
+        """The names of the devices of leaves that lie somewhere already. Raises DeviceLostError for a tensor
+        that is gone, and for a variable unless it is to begin anew."""
         with self._lock:
-            lies = self._core.devices_of(known.graph, bound)
-        return self._targets.find(known, wish, lies, reserved)
+            lies = self._core.devices_of(graph, bound)
+            variables = dict(self._core.variables)
+        for number in list(lies):
+            tensor, leaf = bound.tensors.get(number), graph.leaves[number]
+            found = tensor or variables[leaf.name][1]
+            if tensor is None and request.renews_lost and _lost(found) is not None:
+                del lies[number]
+            else:
+                _check_there(found, leaf)
+        return lies
 
     def _taps(self, known: KnownGraph, request: CompileRequest) -> frozenset[int]:
         """The nodes that are observed. Raises what `check_taps` does."""
@@ -332,7 +344,7 @@ class Compiler:
         """The variable of this name, made if the session has none yet. Raises InvalidGraphError."""
         with self._lock:
             found = self._core.variables.get(leaf.name)
-        if found is None:
+        if found is None or _lost(found[1]) is not None:
             return self._new_variable(leaf, memory)
         tensor = found[1].placed
         if tensor.type != leaf.type:
@@ -520,9 +532,27 @@ def _unbound_weights(graph: Graph, bound: BoundLeaves) -> list[Leaf]:
     return [leaf for n, leaf in leaves if leaf.kind is LeafKind.WEIGHT and n not in bound.tensors]
 
 
+def _lost(tensor: TensorHandle) -> DeviceLostError | None:
+    """Why what lay there is gone, if it is."""
+    buffer = tensor.storage.buffer if tensor.storage is not None else None
+    return buffer.buffer_type.device.lost if isinstance(buffer, Buffer) else None
+
+
+def _check_there(tensor: TensorHandle, leaf: Leaf) -> None:
+    """Raises DeviceLostError for a leaf that lay on a device that is lost."""
+    if (lost := _lost(tensor)) is None:
+        return
+    if leaf.kind is LeafKind.VARIABLE:
+        raise type(lost)(
+            f"variable {leaf.name!r} of this session is gone: {lost.message}",
+            advice="use another session; with on_loss='rebuild' it is restored from a checkpoint",
+        )
+    raise type(lost)(f"the tensor of leaf {leaf.name!r} is gone: {lost.message}", advice="make it anew")
+
+
 def _turns(loaded: LoadedPlan, has_lanes: bool) -> Turns:
-    """One run at a time, or one on each copy, for which there is a lane. A portion has one in any case, so
-    that nothing else waits while it waits for other daemons."""
+    """One run at a time, or one on each copy, for which there is a lane. What waits for other daemons has one
+    in any case, so that nothing else waits meanwhile."""
     copies = len(loaded.copies)
     return Turns([Lane(loaded.device.name) for _ in range(copies)] if copies > 1 or has_lanes else ())
 
@@ -556,11 +586,6 @@ def _extent(loaded: LoadedPlan) -> dict[str, Any]:
 def _variable_port(leaf: Leaf, number: int, handle: TensorHandle) -> VariablePort:
     device = handle.storage.device if handle.storage is not None else ""
     return VariablePort(Port(leaf.name, leaf.type), number, device)
-
-
-def is_lost(buffer: object) -> bool:
-    """Whether the device of a buffer is gone."""
-    return isinstance(buffer, Buffer) and buffer.buffer_type.device.lost is not None
 
 
 def _on_device(tensor: Tensor, leaf: Leaf, device: Device) -> Tensor:

@@ -2,7 +2,8 @@
 
 A content is uploaded before anybody knows which device will need it, unless the client asked where it will
 lie: it goes to the first with room for it, and moves when a plan is compiled for another. What plans use
-stays where they use it. What lies in a file here is read when a plan needs it, straight to where that is.
+stays where they use it. What lay on a device that is lost is missing, and so asked for again. What lies in a
+file here is read when a plan needs it, straight to where that is.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from heliograph_proto.description import ModelInfo
 from heliograph_proto.digests import DIGEST_BYTES, hasher
 from heliograph_proto.errors import (
     ContentMismatchError,
+    DeviceLostError,
     HeliographError,
     InvalidModelError,
     OutOfMemoryError,
 )
 from heliograph_proto.graph import Leaf
 from heliograph_proto.types import tensor_type
+from heliograph_server.core.checks import check_living
 from heliograph_server.core.keeping import Keeper
 from heliograph_server.core.room import Room
 from heliograph_server.core.slices import digest_of
@@ -218,12 +221,17 @@ class Contents:
             source.close()
 
     def _memory(self, size_bytes: int, memory: BufferType | None) -> Buffer:
-        if memory is not None:
+        if memory is not None and memory.device.lost is None:
             try:
                 return self._room.for_work(partial(memory.allocate, size_bytes, Usage.WEIGHTS))
-            except OutOfMemoryError:
+            except (OutOfMemoryError, DeviceLostError):
                 pass  # a plan may still put it together elsewhere
-        return self._holdings.room_for(size_bytes, self._devices())
+        return self._holdings.room_for(size_bytes, self._living())
+
+    def _living(self) -> Sequence[Device]:
+        """The devices that are there. Raises DeviceLostError where none is."""
+        devices = self._devices()
+        return [one for one in devices if one.lost is None] or [check_living(one) for one in devices]
 
     def _fill(self, buffer: Buffer, digest: bytes, source: Source) -> str:
         """Reads a content into memory, taking the digest of exactly what is written there. Why it is not the

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MOST_IDLE, MOST_IDLE_BYTES, MOST_IDLE_MESSAGES = 4, 64 * 2**20, MOST_BYTES
 
 #: What of a request says which handles are meant, but not what is compiled.
-_HANDLES = ("plan", "graph", "bindings", "updates", "reservation")
+_HANDLES = ("plan", "graph", "bindings", "updates", "reservation", "renews_lost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class KnownPlans:
             return sum(kept.get(device, 0) for kept in self._idle.values())
 
     def take(self, key: Hashable) -> KnownPlan | None:
-        """The plan that was compiled of this, for one more handle."""
+        """The plan that was compiled of this, for one more handle; none that needs a device that is lost."""
         with self._lock:
             found = self._by_key.get(key) if key is not None else None
             if found is not None and found.loaded.is_lost:

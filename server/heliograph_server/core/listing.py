@@ -37,12 +37,15 @@ def _describe_one(device: Device, devices: Sequence[Device], room: Room) -> Devi
         buffer_types=tuple(_describe_type(one, role, devices) for one, role in buffer_types(device)),
         features=dict(device.features()),
         missing=missing,
+        lost=device.lost.message if device.lost is not None else "",
     )
 
 
 def _ask_memory(device: Device, room: Room) -> tuple[Memory, dict[str, str]]:
     """Its memory, and what it does not offer now. A device that is lost must not take the others with it."""
     missing = dict(device.why_missing())
+    if device.lost is not None:
+        return Memory(), missing
     try:
         return memory_of(device, room), missing
     except HeliographError as error:

@@ -98,7 +98,7 @@ class PlanCopy:
         # Elsewhere memory of the host would be pinned for one run, which costs more than to copy it.
         self._wraps_host = device.capabilities.buffer_from_host and device.buffer_type.is_host
         #: Of a plan that takes what lies in this process, and brings what it made: no other need hold it.
-        self._host = host_memory(device) if isinstance(plan, SeveralPlan) and plan.takes_anything else None
+        self._host = host_memory(device) if plan.takes_anything else None
 
     def __repr__(self) -> str:
         return f"<PlanCopy of {self.plan!r}>"
@@ -120,7 +120,11 @@ class PlanCopy:
 
     def writes(self, tensor: Tensor) -> bool:
         """Whether a run can write an output straight into a tensor."""
-        return self._host is not None or self.device.supports_buffer_type(tensor.buffer.buffer_type)
+        return self._host is not None or self.is_near(tensor)
+
+    def is_near(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies where the plan computes."""
+        return self.device.supports_buffer_type(tensor.buffer.buffer_type)
 
     def input_of(self, place: int, type: TensorType, data: Bytes) -> Tensor:
         """Bytes from a command as a tensor: in place where the device can, else copied."""

@@ -85,8 +85,8 @@ class Looping:
         changing = {one.storage for one in self._task.plan.assigned}
         found = list(inputs)
         for place, given in enumerate(self._task.inputs):
-            lasts = isinstance(given, TensorHandle) and given.storage not in changing
-            if lasts and place not in carried and not self._copy.writes(inputs[place]):
+            lasts = not isinstance(given, TensorHandle) or given.storage not in changing
+            if lasts and place not in carried and not self._copy.is_near(inputs[place]):
                 found[place] = self._copy.near_for(place, inputs[place].type)
                 access.copy(inputs[place], found[place])
         return found

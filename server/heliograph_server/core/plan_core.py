@@ -5,7 +5,7 @@ compiling changes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from heliograph_proto import commands as c
 from heliograph_proto.description import Port
@@ -60,17 +60,6 @@ class PlanCore(SessionState, ABC):
         self.variables[name] = (number, tensor)
         self._storages[storage_of(tensor)] = None
         return number
-
-    def forget_variables(self, is_lost: Callable[[object], bool]) -> None:
-        """Those in buffers that are lost are variables no more: a graph that names one makes it anew. Their
-        handles stay, and whoever uses one is told."""
-        gone = [
-            name
-            for name, (_, tensor) in self.variables.items()
-            if tensor.storage is not None and is_lost(tensor.storage.buffer)
-        ]
-        for name in gone:
-            del self.variables[name]
 
     def devices_of(self, graph: Graph, bound: BoundLeaves) -> dict[int, str]:
         """The names of the devices of leaves that lie somewhere already."""

@@ -4,8 +4,9 @@
              ├─ start ─▸ portion on host b ◂┘
              └─ own portion, on devices of this process
 
-A run costs one message to each host and one back, whatever its splits are. The hosts see all runs in one
-order, so that none waits for a run that another has behind its own. The first error cancels the others.
+A run costs one message to each host and one back, whatever its splits are. The hosts see all runs of a plan
+in one order, so that none waits for a run that another has behind its own. The first error cancels the
+others.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from heliograph_proto.errors import (
     CancelledError,
     HeliographError,
     MemberLostError,
+    Origin,
     UnavailableError,
     UnknownHandleError,
     UnsupportedError,
@@ -57,9 +59,6 @@ from heliograph_server.core.wiring import (
     unreachable,
     wire,
 )
-
-#: Runs of all plans of this process begin one after the other, so that all hosts see them in one order.
-_BEGINNING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,7 @@ class _Laid:
             work = site_work(piece, portion, memories, leaves, blueprint.options, blueprint.pipeline)
             self.plans[place] = compile_on(site, blueprint.graph, piece, work)
             return
-        exchanging = Exchanging(portion, blueprint.exchange.open(portion))
+        exchanging = Exchanging(portion, blueprint.exchange.open(portion, blueprint.pipeline))
         self._opened.append(exchanging)
         found = _schedule_of(blueprint, piece)
         schedule = portioned(piece.graph, blueprint.memories, found, portion)
@@ -180,6 +179,10 @@ class Pooled:
         self.portions = portions
         everyone, _ = sites_of(blueprint.devices)
         self.sites = [everyone[piece.site] for piece in portions.pieces]
+        #: Held while the portions of a run are started, so that all hosts see the runs in one order. Starting
+        #: may wait for room on a host, so this is the plan's own: portions have lanes of their own, on which
+        #: no other plan's run ever waits for one of these, and between plans there is no order to keep.
+        self.beginning = threading.Lock()
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._is_stale = False
@@ -217,11 +220,17 @@ class Pooled:
         if not laid.users:
             laid.free()
 
+    def confirm(self, errors: Sequence[HeliographError]) -> None:
+        """Hosts notice each other's end before this process may: until it knows who is there, so that nobody
+        who was told of a loss finds the lost device in a list."""
+        if any(isinstance(error, UnavailableError | MemberLostError) for error in errors):
+            for site in self.sites:
+                if site is not None:
+                    site.confirm()
+
     def note(self, laid: _Laid, place: int, error: HeliographError) -> None:
         """A portion failed: if it lost a host that is alive, it is not to fetch from that any more."""
-        if not isinstance(error, UnavailableError | MemberLostError):
-            return
-        pairs = list(unreachable(self.portions, self.sites, place))
+        pairs = list(unreachable(self.portions, self.sites, laid.wires, place, error))
         for reader, source in pairs:
             reader.cannot_reach(source)
         with self._lock:
@@ -374,7 +383,7 @@ class _Run:
         self._pending = len(self._runs)
         if self._pending:
             self._all_ended.acquire()
-        with _BEGINNING:
+        with self._pooled.beginning:
             number = self._pooled.next_number()
             for place, run in self._runs.items():
                 try:
@@ -406,7 +415,8 @@ class _Run:
     def _gone(self, error: HeliographError | None) -> None:
         """An errand has ended."""
         if error is not None and not isinstance(error, CancelledError):
-            self._fail(-1, error)
+            # A node of the portion that was to make it: that one's own run tells which it is.
+            self._fail(-1, error.at(Origin()))
 
     def _fail(self, place: int, error: HeliographError) -> None:
         with self._lock:
@@ -445,6 +455,7 @@ class _Run:
             if self._stop.is_set:
                 raise CancelledError("the run was cancelled")
             return
+        self._pooled.confirm([error for _, error in errors])
         for place, error in errors:
             if place >= 0:
                 self._pooled.note(self._laid, place, error)

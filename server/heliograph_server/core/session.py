@@ -192,6 +192,8 @@ class Session(SessionWork):
             if self._on_batch is not None:
                 raise HandleExistsError("the session has its command stream already")
             self._on_batch, self._on_end, self._at_once = on_batch, on_end, at_once
+        # What happened to devices since the session was opened.
+        self._deliver()
 
     def submit(self, commands: Sequence[Command | InlineRun]) -> None:
         """The next commands. Raises ProtocolError for a gap (close the session then), or why it closed."""
@@ -260,7 +262,6 @@ class Session(SessionWork):
             if self._watches:
                 self._changes.append(told)
         if change.lost:
-            self._compiler.forget_lost()
             self._plans.forget_lost()
         self._deliver()
 

@@ -22,8 +22,6 @@ class SeveralPlan(Plan):
 
     schedule: Schedule
     devices: tuple[Device, ...]
-    #: Whether inputs may lie in any memory and outputs are written wherever they are wanted.
-    takes_anything: bool = False
 
     @abstractmethod
     def compute(

@@ -13,7 +13,7 @@ from heliograph_proto.graph import Graph
 from heliograph_proto.portions import Portion
 from heliograph_proto.rows import RowSplit, check_fractions
 from heliograph_server.core.candidates import candidates, kinds_of, timed, usable_bytes, with_host
-from heliograph_server.core.checks import unknown_device
+from heliograph_server.core.checks import check_living, unknown_device
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.known_graphs import KnownGraph
 from heliograph_server.core.measurements import TenantTimes
@@ -117,7 +117,7 @@ class Targets:
     def _find(
         self, known: KnownGraph, wish: Wish, lies: Mapping[int, str], reserved: Mapping[str, int]
     ) -> Target:
-        named = [self._device(name) for name in dict.fromkeys(wish.devices or ("",))]
+        named = [check_living(self._device(name)) for name in dict.fromkeys(wish.devices or ("",))]
         devices = with_host(named, self._everyone())
         memories = _memories(devices, wish)
         if len(named) == 1 and not wish.pins and not wish.memory and known.divided is None:

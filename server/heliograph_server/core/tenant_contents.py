@@ -69,6 +69,8 @@ class TenantContents:
         #: Users whose plans were compiled for a copy, and those who compile, or read, just now.
         self._used: dict[tuple[bytes, Where], set[object]] = {}
         self._wanted: dict[tuple[bytes, Where], set[object]] = {}
+        #: By digest: copies on devices that are lost. Plans may still read them, so they go with the content.
+        self._lost: dict[bytes, list[Buffer]] = {}
 
     def __repr__(self) -> str:
         return f"<TenantContents {len(self._holders)} contents, {self.size_bytes(self._holders):,} bytes>"
@@ -80,6 +82,7 @@ class TenantContents:
 
     def bytes_of(self, digest: bytes, device: str) -> int:
         """What there is of a content on a device."""
+        self._forget_lost(digest)
         with self._lock:
             copies = [self._buffers.get(name, {}) for name in (digest, *self._parts.get(digest, ()))]
             return sum(
@@ -112,6 +115,7 @@ class TenantContents:
         Raises LimitExceededError.
         """
         with self._changing:
+            self._forget_lost(digest)
             with self._lock:
                 is_known = self._is_here(digest)
                 if not is_known:
@@ -129,6 +133,7 @@ class TenantContents:
 
     def hold(self, digest: bytes, user: object) -> bool:
         """Whether a content is here; the user holds it then."""
+        self._forget_lost(digest)
         with self._lock:
             is_here = digest in self._holders and self._is_here(digest)
             if is_here:
@@ -137,6 +142,7 @@ class TenantContents:
 
     def has(self, digest: bytes) -> bool:
         """Whether all of a content is here."""
+        self._forget_lost(digest)
         with self._lock:
             return self._is_here(digest)
 
@@ -172,6 +178,9 @@ class TenantContents:
             with self._lock:
                 self._sizes.pop(digest, None)
                 self._parts.pop(digest, None)
+                lost = self._lost.pop(digest, [])
+            for buffer in lost:
+                buffer.free()
         else:
             self._drop_unneeded(digest, user)
 
@@ -179,6 +188,7 @@ class TenantContents:
         """All of a content that the user holds, to be read: a copy that stays until `release`, best in the
         host's memory; its bytes where there is none. Raises MissingContentError."""
         with self._changing:
+            self._forget_lost(digest)
             with self._lock:
                 copies = self._buffers.get(digest, {})
                 if copies:
@@ -191,6 +201,8 @@ class TenantContents:
         """Bytes of those weights that lie on a device; of such as do not lie anywhere yet also what goes once
         they do: whatever else of their contents no plan uses."""
         names = [leaf.digest for leaf in weights]
+        for digest in {digest_of(name) for name in names}:
+            self._forget_lost(digest)
         with self._lock:
             cut = {digest_of(name) for name in names if name not in self._buffers}
             others = {one for digest in cut for one in (digest, *self._parts.get(digest, ()))}.difference(
@@ -209,6 +221,7 @@ class TenantContents:
         Raises InvalidGraphError, MissingContentError, OutOfMemoryError.
         """
         with self._changing:
+            self._forget_lost(digest_of(leaf.digest))
             self._check_size(leaf)
             with self._lock:
                 found = self._buffers.get(leaf.digest, {}).get(where_of(memory))
@@ -379,18 +392,26 @@ class TenantContents:
     def forget_lost(self) -> None:
         """What lies on devices that are gone is here no more: who wants it is told to bring it again. Waits
         for nobody who changes something here."""
-        gone: list[Buffer] = []
         with self._lock:
-            for name, there in list(self._buffers.items()):
-                for where in [one for one, buffer in there.items() if _is_lost(buffer)]:
-                    gone.append(there.pop(where))
+            digests = {digest_of(name) for name in self._buffers}
+        for digest in digests:
+            self._forget_lost(digest)
+
+    def _forget_lost(self, digest: bytes) -> None:
+        """What of a content lay on devices that are lost is not here any more; others may come there under
+        the same names. Their plans' runs fail, but may not be over: so it is freed with the content."""
+        with self._lock:
+            for name in (digest, *self._parts.get(digest, ())):
+                copies = self._buffers.get(name, {})
+                gone = [where for where, one in copies.items() if _is_lost(one)]
+                for where in gone:
+                    self._lost.setdefault(digest, []).append(copies.pop(where))
                     self._used.pop((name, where), None)
                     self._wanted.pop((name, where), None)
-                if not there:
-                    del self._buffers[name]
-                    self._parts.get(digest_of(name), set()).discard(name)
-        for buffer in gone:
-            buffer.free()
+                if gone and not copies:
+                    self._buffers.pop(name, None)
+            if digest in self._lost and digest in self._parts:
+                self._parts[digest] = {name for name in self._parts[digest] if name in self._buffers}
 
     def _all_of(self, digest: bytes) -> list[tuple[bytes, Where]]:
         """All that there is of a content."""

@@ -18,7 +18,16 @@ from heliograph_backends.contract import (
 from heliograph_proto.description import Way
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.graph import Graph, LeafKind
-from heliograph_proto.portions import EDGE_BYTES, SECRET_BYTES, Arrival, Departure, Edge, Portion, Source
+from heliograph_proto.portions import (
+    EDGE_BYTES,
+    SECRET_BYTES,
+    Arrival,
+    Departure,
+    Edge,
+    Portion,
+    Source,
+    is_loss,
+)
 from heliograph_server.core.scheduling.portions import Crossing, Piece, Portions
 
 
@@ -82,18 +91,22 @@ def _source_of(site: Site) -> Source:
     return Source(site.address, site.incarnation)
 
 
-def unreachable(found: Portions, sites: Sequence[Site | None], target: int) -> Iterator[tuple[Site, Site]]:
-    """Pairs of hosts of which the first may not reach the second, when the portion there lost one that is
-    alive."""
+def unreachable(
+    found: Portions, sites: Sequence[Site | None], wires: Wires, target: int, error: HeliographError
+) -> Iterator[tuple[Site, Site]]:
+    """Pairs of hosts of which the first did not find the second, which is alive, so that the portion there
+    failed with an error. Those that it found, while it lost a third one, are not among them."""
     reader = sites[target]
-    for one in _crossings_to(found, target):
+    arrivals = wires.portions[target].arrivals
+    for one, arrival in zip(_crossings_to(found, target), arrivals, strict=True):
         source = sites[one.source]
-        if reader is not None and source is not None and reader.can_reach(source):
-            try:
-                source.check()
-            except HeliographError:
-                continue
-            yield reader, source
+        if reader is None or source is None or arrival.source is None or not is_loss(error, arrival.source):
+            continue
+        try:
+            source.check()
+        except HeliographError:
+            continue
+        yield reader, source
 
 
 def _crossings_to(found: Portions, target: int) -> Iterator[Crossing]:

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import grpc
 
 from heliograph_proto.bulk import decode_download
-from heliograph_proto.errors import CancelledError, HeliographError
+from heliograph_proto.errors import CancelledError, HeliographError, MemberLostError
 from heliograph_proto.messages import decode_error
-from heliograph_proto.portions import Edge, Source
+from heliograph_proto.portions import Edge, Source, lost
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.core.exchanging import SMALL_BYTES, Done, Sink, Value
 from heliograph_server.core.execution import typed
@@ -65,6 +65,8 @@ class BlockingPeers:
             if self._is_closed:
                 raise CancelledError("all ways to other daemons are closed")
             if source not in self._ways:
+                if len(self._ways) >= ways.max_ways():
+                    raise ways.too_many_ways(source)
                 self._ways[source] = BlockingWay(self, source)
             return self._ways[source]
 
@@ -99,7 +101,7 @@ class BlockingWay:
         self._bulk: grpc.Channel | None = None
         self._call: Any = None
         self._threads: set[threading.Thread] = set()
-        #: Calls of large values.
+        #: Calls of large values that somebody waits for; None: not made yet.
         self._calls: dict[object, Any] = {}
         self._numbers: dict[Sink, int] = {}
         self._waiting: dict[int, _Waiting] = {}
@@ -116,11 +118,15 @@ class BlockingWay:
             self._check()
             for sink in sinks:
                 if sink.size_bytes > SMALL_BYTES:
+                    self._calls[sink] = None
                     self._start(partial(self._pull_large, sink))
                     continue
                 self._numbers[sink] = number = self._next(partial(self._landed, sink))
                 capability = sink.edge.capability(sink.run)
                 request.asks.add(number=number, edge=sink.edge.name, run=sink.run, capability=capability)
+                if len(request.asks) * ways.ASK_BYTES >= ways.MESSAGE_BYTES:
+                    self._send(request)
+                    request = peer_pb2.ExchangeRequest()
             if request.asks:
                 self._send(request)
 
@@ -128,7 +134,7 @@ class BlockingWay:
         """Nobody waits for these."""
         request = peer_pb2.ExchangeRequest()
         with self._lock:
-            calls = [self._calls.get(sink) for sink in sinks]
+            calls = [self._calls.pop(sink, None) for sink in sinks]
             for sink in sinks:
                 number = self._numbers.pop(sink, 0)
                 if self._waiting.pop(number, None) is not None:
@@ -145,6 +151,7 @@ class BlockingWay:
         with self._lock:
             self._check()
             if data is None:
+                self._calls[value] = None
                 self._start(partial(self._push_large, edge, run, value, done))
                 return
             number = self._next(lambda found: done(found if isinstance(found, HeliographError) else None))
@@ -202,7 +209,7 @@ class BlockingWay:
                         waiting = self._waiting.pop(answer.number, None)
                     if waiting is not None:
                         waiting(decode_error(answer.error) if answer.HasField("error") else answer.data)
-            self.end(ways.lost(self.source, "it ended the stream"))
+            self.end(lost(self.source, "it ended the stream"))
         except grpc.RpcError as broken:
             self.end(ways.error_of(broken, self.source))
         except Exception as error:
@@ -217,9 +224,12 @@ class BlockingWay:
             ways.land(sink, found)
 
     def _begin(self, key: object, name: str, begin: Callable[[Any], Any]) -> Any:
-        """A call of a large value, which the end of the way ends."""
+        """A call of a large value, which the end of the way ends. Raises CancelledError if nobody waits for
+        it any more, and why the way is broken."""
         with self._lock:
             self._check()
+            if key not in self._calls:
+                raise CancelledError("nobody waits for this value any more")
             channel = self._bulk_channel()
             make: Any = channel.unary_stream if name == ways.PULL else channel.stream_unary
             self._calls[key] = call = begin(make(name, None, None))
@@ -238,7 +248,9 @@ class BlockingWay:
             call = self._begin(sink, ways.PULL, lambda method: method(request))
             self._receive(call, sink)
         except grpc.RpcError as broken:
-            sink.fail(self._error or ways.error_of(broken, self.source))
+            error = self._error or ways.error_of(broken, self.source)
+            sink.fail(error)
+            self._note(error)
         except Exception as error:
             sink.fail(typed(error, f"pulling from {self.source.address}"))
         finally:
@@ -282,6 +294,12 @@ class BlockingWay:
             value.drop()
             self._end_call(value, call)
             done(error)
+            self._note(error)
+
+    def _note(self, error: HeliographError | None) -> None:
+        """A large value failed. Where none is small, nobody else finds that the daemon is gone."""
+        if isinstance(error, MemberLostError):
+            self.end(error)
 
     def _end_call(self, key: object, call: Any) -> None:
         with self._lock:

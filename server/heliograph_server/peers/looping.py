@@ -18,7 +18,7 @@ from heliograph_proto.bulk import decode_download
 from heliograph_proto.eager import begin
 from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError
 from heliograph_proto.messages import decode_error
-from heliograph_proto.portions import Edge, Source
+from heliograph_proto.portions import Edge, Source, lost
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.core.exchanging import SMALL_BYTES, Done, Sink, Value
 from heliograph_server.core.execution import typed
@@ -88,10 +88,12 @@ class LoopPeers:
             self._calls.popleft()()
 
     def _way(self, source: Source) -> LoopWay:
-        """Raises InvalidArgumentError, CancelledError."""
+        """Raises InvalidArgumentError, LimitExceededError, CancelledError."""
         if self._is_closed or self.loop.is_closed():
             raise CancelledError("the daemon is shutting down")
         if source not in self._ways:
+            if len(self._ways) >= ways.max_ways():
+                raise ways.too_many_ways(source)
             self._ways[source] = LoopWay(self, source)
         return self._ways[source]
 
@@ -154,6 +156,9 @@ class LoopWay:
         #: The number of what a sink asked for, or the task that pulls it.
         self._pulled: dict[Sink, int | asyncio.Task[None]] = {}
         self._request = peer_pb2.ExchangeRequest()
+        #: About how much it has, and such as are full, which go first.
+        self._request_bytes = 0
+        self._full: deque[peer_pb2.ExchangeRequest] = deque()
         self._is_writing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: asyncio.TimerHandle | None = None
@@ -169,12 +174,13 @@ class LoopWay:
         """Asks for values."""
         for sink in sinks:
             if sink.size_bytes > SMALL_BYTES:
-                self._pulled[sink] = self._spawn(self._pull_large(sink))
+                self._pulled[sink] = self._spawn(self._pull_large(sink), sink.fail)
                 continue
             number = self._pulled[sink] = self._next(partial(self._landed, sink))
             self._request.asks.add(
                 number=number, edge=sink.edge.name, run=sink.run, capability=sink.edge.capability(sink.run)
             )
+            self._grew(ways.ASK_BYTES)
         self._flush()
 
     def forget(self, sinks: Sequence[Sink]) -> None:
@@ -192,12 +198,20 @@ class LoopWay:
         """Brings a value."""
         data = value.take_whole()
         if data is None:
-            self._spawn(self._push_large(edge, run, value, done))
+            self._spawn(self._push_large(edge, run, value, done), partial(_give_up, value, done))
             return
         number = self._next(partial(_brought, done))
         capability = edge.capability(run)
         self._request.brings.add(number=number, edge=edge.name, run=run, capability=capability, data=data)
+        self._grew(ways.ASK_BYTES + len(data))
         self._flush()
+
+    def _grew(self, size_bytes: int) -> None:
+        """Another message begins where this one is as large as the other side takes."""
+        self._request_bytes += size_bytes
+        if self._request_bytes >= ways.MESSAGE_BYTES:
+            self._full.append(self._request)
+            self._request, self._request_bytes = peer_pb2.ExchangeRequest(), 0
 
     def _next(self, waiting: _Waiting) -> int:
         self._number += 1
@@ -207,33 +221,40 @@ class LoopWay:
             self._idle = None
         return self._number
 
-    def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
+    def _spawn(self, coroutine: Any, give_up: Callable[[HeliographError], None]) -> asyncio.Task[None]:
+        """`give_up` tells why, if it is cancelled before it has begun."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
         task: asyncio.Task[None] = self._loop.create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
+        task.add_done_callback(partial(self._task_ended, give_up))
         return task
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
+    def _task_ended(self, give_up: Callable[[HeliographError], None], task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        if task.cancelled():
+            # Then none of it ran; once it has begun, it tells that itself.
+            give_up(self._error or CancelledError("nobody waits for this value any more"))
         self._note_idle()
 
     # The stream for small values
 
     def _flush(self) -> None:
         """Writes what has gathered, unless a write is under way."""
-        request = self._request
+        request = self._full[0] if self._full else self._request
         if self._is_writing or not (request.asks or request.brings or request.withdrawals):
             return
+        if self._full:
+            self._full.popleft()
+        else:
+            self._request, self._request_bytes = peer_pb2.ExchangeRequest(), 0
         if self._call is None:
             channel = self._new_channel()
             self._channels.append(channel)
             self._call = channel.stream_stream(ways.EXCHANGE, None, None)()
             request.incarnation = self.source.incarnation
             self._reader = self._loop.create_task(self._read())
-        self._request = peer_pb2.ExchangeRequest()
         self._is_writing = True
         begin(self._call.write(request.SerializeToString()), self._written)
 
@@ -252,7 +273,7 @@ class LoopWay:
                     if (waiting := self._waiting.pop(answer.number, None)) is not None:
                         waiting(decode_error(answer.error) if answer.HasField("error") else answer.data)
                 self._note_idle()
-            self.end(ways.lost(self.source, "it ended the stream"))
+            self.end(lost(self.source, "it ended the stream"))
         except grpc.RpcError as broken:
             self.end(ways.error_of(broken, self.source))
         except Exception as error:
@@ -404,3 +425,8 @@ def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
 
 def _brought(done: Done, found: bytes | HeliographError) -> None:
     done(found if isinstance(found, HeliographError) else None)
+
+
+def _give_up(value: Value, done: Done, error: HeliographError) -> None:
+    value.drop()
+    done(error)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 from typing import Any
 
 import grpc
 
 from heliograph_proto.addresses import Address, parse_address
 from heliograph_proto.errors import (
+    ConnectionError,
     HeliographError,
     InternalError,
     InvalidArgumentError,
@@ -15,7 +17,7 @@ from heliograph_proto.errors import (
     MemberLostError,
     ProtocolError,
 )
-from heliograph_proto.portions import Edge, Source
+from heliograph_proto.portions import Edge, Source, lost
 from heliograph_proto.status import error_from_metadata
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.core.exchanging import Sink
@@ -26,9 +28,31 @@ EXCHANGE, PULL, PUSH, ECHO = (f"/{SERVICE}/{name}" for name in ("Exchange", "Pul
 
 #: A daemon that is silent for so long is lost.
 SILENCE_SECONDS = 3.0
+#: About what one message of small values has, and the most that is taken.
+MESSAGE_BYTES = 2**20
+MOST_MESSAGE_BYTES = 4 * 2**20
+#: The most that one message from another daemon may have, such as a piece of a large value.
+RECEIVED_BYTES = 64 * 2**20
+#: The most other daemons that one exchanges values with.
+MAX_WAYS = 1024
+#: About what asking for a value takes there.
+ASK_BYTES = 64
 #: A way that nobody needed for so long is closed.
 IDLE_SECONDS = 60.0
-ADVICE = "compile for the members that are left, or wait until it is back"
+
+
+def max_ways() -> int:
+    """How many ways there may be at once: members of a pool have 1,000 others at most, and each way takes
+    two descriptors, which others need too."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_WAYS if soft == resource.RLIM_INFINITY else min(MAX_WAYS, max(1, soft // 8))
+
+
+def too_many_ways(source: Source) -> LimitExceededError:
+    """There are as many as there may be."""
+    return LimitExceededError(
+        f"{source.address} is one daemon too many to exchange values with", advice="wait for other plans"
+    )
 
 
 def channel_options(silence_seconds: float = SILENCE_SECONDS) -> tuple[tuple[str, Any], ...]:
@@ -37,7 +61,7 @@ def channel_options(silence_seconds: float = SILENCE_SECONDS) -> tuple[tuple[str
     timeout_ms = max(1, int(silence_seconds * 1000 / 3))
     return (
         ("grpc.max_send_message_length", -1),
-        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_receive_message_length", RECEIVED_BYTES),
         ("grpc.keepalive_time_ms", ping_ms),
         ("grpc.keepalive_timeout_ms", timeout_ms),
         # Without this a ping may take 60 s, whatever the keepalive timeout is.
@@ -60,18 +84,14 @@ def target_of(address: str) -> str:
     return found.grpc_target
 
 
-def lost(source: Source, why: str) -> MemberLostError:
-    """A daemon of the pool is gone."""
-    return MemberLostError(f"the member at {source.address} is lost: {why}", advice=ADVICE)
-
-
 def error_of(broken: Any, source: Source) -> HeliographError:
     """Why a call to another daemon failed: that one's own words where it sent some."""
     broken.__traceback__ = None
     trailing = broken.trailing_metadata() if hasattr(broken, "trailing_metadata") else None
     found = error_from_metadata(tuple((key, value) for key, value in trailing or ()))
     if found is not None:
-        return lost(source, found.message) if isinstance(found, MemberLostError) else found
+        # One that is only starting is another life of it as well; where it is, its reader knows no more.
+        return lost(source, found.message) if isinstance(found, MemberLostError | ConnectionError) else found
     details = " ".join((broken.details() or broken.code().name).split())
     match broken.code():
         case grpc.StatusCode.CANCELLED:

@@ -19,10 +19,10 @@ from heliograph_backends.contract import (
 )
 from heliograph_backends.cpu.stream import CpuStream
 from heliograph_proto.description import BufferRole, Capabilities, Memory, OpAnswer, OpQuery, OpRoad
-from heliograph_proto.errors import MemberLostError
+from heliograph_proto.errors import MemberLostError, ProtocolError
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
-from heliograph_server.pool.answers import check_memory, one_answer, printable
+from heliograph_server.pool.answers import check_memory, check_plan, one_answer, printable
 from heliograph_server.pool.arena import RemoteArena
 from heliograph_server.pool.memory import RemoteBuffer, RemoteBufferType
 from heliograph_server.pool.plan import RemotePlan
@@ -112,7 +112,8 @@ class RemoteDevice(Device):
         return isinstance(buffer_type, RemoteBufferType) and buffer_type.is_readable_by(self)
 
     def features(self) -> Mapping[str, str]:
-        return {**self.there.features, "member": self.member.url, "member backend": self.there.backend}
+        told = {printable(name): printable(fact) for name, fact in self.there.features.items()}
+        return {**told, "member": self.member.url, "member backend": printable(self.there.backend)}
 
     def stream(self) -> CpuStream:
         return CpuStream(self, f"heliograph-{self.name}-stream-{next(self._numbers)}")
@@ -192,6 +193,7 @@ class RemoteDevice(Device):
                 updates=updates,
                 reservation=arena.reservation if arena is not None else None,
             )
+        check_compiled(member, graph)
         return RemotePlan(self, graph, member)
 
     def estimate(self, graph: Graph, options: CompileOptions) -> Estimate:
@@ -201,3 +203,12 @@ class RemoteDevice(Device):
 
     def close(self) -> None:
         self.member.leave(self)
+
+
+def check_compiled(plan: hg.Plan, graph: Graph) -> None:
+    """Whether a member's plan is one of the graph. Raises ProtocolError; the plan is freed then."""
+    try:
+        check_plan(plan._spec.info, graph)
+    except ProtocolError:
+        plan.free()
+        raise

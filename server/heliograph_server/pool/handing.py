@@ -14,6 +14,7 @@ from heliograph_proto.errors import (
     PermissionDeniedError,
     UnavailableError,
 )
+from heliograph_server.pool.answers import printable
 
 if TYPE_CHECKING:
     from heliograph_server.pool.device import RemoteDevice
@@ -38,7 +39,9 @@ def hand(source: hg.Tensor, giver: RemoteDevice, destination: hg.Tensor, taker: 
                 raise device.member.ours(error) from None
         if isinstance(error, MemberLostError | UnavailableError | PermissionDeniedError):
             # Both are there, as far as this host sees.
-            logger.warning("%s fetches nothing from %s: %s", there.name, whence.name, error.message)
+            logger.warning(
+                "%s fetches nothing from %s: %s", there.name, whence.name, printable(error.message)
+            )
             there.cannot_reach(whence)
             return False
         raise error.at(replace(error.origin, sequence=0)) from None

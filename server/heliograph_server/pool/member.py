@@ -18,6 +18,7 @@ from heliograph_proto import TICKETS
 from heliograph_proto.addresses import parse_address
 from heliograph_proto.errors import HeliographError, MemberLostError, UnavailableError
 from heliograph_proto.membership import DeviceChange
+from heliograph_server.pool.answers import MAX_REASON, printable
 from heliograph_server.pool.device import RemoteDevice
 from heliograph_server.pool.intake import RemoteIntake
 from heliograph_server.pool.site import RemoteSite
@@ -92,7 +93,8 @@ class Member:
         """The daemon, a head itself, has other devices now: those that came, and those that are gone."""
         lost = tuple(one for one in self.devices if one.member_name in change.lost)
         for one in lost:
-            one.lose(MemberLostError(f"{one.name} is lost: {change.why}", advice=_ADVICE))
+            why = printable(change.why, MAX_REASON)
+            one.lose(MemberLostError(f"{one.name} is lost: {why}", advice=_ADVICE))
         came = [one.name for one in change.appeared]
         kept = [one for one in self.devices if one not in lost and one.member_name not in came]
         found = [self.session.device(name) for name in came]
@@ -116,7 +118,8 @@ class Member:
 
     def lose(self, cause: HeliographError) -> MemberLostError:
         """It does not answer any more: whatever is asked of it fails from now on. Idempotent."""
-        error = MemberLostError(f"member {self.name} at {self.url} is lost: {cause.message}", advice=_ADVICE)
+        why = printable(cause.message, MAX_REASON)
+        error = MemberLostError(f"member {self.name} at {self.url} is lost: {why}", advice=_ADVICE)
         with self._lock:
             if self._error is not None:
                 return self._error

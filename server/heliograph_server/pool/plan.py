@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import heliograph as hg
 from heliograph_backends import access
-from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Plan, Tensor, Usage
+from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Plan, Tensor
 from heliograph_proto.errors import InvalidInputError, UnknownHandleError
 from heliograph_proto.graph import Graph
-from heliograph_proto.types import TensorType
+from heliograph_server.pool.bound import INLINE_BYTES, Bound, bytes_of
 from heliograph_server.pool.memory import RemoteBuffer
 
 if TYPE_CHECKING:
     from heliograph_server.pool.device import RemoteDevice
+
+#: Inputs in this host's memory go with the run, however large: the client library streams what is not small.
+MOST_BYTES = 2**62
 
 
 class RemotePlan(Plan):
     """Made by `RemoteDevice.compile`. A run is one message each way."""
 
     device: RemoteDevice
+    takes_anything = True
 
     def __init__(self, device: RemoteDevice, graph: Graph, member: hg.Plan) -> None:
         self.device = device
@@ -30,6 +33,8 @@ class RemotePlan(Plan):
         self.arena_bytes = member.reserved_bytes
         self.steps = member.steps
         self._member: hg.Plan | None = member
+        self._inputs = graph.inputs
+        self._types = [graph.type_of(port.value) for port in graph.outputs]
 
     def __repr__(self) -> str:
         return f"<RemotePlan of {self.graph} on {self.device.name}>"
@@ -37,56 +42,47 @@ class RemotePlan(Plan):
     def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
         if self._member is None:
             raise UnknownHandleError("the plan was freed")
-        with self.device.member.edge(), ExitStack() as stack:
-            given = {
-                leaf.name: self._input(stack, leaf.name, leaf.type, tensor)
-                for leaf, tensor in zip(self.graph.inputs, inputs, strict=True)
-            }
-            written = {
-                port.name: stack.enter_context(self._output(self.graph.type_of(port.value), tensor))
-                for port, tensor in zip(self.graph.outputs, outputs, strict=True)
-                if tensor is not None
-            }
-            run = self._member.submit(given, fetch=(), out=written, stream=self.device.member_stream)
-            with abort.watch(lambda: _cancel(run)):
-                run.result()
+        self._check(inputs, outputs)
+        with self.device.member.edge():
+            if not self._run_small(self._member, inputs, outputs, abort):
+                self._run_any(self._member, inputs, outputs, abort)
 
-    def _input(self, stack: ExitStack, name: str, type: TensorType, tensor: Tensor) -> hg.Tensor:
-        """The tensor on the member, copied there if it lies elsewhere."""
-        if tensor.type != type:
-            raise InvalidInputError(f"input {name!r} is {type}, not {tensor.type}")
-        if (there := self._on_member(tensor)) is not None:
-            return there
-        moved = stack.enter_context(self._temporary(type))
-        access.copy(tensor, moved)
-        return self.device.tensor(moved)
+    def _check(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]) -> None:
+        for leaf, tensor in zip(self._inputs, inputs, strict=True):
+            if tensor.type != leaf.type:
+                raise InvalidInputError(f"input {leaf.name!r} is {leaf.type}, not {tensor.type}")
+        for type, wanted in zip(self._types, outputs, strict=True):
+            if wanted is not None and wanted.type != type:
+                raise InvalidInputError(f"an output is {type}, not {wanted.type}")
 
-    @contextmanager
-    def _output(self, type: TensorType, tensor: Tensor) -> Iterator[hg.Tensor]:
-        """Where the member writes an output, which is copied from there if it belongs elsewhere."""
-        if tensor.type != type:
-            raise InvalidInputError(f"an output is {type}, not {tensor.type}")
-        if (there := self._on_member(tensor)) is not None:
-            yield there
-            return
-        with self._temporary(type) as moved:
-            yield self.device.tensor(moved)
-            access.copy(moved, tensor)
+    def _run_small(
+        self, member: hg.Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort
+    ) -> bool:
+        """One small message each way, where all that it takes lies in this process, and all that it gives is
+        wanted here; whether it was."""
+        wanted = [one for one in outputs if one is not None and not isinstance(one.buffer, RemoteBuffer)]
+        if len(wanted) < len(outputs) or not all(map(_is_small, inputs)):
+            return False
+        run = member._submit_bytes([bytes_of(one).tobytes() for one in inputs])
+        if run is None:
+            return False
+        with abort.watch(lambda: _cancel(run)):
+            found = run.data()
+        for tensor, data in zip(wanted, found, strict=True):
+            access.write(tensor, 0, memoryview(data))
+        return True
 
-    def _on_member(self, tensor: Tensor) -> hg.Tensor | None:
-        buffer = tensor.buffer
-        if isinstance(buffer, RemoteBuffer) and buffer.buffer_type.device.member is self.device.member:
-            return buffer.tensor(tensor)
-        return None
-
-    @contextmanager
-    def _temporary(self, type: TensorType) -> Iterator[Tensor]:
-        buffer_type = self.device.buffer_type
-        buffer = buffer_type.allocate(buffer_type.alloc_size(type), Usage.COMPUTE)
+    def _run_any(
+        self, member: hg.Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort
+    ) -> None:
+        bound = Bound(self.device, inputs, outputs, MOST_BYTES)
         try:
-            yield Tensor(type, buffer)
+            rest = bound.inputs, tuple(bound.fetched), bound.into, self.device.member_stream
+            run = member._submit_part(0, *rest)
+            with abort.watch(lambda: _cancel(run)):
+                bound.take(member, run)
         finally:
-            buffer.free()
+            bound.close()
 
     def update(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> RemotePlan:
         if self._member is None:
@@ -99,6 +95,10 @@ class RemotePlan(Plan):
         member, self._member = self._member, None
         if member is not None:
             member.free()
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return tensor.buffer.buffer_type.is_host and tensor.type.nbytes <= INLINE_BYTES
 
 
 def _cancel(run: hg.RunFuture) -> None:

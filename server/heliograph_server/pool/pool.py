@@ -23,8 +23,15 @@ from heliograph.session import connect_as_head
 from heliograph_proto.errors import ConfigurationError, HeliographError, MemberLostError
 from heliograph_proto.membership import DeviceChange, MemberInfo, MemberState
 from heliograph_server.core.membership import Change, Changed, Reach
+from heliograph_server.pool.answers import MAX_REASON, printable
 from heliograph_server.pool.device import RemoteDevice
-from heliograph_server.pool.joining import check_daemons, check_devices, check_lives, pause_seconds
+from heliograph_server.pool.joining import (
+    check_change,
+    check_daemons,
+    check_devices,
+    check_lives,
+    pause_seconds,
+)
 from heliograph_server.pool.member import Member
 from heliograph_server.pool.sources import Listed, MembershipSource, first_twice
 from heliograph_server.pool.surveying import HERE, Surveyor, Ways
@@ -37,6 +44,8 @@ SILENCE_SECONDS = 3.0
 JOIN_SECONDS = 3.0
 #: A member that was there for so long is tried again at once when it is lost.
 STEADY_SECONDS = 5.0
+#: Reasons why a member is not there that are logged until it is there for a while.
+MAX_TOLD = 8
 #: How long the end waits for each member, all at the same time.
 CLOSE_SECONDS = 6.0
 
@@ -218,7 +227,7 @@ class Pool:
         """Devices of a member that is a head itself came, or are gone. Raises ConfigurationError for one that
         got this head among its members."""
         check_daemons(told.daemons, self._incarnation)
-        check_devices(told.appeared)
+        check_change(told, [one.member_name for one in member.devices])
         with self._lock:
             appeared, lost = member.change(told)
             self._lock.notify_all()
@@ -290,7 +299,8 @@ class _Slot:
         # What a client is to do then is no help to who looks after the pool.
         is_lost = isinstance(self._why, MemberLostError)
         advice = _LOST_ADVICE if is_lost else self._why.advice
-        return MemberInfo(self.name, self.listed.url, state, self._why.message, advice=advice)
+        why = printable(self._why.message, MAX_REASON)
+        return MemberInfo(self.name, self.listed.url, state, why, advice=advice)
 
     @property
     def why_missing(self) -> HeliographError | None:
@@ -370,10 +380,11 @@ class _Slot:
         """It did not join, or is lost, for a reason that is logged once."""
         self._why = error
         key = f"{type(error).__name__} {error.message}"
-        if key not in self._told and not self._is_leaving:
+        # Who says something else each time fills no log.
+        if key not in self._told and len(self._told) < MAX_TOLD and not self._is_leaving:
             self._told.add(key)
             where = "" if isinstance(error, MemberLostError) else f"member {self.name} at {self.listed.url}: "
-            logger.warning("%s%s", where, error)
+            logger.warning("%s%s", where, printable(" ".join(str(error).split()), MAX_REASON))
 
     def _stay(self, member: Member) -> float:
         """Until it is lost, or is to be left; how many seconds that was."""

@@ -6,23 +6,23 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 import heliograph as hg
 from heliograph._handing import probe
 from heliograph._sharing import Sharing
 from heliograph.explaining import check_report
-from heliograph_backends import access
-from heliograph_backends.contract import Site, SitePlan, SiteRun, SiteWork, Tensor, Usage
+from heliograph_backends.contract import Site, SitePlan, SiteRun, SiteWork, Tensor
 from heliograph_proto import EXCHANGE
 from heliograph_proto.addresses import parse_address
 from heliograph_proto.description import PlanReport
 from heliograph_proto.errors import HeliographError, UnknownHandleError
-from heliograph_proto.types import DTYPES, TensorType
 from heliograph_server.core.membership import Reach
+from heliograph_server.pool.answers import printable
+from heliograph_server.pool.bound import INLINE_BYTES, Bound
+from heliograph_server.pool.device import check_compiled
 from heliograph_server.pool.memory import RemoteBuffer
 
 if TYPE_CHECKING:
@@ -33,8 +33,9 @@ logger = logging.getLogger(__name__)
 
 #: How long a member may look for another one.
 PROBE_SECONDS = 3.0
-#: Larger inputs are written to a tensor there before the run is sent.
-INLINE_BYTES = 64 * 1024
+#: How long a member may take to say that it is there, when another one says that it is not. A silent one is
+#: lost before, unless it was told to be patient.
+CONFIRM_SECONDS = 5.0
 
 
 class RemoteSite(Site):
@@ -63,10 +64,16 @@ class RemoteSite(Site):
     @property
     def why_not(self) -> str:
         info = self.member.session.info
-        return "" if EXCHANGE in info.features else f"{self.name} runs {info.server}, which exchanges nothing"
+        if EXCHANGE in info.features:
+            return ""
+        return f"{self.name} runs {printable(info.server)}, which exchanges nothing"
 
     def check(self) -> None:
         self.member.check()
+
+    def confirm(self) -> None:
+        with suppress(HeliographError):
+            self.member.session._arrive(CONFIRM_SECONDS)
 
     def can_reach(self, other: Site) -> bool:
         if other.incarnation not in self._reaches:
@@ -96,7 +103,10 @@ class RemoteSite(Site):
             return found.round_trip_seconds, found.bytes_per_second
         if is_news:
             logger.warning(
-                "%s cannot reach %s: values between them are relayed: %s", self.name, other.name, why
+                "%s cannot reach %s: values between them are relayed: %s",
+                self.name,
+                other.name,
+                printable(why),
             )
         return None
 
@@ -131,6 +141,7 @@ class RemoteSite(Site):
                 bindings=bindings,
                 sharing=Sharing(work.portion, pins, work.pipeline),
             )
+        check_compiled(plan, work.graph)
         return RemoteSitePlan(self, found[next(iter(devices))], work, plan)
 
 
@@ -180,13 +191,6 @@ class RemoteSitePlan(SitePlan):
             check_report(self.graph, found)
             return found
 
-    def there(self, tensor: Tensor) -> hg.Tensor | None:
-        """A tensor as the member knows it, if it lies there."""
-        buffer = tensor.buffer
-        if isinstance(buffer, RemoteBuffer) and buffer.buffer_type.device.member is self.site.member:
-            return buffer.tensor(tensor)
-        return None
-
     def free(self) -> None:
         plan, self._plan = self._plan, None
         if plan is not None:
@@ -200,42 +204,15 @@ class RemoteSiteRun(SiteRun):
         self, plan: RemoteSitePlan, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]
     ) -> None:
         self._plan = plan
-        self._made: list[Tensor] = []
         self._run: hg.RunFuture | None = None
         self._error: HeliographError | None = None
-        #: Outputs that come here, and where they belong.
-        self._fetched = dict[int, Tensor]()
-        self._into = dict[int, hg.Tensor]()
-        for place, target in enumerate(outputs):
-            if target is not None:
-                if (there := plan.there(target)) is not None:
-                    self._into[place] = there
-                else:
-                    self._fetched[place] = target
-        try:
-            with plan.site.member.edge():
-                self._inputs = [self._input(one) for one in inputs]
-        except BaseException:
-            self.close()
-            raise
-
-    def _input(self, tensor: Tensor) -> hg.Tensor | np.ndarray[Any, Any]:
-        """In place where it lies on the member; small ones ride in the run; others are brought."""
-        if (there := self._plan.there(tensor)) is not None:
-            return there
-        if tensor.buffer.buffer_type.is_host and tensor.type.nbytes <= INLINE_BYTES:
-            return _bytes_of(tensor)
-        device = self._plan.device
-        memory = device.buffer_type
-        moved = Tensor(tensor.type, memory.allocate(memory.alloc_size(tensor.type), Usage.COMPUTE))
-        self._made.append(moved)
-        access.copy(tensor, moved)
-        return device.tensor(moved)
+        with plan.site.member.edge():
+            self._bound = Bound(plan.device, inputs, outputs, INLINE_BYTES)
 
     def start(self, number: int, ended: Callable[[], None]) -> None:
-        plan = self._plan
+        plan, bound = self._plan, self._bound
         with plan.site.member.edge():
-            self._run = plan.plan._submit_portion(number, self._inputs, tuple(self._fetched), self._into)
+            self._run = plan.plan._submit_part(number, bound.inputs, tuple(bound.fetched), bound.into)
         self._run.add_done_callback(lambda _: ended())
 
     @property
@@ -251,25 +228,9 @@ class RemoteSiteRun(SiteRun):
 
     def finish(self) -> None:
         assert self._run is not None, "it was started"
-        if not self._fetched:
-            return
-        with self._plan.site.member.edge():
-            arrays = self._run.result()
-        ports = self._plan.plan._spec.info.outputs
-        for place, target in self._fetched.items():
-            array = arrays[ports[place].name]
-            access.write(target, 0, np.ascontiguousarray(array).reshape(-1).view("u1").data)
+        if self._bound.fetched:
+            with self._plan.site.member.edge():
+                self._bound.take(self._plan.plan, self._run)
 
     def close(self) -> None:
-        made, self._made = self._made, []
-        for one in made:
-            one.buffer.free()
-
-
-def _bytes_of(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """The bytes of a tensor in host memory: in place where they lie together."""
-    if not tensor.is_contiguous:
-        return np.frombuffer(access.read_whole(tensor), np.uint8)
-    row = TensorType(DTYPES["u8"], (tensor.type.nbytes,))
-    found: np.ndarray[Any, Any] = tensor.buffer.array(row, tensor.offset_bytes, (1,))
-    return found
+        self._bound.close()

@@ -31,6 +31,7 @@ from heliograph_proto.messages import encode_error, encode_probed
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.core.exchanging import SMALL_BYTES, Landing, LiveExchange, Value
 from heliograph_server.core.execution import typed
+from heliograph_server.peers import ways
 from heliograph_server.peers.looping import taken
 from heliograph_server.peers.probing import check_probe, probe
 from heliograph_server.peers.ways import SERVICE, wrong_size
@@ -45,6 +46,8 @@ Context: TypeAlias = "aio.ServicerContext[bytes, bytes]"
 ECHO_BYTES = 2**20
 #: About the size of the largest message of answers.
 MESSAGE_BYTES = 2**20
+#: While more answers of a stream are unwritten, it is not read.
+UNREAD_ANSWERS = 10_000
 
 
 class PeerService:
@@ -54,6 +57,8 @@ class PeerService:
     def __init__(self, slot: HostSlot, movers: Executor) -> None:
         self._slot = slot
         self._movers = movers
+        #: Bytes of all streams that were brought and have no place yet.
+        self._brought = Bounded(0)
 
     def add_to(self, server: aio.Server) -> None:
         """Has a server call it."""
@@ -87,12 +92,14 @@ class PeerService:
         data: Any = await context.read()
         if data is aio.EOF:
             return
-        request = peer_pb2.ExchangeRequest.FromString(data)
-        conversation = Conversation(self._exchange(request.incarnation), context, self._movers)
+        request = _decoded(data)
+        exchange = self._exchange(request.incarnation)
+        self._brought.limit_bytes = exchange.budget.limit_bytes
+        conversation = Conversation(exchange, context, self._movers, self._brought)
         try:
-            conversation.take(request)
+            await conversation.take(request)
             while (more := await _next(context)) is not None:
-                conversation.take(peer_pb2.ExchangeRequest.FromString(more))
+                await conversation.take(_decoded(more))
         finally:
             conversation.close()
 
@@ -168,6 +175,16 @@ class PeerService:
         return encode_probed(found)
 
 
+def _decoded(data: bytes) -> peer_pb2.ExchangeRequest:
+    """Raises LimitExceededError, before anything is made of a message that is too large."""
+    if len(data) > ways.MOST_MESSAGE_BYTES:
+        raise LimitExceededError(
+            f"a message of {len(data):,} bytes; {ways.MOST_MESSAGE_BYTES:,} are the most",
+            advice="send several",
+        )
+    return peer_pb2.ExchangeRequest.FromString(data)
+
+
 async def _next(context: Context) -> bytes | None:
     data: Any = await context.read()
     return None if data is aio.EOF else data
@@ -228,13 +245,35 @@ def _give_up(found: object) -> None:
         found.fail(MemberLostError("the daemon that brought a value is gone"))
 
 
-class Conversation:
-    """The small values of one stream. Made on its loop; answers come from any thread."""
+class Bounded:
+    """Bytes that are held for others, of which there may be so many. Of one loop."""
 
-    def __init__(self, exchange: LiveExchange, context: Context, movers: Executor) -> None:
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._held_bytes = 0
+
+    def take(self, size_bytes: int) -> bool:
+        """Whether so much more may be held."""
+        fits = self._held_bytes + size_bytes <= self.limit_bytes
+        self._held_bytes += size_bytes if fits else 0
+        return fits
+
+    def give(self, size_bytes: int) -> None:
+        """So much is held no more."""
+        self._held_bytes -= size_bytes
+
+
+class Conversation:
+    """The small values of one stream. Made on its loop; answers come from any thread. `brought`: what may be
+    held until it has a place."""
+
+    def __init__(self, exchange: LiveExchange, context: Context, movers: Executor, brought: Bounded) -> None:
         self._exchange = exchange
         self._context = context
         self._movers = movers
+        self._brought = brought
+        #: How much of that is of this stream, by number.
+        self._held: dict[int, int] = {}
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         #: How to withdraw what is not answered yet, by number.
@@ -243,19 +282,33 @@ class Conversation:
         self._is_rung = False
         self._is_writing = False
         self._is_closed = False
+        #: Set when answers were written, or cannot be.
+        self._went_on = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<Conversation {len(self._open)} open, {len(self._answers)} answers>"
 
-    def take(self, request: peer_pb2.ExchangeRequest) -> None:
-        """What came. Raises ProtocolError for a number that is in use."""
+    async def take(self, request: peer_pb2.ExchangeRequest) -> None:
+        """What came; waits while too many answers are unread. Raises ProtocolError for a number that is in
+        use."""
         for ask in request.asks:
             self._ask(ask)
+            if len(self._answers) > UNREAD_ANSWERS:
+                await self._room()
         for bring in request.brings:
             self._bring(bring)
+            if len(self._answers) > UNREAD_ANSWERS:
+                await self._room()
         for number in request.withdrawals:
             if (withdraw := self._open.pop(number, None)) is not None:
+                self._let_go(number)
                 withdraw()
+
+    async def _room(self) -> None:
+        """Until the other side has read answers; its end ends the handler, and so this."""
+        while len(self._answers) > UNREAD_ANSWERS:
+            self._went_on.clear()
+            await self._went_on.wait()
 
     def _ask(self, ask: peer_pb2.Ask) -> None:
         asker = partial(self._answer, ask.number)
@@ -263,6 +316,14 @@ class Conversation:
         self._exchange.ask(ask.edge, ask.run, ask.capability, asker)
 
     def _bring(self, bring: peer_pb2.Bring) -> None:
+        size_bytes = len(bring.data)
+        if size_bytes > SMALL_BYTES:
+            self._answer(bring.number, _too_large(size_bytes))
+            return
+        if not self._brought.take(size_bytes):
+            self._answer(bring.number, _too_much())
+            return
+        self._held[bring.number] = self._held.get(bring.number, 0) + size_bytes
         bringer = partial(self._place, bring.number, bring.data)
         self._note(bring.number, partial(self._exchange.leave, bring.edge, bring.run, bringer))
         self._exchange.bring(bring.edge, bring.run, bring.capability, bringer)
@@ -271,6 +332,10 @@ class Conversation:
         if number in self._open:
             raise ProtocolError(f"the number {number} is in use on this stream")
         self._open[number] = withdraw
+
+    def _let_go(self, number: int) -> None:
+        """What was brought under this number is held no more."""
+        self._brought.give(self._held.pop(number, 0))
 
     # From any thread
 
@@ -312,6 +377,7 @@ class Conversation:
 
     def _written(self, error: BaseException | None) -> None:
         self._is_writing = False
+        self._went_on.set()
         if error is None:
             self._flush()
         else:
@@ -324,6 +390,7 @@ class Conversation:
         while self._answers and size < MESSAGE_BYTES:
             number, found = self._answers.popleft()
             self._open.pop(number, None)
+            self._let_go(number)
             if isinstance(found, Value):
                 size += self._add_value(response, number, found)
             elif found is None:
@@ -336,11 +403,7 @@ class Conversation:
         data = value.take_whole()
         if data is None:
             value.drop()
-            error = ProtocolError(
-                f"a value of {value.size_bytes:,} bytes was asked for as a small one, up to {SMALL_BYTES:,}",
-                advice="do both daemons run the same version, and compute with the same shapes?",
-            )
-            response.answers.add(number=number, error=encode_error(error))
+            response.answers.add(number=number, error=encode_error(_too_large(value.size_bytes)))
             return 0
         response.answers.add(number=number, data=data)
         self._exchange.counter.sent(len(data))
@@ -352,6 +415,8 @@ class Conversation:
         waiting, self._open = self._open, {}
         for withdraw in waiting.values():
             withdraw()
+        for number in tuple(self._held):
+            self._let_go(number)
         self._give_up()
 
     def _give_up(self) -> None:
@@ -359,3 +424,16 @@ class Conversation:
             _, found = self._answers.popleft()
             if isinstance(found, Value):
                 found.drop()
+
+
+def _too_large(size_bytes: int) -> ProtocolError:
+    return ProtocolError(
+        f"a value of {size_bytes:,} bytes goes as a small one, of up to {SMALL_BYTES:,}",
+        advice="do both daemons run the same version, and compute with the same shapes?",
+    )
+
+
+def _too_much() -> LimitExceededError:
+    return LimitExceededError(
+        "too many values were brought that nobody has a place for yet", advice="bring fewer at a time"
+    )

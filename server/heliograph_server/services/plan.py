@@ -165,6 +165,7 @@ def _decoded(session: Session, request: plan_pb2.CompileRequest, graph: Received
         buffer_types=dict(request.buffer_types),
         taps=tuple(request.taps),
         reservation=request.reservation,
+        renews_lost=request.renews_lost,
         portion=messages.decode_portion(request.portion) if request.HasField("portion") else None,
     )
 

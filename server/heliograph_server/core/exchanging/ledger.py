@@ -29,6 +29,8 @@ from heliograph_proto.portions import Edge
 WINDOW_RUNS = 1024
 #: The most who wait at one end.
 MAX_WAITING = 4096
+#: The most runs of which one end knows what became of them: those of the window, and such as come early.
+MAX_RUNS = 4 * MAX_WAITING
 
 Thing = TypeVar("Thing")
 Visitor = TypeVar("Visitor")
@@ -97,6 +99,12 @@ def refusal(why: Why) -> Refusal:
     )
 
 
+def _crowded_out() -> LimitExceededError:
+    return LimitExceededError(
+        "the value was held until there were too many that nobody came for", advice="run it again"
+    )
+
+
 def ended(error: HeliographError | None) -> HeliographError:
     """What becomes of whoever waits for something of a run that is over."""
     return error or CancelledError("the run ended at the other daemon without this value")
@@ -122,7 +130,7 @@ class Ledger(Generic[Thing, Visitor]):
             return refusal(Why.EXPIRED)
         state = self._states.get(run)
         match state:
-            case None if self._waiting >= MAX_WAITING:
+            case None if self._waiting >= MAX_WAITING or len(self._states) >= MAX_RUNS:
                 return refusal(Why.CROWDED)
             case None:
                 self._states[run] = _Shown(visitor)
@@ -179,6 +187,14 @@ class Ledger(Generic[Thing, Visitor]):
         # In the order of their first events, which is nearly that of their numbers.
         old = [run for run in self._states if run <= self._newest - WINDOW_RUNS]
         return self._take(old)
+
+    def shed(self, most: int) -> list[Thing]:
+        """What was given and nobody came for, but for the newest: nobody gets it any more."""
+        given = {run: one.thing for run, one in self._states.items() if isinstance(one, _Given)}
+        old = sorted(given)[: max(0, len(given) - most)]
+        for run in old:
+            self._states[run] = _Over(_crowded_out())
+        return [given[run] for run in old]
 
     def close(self) -> tuple[list[Visitor], list[Thing]]:
         """The end closes: who waits, and what nobody gets any more."""

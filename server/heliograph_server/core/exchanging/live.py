@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import TypeAlias
+from weakref import WeakSet
 
 from heliograph_backends import access
 from heliograph_backends.contract import Abort, Tensor
@@ -124,8 +125,8 @@ class LiveExchange:
         """How many ends of edges are open."""
         return len(self._departures) + len(self._arrivals)
 
-    def open(self, portion: Portion) -> LivePorts:
-        """As `Exchange.open`."""
+    def open(self, portion: Portion, copies: int = 1) -> LivePorts:
+        """As `Exchange.open`. `copies`: how many runs may be under way at once."""
         pushed = [one.edge for one in portion.arrivals if one.source is None]
         with self._lock:
             if self._is_closed:
@@ -134,7 +135,7 @@ class LiveExchange:
             _check_free(self._arrivals, pushed)
             self._departures |= {one.edge.name: Ledger(one.edge) for one in portion.departures}
             self._arrivals |= {edge.name: Ledger(edge) for edge in pushed}
-            ports = LivePorts(self, portion)
+            ports = LivePorts(self, portion, copies)
             self._ports.add(ports)
         return ports
 
@@ -199,6 +200,14 @@ class LiveExchange:
             value.drop()
         elif not isinstance(asker, Fate):
             asker(value)
+
+    def shed(self, edge: Edge, most: int) -> None:
+        """Values of an edge that nobody came for are given up, but for the newest."""
+        with self._lock:
+            ledger = self._departures.get(edge.name)
+            old = ledger.shed(most) if ledger is not None else []
+        for value in old:
+            value.drop()
 
     def await_pushed(self, landing: Landing) -> None:
         """A place is there for whoever brings its value."""
@@ -363,14 +372,17 @@ def _tell(one: object, error: HeliographError) -> None:
 class LivePorts:
     """A `Ports` of a live exchange."""
 
-    def __init__(self, exchange: LiveExchange, portion: Portion) -> None:
+    def __init__(self, exchange: LiveExchange, portion: Portion, copies: int = 1) -> None:
         self._exchange = exchange
         self._portion = portion
+        self._copies = copies
         self._lock = threading.Lock()
         #: Runs that have begun and not ended.
         self._runs: set[int] = set()
         #: What is on its way, of runs that have not been closed.
         self._incoming: dict[int, Arriving] = {}
+        #: Large values that somebody may be taking.
+        self._values: WeakSet[Value] = WeakSet()
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -410,11 +422,17 @@ class LivePorts:
         with self._lock:
             self._runs.add(run)
         budget = self._exchange.budget
+        if budget.is_full_for(size_bytes):
+            # The oldest run passes all the same, so what runs before it left behind must not pile up. Of
+            # those that nobody came for yet, somebody may come for as many as are under way.
+            self._exchange.shed(edge, self._copies)
         budget.reserve(size_bytes, abort, partial(self._is_oldest, run))
         if size_bytes <= SMALL_BYTES:
             self._offer_small(edge, run, tensor)
             return
         value = Value(size_bytes, budget.give)
+        with self._lock:
+            self._values.add(value)
         self._exchange.give(edge, run, value)
         try:
             copy_out(tensor, value, self._exchange.chunk_bytes)
@@ -484,9 +502,13 @@ class LivePorts:
         with self._lock:
             self._is_closed = True
             incoming, self._incoming = tuple(self._incoming.values()), {}
+            values = tuple(self._values)
         for one in incoming:
             one.close()
         self._exchange.close_ports(self, self._portion, error)
+        for value in values:
+            # Also one that somebody has begun to take, and may never end to.
+            value.drop()
         self._exchange.budget.poke()
 
 

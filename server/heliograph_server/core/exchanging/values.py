@@ -43,6 +43,10 @@ class Budget:
                 raise CancelledError("cancelled while it waited for earlier values to be taken")
             self.held_bytes += size_bytes
 
+    def is_full_for(self, size_bytes: int) -> bool:
+        """Whether so much more would have to wait, as it looks now."""
+        return not self._fits(size_bytes)
+
     def _fits(self, size_bytes: int) -> bool:
         return not self.held_bytes or self.held_bytes + size_bytes <= self.limit_bytes
 
