@@ -80,7 +80,7 @@ def _apart(found: Measurements) -> Iterator[Finding]:
             f"what they need of {plain(b)} goes through the head, over two ways instead of one",
             "upgrade the older daemon of these"
             if is_old
-            else f"{open_}that they reach too; ways are looked for when a member joins, so restart it then",
+            else f"{open_}that they reach too; then restart {plain(b)}: ways are looked for as members join",
         )
 
 

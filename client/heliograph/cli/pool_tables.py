@@ -82,5 +82,5 @@ def _values(one: Way, back: Way | None) -> str:
     if not cut:
         return "direct" if all(way.reachable for way in ways) else "not looked for yet"
     if len(cut) == len(ways):
-        return f"relayed by the head: {cut[0].why}"
-    return f"direct to {cut[0].b}, relayed by the head to {cut[0].a}: {cut[0].why}"
+        return "relayed by the head"
+    return f"direct to {cut[0].b}, relayed by the head to {cut[0].a}"
