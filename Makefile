@@ -60,7 +60,7 @@ unit: $(VENV)/.dev $(VENV)/.model
 
 # Takes most of a minute, a third of it for noticing that a peer is gone.
 test-hosts: $(VENV)/.dev
-	$(AS_ROOT) $(BIN)/pytest -q -rs tests/test_hosts.py tests/test_hosts_daemon.py tests/test_hosts_pool.py
+	$(AS_ROOT) $(BIN)/pytest -q -rs tests/test_hosts.py tests/test_hosts_daemon.py tests/test_hosts_pool.py tests/test_hosts_pool_ways.py
 
 test-peers: $(VENV)/.dev .venv-peers/.ggml
 	$(BIN)/pytest -q -rs tests/test_ggml_peer.py
