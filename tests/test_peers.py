@@ -31,6 +31,7 @@ from heliograph_proto.status import error_from_metadata
 from heliograph_proto.types import TensorType, tensor_type
 from heliograph_proto.v1 import peer_pb2, peer_pb2_grpc
 from heliograph_server.core.exchange import Ports
+from heliograph_server.core.exchanging import Value
 from heliograph_server.peers.blocking import BlockingPeers
 
 SMALL = tensor_type("f32", (3, 4))
@@ -327,7 +328,7 @@ def test_capabilities_that_are_not_good_are_denied_in_the_same_words(
     assert producer.exchange.traffic.refused == 2 * len(tries) + 1
 
 
-def test_a_number_that_is_in_use_ends_the_stream_and_what_it_asked_for_is_free(
+def test_a_number_that_is_in_use_ends_the_stream_and_what_it_asked_for_may_be_asked_for_anew(
     producer: ThreadDaemon, raw: RawPeer
 ) -> None:
     ports = producer.exchange.open(Portion(departures=(Departure(0, EDGE),)))
@@ -336,6 +337,9 @@ def test_a_number_that_is_in_use_ends_the_stream_and_what_it_asked_for_is_free(
     with pytest.raises(ProtocolError, match="in use"):
         refusal(lambda: next(raw.answers))
     ports.offer(0, 1, producer.tensor(SMALL), Abort())
+    found: list[Value | HeliographError] = []
+    producer.exchange.ask(EDGE.name, 1, EDGE.capability(1), found.append)
+    assert isinstance(found[0], Value) and found[0].take_whole() is not None
     assert producer.exchange.budget.held_bytes == 0
 
 

@@ -23,8 +23,10 @@ class Sink(Protocol):
     edge: Edge
     run: int
     size_bytes: int
-    #: Whether its bytes are written quickly, by a copy in this host's memory.
-    is_quick: bool
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether its bytes are written quickly, by a copy in this host's memory."""
 
     def ready(self, wake: Callable[[], None]) -> bool:
         """Whether the next piece may be written; else `wake` is called, once, from any thread, when it is
@@ -71,7 +73,7 @@ class Landing:
 
     __slots__ = (
         "_ended", "_lock", "_mail", "_outcome", "_received_bytes",
-        "edge", "is_quick", "run", "size_bytes", "source", "tensor",
+        "asked_as", "edge", "is_quick", "run", "size_bytes", "source", "tensor",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +89,8 @@ class Landing:
         self.tensor = tensor
         self.size_bytes = tensor.type.nbytes
         self.is_quick = tensor.buffer.buffer_type.is_host
+        #: Under what it was asked for: itself, or what was asked for before its run began.
+        self.asked_as: Sink = self
         self._ended = ended
         self._lock = threading.Lock()
         self._received_bytes = 0
