@@ -108,6 +108,40 @@ def test_a_value_arrives_whoever_comes_first(world: World, type: TensorType, ask
     assert world.producer.budget.held_bytes == 0
 
 
+def test_a_small_value_of_the_next_run_comes_before_that_run_begins(world: World) -> None:
+    out, into = world.ends(EDGES[0])
+    source, target = world.numbered(SMALL), world.tensor(SMALL)
+    first = into.expect(1, [world.tensor(SMALL)])
+    out.offer(0, 2, source, Abort())
+    assert world.producer.budget.held_bytes == 0 and world.producer.traffic.sent_bytes == SMALL.nbytes
+    second = into.expect(2, [target])
+    second.wait(0, Abort())
+    assert np.array_equal(target.array, source.array)
+    assert world.consumer.traffic.received_bytes == SMALL.nbytes
+    out.offer(0, 1, source, Abort())
+    first.wait(0, Abort())
+
+
+def test_a_run_that_failed_elsewhere_before_it_began_here_says_why(world: World) -> None:
+    out, into = world.ends(EDGES[0])
+    into.expect(1, [world.tensor(SMALL)])
+    out.end(2, ComputeFailedError("it broke"))
+    with pytest.raises(ComputeFailedError, match="it broke"):
+        into.expect(2, [world.tensor(SMALL)]).wait(0, Abort())
+
+
+def test_runs_that_begin_out_of_order_ask_for_each_value_once(world: World) -> None:
+    out, into = world.ends(EDGES[0])
+    targets = {run: world.tensor(SMALL) for run in (2, 1, 4, 3)}
+    coming = {run: into.expect(run, [target]) for run, target in targets.items()}
+    for run in (1, 2, 3, 4):
+        out.offer(0, run, world.tensor(SMALL, run), Abort())
+    for run, incoming in coming.items():
+        incoming.wait(0, Abort())
+        assert (targets[run].array == run).all()
+    assert world.producer.traffic.refused == 0
+
+
 def test_what_was_offered_is_what_arrives_though_its_tensor_is_written_again(world: World) -> None:
     for type in (SMALL, LARGE):
         edge = EDGES[type is LARGE]
@@ -193,8 +227,11 @@ def test_closing_the_producers_portion_ends_every_wait(world: World) -> None:
     out.close()
     with pytest.raises(CancelledError):
         wait.result(SECONDS)
-    with pytest.raises(PermissionDeniedError):
+    # The next run's value was asked for with the first one's, before it closed.
+    with pytest.raises(CancelledError):
         into.expect(2, [world.tensor(SMALL)]).wait(0, Abort())
+    with pytest.raises(PermissionDeniedError):
+        into.expect(3, [world.tensor(SMALL)]).wait(0, Abort())
 
 
 def test_an_abort_ends_a_wait_and_nothing_is_written_after_close(world: World) -> None:

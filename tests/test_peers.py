@@ -331,7 +331,7 @@ def test_capabilities_that_are_not_good_are_denied_in_the_same_words(
     assert producer.exchange.traffic.refused == 2 * len(tries) + 1
 
 
-def test_a_number_that_is_in_use_ends_the_stream_and_what_it_asked_for_is_free(
+def test_a_number_that_is_in_use_ends_the_stream_and_what_it_asked_for_may_be_asked_for_anew(
     producer: ThreadDaemon, raw: RawPeer
 ) -> None:
     ports = producer.exchange.open(Portion(departures=(Departure(0, EDGE),)))
@@ -340,6 +340,9 @@ def test_a_number_that_is_in_use_ends_the_stream_and_what_it_asked_for_is_free(
     with pytest.raises(ProtocolError, match="in use"):
         refusal(lambda: next(raw.answers))
     ports.offer(0, 1, producer.tensor(SMALL), Abort())
+    found: list[Value | HeliographError] = []
+    producer.exchange.ask(EDGE.name, 1, EDGE.capability(1), found.append)
+    assert isinstance(found[0], Value) and found[0].take_whole() is not None
     assert producer.exchange.budget.held_bytes == 0
 
 

@@ -36,6 +36,13 @@ class Abort:
             for hook in self._hooks:
                 hook()
 
+    def when_set(self, hook: Callable[[], None]) -> None:
+        """Calls `hook` once if set, before or ever after. It must not block."""
+        with self._lock:
+            self._hooks.append(hook)
+            if self.is_set:
+                hook()
+
     @contextmanager
     def watch(self, hook: Callable[[], None]) -> Iterator[None]:
         """Calls `hook` once if set before or during the block, never after it. The hook must not block.

@@ -7,7 +7,7 @@ The consumer may ask before the producer has it, and the producer may have it be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from heliograph_backends.contract import Abort, Tensor
@@ -21,6 +21,10 @@ class Incoming(Protocol):
     def wait(self, place: int, abort: Abort) -> None:
         """Waits until an arrival, by its place in `Portion.arrivals`, is in its tensor. Raises what went
         wrong at the other end or on the way, MemberLostError, and CancelledError after an abort."""
+
+    def when_ended(self, place: int, call: Callable[[], None]) -> bool:
+        """Whether `wait` would return or raise at once; else this is called once when it would, by whatever
+        thread. It must not wait or raise."""
 
     def close(self) -> None:
         """What has not come is not waited for any more: nobody writes to the tensors when this returns."""
@@ -36,6 +40,9 @@ class Ports(Protocol):
         """Gives a departure, by its place in `Portion.departures`, to whoever asks. Its bytes are copied
         before this returns, so the tensor may be written again. Waits where too much is held that nobody
         took."""
+
+    def offer_now(self, place: int, run: int, tensor: Tensor) -> bool:
+        """As `offer`, of what is small, where that need not wait. Whether it did."""
 
     def end(self, run: int, error: HeliographError | None = None) -> None:
         """The run is over: whoever asks for what it did not offer gets this error, or that it was

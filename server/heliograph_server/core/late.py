@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from heliograph_backends.contract import Abort, Tensor
@@ -74,13 +74,13 @@ class Late:
     def __repr__(self) -> str:
         return f"<Late {len(self.places)} arrivals>"
 
-    def run(self, number: int, tensors: Mapping[Place, Tensor]) -> LateRun:
+    def run(self, number: int, tensors: Mapping[Place, Tensor]) -> Exchanged:
         """Begins to fetch what arrives in a run."""
         targets = [tensors[place] for place in self.places]
-        return _Exchanged(self, number, self.ports.expect(number, targets))
+        return Exchanged(self, number, self.ports.expect(number, targets))
 
 
-class _Exchanged:
+class Exchanged:
     """One run."""
 
     def __init__(self, late: Late, number: int, incoming: Incoming) -> None:
@@ -96,12 +96,30 @@ class _Exchanged:
                 # A node of another portion is no node of this one: its own run tells which it was.
                 raise error.at(Origin()) from None
 
+    def coming(self, number: int, call: Callable[[], None]) -> bool:
+        """Whether all that a split reads has come, or failed; else this is called once when it is worth
+        asking again."""
+        incoming = self._incoming
+        return all(incoming.when_ended(place, call) for place in self._late.awaited[number])
+
+    def departing(self, number: int) -> tuple[Sequence[int], Place]:
+        """The places of what a split offers, and where that lies."""
+        return self._late.offered[number]
+
+    def offer_now(self, place: int, tensor: Tensor) -> bool:
+        """Offers one of these, where that need not wait. Whether it did."""
+        return self._late.ports.offer_now(place, self._number, tensor)
+
+    def offer(self, place: int, tensor: Tensor, abort: Abort) -> None:
+        """Offers one of these."""
+        self._late.ports.offer(place, self._number, tensor, abort)
+
     def behind(self, number: int, tensors: Mapping[Place, Tensor], abort: Abort) -> None:
         places, made = self._late.offered[number]
         for place in places:
             self._late.ports.offer(place, self._number, tensors[made], abort)
 
-    def __enter__(self) -> _Exchanged:
+    def __enter__(self) -> Exchanged:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

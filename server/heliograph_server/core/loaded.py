@@ -37,6 +37,7 @@ from heliograph_server.core.occupancy import SHORT_US
 from heliograph_server.core.predicted import with_prediction
 from heliograph_server.core.scheduling.rows import Divided
 from heliograph_server.core.several import Observe, SeveralPlan
+from heliograph_server.core.stepwise import Stepwise
 from heliograph_server.core.tapping import tapped_bytes
 
 #: An output that is fetched but not kept lies in memory that the plan keeps, up to this size.
@@ -95,6 +96,8 @@ class PlanCopy:
         #: As long as its tensors are there; None also where there is none.
         self._short: ShortRun | None = None
         self._short_known = False
+        self._stepwise: Stepwise | None = None
+        self._stepwise_known = False
         # Elsewhere memory of the host would be pinned for one run, which costs more than to copy it.
         self._wraps_host = device.capabilities.buffer_from_host and device.buffer_type.is_host
         #: Of a plan that takes what lies in this process, and brings what it made: no other need hold it.
@@ -155,6 +158,14 @@ class PlanCopy:
     def other_for(self, place: int, type: TensorType) -> Tensor:
         """Where a loop writes an output every second time, while the next step reads the last one."""
         return self._scratch_tensor(("other", place), type)
+
+    def stepwise(self) -> Stepwise | None:
+        """See `ScheduledPlan.stepwise`."""
+        if not self._stepwise_known:
+            self._stepwise_known = True
+            with suppress(HeliographError):
+                self._stepwise = self.plan.stepwise() if isinstance(self.plan, SeveralPlan) else None
+        return self._stepwise
 
     def short_run(self) -> ShortRun | None:
         """Its run with every input from a command and every output fetched, if that is short."""

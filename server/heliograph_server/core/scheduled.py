@@ -28,10 +28,20 @@ from heliograph_backends.contract import (
     Tensor,
     Usage,
 )
-from heliograph_proto.description import CopyReport, DeviceShare, NodePlacement, PlanReport, SplitReport, Way
+from heliograph_proto.description import (
+    CopyReport,
+    DeviceShare,
+    DeviceType,
+    NodePlacement,
+    PlanReport,
+    SplitReport,
+    Way,
+)
 from heliograph_proto.errors import HeliographError, UnknownHandleError
 from heliograph_proto.graph import Graph, LeafKind
+from heliograph_server.core.host_memory import host_memory
 from heliograph_server.core.late import NOT_LATE, Late, LateRun
+from heliograph_server.core.occupancy import SHORT_US, Occupancy
 from heliograph_server.core.portioning import Exchanging
 from heliograph_server.core.precedence import Precedences
 from heliograph_server.core.reservation import NOTHING, Share
@@ -51,6 +61,10 @@ from heliograph_server.core.several import Observe, SeveralPlan
 from heliograph_server.core.split_between import Between
 from heliograph_server.core.split_copies import CopyAhead, RunCopies
 from heliograph_server.core.split_runs import SplitRunner
+from heliograph_server.core.stepwise import Stepwise
+
+#: Of the inputs and outputs of a run that is done in steps.
+MOST_STEPWISE_BYTES = 64 * 1024
 
 
 class ScheduledPlan(SeveralPlan):
@@ -167,6 +181,54 @@ class ScheduledPlan(SeveralPlan):
             for place, target in zip(self._returned, outputs, strict=True):
                 if target is not None:
                     access.copy(tensors[place], target)
+
+    def stepwise(self) -> Stepwise | None:
+        """Its run with inputs from a command and outputs that are fetched, if all of its splits are short, on
+        one device of this host's processor, and it is a portion."""
+        if self._late is None or self._precedences is not None or len(self.schedule.splits) < 1:
+            return None
+        device = self.devices[self.schedule.main]
+        occupancy = self._occupancies[self.schedule.main]
+        alone = all(one.device == self.schedule.main for one in self.schedule.splits)
+        still = not any(move.copies or move.ahead for move in self._moves)
+        on_host = device.type is DeviceType.CPU and device.buffer_type.is_host
+        if not (alone and still and on_host and isinstance(occupancy, Occupancy)):
+            return None
+        memory = host_memory(device)
+        types = {place: self.graph.type_of(place[0]) for place in self._input_places}
+        sizes = [one.nbytes for one in types.values()]
+        sizes += [self.graph.type_of(value).nbytes for value, _ in self._returned]
+        if not all(sizes) or sum(sizes) > MOST_STEPWISE_BYTES:
+            return None
+        made = {place: Tensor(type, memory.allocate(type.nbytes)) for place, type in types.items()}
+        tensors = self._tensors | made
+        tried = [self._step_of(number, tensors) for number in range(len(self._plans))]
+        steps = [one for one in tried if one is not None]
+        given, taken = ([_bytes_of(tensors[one]) for one in some] for some in (made, self._returned))
+        if len(steps) < len(tried):
+            return None
+        return Stepwise(self._late, occupancy, steps, tensors, given, taken, self._note_step)
+
+    def _step_of(self, number: int, tensors: Mapping[Place, Tensor]) -> Callable[[], None] | None:
+        """What runs a split, if that is short."""
+        found = self._moves[number]
+        read, made = ([tensors[place] for place in places] for places in (found.reads, found.writes))
+        short = self._plans[number].short_run(read, made)
+        if short is None or short[1] >= SHORT_US:
+            return None
+        return partial(self._explained, number, short[0])
+
+    def _explained(self, number: int, compute: Callable[[], None]) -> None:
+        try:
+            compute()
+        except HeliographError as error:
+            raise explain(error, self._parts[number]) from None
+
+    def _note_step(self, number: int, begun: float, computing: float, done: float) -> None:
+        if not number:
+            self._run_begun = begun
+        times = computing - begun, done - computing, begun - self._run_begun
+        self._took_us[number] = times[0] * 1e6, times[1] * 1e6, times[2] * 1e6
 
     def _lasting(self, tensor: Tensor, stack: ExitStack) -> Tensor:
         """An input, or a copy of it where a split assigns to a variable in its memory and another may read it
@@ -288,6 +350,10 @@ class ScheduledPlan(SeveralPlan):
         for plan in self._plans:
             plan.free()
         self._between.free()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.array.reshape(-1).view("u1"))
 
 
 def _input_places(graph: Graph, late: Late | None) -> list[Place]:

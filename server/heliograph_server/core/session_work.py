@@ -42,6 +42,7 @@ from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
 from heliograph_server.core.staged import Incoming
 from heliograph_server.core.staging import Staging
+from heliograph_server.core.stepwise import SteppedRun, Stepwise
 from heliograph_server.core.tasks import (
     ABORTABLE,
     AbortWork,
@@ -257,8 +258,50 @@ class SessionWork:
             raise work.lane.error
         if self._is_short(work) and work.occupancy.at_once(work.run_at_once):
             self.work_done(work, None)
+        elif (portion := self._stepwise(work)) is not None:
+            # Not under the lock: it writes to other hosts.
+            self._calls.append(partial(self._run_stepwise, work, portion))
         else:
             work.lane.stream.submit(work.run, partial(self.work_done, work))
+
+    def _stepwise(self, work: Work) -> Stepwise | None:
+        """How a portion runs whose splits are all short, if this run's inputs and outputs ride with it."""
+        task = work.entry.task
+        if (
+            not self._at_once
+            or work.lane.queued > 1
+            or not isinstance(task, RunTask)
+            or not task.exchange_run
+        ):
+            return None
+        stays = any(isinstance(one, TensorHandle) for one in task.inputs)
+        if stays or any(one.tensor is not None or one.into is not None for one in task.outputs):
+            return None
+        loaded: LoadedPlan = task.plan.plan
+        return loaded.copies[task.turn].stepwise()
+
+    def _run_stepwise(self, work: Work, portion: Stepwise) -> None:
+        if not self.begin_work(work):
+            self.work_done(work, None)
+            return
+        task, began = work.entry.task, time.perf_counter()
+        assert isinstance(task, RunTask)
+        loaded: LoadedPlan = task.plan.plan
+
+        def done(error: BaseException | None) -> None:
+            took_us = (time.perf_counter() - began) * 1e6
+            if error is None:
+                made = run.outputs()
+                outputs = tuple((one.output, made[one.output]) for one in task.outputs)
+                work.result = replace(work.result, outputs=outputs, device_us=took_us)
+            else:
+                failure = typed(error, f"command {work.entry.sequence}", computing=True)
+                self.work_failed(work, loaded.explain(failure))
+            loaded.note(task.turn, took_us)
+            self.work_done(work, None)
+
+        run = SteppedRun(portion, task.exchange_run, work.abort, work.lane.stream.submit, done)
+        run.begin([one for one in task.inputs if not isinstance(one, TensorHandle)])
 
     def _do_inline(self, run: InlineRun) -> bool:
         """Does a run here and now if it is short, stands behind nothing, and nobody computes on its device;

@@ -11,6 +11,7 @@ from heliograph_proto.description import PlanReport
 from heliograph_proto.errors import UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_server.core.scheduling import Schedule
+from heliograph_server.core.stepwise import Stepwise
 
 #: Told of each observed node of a run, with its value, when its split has run; may hold the run up. The value
 #: is there until it returns. Called from several threads where splits overlap.
@@ -34,6 +35,10 @@ class SeveralPlan(Plan):
     ) -> None:
         """As `Plan.compute`; `observe` is told of the nodes of `schedule.taps`; `exchange_run`: of a portion,
         the number of the whole's run."""
+
+    def stepwise(self) -> Stepwise | None:
+        """A run of it in steps, each done by whoever brings what it waits for. Default: none."""
+        return None
 
     @property
     def computed_us(self) -> Sequence[float]:

@@ -277,7 +277,7 @@ class Conversation:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         #: How to withdraw what is not answered yet, by number.
-        self._open: dict[int, Callable[[], object]] = {}
+        self._open: dict[int, Callable[..., object]] = {}
         self._answers: deque[tuple[int, Value | HeliographError | None]] = deque()
         self._is_rung = False
         self._is_writing = False
@@ -328,7 +328,7 @@ class Conversation:
         self._note(bring.number, partial(self._exchange.leave, bring.edge, bring.run, bringer))
         self._exchange.bring(bring.edge, bring.run, bring.capability, bringer)
 
-    def _note(self, number: int, withdraw: Callable[[], object]) -> None:
+    def _note(self, number: int, withdraw: Callable[..., object]) -> None:
         if number in self._open:
             raise ProtocolError(f"the number {number} is in use on this stream")
         self._open[number] = withdraw
@@ -414,7 +414,7 @@ class Conversation:
         self._is_closed = True
         waiting, self._open = self._open, {}
         for withdraw in waiting.values():
-            withdraw()
+            withdraw(again=True)
         for number in tuple(self._held):
             self._let_go(number)
         self._give_up()

@@ -23,8 +23,10 @@ class Sink(Protocol):
     edge: Edge
     run: int
     size_bytes: int
-    #: Whether its bytes are written quickly, by a copy in this host's memory.
-    is_quick: bool
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether its bytes are written quickly, by a copy in this host's memory."""
 
     def ready(self, wake: Callable[[], None]) -> bool:
         """Whether the next piece may be written; else `wake` is called, once, from any thread, when it is
@@ -70,8 +72,8 @@ class Landing:
     """One arrival of one run, on its way into a tensor. Thread-safe."""
 
     __slots__ = (
-        "_ended", "_lock", "_mail", "_outcome", "_received_bytes",
-        "edge", "is_quick", "run", "size_bytes", "source", "tensor",
+        "_calls", "_ended", "_lock", "_mail", "_outcome", "_received_bytes",
+        "asked_as", "edge", "is_quick", "run", "size_bytes", "source", "tensor",
     )  # fmt: skip
 
     def __init__(
@@ -87,11 +89,15 @@ class Landing:
         self.tensor = tensor
         self.size_bytes = tensor.type.nbytes
         self.is_quick = tensor.buffer.buffer_type.is_host
+        #: Under what it was asked for: itself, or what was asked for before its run began.
+        self.asked_as: Sink = self
         self._ended = ended
         self._lock = threading.Lock()
         self._received_bytes = 0
         #: True: it is there. An error: why it will never be.
         self._outcome: HeliographError | bool = False
+        #: Who is called when it has ended.
+        self._calls: list[Callable[[], None]] = []
         #: Mailboxes of those who wait.
         self._mail: list[SimpleQueue[None]] = []
 
@@ -121,11 +127,14 @@ class Landing:
             self._end(True if whole else self._wrong("its end"))
         if whole:
             self._ended(self.size_bytes)
+        self._tell()
 
     def fail(self, error: HeliographError) -> None:
         with self._lock:
-            if self._outcome is False:
-                self._end(error)
+            if self._outcome is not False:
+                return
+            self._end(error)
+        self._tell()
 
     def land(self, data: bytes) -> HeliographError | None:
         """All of a small value; why it could not be taken."""
@@ -157,7 +166,21 @@ class Landing:
         for mail in self._mail:
             mail.put(None)
 
+    def _tell(self) -> None:
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+
     # Who waits for it
+
+    def when_ended(self, call: Callable[[], None]) -> bool:
+        """Whether it has ended; else this is called once when it has, by whoever ends it. It must not wait or
+        raise."""
+        with self._lock:
+            if self._outcome is not False:
+                return True
+            self._calls.append(call)
+            return False
 
     def wait(self, abort: Abort) -> None:
         """Until it is in its tensor. Raises why it is not, CancelledError after an abort."""
@@ -181,7 +204,8 @@ class Landing:
             if self._outcome is not False:
                 return False
             self._end(CancelledError("nobody waits for this value any more"))
-            return True
+        self._tell()
+        return True
 
 
 class Arriving:
@@ -197,6 +221,10 @@ class Arriving:
     def wait(self, place: int, abort: Abort) -> None:
         """As `Incoming.wait`."""
         self._landings[place].wait(abort)
+
+    def when_ended(self, place: int, call: Callable[[], None]) -> bool:
+        """As `Incoming.when_ended`."""
+        return self._landings[place].when_ended(call)
 
     def close(self) -> None:
         """As `Incoming.close`. Idempotent."""

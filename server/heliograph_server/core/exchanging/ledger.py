@@ -9,6 +9,8 @@ capability to bring one. Either may come first, each comes once:
         │                  │ end with an error
         ├── show ─▸ shown ─┼─ give, end, withdraw ───▸ gone
         └── end ──▸ over ──┴─ show: is told why ─────▸ gone
+
+Who waits on a stream that breaks got nothing, and may show it again.
 """
 
 from __future__ import annotations
@@ -172,11 +174,14 @@ class Ledger(Generic[Thing, Visitor]):
                 return thing
         return None
 
-    def withdraw(self, run: int, visitor: Visitor) -> bool:
-        """Who waited does not any more. Whether he did."""
+    def withdraw(self, run: int, visitor: Visitor, *, again: bool = False) -> bool:
+        """Who waited does not any more. Whether he did. `again`: he got nothing, and may come back: his
+        stream broke."""
         state = self._states.get(run)
         if isinstance(state, _Shown) and state.visitor is visitor:
             self._go(run)
+            if again:
+                del self._states[run]
             return True
         return False
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Container, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 from weakref import WeakSet
 
 from heliograph_backends import access
@@ -24,6 +24,7 @@ from heliograph_proto.errors import (
 from heliograph_proto.limits import Limits
 from heliograph_proto.portions import Edge, Portion, Source
 from heliograph_server.core.exchanging.carrying import Relay, no_way
+from heliograph_server.core.exchanging.foretold import Asked, Foretold, cancel, claimed
 from heliograph_server.core.exchanging.landing import Arriving, Done, Landing, Peers, Sink
 from heliograph_server.core.exchanging.ledger import (
     Fate,
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 #: The most bytes of a tensor that are between being read and being sent, where it is given by itself.
 HANDED_BYTES = 16 * 2**20
+
+Wanted = TypeVar("Wanted", bound="Landing | Foretold")
 
 #: Who asks for a value is given it, or told why not, once, from any thread.
 Asker: TypeAlias = Callable[[Value | HeliographError], None]
@@ -148,11 +151,12 @@ class LiveExchange:
         if found is not None:
             asker(found)
 
-    def withdraw(self, name: bytes, run: int, asker: Asker) -> bool:
-        """Who asked waits no more. Whether he did, and will not be told anything now."""
+    def withdraw(self, name: bytes, run: int, asker: Asker, *, again: bool = False) -> bool:
+        """Who asked waits no more. Whether he did, and will not be told anything now. `again`: he may come
+        back."""
         with self._lock:
             ledger = self._departures.get(name)
-            return ledger is not None and ledger.withdraw(run, asker)
+            return ledger is not None and ledger.withdraw(run, asker, again=again)
 
     def bring(self, name: bytes, run: int, capability: bytes, bringer: Bringer) -> None:
         """Somebody brings the value of an edge and run. He is told where it belongs, perhaps before this
@@ -162,11 +166,11 @@ class LiveExchange:
         if found is not None:
             bringer(found)
 
-    def leave(self, name: bytes, run: int, bringer: Bringer) -> None:
-        """Who brought one does not wait for its place any more."""
+    def leave(self, name: bytes, run: int, bringer: Bringer, *, again: bool = False) -> None:
+        """Who brought one does not wait for its place any more. `again`: he may come back."""
         with self._lock:
             if (ledger := self._arrivals.get(name)) is not None:
-                ledger.withdraw(run, bringer)
+                ledger.withdraw(run, bringer, again=again)
 
     def _show(
         self, ledger: Ledger[Thing, Visitor] | None, run: int, capability: bytes, visitor: Visitor
@@ -379,6 +383,8 @@ class LivePorts:
         self._lock = threading.Lock()
         #: Runs that have begun and not ended.
         self._runs: set[int] = set()
+        #: What is asked for ahead of the runs that want it.
+        self._asked = Asked()
         #: What is on its way, of runs that have not been closed.
         self._incoming: dict[int, Arriving] = {}
         #: Large values that somebody may be taking.
@@ -399,21 +405,35 @@ class LivePorts:
             if not is_closed:
                 self._runs.add(run)
                 self._incoming[run] = incoming
+                mine, ahead, old = self._asked.begin(run, landings)
         if is_closed:
             incoming.close()
             return incoming
-        for source, group in _by_source(landings).items():
+        missing = claimed(landings, mine)
+        wanted: list[Landing | Foretold] = [*missing, *ahead]
+        self._pull(wanted)
+        for landing in missing:
+            if landing.source is None:
+                self._exchange.await_pushed(landing)
+        self._drop(old)
+        return incoming
+
+    def _pull(self, wanted: Sequence[Wanted]) -> None:
+        for source, group in _by_source(wanted).items():
             if source is not None:
                 self._exchange.pull(source, group)
-                continue
-            for landing in group:
-                self._exchange.await_pushed(landing)
-        return incoming
 
     def _forget(self, landings: Sequence[Landing]) -> None:
         for source, group in _by_source(landings).items():
             if source is not None:
+                self._exchange.forget(source, [one.asked_as for one in group])
+
+    def _drop(self, foretold: Sequence[Foretold]) -> None:
+        """Nobody will claim these."""
+        for source, group in _by_source(foretold).items():
+            if source is not None:
                 self._exchange.forget(source, group)
+        cancel(foretold)
 
     def offer(self, place: int, run: int, tensor: Tensor, abort: Abort) -> None:
         """As `Ports.offer`."""
@@ -442,6 +462,16 @@ class LivePorts:
             )
             value.fail(failed)
             raise
+
+    def offer_now(self, place: int, run: int, tensor: Tensor) -> bool:
+        """As `Ports.offer_now`."""
+        size_bytes = tensor.type.nbytes
+        if size_bytes > SMALL_BYTES or not self._exchange.budget.reserve_now(size_bytes):
+            return False
+        with self._lock:
+            self._runs.add(run)
+        self._offer_small(self._portion.departures[place].edge, run, tensor)
+        return True
 
     def _offer_small(self, edge: Edge, run: int, tensor: Tensor) -> None:
         try:
@@ -503,8 +533,10 @@ class LivePorts:
             self._is_closed = True
             incoming, self._incoming = tuple(self._incoming.values()), {}
             values = tuple(self._values)
+            ahead = self._asked.close()
         for one in incoming:
             one.close()
+        self._drop(ahead)
         self._exchange.close_ports(self, self._portion, error)
         for value in values:
             # Also one that somebody has begun to take, and may never end to.
@@ -512,8 +544,8 @@ class LivePorts:
         self._exchange.budget.poke()
 
 
-def _by_source(landings: Sequence[Landing]) -> dict[Source | None, list[Landing]]:
-    found: dict[Source | None, list[Landing]] = {}
+def _by_source(landings: Sequence[Wanted]) -> dict[Source | None, list[Wanted]]:
+    found: dict[Source | None, list[Wanted]] = {}
     for landing in landings:
         found.setdefault(landing.source, []).append(landing)
     return found

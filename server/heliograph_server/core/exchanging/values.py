@@ -47,6 +47,13 @@ class Budget:
         """Whether so much more would have to wait, as it looks now."""
         return not self._fits(size_bytes)
 
+    def reserve_now(self, size_bytes: int) -> bool:
+        """As `reserve`, where that need not wait. Whether it did."""
+        with self._changed:
+            fits = self._fits(size_bytes)
+            self.held_bytes += size_bytes if fits else 0
+            return fits
+
     def _fits(self, size_bytes: int) -> bool:
         return not self.held_bytes or self.held_bytes + size_bytes <= self.limit_bytes
 
