@@ -40,7 +40,7 @@ HEALTH = "/grpc.health.v1.Health/Check"
 CONNECT_SECONDS = 2.0
 #: How long a daemon may take to give tickets.
 ADMIT_SECONDS = 10.0
-#: How long a head waits for a member that takes nothing. One that lost a connection notices within half of it.
+#: How long a head waits for a member that takes nothing; one that lost a connection notices in half of it.
 PATIENCE_SECONDS = 30.0
 #: How many messages are made before gRPC asks for them.
 _AHEAD = 2
