@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -166,6 +166,22 @@ def test_a_value_that_somebody_takes_slowly_is_given_up_with_its_plan() -> None:
         with pytest.raises(CancelledError):
             told[0].take(lambda: None)
         assert exchange.budget.held_bytes == 0
+
+
+def test_a_tensor_that_somebody_takes_slowly_is_given_up_with_its_command() -> None:
+    with hosts() as host, ThreadPoolExecutor(1) as threads:
+        exchange = host.exchange
+        tensor = Tensor(LARGE, CpuDevice(threads=1, native=False).buffer_type.allocate(LARGE.nbytes))
+        ports = exchange.open(Portion(departures=(Departure(0, EDGE),)))
+        came: Future[Any] = Future()
+        exchange.ask(EDGE.name, 1, EDGE.capability(1), came.set_result)
+        giving = threads.submit(ports.hand_over, 0, 1, tensor, abort := Abort())
+        value = came.result(SECONDS)
+        abort.set()
+        with pytest.raises(CancelledError):
+            giving.result(SECONDS)
+        ports.close()
+        assert value.is_dropped
 
 
 def test_who_asks_and_withdraws_without_end_is_refused_at_last() -> None:
