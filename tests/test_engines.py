@@ -133,6 +133,22 @@ time.sleep(600)
 
 
 @needs_linux
+def test_a_daemon_for_which_there_was_no_process_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [OSError("no process is left"), RuntimeError("no thread is left")]
+    started = subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return started(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with supervised(*SERVE) as (_, changes):
+        assert changes.until(Phase.RESTARTING).why == "it could not be started: no thread is left"
+        assert changes.until(Phase.SERVING).starts == 1
+
+
+@needs_linux
 def test_a_daemon_ends_with_a_supervisor_that_is_killed() -> None:
     command = [sys.executable, "-c", SUPERVISE, *SERVE]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

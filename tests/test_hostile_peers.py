@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from daemon_threads import thread_daemon
+from daemon_threads import SECONDS, thread_daemon
 
 from heliograph_backends.contract import Abort, Tensor
 from heliograph_backends.cpu.device import CpuDevice
 from heliograph_backends.registry import Registry
-from heliograph_proto.errors import CancelledError, LimitExceededError, ProtocolError
+from heliograph_proto.errors import CancelledError, InvalidArgumentError, LimitExceededError, ProtocolError
 from heliograph_proto.limits import Limits
 from heliograph_proto.messages import decode_error
 from heliograph_proto.portions import Arrival, Departure, Edge, Portion, Source
@@ -167,6 +168,22 @@ def test_a_value_that_somebody_takes_slowly_is_given_up_with_its_plan() -> None:
         assert exchange.budget.held_bytes == 0
 
 
+def test_a_tensor_that_somebody_takes_slowly_is_given_up_with_its_command() -> None:
+    with hosts() as host, ThreadPoolExecutor(1) as threads:
+        exchange = host.exchange
+        tensor = Tensor(LARGE, CpuDevice(threads=1, native=False).buffer_type.allocate(LARGE.nbytes))
+        ports = exchange.open(Portion(departures=(Departure(0, EDGE),)))
+        came: Future[Any] = Future()
+        exchange.ask(EDGE.name, 1, EDGE.capability(1), came.set_result)
+        giving = threads.submit(ports.hand_over, 0, 1, tensor, abort := Abort())
+        value = came.result(SECONDS)
+        abort.set()
+        with pytest.raises(CancelledError):
+            giving.result(SECONDS)
+        ports.close()
+        assert value.is_dropped
+
+
 def test_who_asks_and_withdraws_without_end_is_refused_at_last() -> None:
     ledger: Ledger[object, object] = Ledger(EDGE)
     found: object = None
@@ -207,3 +224,25 @@ def test_more_than_a_message_takes_goes_in_several() -> None:
             incoming.wait(number, Abort())
             assert (target.array == number).all()
         ports.close()
+
+
+@pytest.mark.parametrize(
+    "address", ["grpc://[::1", "grpc://[v1.x]", "a\u2100b:1", "grpc://a,b:1", "unix:///\0"]
+)
+def test_an_address_that_is_none_is_an_error_at_once_and_nobody_elses(address: str) -> None:
+    with thread_daemon() as producer, thread_daemon() as consumer:
+        out = producer.exchange.open(Portion(departures=(Departure(0, EDGE),)))
+        other = Edge(b"o" * 16, b"o" * 32)
+        wrong, right = Source(address, bytes(16)), producer.source
+        ports = consumer.exchange.open(Portion((Arrival(0, other, wrong), Arrival(1, EDGE, right))))
+        incoming = ports.expect(1, [consumer.tensor(SMALL), consumer.tensor(SMALL)])
+        out.offer(0, 1, producer.tensor(SMALL, 1), Abort())
+        late = threading.Timer(SECONDS, (abort := Abort()).set)
+        late.start()
+        with pytest.raises(InvalidArgumentError):
+            incoming.wait(0, abort)
+        incoming.wait(1, abort)
+        late.cancel()
+        late.join()
+        ports.close()
+        out.close()

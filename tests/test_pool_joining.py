@@ -414,6 +414,29 @@ def test_a_member_that_answers_nothing_but_the_handshake_is_no_hang(
         pool.close()
 
 
+def test_who_does_not_say_how_much_memory_there_is_is_not_asked_by_everybody(
+    members: list[Daemon], pools: Callable[[str], Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float | None] = []
+    arrive = hg.Session._arrive
+    monkeypatch.setattr("heliograph_server.pool.device.ANSWER_SECONDS", 0.25)
+
+    def arriving(session: hg.Session, timeout: float | None = None) -> None:
+        asked.append(timeout)
+        arrive(session, timeout)
+
+    monkeypatch.setattr(hg.Session, "_arrive", arriving)
+    with liar(members[1].url, lambda answer: None) as (url, _):
+        pool = pools(f"static:mute={url}")
+        assert pool.wait(lambda one: bool(one.devices), SECONDS)
+        (device,) = pool.devices
+        for _ in range(5):
+            with pytest.raises(hg.DeadlineExceededError):
+                device.memory()
+        pool.close()
+    assert asked == [0.25]
+
+
 def test_a_clock_that_jumps_loses_no_member(members: list[Daemon], monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool(open_source(f"static:{members[0].host}"), silence_seconds=0.25)
     pool.start(OWN, lambda change: None)

@@ -155,6 +155,15 @@ def test_an_upload_waits_for_another_one_of_the_same_content_and_then_has_nothin
     second.finish()
 
 
+def test_a_head_does_not_wait_for_ever_for_who_takes_nothing(announcer: Announcer) -> None:
+    (offer,) = announcer.announce(bytes(SIZE))
+    first = announcer.upload(offer)
+    late = TicketUpload(announcer.channel, offer, SIZE, patience_seconds=0.25)
+    with pytest.raises(hg.UnavailableError, match="took nothing of a content"):
+        late.begin()
+    first.cancel()
+
+
 def test_another_size_than_was_announced_is_refused(announcer: Announcer) -> None:
     (offer,) = announcer.announce(content(7, SIZE))
     with pytest.raises(hg.UnavailableError, match="were announced"):

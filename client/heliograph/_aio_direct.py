@@ -11,6 +11,7 @@ from heliograph import _grpc
 from heliograph._effects import Upload
 from heliograph._tickets import (
     CONNECT_SECONDS,
+    DIRECT_OPTIONS,
     HEALTH,
     UPLOAD_ADMITTED,
     address_of,
@@ -36,7 +37,7 @@ class AioDirect:
     async def _connected(self, offer: ContentOffer) -> grpc.aio.Channel:
         target = address_of(offer).grpc_target
         if target not in self._channels:
-            self._channels[target] = grpc.aio.insecure_channel(target, _grpc.CHANNEL_OPTIONS)
+            self._channels[target] = grpc.aio.insecure_channel(target, DIRECT_OPTIONS)
         channel = self._channels[target]
         if channel not in self._reached:
             method: Any = channel.unary_unary(HEALTH, None, None)

@@ -16,7 +16,7 @@ from heliograph._direct_uploads import DirectUpload
 from heliograph._effects import Download, Upload
 from heliograph._outcome import Transfer
 from heliograph._shared_uploads import SharedUpload, cut_short, take_slots
-from heliograph._tickets import Announcement, Channels, Tell, TicketUpload
+from heliograph._tickets import PATIENCE_SECONDS, Announcement, Channels, Tell, TicketUpload
 from heliograph_proto.description import ContentOffer, Traffic
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.v1 import bulk_pb2
@@ -173,7 +173,7 @@ class BlockingBulk:
 
     def bring(self, offer: ContentOffer, size_bytes: int) -> TicketUpload:
         """An upload by a ticket of this session's server; to be begun."""
-        return TicketUpload(self._channel, offer, size_bytes)
+        return TicketUpload(self._channel, offer, size_bytes, PATIENCE_SECONDS)
 
     # Out
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -39,8 +40,17 @@ HEALTH = "/grpc.health.v1.Health/Check"
 CONNECT_SECONDS = 2.0
 #: How long a daemon may take to give tickets.
 ADMIT_SECONDS = 10.0
+#: How long a head waits for a member that takes nothing; one that lost a connection notices in half of it.
+PATIENCE_SECONDS = 30.0
 #: How many messages are made before gRPC asks for them.
 _AHEAD = 2
+
+
+#: Of connections with daemons that the session's names: their answers are small.
+DIRECT_OPTIONS = tuple(
+    (name, 2**20 if name == "grpc.max_receive_message_length" else value)
+    for name, value in _grpc.CHANNEL_OPTIONS
+)
 
 
 class UnreachableError(UnavailableError):
@@ -104,6 +114,11 @@ class _Messages:
                 self._changed.notify_all()
             yield message
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the next one need not wait."""
+        return len(self._queue) < _AHEAD
+
     def put(self, message: bytes) -> bool:
         """Waits for room. Whether the call takes more."""
         with self._changed:
@@ -128,7 +143,17 @@ class _Messages:
 class TicketUpload:
     """A content on its way to the daemon that gave the ticket. Blocking, of one thread; any may cancel."""
 
-    def __init__(self, channel: grpc.Channel, offer: ContentOffer, size_bytes: int) -> None:
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        offer: ContentOffer,
+        size_bytes: int,
+        patience_seconds: float | None = None,
+    ) -> None:
+        """`patience_seconds`: how long the daemon may say and take nothing while it is waited for; None:
+        until somebody cancels."""
+        self._patience_seconds = patience_seconds
+        self._is_late = False
         #: How many bytes are there, and what may be sent at once; once it has begun.
         self.received_bytes = self.chunk_bytes = 0
         self._offer, self._size_bytes = offer, size_bytes
@@ -149,23 +174,56 @@ class TicketUpload:
 
     def _answer(self) -> bulk_pb2.UploadAdmittedResponse:
         try:
-            answer: bulk_pb2.UploadAdmittedResponse | None = next(self._call, None)
+            with self._watched():
+                answer: bulk_pb2.UploadAdmittedResponse | None = next(self._call, None)
         except grpc.RpcError as error:
-            failed = refusal(error, self._offer, has_begun=self._has_begun)
+            failed = self._late() or refusal(error, self._offer, has_begun=self._has_begun)
         else:
             if answer is not None:
                 return answer
             failed = ProtocolError(f"{self._offer.address} ended an upload without an answer")
         raise failed
 
+    @contextmanager
+    def _watched(self) -> Generator[None]:
+        """Breaks the upload off if what is waited for here takes too long."""
+        if self._patience_seconds is None:
+            yield
+            return
+        timer = threading.Timer(self._patience_seconds, self._give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        self._is_late = True
+        self.cancel()
+
+    def _late(self) -> UnavailableError | None:
+        if not self._is_late:
+            return None
+        return UnavailableError(
+            f"{self._offer.address} took nothing of a content for {self._patience_seconds:g} s",
+            advice="ask what is missing, and try again",
+        )
+
     def write(self, data: memoryview) -> None:
         """The next bytes. Waits while much is on its way. Raises why the upload broke off."""
         for offset in range(0, data.nbytes, self.chunk_bytes):
             piece = data[offset : offset + self.chunk_bytes]
-            if not self._messages.put(encode_upload(None, self.received_bytes, piece)):
+            if not self._put(encode_upload(None, self.received_bytes, piece)):
                 self._answer()
                 raise ProtocolError(f"{self._offer.address} ended an upload before its end")
             self.received_bytes += piece.nbytes
+
+    def _put(self, message: bytes) -> bool:
+        if self._messages.has_room:
+            return self._messages.put(message)
+        with self._watched():
+            return self._messages.put(message)
 
     def finish(self) -> None:
         """Waits until all is there. Raises ContentMismatchError, or why the upload broke off."""
@@ -227,7 +285,7 @@ class Channels:
             if self._is_closed:
                 raise CancelledError("the session was closed")
             if target not in self._channels:
-                self._channels[target] = grpc.insecure_channel(target, _grpc.CHANNEL_OPTIONS)
+                self._channels[target] = grpc.insecure_channel(target, DIRECT_OPTIONS)
             return self._channels[target]
 
     def doubt(self, channel: grpc.Channel) -> None:

@@ -19,6 +19,7 @@ DEFAULT_PORT = 7070
 DEFAULT_URL = f"grpc://127.0.0.1:{DEFAULT_PORT}"
 #: The kernel's sockaddr_un holds so many bytes, and a terminator.
 MAX_SOCKET_PATH = 107
+_NOT_IN_HOSTS = frozenset(" ,@=\\\"'<>")
 ADVICE = "use local:, unix:///path/to/socket, or grpc://host:port"
 
 
@@ -77,6 +78,18 @@ class Address:
 
 def parse_address(url: str) -> Address:
     """The address that a URL names. Raises InvalidArgumentError."""
+    if not url.strip().isprintable():
+        raise InvalidArgumentError(f"bad address {url[:200]!r}: what is no character is in it", advice=ADVICE)
+    try:
+        return _parsed(url)
+    except InvalidArgumentError:
+        raise
+    except ValueError as error:
+        # As urlsplit says that brackets or letters are no part of a host.
+        raise InvalidArgumentError(f"bad address {url[:200]!r}: {error}", advice=ADVICE) from None
+
+
+def _parsed(url: str) -> Address:
     url, _, device = url.strip().partition("#")
     if url.rstrip("/") in ("local:", "local"):
         return _local(device)
@@ -114,11 +127,21 @@ def _local(fragment: str) -> Address:
 def _unix(path: str, device: str) -> Address:
     if not path.startswith("/"):
         raise InvalidArgumentError("a unix address needs an absolute path", advice=ADVICE)
+    if not path.isprintable():
+        raise InvalidArgumentError(f"the socket path {path[:200]!r} is none", advice=ADVICE)
     if len(path.encode()) > MAX_SOCKET_PATH:
         raise InvalidArgumentError(
             f"the socket path has {len(path.encode())} bytes; at most {MAX_SOCKET_PATH} fit"
         )
     return Address("unix", path=path, device=device)
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _grpc(url: str, device: str) -> Address:
@@ -129,4 +152,6 @@ def _grpc(url: str, device: str) -> Address:
         raise InvalidArgumentError(f"bad address {url!r}: {error}", advice=ADVICE) from None
     if not host or parts.path.strip("/") or parts.query or parts.username:
         raise InvalidArgumentError(f"bad address {url!r}: a host is needed, no path", advice=ADVICE)
+    if _NOT_IN_HOSTS.intersection(host) or (parts.netloc.startswith("[") and not _is_ip(host)):
+        raise InvalidArgumentError(f"bad address {url!r}: {host!r} is no host", advice=ADVICE)
     return Address("grpc", host=host, port=DEFAULT_PORT if port is None else port, device=device)

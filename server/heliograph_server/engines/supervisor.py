@@ -101,9 +101,14 @@ class Supervisor:
         failures = 0
         while not self._stopping.is_set():
             begun = time.monotonic()
-            if (process := self._started()) is None:
-                break
-            why = self._watched(process)
+            try:
+                if (process := self._started()) is None:
+                    break
+                why = self._watched(process)
+            except (OSError, RuntimeError) as error:
+                # No process, descriptor or thread is left for now: without this one nobody would try again.
+                why = f"it could not be started: {error}"
+                self._discard()
             failures = 0 if time.monotonic() - begun >= STEADY_SECONDS else failures + 1
             if self._stopping.is_set():
                 break
@@ -128,6 +133,14 @@ class Supervisor:
             )
         self._tell(phase=Phase.STARTING, url="", pid=process.pid, starts=self._child.starts + 1)
         return process
+
+    def _discard(self) -> None:
+        """Ends a child that nobody can follow."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
 
     def _watched(self, process: subprocess.Popen[str]) -> str:
         """Follows a child to its end; what became of it."""

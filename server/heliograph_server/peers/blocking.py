@@ -41,9 +41,9 @@ class BlockingPeers:
         """As `Puller.pull`."""
         try:
             self._way(source).pull(sinks)
-        except HeliographError as error:
+        except Exception as error:
             for sink in sinks:
-                sink.fail(error)
+                sink.fail(typed(error, f"pulling from {source.address}"))
 
     def forget(self, source: Source, sinks: Sequence[Sink]) -> None:
         """As `Puller.forget`."""
@@ -56,9 +56,9 @@ class BlockingPeers:
         """As `Pusher.push`."""
         try:
             self._way(destination).push(edge, run, value, done)
-        except HeliographError as error:
+        except Exception as error:
             value.drop()
-            done(error)
+            done(typed(error, f"pushing to {destination.address}"))
 
     def _way(self, source: Source) -> BlockingWay:
         with self._lock:

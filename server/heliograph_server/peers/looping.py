@@ -85,7 +85,10 @@ class LoopPeers:
     def _turn(self) -> None:
         self._is_rung = False
         while self._calls:
-            self._calls.popleft()()
+            try:
+                self._calls.popleft()()
+            except Exception:  # those of others are to be made all the same
+                logger.exception("what was asked of another daemon failed")
 
     def _way(self, source: Source) -> LoopWay:
         """Raises InvalidArgumentError, LimitExceededError, CancelledError."""
@@ -100,9 +103,9 @@ class LoopPeers:
     def _pull(self, source: Source, sinks: Sequence[Sink]) -> None:
         try:
             self._way(source).pull(sinks)
-        except HeliographError as error:
+        except Exception as error:
             for sink in sinks:
-                sink.fail(error)
+                sink.fail(typed(error, f"pulling from {source.address}"))
 
     def _forget(self, source: Source, sinks: Sequence[Sink]) -> None:
         if (way := self._ways.get(source)) is not None:
@@ -111,9 +114,9 @@ class LoopPeers:
     def _push(self, destination: Source, edge: Edge, run: int, value: Value, done: Done) -> None:
         try:
             self._way(destination).push(edge, run, value, done)
-        except HeliographError as error:
+        except Exception as error:
             value.drop()
-            done(error)
+            done(typed(error, f"pushing to {destination.address}"))
 
     def drop(self, way: LoopWay) -> None:
         """A way is closed: the next one who needs it gets another."""

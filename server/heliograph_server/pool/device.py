@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 #: Answers about ops that are remembered.
 MAX_ANSWERS = 10_000
-#: How long the member may take to say how much memory it has.
-ANSWER_SECONDS = 10.0
+#: How long the member may take to say how much memory it has. One that did not is not asked for a while:
+#: whoever connects is told of all devices, one after the other.
+ANSWER_SECONDS = 5.0
 
 _Question: TypeAlias = tuple[str, tuple[tuple[str, Any], ...], tuple[TensorType, ...], bool]
 
@@ -91,7 +92,7 @@ class RemoteDevice(Device):
         self._lost = error
 
     def memory(self) -> Memory:
-        with self.member.edge():
+        with self.member.edge(), self.member.patience():
             # What was freed here may not have been freed there yet.
             self.session._arrive(ANSWER_SECONDS)
             return check_memory(self.name, self.there.memory(timeout=ANSWER_SECONDS))

@@ -8,6 +8,7 @@ A daemon that comes back is another member: nothing that belonged to the one bef
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from enum import Enum
 import heliograph as hg
 from heliograph_proto import TICKETS
 from heliograph_proto.addresses import parse_address
-from heliograph_proto.errors import HeliographError, MemberLostError, UnavailableError
+from heliograph_proto.errors import DeadlineExceededError, HeliographError, MemberLostError, UnavailableError
 from heliograph_proto.membership import DeviceChange
 from heliograph_server.pool.answers import MAX_REASON, printable
 from heliograph_server.pool.device import RemoteDevice
@@ -26,6 +27,9 @@ from heliograph_server.pool.sources import member_name
 
 #: How long a daemon may take to answer.
 CONNECT_SECONDS = 10.0
+
+#: How long one that did not answer is not asked the like again.
+MUTE_SECONDS = 10.0
 
 _ADVICE = "compile for other devices; its own are here again when it answers"
 
@@ -48,6 +52,9 @@ class Member:
         self._lock = threading.Lock()
         self._error: MemberLostError | None = None
         self._closed = False
+        #: What it did not answer in time, and until when it is not asked again.
+        self._mute: DeadlineExceededError | None = None
+        self._mute_until = 0.0
         self._watchers: list[Callable[[Member], None]] = []
         #: How contents come to it past this process; None where the daemon is too old for that.
         self.intake = RemoteIntake(self) if TICKETS in session.info.features else None
@@ -156,6 +163,19 @@ class Member:
             if ours is error:
                 raise
             raise ours from None
+
+    @contextmanager
+    def patience(self) -> Iterator[None]:
+        """Around questions that it answers at once if it does at all: what it did not answer in time is not
+        asked again for a while. Raises DeadlineExceededError."""
+        if self._mute is not None and time.monotonic() < self._mute_until:
+            raise self._mute.at(self._mute.origin)
+        try:
+            yield
+        except DeadlineExceededError as error:
+            self._mute, self._mute_until = error, time.monotonic() + MUTE_SECONDS
+            raise
+        self._mute = None
 
     def ours(self, error: HeliographError) -> HeliographError:
         """An error on its way to our own clients: see `edge`."""

@@ -46,6 +46,8 @@ Context: TypeAlias = "aio.ServicerContext[bytes, bytes]"
 ECHO_BYTES = 2**20
 #: About the size of the largest message of answers.
 MESSAGE_BYTES = 2**20
+#: How many ways are measured at once for all clients.
+MOST_PROBES = 16
 #: While more answers of a stream are unwritten, it is not read.
 UNREAD_ANSWERS = 10_000
 
@@ -59,6 +61,7 @@ class PeerService:
         self._movers = movers
         #: Bytes of all streams that were brought and have no place yet.
         self._brought = Bounded(0)
+        self._probes = Bounded(MOST_PROBES)
 
     def add_to(self, server: aio.Server) -> None:
         """Has a server call it."""
@@ -94,7 +97,7 @@ class PeerService:
             return
         request = _decoded(data)
         exchange = self._exchange(request.incarnation)
-        self._brought.limit_bytes = exchange.budget.limit_bytes
+        self._brought.limit = exchange.budget.limit_bytes
         conversation = Conversation(exchange, context, self._movers, self._brought)
         try:
             await conversation.take(request)
@@ -171,7 +174,14 @@ class PeerService:
     async def Probe(self, request: peer_pb2.ProbeRequest, context: Context) -> peer_pb2.ProbeResponse:
         self._slot.host.session(request.session)
         check_probe(request.address, request.bandwidth_bytes, request.timeout_ms)
-        found = await probe(request.address, request.bandwidth_bytes, request.timeout_ms / 1e3)
+        if not self._probes.take(1):
+            raise LimitExceededError(
+                f"{MOST_PROBES} ways are being measured, which is the most", advice="measure it later"
+            )
+        try:
+            found = await probe(request.address, request.bandwidth_bytes, request.timeout_ms / 1e3)
+        finally:
+            self._probes.give(1)
         return encode_probed(found)
 
 
@@ -246,21 +256,21 @@ def _give_up(found: object) -> None:
 
 
 class Bounded:
-    """Bytes that are held for others, of which there may be so many. Of one loop."""
+    """What others take of something, of which there is so much. Of one loop."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self._held_bytes = 0
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._taken = 0
 
-    def take(self, size_bytes: int) -> bool:
-        """Whether so much more may be held."""
-        fits = self._held_bytes + size_bytes <= self.limit_bytes
-        self._held_bytes += size_bytes if fits else 0
+    def take(self, amount: int) -> bool:
+        """Whether so much more may be taken, which it is then."""
+        fits = self._taken + amount <= self.limit
+        self._taken += amount if fits else 0
         return fits
 
-    def give(self, size_bytes: int) -> None:
-        """So much is held no more."""
-        self._held_bytes -= size_bytes
+    def give(self, amount: int) -> None:
+        """So much is back."""
+        self._taken -= amount
 
 
 class Conversation:

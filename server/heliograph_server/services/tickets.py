@@ -34,7 +34,13 @@ class TicketCalls:
         news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
         tell = partial(_tell, asyncio.get_running_loop(), news)
         # By the number of contents: a look at a handle each.
-        made = await self._on_thread(host.admissions.admit, session, wanted, tell)
+        admitting = self._on_thread(host.admissions.admit, session, wanted, tell)
+        try:
+            made = await asyncio.shield(admitting)
+        except asyncio.CancelledError:
+            # Who announced them has left: nobody will have the tickets.
+            admitting.add_done_callback(self._undo)
+            raise
         try:
             await context.write(bulk_pb2.AdmitResponse(tickets=[one.ticket for one in made]))
             left = len(made)
@@ -44,6 +50,10 @@ class TicketCalls:
                 await context.write(_encode_news(place, what))
         finally:
             await asyncio.shield(self._on_thread(_end_all, made))
+
+    def _undo(self, admitting: asyncio.Future[Any]) -> None:
+        if not admitting.cancelled() and admitting.exception() is None:
+            self._workers.submit(_end_all, admitting.result())
 
     def _on_thread(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         return asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)

@@ -492,6 +492,8 @@ class LivePorts:
             self._exchange.give(edge, run, value)
         else:
             value = Value(size_bytes, window.give)
+            with self._lock:
+                self._values.add(value)
             self._exchange.give(edge, run, value)
             self._hand_pieces(tensor, value, window, abort)
         try:
