@@ -187,6 +187,7 @@ class RemoteSiteRun(SiteRun):
         self._made: list[Tensor] = []
         self._run: hg.RunFuture | None = None
         self._error: HeliographError | None = None
+        self._inputs: list[hg.Tensor | np.ndarray[Any, Any]] = []
         #: Outputs that come here, and where they belong.
         self._fetched = dict[int, Tensor]()
         self._into = dict[int, hg.Tensor]()
@@ -246,6 +247,9 @@ class RemoteSiteRun(SiteRun):
 
     def close(self) -> None:
         made, self._made = self._made, []
+        # Views keep the member's memory, though its buffer is freed, and the run is one of a ring of objects.
+        self._run, self._inputs = None, []
+        self._into.clear()
         for one in made:
             one.buffer.free()
 
