@@ -14,6 +14,7 @@ from pool_daemons import DEVICE, HANGS_UP, SECONDS, Daemon, daemons, head_of, li
 
 import heliograph as hg
 from heliograph_proto.errors import ConfigurationError, HeliographError, ProtocolError
+from heliograph_proto.membership import DeviceChange
 from heliograph_proto.v1 import session_pb2
 from heliograph_server.pool.joining import LAST_PAUSE_SECONDS, pause_seconds
 from heliograph_server.pool.pool import Pool
@@ -281,6 +282,25 @@ def test_a_head_can_be_a_member_whose_devices_come_and_go(members: list[Daemon])
         assert session.put(np.ones(4, np.float32), "m0/m0/cpu0").get().tolist() == [1, 1, 1, 1]
 
 
+def test_what_a_life_says_last_is_of_no_meaning_for_the_next(
+    members: list[Daemon], told: tuple[Told, Pool]
+) -> None:
+    source, pool = told
+    source.tell([Listed("m0", members[0].url)])
+    assert pool.wait(lambda one: bool(one.devices), SECONDS)
+    old = pool.devices[0].member
+    members[0].restart()
+    assert pool.wait(lambda one: bool(one.devices) and one.devices[0].member is not old, SECONDS)
+    device = pool.devices[0]
+    old._news(DeviceChange("m0", lost=("cpu0",), why="it was lost in another life"))
+    # What follows comes after it.
+    device.member._news(DeviceChange("m0", why="nothing"))
+    old.session.close()
+    members[0].kill()
+    assert pool.wait(lambda one: not one.devices, SECONDS)
+    assert device.lost is not None and "another life" not in device.lost.message
+
+
 def no_incarnation(answer: session_pb2.OpenResponse) -> None:
     answer.incarnation = b""
 
@@ -378,7 +398,7 @@ def test_a_member_that_cannot_be_what_it_says_is_refused_and_that_is_logged_once
         pool = pools(f"static:good={members[0].host},bad={url}")
         assert why in why_of(pool, "bad")
         assert made.wait_for(3)
-        assert [device.name for device in pool.devices] == ["good/cpu0"]
+        assert pool.wait(lambda it: names_of(it) == ["good/cpu0"], SECONDS)
         missing = pool.why_missing("bad/cpu0")
         assert missing is not None and why in missing.message
         pool.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -256,6 +257,24 @@ def test_a_split_that_fails_is_the_runs_error_with_its_node_and_line(head: hg.Se
         assert "rows = hg.take" in caught.value.origin.source
         good = plan.run(ids=np.array([0, 2], np.int32))["y"]
         np.testing.assert_array_equal(good, np.tanh(np.ones((2, 4), np.float32)))
+
+
+def test_a_run_that_is_over_holds_no_memory_of_members(head: hg.Session) -> None:
+    size, names = 2**17, names_of(head)
+    x = np.linspace(-1, 1, size, dtype=np.float32)
+    kept = head.empty((size,), "f32", device=names[1])
+    plan = head.compile(chain(4, size), devices=names, pins=alternating(names, 4))
+
+    def free_bytes() -> list[int]:
+        plan.run(x=x, fetch=False, out={"y": kept})
+        return [one.memory().free_bytes for one in head.devices if one.name in names]
+
+    gc.disable()
+    try:
+        before = free_bytes()
+        assert [free_bytes() for _ in range(3)] == [before] * 3
+    finally:
+        gc.enable()
 
 
 def check_origin(error: OutOfRangeError) -> None:

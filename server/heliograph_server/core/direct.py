@@ -118,8 +118,8 @@ class DirectContents:
             wanted = [(one.digest, one.buffer) for one in ones]
             admittance = intake.admit(wanted, lambda place, news: self._told(ones[place], news))
         except BaseException as error:
-            self._forget(ones)
-            _free(ones)
+            # Others are over already: freed, or the session's.
+            _free(self._forget(ones))
             if isinstance(error, HeliographError) and not isinstance(
                 error, ConnectionError | DeviceLostError
             ):

@@ -35,6 +35,7 @@ class Bound:
         self._device = device
         self._most_bytes = most_bytes
         self._made: list[Tensor] = []
+        self.inputs: list[hg.Tensor | np.ndarray[Any, Any]] = []
         #: Outputs that come here, and where they belong.
         self.fetched = dict[int, Tensor]()
         self.into = dict[int, hg.Tensor]()
@@ -79,6 +80,9 @@ class Bound:
     def close(self) -> None:
         """Gives back what was taken for it. Idempotent."""
         made, self._made = self._made, []
+        # Views keep the member's memory, though its buffer is freed.
+        self.inputs = []
+        self.into.clear()
         for one in made:
             one.buffer.free()
 

@@ -15,6 +15,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
@@ -53,6 +54,8 @@ _LOST_ADVICE = "look whether it still runs and at the network in between, and st
 
 #: Opens a session: the URL, the seconds that may take, and the silence. Raises what `hg.connect` does.
 Connect: TypeAlias = Callable[[str, float, float], hg.Session]
+#: What a member, in one of its lives, tells of its devices.
+_News: TypeAlias = tuple[Member, DeviceChange]
 
 
 class Pool:
@@ -271,7 +274,7 @@ class _Slot:
         #: Reasons that were logged since it was ready last.
         self._told: set[str] = set()
         #: What wakes the thread: its member's loss, news of it, or None for the end.
-        self._events: SimpleQueue[Member | DeviceChange | None] = SimpleQueue()
+        self._events: SimpleQueue[Member | _News | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"heliograph-member-{self.name}", daemon=True)
 
     def __repr__(self) -> str:
@@ -329,6 +332,10 @@ class _Slot:
         self._is_leaving = True
         self._events.put(None)
 
+    def _tell(self, member: Member, news: DeviceChange) -> None:
+        """A member, in one of its lives, has other devices now."""
+        self._events.put((member, news))
+
     def join(self, seconds: float) -> None:
         """Waits for its thread."""
         if self._thread.is_alive() and self._thread is not threading.current_thread():
@@ -359,7 +366,7 @@ class _Slot:
         try:
             member = Member(self.name, self._pool.connect(self.listed))
             member.when_lost(self._events.put)
-            member.when_changed(self._events.put)
+            member.when_changed(partial(self._tell, member))
             self._pool.admit(self, member)
         except HeliographError as error:
             self._failed(error)
@@ -392,8 +399,9 @@ class _Slot:
         try:
             while not self._is_leaving and member.lost is None:
                 event = self._events.get()
-                if isinstance(event, DeviceChange) and member.lost is None:
-                    self._pool.change(self, member, event)
+                # What a life says last may come after it: names of devices are those of the next one too.
+                if isinstance(event, tuple) and event[0] is member and member.lost is None:
+                    self._pool.change(self, member, event[1])
         except HeliographError as error:
             member.lose(error)
         lived = time.monotonic() - began
@@ -406,7 +414,7 @@ class _Slot:
         self._pool.lose(self, member, error)
         with contextlib.suppress(Empty):
             while True:
-                # What it said last is of no meaning for the one that comes after it.
+                # What came for this member ends no pause before the next one.
                 self._events.get_nowait()
         member.close()
 

@@ -233,4 +233,6 @@ class RemoteSiteRun(SiteRun):
                 self._bound.take(self._plan.plan, self._run)
 
     def close(self) -> None:
+        # It is one of a ring of objects, and keeps what it used.
+        self._run = None
         self._bound.close()
