@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,10 +15,18 @@ from graph_arrivals import F4, X, chain, compile_received, output_of
 from heliograph_backends.cpu.device import CpuDevice
 from heliograph_backends.fake import FakeDevice
 from heliograph_proto import commands as c
-from heliograph_proto.errors import ComputeFailedError, InvalidArgumentError, OutOfMemoryError
+from heliograph_proto.errors import (
+    ComputeFailedError,
+    DeviceLostError,
+    InvalidArgumentError,
+    MemberLostError,
+    OutOfMemoryError,
+)
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
+from heliograph_proto.membership import DeviceChange
 from heliograph_proto.types import tensor_type
 from heliograph_server.core.known_plans import MOST_IDLE, MOST_IDLE_BYTES
+from heliograph_server.core.membership import Change
 
 MIB = 2**20
 #: So much that two plans of `tall` do not fit beside each other.
@@ -370,3 +379,22 @@ def test_sessions_that_want_memory_at_once_do_not_wait_for_each_other(client: Co
     for other in others:
         other.close()
     assert not failures
+
+
+class Mortal(FakeDevice):
+    """A device that may be lost."""
+
+    lost: DeviceLostError | None = None
+
+
+def test_a_device_that_is_lost_while_a_plan_is_compiled_for_it_is_the_error() -> None:
+    device = Mortal()
+    with CoreClient(device) as client, ThreadPoolExecutor(1) as threads:
+        gate = device.script.hold("compile")
+        compiling = threads.submit(client.compile, 7, COUNT)
+        assert gate.entered.wait(10)
+        device.lost = MemberLostError("member a is lost")
+        client.session.change_devices(Change("a", lost=(device,)), DeviceChange("a", lost=(device.name,)))
+        gate.open()
+        with pytest.raises(MemberLostError, match="member a is lost"):
+            compiling.result(10)

@@ -298,6 +298,7 @@ def test_what_a_life_says_last_is_of_no_meaning_for_the_next(
     old.session.close()
     members[0].kill()
     assert pool.wait(lambda one: not one.devices, SECONDS)
+    members[0].restart()
     assert device.lost is not None and "another life" not in device.lost.message
 
 

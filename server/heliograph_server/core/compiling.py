@@ -386,6 +386,8 @@ class Compiler:
         loaded = plan.loaded
         try:
             with self._lock:
+                # A device that went meanwhile took its variables with it.
+                loaded.check_there()
                 handles = {n: self._variable_handle(n, leaf, bound) for n, leaf in ports.variables}
                 variables = (
                     [one for n, (_, one) in handles.items() if n not in ports.assigned],

@@ -386,8 +386,17 @@ class LoadedPlan:
     @property
     def is_lost(self) -> bool:
         """Whether a device that it was compiled for is gone."""
-        devices = self.plan.devices if isinstance(self.plan, SeveralPlan) else (self.device,)
-        return any(one.lost is not None for one in devices)
+        return any(one.lost is not None for one in self._devices)
+
+    def check_there(self) -> None:
+        """Raises DeviceLostError for a device that is gone."""
+        for one in self._devices:
+            if one.lost is not None:
+                raise one.lost.at(one.lost.origin)
+
+    @property
+    def _devices(self) -> Sequence[Device]:
+        return self.plan.devices if isinstance(self.plan, SeveralPlan) else (self.device,)
 
     def trim(self) -> None:
         """Gives back what only runs need."""

@@ -88,10 +88,6 @@ class Relay:
             self._value.fail(error)
         self._pushed(error)
 
-    def cancel(self, error: HeliographError) -> None:
-        """Nobody waits for it any more."""
-        self.fail(error)
-
     def _pushed(self, error: HeliographError | None) -> None:
         with self._lock:
             if self._is_done:
