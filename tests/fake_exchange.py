@@ -69,6 +69,9 @@ class FakeIncoming:
         self.here: set[int] = set()
         self.locks = [threading.Lock() for _ in keys]
 
+    def ask_ahead(self) -> None:
+        """Nothing is gained by it here."""
+
     def wait(self, place: int, abort: Abort) -> None:
         key, changed = self.keys[place], self.exchange.changed
 

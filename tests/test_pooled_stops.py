@@ -6,10 +6,12 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pytest
 from member_factory import FactoryMember, MemberFactory
 from pool_daemons import DEVICE, SECONDS
 
 import heliograph as hg
+from heliograph_proto.errors import DeadlineExceededError
 
 SIZE = 4096
 X = np.linspace(-1, 1, SIZE, dtype=np.float32)
@@ -54,6 +56,7 @@ def _look(session: hg.Session, left: FactoryMember) -> None:
     names = [f"{name}/cpu0" for name in ("left", "middle", "right")]
     queued = compiled(session, *names[:2], pipeline=RUNS)
     alone = compiled(session, *names[:2])
+    broken_off = compiled(session, *names[:2])
     others = [compiled(session, *names[1:]), compiled(session, names[1])]
     expected = [plan.run(x=X)["y"] for plan in (queued, alone, *others)]
     left.kill(signal.SIGSTOP)
@@ -63,7 +66,11 @@ def _look(session: hg.Session, left: FactoryMember) -> None:
             for _ in range(3):
                 assert plan.run(x=X, timeout=SECONDS)["y"].tobytes() == wanted.tobytes()
         assert not any(one.done() for one in stuck)
+        with pytest.raises(DeadlineExceededError):
+            broken_off.run(x=X, timeout=0.1)
     finally:
         left.kill(signal.SIGCONT)
     for future in stuck:
         assert future.result(SECONDS)["y"].tobytes() == expected[0].tobytes()
+    # The part of it that waited on the other member was broken off as well.
+    assert broken_off.run(x=X, timeout=SECONDS)["y"].tobytes() == expected[0].tobytes()

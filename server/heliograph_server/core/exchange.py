@@ -26,6 +26,10 @@ class Incoming(Protocol):
         """Whether `wait` would return or raise at once; else this is called once when it would, by whatever
         thread. It must not wait or raise."""
 
+    def ask_ahead(self) -> None:
+        """Begins to fetch what is small of the next run, so that this one's beginning need not. Returns at
+        once; again it does nothing."""
+
     def close(self) -> None:
         """What has not come is not waited for any more: nobody writes to the tensors when this returns."""
 

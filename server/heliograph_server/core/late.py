@@ -88,6 +88,10 @@ class Exchanged:
         self._number = number
         self._incoming = incoming
 
+    def ask_ahead(self) -> None:
+        """Begins to fetch what the next run will want."""
+        self._incoming.ask_ahead()
+
     def before(self, number: int, abort: Abort) -> None:
         for place in self._late.awaited[number]:
             try:
@@ -123,6 +127,7 @@ class Exchanged:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._incoming.ask_ahead()
         # First the end of the run: whoever waits for it elsewhere is told why before this one cleans up.
         self._late.ports.end(self._number, None if error is None else _told(error))
         self._incoming.close()

@@ -100,9 +100,12 @@ class SteppedRun:
             return was_parked
 
     def _go_on(self) -> None:
+        assert self._late is not None
         try:
             while self._next < len(self._portion.steps):
                 if not self._has_come():
+                    # While nothing else is to be done.
+                    self._late.ask_ahead()
                     return
                 if not self._do_now():
                     self._elsewhere(self._rest, self._end)

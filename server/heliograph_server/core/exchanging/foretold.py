@@ -1,6 +1,6 @@
 """Small values that are asked for before the run that wants them begins, so that none waits for its ask.
 
-    run n begins ── asks for run n + 1 ──▸ the other daemon ── value, as soon as it is made ──▸ here
+    run n ── asks for run n + 1 ──▸ the other daemon ── value, as soon as it is made ──▸ here
     run n + 1 begins ── claims it
 
 At most one value of each arrival is held for a run that has not begun, and only small ones.
@@ -98,22 +98,21 @@ class Asked:
         self._newest = 0
         self._foretold: dict[int, list[Foretold]] = {}
 
-    def begin(
-        self, run: int, landings: Sequence[Landing]
-    ) -> tuple[list[Foretold], list[Foretold], list[Foretold]]:
-        """A run begins: what was asked for it, what is to be asked for the next one, and what nobody will
-        claim."""
+    def begin(self, run: int) -> tuple[list[Foretold], list[Foretold]]:
+        """A run begins: what was asked for it, and what nobody will claim any more."""
         mine = self._foretold.pop(run, [])
         old = [one for one in self._foretold if one < run - OLD_RUNS]
-        dropped = [one for number in old for one in self._foretold.pop(number)]
         self._newest = max(self._newest, run)
-        ahead: list[Foretold] = []
-        if self._newest == run:
-            small = (one for one in landings if one.source is not None and one.size_bytes <= SMALL_BYTES)
-            ahead = [Foretold(one, run + 1) for one in small]
-            self._newest = run + 1
-            self._foretold[run + 1] = ahead
-        return mine, ahead, dropped
+        return mine, [one for number in old for one in self._foretold.pop(number)]
+
+    def ahead(self, run: int, landings: Sequence[Landing]) -> list[Foretold]:
+        """What is to be asked for the run behind one that has begun with these."""
+        if self._newest > run:
+            return []
+        self._newest = run + 1
+        small = (one for one in landings if one.source is not None and one.size_bytes <= SMALL_BYTES)
+        made = self._foretold[run + 1] = [Foretold(one, run + 1) for one in small]
+        return made
 
     def close(self) -> list[Foretold]:
         """Nobody claims any of these."""

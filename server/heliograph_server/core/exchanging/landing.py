@@ -211,9 +211,15 @@ class Landing:
 class Arriving:
     """The arrivals of one run of a portion: an `Incoming`."""
 
-    def __init__(self, landings: Sequence[Landing], forget: Callable[[Sequence[Landing]], None]) -> None:
+    def __init__(
+        self,
+        landings: Sequence[Landing],
+        forget: Callable[[Sequence[Landing]], None],
+        ask_ahead: Callable[[], None],
+    ) -> None:
         self._landings = landings
         self._forget = forget
+        self._ask_ahead = ask_ahead
 
     def __repr__(self) -> str:
         return f"<Arriving {len(self._landings)}>"
@@ -225,6 +231,10 @@ class Arriving:
     def when_ended(self, place: int, call: Callable[[], None]) -> bool:
         """As `Incoming.when_ended`."""
         return self._landings[place].when_ended(call)
+
+    def ask_ahead(self) -> None:
+        """As `Incoming.ask_ahead`."""
+        self._ask_ahead()
 
     def close(self) -> None:
         """As `Incoming.close`. Idempotent."""

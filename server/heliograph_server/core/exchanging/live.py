@@ -399,24 +399,28 @@ class LivePorts:
         pairs = list(zip(self._portion.arrivals, targets, strict=True))
         received = self._exchange.counter.received
         landings = [Landing(arrival, run, target, received) for arrival, target in pairs]
-        incoming = Arriving(landings, self._forget)
+        incoming = Arriving(landings, self._forget, partial(self._ask_ahead, run, landings))
         with self._lock:
             is_closed = self._is_closed
             if not is_closed:
                 self._runs.add(run)
                 self._incoming[run] = incoming
-                mine, ahead, old = self._asked.begin(run, landings)
+                mine, old = self._asked.begin(run)
         if is_closed:
             incoming.close()
             return incoming
         missing = claimed(landings, mine)
-        wanted: list[Landing | Foretold] = [*missing, *ahead]
-        self._pull(wanted)
+        self._pull(missing)
         for landing in missing:
             if landing.source is None:
                 self._exchange.await_pushed(landing)
         self._drop(old)
         return incoming
+
+    def _ask_ahead(self, run: int, landings: Sequence[Landing]) -> None:
+        with self._lock:
+            ahead = [] if self._is_closed else self._asked.ahead(run, landings)
+        self._pull(ahead)
 
     def _pull(self, wanted: Sequence[Wanted]) -> None:
         for source, group in _by_source(wanted).items():
