@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from heliograph_backends.contract import (
@@ -32,10 +32,9 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.graph import Graph, Leaf, LeafKind
 from heliograph_proto.limits import Limits
-from heliograph_proto.portions import Portion
-from heliograph_proto.rows import RowSplit
 from heliograph_server.core.assembling import Asked, Assembler
 from heliograph_server.core.checks import check_made, check_pipeline
+from heliograph_server.core.compile_request import CompileRequest
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.direct import Homes
 from heliograph_server.core.divided import explaining
@@ -48,7 +47,7 @@ from heliograph_server.core.handles import (
     ReservationHandle,
     TensorHandle,
 )
-from heliograph_server.core.known_graphs import KnownGraph, KnownGraphs, ReceivedGraph
+from heliograph_server.core.known_graphs import KnownGraph, KnownGraphs
 from heliograph_server.core.known_plans import KnownPlan, KnownPlans, Ports, key_of
 from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.measurements import Recorder, TenantTimes
@@ -71,38 +70,6 @@ T = TypeVar("T")
 
 #: Of a plan that takes memory of its own.
 NO_RESERVATION = Reservation({})
-
-
-@dataclass(frozen=True, slots=True)
-class CompileRequest:
-    """A graph that nobody has checked yet, and what is to become of it. The meaning is in plan.proto."""
-
-    plan: int
-    graph: Graph | ReceivedGraph
-    devices: tuple[str, ...] = ()
-    options: CompileOptions = field(default_factory=CompileOptions)
-    #: Handles of tensors by leaf.
-    bindings: Mapping[int, int] = field(default_factory=dict)
-    #: 0: none.
-    updates: int = 0
-    #: Names of devices by node.
-    pins: Mapping[int, str] = field(default_factory=dict)
-    #: The most bytes that a device may use, by name.
-    memory: Mapping[str, int] = field(default_factory=dict)
-    #: Of a plan over several devices: how many of its runs may be under way at once.
-    pipeline: int = 1
-    #: How the rows of weights lie over devices, by leaf.
-    splits: Mapping[int, RowSplit] = field(default_factory=dict)
-    #: Names of buffer types by name of device.
-    buffer_types: Mapping[str, str] = field(default_factory=dict)
-    #: Nodes that are observed.
-    taps: tuple[int, ...] = ()
-    #: The handle of the reservation in whose memory it is to lie; 0: none.
-    reservation: int = 0
-    #: Whether variables that lay on a device that is lost begin anew.
-    renews_lost: bool = False
-    #: What it exchanges with other daemons, if it is a part of a graph on several.
-    portion: Portion | None = None
 
 
 class Compiler:

@@ -23,7 +23,7 @@ from heliograph_server.core.room import Room
 from heliograph_server.core.turns import Turns
 
 if TYPE_CHECKING:
-    from heliograph_server.core.compiling import CompileRequest
+    from heliograph_server.core.compile_request import CompileRequest
 
 #: The most plans without a handle that a session keeps, their memory on devices, and the bytes of their
 #: graphs' messages, of which those in Python are a multiple.

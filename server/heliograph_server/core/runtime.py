@@ -11,7 +11,7 @@ Imports no grpc, no event loop and no numba.
 """
 
 from heliograph_server.core.bulk import Upload
-from heliograph_server.core.compiling import CompileRequest
+from heliograph_server.core.compile_request import CompileRequest
 from heliograph_server.core.downloads import Download
 from heliograph_server.core.host import Host, HostStatistics
 from heliograph_server.core.session import Session, SessionStatistics

@@ -25,7 +25,8 @@ from heliograph_proto.limits import Limits
 from heliograph_proto.membership import DeviceChange
 from heliograph_proto.types import tensor_type
 from heliograph_server.core.bulk import ContentUpload, TransferUpload, Upload
-from heliograph_server.core.compiling import Compiler, CompileRequest
+from heliograph_server.core.compile_request import CompileRequest
+from heliograph_server.core.compiling import Compiler
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines
 from heliograph_server.core.direct import DirectContents, Homes

@@ -2,7 +2,10 @@
 
 ledger     who may have what, and what became of it (pure)
 values     bytes on their way out, piece by piece, and how many of them may be held
+counting   how much has gone by
 landing    bytes on their way in, straight into their tensor
+carrying   values that are taken to another daemon, its own and others'
+foretold   what is asked for a run ahead
 live       both ends together, thread-safe
 near       the way between exchanges of one process
 """
