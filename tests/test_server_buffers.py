@@ -281,16 +281,16 @@ def test_a_view_with_gaps_of_memory_that_is_no_array_is_read_and_written() -> No
 
 def test_a_device_that_does_not_answer_is_listed_and_the_others_work() -> None:
     class Lost(FakeDevice):
-        lost = False
+        is_silent = False
 
         def memory(self) -> Memory:
-            if self.lost:
+            if self.is_silent:
                 raise UnavailableError("the member is gone")
             return super().memory()
 
     lost = Lost(memory_bytes=2**20)
     with CoreClient(CpuDevice(threads=1, native=False, memory_bytes=2**20), lost) as client:
-        lost.lost = True
+        lost.is_silent = True
         try:
             own, other = client.host.device_list().devices
             assert own.memory.total_bytes == 2**20
@@ -298,4 +298,4 @@ def test_a_device_that_does_not_answer_is_listed_and_the_others_work() -> None:
             another = client.host.open_session("somebody else")
             client.host.session(another.session).close()
         finally:
-            lost.lost = False
+            lost.is_silent = False
