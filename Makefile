@@ -17,6 +17,9 @@ RPC_BUILD = -DGGML_RPC=ON -DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_COMMO
 GPU_PYTHON ?= python3
 OUT        ?= dist/gpu
 
+# Processes that `make test` runs tests in; 0: one, as a debugger wants it.
+WORKERS    ?= 3
+
 .PHONY: help demo demo-pool test test-hosts test-peers test-ray test-gpu bench-gpu bench-pool lint types unit proto bench
 .PHONY: peers constraints clean
 
@@ -55,8 +58,9 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
+# Much of the time daemons start and end, so a few more processes than processors are not idle.
 unit: $(VENV)/.dev $(VENV)/.model
-	$(BIN)/pytest -q -m 'not hosts and not ray' $(TESTS)
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile -m 'not hosts and not ray' $(TESTS)
 
 # Takes most of a minute, a third of it for noticing that a peer is gone.
 test-hosts: $(VENV)/.dev
