@@ -116,8 +116,8 @@ def test_a_client_that_is_killed_goes_on_where_it_was(daemon: DaemonUrls) -> Non
     with hg.connect(url, progress=counted) as session:
         _wait_for_what_is_kept(session)
         session.compile(graph_of(11, 12))
-    # What had been sent and what lay on its way can differ by what both sides buffer, and on a busy machine the
-    # client may have ended with its last byte.
+    # What had been sent and what lay on its way can differ by what both sides buffer, and on a busy machine
+    # the client may have ended with its last byte.
     assert 0 <= counted.total < 2 * LARGE - LARGE // 2
     assert counted.done == counted.total
 
