@@ -149,8 +149,12 @@ def test_with_asyncio_what_breaks_goes_on_and_what_cannot_be_reached_goes_throug
     pool.ways[1].refuse(True)
     found, traffic = asyncio.run(by_asyncio(pool, arrays))
     assert np.array_equal(found, expected(arrays)) and pool.ways[0].was_cut.is_set()
-    assert traffic.content_bytes == traffic.relayed_bytes == arrays[1].nbytes
-    assert 24 * 2**20 < pool.straight_bytes()[0] < 32 * 2**20
+    # What broke goes on straight, or, where the member does not answer again in the time that a client gives
+    # it, through the head.
+    whole = sum(one.nbytes for one in arrays)
+    assert arrays[1].nbytes <= traffic.content_bytes == traffic.relayed_bytes <= whole
+    straight = pool.straight_bytes()[0]
+    assert whole <= straight + traffic.relayed_bytes and straight < 32 * 2**20
 
 
 def test_a_second_session_of_the_tenant_and_a_second_compile_upload_nothing(pool: Pool) -> None:
