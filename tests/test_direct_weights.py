@@ -141,20 +141,23 @@ def test_the_same_with_asyncio(pool: Pool) -> None:
     assert all(2**20 < passed < 2**20 + BESIDE for passed in pool.straight_bytes())
 
 
-def test_with_asyncio_what_breaks_goes_on_and_what_cannot_be_reached_goes_through_the_head(
-    pool: Pool,
-) -> None:
+def test_with_asyncio_what_breaks_goes_on_where_it_was(pool: Pool) -> None:
     arrays = weights(18, 24 * 2**20)
     pool.ways[0].cut_after(16 * 2**20)
-    pool.ways[1].refuse(True)
     found, traffic = asyncio.run(by_asyncio(pool, arrays))
     assert np.array_equal(found, expected(arrays)) and pool.ways[0].was_cut.is_set()
-    # What broke goes on straight, or, where the member does not answer again in the time that a client gives
-    # it, through the head.
-    whole = sum(one.nbytes for one in arrays)
-    assert arrays[1].nbytes <= traffic.content_bytes == traffic.relayed_bytes <= whole
-    straight = pool.straight_bytes()[0]
-    assert whole <= straight + traffic.relayed_bytes and straight < 32 * 2**20
+    assert traffic.content_bytes == traffic.relayed_bytes == 0
+    # What was on its way when it was cut goes once more, but not all that had gone: 16 MiB.
+    assert 24 * 2**20 < pool.straight_bytes()[0] < 38 * 2**20
+
+
+def test_with_asyncio_what_cannot_be_reached_goes_through_the_head(pool: Pool) -> None:
+    arrays = weights(19, 24 * 2**20)
+    pool.ways[1].refuse(True)
+    found, traffic = asyncio.run(by_asyncio(pool, arrays))
+    assert np.array_equal(found, expected(arrays))
+    assert traffic.content_bytes == traffic.relayed_bytes == arrays[1].nbytes
+    assert 24 * 2**20 < pool.straight_bytes()[0] < 24 * 2**20 + BESIDE
 
 
 def test_a_second_session_of_the_tenant_and_a_second_compile_upload_nothing(pool: Pool) -> None:
@@ -213,8 +216,8 @@ def test_an_upload_that_breaks_goes_on_where_it_was(pool: Pool) -> None:
         plan = compiled(session, arrays)
         assert pool.ways[0].was_cut.is_set()
         assert session.server_traffic().content_bytes == 0
-        # What was on its way when it was cut goes once more, and no more than that.
-        assert 24 * 2**20 < pool.straight_bytes()[0] < 32 * 2**20
+        # What was on its way when it was cut goes once more, but not all that had gone: 16 MiB.
+        assert 24 * 2**20 < pool.straight_bytes()[0] < 38 * 2**20
         assert np.array_equal(plan.run(x=X)["y"], expected(arrays))
 
 

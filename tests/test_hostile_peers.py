@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -196,8 +197,11 @@ def test_who_asks_and_withdraws_without_end_is_refused_at_last() -> None:
 
 def test_a_client_that_names_ever_more_daemons_opens_no_more_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heliograph_server.peers.ways.max_ways", lambda: 2)
-    with thread_daemon(LIMITS) as daemon:
-        lives = [Source(daemon.url, bytes([one]) * 16) for one in range(4)]
+    # Nobody answers there, so that no way is given up before the last one is asked for.
+    silent = socket.create_server(("127.0.0.1", 0))
+    with silent, thread_daemon(LIMITS) as daemon:
+        address = f"grpc://127.0.0.1:{silent.getsockname()[1]}"
+        lives = [Source(address, bytes([one]) * 16) for one in range(4)]
         edges = [Edge(bytes([one]) * 16, bytes(32)) for one in range(4)]
         arrivals = [Arrival(0, edge, life) for edge, life in zip(edges, lives, strict=True)]
         ports = daemon.exchange.open(Portion(tuple(arrivals)))

@@ -10,6 +10,7 @@ import grpc
 from heliograph import _grpc
 from heliograph._effects import Upload
 from heliograph._tickets import (
+    ASKS,
     CONNECT_SECONDS,
     DIRECT_OPTIONS,
     HEALTH,
@@ -22,7 +23,7 @@ from heliograph._tickets import (
 )
 from heliograph_proto.bulk import encode_upload
 from heliograph_proto.description import ContentOffer
-from heliograph_proto.errors import ProtocolError
+from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError
 from heliograph_proto.v1 import bulk_pb2
 
 
@@ -33,20 +34,23 @@ class AioDirect:
         self._channels: dict[str, grpc.aio.Channel] = {}
         #: Those that somebody answered on.
         self._reached: set[grpc.aio.Channel] = set()
+        #: Those of them that broke since.
+        self._doubted: set[grpc.aio.Channel] = set()
 
     async def _connected(self, offer: ContentOffer) -> grpc.aio.Channel:
         target = address_of(offer).grpc_target
         if target not in self._channels:
             self._channels[target] = grpc.aio.insecure_channel(target, DIRECT_OPTIONS)
         channel = self._channels[target]
-        if channel not in self._reached:
-            method: Any = channel.unary_unary(HEALTH, None, None)
-            try:
-                await method(b"", timeout=CONNECT_SECONDS)
-            except grpc.aio.AioRpcError as error:
-                if (failed := no_connection(error, offer)) is not None:
-                    raise failed from None
-            self._reached.add(channel)
+        if channel in self._reached:
+            return channel
+        for asks_left in reversed(range(ASKS if channel in self._doubted else 1)):
+            if (failed := await _no_answer(channel, offer)) is None:
+                break
+            if not asks_left or isinstance(failed, CancelledError):
+                raise failed
+        self._reached.add(channel)
+        self._doubted.discard(channel)
         return channel
 
     async def send(self, upload: Upload, offer: ContentOffer) -> None:
@@ -59,6 +63,7 @@ class AioDirect:
             await sending.run()
         except grpc.aio.AioRpcError as error:
             self._reached.discard(channel)
+            self._doubted.add(channel)
             raise refusal(error, offer, has_begun=sending.has_begun) from None
         finally:
             if not call.done():
@@ -70,6 +75,16 @@ class AioDirect:
         """Ends all calls."""
         for channel in self._channels.values():
             await channel.close()
+
+
+async def _no_answer(channel: grpc.aio.Channel, offer: ContentOffer) -> HeliographError | None:
+    """Why nobody answers, if nobody does."""
+    method: Any = channel.unary_unary(HEALTH, None, None)
+    try:
+        await method(b"", timeout=CONNECT_SECONDS)
+    except grpc.aio.AioRpcError as error:
+        return no_connection(error, offer)
+    return None
 
 
 class _Sending:

@@ -38,6 +38,9 @@ UPLOAD_ADMITTED = "/heliograph.v1.BulkService/UploadAdmitted"
 HEALTH = "/grpc.health.v1.Health/Check"
 #: How long connecting with another daemon than the session's may take.
 CONNECT_SECONDS = 2.0
+#: How often a daemon that answered before is asked whether it is there: gRPC may send the first questions on
+#: the connection that has just broken.
+ASKS = 3
 #: How long a daemon may take to give tickets.
 ADMIT_SECONDS = 10.0
 #: How long a head waits for a member that takes nothing; one that lost a connection notices in half of it.
@@ -239,7 +242,7 @@ class TicketUpload:
         self._call.cancel()
 
 
-def no_connection(error: Any, offer: ContentOffer) -> UnreachableError | None:
+def no_connection(error: Any, offer: ContentOffer) -> HeliographError | None:
     """Whether a question that anybody may answer was not: then nobody is there to take the content."""
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:
@@ -247,7 +250,7 @@ def no_connection(error: Any, offer: ContentOffer) -> UnreachableError | None:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return UnreachableError(f"{offer.address} did not answer within {CONNECT_SECONDS:g} s")
         case grpc.StatusCode.CANCELLED:
-            raise CancelledError("the upload was cancelled")
+            return CancelledError("the upload was cancelled")
     return None
 
 
@@ -259,6 +262,8 @@ class Channels:
         self._channels: dict[str, grpc.Channel] = {}
         #: Those that somebody answered on.
         self._reached: set[grpc.Channel] = set()
+        #: Those of them that broke since.
+        self._doubted: set[grpc.Channel] = set()
         self._is_closed = False
 
     def connected(self, offer: ContentOffer) -> grpc.Channel:
@@ -266,18 +271,13 @@ class Channels:
         channel = self._channel(address_of(offer).grpc_target)
         if channel in self._reached:
             return channel
-        failed: HeliographError | None = None
-        method: Any = channel.unary_unary(HEALTH, None, None)
-        try:
-            method(b"", timeout=CONNECT_SECONDS)
-        except grpc.RpcError as error:
-            _grpc.forget_traceback(error)
-            failed = no_connection(error, offer)
-        except ValueError:
-            failed = CancelledError("the session was closed")
-        if failed is not None:
-            raise failed
+        for asks_left in reversed(range(ASKS if channel in self._doubted else 1)):
+            if (failed := _no_answer(channel, offer)) is None:
+                break
+            if not asks_left or isinstance(failed, CancelledError):
+                raise failed
         self._reached.add(channel)
+        self._doubted.discard(channel)
         return channel
 
     def _channel(self, target: str) -> grpc.Channel:
@@ -291,6 +291,7 @@ class Channels:
     def doubt(self, channel: grpc.Channel) -> None:
         """A call broke: whether anybody is there is to be asked again."""
         self._reached.discard(channel)
+        self._doubted.add(channel)
 
     def close(self) -> None:
         """Ends all of them, and every call."""
@@ -298,8 +299,22 @@ class Channels:
             self._is_closed = True
             channels, self._channels = list(self._channels.values()), {}
         self._reached.clear()
+        self._doubted.clear()
         for channel in channels:
             channel.close()
+
+
+def _no_answer(channel: grpc.Channel, offer: ContentOffer) -> HeliographError | None:
+    """Why nobody answers, if nobody does."""
+    method: Any = channel.unary_unary(HEALTH, None, None)
+    try:
+        method(b"", timeout=CONNECT_SECONDS)
+    except grpc.RpcError as error:
+        _grpc.forget_traceback(error)
+        return no_connection(error, offer)
+    except ValueError:
+        return CancelledError("the session was closed")
+    return None
 
 
 #: Told the place of a content, how many bytes of it are there, whether it is over, and why it will not come.
