@@ -32,6 +32,7 @@ from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address
 from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
 from heliograph_proto.limits import Limits
 from heliograph_proto.sizes import parse_size
+from heliograph_server.core.principals import Quota
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 #: The most seconds that draining may be given; what is longer is a mistake.
@@ -63,8 +64,29 @@ class ServerConfig:
 
     #: Where to listen: grpc://HOST:PORT (port 0: any free one) or unix:///PATH.
     listen: tuple[str, ...] = (DEFAULT_URL,)
-    #: Whether others than this host may connect, in the clear and without authentication.
+    #: Whether others than this host may connect without showing a token or a certificate.
     insecure: bool = False
+    #: PEM files of the certificates and the key that grpcs:// addresses show; read again when they change.
+    tls_certificate: str = ""
+    tls_key: str = ""
+    #: A PEM file of authorities, of which clients are to show a certificate (mutual TLS); empty: none asked.
+    tls_client_ca: str = ""
+    #: The file of tokens that clients are to show, which `heliograph token new` makes; empty: none is asked.
+    tokens: str = ""
+    #: What this daemon shows to members of its pool and to daemons that it exchanges values with: a file with
+    #: one token, authorities that vouch for them, and a certificate and key of its own. Empty: nothing.
+    pool_token: str = ""
+    pool_ca: str = ""
+    pool_certificate: str = ""
+    pool_key: str = ""
+    #: Where grpc.health.v1 alone is answered, in the clear, HOST:PORT; empty: only with everything else.
+    health_listen: str = ""
+    #: Where Prometheus finds metrics, HOST:PORT; empty: nowhere.
+    metrics_listen: str = ""
+    #: Where traces go, by OTLP: http(s)://HOST:PORT of a collector; empty: nowhere.
+    traces: str = ""
+    #: The most connections at once; 0: as many as the process has descriptors for.
+    max_connections: int = 0
     #: Plugins: modules, files ending in .py, or directories of such. Their code is run.
     backends: tuple[str, ...] = ()
     #: What there is, by priority: backends and their parameters, such as "cpu:threads=2,memory=4GiB".
@@ -85,7 +107,11 @@ class ServerConfig:
     #: How long running work may go on after SIGTERM.
     drain_seconds: float = 30.0
     limits: Limits = field(default_factory=Limits)
+    #: What each tenant may have, unless its token says otherwise.
+    quota: Quota = field(default_factory=Quota)
     log_level: str = "info"
+    #: "human" or "json": one line for each event.
+    log_format: str = "human"
 
     def __post_init__(self) -> None:
         if not self.listen or not self.devices:

@@ -43,6 +43,7 @@ from heliograph_server.core.listing import describe, memory_of
 from heliograph_server.core.measurements import Measurements
 from heliograph_server.core.membership import Change, Membership, SessionDevices
 from heliograph_server.core.occupancy import Occupancy
+from heliograph_server.core.principals import ANYBODY, Principal
 from heliograph_server.core.queries import query_ops, query_placement
 from heliograph_server.core.room import Room
 from heliograph_server.core.session import CLOSE_SECONDS, Session, SessionStatistics
@@ -230,8 +231,10 @@ class Host:
         versions: tuple[int, int] = (VERSION_MIN, VERSION_MAX),
         features: Sequence[str] = FEATURES,
         secret: bytes = b"",
+        principal: Principal = ANYBODY,
     ) -> SessionInfo:
-        """A new session, which must be attached in time. `secret`: of its tenant, if it has one.
+        """A new session, which must be attached in time. `secret`: of its tenant, if it has one; `principal`:
+        who opens it.
 
         Raises InvalidArgumentError, DrainingError, VersionMismatchError, LimitExceededError.
         """
@@ -241,7 +244,7 @@ class Host:
         agreed = tuple(one for one in self._features if one in features)
         own = self._registry.acquire()
         try:
-            session = self._add_session(token, client, own, tenant, WATCH in agreed)
+            session = self._add_session(token, client, own, tenant, WATCH in agreed, principal)
         except BaseException:
             self._registry.release(own)
             raise
@@ -264,7 +267,13 @@ class Host:
         )
 
     def _add_session(
-        self, token: bytes, client: str, own: Sequence[Device], tenant: bytes, watches: bool
+        self,
+        token: bytes,
+        client: str,
+        own: Sequence[Device],
+        tenant: bytes,
+        watches: bool,
+        principal: Principal,
     ) -> Session:
         # Who is added then is told of every change that is not in its devices.
         with self._changed:
@@ -291,6 +300,7 @@ class Host:
                 self.measurements.of_tenant(tenant),
                 self.exchange,
                 watches=watches,
+                principal=principal,
             )
             self._sessions[token] = session
             seconds = self.limits.attach_timeout_ms / 1e3

@@ -45,6 +45,7 @@ from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.measurements import TenantTimes
 from heliograph_server.core.membership import Change, SessionDevices
 from heliograph_server.core.occupancy import Occupancy
+from heliograph_server.core.principals import ANYBODY, Principal
 from heliograph_server.core.room import Room
 from heliograph_server.core.session_work import SessionWork
 from heliograph_server.core.sizing import EstimateRequest, ReserveRequest
@@ -111,11 +112,13 @@ class Session(SessionWork):
         exchange: LiveExchange,
         *,
         watches: bool = False,
+        principal: Principal = ANYBODY,
     ) -> None:
         super().__init__(limits, devices, occupancies, deadlines, room, exchange)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
         self.number = number
         self.client = client or "somebody"
+        self.principal = principal
         self._on_closed = on_closed
         self._watches = watches
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.

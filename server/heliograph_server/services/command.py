@@ -71,9 +71,12 @@ class CommandService:
         try:
             await _converse(session, outbox, first, context)
         finally:
-            await self._close(session)
-            seconds = time.monotonic() - began
-            logger.info("%s ended after %.1f s and %s commands", session, seconds, f"{session.commands:,}")
+            try:
+                await self._close(session)
+            finally:
+                # Also for one that is cancelled while it closes.
+                seconds = time.monotonic() - began
+                logger.info("%s ended after %.1f s and %s commands", session, seconds, f"{session.commands:,}")
 
     async def _close(self, session: Session) -> None:
         """Closing goes on in its thread even if this handler is cancelled once more."""

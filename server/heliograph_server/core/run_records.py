@@ -1,0 +1,37 @@
+"""What is known of a run when it has ended, for those who count and trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from heliograph_proto.errors import HeliographError
+from heliograph_server.core.principals import ANYBODY, Principal
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run of a plan. Times are `time.monotonic()`'s, in seconds, each at least the one before."""
+
+    session: int
+    sequence: int
+    #: The devices of its plan, by name.
+    devices: tuple[str, ...]
+    #: When its command came, when its turn had come, when its inputs were there, when the devices had
+    #: computed, and when its outputs were where they go.
+    came: float
+    began: float
+    had_inputs: float
+    computed: float
+    ended: float
+    principal: Principal = ANYBODY
+    #: As W3C's traceparent has it; "": nobody asked that it be traced.
+    trace_parent: str = ""
+    #: Why it failed.
+    error: HeliographError | None = None
+
+
+class RunObserver(Protocol):
+    """Told of every run, from the thread that ended it: to be quick, and to raise nothing."""
+
+    def run_ended(self, run: RunRecord) -> None: ...
