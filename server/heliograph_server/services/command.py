@@ -75,8 +75,8 @@ class CommandService:
                 await self._close(session)
             finally:
                 # Also for one that is cancelled while it closes.
-                seconds = time.monotonic() - began
-                logger.info("%s ended after %.1f s and %s commands", session, seconds, f"{session.commands:,}")
+                seconds, commands = time.monotonic() - began, f"{session.commands:,}"
+                logger.info("%s ended after %.1f s and %s commands", session, seconds, commands)
 
     async def _close(self, session: Session) -> None:
         """Closing goes on in its thread even if this handler is cancelled once more."""
