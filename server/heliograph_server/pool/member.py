@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from enum import Enum
 
 import heliograph as hg
 from heliograph_proto import TICKETS
 from heliograph_proto.addresses import parse_address
 from heliograph_proto.errors import DeadlineExceededError, HeliographError, MemberLostError, UnavailableError
-from heliograph_proto.membership import DeviceChange
+from heliograph_proto.membership import DeviceChange, MemberState
 from heliograph_server.pool.answers import MAX_REASON, printable
 from heliograph_server.pool.device import RemoteDevice
 from heliograph_server.pool.intake import RemoteIntake
@@ -32,14 +31,6 @@ CONNECT_SECONDS = 10.0
 MUTE_SECONDS = 10.0
 
 _ADVICE = "compile for other devices; its own are here again when it answers"
-
-
-class MemberState(Enum):
-    """Where a member is in its life."""
-
-    JOINING = "joining"
-    READY = "ready"
-    LOST = "lost"
 
 
 class Member:
