@@ -10,10 +10,12 @@ import weakref
 from typing import Any
 
 from heliograph._aio import AioShell
+from heliograph._channels import NO_CREDENTIALS
 from heliograph._deadline import Deadline
 from heliograph._effects import Call, Download, Upload
 from heliograph._outcome import Transfer
 from heliograph_proto.addresses import Address
+from heliograph_proto.credentials import Credentials
 from heliograph_proto.errors import CancelledError, HeliographError
 
 
@@ -31,11 +33,13 @@ class AioLocalShell(AioShell):
         )
 
     @classmethod
-    async def open(cls, address: Address, timeout: float) -> AioLocalShell:
+    async def open(
+        cls, address: Address, timeout: float, credentials: Credentials = NO_CREDENTIALS
+    ) -> AioLocalShell:
         """Starts this process's devices at first use."""
         from heliograph._local import LocalTransport
 
-        return cls(address, await asyncio.to_thread(LocalTransport, address, timeout))
+        return cls(address, await asyncio.to_thread(LocalTransport, address, timeout, credentials))
 
     def _ring(self) -> None:
         """Sends at the end of this turn of the loop, so that commands go together."""

@@ -47,7 +47,7 @@ def credentials_of(
     Raises InvalidArgumentError.
     """
     given = {"token": token, "ca": ca, "certificate": certificate, "key": key}
-    if address.scheme == "local":
+    if address.scheme == "local" and not address.members:
         return _nothing(given)
     for name, value in given.items():
         if value is not None and not isinstance(value, str | os.PathLike):
@@ -66,11 +66,11 @@ def credentials_of(
 
 
 def _nothing(given: Mapping[str, str | None]) -> Credentials:
-    """What is shown in this process. Members of a pool are shown what the environment says."""
+    """What is shown in this process."""
     if named := [name for name, value in given.items() if value]:
         raise InvalidArgumentError(
             f"{named[0]} is for one server, and this process is none",
-            advice=f"leave it out; for members of a pool, set ${VARIABLES[named[0]]}",
+            advice="leave it out, or name a server",
         )
     return NO_CREDENTIALS
 

@@ -17,6 +17,7 @@ from heliograph import _grpc
 from heliograph._allocator import facts_here
 from heliograph._blocking import BlockingShell, wait
 from heliograph._bulk import Receiver
+from heliograph._channels import NO_CREDENTIALS
 from heliograph._deadline import Deadline
 from heliograph._effects import (
     Call,
@@ -43,6 +44,7 @@ from heliograph._shared import mapped
 from heliograph_proto import __version__
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command
+from heliograph_proto.credentials import Credentials
 from heliograph_proto.description import PlanEstimate, PlanInfo, Traffic
 from heliograph_proto.errors import HeliographError, InternalError, UnsupportedError
 from heliograph_proto.graph import Graph
@@ -64,6 +66,8 @@ class _Key:
 
     specification: str = ""
     members: tuple[str, ...] = ()
+    #: What the daemons of a pool are shown.
+    credentials: Credentials = NO_CREDENTIALS
 
 
 class _SharedHosts:
@@ -140,7 +144,7 @@ class _SharedHost:
     def _pool(self, timeout: float) -> Host:
         from heliograph_server.pool import open_pool_of
 
-        return open_pool_of(self.key.members, timeout)
+        return open_pool_of(self.key.members, timeout, self.key.credentials)
 
     def close(self) -> None:
         with self._lock:
@@ -157,8 +161,12 @@ if hasattr(os, "register_at_fork"):
 class LocalTransport:
     """A session of the core, and what the effects are there. Blocking; used from any thread."""
 
-    def __init__(self, address: Address, timeout: float = 10.0) -> None:
-        self._shared = _SHARED.acquire(_Key(address.specification, address.members), timeout)
+    def __init__(
+        self, address: Address, timeout: float = 10.0, credentials: Credentials = NO_CREDENTIALS
+    ) -> None:
+        """`credentials`: what the daemons of a pool are shown."""
+        key = _Key(address.specification, address.members, credentials)
+        self._shared = _SHARED.acquire(key, timeout)
         self.host = self._shared.host
         try:
             self.info = self.host.open_session(f"heliograph-python/{__version__}", secret=_SECRET)
@@ -329,8 +337,10 @@ def _received(graph: Graph) -> Graph | ReceivedGraph:
 class LocalShell(BlockingShell):
     """A session of the core in this process."""
 
-    def __init__(self, address: Address, timeout: float = 10.0) -> None:
-        self._transport = LocalTransport(address, timeout)
+    def __init__(
+        self, address: Address, timeout: float = 10.0, credentials: Credentials = NO_CREDENTIALS
+    ) -> None:
+        self._transport = LocalTransport(address, timeout, credentials)
         super().__init__(address, self._transport.info)
         self._sending = threading.Lock()
         self._dirty = False

@@ -102,7 +102,7 @@ def _pool_of(urls: Sequence[str]) -> Address:
         if one.token:
             raise InvalidArgumentError(
                 f"a pool's members are shown one token, not one for {one} alone",
-                advice="leave it out of the URL, and set $HELIOGRAPH_TOKEN",
+                advice="leave it out of the URL, and say token=..., or set $HELIOGRAPH_TOKEN",
             )
     return Address("local", members=tuple(map(str, found)))
 
@@ -146,6 +146,7 @@ def connect(
     serve` prints it), else $HELIOGRAPH_TOKEN, else what is in the file $HELIOGRAPH_TOKEN_FILE. Over TLS, `ca`
     is a PEM file of authorities that vouch for servers ($HELIOGRAPH_CA, else the system's); `certificate` and
     `key` are PEM files to show to servers that ask for them ($HELIOGRAPH_CERTIFICATE and $HELIOGRAPH_KEY).
+    All members of a pool are shown the same, which must have the right "pool" there.
 
     Raises UnavailableError when nobody answers within `timeout` seconds, or a server that answers is still
     starting its devices then, or its certificate is not to be trusted, or where shared memory is insisted on
@@ -162,7 +163,7 @@ def connect(
 
         if wanted is True:
             raise insisted(address, ALONE)
-        shell = LocalShell(address, timeout)
+        shell = LocalShell(address, timeout, credentials)
     else:
         shell = GrpcShell(address, timeout, wanted, None, credentials)
     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from heliograph_proto.errors import InvalidArgumentError
 
@@ -30,6 +32,15 @@ class Credentials:
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What goes with every call."""
         return ((TOKEN_KEY, f"{BEARER}{self.token}"),) if self.token else ()
+
+
+#: Asked whenever a connection is made, since tokens change.
+Shown: TypeAlias = Callable[[], Credentials]
+
+
+def nothing_shown() -> Credentials:
+    """For daemons that ask nobody who they are."""
+    return Credentials()
 
 
 def check_token(token: str, what: str = "the token") -> str:

@@ -28,6 +28,7 @@ from grpc_reflection.v1alpha import reflection
 
 from heliograph_backends.registry import open_registry
 from heliograph_proto.addresses import Address
+from heliograph_proto.credentials import Shown, nothing_shown
 from heliograph_proto.errors import DrainingError
 from heliograph_proto.limits import Limits
 from heliograph_proto.v1 import (
@@ -50,6 +51,7 @@ from heliograph_server.core.store import ContentStore
 from heliograph_server.facts import server_facts
 from heliograph_server.listening import bind, unbind
 from heliograph_server.peers.looping import LoopPeers
+from heliograph_server.peers.showing import PoolCredentials
 from heliograph_server.services.bulk import BulkService
 from heliograph_server.services.command import CommandService
 from heliograph_server.services.device import DeviceService
@@ -142,6 +144,8 @@ class Daemon:
         #: Where it listens, with the ports that were chosen.
         self.addresses: tuple[Address, ...] = ()
         self._facts: Mapping[str, str] = {}
+        #: What other daemons are shown; read when it starts.
+        self._shown: Shown = nothing_shown
         self._peers: LoopPeers | None = None
         self.host: Host | None = None
 
@@ -150,6 +154,7 @@ class Daemon:
 
     async def start(self) -> None:
         """Binds, serves, and starts the devices. Raises ConfigurationError; `stop` cleans up."""
+        self._shown = pool_credentials(self._config)
         self._server = aio.server(options=server_options(self._config.limits))
         self._add_services(self._server)
         await self._tell_health(NOT_SERVING)
@@ -161,7 +166,9 @@ class Daemon:
         await self._server.start()
         self.host = await asyncio.wrap_future(_in_thread_of_its_own(self._open_host))
         silence_seconds = self._config.pool_silence_seconds
-        self._peers = LoopPeers(asyncio.get_running_loop(), self._pools[-1], silence_seconds)
+        self._peers = LoopPeers(
+            asyncio.get_running_loop(), self._pools[-1], silence_seconds, shown=self._shown
+        )
         self.host.exchange.use(self._peers)
         self._slot.fill(self.host)
         await self._tell_health(SERVING)
@@ -181,7 +188,7 @@ class Daemon:
         BulkService(self._slot, hashers, relays).add_to(server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
         CommandService(self._slot, closers).add_to(server)
-        PeerService(self._slot, movers).add_to(server)
+        PeerService(self._slot, movers, lambda: self._shown()).add_to(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
@@ -240,7 +247,12 @@ def _pool_of(config: ServerConfig) -> Membership:
     from heliograph_server.pool.pool import Pool
     from heliograph_server.pool.sources import open_source
 
-    return Pool(open_source(config.pool), config.pool_silence_seconds)
+    return Pool(open_source(config.pool), config.pool_silence_seconds, shown=pool_credentials(config))
+
+
+def pool_credentials(config: ServerConfig) -> PoolCredentials:
+    """What members, and daemons that values are exchanged with, are shown. Raises ConfigurationError."""
+    return PoolCredentials(config.pool_token, config.pool_ca, config.pool_certificate, config.pool_key)
 
 
 def _in_thread_of_its_own(open_host: Callable[[], Host]) -> Future[Host]:

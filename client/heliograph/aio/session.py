@@ -117,7 +117,7 @@ async def open_shell(
     if address.scheme == "local":
         if shared_memory is True:
             raise insisted(address, ALONE)
-        return await AioLocalShell.open(address, timeout)
+        return await AioLocalShell.open(address, timeout, credentials)
     return await AioGrpcShell.open(address, timeout, shared_memory, credentials)
 
 

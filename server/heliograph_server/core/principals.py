@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from heliograph_proto.errors import PermissionDeniedError
+
 
 class Right(StrEnum):
     """What a token allows."""
@@ -49,6 +51,13 @@ class Principal:
     def may(self, right: Right) -> bool:
         """Whether it has a right."""
         return right in self.rights
+
+
+def no_exchange(what: str) -> PermissionDeniedError:
+    """For one without `Right.POOL`: it would have this daemon connect with any address."""
+    return PermissionDeniedError(
+        f"this session may not {what}", advice="show a token with the right 'pool', as heads of pools do"
+    )
 
 
 #: Whoever can reach a daemon that asks nobody who they are.

@@ -429,6 +429,10 @@ class SessionCore(ObservingCore):
             self.runs_ended(entry.task.plan.turns)
         self._ready.extend(unblocked_by_retirement(entry))
 
+    def may_exchange(self, may: bool) -> None:
+        """Whether commands may name other daemons."""
+        self._arrivals.may_exchange = may
+
     # Shared memory
 
     def share(self, size_bytes: int) -> None:

@@ -45,7 +45,7 @@ from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.measurements import TenantTimes
 from heliograph_server.core.membership import Change, SessionDevices
 from heliograph_server.core.occupancy import Occupancy
-from heliograph_server.core.principals import ANYBODY, Principal
+from heliograph_server.core.principals import ANYBODY, Principal, Right, no_exchange
 from heliograph_server.core.room import Room
 from heliograph_server.core.session_work import SessionWork
 from heliograph_server.core.sizing import EstimateRequest, ReserveRequest
@@ -119,6 +119,7 @@ class Session(SessionWork):
         self.number = number
         self.client = client or "somebody"
         self.principal = principal
+        self._core.may_exchange(self.may_exchange)
         self._on_closed = on_closed
         self._watches = watches
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
@@ -159,6 +160,11 @@ class Session(SessionWork):
                 idle_bytes=self._plans.idle_bytes,
                 reservations=count(ReservationHandle),
             )
+
+    @property
+    def may_exchange(self) -> bool:
+        """Whether it may name other daemons, with which this one then exchanges values."""
+        return self.principal.may(Right.POOL)
 
     @property
     def is_attached(self) -> bool:
@@ -284,6 +290,8 @@ class Session(SessionWork):
 
     def compile(self, request: CompileRequest) -> PlanInfo:
         """Compiles a graph that nobody has checked yet; blocks. Raises what Compile is refused with."""
+        if request.portion is not None and not self.may_exchange:
+            raise no_exchange("run a part of a graph whose values other daemons give")
         try:
             return self._compiler.compile(request)
         finally:
