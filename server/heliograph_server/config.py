@@ -28,10 +28,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address
+from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address, without_token
 from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
 from heliograph_proto.limits import Limits
 from heliograph_proto.sizes import parse_size
+from heliograph_server.access.reach import check_access
 from heliograph_server.core.principals import Quota
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -62,7 +63,7 @@ MAX_LIMIT = 2**31 - 1
 class ServerConfig:
     """Everything that an operator decides."""
 
-    #: Where to listen: grpc://HOST:PORT (port 0: any free one) or unix:///PATH.
+    #: Where to listen: grpc://HOST:PORT (port 0: any free one), grpcs:// for TLS, or unix:///PATH.
     listen: tuple[str, ...] = (DEFAULT_URL,)
     #: Whether others than this host may connect without showing a token or a certificate.
     insecure: bool = False
@@ -116,8 +117,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not self.listen or not self.devices:
             raise ConfigurationError("listen and devices must name at least one each")
-        for address in self.addresses:
-            _check_reach(address, self.insecure)
+        check_access(self)
         if not 0 <= self.drain_seconds <= MAX_DRAIN_SECONDS:
             limits = f"it is 0 to {MAX_DRAIN_SECONDS:.0f}"
             raise ConfigurationError(f"drain_seconds is {self.drain_seconds}", advice=limits)
@@ -296,17 +296,12 @@ def _listen_address(url: str) -> Address:
     try:
         address = parse_address(url)
     except InvalidArgumentError as error:
-        raise ConfigurationError(f"cannot listen at {url!r}: {error.message}", advice=error.advice) from None
+        raise ConfigurationError(
+            f"cannot listen at {without_token(url)!r}: {error.message}", advice=error.advice
+        ) from None
     if address.scheme == "local" or address.device:
         raise ConfigurationError(
-            f"cannot listen at {url!r}", advice="give grpc://HOST:PORT or unix:///PATH, without a device"
+            f"cannot listen at {without_token(url)!r}",
+            advice="give grpc://HOST:PORT, grpcs://HOST:PORT or unix:///PATH, without a device",
         )
     return address
-
-
-def _check_reach(address: Address, insecure: bool) -> None:
-    if not address.is_loopback and not insecure:
-        raise ConfigurationError(
-            f"{address} can be reached from other hosts, in the clear and without authentication",
-            advice="listen at 127.0.0.1 and use an SSH tunnel, or say --insecure if the network is trusted",
-        )
