@@ -5,22 +5,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import grpc
 from grpc import aio
 
 from heliograph_proto.addresses import Address
+from heliograph_proto.errors import HeliographError
 from heliograph_server.access.certificates import Files, ServerCertificates
 from heliograph_server.access.gate import Gate
-from heliograph_server.access.tokens import Token, TokenFile, add_token, hash_of, new_token
+from heliograph_server.access.tokens import (
+    Token,
+    TokenFile,
+    add_token,
+    hash_of,
+    may_be_read_by_all,
+    new_token,
+)
 from heliograph_server.config import ServerConfig
-from heliograph_server.core.principals import Right
+from heliograph_server.core.principals import Principal, Right
 from heliograph_server.core.runtime import Host
 
 logger = logging.getLogger(__name__)
 
-#: Sessions of tokens that were taken back or have expired end within this time, and what closing takes.
+#: Sessions of tokens that were taken back or have expired end within twice this time.
 SWEEP_SECONDS = 1.0
 FIRST_NAME = "first"
 
@@ -35,6 +44,8 @@ class Access:
         if config.tokens and not Path(config.tokens).exists():
             self.first_token = _make_first(Path(config.tokens))
         self.tokens = TokenFile(config.tokens) if config.tokens else None
+        if config.tokens and may_be_read_by_all(config.tokens):
+            logger.warning("%s may be read by everybody; it has hashes alone, and names", config.tokens)
         self.certificates = _certificates(config)
         asks = self.tokens is not None or bool(config.tls_client_ca)
         self.gate = Gate(self.tokens, config.quota) if asks else None
@@ -65,11 +76,14 @@ class Access:
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep(host, self.tokens))
 
     async def _sweep(self, host: Host, tokens: TokenFile) -> None:
+        # Of the last look: a file may be written in several steps, and no session is to end by the first.
+        doubted: set[str] = set()
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
-                tokens.refresh()
-                host.end_sessions(tokens.why_not)
+                tokens.refresh(in_doubt=True)
+                before, doubted = doubted, set()
+                host.end_sessions(partial(_why_ended, tokens, before, doubted))
             except Exception:
                 logger.exception("sessions of tokens that are not in force could not be ended")
 
@@ -79,6 +93,16 @@ class Access:
         if sweeper is not None:
             sweeper.cancel()
             await asyncio.gather(sweeper, return_exceptions=True)
+
+
+def _why_ended(
+    tokens: TokenFile, before: set[str], doubted: set[str], principal: Principal
+) -> HeliographError | None:
+    """Why sessions of a principal end; not before this look and the one `before` it agree."""
+    if (error := tokens.why_not(principal)) is None:
+        return None
+    doubted.add(principal.key)
+    return error if principal.key in before else None
 
 
 def _make_first(path: Path) -> str:

@@ -43,6 +43,8 @@ TOKEN_BYTES = 32
 SCHEME = "sha256:"
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 MAX_NAME = 100
+#: What a file begins with.
+HEADING = "# Who may connect. It has hashes of tokens, not tokens: heliograph token new|ls|rm --file FILE\n\n"
 _KEYS = ("name", "hash", "tenant", "rights", "expires", "quota")
 _ADVICE = "make tokens with: heliograph token new --file FILE"
 
@@ -181,25 +183,31 @@ class TokenFile:
         """Raises ConfigurationError."""
         self.path = path
         self._seen = _signature(path)
-        self._tokens = self._read()
+        self._text = read_text(path)
+        self._tokens = parse_tokens(self._text, path)
+        self._problem = ""
 
     def __repr__(self) -> str:
         return f"<TokenFile {self.path}: {len(self._tokens)} tokens>"
 
-    def _read(self) -> tuple[Token, ...]:
-        return read_tokens(self.path)
-
-    def refresh(self) -> None:
-        """Reads the file again if it has changed. What is wrong with it is a line in the log."""
+    def refresh(self, *, in_doubt: bool = False) -> None:
+        """Reads the file again if it has changed, or if it may have `in_doubt`: what a file is changed to
+        twice in a moment may look the same from outside. What is wrong with it is a line in the log."""
         seen = _signature(self.path)
-        if seen == self._seen:
+        if seen == self._seen and not in_doubt:
             return
         self._seen = seen
         try:
-            self._tokens = self._read()
+            text = read_text(self.path)
+            if text == self._text and not self._problem:
+                return
+            self._tokens, self._text = parse_tokens(text, self.path), text
         except ConfigurationError as error:
-            logger.error("the tokens that were in force stay so: %s", error)
+            if str(error) != self._problem:
+                logger.error("the tokens that were in force stay so: %s", error)
+            self._problem = str(error)
             return
+        self._problem = ""
         logger.info("%s was read again: %d tokens", self.path, len(self._tokens))
 
     def find(self, shown: str) -> Token | None:
@@ -242,7 +250,12 @@ class TokenFile:
 
 
 def read_tokens(path: str) -> tuple[Token, ...]:
-    """The tokens of a file. Raises ConfigurationError, also for one that others may write."""
+    """The tokens of a file. Raises ConfigurationError."""
+    return parse_tokens(read_text(path), path)
+
+
+def read_text(path: str) -> str:
+    """What is in a file of tokens. Raises ConfigurationError, also for one that others may write."""
     try:
         with open(path, encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -258,9 +271,15 @@ def read_tokens(path: str) -> tuple[Token, ...]:
             f"{path} may be written by others than its owner, who could let anybody in",
             advice=f"chmod 600 {path}",
         )
-    if mode & stat.S_IROTH:
-        logger.warning("%s may be read by everybody; it has hashes alone, but names tenants too", path)
-    return parse_tokens(text, path)
+    if not text.strip():
+        # One without tokens has the comment that it begins with; this one is being written.
+        raise ConfigurationError(f"{path} is empty", advice=_ADVICE)
+    return text
+
+
+def may_be_read_by_all(path: str) -> bool:
+    """Whether everybody on the host may read a file."""
+    return bool(os.stat(path).st_mode & stat.S_IROTH)
 
 
 def _signature(path: str) -> tuple[int, ...]:
@@ -278,7 +297,7 @@ def _signature(path: str) -> tuple[int, ...]:
 def add_token(path: Path, token: Token) -> None:
     """Writes a token behind those of a file, which is made if there is none: the owner's alone. Raises
     ConfigurationError."""
-    kept = read_tokens(str(path)) if path.exists() else ()
+    kept = read_tokens(str(path)) if path.exists() and path.stat().st_size else ()
     if any(one.name == token.name for one in kept):
         raise ConfigurationError(
             f"{path} has a token {token.name!r}", advice="choose another name, or take that one out"
@@ -302,7 +321,7 @@ def write_tokens(path: Path, tokens: Sequence[Token]) -> None:
     try:
         descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write("".join(map(_written, tokens)))
+            file.write(HEADING + "".join(map(_written, tokens)))
             file.flush()
             os.fsync(file.fileno())
         os.replace(made, path)
