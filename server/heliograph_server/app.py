@@ -44,6 +44,7 @@ from heliograph_proto.v1 import (
     session_pb2,
     session_pb2_grpc,
 )
+from heliograph_server.access.access import Access
 from heliograph_server.config import ServerConfig
 from heliograph_server.core.membership import Membership
 from heliograph_server.core.runtime import Host
@@ -148,6 +149,8 @@ class Daemon:
         self._shown: Shown = nothing_shown
         self._peers: LoopPeers | None = None
         self.host: Host | None = None
+        #: Who may connect; once it starts.
+        self.access: Access | None = None
 
     def __repr__(self) -> str:
         return f"<Daemon at {', '.join(map(str, self.addresses)) or 'no address yet'}: {self.host}>"
@@ -155,11 +158,14 @@ class Daemon:
     async def start(self) -> None:
         """Binds, serves, and starts the devices. Raises ConfigurationError; `stop` cleans up."""
         self._shown = pool_credentials(self._config)
-        self._server = aio.server(options=server_options(self._config.limits))
+        self.access = Access(self._config)
+        self._server = aio.server(
+            interceptors=self.access.interceptors, options=server_options(self._config.limits)
+        )
         self._add_services(self._server)
         await self._tell_health(NOT_SERVING)
         for address in self._config.addresses:
-            self.addresses += (bind(self._server, address),)
+            self.addresses += (bind(self._server, address, self.access.credentials(address)),)
         if self._config.shared_memory:
             self._memory.start(self.addresses)
         self._facts = server_facts(self._why_not_shared())
@@ -171,6 +177,7 @@ class Daemon:
         )
         self.host.exchange.use(self._peers)
         self._slot.fill(self.host)
+        self.access.watch(self.host)
         await self._tell_health(SERVING)
 
     def _why_not_shared(self) -> str:
@@ -216,6 +223,8 @@ class Daemon:
             error = DrainingError("the server is shutting down", advice="try later, or elsewhere")
             await asyncio.to_thread(self.host.close_sessions, error)
         self._memory.close()
+        if self.access is not None:
+            await self.access.close()
         if self._peers is not None:
             await self._peers.closed()
         if self._server is not None:

@@ -175,7 +175,7 @@ class PeerService:
 
     @refusals
     async def Probe(self, request: peer_pb2.ProbeRequest, context: Context) -> peer_pb2.ProbeResponse:
-        if not self._slot.host.session(request.session).may_exchange:
+        if not self._slot.session(request.session).may_exchange:
             raise no_exchange("have the way to another daemon measured")
         check_probe(request.address, request.bandwidth_bytes, request.timeout_ms)
         if not self._probes.take(1):
