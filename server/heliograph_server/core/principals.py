@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
+from heliograph_proto.errors import PermissionDeniedError
 from heliograph_proto.settings import Kind, Setting
 from heliograph_proto.sizes import MOST
-
-from heliograph_proto.errors import PermissionDeniedError
 
 
 class Right(StrEnum):
