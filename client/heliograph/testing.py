@@ -20,9 +20,10 @@ STOP_SECONDS = 40.0
 
 
 @contextmanager
-def running_daemon(*arguments: str) -> Iterator[str]:
-    """A `heliograph serve` on a free loopback port, as its own process; gives its URL once it serves."""
-    command = [sys.executable, "-m", "heliograph.cli", "serve", "--listen", "grpc://127.0.0.1:0"]
+def running_daemon(*arguments: str, listen: str = "grpc://127.0.0.1:0") -> Iterator[str]:
+    """A `heliograph serve` on a free loopback port, as its own process; gives its URL once it serves. With
+    TLS (`listen="grpcs://127.0.0.1:0"`) it is trusted as $HELIOGRAPH_CA says."""
+    command = [sys.executable, "-m", "heliograph.cli", "serve", "--listen", listen]
     process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
