@@ -64,6 +64,7 @@ from heliograph_server.core.several import SeveralPlan
 from heliograph_server.core.sizing import Sizer
 from heliograph_server.core.tapping import check_taps
 from heliograph_server.core.targets import Target, Targets, Wish
+from heliograph_server.core.tenants import Holding, Kind
 from heliograph_server.core.turns import Turns
 
 T = TypeVar("T")
@@ -88,7 +89,9 @@ class Compiler:
         room: Room,
         times: TenantTimes,
         exchange: LiveExchange | None = None,
+        holding: Holding | None = None,
     ) -> None:
+        self._holding = holding or Holding()
         self._core = core
         #: Guards the core.
         self._lock = lock
@@ -105,22 +108,47 @@ class Compiler:
         self._known = KnownGraphs(limits)
         #: Held while compiling; whoever frees contents and variables takes it first.
         self.busy = threading.Lock()
-        self.sizes = Sizer(core, lock, self.busy, limits, device, self._targets, room)
+        self.sizes = Sizer(core, lock, self.busy, limits, device, self._targets, room, self._holding)
 
     def compile(self, request: CompileRequest) -> PlanInfo:
         """Raises what PlanService.Compile is refused with."""
         started = time.perf_counter()
         client = self._known.validated(request.graph, request.bindings.keys())
         check_request(client.graph, request)
-        with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
+        with (
+            self.busy,
+            self._counted(request),
+            _Compilation(self._core, self._lock, request, client.graph) as compilation,
+        ):
             self._plans.learn()
             stamp = self._targets.stamp(request.devices)
             key = key_of(request, client, compilation.bound, compilation.reservation, stamp)
             plan = self._plans.take(key)
             if plan is None:
                 plan = self._room.for_work(lambda: self._make(client, key, compilation))
+                self._charge(plan.loaded)
                 self._plans.add(plan)
             return self._commit(compilation, plan, started)
+
+    @contextmanager
+    def _counted(self, request: CompileRequest) -> Iterator[None]:
+        """One more plan of the tenant's, if that ends well; one that takes another's place is for a moment
+        one too many. Raises LimitExceededError."""
+        self._holding.take(Kind.PLANS, by_force=bool(request.updates))
+        try:
+            yield
+        except BaseException:
+            self._holding.give(Kind.PLANS)
+            raise
+
+    def _charge(self, loaded: LoadedPlan) -> None:
+        """Counts what a plan takes of devices until it is freed. Raises OutOfMemoryError, and frees it."""
+        try:
+            charge = self._holding.account.charge(Kind.MEMORY, sum(loaded.kept_bytes().values()))
+        except BaseException:
+            loaded.free()
+            raise
+        loaded.when_freed(charge.give)
 
     def place(self, request: CompileRequest, missing: Collection[bytes], use: Callable[[Homes], T]) -> T:
         """What `use` makes of where missing contents will lie, while nothing else is compiled. A weight whose
@@ -221,8 +249,8 @@ class Compiler:
             device = target.main
             arena = compilation.memory.share(device.name).arena
             old = compilation.idle_plan(device, self._plans) if arena is None else None
-            times = self._recorder(known, target), target.predicted_s * 1e6
-            loaded = _compile(device, known, bindings, options, arena, old, times)
+            last = self._recorder(known, target), target.predicted_s * 1e6, self._occupancies[device.name]
+            loaded = _compile(device, known, bindings, options, arena, old, last)
             if old is not None:
                 self._plans.hand_over(old)
             return loaded
@@ -335,12 +363,18 @@ class Compiler:
     def _new_variable(self, leaf: Leaf, memory: BufferType) -> Tensor:
         with self._lock:
             self._core.handles.check_room(TensorHandle)
-        buffer = zeroed(memory, memory.alloc_size(leaf.type))
+        # As its storage counts.
+        self._holding.take(Kind.MEMORY, leaf.type.nbytes)
         try:
-            with self._lock:
-                self._core.add_variable(leaf.name, leaf.type, memory.device.name, buffer)
+            buffer = zeroed(memory, memory.alloc_size(leaf.type))
+            try:
+                with self._lock:
+                    self._core.add_variable(leaf.name, leaf.type, memory.device.name, buffer)
+            except BaseException:
+                buffer.free()
+                raise
         except BaseException:
-            buffer.free()
+            self._holding.give(Kind.MEMORY, leaf.type.nbytes)
             raise
         tensor = Tensor(leaf.type, buffer)
         buffer.init_tensor(tensor)
@@ -470,7 +504,7 @@ def _compile(
     options: CompileOptions,
     arena: Arena | None,
     old: LoadedPlan | None,
-    times: tuple[Recorder | None, float],
+    last: tuple[Recorder | None, float, Occupancy],
 ) -> LoadedPlan:
     try:
         wanted, order = ordered(device, known.graph)
@@ -480,7 +514,7 @@ def _compile(
             plan = device.compile_in(arena, wanted, bindings, options)
         else:
             plan = device.compile(wanted, bindings, options)
-        return LoadedPlan((plan,), device, order, known.divided, *times)
+        return LoadedPlan((plan,), device, order, known.divided, *last)
     except HeliographError:
         raise
     except Exception as error:
