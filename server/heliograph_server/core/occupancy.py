@@ -5,9 +5,9 @@ only if it cannot wait for somebody else's long run on the same workers. So all 
 sign in; what is done at once holds the door shut meanwhile, and is not begun while anybody is inside.
 
 Among those who have signed in, tenants have the device in turns (`fair`): a `DeviceShare` is the device as
-one of them sees it. A turn is held only while one device computes what has all that it needs. Whoever holds it
-waits for nothing, neither for another device, nor for values, nor for a client; so plans over several devices
-cannot lock each other up.
+one of them sees it. A turn is held only while one device computes what has all that it needs. Whoever holds
+it waits for nothing, neither for another device, nor for values, nor for a client; so plans over several
+devices cannot lock each other up.
 """
 
 from __future__ import annotations
