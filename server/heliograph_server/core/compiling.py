@@ -117,7 +117,8 @@ class Compiler:
         check_request(client.graph, request)
         with (
             self.busy,
-            self._counted(request),
+            # One that takes another's place is for a moment one too many.
+            self._holding.taken(Kind.PLANS, by_force=bool(request.updates)),
             _Compilation(self._core, self._lock, request, client.graph) as compilation,
         ):
             self._plans.learn()
@@ -126,29 +127,9 @@ class Compiler:
             plan = self._plans.take(key)
             if plan is None:
                 plan = self._room.for_work(lambda: self._make(client, key, compilation))
-                self._charge(plan.loaded)
+                self._holding.charge(sum(plan.loaded.kept_bytes().values()), plan.loaded)
                 self._plans.add(plan)
             return self._commit(compilation, plan, started)
-
-    @contextmanager
-    def _counted(self, request: CompileRequest) -> Iterator[None]:
-        """One more plan of the tenant's, if that ends well; one that takes another's place is for a moment
-        one too many. Raises LimitExceededError."""
-        self._holding.take(Kind.PLANS, by_force=bool(request.updates))
-        try:
-            yield
-        except BaseException:
-            self._holding.give(Kind.PLANS)
-            raise
-
-    def _charge(self, loaded: LoadedPlan) -> None:
-        """Counts what a plan takes of devices until it is freed. Raises OutOfMemoryError, and frees it."""
-        try:
-            charge = self._holding.account.charge(Kind.MEMORY, sum(loaded.kept_bytes().values()))
-        except BaseException:
-            loaded.free()
-            raise
-        loaded.when_freed(charge.give)
 
     def place(self, request: CompileRequest, missing: Collection[bytes], use: Callable[[Homes], T]) -> T:
         """What `use` makes of where missing contents will lie, while nothing else is compiled. A weight whose
@@ -364,8 +345,7 @@ class Compiler:
         with self._lock:
             self._core.handles.check_room(TensorHandle)
         # As its storage counts.
-        self._holding.take(Kind.MEMORY, leaf.type.nbytes)
-        try:
+        with self._holding.taken(Kind.MEMORY, leaf.type.nbytes):
             buffer = zeroed(memory, memory.alloc_size(leaf.type))
             try:
                 with self._lock:
@@ -373,9 +353,6 @@ class Compiler:
             except BaseException:
                 buffer.free()
                 raise
-        except BaseException:
-            self._holding.give(Kind.MEMORY, leaf.type.nbytes)
-            raise
         tensor = Tensor(leaf.type, buffer)
         buffer.init_tensor(tensor)
         return tensor

@@ -23,6 +23,8 @@ from heliograph_server.core.fair import FairQueue, Flow, Ticket
 
 #: A plan that is expected to take longer than this goes to its device's thread.
 SHORT_US = 50.0
+#: So much of a device's time may be had at once before it counts.
+UNCOUNTED_SECONDS = 1e-3
 
 
 class Occupancy:
@@ -138,6 +140,8 @@ class DeviceShare(Occupancy):
         self._whole = whole
         self._flow = flow
         self.turns = whole.turns
+        #: What was done at once and is not charged yet.
+        self._uncounted = 0.0
 
     def __repr__(self) -> str:
         return f"<DeviceShare of {self._whole!r}>"
@@ -162,14 +166,15 @@ class DeviceShare(Occupancy):
                 turns.end(ticket)
 
     def at_once(self, work: Callable[[], None]) -> bool:
-        return self._whole.at_once(lambda: self._timed(work))
-
-    def _timed(self, work: Callable[[], None]) -> None:
         began = time.perf_counter()
-        try:
-            work()
-        finally:
-            self.turns.charge(self._flow, time.perf_counter() - began)
+        if not self._whole.at_once(work):
+            return False
+        # Counted one by one, such runs would cost a good part of what they take.
+        self._uncounted += time.perf_counter() - began
+        if self._uncounted > UNCOUNTED_SECONDS:
+            seconds, self._uncounted = self._uncounted, 0.0
+            self.turns.charge(self._flow, seconds)
+        return True
 
 
 class DeviceShares(Mapping[str, Occupancy]):

@@ -25,7 +25,7 @@ from heliograph_server.core.scheduling.between import plan_between, values_betwe
 from heliograph_server.core.scheduling.order import clocks
 from heliograph_server.core.scheduling.parts import cut, in_order
 from heliograph_server.core.targets import Target, Targets, Wish
-from heliograph_server.core.tenants import Holding, Kind
+from heliograph_server.core.tenants import Holding
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +113,12 @@ class Sizer:
                 self._core.hold_number(request.reservation, ReservationHandle)
             try:
                 made = self._room.for_work(lambda: self._take_memory(request))
-                self._charge(made)
+                self._holding.charge(sum(made.sizes.values()), made)
                 self._commit(request.reservation, made)
             finally:
                 with self._lock:
                     self._core.handles.give_up(request.reservation)
         return made.sizes
-
-    def _charge(self, made: Reservation) -> None:
-        try:
-            charge = self._holding.account.charge(Kind.MEMORY, sum(made.sizes.values()))
-        except BaseException:
-            made.free()
-            raise
-        made.when_freed(charge.give)
 
     def _take_memory(self, request: ReserveRequest) -> Reservation:
         needs = self._needs(request)

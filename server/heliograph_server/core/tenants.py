@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -81,6 +82,14 @@ class Giver(Protocol):
 
     def make_room(self) -> bool:
         """Gives it back. Whether there was any."""
+
+
+class Freed(Protocol):
+    """Memory that somebody can be told the end of."""
+
+    def free(self) -> None: ...
+
+    def when_freed(self, call: Callable[[], None]) -> None: ...
 
 
 class Account:
@@ -248,6 +257,25 @@ class Holding:
             self._held[kind] -= given
         if given:
             self.account.give(kind, given)
+
+    @contextmanager
+    def taken(self, kind: Kind, amount: int = 1, *, by_force: bool = False) -> Iterator[None]:
+        """As `take`, unless what is done inside fails."""
+        self.take(kind, amount, by_force=by_force)
+        try:
+            yield
+        except BaseException:
+            self.give(kind, amount)
+            raise
+
+    def charge(self, size_bytes: int, made: Freed) -> None:
+        """Counts so much of devices' memory until it is freed. Raises OutOfMemoryError, and frees it."""
+        try:
+            charge = self.account.charge(Kind.MEMORY, size_bytes)
+        except BaseException:
+            made.free()
+            raise
+        made.when_freed(charge.give)
 
     def close(self) -> None:
         """Gives back what is left. Idempotent."""
