@@ -136,9 +136,10 @@ def test_a_file_that_changed_before_it_was_followed_is_in_force(path: Path) -> N
     assert configuration.now.drain_seconds == 5.0
 
 
-def test_without_a_file_there_is_nothing_to_follow() -> None:
+@pytest.mark.parametrize("path", [None, Path("/dev/null")])
+def test_without_a_file_that_can_be_read_twice_there_is_nothing_to_follow(path: Path | None) -> None:
     watch = Watch()
-    Configuration(ServerConfig(), lambda _: None).follow(Sources(), watch)
+    Configuration(ServerConfig(), lambda _: None).follow(Sources(path), watch)
     assert repr(watch) == "<Watch of []>"
 
 
@@ -226,16 +227,24 @@ def test_sighup_without_a_file_ends_no_daemon() -> None:
         assert process.wait(SECONDS) == 0
 
 
-def test_a_terminal_that_is_closed_ends_its_daemon() -> None:
+@pytest.mark.parametrize("with_nohup", [False, True])
+def test_a_terminal_that_is_closed_ends_its_daemon_unless_it_was_to_go_on(with_nohup: bool) -> None:
     ours, theirs = (os.fdopen(one, "rb", buffering=0) for one in pty.openpty())
 
     def take_terminal() -> None:
         os.setsid()
         # Who leads a session and has no terminal gets the one that it opens.
         os.close(os.open(os.ttyname(0), os.O_RDWR))
+        if with_nohup:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    with ours, theirs, serving(stdin=theirs, preexec_fn=take_terminal) as (process, _):
+    with ours, theirs, serving(stdin=theirs, preexec_fn=take_terminal) as (process, url):
         theirs.close()
         ours.close()
-        said(process, "SIGHUP: draining")
+        if with_nohup:
+            said(process, "SIGHUP: reading files again")
+            hg.connect(url).close()
+            process.terminate()
+        else:
+            said(process, "SIGHUP: draining")
         assert process.wait(SECONDS) == 0

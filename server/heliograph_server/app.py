@@ -295,7 +295,8 @@ class Signals:
         self.stop = asyncio.Event()
         self._on_second: Callable[[], None] = lambda: None
         self._on_hang_up: Callable[[], None] = lambda: None
-        self._had_terminal = _has_terminal()
+        # Who was started with nohup outlives its terminal.
+        self._has_terminal = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
     def install(self, numbers: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)) -> None:
         loop = asyncio.get_running_loop()
@@ -310,7 +311,7 @@ class Signals:
         self._on_hang_up = callback
 
     def _hung_up(self) -> None:
-        if self._had_terminal and not _has_terminal():
+        if self._has_terminal and not _has_terminal():
             self._arrived(signal.SIGHUP)
             return
         logger.info("SIGHUP: reading files again")

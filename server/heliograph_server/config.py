@@ -43,6 +43,11 @@ OTHER_VARIABLES = frozenset(
     }
 )
 
+EPILOG = (
+    "Each of these can be said in the file and by a variable, too: --drain-seconds 5 is drain_seconds = 5 "
+    "and HELIOGRAPH_DRAIN_SECONDS=5, --limit tensors=5 is tensors = 5 in [limits] and "
+    "HELIOGRAPH_LIMITS_TENSORS=5. Options win over variables, variables over the file."
+)
 #: What a file begins with that `--print-config` makes.
 HEADING = """\
 What a daemon goes by. `heliograph serve --print-config` makes this file, and reads it back:
@@ -324,6 +329,7 @@ def load_config(path: Path | None = None, above: Mapping[str, Any] | None = None
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `heliograph serve`."""
+    parser.usage, parser.epilog = "%(prog)s [OPTION ...]", EPILOG
     help_text = f"a configuration file; what is said here wins [${CONFIG_VARIABLE}]"
     parser.add_argument("--config", type=Path, metavar="FILE.toml", help=help_text)
     parser.add_argument(

@@ -24,7 +24,8 @@ class Configuration:
 
     def follow(self, sources: Sources, watch: Watch) -> None:
         """From now on the file is looked at; what else was said stays. Raises ConfigurationError."""
-        if sources.path is None:
+        if sources.path is None or not sources.path.is_file():
+            # Of a pipe there is nothing more to read.
             return
         file = Reloading(sources.parse, sources.path, on_change=self.change)
         # It may be another one than when the daemon began.
