@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
+from heliograph_proto.commands import Bytes, Run
 from heliograph_proto.errors import HeliographError
+from heliograph_server.core.checks import len_bytes
 from heliograph_server.core.principals import Principal
 from heliograph_server.core.run_records import RunObserver, RunRecord
 
@@ -19,10 +21,20 @@ logger = logging.getLogger(__name__)
 class RunTimes:
     """One run that has not ended. Times as a RunRecord has them; 0: not yet."""
 
-    __slots__ = ("began", "came", "computed", "devices", "had_inputs", "trace_parent")
+    __slots__ = (
+        "began",
+        "came",
+        "computed",
+        "devices",
+        "had_inputs",
+        "received_bytes",
+        "sent_bytes",
+        "trace_parent",
+    )
 
-    def __init__(self, came: float, trace_parent: str) -> None:
+    def __init__(self, came: float, received_bytes: int, trace_parent: str) -> None:
         self.came, self.trace_parent = came, trace_parent
+        self.received_bytes, self.sent_bytes = received_bytes, 0
         self.began = self.had_inputs = self.computed = 0.0
         self.devices: tuple[str, ...] = ()
 
@@ -50,10 +62,18 @@ class RunBook:
         """The runs whose ends are to be told, by sequence number; always the same object."""
         return self._under_way
 
-    def came(self, sequence: int, trace_parent: str = "") -> None:
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many runs wait for their turn, and how many have had it and not ended. From any thread."""
+        found = list(self._under_way.values())
+        waiting = sum(1 for one in found if not one.began)
+        return waiting, len(found) - waiting
+
+    def came(self, sequence: int, run: Run, trace_parent: str = "") -> None:
         """A run's command is here."""
         if self._observers:
-            self._under_way[sequence] = RunTimes(time.monotonic(), trace_parent)
+            carried = sum(len_bytes(one.data) for one in run.inputs if one.data is not None)
+            self._under_way[sequence] = RunTimes(time.monotonic(), carried, trace_parent)
 
     def began(self, sequence: int, devices: Sequence[str]) -> None:
         """Its turn has come; on these devices."""
@@ -69,6 +89,11 @@ class RunBook:
         """Devices have done what there was to do."""
         if (times := self._under_way.get(sequence)) is not None:
             times.computed = time.monotonic()
+
+    def gave(self, sequence: int, outputs: Iterable[tuple[int, Bytes]]) -> None:
+        """Its completion carries these."""
+        if (times := self._under_way.get(sequence)) is not None:
+            times.sent_bytes += sum(len_bytes(data) for _, data in outputs)
 
     def ended(self, sequence: int, error: HeliographError | None) -> None:
         """Its client is told. What it never came to has the time of its end, and so has what it failed in."""
@@ -86,20 +111,25 @@ class RunBook:
                 times.computed or end,
                 end,
                 self._principal,
+                times.received_bytes,
+                times.sent_bytes,
                 times.trace_parent,
                 error,
             )
         )
 
     def did(
-        self, sequence: int, devices: tuple[str, ...], began: float, error: HeliographError | None = None
+        self,
+        sequence: int,
+        devices: tuple[str, ...],
+        began: float,
+        carried: tuple[int, int],
+        error: HeliographError | None = None,
     ) -> None:
-        """A run was done where its command came: all of it is computing."""
-        end, principal = time.monotonic(), self._principal
-        record = RunRecord(
-            self._session, sequence, devices, began, began, began, end, end, principal, "", error
-        )
-        self._records.append(record)
+        """A run was done where its command came: all of it is computing. `carried`: bytes in and out."""
+        end, whose = time.monotonic(), self._principal
+        times = began, began, began, end, end
+        self._records.append(RunRecord(self._session, sequence, devices, *times, whose, *carried, "", error))
 
     def take(self) -> Callable[[], None] | None:
         """What tells of those that have ended since, to be called without the lock; None: there are none."""

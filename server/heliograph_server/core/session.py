@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from heliograph_backends.contract import CompileOptions, Device, Tensor
@@ -83,6 +84,30 @@ class SessionStatistics:
     idle_plans: int = 0
     idle_bytes: int = 0
     reservations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCounts:
+    """What a session has done so far."""
+
+    traffic: Traffic = field(default_factory=Traffic)
+    #: Bytes by "received" or "sent", and by `Road`.
+    by_road: Counter[tuple[str, str]] = field(default_factory=Counter)
+    #: Commands that failed, by the error's reason.
+    failures: Counter[int] = field(default_factory=Counter)
+    #: Runs that wait for their turn, and that have had it, now; known only where runs are observed.
+    runs_waiting: int = 0
+    runs_running: int = 0
+
+    def plus(self, other: SessionCounts) -> SessionCounts:
+        """Both together."""
+        return SessionCounts(
+            self.traffic.plus(other.traffic),
+            self.by_road + other.by_road,
+            self.failures + other.failures,
+            self.runs_waiting + other.runs_waiting,
+            self.runs_running + other.runs_running,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +194,18 @@ class Session(SessionWork):
         return self._on_batch is not None
 
     @property
+    def counts(self) -> SessionCounts:
+        """What it has done so far, from any thread; only grows, but for its runs."""
+        waiting, running = self._book.counts
+        return SessionCounts(
+            self._execution.traffic.now,
+            self._execution.traffic.by_road,
+            Counter(self._core.failures.copy()),
+            waiting,
+            running,
+        )
+
+    @property
     def commands(self) -> int:
         """How many came so far."""
         return self._core.last_sequence
@@ -236,7 +273,7 @@ class Session(SessionWork):
 
     def _receive(self, command: Command) -> None:
         if isinstance(command.kind, Run):
-            self._book.came(command.sequence)
+            self._book.came(command.sequence, command.kind)
         self._core.receive(command)
         # Not before: a time that passed while the core did not know the command would be lost.
         if command.timeout_ms and self._core.is_open(command.sequence):

@@ -302,6 +302,7 @@ class SessionWork:
                 made = run.outputs()
                 outputs = tuple((one.output, made[one.output]) for one in task.outputs)
                 work.result = replace(work.result, outputs=outputs, device_us=took_us)
+                self._book.gave(work.entry.sequence, outputs)
             else:
                 failure = typed(error, f"command {work.entry.sequence}", computing=True)
                 self.work_failed(work, loaded.explain(failure))
@@ -332,14 +333,14 @@ class SessionWork:
             failure = loaded.explain(typed(error, f"command {sequence}", computing=True))
             self._core.did(sequence, failure)
             if book.is_kept:
-                book.did(sequence, loaded.device_names, began, failure)
+                book.did(sequence, loaded.device_names, began, (fit.carried[0], 0), failure)
             return
         took_us = (time.monotonic() - began) * 1e6
         short.note(took_us)
         loaded.took_us = took_us
         self._core.did(sequence, fit.result(sequence, outputs, took_us))
         if book.is_kept:
-            book.did(sequence, short.device_names, began)
+            book.did(sequence, short.device_names, began, fit.carried)
 
     def _is_short(self, work: Work) -> bool:
         """Whether it is best done here and now: a quick run on an idle lane, done when it returns."""
