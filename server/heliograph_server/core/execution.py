@@ -26,6 +26,7 @@ from heliograph_proto.errors import (
 from heliograph_server.core.handing import Handing
 from heliograph_server.core.handles import Storage, TensorHandle
 from heliograph_server.core.loaded import LoadedPlan, PlanCopy
+from heliograph_server.core.log_fields import NOBODY, LogFields
 from heliograph_server.core.looping import Looping, in_step
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.observing import LoopObserver, Observer
@@ -378,12 +379,14 @@ def private_copy(data: memoryview) -> memoryview:
     return host_bytes(made)
 
 
-def typed(error: BaseException, doing: str, *, computing: bool = False) -> HeliographError:
-    """What was raised as a value that can cross the wire; logs what was not expected."""
+def typed(
+    error: BaseException, doing: str, *, computing: bool = False, fields: LogFields = NOBODY
+) -> HeliographError:
+    """What was raised as a value that can cross the wire; logs what was not expected, as of `fields`."""
     if isinstance(error, HeliographError):
         return error
-    logger.error("%s failed: %s: %s", doing, type(error).__name__, error)
-    logger.debug("the traceback of that failure", exc_info=error)
+    logger.error("%s failed: %s: %s", doing, type(error).__name__, error, extra=dict(fields))
+    logger.debug("the traceback of that failure", exc_info=error, extra=dict(fields))
     if isinstance(error, MemoryError):
         return OutOfMemoryError(f"{doing}: the host's memory does not suffice", advice="free something")
     kind = ComputeFailedError if computing else InternalError

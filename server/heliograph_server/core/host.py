@@ -49,7 +49,8 @@ from heliograph_server.core.principals import ANYBODY, Principal
 from heliograph_server.core.queries import query_ops, query_placement
 from heliograph_server.core.room import Room
 from heliograph_server.core.run_records import RunObserver
-from heliograph_server.core.session import CLOSE_SECONDS, Session, SessionCounts, SessionStatistics
+from heliograph_server.core.session import CLOSE_SECONDS, Session, SessionStatistics
+from heliograph_server.core.session_counts import SessionCounts
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.store import ContentStore, tenant_of
 
@@ -358,7 +359,7 @@ class Host:
 
     def _reap(self, session: Session) -> None:
         if not session.is_attached:
-            logger.info("%s: the command stream did not come in time", session)
+            logger.info("%s: the command stream did not come in time", session, extra=session.log_fields)
             error = SessionClosedError("the command stream did not come in time", advice="open another")
             # Closing may wait for a compile, which the timer thread must not.
             threading.Thread(target=session.close, args=(error,), name="heliograph-reaper").start()

@@ -90,6 +90,11 @@ class RunBook:
         if (times := self._under_way.get(sequence)) is not None:
             times.computed = time.monotonic()
 
+    def trace_of(self, sequence: int) -> str:
+        """The traceparent of a run that has not ended, or ""."""
+        times = self._under_way.get(sequence)
+        return "" if times is None else times.trace_parent
+
     def gave(self, sequence: int, outputs: Iterable[tuple[int, Bytes]]) -> None:
         """Its completion carries these."""
         if (times := self._under_way.get(sequence)) is not None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from heliograph_backends.contract import CompileOptions, Device, Tensor
@@ -43,6 +44,7 @@ from heliograph_server.core.handles import (
     TensorHandle,
 )
 from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.log_fields import LogOwner, session_fields
 from heliograph_server.core.measurements import TenantTimes
 from heliograph_server.core.membership import Change, SessionDevices
 from heliograph_server.core.occupancy import Occupancy
@@ -50,6 +52,7 @@ from heliograph_server.core.principals import ANYBODY, Principal
 from heliograph_server.core.room import Room
 from heliograph_server.core.run_book import RunBook
 from heliograph_server.core.run_records import RunObserver
+from heliograph_server.core.session_counts import SessionCounts
 from heliograph_server.core.session_work import SessionWork
 from heliograph_server.core.sizing import EstimateRequest, ReserveRequest
 from heliograph_server.core.staged import Incoming
@@ -87,30 +90,6 @@ class SessionStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionCounts:
-    """What a session has done so far."""
-
-    traffic: Traffic = field(default_factory=Traffic)
-    #: Bytes by "received" or "sent", and by `Road`.
-    by_road: Counter[tuple[str, str]] = field(default_factory=Counter)
-    #: Commands that failed, by the error's reason.
-    failures: Counter[int] = field(default_factory=Counter)
-    #: Runs that wait for their turn, and that have had it, now; known only where runs are observed.
-    runs_waiting: int = 0
-    runs_running: int = 0
-
-    def plus(self, other: SessionCounts) -> SessionCounts:
-        """Both together."""
-        return SessionCounts(
-            self.traffic.plus(other.traffic),
-            self.by_road + other.by_road,
-            self.failures + other.failures,
-            self.runs_waiting + other.runs_waiting,
-            self.runs_running + other.runs_running,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class FileOfMemory:
     """Memory that a client of this host may map."""
 
@@ -143,7 +122,10 @@ class Session(SessionWork):
         observers: Sequence[RunObserver] = (),
     ) -> None:
         book = RunBook(number, principal, observers)
-        super().__init__(limits, devices, occupancies, deadlines, room, exchange, book)
+        #: Whose lines of the log are its own.
+        self.log_owner = LogOwner()
+        fields = session_fields(self.log_owner, number, principal.tenant)
+        super().__init__(limits, devices, occupancies, deadlines, room, exchange, book, fields)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
         self.number = number
         self.client = client or "somebody"
@@ -330,8 +312,12 @@ class Session(SessionWork):
 
     def compile(self, request: CompileRequest) -> PlanInfo:
         """Compiles a graph that nobody has checked yet; blocks. Raises what Compile is refused with."""
+        began = time.monotonic()
         try:
-            return self._compiler.compile(request)
+            info = self._compiler.compile(request)
+            took = time.monotonic() - began
+            logger.info("%s: plan %d compiled in %.3f s", self, request.plan, took, extra=self.log_fields)
+            return info
         finally:
             # An update may have let go of the plan before.
             self._event(lambda: None)
@@ -579,7 +565,8 @@ class Session(SessionWork):
         self._plans.close()
         if not self._quiet.wait(CLOSE_SECONDS) or not self._compiler.busy.acquire(timeout=CLOSE_SECONDS):
             # Memory that work may still touch is better lost than given away.
-            logger.error("%s: work did not end within %.0f s; its memory is lost", self, CLOSE_SECONDS)
+            lost = "%s: work did not end within %.0f s; its memory is lost"
+            logger.error(lost, self, CLOSE_SECONDS, extra=self.log_fields)
             return
         try:
             self._event(self._core.release_all)

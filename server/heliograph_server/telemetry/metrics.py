@@ -21,7 +21,7 @@ from heliograph_proto import __version__
 from heliograph_proto.errors import Reason
 from heliograph_proto.membership import MemberState
 from heliograph_server.core.host import Host, HostStatistics
-from heliograph_server.core.session import SessionCounts
+from heliograph_server.core.session_counts import SessionCounts
 from heliograph_server.telemetry import names
 from heliograph_server.telemetry.devices import MemoryWatch
 from heliograph_server.telemetry.facts import DaemonFacts
@@ -87,7 +87,7 @@ class DaemonCollector(Collector):
 
     def _of_runs(self) -> Iterator[Family]:
         totals = self._runs.totals()
-        yield gauge(names.RUNS, totals.runs)
+        yield gauge(names.RUNS, {(*labels,): count for labels, count in totals.runs.items()})
         seconds = family(names.RUN_SECONDS)
         assert isinstance(seconds, HistogramMetricFamily)
         for phase, (buckets, sum_seconds) in totals.phases.items():
@@ -110,15 +110,16 @@ class DaemonCollector(Collector):
         yield single(names.QUEUED, counts.runs_waiting)
         yield gauge(names.COMMAND_ERRORS, by_reason(counts.failures))
         totals, peers = self._runs.totals(), host.exchange.traffic
-        carried: dict[tuple[str, ...], float] = {**counts.by_road}
+        carried: dict[tuple[str, ...], float] = {(*way,): size for way, size in counts.by_road.items()}
         for direction, more in (("received", totals.received_bytes), ("sent", totals.sent_bytes)):
             carried[direction, "inline"] = carried.get((direction, "inline"), 0) + more
         carried["received", "content"] = counts.traffic.content_bytes
         carried["received", "peer"], carried["sent", "peer"] = peers.received_bytes, peers.sent_bytes
         yield gauge(names.BYTES, carried)
-        relayed = {("content",): counts.traffic.relayed_bytes, ("value",): peers.relayed_bytes}
-        yield gauge(names.RELAYED, relayed)
-        yield gauge(names.CONTENTS, {("hit",): host.store.hits, ("miss",): host.store.misses})
+        yield gauge(
+            names.RELAYED, by_label({"content": counts.traffic.relayed_bytes, "value": peers.relayed_bytes})
+        )
+        yield gauge(names.CONTENTS, by_label({"hit": host.store.hits, "miss": host.store.misses}))
 
     def close(self) -> None:
         """Waits for nobody."""

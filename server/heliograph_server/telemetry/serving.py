@@ -179,10 +179,5 @@ def response(
     status: str, body: bytes, kind: str = "text/plain; charset=utf-8", with_body: bool = True
 ) -> bytes:
     """A whole one; the connection ends after it."""
-    lines = (
-        f"HTTP/1.1 {status}",
-        f"Content-Type: {kind}",
-        f"Content-Length: {len(body)}",
-        "Connection: close",
-    )
-    return ("\r\n".join(lines) + "\r\n\r\n").encode() + (body if with_body else b"")
+    head = f"HTTP/1.1 {status}", f"Content-Type: {kind}", f"Content-Length: {len(body)}", "Connection: close"
+    return ("\r\n".join(head) + "\r\n\r\n").encode() + (body if with_body else b"")
