@@ -14,6 +14,7 @@ from heliograph_proto import __version__
 from heliograph_proto.errors import HeliographError
 from heliograph_server.app import Daemon, is_starting, leave, serve
 from heliograph_server.config import ServerConfig, Sources
+from heliograph_server.telemetry import logs
 
 logger = logging.getLogger("heliograph")
 
@@ -26,11 +27,7 @@ def run(config: ServerConfig, sources: Sources | None = None) -> int:
 
     `sources`: where the configuration comes from, if that may change meanwhile.
     """
-    logging.basicConfig(
-        level=config.log_level_number,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-    )
+    logs.configure(config.log_level, config.log_format)
     if not tune_allocator():
         logger.info("the C library's allocator cannot be told to keep memory: transfers over TCP are slower")
     _raise_descriptor_limit()
@@ -40,7 +37,8 @@ def run(config: ServerConfig, sources: Sources | None = None) -> int:
         with asyncio.Runner(loop_factory=factory) as runner:
             runner.run(serve(config, _announce, sources))
     except HeliographError as error:
-        logger.error("%s", error)
+        # In one line, as everything in the log.
+        logger.error("%s", "; ".join(line.strip() for line in str(error).splitlines()))
         return 1
     if is_starting():
         # The thread would otherwise be in native code while the interpreter is taken down around it.
@@ -83,6 +81,8 @@ def _announce(daemon: Daemon) -> None:
         elif not backend.devices and backend.origin != "built in":
             logger.info("backend %s (%s) can be used with --device", backend.name, backend.origin)
     assert daemon.access is not None
+    if daemon.telemetry.url:
+        logger.info("metrics at %s", daemon.telemetry.url)
     for address in daemon.addresses:
         logger.info("listening on %s", address)
         # With the token that was just made, which is shown this once, and never in the log.

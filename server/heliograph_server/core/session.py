@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -43,11 +45,15 @@ from heliograph_server.core.handles import (
     TensorHandle,
 )
 from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.log_fields import LogOwner, session_fields
 from heliograph_server.core.measurements import TenantTimes
 from heliograph_server.core.membership import Change, SessionDevices
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.principals import ANYBODY, Principal, Right, no_exchange
 from heliograph_server.core.room import Room
+from heliograph_server.core.run_book import RunBook
+from heliograph_server.core.run_records import RunObserver
+from heliograph_server.core.session_counts import SessionCounts
 from heliograph_server.core.session_work import SessionWork
 from heliograph_server.core.sizing import EstimateRequest, ReserveRequest
 from heliograph_server.core.staged import Incoming
@@ -116,8 +122,14 @@ class Session(SessionWork):
         watches: bool = False,
         principal: Principal = ANYBODY,
         holding: Holding | None = None,
+        observers: Sequence[RunObserver] = (),
     ) -> None:
-        super().__init__(limits, devices, occupancies, deadlines, room, exchange, holding or Holding())
+        book = RunBook(number, principal, observers)
+        #: Whose lines of the log are its own.
+        self.log_owner = LogOwner()
+        fields = session_fields(self.log_owner, number, principal.tenant)
+        held = holding or Holding()
+        super().__init__(limits, devices, occupancies, deadlines, room, exchange, held, book, fields)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
         self.number = number
         self.client = client or "somebody"
@@ -177,6 +189,18 @@ class Session(SessionWork):
         return self._on_batch is not None
 
     @property
+    def counts(self) -> SessionCounts:
+        """What it has done so far, from any thread; only grows, but for its runs."""
+        waiting, running = self._book.counts
+        return SessionCounts(
+            self._execution.traffic.now,
+            self._execution.traffic.by_road,
+            Counter(self._core.failures.copy()),
+            waiting,
+            running,
+        )
+
+    @property
     def commands(self) -> int:
         """How many came so far."""
         return self._core.last_sequence
@@ -233,14 +257,18 @@ class Session(SessionWork):
             if not is_silent or not self._do_inline(run):
                 return False
             result = self._core.take_result()
+            telling = self._book.take() if result is not None else None
         if result is None:
             self._deliver()
         else:
             give(result)
+            if telling is not None:
+                telling()
         return True
 
     def _receive(self, command: Command) -> None:
         if isinstance(command.kind, Run):
+            self._book.came(command.sequence, command.kind)
             self._receive_run(command)
         else:
             self._core.receive(command)
@@ -315,8 +343,12 @@ class Session(SessionWork):
         """Compiles a graph that nobody has checked yet; blocks. Raises what Compile is refused with."""
         if request.portion is not None and not self.may_exchange:
             raise no_exchange("run a part of a graph whose values other daemons give")
+        began = time.monotonic()
         try:
-            return self._compiler.compile(request)
+            info = self._compiler.compile(request)
+            took = time.monotonic() - began
+            logger.info("%s: plan %d compiled in %.3f s", self, request.plan, took, extra=self.log_fields)
+            return info
         finally:
             # An update may have let go of the plan before.
             self._event(lambda: None)
@@ -573,7 +605,8 @@ class Session(SessionWork):
         self._holding.account.leave(self._plans)
         if not self._quiet.wait(CLOSE_SECONDS) or not self._compiler.busy.acquire(timeout=CLOSE_SECONDS):
             # Memory that work may still touch is better lost than given away.
-            logger.error("%s: work did not end within %.0f s; its memory is lost", self, CLOSE_SECONDS)
+            lost = "%s: work did not end within %.0f s; its memory is lost"
+            logger.error(lost, self, CLOSE_SECONDS, extra=self.log_fields)
             return
         try:
             self._event(self._core.release_all)
