@@ -36,6 +36,7 @@ from heliograph._inline import InlinePlan
 from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._shared import SharedMemoryArgument, SharedSpace, memory_of, seconds_for, share
 from heliograph._tickets import Announcement, Tell, TicketUpload
+from heliograph._tracing import CONNECT_SPAN, as_current, call_metadata
 from heliograph._watching import Watchers
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
@@ -259,7 +260,8 @@ class GrpcShell(BlockingShell):
         self._channel = grpc.insecure_channel(address.grpc_target, self.channel_options)
         end = time.monotonic() + timeout
         try:
-            info = self._open(address, timeout)
+            with as_current(CONNECT_SPAN):
+                info = self._open(address, timeout)
             shared = self._share(address, info, shared_memory, end)
         except BaseException:
             self._channel.close()
@@ -292,7 +294,9 @@ class GrpcShell(BlockingShell):
         end = time.monotonic() + timeout
         while True:
             try:
-                answer = call.future(_grpc.open_request(), timeout=max(0.0, end - time.monotonic())).result()
+                seconds = max(0.0, end - time.monotonic())
+                asked = call.future(_grpc.open_request(), timeout=seconds, metadata=call_metadata())
+                answer = asked.result()
             except grpc.RpcError as error:
                 refused = _grpc.open_error(error, address, timeout)
             else:
@@ -356,7 +360,7 @@ class GrpcShell(BlockingShell):
         method: Any = self._channel.unary_unary(made.path, None, None)
         # Of a closed channel gRPC says no more than ValueError.
         self.advance(self.core.check)
-        future = method.future(made.request, timeout=deadline.remaining())
+        future = method.future(made.request, timeout=deadline.remaining(), metadata=call_metadata())
         try:
             return made.decode(future.result())
         except grpc.RpcError as error:
