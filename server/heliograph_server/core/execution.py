@@ -30,6 +30,7 @@ from heliograph_server.core.looping import Looping, in_step
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.observing import LoopObserver, Observer
 from heliograph_server.core.room import Room
+from heliograph_server.core.run_book import RunBook
 from heliograph_server.core.several import Observe
 from heliograph_server.core.staged import Incoming, Messages, read, read_messages, write, write_incoming
 from heliograph_server.core.staging import Staging
@@ -81,6 +82,7 @@ class Execution:
         observer: Callable[[int], Observer | None],
         room: Room,
         handing: Handing,
+        book: RunBook,
     ) -> None:
         self._device = device
         self._staging = staging
@@ -96,6 +98,8 @@ class Execution:
         self._observer = observer
         self._room = room
         self._handing = handing
+        #: Is told how far runs are.
+        self._book = book
         self._tasks: dict[type, Callable[[int, Any, Abort], Completion]] = {
             AllocateTask: self._allocate,
             PlaceTask: self._place,
@@ -242,12 +246,14 @@ class Execution:
         try:
             inputs = self._room.for_work(lambda: self._inputs(copy, task))
             outputs = self._room.for_work(lambda: self._outputs(copy, task))
+            self._book.had_inputs(sequence)
             started = time.perf_counter()
             try:
                 self._compute(copy, task, inputs, outputs, abort, loaded.observing(self._observer(sequence)))
             except HeliographError as error:
                 raise loaded.explain(error) from None
             self._write_outputs(copy, task, outputs)
+            self._book.computed(sequence)
             device_us = (time.perf_counter() - started) * 1e6
             fetched = tuple((one.output, _fetched(outputs[one.output])) for one in task.outputs if one.fetch)
         finally:
@@ -263,6 +269,7 @@ class Execution:
             inputs = self._room.for_work(lambda: self._inputs(copy, task))
             outputs = self._room.for_work(lambda: self._outputs(copy, task))
             looping = self._room.for_work(lambda: Looping(loaded, task, inputs, outputs))
+            self._book.had_inputs(sequence)
             started = time.perf_counter()
             # What assigned half of its variables, or told of half of its nodes, is not done again.
             again = not task.plan.assigned and not loaded.is_observed
@@ -275,6 +282,7 @@ class Execution:
                 raise in_step(looping.done, failure) from None
             results = looping.results()
             self._write_outputs(copy, task, results)
+            self._book.computed(sequence)
             device_us = (time.perf_counter() - started) * 1e6
             fetched = tuple((one.output, _fetched(results[one.output])) for one in task.outputs if one.fetch)
         finally:

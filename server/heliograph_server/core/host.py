@@ -46,6 +46,7 @@ from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.principals import ANYBODY, Principal
 from heliograph_server.core.queries import query_ops, query_placement
 from heliograph_server.core.room import Room
+from heliograph_server.core.run_records import RunObserver
 from heliograph_server.core.session import CLOSE_SECONDS, Session, SessionStatistics
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.store import ContentStore, tenant_of
@@ -112,6 +113,8 @@ class Host:
         self.incarnation = secrets.token_bytes(16)
         #: Values that come from other daemons, and go to them.
         self.exchange = LiveExchange(self.limits)
+        #: Those who are told of every run. Whoever is to be, joins before sessions are opened.
+        self.observers: list[RunObserver] = []
         self._registry = registry
         self._pool = pool
         self.store = store or ContentStore()
@@ -301,6 +304,7 @@ class Host:
                 self.exchange,
                 watches=watches,
                 principal=principal,
+                observers=self.observers,
             )
             self._sessions[token] = session
             seconds = self.limits.attach_timeout_ms / 1e3

@@ -22,7 +22,7 @@ A command passes through these steps:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
 
 from heliograph_proto import commands as c
@@ -79,6 +79,7 @@ from heliograph_server.core.tasks import (
     PlaceTask,
     ReadTask,
     Resume,
+    RunEnded,
     RunTask,
     Start,
     WriteTask,
@@ -89,10 +90,18 @@ MOST_FITS = 64
 
 
 class SessionCore(ObservingCore):
-    """The state of one session. `devices` are names by priority."""
+    """The state of one session. `devices` are names by priority; `recorded`: commands, by sequence number, of
+    whose end an instruction tells."""
 
-    def __init__(self, limits: Limits, devices: Sequence[str], memory: FindMemory = plain_memory) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        devices: Sequence[str],
+        memory: FindMemory = plain_memory,
+        recorded: Container[int] = (),
+    ) -> None:
         super().__init__(limits)
+        self._recorded = recorded
         self._arrivals = Arrivals(self.handles, limits, tuple(devices), self._open_lane, memory)
         #: Commands that have not retired, by sequence number.
         self._entries: dict[int, Entry] = {}
@@ -411,6 +420,8 @@ class SessionCore(ObservingCore):
             self._instructions.append(Disarm(entry.sequence))
         if entry.reads_for:
             self._instructions.append(Deliver(entry.reads_for, entry.sequence, entry.error))
+        if entry.sequence in self._recorded:
+            self._instructions.append(RunEnded(entry.sequence, entry.error))
 
     def _retire(self, entry: Entry) -> None:
         entry.phase = Phase.RETIRED

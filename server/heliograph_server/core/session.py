@@ -11,7 +11,7 @@ from functools import partial
 
 from heliograph_backends.contract import CompileOptions, Device, Tensor
 from heliograph_backends.sealed import SealedMemory
-from heliograph_proto.commands import Command, CompletionBatch
+from heliograph_proto.commands import Command, CompletionBatch, Run
 from heliograph_proto.description import ContentOffer, ModelInfo, PlanEstimate, PlanInfo, PlanReport, Traffic
 from heliograph_proto.errors import (
     CancelledError,
@@ -47,6 +47,8 @@ from heliograph_server.core.membership import Change, SessionDevices
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.principals import ANYBODY, Principal
 from heliograph_server.core.room import Room
+from heliograph_server.core.run_book import RunBook
+from heliograph_server.core.run_records import RunObserver
 from heliograph_server.core.session_work import SessionWork
 from heliograph_server.core.sizing import EstimateRequest, ReserveRequest
 from heliograph_server.core.staged import Incoming
@@ -113,8 +115,10 @@ class Session(SessionWork):
         *,
         watches: bool = False,
         principal: Principal = ANYBODY,
+        observers: Sequence[RunObserver] = (),
     ) -> None:
-        super().__init__(limits, devices, occupancies, deadlines, room, exchange)
+        book = RunBook(number, principal, observers)
+        super().__init__(limits, devices, occupancies, deadlines, room, exchange, book)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
         self.number = number
         self.client = client or "somebody"
@@ -221,13 +225,18 @@ class Session(SessionWork):
             if not is_silent or not self._do_inline(run):
                 return False
             result = self._core.take_result()
+            telling = self._book.take() if result is not None else None
         if result is None:
             self._deliver()
         else:
             give(result)
+            if telling is not None:
+                telling()
         return True
 
     def _receive(self, command: Command) -> None:
+        if isinstance(command.kind, Run):
+            self._book.came(command.sequence)
         self._core.receive(command)
         # Not before: a time that passed while the core did not know the command would be lost.
         if command.timeout_ms and self._core.is_open(command.sequence):
