@@ -1,7 +1,7 @@
 """Spans of OpenTelemetry, for callers who have it: theirs goes on in what is asked of a server.
 
 Nothing here imports OpenTelemetry. Whoever has a span has imported it; nobody else pays more than a look
-whether it is there. What the caller's span is decides: where none is active, or it is not sampled, no span is made
+whether it is there. The caller's span decides: where none is active, or it is not sampled, no span is made
 and nothing is sent.
 """
 

@@ -1,7 +1,7 @@
 """W3C Trace Context: which trace something belongs to, and below which span.
 
-    00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
-    version, trace, span, flags (1: it is sampled)
+00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
+version, trace, span, flags (1: it is sampled)
 """
 
 from __future__ import annotations

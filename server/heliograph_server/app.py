@@ -61,6 +61,7 @@ from heliograph_server.services.refusals import HostSlot
 from heliograph_server.services.session import SessionService
 from heliograph_server.storage.disk import DiskCache
 from heliograph_server.storage.models import ModelFiles
+from heliograph_server.telemetry.traces import Traces
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +145,7 @@ class Daemon:
         self._facts: Mapping[str, str] = {}
         self._peers: LoopPeers | None = None
         self.host: Host | None = None
+        self._traces = Traces(config.traces)
 
     def __repr__(self) -> str:
         return f"<Daemon at {', '.join(map(str, self.addresses)) or 'no address yet'}: {self.host}>"
@@ -163,6 +165,7 @@ class Daemon:
         silence_seconds = self._config.pool_silence_seconds
         self._peers = LoopPeers(asyncio.get_running_loop(), self._pools[-1], silence_seconds)
         self.host.exchange.use(self._peers)
+        self._traces.join(self.host, self.addresses)
         self._slot.fill(self.host)
         await self._tell_health(SERVING)
 
@@ -215,6 +218,7 @@ class Daemon:
             await self._server.stop(STOP_SECONDS)
         if self.host is not None:
             await asyncio.to_thread(self.host.close)
+        await asyncio.to_thread(self._traces.close)
         for address in self.addresses:
             unbind(address)
         for pool in self._pools:

@@ -9,22 +9,37 @@ import logging
 import time
 from collections.abc import Callable, Container, Sequence
 
+from heliograph_backends.contract import Plan
 from heliograph_proto.errors import HeliographError
 from heliograph_server.core.principals import Principal
-from heliograph_server.core.run_records import RunObserver, RunRecord
+from heliograph_server.core.run_records import RunObserver, RunRecord, SplitRecord
+from heliograph_server.core.several import SeveralPlan
 
 logger = logging.getLogger(__name__)
+
+#: What is shorter between two splits is no waiting for another host.
+LEAST_WAIT_SECONDS = 10e-6
 
 
 class RunTimes:
     """One run that has not ended. Times as a RunRecord has them; 0: not yet."""
 
-    __slots__ = ("began", "came", "computed", "devices", "had_inputs", "trace_parent")
+    __slots__ = (
+        "began",
+        "came",
+        "computed",
+        "devices",
+        "exchange_run",
+        "had_inputs",
+        "splits",
+        "trace_parent",
+    )
 
-    def __init__(self, came: float, trace_parent: str) -> None:
-        self.came, self.trace_parent = came, trace_parent
+    def __init__(self, came: float, trace_parent: str, exchange_run: int) -> None:
+        self.came, self.trace_parent, self.exchange_run = came, trace_parent, exchange_run
         self.began = self.had_inputs = self.computed = 0.0
         self.devices: tuple[str, ...] = ()
+        self.splits: tuple[SplitRecord, ...] = ()
 
 
 class RunBook:
@@ -50,10 +65,10 @@ class RunBook:
         """The runs whose ends are to be told, by sequence number; always the same object."""
         return self._under_way
 
-    def came(self, sequence: int, trace_parent: str = "") -> None:
+    def came(self, sequence: int, trace_parent: str = "", exchange_run: int = 0) -> None:
         """A run's command is here."""
         if self._observers:
-            self._under_way[sequence] = RunTimes(time.monotonic(), trace_parent)
+            self._under_way[sequence] = RunTimes(time.monotonic(), trace_parent, exchange_run)
 
     def began(self, sequence: int, devices: Sequence[str]) -> None:
         """Its turn has come; on these devices."""
@@ -65,10 +80,12 @@ class RunBook:
         if (times := self._under_way.get(sequence)) is not None:
             times.had_inputs = time.monotonic()
 
-    def computed(self, sequence: int) -> None:
-        """Devices have done what there was to do."""
+    def computed(self, sequence: int, plan: Plan | None = None) -> None:
+        """Devices have done what there was to do; by this plan, which may tell of its splits."""
         if (times := self._under_way.get(sequence)) is not None:
             times.computed = time.monotonic()
+            if times.trace_parent and isinstance(plan, SeveralPlan):
+                times.splits = _splits_of(plan, times)
 
     def ended(self, sequence: int, error: HeliographError | None) -> None:
         """Its client is told. What it never came to has the time of its end, and so has what it failed in."""
@@ -88,17 +105,23 @@ class RunBook:
                 self._principal,
                 times.trace_parent,
                 error,
+                times.exchange_run,
+                times.splits,
             )
         )
 
     def did(
-        self, sequence: int, devices: tuple[str, ...], began: float, error: HeliographError | None = None
+        self,
+        sequence: int,
+        devices: tuple[str, ...],
+        began: float,
+        error: HeliographError | None = None,
+        trace_parent: str = "",
     ) -> None:
         """A run was done where its command came: all of it is computing."""
         end, principal = time.monotonic(), self._principal
-        record = RunRecord(
-            self._session, sequence, devices, began, began, began, end, end, principal, "", error
-        )
+        times = began, began, began, end, end
+        record = RunRecord(self._session, sequence, devices, *times, principal, trace_parent, error)
         self._records.append(record)
 
     def take(self) -> Callable[[], None] | None:
@@ -115,3 +138,19 @@ class RunBook:
                     observer.run_ended(record)
                 except Exception:
                     logger.exception("an observer of runs failed")
+
+
+def _splits_of(plan: SeveralPlan, times: RunTimes) -> tuple[SplitRecord, ...]:
+    """The splits of the run that ended last, in the order in which they began. As long as a device of a
+    portion has nothing to do, the next split of it waits."""
+    found: list[SplitRecord] = []
+    free: dict[str, float] = {}
+    for device, (began_us, waited_us, computed_us) in sorted(plan.split_times, key=lambda one: one[1][0]):
+        began = times.had_inputs + began_us / 1e6
+        computing = min(began + waited_us / 1e6, times.computed)
+        idle = free.get(device, times.had_inputs)
+        if times.exchange_run and began - idle > LEAST_WAIT_SECONDS:
+            began = idle
+        ended = free[device] = min(computing + computed_us / 1e6, times.computed)
+        found.append(SplitRecord(device, began, computing, ended))
+    return tuple(found)

@@ -49,6 +49,7 @@ from heliograph_server.core.principals import ANYBODY, Principal
 from heliograph_server.core.room import Room
 from heliograph_server.core.run_book import RunBook
 from heliograph_server.core.run_records import RunObserver
+from heliograph_server.core.run_spans import RunSpans, Tracing
 from heliograph_server.core.session_work import SessionWork
 from heliograph_server.core.sizing import EstimateRequest, ReserveRequest
 from heliograph_server.core.staged import Incoming
@@ -116,9 +117,11 @@ class Session(SessionWork):
         watches: bool = False,
         principal: Principal = ANYBODY,
         observers: Sequence[RunObserver] = (),
+        tracing: Tracing | None = None,
     ) -> None:
         book = RunBook(number, principal, observers)
-        super().__init__(limits, devices, occupancies, deadlines, room, exchange, book)
+        spans = RunSpans(number, tracing)
+        super().__init__(limits, devices, occupancies, deadlines, room, exchange, book, spans)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
         self.number = number
         self.client = client or "somebody"
@@ -236,7 +239,7 @@ class Session(SessionWork):
 
     def _receive(self, command: Command) -> None:
         if isinstance(command.kind, Run):
-            self._book.came(command.sequence)
+            self._book.came(command.sequence, command.kind.trace_parent, command.kind.exchange_run)
         self._core.receive(command)
         # Not before: a time that passed while the core did not know the command would be lost.
         if command.timeout_ms and self._core.is_open(command.sequence):

@@ -24,6 +24,7 @@ from heliograph_proto.errors import HeliographError
 from heliograph_proto.inline_runs import InlineRun
 from heliograph_proto.limits import Limits
 from heliograph_proto.membership import DeviceChange
+from heliograph_proto.traces import handing_on
 from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.downloads import Downloads
 from heliograph_server.core.exchanging import LiveExchange
@@ -41,6 +42,7 @@ from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
 from heliograph_server.core.run_book import RunBook
+from heliograph_server.core.run_spans import RunSpans
 from heliograph_server.core.staged import Incoming
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.stepwise import SteppedRun, Stepwise
@@ -85,6 +87,7 @@ class SessionWork:
         room: Room,
         exchange: LiveExchange,
         book: RunBook,
+        spans: RunSpans,
     ) -> None:
         self.limits = limits
         self._devices = devices
@@ -95,6 +98,7 @@ class SessionWork:
         self._lock = threading.RLock()
         #: When its runs were where.
         self._book = book
+        self._spans = spans
         self._core = SessionCore(limits, tuple(self._devices), self._memory, book.under_way)
         self._staging = Staging(limits.in_flight_bytes)
         self._downloads = Downloads(self._core, self._lock, self._staging)
@@ -302,6 +306,7 @@ class SessionWork:
                 made = run.outputs()
                 outputs = tuple((one.output, made[one.output]) for one in task.outputs)
                 work.result = replace(work.result, outputs=outputs, device_us=took_us)
+                self._book.computed(work.entry.sequence, loaded.copies[task.turn].plan)
             else:
                 failure = typed(error, f"command {work.entry.sequence}", computing=True)
                 self.work_failed(work, loaded.explain(failure))
@@ -332,14 +337,14 @@ class SessionWork:
             failure = loaded.explain(typed(error, f"command {sequence}", computing=True))
             self._core.did(sequence, failure)
             if book.is_kept:
-                book.did(sequence, loaded.device_names, began, failure)
+                book.did(sequence, loaded.device_names, began, failure, run.trace_parent)
             return
         took_us = (time.monotonic() - began) * 1e6
         short.note(took_us)
         loaded.took_us = took_us
         self._core.did(sequence, fit.result(sequence, outputs, took_us))
         if book.is_kept:
-            book.did(sequence, short.device_names, began)
+            book.did(sequence, short.device_names, began, None, run.trace_parent)
 
     def _is_short(self, work: Work) -> bool:
         """Whether it is best done here and now: a quick run on an idle lane, done when it returns."""
@@ -396,6 +401,10 @@ class SessionWork:
         """Called by the lane, after `begin_work` said so. Raises anything."""
         entry = work.entry
         assert not isinstance(entry.task, FreeTask)
+        if isinstance(entry.task, RunTask) and entry.task.trace_parent:
+            # What it asks of other daemons belongs to its own span.
+            with handing_on(self._spans.below(entry.task.trace_parent, entry.sequence)):
+                return self._execution.perform(entry.sequence, entry.task, work.abort)
         return self._execution.perform(entry.sequence, entry.task, work.abort)
 
     def shared_part(self, place: Place) -> memoryview:

@@ -1,0 +1,1 @@
+"""What a daemon tells an operator's tools of what it does."""
