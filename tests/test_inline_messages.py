@@ -188,8 +188,8 @@ def odd_commands(run: InlineRun) -> Iterator[bytes]:
     message.stream, message.run.pause = 0, True
     yield message.SerializeToString()
     message.run.pause = False
-    trace = some_trace(random.Random(0))
-    for trace in ("nonsense", "x" * 55, "\u00e9" * 27 + "x", "0" * 55, trace, trace + "-more"):
+    right = some_trace(random.Random(0))
+    for trace in ("nonsense", "x" * 55, "\u00e9" * 27 + "x", "0" * 55, right, right + "-more"):
         message.run.trace_parent = trace
         yield message.SerializeToString()
 

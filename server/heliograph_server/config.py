@@ -53,6 +53,7 @@ OPTIONS = (
     "pool_silence_seconds",
     "drain_seconds",
     "log_level",
+    "traces",
 )
 #: Limits travel in 32 or 64 bits.
 MAX_LIMIT = 2**31 - 1
@@ -208,6 +209,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long one of them may say nothing before it is lost (3)",
     )
     add("--drain-seconds", type=float, metavar="N", help="how long running work may go on at the end (30)")
+    add("--traces", metavar="URL", help="a collector of OTLP over gRPC, such as http://127.0.0.1:4317 (none)")
     add("--log-level", choices=LOG_LEVELS, help="(info)")
 
 
@@ -256,7 +258,7 @@ def _value(key: str, value: Any, where: str) -> Any:
             return value
         case "cache_size", str() if size := parse_size(value):
             return size
-        case "cache" | "models" | "pool", str():
+        case "cache" | "models" | "pool" | "traces", str():
             return value
         case "drain_seconds" | "pool_silence_seconds", int() | float() if not isinstance(value, bool):
             return float(value)
@@ -273,6 +275,7 @@ def _value(key: str, value: Any, where: str) -> Any:
         "cache": "a folder",
         "cache_size": 'a size, such as "20GiB"',
         "models": "a folder",
+        "traces": "the URL of a collector",
         "pool": 'a source, such as "static:a:7070,b:7070"',
         "pool_silence_seconds": "a number",
     }[key]

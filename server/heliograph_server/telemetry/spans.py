@@ -32,6 +32,8 @@ from heliograph_server.core.run_spans import span_of_run
 _SERVER, _INTERNAL, _ERROR = Span.SPAN_KIND_SERVER, Span.SPAN_KIND_INTERNAL, Status.STATUS_CODE_ERROR
 #: Sampled, and the parent is of another process.
 _FLAGS_OF_SERVER, _FLAGS = 0x301, 0x101
+#: Of how many sessions and plans' devices it is known what their runs have in common.
+MOST_KNOWN = 256
 #: The most of an error's text.
 MOST_CHARACTERS = 1000
 
@@ -76,6 +78,8 @@ class SpanWriter:
         self._clock = clock
         self._resource = Resource(attributes=[_pair(key, value) for key, value in resource.items()])
         self._scope = InstrumentationScope(name="heliograph", version=__version__)
+        #: What runs of a session on the same devices have in common; it is much of what a span takes.
+        self._common: dict[tuple[object, ...], list[KeyValue]] = {}
 
     def request(self, records: Sequence[RunRecord | CallRecord]) -> ExportTraceServiceRequest:
         """All their spans."""
@@ -121,7 +125,7 @@ class SpanWriter:
             flags=_FLAGS_OF_SERVER,
             start_time_unix_nano=times[0],
             end_time_unix_nano=times[-1],
-            attributes=_pairs_of(run),
+            attributes=self._pairs_of(run),
             status=_status(run.error),
         )
         below = _Below(trace, own)
@@ -132,6 +136,18 @@ class SpanWriter:
             yield span
             if name == "compute" and run.splits:
                 yield from self._of_splits(run, span.span_id, below)
+
+    def _pairs_of(self, run: RunRecord) -> list[KeyValue]:
+        key = run.session, run.devices, run.principal.tenant
+        common = self._common.get(key)
+        if common is None:
+            if len(self._common) >= MOST_KNOWN:
+                self._common.clear()
+            common = self._common[key] = _common_pairs(*key)
+        pairs = [*common, _pair("heliograph.sequence", run.sequence)]
+        if run.exchange_run:
+            pairs.append(_pair("heliograph.exchange_run", run.exchange_run))
+        return pairs if run.error is None else [*pairs, *_error_pairs(run.error)]
 
     def _of_splits(self, run: RunRecord, parent: bytes, below: _Below) -> Iterator[Span]:
         waiting = "exchange" if run.exchange_run else "move"
@@ -167,17 +183,9 @@ class _Below:
         )
 
 
-def _pairs_of(run: RunRecord) -> list[KeyValue]:
-    pairs = [
-        _pair("heliograph.session", run.session),
-        _pair("heliograph.sequence", run.sequence),
-        _pair("heliograph.devices", run.devices),
-    ]
-    if run.principal.tenant:
-        pairs.append(_pair("heliograph.tenant", run.principal.tenant))
-    if run.exchange_run:
-        pairs.append(_pair("heliograph.exchange_run", run.exchange_run))
-    return [*pairs, *_error_pairs(run.error)]
+def _common_pairs(session: int, devices: tuple[str, ...], tenant: str) -> list[KeyValue]:
+    pairs = [_pair("heliograph.session", session), _pair("heliograph.devices", devices)]
+    return [*pairs, _pair("heliograph.tenant", tenant)] if tenant else pairs
 
 
 def _error_pairs(error: BaseException | None) -> list[KeyValue]:

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 #: Records that wait to be exported at most, and how many go at once.
 QUEUE, BATCH = 4096, 512
 #: How long a record waits for others, in milliseconds.
-DELAY_MS = 1000
+DELAY_MS = 500
 #: How long a collector may take for a batch, in seconds.
 EXPORT_SECONDS = 5
 #: How long the end waits for it at most, in seconds.
