@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import grpc
@@ -14,7 +15,11 @@ import pytest
 
 pytest.importorskip("opentelemetry.sdk.trace", reason="needs OpenTelemetry: pip install heliograph[otel]")
 
+from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 #: How long something expected may take to come.
 SECONDS = 20.0
@@ -131,3 +136,56 @@ def _value(value: Any) -> Any:
     if kind == "array_value":
         return [_value(one) for one in value.array_value.values]
     return getattr(value, kind)
+
+
+class Tracer:
+    """What a caller has who traces: spans of their own, and what this process' library made below them."""
+
+    def __init__(self) -> None:
+        self._made = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self._made))
+        trace.set_tracer_provider(provider)
+
+    @contextmanager
+    def request(self) -> Iterator[str]:
+        """A span of the caller's; gives the number of its trace."""
+        with trace.get_tracer("caller").start_as_current_span("request") as span:
+            yield f"{span.get_span_context().trace_id:032x}"
+
+    @contextmanager
+    def unsampled(self) -> Iterator[str]:
+        """As `request`, of a caller who has it not sampled."""
+        context = trace.SpanContext(2**100, 2**50, is_remote=True, trace_flags=trace.TraceFlags(0))
+        with trace.use_span(trace.NonRecordingSpan(context)):
+            yield f"{context.trace_id:032x}"
+
+    def made(self, trace: str) -> list[Received]:
+        """The spans of this process that have ended, of a trace."""
+        return [one for one in map(_received, self._made.get_finished_spans()) if one.trace == trace]
+
+
+@pytest.fixture(scope="session")
+def tracer() -> Tracer:
+    return the_tracer()
+
+
+@cache
+def the_tracer() -> Tracer:
+    """A process has one."""
+    return Tracer()
+
+
+def _received(span: ReadableSpan) -> Received:
+    assert span.context is not None and span.start_time is not None and span.end_time is not None
+    return Received(
+        span.name,
+        f"{span.context.trace_id:032x}",
+        f"{span.context.span_id:016x}",
+        f"{span.parent.span_id:016x}" if span.parent else "",
+        span.start_time,
+        span.end_time,
+        dict(span.attributes or {}),
+        {},
+        span.status.description or "",
+    )

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from heliograph_proto import __version__
-from heliograph_proto.traces import HANDED_ON, TRACE_PARENT, TRACE_STATE, parent_of
+from heliograph_proto.traces import HANDED_ON, TRACE_PARENT, TRACE_STATE, error_type, parent_of
 
 if TYPE_CHECKING:
     from heliograph._effects import Procedure
@@ -56,9 +56,8 @@ class CallSpan:
         if self._span is None:
             return
         if error is not None:
-            kind = type(error).__name__
-            self._span.set_attribute("error.type", str(getattr(error, "reason", "") or kind))
-            self._span.set_status(_api.StatusCode.ERROR, f"{kind}: {error}"[:1000])
+            self._span.set_attribute("error.type", error_type(error))
+            self._span.set_status(_api.StatusCode.ERROR, f"{type(error).__name__}: {error}"[:1000])
         self._span.end()
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from heliograph_proto.errors import HeliographError, Reason
+
 #: The length of a traceparent, in characters and bytes.
 TRACE_BYTES = 55
 #: Their names in the metadata of calls.
@@ -48,6 +50,13 @@ def trace_in(metadata: Iterable[tuple[str, str | bytes]]) -> str:
         if key == TRACE_PARENT and isinstance(value, str):
             return sampled(value)
     return ""
+
+
+def error_type(error: BaseException) -> str:
+    """What spans call an error: its reason in lower case, such as out_of_range, or its class."""
+    if isinstance(error, HeliographError):
+        return Reason.Name(error.reason).removeprefix("REASON_").lower()
+    return type(error).__name__
 
 
 @contextmanager

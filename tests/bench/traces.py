@@ -1,8 +1,8 @@
 """What traces cost: a plan of one op, 64 bytes in and 64 out, with some of its runs traced or all.
 
-Client and daemon export to a collector, in a process of its own. The caller's span stands for a request of its
-own that many runs belong to: making that is not counted, the client's span of each run is. Blocks are so long
-that most of what they give to export is exported within them; then some time passes for the rest.
+Client and daemon export to a collector, in a process of its own. The caller's span stands for a request of
+its own that many runs belong to: making that is not counted, the client's span of each run is. Blocks are so
+long that most of what they give to export is exported within them; then some time passes for the rest.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
 from heliograph_proto import __version__
-from heliograph_proto.errors import HeliographError, Reason
-from heliograph_proto.traces import trace_of
+from heliograph_proto.errors import HeliographError
+from heliograph_proto.traces import error_type, trace_of
 from heliograph_server.core.run_records import RunRecord
 from heliograph_server.core.run_spans import span_of_run
 
@@ -189,7 +189,7 @@ def _common_pairs(session: int, devices: tuple[str, ...], tenant: str) -> list[K
 
 
 def _error_pairs(error: BaseException | None) -> list[KeyValue]:
-    return [] if error is None else [_pair("error.type", _reason(error))]
+    return [] if error is None else [_pair("error.type", error_type(error))]
 
 
 def _status(error: BaseException | None) -> Status | None:
@@ -197,12 +197,6 @@ def _status(error: BaseException | None) -> Status | None:
         return None
     text = error.message if isinstance(error, HeliographError) else type(error).__name__
     return Status(code=_ERROR, message=text[:MOST_CHARACTERS])
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, HeliographError):
-        return Reason.Name(error.reason).removeprefix("REASON_").lower()
-    return type(error).__name__
 
 
 def _pair(key: str, value: object) -> KeyValue:
