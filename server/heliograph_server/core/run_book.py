@@ -11,8 +11,10 @@ from collections.abc import Callable, Container, Sequence
 
 from heliograph_backends.contract import Plan
 from heliograph_proto.errors import HeliographError
+from heliograph_proto.traces import below
 from heliograph_server.core.principals import Principal
 from heliograph_server.core.run_records import RunObserver, RunRecord, SplitRecord
+from heliograph_server.core.run_spans import Tracing, span_of_run
 from heliograph_server.core.several import SeveralPlan
 
 logger = logging.getLogger(__name__)
@@ -46,9 +48,17 @@ class RunBook:
     """Of one session. `came`, `ended`, `did` and `take` are called under its lock, the others from the thread
     that does the run."""
 
-    def __init__(self, session: int, principal: Principal, observers: Sequence[RunObserver]) -> None:
-        """`observers` may change later, but for runs that are under way then."""
+    def __init__(
+        self,
+        session: int,
+        principal: Principal,
+        observers: Sequence[RunObserver],
+        tracing: Tracing | None = None,
+    ) -> None:
+        """`observers` may change later, but for runs that are under way then. `tracing`: what makes spans of
+        them."""
         self._session, self._principal, self._observers = session, principal, observers
+        self._tracing = tracing
         self._under_way: dict[int, RunTimes] = {}
         self._records: list[RunRecord] = []
 
@@ -123,6 +133,13 @@ class RunBook:
         times = began, began, began, end, end
         record = RunRecord(self._session, sequence, devices, *times, principal, trace_parent, error)
         self._records.append(record)
+
+    def below(self, trace_parent: str, sequence: int) -> str:
+        """The traceparent of what a run asks of other daemons. Where nobody makes spans here, it is the run's
+        own, so that there is no gap."""
+        if self._tracing is None:
+            return trace_parent
+        return below(trace_parent, span_of_run(self._tracing.life, self._session, sequence))
 
     def take(self) -> Callable[[], None] | None:
         """What tells of those that have ended since, to be called without the lock; None: there are none."""

@@ -6,8 +6,6 @@ from contextlib import AbstractContextManager
 from hashlib import blake2b
 from typing import Protocol
 
-from heliograph_proto.traces import below
-
 
 class Tracing(Protocol):
     """Makes spans of what a host does."""
@@ -19,21 +17,6 @@ class Tracing(Protocol):
     def call(self, name: str, trace_parent: str, session: int) -> AbstractContextManager[str]:
         """The span of a call, while it is answered, of a caller with this traceparent; gives its own. Where
         that is "", there is no span, and nothing is given."""
-
-
-class RunSpans:
-    """Of one session."""
-
-    def __init__(self, session: int, tracing: Tracing | None) -> None:
-        self._session = session
-        self._tracing = tracing
-
-    def below(self, trace_parent: str, sequence: int) -> str:
-        """The traceparent of what a run asks of others. Where nobody makes spans here, it is the run's own,
-        so that there is no gap."""
-        if self._tracing is None:
-            return trace_parent
-        return below(trace_parent, span_of_run(self._tracing.life, self._session, sequence))
 
 
 def span_of_run(life: bytes, session: int, sequence: int) -> str:

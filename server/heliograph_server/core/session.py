@@ -49,7 +49,7 @@ from heliograph_server.core.principals import ANYBODY, Principal
 from heliograph_server.core.room import Room
 from heliograph_server.core.run_book import RunBook
 from heliograph_server.core.run_records import RunObserver
-from heliograph_server.core.run_spans import RunSpans, Tracing
+from heliograph_server.core.run_spans import Tracing
 from heliograph_server.core.session_work import SessionWork
 from heliograph_server.core.sizing import EstimateRequest, ReserveRequest
 from heliograph_server.core.staged import Incoming
@@ -119,9 +119,8 @@ class Session(SessionWork):
         observers: Sequence[RunObserver] = (),
         tracing: Tracing | None = None,
     ) -> None:
-        book = RunBook(number, principal, observers)
-        spans = RunSpans(number, tracing)
-        super().__init__(limits, devices, occupancies, deadlines, room, exchange, book, spans)
+        book = RunBook(number, principal, observers, tracing)
+        super().__init__(limits, devices, occupancies, deadlines, room, exchange, book)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
         self.number = number
         self.client = client or "somebody"

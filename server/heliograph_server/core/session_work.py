@@ -42,7 +42,6 @@ from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
 from heliograph_server.core.run_book import RunBook
-from heliograph_server.core.run_spans import RunSpans
 from heliograph_server.core.staged import Incoming
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.stepwise import SteppedRun, Stepwise
@@ -87,7 +86,6 @@ class SessionWork:
         room: Room,
         exchange: LiveExchange,
         book: RunBook,
-        spans: RunSpans,
     ) -> None:
         self.limits = limits
         self._devices = devices
@@ -98,7 +96,6 @@ class SessionWork:
         self._lock = threading.RLock()
         #: When its runs were where.
         self._book = book
-        self._spans = spans
         self._core = SessionCore(limits, tuple(self._devices), self._memory, book.under_way)
         self._staging = Staging(limits.in_flight_bytes)
         self._downloads = Downloads(self._core, self._lock, self._staging)
@@ -403,7 +400,7 @@ class SessionWork:
         assert not isinstance(entry.task, FreeTask)
         if isinstance(entry.task, RunTask) and entry.task.trace_parent:
             # What it asks of other daemons belongs to its own span.
-            with handing_on(self._spans.below(entry.task.trace_parent, entry.sequence)):
+            with handing_on(self._book.below(entry.task.trace_parent, entry.sequence)):
                 return self._execution.perform(entry.sequence, entry.task, work.abort)
         return self._execution.perform(entry.sequence, entry.task, work.abort)
 
