@@ -31,6 +31,7 @@ from heliograph._inline import InlinePlan
 from heliograph._log_lines import FOLLOW_LOG, follow_request, is_end, lines_of
 from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._shared import SharedMemoryArgument, SharedSpace, memory_of, seconds_for, share
+from heliograph._tracing import CONNECT_SPAN, as_current, call_metadata
 from heliograph._watching import Watchers
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
@@ -311,7 +312,8 @@ class AioGrpcShell(AioShell):
         end = time.monotonic() + timeout
         try:
             while True:
-                answer = await cls._greet(channel, address, timeout, end, credentials)
+                with as_current(CONNECT_SPAN):
+                    answer = await cls._greet(channel, address, timeout, end, credentials)
                 if not isinstance(answer, HeliographError):
                     info = _grpc.decode_open(answer, address)
                     shared = await cls._share(channel, address, info, shared_memory, end)
@@ -349,7 +351,8 @@ class AioGrpcShell(AioShell):
         """What the server answers to the handshake, or why there is no answer."""
         call: Any = channel.unary_unary(_grpc.OPEN, None, None)
         try:
-            answer: bytes = await call(_grpc.open_request(), timeout=max(0.0, end - time.monotonic()))
+            seconds = max(0.0, end - time.monotonic())
+            answer: bytes = await call(_grpc.open_request(), timeout=seconds, metadata=call_metadata())
             return answer
         except grpc.aio.AioRpcError as error:
             return await asyncio.to_thread(_grpc.open_error, error, address, timeout, credentials)
@@ -429,7 +432,8 @@ class AioGrpcShell(AioShell):
         made = unary(call, self.info.session, self.info.limits.message_bytes)
         method: Any = self._channel.unary_unary(made.path, None, None)
         try:
-            return made.decode(await method(made.request, timeout=deadline.remaining()))
+            answer = method(made.request, timeout=deadline.remaining(), metadata=call_metadata())
+            return made.decode(await answer)
         except grpc.aio.AioRpcError as error:
             self.core.check()
             raise _grpc.typed_error(error, self.address, type(call).__name__) from None

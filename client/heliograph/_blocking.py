@@ -38,6 +38,7 @@ from heliograph._log_lines import LogLines, LogSource, RemoteLog
 from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._shared import SharedMemoryArgument, SharedSpace, memory_of, seconds_for, share
 from heliograph._tickets import Announcement, Tell, TicketUpload
+from heliograph._tracing import CONNECT_SPAN, as_current, call_metadata
 from heliograph._watching import Watchers
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
@@ -274,7 +275,8 @@ class GrpcShell(BlockingShell):
         self._channel = open_channel(address, self.channel_options, credentials)
         end = time.monotonic() + timeout
         try:
-            info = self._open(address, timeout)
+            with as_current(CONNECT_SPAN):
+                info = self._open(address, timeout)
             shared = self._share(address, info, shared_memory, end)
         except BaseException:
             self._channel.close()
@@ -307,7 +309,9 @@ class GrpcShell(BlockingShell):
         end = time.monotonic() + timeout
         while True:
             try:
-                answer = call.future(_grpc.open_request(), timeout=max(0.0, end - time.monotonic())).result()
+                seconds = max(0.0, end - time.monotonic())
+                asked = call.future(_grpc.open_request(), timeout=seconds, metadata=call_metadata())
+                answer = asked.result()
             except grpc.RpcError as error:
                 refused = _grpc.open_error(error, address, timeout, self.credentials)
             else:
@@ -371,7 +375,7 @@ class GrpcShell(BlockingShell):
         method: Any = self._channel.unary_unary(made.path, None, None)
         # Of a closed channel gRPC says no more than ValueError.
         self.advance(self.core.check)
-        future = method.future(made.request, timeout=deadline.remaining())
+        future = method.future(made.request, timeout=deadline.remaining(), metadata=call_metadata())
         try:
             return made.decode(future.result())
         except grpc.RpcError as error:

@@ -67,6 +67,7 @@ from heliograph_server.services.session import SessionService
 from heliograph_server.storage.disk import DiskCache
 from heliograph_server.storage.models import ModelFiles
 from heliograph_server.telemetry.daemon import Telemetry
+from heliograph_server.telemetry.traces import Traces
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +159,7 @@ class Daemon:
         self.host: Host | None = None
         #: Who may connect; once it starts.
         self.access: Access | None = None
+        self._traces = Traces(config.traces)
 
     def __repr__(self) -> str:
         return f"<Daemon at {', '.join(map(str, self.addresses)) or 'no address yet'}: {self.host}>"
@@ -187,6 +189,7 @@ class Daemon:
         self.host.exchange.use(self._peers)
         self._reconfigure(self._config)
         self.telemetry.watch(self.host)
+        self._traces.join(self.host, self.addresses)
         self._slot.fill(self.host)
         self.access.watch(self.host)
         await self._tell_health(SERVING)
@@ -250,6 +253,7 @@ class Daemon:
             await self._server.stop(STOP_SECONDS)
         if self.host is not None:
             await asyncio.to_thread(self.host.close)
+        await asyncio.to_thread(self._traces.close)
         for address in self.addresses:
             unbind(address)
         for pool in self._pools:

@@ -31,6 +31,7 @@ import pool_transfer
 import quantized
 import scheduler
 import startup
+import traces
 import uploading
 from figures import Figure
 from rich.console import Console
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
     "attention": attention.figures,
     "bandwidth": bandwidth.figures,
     "decoder": decoder.figures,
+    "deploy-traces": traces.figures,
     "hosts": hosts.figures,
     "loops": loops.figures,
     "minilm": minilm.figures,

@@ -281,7 +281,7 @@ class Execution:
             except HeliographError as error:
                 raise loaded.explain(error) from None
             self._write_outputs(copy, task, outputs)
-            self._book.computed(sequence)
+            self._book.computed(sequence, copy.plan)
             device_us = (time.perf_counter() - started) * 1e6
             fetched = tuple((one.output, _fetched(outputs[one.output])) for one in task.outputs if one.fetch)
             self._book.gave(sequence, fetched)

@@ -48,6 +48,7 @@ from heliograph_server.core.principals import ANYBODY, Principal, Quota
 from heliograph_server.core.queries import query_ops, query_placement
 from heliograph_server.core.room import Room
 from heliograph_server.core.run_records import RunObserver
+from heliograph_server.core.run_spans import Tracing
 from heliograph_server.core.session import CLOSE_SECONDS, Session, SessionStatistics
 from heliograph_server.core.session_counts import SessionCounts
 from heliograph_server.core.staging import Staging
@@ -118,6 +119,8 @@ class Host:
         self.exchange = LiveExchange(self.limits)
         #: Those who are told of every run. Whoever is to be, joins before sessions are opened.
         self.observers: list[RunObserver] = []
+        #: What makes spans of what is traced; None: nothing. It joins likewise.
+        self.tracing: Tracing | None = None
         self._registry = registry
         self._pool = pool
         self.store = store or ContentStore()
@@ -349,6 +352,7 @@ class Host:
                 principal=principal,
                 holding=holding,
                 observers=self.observers,
+                tracing=self.tracing,
             )
             self._sessions[token] = session
             seconds = self.limits.attach_timeout_ms / 1e3

@@ -290,6 +290,13 @@ class ScheduledPlan(SeveralPlan):
         """How long each split of the last run computed; empty where only a report tells."""
         return [compute_us for _, compute_us, _ in self._took_us]
 
+    @property
+    def split_times(self) -> Sequence[tuple[str, tuple[float, float, float]]]:
+        return [
+            (self.devices[split.device].name, (begun, waited, computed))
+            for split, (waited, computed, begun) in zip(self.schedule.splits, self._took_us, strict=True)
+        ]
+
     def report(self) -> PlanReport:
         split_of = {node: number for number, one in enumerate(self.schedule.splits) for node in one.nodes}
         concurrent = {

@@ -53,6 +53,7 @@ from heliograph_server.core.principals import ANYBODY, Principal, Right, no_exch
 from heliograph_server.core.room import Room
 from heliograph_server.core.run_book import RunBook
 from heliograph_server.core.run_records import RunObserver
+from heliograph_server.core.run_spans import Tracing
 from heliograph_server.core.session_counts import SessionCounts
 from heliograph_server.core.session_work import SessionWork
 from heliograph_server.core.sizing import EstimateRequest, ReserveRequest
@@ -123,8 +124,9 @@ class Session(SessionWork):
         principal: Principal = ANYBODY,
         holding: Holding | None = None,
         observers: Sequence[RunObserver] = (),
+        tracing: Tracing | None = None,
     ) -> None:
-        book = RunBook(number, principal, observers)
+        book = RunBook(number, principal, observers, tracing)
         #: Whose lines of the log are its own.
         self.log_owner = LogOwner()
         fields = session_fields(self.log_owner, number, principal.tenant)

@@ -24,6 +24,7 @@ from heliograph_proto.errors import HeliographError
 from heliograph_proto.inline_runs import InlineRun
 from heliograph_proto.limits import Limits
 from heliograph_proto.membership import DeviceChange
+from heliograph_proto.traces import handing_on
 from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.downloads import Downloads
 from heliograph_server.core.exchanging import LiveExchange
@@ -316,6 +317,7 @@ class SessionWork:
                 outputs = tuple((one.output, made[one.output]) for one in task.outputs)
                 work.result = replace(work.result, outputs=outputs, device_us=took_us)
                 self._book.gave(work.entry.sequence, outputs)
+                self._book.computed(work.entry.sequence, loaded.copies[task.turn].plan)
             else:
                 failure = self._typed(error, work.entry.sequence)
                 self.work_failed(work, loaded.explain(failure))
@@ -348,14 +350,15 @@ class SessionWork:
             failure = loaded.explain(self._typed(error, sequence))
             self._core.did(sequence, failure)
             if book.is_kept:
-                book.did(sequence, loaded.device_names, began, (fit.carried[0], 0), failure)
+                carried = fit.carried[0], 0
+                book.did(sequence, loaded.device_names, began, carried, failure, run.trace_parent)
             return
         took_us = (time.monotonic() - began) * 1e6
         short.note(took_us)
         loaded.took_us = took_us
         self._core.did(sequence, fit.result(sequence, outputs, took_us))
         if book.is_kept:
-            book.did(sequence, short.device_names, began, fit.carried)
+            book.did(sequence, short.device_names, began, fit.carried, None, run.trace_parent)
 
     def _is_short(self, work: Work) -> bool:
         """Whether it is best done here and now: a quick run on an idle lane, done when it returns."""
@@ -412,6 +415,10 @@ class SessionWork:
         """Called by the lane, after `begin_work` said so. Raises anything."""
         entry = work.entry
         assert not isinstance(entry.task, FreeTask)
+        if isinstance(entry.task, RunTask) and entry.task.trace_parent:
+            # What it asks of other daemons belongs to its own span.
+            with handing_on(self._book.below(entry.task.trace_parent, entry.sequence)):
+                return self._execution.perform(entry.sequence, entry.task, work.abort)
         return self._execution.perform(entry.sequence, entry.task, work.abort)
 
     def shared_part(self, place: Place) -> memoryview:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from contextvars import copy_context
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -30,6 +31,7 @@ from heliograph_server.services.extent import (
     check_reserve,
 )
 from heliograph_server.services.refusals import HostSlot, refusals
+from heliograph_server.services.tracing import traced
 
 
 class PlanService(plan_pb2_grpc.PlanServiceServicer):
@@ -54,7 +56,8 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             # Here and not on a thread, of which there are few: both may take as long as the client likes.
             await asyncio.wrap_future(session.when_written([one.tensor for one in request.bindings]))
             async with self._one_at_a_time(session):
-                return messages.encode_plan(await self._compile(session, request, graph))
+                with traced("heliograph.compile", self._slot.host, session, context):
+                    return messages.encode_plan(await self._compile(session, request, graph))
 
     @refusals
     async def PlaceContents(
@@ -74,7 +77,9 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     async def _compile(
         self, session: Session, request: plan_pb2.CompileRequest, graph: ReceivedGraph
     ) -> PlanInfo:
-        compiling = self._compilers.submit(compile_request, session, request, graph)
+        # With the span that it belongs to, for members that compile portions.
+        compile_traced = copy_context().run
+        compiling = self._compilers.submit(compile_traced, compile_request, session, request, graph)
         try:
             return await asyncio.wrap_future(compiling)
         except asyncio.CancelledError:
