@@ -331,6 +331,7 @@ def test_the_example_is_what_the_code_prints(capsys: pytest.CaptureFixture[str])
 def test_what_was_printed_is_read_back(tmp_path: Path) -> None:
     config = ServerConfig(
         listen=('unix:///a/"quoted"/\u00fc',),
+        backends=("back\\slash", "new\nline", "del\x7f", "\U0001f600"),
         devices=("cpu:threads=2,memory=1GiB", "fake"),
         cache_size=12345,
         limits=Limits(tensors=7, message_bytes=3 * 2**20),
