@@ -2,8 +2,8 @@
 
     starting ──(devices ready)──▸ serving ──(SIGTERM, SIGINT)──▸ draining ──▸ stopped
 
-Ports are bound first, so that a mistake shows at once; health says NOT_SERVING until the devices are
-ready, and again while draining. Draining lets running work end, for `drain_seconds` at most; a second
+Ports are bound first, so that a mistake shows at once; health (`heliograph_server.health`) says "ready" when
+the devices are, until draining begins. Draining lets running work end, for `drain_seconds` at most; a second
 signal cuts it short.
 """
 
@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from heliograph_backends.registry import open_registry
@@ -48,6 +46,7 @@ from heliograph_server.core.membership import Membership
 from heliograph_server.core.runtime import Host
 from heliograph_server.core.store import ContentStore
 from heliograph_server.facts import server_facts
+from heliograph_server.health import Health
 from heliograph_server.listening import bind, unbind
 from heliograph_server.peers.looping import LoopPeers
 from heliograph_server.services.bulk import BulkService
@@ -77,8 +76,6 @@ SERVICES = tuple(
         (peer_pb2, "PeerService"),
     )
 )
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 COMPILE_THREADS = 2
 BULK_THREADS = 4
@@ -138,7 +135,7 @@ class Daemon:
         self._pools = [ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()]
         self._server: aio.Server | None = None
         self._memory = MemoryService(self._slot)
-        self._health = health_aio.HealthServicer()
+        self.health = Health(SERVICES, config.health_listen)
         #: Where it listens, with the ports that were chosen.
         self.addresses: tuple[Address, ...] = ()
         self._facts: Mapping[str, str] = {}
@@ -152,7 +149,7 @@ class Daemon:
         """Binds, serves, and starts the devices. Raises ConfigurationError; `stop` cleans up."""
         self._server = aio.server(options=server_options(self._config.limits))
         self._add_services(self._server)
-        await self._tell_health(NOT_SERVING)
+        await self.health.start()
         for address in self._config.addresses:
             self.addresses += (bind(self._server, address),)
         if self._config.shared_memory:
@@ -164,7 +161,7 @@ class Daemon:
         self._peers = LoopPeers(asyncio.get_running_loop(), self._pools[-1], silence_seconds)
         self.host.exchange.use(self._peers)
         self._slot.fill(self.host)
-        await self._tell_health(SERVING)
+        await self.health.follow(self.host)
 
     def _why_not_shared(self) -> str:
         return self._memory.why_not if self._config.shared_memory else "it is off in the configuration"
@@ -182,17 +179,13 @@ class Daemon:
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
         CommandService(self._slot, closers).add_to(server)
         PeerService(self._slot, movers).add_to(server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        self.health.add_to(server)
         names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
 
-    async def _tell_health(self, status: Any) -> None:
-        for name in ("", *SERVICES):
-            await self._health.set(name, status)
-
     async def drain(self) -> bool:
         """Refuses new sessions and waits for running work, for `drain_seconds`. Whether it ended."""
-        await self._tell_health(NOT_SERVING)
+        await self.health.drain()
         if self.host is None:
             return True
         self.host.drain()
@@ -219,6 +212,7 @@ class Daemon:
             unbind(address)
         for pool in self._pools:
             await asyncio.to_thread(pool.shutdown)
+        await self.health.stop()
 
 
 def open_host_of(config: ServerConfig) -> Host:
