@@ -49,6 +49,7 @@ from heliograph_server.facts import server_facts
 from heliograph_server.health import Health
 from heliograph_server.listening import bind, unbind
 from heliograph_server.peers.looping import LoopPeers
+from heliograph_server.service_manager import ServiceManager
 from heliograph_server.services.bulk import BulkService
 from heliograph_server.services.command import CommandService
 from heliograph_server.services.device import DeviceService
@@ -308,19 +309,22 @@ async def serve(config: ServerConfig, ready: Callable[[Daemon], None] | None = N
     signals.install()
     daemon = Daemon(config)
     signals.on_second(daemon.hurry)
-    try:
-        if not await _started(daemon, signals.stop):
-            logger.info("ending before the devices were ready")
-            return
-        if ready is not None:
-            ready(daemon)
-        _freeze()
-        await signals.stop.wait()
-        if not await daemon.drain():
-            logger.warning("work did not end within %.0f s and is cut short", config.drain_seconds)
-    finally:
-        await daemon.stop()
-        logger.info("stopped")
+    async with ServiceManager(os.environ) as manager:
+        try:
+            if not await _started(daemon, signals.stop):
+                logger.info("ending before the devices were ready")
+                return
+            if ready is not None:
+                ready(daemon)
+            _freeze()
+            manager.ready(f"serving at {', '.join(map(str, daemon.addresses))}")
+            await signals.stop.wait()
+            manager.stopping(config.drain_seconds)
+            if not await daemon.drain():
+                logger.warning("work did not end within %.0f s and is cut short", config.drain_seconds)
+        finally:
+            await daemon.stop()
+            logger.info("stopped")
 
 
 def _freeze() -> None:
