@@ -206,8 +206,7 @@ def test_the_exit_status_says_whether_it_serves(capsys: pytest.CaptureFixture[st
     [
         ("grpc://127.0.0.1:1", "refused"),
         ("unix:///nowhere/socket", "unreachable"),
-        ("http://127.0.0.1", "bad address"),
-        ("grpc://127.0.0.1:x", "bad address"),
+        ("grpcs://127.0.0.1:1", "refused"),
     ],
 )
 def test_what_cannot_be_asked_has_a_status_of_its_own(
@@ -218,6 +217,26 @@ def test_what_cannot_be_asked_has_a_status_of_its_own(
     assert told.out == ""
     first, second = told.err.splitlines()
     assert first.startswith(f"{url}: ") and why in first and second.startswith(f"{url}: ")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1?token=secret", "grpc://127.0.0.1:x?token=secret"])
+def test_an_address_that_is_none_is_not_repeated(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert asks("--server", url) == 2
+    told = capsys.readouterr().err
+    assert "bad address" in told and "secret" not in told
+
+
+def test_a_token_in_the_address_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert asks("--server", "grpc://127.0.0.1:1?token=secret") == 2
+    assert capsys.readouterr().err.startswith("grpc://127.0.0.1:1: unreachable")
+
+
+def test_a_file_of_authorities_that_cannot_be_read_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HELIOGRAPH_CA", "/nowhere/ca.crt")
+    assert asks("--server", "grpcs://127.0.0.1:1") == 2
+    assert "cannot read /nowhere/ca.crt" in capsys.readouterr().err
 
 
 def test_the_command_finds_the_daemon_of_the_environment(

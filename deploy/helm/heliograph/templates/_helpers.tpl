@@ -170,5 +170,6 @@ log_format = {{ toJson $v.log.format }}
 
 {{/* The source of the head's members. */}}
 {{- define "heliograph.pool" -}}
-{{- printf "dns:%s:%v" (include "heliograph.membersHost" .) .Values.ports.grpc -}}
+{{- $scheme := ternary "grpcs://" "" .Values.tls.enabled -}}
+{{- printf "dns:%s%s:%v" $scheme (include "heliograph.membersHost" .) .Values.ports.grpc -}}
 {{- end -}}

@@ -73,8 +73,6 @@ spec:
           value: "1"
         - name: XDG_STATE_HOME
           value: /tmp/state
-        - name: HELIOGRAPH_KERNEL_CACHE
-          value: /var/cache/heliograph/kernels
         - name: CUPY_CACHE_DIR
           value: /var/cache/heliograph/cupy
         - name: CUDA_CACHE_PATH
