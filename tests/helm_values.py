@@ -63,7 +63,7 @@ EVERYTHING: dict[str, Any] = (
         },
         "head": {
             "replicas": 2,
-            "cache": {"size": "5GB", "volumeSize": "6Gi"},
+            "cache": {"size": "5GiB", "volumeSize": "6Gi"},
             "poolSilenceSeconds": 2.5,
             "config": {"quota": {"sessions": 10}},
             "topologySpreadConstraints": [
@@ -126,7 +126,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"members": {"replicas": "two"}}, "replicas"),
     ({"members": {"devices": []}}, "devices"),
     ({"members": {"gpus": 1}}, "gpus"),
-    ({"members": {"cache": {"size": "plenty"}}}, "size"),
+    ({"members": {"cache": {"size": "10GB"}}}, "size"),
     ({"head": {"replicas": 0}}, "replicas"),
     ({"head": {"service": {"type": "Ingress"}}}, "type"),
     ({"image": {"digest": "latest"}}, "digest"),

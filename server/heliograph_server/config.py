@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address
+from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address, without_token
 from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
 from heliograph_proto.limits import Limits
 from heliograph_proto.settings import Setting
+from heliograph_server.access.reach import check_access
 from heliograph_server.core.principals import Quota
 from heliograph_server.settings import example, sources
 from heliograph_server.settings.table import suggest
@@ -32,10 +33,14 @@ CONFIG_VARIABLE = "HELIOGRAPH_CONFIG"
 OTHER_VARIABLES = frozenset(
     {
         CONFIG_VARIABLE,
+        "HELIOGRAPH_CA",
+        "HELIOGRAPH_CERTIFICATE",
         "HELIOGRAPH_KERNEL_CACHE",
+        "HELIOGRAPH_KEY",
         "HELIOGRAPH_SERVER",
         "HELIOGRAPH_TENANT",
         "HELIOGRAPH_TOKEN",
+        "HELIOGRAPH_TOKEN_FILE",
     }
 )
 
@@ -59,7 +64,7 @@ class ServerConfig:
     listen: Annotated[
         tuple[str, ...],
         Setting(
-            "Where to listen: grpc://HOST:PORT or unix:///PATH.",
+            "Where to listen: grpc://HOST:PORT, grpcs://HOST:PORT with TLS, or unix:///PATH.",
             "IPv6: grpc://[::1]:7070; port 0: any free one. The folder of a socket must exist; the socket "
             "is its "
             "owner's alone.",
@@ -96,7 +101,8 @@ class ServerConfig:
         str,
         Setting(
             "A file of the tokens that clients are to show, which `heliograph token new` makes.",
-            'It is read again when it changes. "" asks for none.',
+            "It is read again when it changes. One that is not there is made, with a first token that is "
+            'printed once. "" asks for none.',
             kind="path",
             shown="FILE",
         ),
@@ -276,8 +282,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_all(self)
-        for address in self.addresses:
-            _check_reach(address, self.insecure)
+        check_access(self)
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -332,17 +337,11 @@ def _listen_address(url: str) -> Address:
     try:
         address = parse_address(url)
     except InvalidArgumentError as error:
-        raise ConfigurationError(f"cannot listen at {url!r}: {error.message}", advice=error.advice) from None
+        cause = f"cannot listen at {without_token(url)!r}: {error.message}"
+        raise ConfigurationError(cause, advice=error.advice) from None
     if address.scheme == "local" or address.device:
         raise ConfigurationError(
-            f"cannot listen at {url!r}", advice="give grpc://HOST:PORT or unix:///PATH, without a device"
+            f"cannot listen at {without_token(url)!r}",
+            advice="give grpc://HOST:PORT, grpcs://HOST:PORT or unix:///PATH, without a device",
         )
     return address
-
-
-def _check_reach(address: Address, insecure: bool) -> None:
-    if not address.is_loopback and not insecure:
-        raise ConfigurationError(
-            f"{address} can be reached from other hosts, in the clear and without authentication",
-            advice="listen at 127.0.0.1 and use an SSH tunnel, or say --insecure if the network is trusted",
-        )

@@ -61,6 +61,8 @@ class Principal:
     quota: Quota = field(default_factory=Quota)
     #: The name of the token or certificate, for the log.
     shown: str = ""
+    #: The hash of its token, by which it is found again when tokens are taken back.
+    key: str = field(default="", repr=False)
 
     def may(self, right: Right) -> bool:
         """Whether it has a right."""
