@@ -137,6 +137,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"log": {"level": "verbose"}}, "level"),
     ({"traces": "collector:4317"}, "traces"),
     ({"members": {"config": {"limits": {"tensors": {"a": 1}}}}}, "config"),
+    ({"members": {"config": {"drain_seconds": 5}}}, "drain_seconds"),
     ({"tls": {"enabled": True}}, "tls.existingSecret"),
     ({"tokens": {"enabled": True, "existingSecret": "a"}}, "in the clear"),
     (SECURED | {"tokens": {"enabled": True}}, "tokens.existingSecret"),

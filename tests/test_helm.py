@@ -259,7 +259,9 @@ def test_the_daemon_is_told_what_the_values_say(tmp_path: Path) -> None:
     members, head = found["members"], found["head"]
     assert members.listen == head.listen == ("grpcs://[::]:7070",)
     assert members.devices == ("cuda", "cpu:threads=4") and head.devices == ("cpu:threads=1",)
-    assert members.max_connections == 1000 and members.limits.tensors == 50000
+    assert (
+        members.max_connections == 1000 and members.shared_memory is False and members.limits.tensors == 50000
+    )
     assert members.cache_size == parse_size("200GiB") and head.cache_size == parse_size("5GiB")
     assert members.pool == "" and "compute-members.compute.svc:7070" in head.pool
     assert head.pool_silence_seconds == 2.5 and head.quota.sessions == 10

@@ -108,64 +108,60 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 
-{{/* heliograph.toml of a role. Takes (dict "root" $ "role" ROLE "values" VALUES). */}}
+{{/* heliograph.toml of a role: what the chart's values make of it, and `config`, which may say otherwise. Takes
+(dict "root" $ "role" ROLE "values" VALUES). */}}
 {{- define "heliograph.config" -}}
-{{- $root := .root -}}
 {{- $v := .root.Values -}}
 {{- $scheme := ternary "grpcs" "grpc" $v.tls.enabled -}}
-listen = [{{ printf "%s://%s:%v" $scheme $v.listenHost $v.ports.grpc | toJson }}]
-health_listen = {{ printf "%s:%v" $v.listenHost $v.ports.health | toJson }}
-{{- if $v.metrics.enabled }}
-metrics_listen = {{ printf "%s:%v" $v.listenHost $v.ports.metrics | toJson }}
-{{- end }}
-{{- with $v.traces }}
-traces = {{ toJson . }}
-{{- end }}
-insecure = {{ $v.insecure }}
-{{- if $v.tls.enabled }}
-tls_certificate = "/run/secrets/heliograph/tls/tls.crt"
-tls_key = "/run/secrets/heliograph/tls/tls.key"
-pool_ca = "/run/secrets/heliograph/tls/ca.crt"
-{{- if $v.tls.clientCertificates }}
-tls_client_ca = "/run/secrets/heliograph/tls/ca.crt"
-pool_certificate = "/run/secrets/heliograph/tls/tls.crt"
-pool_key = "/run/secrets/heliograph/tls/tls.key"
-{{- end }}
-{{- end }}
-{{- if $v.tokens.enabled }}
-tokens = "/run/secrets/heliograph/tokens/tokens"
-pool_token = "/run/secrets/heliograph/tokens/pool_token"
-{{- end }}
-devices = {{ toJson .values.devices }}
-{{- with .values.cache.size }}
-cache = "/var/cache/heliograph/weights"
-cache_size = {{ toJson . }}
-{{- end }}
-{{- if .values.modelsClaim }}
-models = "/srv/models"
-{{- end }}
-{{- if eq .role "head" }}
-pool = {{ include "heliograph.pool" $root | toJson }}
-pool_silence_seconds = {{ include "heliograph.toml" .values.poolSilenceSeconds }}
-{{- end }}
-shared_memory = false
-drain_seconds = {{ include "heliograph.toml" $v.drainSeconds }}
-log_level = {{ toJson $v.log.level }}
-log_format = {{ toJson $v.log.format }}
-{{- range $name, $value := .values.config }}
-{{- if not (kindIs "map" $value) }}
+{{- $said := dict
+  "listen" (list (printf "%s://%s:%v" $scheme $v.listenHost $v.ports.grpc))
+  "health_listen" (printf "%s:%v" $v.listenHost $v.ports.health)
+  "insecure" $v.insecure
+  "devices" .values.devices
+  "shared_memory" false
+  "drain_seconds" $v.drainSeconds
+  "log_level" $v.log.level
+  "log_format" $v.log.format
+-}}
+{{- if $v.metrics.enabled -}}
+{{- $_ := set $said "metrics_listen" (printf "%s:%v" $v.listenHost $v.ports.metrics) -}}
+{{- end -}}
+{{- with $v.traces -}}
+{{- $_ := set $said "traces" . -}}
+{{- end -}}
+{{- if $v.tls.enabled -}}
+{{- $tls := "/run/secrets/heliograph/tls" -}}
+{{- $_ := merge $said (dict "tls_certificate" (printf "%s/tls.crt" $tls) "tls_key" (printf "%s/tls.key" $tls) "pool_ca" (printf "%s/ca.crt" $tls)) -}}
+{{- if $v.tls.clientCertificates -}}
+{{- $_ := merge $said (dict "tls_client_ca" (printf "%s/ca.crt" $tls) "pool_certificate" (printf "%s/tls.crt" $tls) "pool_key" (printf "%s/tls.key" $tls)) -}}
+{{- end -}}
+{{- end -}}
+{{- if $v.tokens.enabled -}}
+{{- $_ := merge $said (dict "tokens" "/run/secrets/heliograph/tokens/tokens" "pool_token" "/run/secrets/heliograph/tokens/pool_token") -}}
+{{- end -}}
+{{- with .values.cache.size -}}
+{{- $_ := merge $said (dict "cache" "/var/cache/heliograph/weights" "cache_size" .) -}}
+{{- end -}}
+{{- if .values.modelsClaim -}}
+{{- $_ := set $said "models" "/srv/models" -}}
+{{- end -}}
+{{- if eq .role "head" -}}
+{{- $_ := merge $said (dict "pool" (include "heliograph.pool" .root) "pool_silence_seconds" .values.poolSilenceSeconds) -}}
+{{- end -}}
+{{- $said = mergeOverwrite $said (deepCopy .values.config) -}}
+{{- range $name, $value := $said -}}
+{{- if not (kindIs "map" $value) -}}
 {{ $name }} = {{ include "heliograph.toml" $value }}
-{{- end }}
-{{- end }}
-{{- range $name, $table := .values.config }}
+{{ end -}}
+{{- end -}}
+{{- range $name, $table := $said -}}
 {{- if kindIs "map" $table }}
-
 [{{ $name }}]
-{{- range $key, $value := $table }}
+{{ range $key, $value := $table -}}
 {{ $key }} = {{ include "heliograph.toml" $value }}
-{{- end }}
-{{- end }}
-{{- end }}
+{{ end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* The source of the head's members. */}}

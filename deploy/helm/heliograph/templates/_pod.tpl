@@ -10,7 +10,7 @@ metadata:
     {{- end }}
   annotations:
     # Another configuration is another pod.
-    checksum/config: {{ include "heliograph.config" . | sha256sum }}
+    checksum/config: {{ include "heliograph.config" . | trim | sha256sum }}
     {{- with .values.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
