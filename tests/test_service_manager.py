@@ -63,6 +63,9 @@ def test_a_daemon_says_when_it_serves_that_its_loop_runs_and_when_it_stops(tmp_p
             assert ready == {"READY": "1", "STATUS": f"serving at {url}"}
             for _ in range(3):
                 assert told_of(manager, "WATCHDOG") == {"WATCHDOG": "1"}
+            daemon.send_signal(signal.SIGHUP)
+            assert int(told_of(manager, "RELOADING")["MONOTONIC_USEC"]) > 0
+            assert told_of(manager, "READY") == ready
             daemon.send_signal(signal.SIGTERM)
             stopping = told_of(manager, "STOPPING")
             assert stopping["STOPPING"] == "1" and int(stopping["EXTEND_TIMEOUT_USEC"]) > 7_000_000
@@ -71,15 +74,25 @@ def test_a_daemon_says_when_it_serves_that_its_loop_runs_and_when_it_stops(tmp_p
             daemon.kill()
 
 
-def test_a_reload_is_told_with_its_time() -> None:
+def test_a_daemon_that_still_starts_is_not_called_ready_by_a_reload() -> None:
     name = f"@heliograph-{secrets.token_hex(8)}"
     with manager_at(name) as manager:
         found = ServiceManager({"NOTIFY_SOCKET": name})
-        found.reloading()
+        read: list[int] = []
+        found.reload(lambda: read.append(1))
+        assert read == [1]
         found.ready("serving")
-        begun = told(manager)
-        assert begun["RELOADING"] == "1" and int(begun["MONOTONIC_USEC"]) > 0
         assert told(manager) == {"READY": "1", "STATUS": "serving"}
+
+
+def test_a_reload_that_fails_ends_all_the_same() -> None:
+    name = f"@heliograph-{secrets.token_hex(8)}"
+    with manager_at(name) as manager:
+        found = ServiceManager({"NOTIFY_SOCKET": name})
+        found.ready("serving")
+        with pytest.raises(ZeroDivisionError):
+            found.reload(lambda: 1 // 0)
+        assert [next(iter(told(manager))) for _ in range(3)] == ["READY", "RELOADING", "READY"]
 
 
 def test_a_watchdog_of_another_process_gets_no_signs_of_life() -> None:
@@ -87,8 +100,9 @@ def test_a_watchdog_of_another_process_gets_no_signs_of_life() -> None:
     environment = {"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "1000", "WATCHDOG_PID": str(os.getppid())}
 
     async def scenario() -> None:
-        async with ServiceManager(environment) as found:
-            found.ready("serving")
+        found = ServiceManager(environment)
+        found.ready("serving")
+        await found.close()
 
     with manager_at(name) as manager:
         asyncio.run(scenario())
@@ -101,8 +115,9 @@ def test_a_watchdog_of_another_process_gets_no_signs_of_life() -> None:
 def test_nobody_to_tell_is_no_error() -> None:
     async def scenario() -> None:
         for environment in ({}, {"WATCHDOG_USEC": "1000"}, {"NOTIFY_SOCKET": "/nowhere/notify"}):
-            async with ServiceManager(environment) as found:
-                found.ready("serving")
-                found.stopping(1.0)
+            found = ServiceManager(environment)
+            found.ready("serving")
+            found.stopping(1.0)
+            await found.close()
 
     asyncio.run(scenario())

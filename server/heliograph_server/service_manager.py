@@ -11,8 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping
-from types import TracebackType
+from collections.abc import Callable, Mapping
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +22,8 @@ STOP_SECONDS = 30.0
 
 
 class ServiceManager:
-    """Whoever started this process and named a socket in its environment. Used as `async with`: inside, it is
-    told that the event loop runs. Raises nothing: who is not told restarts the daemon, or does not."""
+    """Whoever started this process and named a socket in its environment. Raises nothing: who is not told
+    restarts the daemon, or does not."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         path = environment.get("NOTIFY_SOCKET", "")
@@ -32,31 +31,37 @@ class ServiceManager:
         self._path = f"\0{path[1:]}" if path.startswith("@") else path
         self._beat_seconds = _beat_seconds(environment) if path else 0.0
         self._beating: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> ServiceManager:
-        if self._beat_seconds:
-            self._beating = asyncio.ensure_future(self._beat())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.gather(self._beating, return_exceptions=True)
+        self._status = ""
 
     def ready(self, status: str) -> None:
-        """The daemon serves, for the first time or after a reload. `status`: for people, one line."""
+        """The daemon serves. From now on signs of life are sent by the running event loop, until `close`.
+        `status`: for people, one line."""
+        self._status = status
         self._tell("READY=1", f"STATUS={status}")
+        if self._beat_seconds and self._beating is None:
+            self._beating = asyncio.ensure_future(self._beat())
 
-    def reloading(self) -> None:
-        """The configuration is read again; `ready` follows."""
+    def reload(self, read: Callable[[], None]) -> None:
+        """Has files read again, and says so while it lasts; of a daemon that is still starting, nothing."""
+        if not self._status:
+            read()
+            return
         self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            read()
+        finally:
+            self.ready(self._status)
 
     def stopping(self, drain_seconds: float) -> None:
         """Work is drained, for so long at most."""
         microseconds = int((drain_seconds + STOP_SECONDS) * 1e6)
         self._tell("STOPPING=1", "STATUS=draining", f"EXTEND_TIMEOUT_USEC={microseconds}")
+
+    async def close(self) -> None:
+        """Sends no more signs of life. Idempotent."""
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
 
     async def _beat(self) -> None:
         while True:
