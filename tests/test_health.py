@@ -7,15 +7,18 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
+from certificates import Authority
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import HealthServicer
 
 from heliograph.cli import main
 from heliograph_backends.fake import FakeDevice
@@ -279,3 +282,33 @@ def test_a_script_of_another_name_that_loads_the_package_is_left_alone(tmp_path:
         [sys.executable, str(script), "health"], capture_output=True, text=True, timeout=SECONDS, check=True
     )
     assert found.stdout == "Graph\n"
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[tuple[str, Authority]]:
+    """Where a server with a certificate for "heliograph" and the authority's is asked; it serves."""
+    authority = Authority(tmp_path)
+    pair = authority.server("heliograph")
+    credentials = grpc.ssl_server_credentials(
+        [(Path(pair.key).read_bytes(), Path(pair.certificate).read_bytes())]
+    )
+    with ThreadPoolExecutor(1) as threads:
+        server = grpc.server(threads)
+        health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+        server.start()
+        yield f"grpcs://127.0.0.1:{port}", authority
+        server.stop(None).wait()
+
+
+def test_a_daemon_with_a_certificate_is_asked_for_its_name(
+    secured: tuple[str, Authority], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, authority = secured
+    monkeypatch.setenv("HELIOGRAPH_CA", authority.ca)
+    assert asks("--server", f"{url}?tls_name=heliograph") == 0
+    assert asks("--server", url) == 2
+    monkeypatch.delenv("HELIOGRAPH_CA")
+    assert asks("--server", f"{url}?tls_name=heliograph") == 2
+    told = capsys.readouterr()
+    assert told.out == f"{url}: serving\n" and told.err.count("unreachable") == 2

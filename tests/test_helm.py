@@ -15,6 +15,7 @@ from helm_values import REFUSED, SETS
 
 from heliograph_proto.sizes import parse_size
 from heliograph_server.config import ServerConfig, load_config
+from heliograph_server.pool.sources import DnsSource, open_source
 
 helm = pytest.importorskip("helm_python", reason="helm-python-sdk has no wheel for this platform")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
@@ -268,6 +269,20 @@ def test_the_daemon_is_told_what_the_values_say(tmp_path: Path) -> None:
     assert members.log_format == "human" and members.log_level == "debug"
     assert head.traces == "http://collector.tracing:4317"
     assert not members.insecure and members.tls_client_ca and members.pool_key and members.tokens
+
+
+@pytest.mark.parametrize("name", ["default", "gpu", "monitoring"])
+def test_the_head_finds_its_members_by_the_name_of_their_service(name: str, tmp_path: Path) -> None:
+    documents = documents_of(SETS[name])
+    assert isinstance(open_source(configurations(documents, tmp_path)["head"].pool), DnsSource)
+    [service] = [one for one in of_kind(documents, "Service") if one["spec"].get("clusterIP") == "None"]
+    [members] = of_kind(documents, "StatefulSet")
+    assert members["spec"]["serviceName"] == service["metadata"]["name"]
+    where = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
+    assert (
+        configurations(documents, tmp_path)["head"].pool
+        == f"dns:{where}:{service['spec']['ports'][0]['port']}"
+    )
 
 
 def test_files_that_the_configuration_names_are_mounted(documents: list[Document], tmp_path: Path) -> None:
