@@ -2,8 +2,8 @@
 
     starting ──(devices ready)──▸ serving ──(SIGTERM, SIGINT)──▸ draining ──▸ stopped
 
-Ports are bound first, so that a mistake shows at once; health says NOT_SERVING until the devices are
-ready, and again while draining. Draining lets running work end, for `drain_seconds` at most; a second
+Ports are bound first, so that a mistake shows at once; health (`heliograph_server.health`) says "ready" when
+the devices are, until draining begins. Draining lets running work end, for `drain_seconds` at most; a second
 signal cuts it short.
 """
 
@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from heliograph_backends.registry import open_registry
@@ -50,11 +48,13 @@ from heliograph_server.core.membership import Membership
 from heliograph_server.core.runtime import Host
 from heliograph_server.core.store import ContentStore
 from heliograph_server.facts import server_facts
+from heliograph_server.health import Health
 from heliograph_server.listening import bind, unbind
 from heliograph_server.peers.looping import LoopPeers
 from heliograph_server.peers.showing import PoolCredentials
 from heliograph_server.reconfiguring import Configuration
 from heliograph_server.reloading import Watch
+from heliograph_server.service_manager import ServiceManager
 from heliograph_server.services.bulk import BulkService
 from heliograph_server.services.command import CommandService
 from heliograph_server.services.device import DeviceService
@@ -84,8 +84,6 @@ SERVICES = tuple(
         (peer_pb2, "PeerService"),
     )
 )
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 COMPILE_THREADS = 2
 BULK_THREADS = 4
@@ -146,7 +144,7 @@ class Daemon:
         self._pools = [ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()]
         self._server: aio.Server | None = None
         self._memory = MemoryService(self._slot)
-        self._health = health_aio.HealthServicer()
+        self.health = Health(SERVICES, config.health_listen)
         #: Files that are read again when they change, and when SIGHUP asks.
         self.watch = Watch()
         self.configuration = Configuration(config, self._reconfigure)
@@ -173,7 +171,7 @@ class Daemon:
             interceptors=self.access.interceptors, options=server_options(self._config.limits)
         )
         self._add_services(self._server)
-        await self._tell_health(NOT_SERVING)
+        await self.health.start()
         for address in self._config.addresses:
             self.addresses += (bind(self._server, address, self.access.credentials(address)),)
         self.telemetry.start()
@@ -192,7 +190,7 @@ class Daemon:
         self._traces.join(self.host, self.addresses)
         self._slot.fill(self.host)
         self.access.watch(self.host)
-        await self._tell_health(SERVING)
+        await self.health.follow(self.host)
 
     def _reconfigure(self, config: ServerConfig) -> None:
         """What the daemon has of settings that may change while it runs. It may have no devices yet."""
@@ -216,17 +214,13 @@ class Daemon:
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
         CommandService(self._slot, closers).add_to(server)
         PeerService(self._slot, movers, lambda: self._shown()).add_to(server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        self.health.add_to(server)
         names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
 
-    async def _tell_health(self, status: Any) -> None:
-        for name in ("", *SERVICES):
-            await self._health.set(name, status)
-
     async def drain(self) -> bool:
         """Refuses new sessions and waits for running work, for `drain_seconds`. Whether it ended."""
-        await self._tell_health(NOT_SERVING)
+        await self.health.drain()
         if self.host is None:
             return True
         self.host.drain()
@@ -258,6 +252,7 @@ class Daemon:
             unbind(address)
         for pool in self._pools:
             await asyncio.to_thread(pool.shutdown)
+        await self.health.stop()
 
 
 def open_host_of(config: ServerConfig) -> Host:
@@ -387,7 +382,8 @@ async def serve(
     signals.install()
     daemon = Daemon(config)
     signals.on_second(daemon.hurry)
-    signals.on_hang_up(daemon.watch.look_at_once)
+    manager = ServiceManager(os.environ)
+    signals.on_hang_up(lambda: manager.reload(daemon.watch.look_at_once))
     try:
         if sources is not None:
             daemon.configuration.follow(sources, daemon.watch)
@@ -397,13 +393,16 @@ async def serve(
         if ready is not None:
             ready(daemon)
         _freeze()
+        manager.ready(f"serving at {', '.join(map(str, daemon.addresses))}")
         await signals.stop.wait()
+        manager.stopping(daemon.configuration.now.drain_seconds)
         if not await daemon.drain():
             logger.warning(
                 "work did not end within %.0f s and is cut short", daemon.configuration.now.drain_seconds
             )
     finally:
         await daemon.stop()
+        await manager.close()
         logger.info("stopped")
 
 

@@ -23,6 +23,7 @@ COMMANDS = {
     "serve": "run a daemon that owns this host's devices",
     "pool": "daemons on the nodes of a cluster: up, status, down",
     "devices": "list the devices of a daemon",
+    "health": "ask a daemon whether it lives and takes sessions (exit status 0, 1; 2: no answer)",
     "doctor": "measure the road to a daemon, and say what to change",
     "run": "run a graph from a file",
     "explain": "show where the nodes of a graph would run, and why",

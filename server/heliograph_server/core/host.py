@@ -262,6 +262,18 @@ class Host:
         """Another quota of a tenant, for what comes next; what is there stays."""
         self._tenants.change(tenant, quota)
 
+    @property
+    def is_accepting(self) -> bool:
+        """Whether a session can be opened, and would have a device."""
+        with self._changed:
+            is_open = not self._draining and not self._closed
+        return is_open and any(one.lost is None for one in self._devices)
+
+    @property
+    def is_beyond_help(self) -> bool:
+        """Whether all devices are lost, and some of this host's, which come back with a restart alone."""
+        return bool(self._registry.devices) and all(one.lost is not None for one in self._devices)
+
     # Sessions
 
     @property
