@@ -1,4 +1,4 @@
-"""What an operator sees of a daemon: frozen dataclasses without protobuf. The fields are those of admin.proto."""
+"""What an operator sees of a daemon: frozen dataclasses without protobuf, with the fields of admin.proto."""
 
 from __future__ import annotations
 

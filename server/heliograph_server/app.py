@@ -1,10 +1,10 @@
 """The daemon: a gRPC server around a host, from its start to its end.
 
-    starting ──(devices ready)──▸ serving ──(SIGTERM, SIGINT)──▸ draining ──▸ stopped
+    starting ──(devices ready)──▸ serving ──(SIGTERM, SIGINT, an operator)──▸ draining ──▸ stopped
 
 Ports are bound first, so that a mistake shows at once; health says NOT_SERVING until the devices are
 ready, and again while draining. Draining lets running work end, for `drain_seconds` at most; a second
-signal cuts it short.
+signal cuts it short. How an operator drains is in `draining`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from heliograph_proto.addresses import Address
 from heliograph_proto.errors import DrainingError
 from heliograph_proto.limits import Limits
 from heliograph_proto.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
     bulk_pb2,
     command_pb2,
     device_pb2,
@@ -44,12 +46,15 @@ from heliograph_proto.v1 import (
     session_pb2_grpc,
 )
 from heliograph_server.config import ServerConfig
+from heliograph_server.connections import connection_options
 from heliograph_server.core.membership import Membership
 from heliograph_server.core.runtime import Host
 from heliograph_server.core.store import ContentStore
+from heliograph_server.draining import Draining
 from heliograph_server.facts import server_facts
 from heliograph_server.listening import bind, unbind
 from heliograph_server.peers.looping import LoopPeers
+from heliograph_server.services.admin import AdminService
 from heliograph_server.services.bulk import BulkService
 from heliograph_server.services.command import CommandService
 from heliograph_server.services.device import DeviceService
@@ -75,6 +80,7 @@ SERVICES = tuple(
         (command_pb2, "CommandService"),
         (model_pb2, "ModelService"),
         (peer_pb2, "PeerService"),
+        (admin_pb2, "AdminService"),
     )
 )
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -139,6 +145,7 @@ class Daemon:
         self._server: aio.Server | None = None
         self._memory = MemoryService(self._slot)
         self._health = health_aio.HealthServicer()
+        self.draining = Draining(self._slot, config.drain_seconds, self._tell_whether_serving)
         #: Where it listens, with the ports that were chosen.
         self.addresses: tuple[Address, ...] = ()
         self._facts: Mapping[str, str] = {}
@@ -150,7 +157,9 @@ class Daemon:
 
     async def start(self) -> None:
         """Binds, serves, and starts the devices. Raises ConfigurationError; `stop` cleans up."""
-        self._server = aio.server(options=server_options(self._config.limits))
+        self._server = aio.server(
+            options=server_options(self._config.limits) + connection_options(self._config)
+        )
         self._add_services(self._server)
         await self._tell_health(NOT_SERVING)
         for address in self._config.addresses:
@@ -182,6 +191,9 @@ class Daemon:
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
         CommandService(self._slot, closers).add_to(server)
         PeerService(self._slot, movers).add_to(server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminService(self._slot, self.draining, askers, closers), server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
@@ -190,9 +202,12 @@ class Daemon:
         for name in ("", *SERVICES):
             await self._health.set(name, status)
 
+    async def _tell_whether_serving(self, is_serving: bool) -> None:
+        await self._tell_health(SERVING if is_serving else NOT_SERVING)
+
     async def drain(self) -> bool:
         """Refuses new sessions and waits for running work, for `drain_seconds`. Whether it ended."""
-        await self._tell_health(NOT_SERVING)
+        await self.draining.stopping()
         if self.host is None:
             return True
         self.host.drain()
@@ -321,12 +336,21 @@ async def serve(config: ServerConfig, ready: Callable[[Daemon], None] | None = N
         if ready is not None:
             ready(daemon)
         _freeze()
-        await signals.stop.wait()
-        if not await daemon.drain():
+        if await _told_to_end(signals.stop, daemon.draining.over) and not await daemon.drain():
             logger.warning("work did not end within %.0f s and is cut short", config.drain_seconds)
     finally:
         await daemon.stop()
         logger.info("stopped")
+
+
+async def _told_to_end(signal: asyncio.Event, drained: asyncio.Event) -> bool:
+    """Waits for a signal, or for the end of an operator's drain. Whether it was a signal."""
+    waiting = [asyncio.ensure_future(one.wait()) for one in (signal, drained)]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for one in waiting:
+        one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    return not drained.is_set()
 
 
 def _freeze() -> None:

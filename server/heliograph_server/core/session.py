@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -81,6 +82,10 @@ class SessionStatistics:
     idle_plans: int = 0
     idle_bytes: int = 0
     reservations: int = 0
+    #: Runs of plans that came and are not done.
+    runs_in_flight: int = 0
+    #: Of devices, by tensors and variables.
+    tensor_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,8 @@ class Session(SessionWork):
         self.number = number
         self.client = client or "somebody"
         self.principal = principal
+        #: When it was opened, by `time.monotonic()`.
+        self.opened = time.monotonic()
         self._on_closed = on_closed
         self._watches = watches
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
@@ -158,7 +165,16 @@ class Session(SessionWork):
                 idle_plans=self._plans.idle,
                 idle_bytes=self._plans.idle_bytes,
                 reservations=count(ReservationHandle),
+                runs_in_flight=self._core.runs_in_flight,
+                tensor_bytes=self._core.storage_bytes,
             )
+
+    @property
+    def plan_bytes(self) -> int:
+        """Of devices, by plans that have a handle, as long as they do not run; those of lost ones are gone."""
+        with self._lock:
+            plans: list[LoadedPlan] = [one for one in self._core.plans if one is not None]
+        return sum(sum(one.kept_bytes().values()) for one in plans if not one.is_lost)
 
     @property
     def is_attached(self) -> bool:
