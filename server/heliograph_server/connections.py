@@ -3,7 +3,7 @@
 | a connection that | ends after |
 |---|---|
 | says nothing, or is slow with its first bytes or its TLS handshake | HANDSHAKE_SECONDS |
-| has no call: idle, or slow with the headers of its first one | IDLE_SECONDS; clients connect again by themselves |
+| has no call: idle, or slow with the headers of its first one | IDLE_SECONDS; clients connect again |
 | is one too many | at once |
 | answers no ping: its client is gone | the keepalive's 15 seconds |
 

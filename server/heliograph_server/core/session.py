@@ -171,7 +171,7 @@ class Session(SessionWork):
 
     @property
     def plan_bytes(self) -> int:
-        """Of devices, by plans that have a handle, as long as they do not run; those of lost ones are gone."""
+        """Of devices, by plans that have a handle, as long as they do not run; not of lost devices."""
         with self._lock:
             plans: list[LoadedPlan] = [one for one in self._core.plans if one is not None]
         return sum(sum(one.kept_bytes().values()) for one in plans if not one.is_lost)
