@@ -30,6 +30,7 @@ import grpc
 from heliograph import _grpc
 from heliograph._blocking_bulk import BlockingBulk
 from heliograph._calls import unary
+from heliograph._channels import NO_CREDENTIALS, open_channel
 from heliograph._deadline import Deadline
 from heliograph._effects import Call, Compute, Download, Effect, MapMemory, Move, Procedure, Upload, Wait
 from heliograph._inline import InlinePlan
@@ -42,6 +43,7 @@ from heliograph.protocol import ClientCore
 from heliograph_proto import DIRECT_WEIGHTS
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command, CompletionBatch
+from heliograph_proto.credentials import Credentials
 from heliograph_proto.description import ContentOffer, SessionInfo
 from heliograph_proto.errors import (
     HeliographError,
@@ -254,9 +256,11 @@ class GrpcShell(BlockingShell):
         timeout: float,
         shared_memory: SharedMemoryArgument = "auto",
         silence_seconds: float | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
         self.channel_options = _grpc.channel_options(silence_seconds)
-        self._channel = grpc.insecure_channel(address.grpc_target, self.channel_options)
+        self.credentials = credentials
+        self._channel = open_channel(address, self.channel_options, credentials)
         end = time.monotonic() + timeout
         try:
             info = self._open(address, timeout)
@@ -294,7 +298,7 @@ class GrpcShell(BlockingShell):
             try:
                 answer = call.future(_grpc.open_request(), timeout=max(0.0, end - time.monotonic())).result()
             except grpc.RpcError as error:
-                refused = _grpc.open_error(error, address, timeout)
+                refused = _grpc.open_error(error, address, timeout, self.credentials)
             else:
                 return _grpc.decode_open(answer, address)
             if not _grpc.is_starting(refused) or time.monotonic() + _grpc.START_SECONDS > end:

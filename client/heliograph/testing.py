@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 import grpc
 
+from heliograph._channels import credentials_of, open_channel
 from heliograph.errors import UnavailableError
+from heliograph_proto.addresses import parse_address
 
 #: How long a daemon may take to serve: its first start on a machine compiles the CPU kernels.
 START_SECONDS = 180.0
@@ -45,7 +47,8 @@ def wait_until_serving(url: str, seconds: float = START_SECONDS) -> None:
     """Waits until grpc.health.v1 says SERVING. Raises UnavailableError."""
     from grpc_health.v1 import health_pb2
 
-    with grpc.insecure_channel(url.removeprefix("grpc://")) as channel:
+    address = parse_address(url)
+    with open_channel(address, (), credentials_of(address)) as channel:
         watch = channel.unary_stream(
             "/grpc.health.v1.Health/Watch",
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
