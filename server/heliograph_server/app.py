@@ -220,6 +220,7 @@ class Daemon:
 
     async def stop(self) -> None:
         """Ends all sessions, the server, the devices and the threads."""
+        self.draining.hung_up.set()
         if self.host is not None:
             error = DrainingError("the server is shutting down", advice="try later, or elsewhere")
             await asyncio.to_thread(self.host.close_sessions, error)

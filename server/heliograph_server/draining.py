@@ -40,6 +40,8 @@ class Draining:
         self._waiting: asyncio.Task[None] | None = None
         #: Set when an operator's drain is over, and the daemon is to stop.
         self.over = asyncio.Event()
+        #: Set when the daemon stops, and those who look on are to leave.
+        self.hung_up = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<Draining {self._state.name}>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import TypeAlias, TypeVar
 
 from grpc import aio
@@ -127,10 +128,12 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> None:
         loop = asyncio.get_running_loop()
         before: Snapshot | None = None
-        while True:
+        while not self._draining.hung_up.is_set():
             began, host = loop.time(), self._slot.host
             before = await loop.run_in_executor(
                 self._askers, take_snapshot, host, self._draining.status, log_level(), before
             )
             await context.write(encode_snapshot(before))
-            await asyncio.sleep(max(0.0, began + seconds - loop.time()))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, began + seconds - loop.time())):
+                    await self._draining.hung_up.wait()
