@@ -45,6 +45,7 @@ from heliograph_proto.v1 import (
     session_pb2,
     session_pb2_grpc,
 )
+from heliograph_server.access.access import Access
 from heliograph_server.config import ServerConfig
 from heliograph_server.connections import connection_options
 from heliograph_server.core.membership import Membership
@@ -151,19 +152,23 @@ class Daemon:
         self._facts: Mapping[str, str] = {}
         self._peers: LoopPeers | None = None
         self.host: Host | None = None
+        #: Who may connect; once it starts.
+        self.access: Access | None = None
 
     def __repr__(self) -> str:
         return f"<Daemon at {', '.join(map(str, self.addresses)) or 'no address yet'}: {self.host}>"
 
     async def start(self) -> None:
         """Binds, serves, and starts the devices. Raises ConfigurationError; `stop` cleans up."""
+        self.access = Access(self._config)
         self._server = aio.server(
-            options=server_options(self._config.limits) + connection_options(self._config)
+            interceptors=self.access.interceptors,
+            options=server_options(self._config.limits) + connection_options(self._config),
         )
         self._add_services(self._server)
         await self._tell_health(NOT_SERVING)
         for address in self._config.addresses:
-            self.addresses += (bind(self._server, address),)
+            self.addresses += (bind(self._server, address, self.access.credentials(address)),)
         if self._config.shared_memory:
             self._memory.start(self.addresses)
         self._facts = server_facts(self._why_not_shared())
@@ -173,6 +178,7 @@ class Daemon:
         self._peers = LoopPeers(asyncio.get_running_loop(), self._pools[-1], silence_seconds)
         self.host.exchange.use(self._peers)
         self._slot.fill(self.host)
+        self.access.watch(self.host)
         await self._tell_health(SERVING)
 
     def _why_not_shared(self) -> str:
@@ -225,6 +231,8 @@ class Daemon:
             error = DrainingError("the server is shutting down", advice="try later, or elsewhere")
             await asyncio.to_thread(self.host.close_sessions, error)
         self._memory.close()
+        if self.access is not None:
+            await self.access.close()
         if self._peers is not None:
             await self._peers.closed()
         if self._server is not None:

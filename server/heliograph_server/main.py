@@ -79,6 +79,8 @@ def _announce(daemon: Daemon) -> None:
             logger.warning("backend %s (%s) is not available: %s", backend.name, backend.origin, backend.why)
         elif not backend.devices and backend.origin != "built in":
             logger.info("backend %s (%s) can be used with --device", backend.name, backend.origin)
+    assert daemon.access is not None
     for address in daemon.addresses:
         logger.info("listening on %s", address)
-        print(f"listening on {address}", flush=True)
+        # With the token that was just made, which is shown this once, and never in the log.
+        print(f"listening on {daemon.access.shown(address)}", flush=True)

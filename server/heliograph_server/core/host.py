@@ -7,7 +7,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -242,7 +242,7 @@ class Host:
         Raises InvalidArgumentError, DrainingError, VersionMismatchError, LimitExceededError.
         """
         version = _common_version(*versions)
-        tenant = tenant_of(secret) if secret else b""
+        tenant = tenant_of(secret, principal.tenant) if secret else b""
         token = secrets.token_bytes(16)
         agreed = tuple(one for one in self._features if one in features)
         own = self._registry.acquire()
@@ -310,13 +310,22 @@ class Host:
             self._reapers[token] = self._deadlines.after(seconds, lambda: self._reap(session))
         return session
 
-    def session(self, token: bytes) -> Session:
-        """Raises SessionClosedError for a token that names none, or none any more."""
+    def session(self, token: bytes, principal: Principal | None = None) -> Session:
+        """Raises SessionClosedError for a token that names none, or none any more, or, where it matters who
+        asks, one of another tenant: the same words for all."""
         with self._changed:
             found = self._sessions.get(token)
-        if found is None:
+        if found is None or (principal is not None and found.principal.tenant != principal.tenant):
             raise SessionClosedError("the session is unknown or was closed", advice="open another")
         return found
+
+    def end_sessions(self, why: Callable[[Principal], HeliographError | None]) -> None:
+        """Ends, on threads of their own, the sessions of whoever there is an error for."""
+        for session in self._all_sessions():
+            if (error := why(session.principal)) is not None and session.closed is None:
+                logger.info("%s is ended: %s", session, error.message)
+                ending = threading.Thread(target=session.close, args=(error,), name="heliograph-end")
+                ending.start()
 
     def _check_room(self) -> None:
         if self._draining:

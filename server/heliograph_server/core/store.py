@@ -41,8 +41,9 @@ SECRET_BYTES = (16, 1024)
 Key: TypeAlias = tuple[bytes, bytes]
 
 
-def tenant_of(secret: bytes) -> bytes:
-    """A tenant's name here: a hash, so that the secret lies neither in memory nor on disk.
+def tenant_of(secret: bytes, operators_name: str = "") -> bytes:
+    """A tenant's name here: a hash, so that the secret lies neither in memory nor on disk. Tenants to whom
+    the operator gave different names share nothing, even if they know one secret.
 
     Raises InvalidArgumentError for a secret that could be guessed.
     """
@@ -52,6 +53,9 @@ def tenant_of(secret: bytes) -> bytes:
             f"a tenant's secret has {least} to {most} bytes, not {len(secret)}",
             advice="take 32 random bytes, or send none",
         )
+    if operators_name:
+        # Names have no zero bytes, so that no name and secret are as another two.
+        return digest_of(b"heliograph named tenant\0" + operators_name.encode() + b"\0" + secret)
     return digest_of(b"heliograph tenant\0" + secret)
 
 

@@ -75,7 +75,7 @@ class BulkService:
         if first is None or first.target is None:
             raise ProtocolError("the first message of an upload must have its target")
         target = bulk_pb2.UploadTarget.FromString(first.target)
-        session = self._slot.host.session(target.session)
+        session = self._slot.session(target.session)
         upload = await self._begin(session, target, first.offset_bytes)
         workers = self._relays if upload.is_relayed else self._hashers
         try:
@@ -113,7 +113,7 @@ class BulkService:
         first = await first_of(anext(requests, None))
         if first is None or not isinstance(_target(first.target), bytes):
             raise ProtocolError("the first message of an upload from shared memory must name a content")
-        session = self._slot.host.session(first.target.session)
+        session = self._slot.session(first.target.session)
         upload = await self._begin(session, first.target, first.offset_bytes)
         workers = self._relays if upload.is_relayed else self._hashers
         try:
@@ -134,7 +134,7 @@ class BulkService:
     async def Download(
         self, request: bulk_pb2.DownloadRequest, context: aio.ServicerContext[Any, Any]
     ) -> None:
-        session = self._slot.host.session(request.session)
+        session = self._slot.session(request.session)
         download = session.open_download(request.transfer)
         try:
             messages = await asyncio.wrap_future(download.future)
@@ -149,7 +149,7 @@ class BulkService:
         request: bulk_pb2.FindMissingContentsRequest,
         context: aio.ServicerContext[Any, Any],
     ) -> bulk_pb2.FindMissingContentsResponse:
-        session = self._slot.host.session(request.session)
+        session = self._slot.session(request.session)
         if (count := len(request.digests) + len(request.sent_digests)) > (
             limit := session.limits.graph_nodes
         ):

@@ -65,7 +65,7 @@ class CommandService:
         first: Any = await first_of(context.read(), seconds)
         if first is aio.EOF:
             raise ProtocolError("the command stream ended before it named its session")
-        session = self._slot.host.session(command_pb2.CommandBatch.FromString(first).session)
+        session = self._slot.session(command_pb2.CommandBatch.FromString(first).session)
         outbox = Outbox(asyncio.get_running_loop(), session.limits)
         session.attach(outbox.put, outbox.end, at_once=True)
         logger.info("%s began, from %s", session, unquote(context.peer()))

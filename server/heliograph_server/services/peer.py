@@ -173,7 +173,7 @@ class PeerService:
 
     @refusals
     async def Probe(self, request: peer_pb2.ProbeRequest, context: Context) -> peer_pb2.ProbeResponse:
-        self._slot.host.session(request.session)
+        self._slot.session(request.session)
         check_probe(request.address, request.bandwidth_bytes, request.timeout_ms)
         if not self._probes.take(1):
             raise LimitExceededError(

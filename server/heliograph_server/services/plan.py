@@ -47,7 +47,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         request: plan_pb2.CompileRequest,
         context: aio.ServicerContext[plan_pb2.CompileRequest, plan_pb2.CompileResponse],
     ) -> plan_pb2.CompileResponse:
-        session = self._slot.host.session(request.session)
+        session = self._slot.session(request.session)
         check_bindings(request, session.limits)
         graph, size_bytes = received(session, request)
         with _counted(session, size_bytes):
@@ -62,7 +62,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         request: plan_pb2.PlaceContentsRequest,
         context: aio.ServicerContext[plan_pb2.PlaceContentsRequest, plan_pb2.PlaceContentsResponse],
     ) -> plan_pb2.PlaceContentsResponse:
-        session = self._slot.host.session(request.compile.session)
+        session = self._slot.session(request.compile.session)
         check_bindings(request.compile, session.limits)
         check_digests(request.missing_digests, session.limits)
         graph, size_bytes = received(session, request.compile)
@@ -91,7 +91,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         request: plan_pb2.EstimateRequest,
         context: aio.ServicerContext[plan_pb2.EstimateRequest, plan_pb2.EstimateResponse],
     ) -> plan_pb2.EstimateResponse:
-        session = self._slot.host.session(request.session)
+        session = self._slot.session(request.session)
         with _counted(session, request.ByteSize()):
             found = await asyncio.wrap_future(self._compilers.submit(_estimate, session, request))
         return messages.encode_estimate(found)
@@ -102,7 +102,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         request: plan_pb2.ReserveRequest,
         context: aio.ServicerContext[plan_pb2.ReserveRequest, plan_pb2.ReserveResponse],
     ) -> plan_pb2.ReserveResponse:
-        session = self._slot.host.session(request.session)
+        session = self._slot.session(request.session)
         with _counted(session, request.ByteSize()):
             async with self._one_at_a_time(session):
                 reserving = self._compilers.submit(_reserve, session, request)
@@ -119,7 +119,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         request: plan_pb2.ExplainRequest,
         context: aio.ServicerContext[plan_pb2.ExplainRequest, plan_pb2.ExplainResponse],
     ) -> plan_pb2.ExplainResponse:
-        session = self._slot.host.session(request.session)
+        session = self._slot.session(request.session)
         return await asyncio.wrap_future(self._listeners.submit(_explain, session, request.plan))
 
 
