@@ -146,7 +146,7 @@ class Daemon:
         self._server: aio.Server | None = None
         self._memory = MemoryService(self._slot)
         self._health = health_aio.HealthServicer()
-        self.draining = Draining(self._slot, config.drain_seconds, self._tell_whether_serving)
+        self.draining = Draining(self._slot, lambda: self._config.drain_seconds, self._tell_whether_serving)
         #: Where it listens, with the ports that were chosen.
         self.addresses: tuple[Address, ...] = ()
         self._facts: Mapping[str, str] = {}

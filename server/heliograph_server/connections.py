@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from heliograph_proto.addresses import Address
 from heliograph_server.config import ServerConfig
 
 #: How long a connection may take until it speaks HTTP/2 (and TLS, where there is any).
@@ -38,12 +39,17 @@ def connection_options(config: ServerConfig) -> list[tuple[str, Any]]:
 
 
 def most_connections(config: ServerConfig) -> int:
-    """The most connections at once, at each address that it listens at."""
+    """The most connections at once at each address, since gRPC counts for each by itself."""
     if config.max_connections:
         return config.max_connections
     descriptors = _descriptors()
     reserved = max(LEAST_RESERVED, int(descriptors * RESERVED_SHARE))
-    return max(1, (descriptors - reserved) // len(config.listen))
+    return max(1, (descriptors - reserved) // sum(map(_sockets, config.addresses)))
+
+
+def _sockets(address: Address) -> int:
+    """How many gRPC listens on there: the name of this host has an address of each version of IP."""
+    return 2 if address.host == "localhost" else 1
 
 
 def _descriptors() -> int:

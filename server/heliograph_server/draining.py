@@ -14,11 +14,12 @@ from collections.abc import Awaitable, Callable
 
 from heliograph_proto.administration import DrainState, DrainStatus
 from heliograph_proto.errors import DrainingError, InvalidArgumentError
-from heliograph_server.config import MAX_DRAIN_SECONDS
 from heliograph_server.services.refusals import HostSlot
 
 logger = logging.getLogger(__name__)
 
+#: The most that a drain may take; what is longer is a mistake.
+MOST_SECONDS = 86_400.0
 #: How often it is looked whether the deadline has changed.
 LOOK_SECONDS = 0.5
 #: Why sessions end with a drain.
@@ -26,10 +27,14 @@ DRAINED = DrainingError("the server was drained by its operator", advice="connec
 
 
 class Draining:
-    """The drain of one daemon. `tell_health(is_serving)` says so to whoever routes clients."""
+    """The drain of one daemon. `drain_seconds`: how long work may go on unless somebody says otherwise;
+    `tell_health(is_serving)` says so to whoever routes clients."""
 
     def __init__(
-        self, slot: HostSlot, drain_seconds: float, tell_health: Callable[[bool], Awaitable[None]]
+        self,
+        slot: HostSlot,
+        drain_seconds: Callable[[], float],
+        tell_health: Callable[[bool], Awaitable[None]],
     ) -> None:
         self._slot = slot
         self._drain_seconds = drain_seconds
@@ -58,12 +63,12 @@ class Draining:
     async def begin(self, seconds: float = 0.0, *, stay: bool = False) -> DrainStatus:
         """Drains for so many seconds at most, 0 for what the configuration says; returns at once. Raises
         InvalidArgumentError, DrainingError."""
-        if seconds > MAX_DRAIN_SECONDS:
-            advice = f"{MAX_DRAIN_SECONDS:.0f} at most"
+        if seconds > MOST_SECONDS:
+            advice = f"{MOST_SECONDS:.0f} at most"
             raise InvalidArgumentError(f"a drain of {seconds:.0f} seconds", advice=advice)
         host = self._slot.host
         self._check_not_stopping()
-        self._until = asyncio.get_running_loop().time() + (seconds or self._drain_seconds)
+        self._until = asyncio.get_running_loop().time() + (seconds or self._drain_seconds())
         self._state, self._stay = DrainState.DRAINING, stay
         await self._tell_health(False)
         host.drain()
