@@ -47,7 +47,7 @@ from heliograph_proto.v1 import (
 )
 from heliograph_server.access.access import Access
 from heliograph_server.config import ServerConfig
-from heliograph_server.connections import connection_options
+from heliograph_server.connections import connection_options, keep_tidy
 from heliograph_server.core.membership import Membership
 from heliograph_server.core.runtime import Host
 from heliograph_server.core.store import ContentStore
@@ -151,6 +151,7 @@ class Daemon:
         self.addresses: tuple[Address, ...] = ()
         self._facts: Mapping[str, str] = {}
         self._peers: LoopPeers | None = None
+        self._tidying: asyncio.Task[None] | None = None
         self.host: Host | None = None
         #: Who may connect; once it starts.
         self.access: Access | None = None
@@ -180,6 +181,7 @@ class Daemon:
         self._slot.fill(self.host)
         self.access.watch(self.host)
         await self._tell_health(SERVING)
+        self._tidying = asyncio.ensure_future(keep_tidy())
 
     def _why_not_shared(self) -> str:
         return self._memory.why_not if self._config.shared_memory else "it is off in the configuration"
@@ -227,6 +229,8 @@ class Daemon:
     async def stop(self) -> None:
         """Ends all sessions, the server, the devices and the threads."""
         self.draining.hung_up.set()
+        if self._tidying is not None:
+            self._tidying.cancel()
         if self.host is not None:
             error = DrainingError("the server is shutting down", advice="try later, or elsewhere")
             await asyncio.to_thread(self.host.close_sessions, error)

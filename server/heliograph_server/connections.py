@@ -12,11 +12,16 @@ A call whose first message does not come is the services' affair: see `services.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import sys
 from typing import Any
 
+from heliograph._allocator import give_back
 from heliograph_proto.addresses import Address
 from heliograph_server.config import ServerConfig
+
+logger = logging.getLogger(__name__)
 
 #: How long a connection may take until it speaks HTTP/2 (and TLS, where there is any).
 HANDSHAKE_SECONDS = 10.0
@@ -24,8 +29,19 @@ HANDSHAKE_SECONDS = 10.0
 IDLE_SECONDS = 300.0
 #: The most calls at once on one connection; what comes beyond that waits in its client.
 MOST_CALLS = 4096
+#: How often free memory is looked at.
+TIDY_SECONDS = 10.0
 #: Of the process's descriptors, what connections leave to files, devices, shared memory and other daemons.
 RESERVED_SHARE, LEAST_RESERVED = 0.25, 64
+
+
+async def keep_tidy() -> None:
+    """Gives back what thousands of connections, or large messages, have left behind, for as long as it
+    runs: their memory lies in pieces between what is in use, which the C library keeps."""
+    while True:
+        await asyncio.sleep(TIDY_SECONDS)
+        if given := await asyncio.to_thread(give_back):
+            logger.debug("%.0f MiB of free memory were given back", given / 2**20)
 
 
 def connection_options(config: ServerConfig) -> list[tuple[str, Any]]:
