@@ -1,5 +1,6 @@
-"""Connections that mean no call: `python crowd.py PORT COUNT` opens so many at once, answers their pings, says
-how many there are, and goes when its standard input ends. In a process of its own, for its descriptors."""
+"""Connections that mean no call: `python crowd.py PORT COUNT` opens so many at once, answers their pings,
+says how many there are, and goes when its standard input ends. A process of its own has its own descriptors.
+"""
 
 from __future__ import annotations
 
