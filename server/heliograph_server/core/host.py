@@ -44,13 +44,14 @@ from heliograph_server.core.keeping import Keeper
 from heliograph_server.core.listing import describe, memory_of, status_of
 from heliograph_server.core.measurements import Measurements
 from heliograph_server.core.membership import Change, Membership, SessionDevices
-from heliograph_server.core.occupancy import Occupancy
-from heliograph_server.core.principals import ANYBODY, Principal
+from heliograph_server.core.occupancy import DeviceShares, Occupancy
+from heliograph_server.core.principals import ANYBODY, Principal, Quota
 from heliograph_server.core.queries import query_ops, query_placement
 from heliograph_server.core.room import Room
 from heliograph_server.core.session import CLOSE_SECONDS, Session, SessionStatistics
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.store import ContentStore, tenant_of
+from heliograph_server.core.tenants import Holding, Kind, Share, Tenants, TenantUsage
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +123,7 @@ class Host:
         #: Contents that come by tickets.
         self.admissions = Admissions()
         self._occupancies: dict[str, Occupancy] = {}
+        self._tenants = Tenants()
         self._deadlines = Deadlines()
         self._room = Room()
         for giver in (self.store, self.keeper):
@@ -220,6 +222,16 @@ class Host:
     def _daemons(self) -> tuple[bytes, ...]:
         return tuple(self._pool.daemons) if self._pool is not None else ()
 
+    # Tenants
+
+    def tenants(self) -> tuple[TenantUsage, ...]:
+        """What each tenant has, by name; those that had a session since the host began."""
+        return self._tenants.usages()
+
+    def set_quota(self, tenant: str, quota: Quota) -> None:
+        """Another quota of a tenant, for what comes next; what is there stays."""
+        self._tenants.change(tenant, quota)
+
     # Sessions
 
     @property
@@ -281,6 +293,7 @@ class Host:
         # Who is added then is told of every change that is not in its devices.
         with self._changed:
             self._check_room()
+            account = self._tenants.account(principal)
             found = (*own, *(self._pool.devices if self._pool is not None else ()))
             if not found:
                 raise UnavailableError(
@@ -290,20 +303,24 @@ class Host:
             for device in found:
                 self._occupancies.setdefault(device.name, Occupancy())
             devices = SessionDevices(found, self._why_missing)
+            holding = Holding(account)
+            holding.take(Kind.SESSIONS)
+            share = self._tenants.enter(account, tenant)
             session = Session(
                 next(self._numbers),
                 _printable(client),
                 self.limits,
                 devices,
-                self._occupancies,
+                DeviceShares(self._occupancies, share),
                 self._deadlines,
                 self._room,
-                lambda _session: self._forget(token, own),
-                Contents(devices.present, self._room, self.store, tenant, self.keeper),
+                lambda _session: self._forget(token, own, holding, share),
+                Contents(devices.present, self._room, self.store, tenant, self.keeper, account),
                 self.measurements.of_tenant(tenant),
                 self.exchange,
                 watches=watches,
                 principal=principal,
+                holding=holding,
             )
             self._sessions[token] = session
             seconds = self.limits.attach_timeout_ms / 1e3
@@ -342,8 +359,10 @@ class Host:
             # Closing may wait for a compile, which the timer thread must not.
             threading.Thread(target=session.close, args=(error,), name="heliograph-reaper").start()
 
-    def _forget(self, token: bytes, devices: Sequence[Device]) -> None:
+    def _forget(self, token: bytes, devices: Sequence[Device], holding: Holding, share: Share) -> None:
         self._registry.release(devices)
+        holding.close()
+        self._tenants.leave(share)
         with self._changed:
             self._sessions.pop(token, None)
             if (reaper := self._reapers.pop(token, None)) is not None:

@@ -101,6 +101,8 @@ class SessionCore(ObservingCore):
         self._completed_through = 0
         self._reported_through = 0
         self._completions: list[c.Completion | InlineResult] = []
+        #: Runs that have retired since somebody looked.
+        self.ended_runs = 0
         #: Forms of inline runs, and how they fit the plans that they name.
         self._fits: dict[RunForm, Fit] = {}
 
@@ -202,14 +204,17 @@ class SessionCore(ObservingCore):
 
     # Commands arrive
 
-    def receive(self, command: c.Command) -> None:
-        """The next command of the stream. Raises ProtocolError for a gap: the session is over then."""
+    def receive(self, command: c.Command, refused: HeliographError | None = None) -> None:
+        """The next command of the stream; `refused`: why somebody else refuses it. Raises ProtocolError for a
+        gap: the session is over then."""
         self._expect(command.sequence)
-        if (refusal := self._over_limit(command)) is not None:
+        if (refusal := self._over_limit(command, refused)) is not None:
+            refusal.counts = refused is None and isinstance(command.kind, c.Run)
             self._add(refusal, command.kind)
             self._settle()
             return
         entry = self._arrivals.admit(command)
+        entry.counts = isinstance(command.kind, c.Run)
         if isinstance(command.kind, c.Continue):
             self._proceed(entry, command.kind)
         self._add(entry, command.kind)
@@ -264,12 +269,12 @@ class SessionCore(ObservingCore):
             )
         self._last_sequence = sequence
 
-    def _over_limit(self, command: c.Command) -> Entry | None:
+    def _over_limit(self, command: c.Command, refused: HeliographError | None) -> Entry | None:
         limit = self._limits.in_flight_commands
-        if len(self._open) < limit and len(self._entries) < 2 * limit:
+        if refused is None and len(self._open) < limit and len(self._entries) < 2 * limit:
             return None
         entry = Entry(command.sequence, notify=command.notify, timed=command.timeout_ms > 0)
-        error = LimitExceededError(
+        error = refused or LimitExceededError(
             f"{limit:,} commands are in flight, the most that this server takes",
             advice="wait for completions",
         )
@@ -431,6 +436,7 @@ class SessionCore(ObservingCore):
     def _retire(self, entry: Entry) -> None:
         entry.phase = Phase.RETIRED
         del self._entries[entry.sequence]
+        self.ended_runs += entry.counts
         self._arrivals.give_back(entry, entry.inline_bytes)
         leave_storages(entry)
         if isinstance(entry.task, WriteTask) and self._uploads.release(entry.task.transfer, entry):

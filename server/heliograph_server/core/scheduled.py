@@ -41,7 +41,7 @@ from heliograph_proto.errors import HeliographError, UnknownHandleError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_server.core.host_memory import host_memory
 from heliograph_server.core.late import NOT_LATE, Late, LateRun
-from heliograph_server.core.occupancy import SHORT_US, Occupancy
+from heliograph_server.core.occupancy import SHORT_US, Occupancy, computing
 from heliograph_server.core.portioning import Exchanging
 from heliograph_server.core.precedence import Precedences
 from heliograph_server.core.reservation import NOTHING, Share
@@ -207,7 +207,7 @@ class ScheduledPlan(SeveralPlan):
         given, taken = ([_bytes_of(tensors[one]) for one in some] for some in (made, self._returned))
         if len(steps) < len(tried):
             return None
-        return Stepwise(self._late, occupancy, steps, tensors, given, taken, self._note_step)
+        return Stepwise(self._late, device, occupancy, steps, tensors, given, taken, self._note_step)
 
     def _step_of(self, number: int, tensors: Mapping[Place, Tensor]) -> Callable[[], None] | None:
         """What runs a split, if that is short."""
@@ -256,7 +256,7 @@ class ScheduledPlan(SeveralPlan):
         copies.before(found)
         copied = time.perf_counter()
         read, made = ([tensors[place] for place in places] for places in (found.reads, found.writes))
-        with self._device_of(number, rank, abort), self._occupancies[self.schedule.splits[number].device]:
+        with self._device_of(number, rank, abort), self._computing(number, abort):
             computing = time.perf_counter()
             try:
                 self._plans[number].compute(read, made, abort)
@@ -268,6 +268,11 @@ class ScheduledPlan(SeveralPlan):
         split = self.schedule.splits[number]
         if observe is not None and (last := split.nodes[-1]) in self.schedule.taps:
             observe(last, tensors[len(self.graph.leaves) + last, split.device], abort)
+
+    def _computing(self, number: int, abort: Abort) -> AbstractContextManager[object]:
+        """Held while a split computes, and not while it waits for what it reads."""
+        place = self.schedule.splits[number].device
+        return computing(self._occupancies[place], abort, self.devices[place])
 
     def _device_of(self, number: int, rank: int, abort: Abort) -> AbstractContextManager[None]:
         """The split's device, which no other run of this plan computes on meanwhile."""

@@ -12,12 +12,13 @@ from functools import partial
 
 from heliograph_backends.contract import CompileOptions, Device, Tensor
 from heliograph_backends.sealed import SealedMemory
-from heliograph_proto.commands import Command, CompletionBatch
+from heliograph_proto.commands import Command, CompletionBatch, Run
 from heliograph_proto.description import ContentOffer, ModelInfo, PlanEstimate, PlanInfo, PlanReport, Traffic
 from heliograph_proto.errors import (
     CancelledError,
     HandleExistsError,
     HeliographError,
+    LimitExceededError,
     SessionClosedError,
     UnknownHandleError,
 )
@@ -55,6 +56,7 @@ from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
     DropUpload,
 )
+from heliograph_server.core.tenants import Charge, Holding, Kind
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +120,9 @@ class Session(SessionWork):
         *,
         watches: bool = False,
         principal: Principal = ANYBODY,
+        holding: Holding | None = None,
     ) -> None:
-        super().__init__(limits, devices, occupancies, deadlines, room, exchange)
+        super().__init__(limits, devices, occupancies, deadlines, room, exchange, holding or Holding())
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
         self.number = number
         self.client = client or "somebody"
@@ -130,13 +133,16 @@ class Session(SessionWork):
         self._watches = watches
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
         self.requests = Staging(max(limits.in_flight_bytes, limits.message_bytes), "graphs")
-        self._contents = contents or Contents(devices.present, room)
+        self._contents = contents or Contents(devices.present, room, account=self._holding.account)
         #: Contents on their way to devices of other daemons.
         self._direct = DirectContents(self._contents, room, deadlines)
         known = times, exchange
         memory = self._contents, occupancies, devices.present, self._plans, room
-        self._compiler = Compiler(self._core, self._lock, limits, self._device, *memory, *known)
-        self._open_uploads: set[Upload] = set()
+        self._compiler = Compiler(
+            self._core, self._lock, limits, self._device, *memory, *known, self._holding
+        )
+        #: With what those of contents count as on their way.
+        self._open_uploads: dict[Upload, Charge | None] = {}
         #: What else is to end with the session, by whom it is of.
         self.when_closing: dict[object, Callable[[HeliographError], None]] = {}
         self._closing = False
@@ -244,10 +250,27 @@ class Session(SessionWork):
         return True
 
     def _receive(self, command: Command) -> None:
-        self._core.receive(command)
+        if isinstance(command.kind, Run):
+            self._receive_run(command)
+        else:
+            self._core.receive(command)
         # Not before: a time that passed while the core did not know the command would be lost.
         if command.timeout_ms and self._core.is_open(command.sequence):
             self._arm(command)
+
+    def _receive_run(self, command: Command) -> None:
+        """One that the tenant's quota has no room for is refused; the stream lives on."""
+        refused: HeliographError | None = None
+        try:
+            self._holding.take(Kind.RUNS)
+        except LimitExceededError as error:
+            refused = error
+        try:
+            self._core.receive(command, refused)
+        except BaseException:
+            if refused is None:
+                self._holding.give(Kind.RUNS)
+            raise
 
     def refuse(
         self, sequence: int, error: HeliographError, tensors: tuple[int, ...] = (), buffer: int = 0
@@ -385,12 +408,18 @@ class Session(SessionWork):
         """
         self._check_open()
         upload: Upload
+        charge: Charge | None = None
         if isinstance(target, int):
             upload = self._begin_transfer(target, size_bytes)
         else:
-            upload = self._begin_content(target, size_bytes, offset_bytes)
+            charge = self._holding.account.charge(Kind.STAGING, max(size_bytes - offset_bytes, 0))
+            try:
+                upload = self._begin_content(target, size_bytes, offset_bytes)
+            except BaseException:
+                charge.give()
+                raise
         with self._lock:
-            self._open_uploads.add(upload)
+            self._open_uploads[upload] = charge
             closed = self._core.closed
         if closed is not None:
             upload.abort(closed)
@@ -450,7 +479,9 @@ class Session(SessionWork):
     def _forget_upload(self, upload: Upload) -> None:
         with self._lock:
             was_open = upload in self._open_uploads
-            self._open_uploads.discard(upload)
+            charge = self._open_uploads.pop(upload, None)
+        if charge is not None:
+            charge.give()
         if was_open and upload.is_content:
             size_bytes = upload.received_bytes - upload.start_bytes
             self._execution.traffic.content(size_bytes, is_relayed=upload.is_relayed)
@@ -547,6 +578,7 @@ class Session(SessionWork):
             # Work that is still under way keeps the pages that it moves.
             self._shared.close()
         self._plans.close()
+        self._holding.account.leave(self._plans)
         if not self._quiet.wait(CLOSE_SECONDS) or not self._compiler.busy.acquire(timeout=CLOSE_SECONDS):
             # Memory that work may still touch is better lost than given away.
             logger.error("%s: work did not end within %.0f s; its memory is lost", self, CLOSE_SECONDS)

@@ -66,6 +66,7 @@ from heliograph_server.core.tasks import (
     RunTask,
     Start,
 )
+from heliograph_server.core.tenants import Holding, Kind
 from heliograph_server.core.work import Work
 
 logger = logging.getLogger(__name__)
@@ -82,8 +83,11 @@ class SessionWork:
         deadlines: Deadlines,
         room: Room,
         exchange: LiveExchange,
+        holding: Holding,
     ) -> None:
         self.limits = limits
+        #: What the session has of its tenant's account.
+        self._holding = holding
         self._devices = devices
         #: What of them the client was not told yet.
         self._changes: list[DeviceChange] = []
@@ -91,16 +95,17 @@ class SessionWork:
         self._deadlines = deadlines
         self._lock = threading.RLock()
         self._core = SessionCore(limits, tuple(self._devices), self._memory)
-        self._staging = Staging(limits.in_flight_bytes)
+        self._staging = Staging(limits.in_flight_bytes, holding=holding)
         self._downloads = Downloads(self._core, self._lock, self._staging)
         self._uploads: dict[int, Incoming] = {}
         #: Of runs that are observed and have not ended, by sequence number.
         self._observers: dict[int, Observer] = {}
         self._plans = KnownPlans(room)
+        holding.account.join(self._plans)
         self._handing = Handing(exchange)
         staged = self._staging, limits.chunk_bytes, self._uploads, self._downloads.stage
         observer = self._observers.get
-        self._execution = Execution(self._device, *staged, self, observer, room, self._handing)
+        self._execution = Execution(self._device, *staged, self, observer, room, self._handing, holding)
         #: What the client maps as well, once it has asked for it.
         self._shared: SealedMemory | None = None
         self._aborts: dict[int, Abort] = {}
@@ -161,6 +166,9 @@ class SessionWork:
                     self._carry_out_one(instruction)
         finally:
             self._carrying_out = False
+        if self._core.ended_runs:
+            ended, self._core.ended_runs = self._core.ended_runs, 0
+            self._holding.give(Kind.RUNS, ended)
         if self._core.unretired == 0:
             self._note_quiet()
 
@@ -308,6 +316,8 @@ class SessionWork:
         whether it did. Under the lock."""
         if not self._at_once or (fit := self._core.fit(run)) is None:
             return False
+        if not self._holding.has_room(Kind.RUNS):
+            return False
         loaded: LoadedPlan = fit.plan.plan
         if (short := loaded.short_run()) is None:
             return False
@@ -426,8 +436,12 @@ class SessionWork:
         buffer, storage.buffer = storage.buffer, None
         if buffer is not None:
             buffer.free()
+        if storage.is_charged:
+            storage.is_charged = False
+            self._holding.give(Kind.MEMORY, storage.size_bytes)
 
     def _release_plan(self, instruction: ReleasePlan) -> None:
+        self._holding.give(Kind.PLANS)
         self._plans.release(instruction.plan.plan)
 
     def _release_reservation(self, instruction: ReleaseReservation) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
-from itertools import groupby
 
 from heliograph_proto.administration import (
     DeviceStatus,
@@ -34,7 +33,7 @@ def take_snapshot(host: Host, drain: DrainStatus, log_level: str, before: Snapsh
         drain=drain,
         devices=host.devices_now(),
         sessions=list_sessions(host),
-        tenants=tuple(map(_tenant_status, tenant_usage(host))),
+        tenants=tuple(map(_tenant_status, host.tenants())),
         members=tuple(host.members),
         log_level=log_level,
     )
@@ -65,26 +64,6 @@ def session_status(session: Session) -> SessionStatus:
         staged_bytes=found.staged_bytes,
         received_bytes=traffic.written_bytes + traffic.content_bytes,
         sent_bytes=traffic.read_bytes,
-    )
-
-
-def tenant_usage(host: Host) -> tuple[TenantUsage, ...]:
-    """What each tenant has that has a session."""
-    sessions = sorted(host.sessions, key=lambda one: one.principal.tenant)
-    grouped = groupby(sessions, key=lambda one: one.principal.tenant)
-    return tuple(_usage(tenant, list(of_tenant)) for tenant, of_tenant in grouped)
-
-
-def _usage(tenant: str, sessions: list[Session]) -> TenantUsage:
-    found = [session_status(one) for one in sessions]
-    return TenantUsage(
-        tenant=tenant,
-        sessions=len(found),
-        plans=sum(one.plans for one in found),
-        runs_in_flight=sum(one.runs_in_flight for one in found),
-        device_memory_bytes=sum(one.device_bytes for one in found),
-        staging_bytes=sum(one.staged_bytes for one in found),
-        quota=sessions[0].principal.quota,
     )
 
 

@@ -27,6 +27,7 @@ from heliograph_server.core.deadlines import Deadlines
 from heliograph_server.core.room import Room
 from heliograph_server.core.sources import Cache, ModelFolder, Source
 from heliograph_server.core.tenant_contents import TenantContents
+from heliograph_server.core.tenants import Account, Charge
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,13 @@ class Beginning:
     hash: Any
     received_bytes: int
     size_bytes: int
+    #: As what its memory counts.
+    charge: Charge
+
+    def free(self) -> None:
+        """Gives all of it back."""
+        self.buffer.free()
+        self.charge.give()
 
 
 @dataclass(eq=False, slots=True)
@@ -116,10 +124,10 @@ class ContentStore:
 
     # Tenants
 
-    def enter(self, tenant: bytes, room: Room) -> TenantContents:
-        """What a tenant has, for one more session of it."""
+    def enter(self, tenant: bytes, room: Room, account: Account) -> TenantContents:
+        """What a tenant has, for one more session of it, which counts on its account."""
         with self._lock:
-            holdings, count = self._tenants.get(tenant) or (TenantContents(room), 0)
+            holdings, count = self._tenants.get(tenant) or (TenantContents(room, account), 0)
             self._tenants[tenant] = holdings, count + 1
         return holdings
 
@@ -225,7 +233,7 @@ class ContentStore:
                     self._take(key, one)
                     is_some = True
             elif self._take(key, one):
-                one.buffer.free()
+                one.free()
                 is_some = True
         return is_some
 
@@ -246,7 +254,7 @@ class ContentStore:
     def _free(self, gone: Iterable[Kept]) -> None:
         for one in gone:
             if isinstance(one, Beginning):
-                one.buffer.free()
+                one.free()
             else:
                 one.holdings.release((one.digest,), one)
         self.tidy()
