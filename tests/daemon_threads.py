@@ -28,9 +28,8 @@ class ThreadDaemon:
 
     def __init__(self, device: Device, limits: Limits | None = None, **options: Any) -> None:
         self.device = device
-        config = ServerConfig(
-            ("grpc://127.0.0.1:0",), limits=limits or Limits(), shared_memory=False, **options
-        )
+        options = {"listen": ("grpc://127.0.0.1:0",), "shared_memory": False} | options
+        config = ServerConfig(limits=limits or Limits(), **options)
         self._daemon: Daemon | None = Daemon(config, lambda: Host(Registry.of(device), config.limits))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="daemon")

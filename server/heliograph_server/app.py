@@ -1,10 +1,10 @@
 """The daemon: a gRPC server around a host, from its start to its end.
 
-    starting ──(devices ready)──▸ serving ──(SIGTERM, SIGINT)──▸ draining ──▸ stopped
+    starting ──(devices ready)──▸ serving ──(SIGTERM, SIGINT, an operator)──▸ draining ──▸ stopped
 
 Ports are bound first, so that a mistake shows at once; health (`heliograph_server.health`) says "ready" when
 the devices are, until draining begins. Draining lets running work end, for `drain_seconds` at most; a second
-signal cuts it short.
+signal cuts it short. How an operator drains is in `draining`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from heliograph_proto.credentials import Shown, nothing_shown
 from heliograph_proto.errors import DrainingError
 from heliograph_proto.limits import Limits
 from heliograph_proto.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
     bulk_pb2,
     command_pb2,
     device_pb2,
@@ -44,9 +46,11 @@ from heliograph_proto.v1 import (
 )
 from heliograph_server.access.access import Access
 from heliograph_server.config import ServerConfig, Sources
+from heliograph_server.connections import connection_options, keep_tidy
 from heliograph_server.core.membership import Membership
 from heliograph_server.core.runtime import Host
 from heliograph_server.core.store import ContentStore
+from heliograph_server.draining import Draining
 from heliograph_server.facts import server_facts
 from heliograph_server.health import Health
 from heliograph_server.listening import bind, unbind
@@ -55,6 +59,7 @@ from heliograph_server.peers.showing import PoolCredentials
 from heliograph_server.reconfiguring import Configuration
 from heliograph_server.reloading import Watch
 from heliograph_server.service_manager import ServiceManager
+from heliograph_server.services.admin import AdminService
 from heliograph_server.services.bulk import BulkService
 from heliograph_server.services.command import CommandService
 from heliograph_server.services.device import DeviceService
@@ -82,6 +87,7 @@ SERVICES = tuple(
         (command_pb2, "CommandService"),
         (model_pb2, "ModelService"),
         (peer_pb2, "PeerService"),
+        (admin_pb2, "AdminService"),
     )
 )
 
@@ -148,12 +154,16 @@ class Daemon:
         #: Files that are read again when they change, and when SIGHUP asks.
         self.watch = Watch()
         self.configuration = Configuration(config, self._reconfigure)
+        self.draining = Draining(
+            self._slot, lambda: self._config.drain_seconds, lambda serving: self.health.drain(not serving)
+        )
         #: Where it listens, with the ports that were chosen.
         self.addresses: tuple[Address, ...] = ()
         self._facts: Mapping[str, str] = {}
         #: What other daemons are shown; read when it starts.
         self._shown: Shown = nothing_shown
         self._peers: LoopPeers | None = None
+        self._tidying: asyncio.Task[None] | None = None
         self.host: Host | None = None
         #: Who may connect; once it starts.
         self.access: Access | None = None
@@ -168,7 +178,8 @@ class Daemon:
         self._shown = pool_credentials(self._config)
         self.access = Access(self._config)
         self._server = aio.server(
-            interceptors=self.access.interceptors, options=server_options(self._config.limits)
+            interceptors=self.access.interceptors,
+            options=server_options(self._config.limits) + connection_options(self._config),
         )
         self._add_services(self._server)
         await self.health.start()
@@ -191,6 +202,7 @@ class Daemon:
         self._slot.fill(self.host)
         self.access.watch(self.host)
         await self.health.follow(self.host)
+        self._tidying = asyncio.ensure_future(keep_tidy())
 
     def _reconfigure(self, config: ServerConfig) -> None:
         """What the daemon has of settings that may change while it runs. It may have no devices yet."""
@@ -214,13 +226,16 @@ class Daemon:
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
         CommandService(self._slot, closers).add_to(server)
         PeerService(self._slot, movers, lambda: self._shown()).add_to(server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminService(self._slot, self.draining, askers, closers), server
+        )
         self.health.add_to(server)
         names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
 
     async def drain(self) -> bool:
         """Refuses new sessions and waits for running work, for `drain_seconds`. Whether it ended."""
-        await self.health.drain()
+        await self.draining.stopping()
         if self.host is None:
             return True
         self.host.drain()
@@ -235,6 +250,9 @@ class Daemon:
         """Ends all sessions, the server, the devices and the threads."""
         await self.watch.stop()
         self.telemetry.stop()
+        self.draining.hung_up.set()
+        if self._tidying is not None:
+            self._tidying.cancel()
         if self.host is not None:
             error = DrainingError("the server is shutting down", advice="try later, or elsewhere")
             await asyncio.to_thread(self.host.close_sessions, error)
@@ -394,16 +412,25 @@ async def serve(
             ready(daemon)
         _freeze()
         manager.ready(f"serving at {', '.join(map(str, daemon.addresses))}")
-        await signals.stop.wait()
-        manager.stopping(daemon.configuration.now.drain_seconds)
-        if not await daemon.drain():
-            logger.warning(
-                "work did not end within %.0f s and is cut short", daemon.configuration.now.drain_seconds
-            )
+        signalled = await _told_to_end(signals.stop, daemon.draining.over)
+        seconds = daemon.configuration.now.drain_seconds
+        manager.stopping(seconds if signalled else 0.0)
+        if signalled and not await daemon.drain():
+            logger.warning("work did not end within %.0f s and is cut short", seconds)
     finally:
         await daemon.stop()
         await manager.close()
         logger.info("stopped")
+
+
+async def _told_to_end(signal: asyncio.Event, drained: asyncio.Event) -> bool:
+    """Waits for a signal, or for the end of an operator's drain. Whether it was a signal."""
+    waiting = [asyncio.ensure_future(one.wait()) for one in (signal, drained)]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for one in waiting:
+        one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    return not drained.is_set()
 
 
 def _freeze() -> None:

@@ -154,7 +154,7 @@ class ServerConfig:
     max_connections: Annotated[
         int,
         Setting(
-            "The most connections at once; 0: as many as the process has descriptors for.",
+            "The most connections at once at each address; 0: what the process has descriptors for.",
             least=0,
             most=2**20,
             shown="N",

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from heliograph_server.config import ServerConfig, Sources
+from heliograph_server.log_level import set_log_level
 from heliograph_server.reloading import Reloading, Watch
 from heliograph_server.settings.changes import changes, with_live
 
@@ -39,7 +40,7 @@ class Configuration:
         config = with_live(self.now, wanted)
         self._apply(config)
         if config.log_level != self.now.log_level:
-            logging.getLogger().setLevel(config.log_level_number)
+            set_log_level(config.log_level)
         self.now = config
         for one in found:
             if one.entry.setting.live:

@@ -30,6 +30,10 @@ COMMANDS = {
     "trace": "write a run of a graph as a trace, for Perfetto or Chrome",
     "compare": "compare what two devices compute of a graph",
     "embed": "embed texts with a sentence-transformers model",
+    "top": "show what a daemon does: devices, sessions, tenants, members",
+    "sessions": "list the sessions of a daemon, or end one",
+    "drain": "have a daemon end its work, and then stop",
+    "log-level": "set from which level on a daemon logs",
     "cache": "list, remove or check the weights that daemons keep on disk",
     "ops": "print the op table",
     "conformance": "check what a device computes against the op table",
@@ -91,7 +95,7 @@ def parse(given: Sequence[str]) -> tuple[argparse.Namespace, Any]:
 def load(name: str) -> Any:
     """The module of a subcommand. Raises ConfigurationError when an extra is missing."""
     try:
-        return importlib.import_module(f"heliograph.cli.{name}")
+        return importlib.import_module(f"heliograph.cli.{name.replace('-', '_')}")
     except ModuleNotFoundError as error:
         raise missing_extra(error, "server" if name in ("serve", "cache", "pool") else "models") from None
 

@@ -33,7 +33,9 @@ _NEEDED: dict[Right, dict[str, tuple[str, ...]]] = {
     # Values go under capabilities that are good once. That alone would do for their bytes; but whoever may
     # call has this daemon hold, send and measure things, so that it must be of the pool.
     Right.POOL: {"PeerService": ("Exchange", "Pull", "Push", "Echo", "Probe")},
-    Right.ADMIN: {},
+    Right.ADMIN: {
+        "AdminService": ("ListSessions", "EndSession", "Drain", "UndoDrain", "SetLogLevel", "Watch"),
+    },
 }
 
 #: By the method's path, as gRPC writes it.

@@ -6,6 +6,7 @@ import itertools
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
@@ -13,6 +14,7 @@ from typing import Protocol
 
 from heliograph_backends.contract import Device
 from heliograph_proto import DIRECT_WEIGHTS, FEATURES, VERSION_MAX, VERSION_MIN, WATCH, __version__
+from heliograph_proto.administration import DeviceStatus
 from heliograph_proto.description import (
     BackendInfo,
     DeviceList,
@@ -40,7 +42,7 @@ from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import typed
 from heliograph_server.core.keeping import Keeper
-from heliograph_server.core.listing import describe, memory_of
+from heliograph_server.core.listing import describe, memory_of, status_of
 from heliograph_server.core.measurements import Measurements
 from heliograph_server.core.membership import Change, Membership, SessionDevices
 from heliograph_server.core.occupancy import DeviceShares, Occupancy
@@ -145,6 +147,7 @@ class Host:
         self._past = SessionCounts()
         #: How often a member that was ready was lost.
         self.lost_members = 0
+        self._started = time.monotonic()
         if pool is not None:
             pool.start(self.incarnation, self._devices_changed, self.measurements)
 
@@ -390,7 +393,9 @@ class Host:
 
     def _check_room(self) -> None:
         if self._draining:
-            raise DrainingError("the server is shutting down", advice="try later, or elsewhere")
+            raise DrainingError(
+                "the server is draining, and takes no new session", advice="try later, or elsewhere"
+            )
         if len(self._sessions) >= MAX_SESSIONS:
             raise LimitExceededError(f"{MAX_SESSIONS} sessions are open", advice="try later")
 
@@ -416,6 +421,21 @@ class Host:
         with self._changed:
             return list(self._sessions.values())
 
+    @property
+    def sessions(self) -> Sequence[Session]:
+        """Those that are open, by number."""
+        return sorted(self._all_sessions(), key=lambda one: one.number)
+
+    @property
+    def uptime_seconds(self) -> float:
+        """Since it was made."""
+        return time.monotonic() - self._started
+
+    def devices_now(self) -> tuple[DeviceStatus, ...]:
+        """All devices with their memory and how long they were busy; asking may take as long as a lost member
+        may say nothing."""
+        return tuple(status_of(one, self._room, self._occupancies.get(one.name)) for one in self._devices)
+
     # The end
 
     def drain(self) -> None:
@@ -430,6 +450,17 @@ class Host:
         with self._changed:
             return self._changed.wait_for(self._is_quiet, timeout)
 
+    def undo_drain(self) -> None:
+        """New sessions are welcome again, unless it is closed. Idempotent."""
+        with self._changed:
+            self._draining = self._closed
+            self._changed.notify_all()
+
+    @property
+    def busy_sessions(self) -> int:
+        """How many have work."""
+        return sum(not one.is_quiet for one in self._all_sessions())
+
     def hurry(self) -> None:
         """Ends `wait_quiet`."""
         with self._changed:
@@ -437,7 +468,9 @@ class Host:
             self._changed.notify_all()
 
     def _is_quiet(self) -> bool:
-        return self._closed or all(session.is_quiet for session in self._sessions.values())
+        return (
+            self._closed or not self._draining or all(session.is_quiet for session in self._sessions.values())
+        )
 
     def _notify(self) -> None:
         with self._changed:

@@ -33,19 +33,33 @@ class Occupancy:
     def __init__(self) -> None:
         self._door = threading.Lock()
         self._inside = 0
+        #: Of those who left; and since when somebody is inside without a break.
+        self._busy_seconds = 0.0
+        self._since = 0.0
         #: Whose turn it is among tenants.
         self.turns = DeviceTurns()
+
+    @property
+    def busy_seconds(self) -> float:
+        """For how long somebody computed, so far."""
+        with self._door:
+            running = time.monotonic() - self._since if self._inside else 0.0
+            return self._busy_seconds + running
 
     def __repr__(self) -> str:
         return f"<Occupancy {self._inside}>"
 
     def __enter__(self) -> None:
         with self._door:
+            if not self._inside:
+                self._since = time.monotonic()
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:
         with self._door:
             self._inside -= 1
+            if not self._inside:
+                self._busy_seconds += time.monotonic() - self._since
 
     @contextmanager
     def outside(self) -> Iterator[None]:
@@ -67,7 +81,9 @@ class Occupancy:
         try:
             if self._inside:
                 return False
+            began = time.monotonic()
             work()
+            self._busy_seconds += time.monotonic() - began
             return True
         finally:
             self._door.release()

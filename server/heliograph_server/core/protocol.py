@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 from heliograph_proto import commands as c
 from heliograph_proto.errors import (
@@ -143,6 +144,11 @@ class SessionCore(ObservingCore):
         return len(self._entries)
 
     @property
+    def runs_in_flight(self) -> int:
+        """Of these, runs of plans."""
+        return sum(isinstance(one.task, RunTask) for one in self._entries.values())
+
+    @property
     def lanes(self) -> list[Lane]:
         return list(self._lanes)
 
@@ -153,6 +159,16 @@ class SessionCore(ObservingCore):
     @property
     def storages(self) -> int:
         return len(self._storages)
+
+    @property
+    def storage_bytes(self) -> int:
+        """Of devices, by tensors and variables."""
+        return sum(one.size_bytes for one in self._storages)
+
+    @property
+    def plans(self) -> list[Any]:
+        """What the runtime knows of plans that have a handle, or are being run."""
+        return [one.plan for one in self._plans]
 
     def is_reading(self, transfer: int) -> bool:
         """Whether a command that reads for this transfer came, and its bytes were not taken."""

@@ -90,6 +90,10 @@ class SessionStatistics:
     idle_plans: int = 0
     idle_bytes: int = 0
     reservations: int = 0
+    #: Runs of plans that came and are not done.
+    runs_in_flight: int = 0
+    #: Of devices, by tensors and variables.
+    tensor_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,8 @@ class Session(SessionWork):
         self.client = client or "somebody"
         self.principal = principal
         self._core.may_exchange(self.may_exchange)
+        #: When it was opened, by `time.monotonic()`.
+        self.opened = time.monotonic()
         self._on_closed = on_closed
         self._watches = watches
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
@@ -179,12 +185,21 @@ class Session(SessionWork):
                 idle_plans=self._plans.idle,
                 idle_bytes=self._plans.idle_bytes,
                 reservations=count(ReservationHandle),
+                runs_in_flight=self._core.runs_in_flight,
+                tensor_bytes=self._core.storage_bytes,
             )
 
     @property
     def may_exchange(self) -> bool:
         """Whether it may name other daemons, with which this one then exchanges values."""
         return self.principal.may(Right.POOL)
+
+    @property
+    def plan_bytes(self) -> int:
+        """Of devices, by plans that have a handle, as long as they do not run; not of lost devices."""
+        with self._lock:
+            plans: list[LoadedPlan] = [one for one in self._core.plans if one is not None]
+        return sum(sum(one.kept_bytes().values()) for one in plans if not one.is_lost)
 
     @property
     def is_attached(self) -> bool:

@@ -19,7 +19,7 @@ from heliograph_proto.errors import CancelledError, LimitExceededError, Protocol
 from heliograph_proto.v1 import bulk_pb2
 from heliograph_server.core import runtime
 from heliograph_server.core.runtime import Session
-from heliograph_server.services.receiving import abort, decoded, receive
+from heliograph_server.services.receiving import abort, decoded, first_of, receive
 from heliograph_server.services.refusals import HostSlot, refusals, register
 from heliograph_server.services.tickets import TicketCalls
 
@@ -71,7 +71,7 @@ class BulkService:
         requests: AsyncIterator[bytes],
         context: aio.ServicerContext[Any, Any],
     ) -> bulk_pb2.UploadResponse:
-        first = decoded(await anext(requests, None))
+        first = decoded(await first_of(anext(requests, None)))
         if first is None or first.target is None:
             raise ProtocolError("the first message of an upload must have its target")
         target = bulk_pb2.UploadTarget.FromString(first.target)
@@ -110,7 +110,7 @@ class BulkService:
         requests: AsyncIterator[bulk_pb2.UploadSharedRequest],
         context: aio.ServicerContext[Any, Any],
     ) -> None:
-        first = await anext(requests, None)
+        first = await first_of(anext(requests, None))
         if first is None or not isinstance(_target(first.target), bytes):
             raise ProtocolError("the first message of an upload from shared memory must name a content")
         session = self._slot.session(first.target.session)

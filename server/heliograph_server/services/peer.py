@@ -37,6 +37,7 @@ from heliograph_server.peers import ways
 from heliograph_server.peers.looping import taken
 from heliograph_server.peers.probing import check_probe, probe
 from heliograph_server.peers.ways import SERVICE, wrong_size
+from heliograph_server.services.receiving import first_of
 from heliograph_server.services.refusals import HostSlot, refusals, register
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class PeerService:
 
     @refusals
     async def Exchange(self, _requests: object, context: Context) -> None:
-        data: Any = await context.read()
+        data: Any = await first_of(context.read())
         if data is aio.EOF:
             return
         request = _decoded(data)
@@ -127,7 +128,7 @@ class PeerService:
 
     @refusals
     async def Push(self, _requests: object, context: Context) -> peer_pb2.PushResponse:
-        first: Any = await context.read()
+        first: Any = await first_of(context.read())
         if first is aio.EOF:
             raise ProtocolError("the first message of a value that is brought must name it")
         request = peer_pb2.PushRequest.FromString(first)

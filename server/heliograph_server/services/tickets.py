@@ -16,7 +16,7 @@ from heliograph_proto.messages import encode_error
 from heliograph_proto.v1 import bulk_pb2
 from heliograph_server.access import current_principal
 from heliograph_server.core.admissions import AdmittedUpload, Announced, given_up
-from heliograph_server.services.receiving import abort, decoded, receive
+from heliograph_server.services.receiving import abort, decoded, first_of, receive
 from heliograph_server.services.refusals import HostSlot, refusals
 
 
@@ -64,7 +64,7 @@ class TicketCalls:
         self, requests: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any]
     ) -> None:
         host = self._slot.host
-        first = decoded(await anext(requests, None))
+        first = decoded(await first_of(anext(requests, None)))
         target = bulk_pb2.UploadTarget.FromString((first and first.target) or b"")
         if first is None or first.data.nbytes or target.WhichOneof("target") != "ticket":
             raise ProtocolError("the first message of an upload by ticket has a ticket, and no bytes")
