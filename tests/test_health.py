@@ -148,6 +148,45 @@ def test_a_daemon_lives_and_is_ready_until_its_last_device_is_lost() -> None:
     play(scenario, devices=2)
 
 
+class Members:
+    """A pool whose members' devices a test puts there and takes away."""
+
+    members = reaches = daemons = ()
+
+    def __init__(self) -> None:
+        self.devices: list[FakeDevice] = []
+
+    def start(self, *_: object) -> None: ...
+
+    def why_missing(self, device: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_head_is_ready_as_long_as_it_has_a_device_whoever_has_that() -> None:
+    own, member, pool = FakeDevice("fake0"), FakeDevice("left/fake0"), Members()
+    host = Host(Registry.of(own), pool=pool)
+    try:
+        assert host.is_accepting and not host.is_beyond_help
+        pool.devices.append(member)
+        own.script.lose()
+        assert host.is_accepting and not host.is_beyond_help
+        pool.devices.clear()
+        assert not host.is_accepting and host.is_beyond_help
+    finally:
+        host.close()
+        member.close()
+
+
+def test_a_head_without_a_device_of_its_own_waits_for_members_instead_of_a_restart() -> None:
+    pool = Members()
+    host = Host(Registry.of(), pool=pool)
+    try:
+        assert not host.is_accepting and not host.is_beyond_help
+    finally:
+        host.close()
+
+
 def test_where_probes_are_answered_nothing_else_is() -> None:
     async def scenario(found: Probed) -> None:
         await found.started()

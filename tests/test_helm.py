@@ -9,10 +9,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 import pytest
 from helm_values import REFUSED, SETS
 
+from heliograph.cli import parse
 from heliograph_proto.sizes import parse_size
 from heliograph_server.config import ServerConfig, load_config
 from heliograph_server.pool.sources import DnsSource, open_source
@@ -56,10 +58,15 @@ def of_kind(documents: list[Document], kind: str) -> list[Document]:
 
 
 def pods(documents: list[Document]) -> Iterator[Document]:
-    """Specifications of pods, whoever makes them."""
+    """Specifications of the daemons' pods, whoever makes them."""
     for one in documents:
         if one["kind"] in ("StatefulSet", "Deployment"):
             yield one["spec"]["template"]["spec"]
+
+
+def all_pods(documents: list[Document]) -> list[Document]:
+    """And of those that test."""
+    return [*pods(documents), *(one["spec"] for one in of_kind(documents, "Pod"))]
 
 
 def containers(pod: Document) -> list[Document]:
@@ -162,26 +169,26 @@ def test_objects_of_other_projects_say_what_those_ask_for() -> None:
     assert all(
         {"secretName": spec["secretName"], "defaultMode": 0o440}
         in [volume.get("secret") for volume in pod["volumes"]]
-        for pod in pods(found)
+        for pod in all_pods(found)
     )
 
 
 def test_pods_keep_to_the_restricted_profile(documents: list[Document]) -> None:
     """Kubernetes' Pod Security Standards, "restricted"; and no token of the cluster's, no writable root."""
     allowed = {"configMap", "emptyDir", "secret", "persistentVolumeClaim"}
-    for pod in pods(documents):
+    for pod in all_pods(documents):
         assert not {"hostNetwork", "hostPID", "hostIPC", "hostUsers"} & pod.keys()
         assert pod["automountServiceAccountToken"] is False
         context = pod["securityContext"]
         assert context["runAsNonRoot"] is True and context["runAsUser"] > 0
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert {key for one in pod["volumes"] for key in one if key != "name"} <= allowed
+        assert {key for one in pod.get("volumes", ()) for key in one if key != "name"} <= allowed
         for one in containers(pod):
             context = one["securityContext"]
             assert context["allowPrivilegeEscalation"] is False and context["readOnlyRootFilesystem"] is True
             assert context["capabilities"] == {"drop": ["ALL"]}
             assert not {"privileged", "procMount", "runAsUser"} & context.keys()
-            assert not any("hostPort" in port for port in one["ports"])
+            assert not any("hostPort" in port for port in one.get("ports", ()))
 
 
 def test_what_is_mounted_is_there_and_what_is_chosen_exists(documents: list[Document]) -> None:
@@ -341,3 +348,15 @@ def test_a_cache_is_smaller_than_its_volume(documents: list[Document], tmp_path:
         [size] = claims
         if found["members"].cache:
             assert found["members"].cache_size < (parse_size(re.sub("i$", "iB", size)) or 0)
+
+
+def test_the_chart_tests_itself_by_a_command_that_there_is(documents: list[Document]) -> None:
+    [tester] = of_kind(documents, "Pod")
+    [container] = tester["spec"]["containers"]
+    assert container["command"] == ["heliograph"]
+    parsed, _ = parse(container["args"])
+    assert parsed.command == "health" and parsed.service == "ready" and parsed.wait > 0
+    host = urlsplit(parsed.server).hostname or ""
+    services = [one["metadata"] for one in of_kind(documents, "Service")]
+    assert host in [f"{one['name']}.{one['namespace']}.svc" for one in services]
+    assert tester["metadata"]["labels"]["app.kubernetes.io/component"] == "test"

@@ -20,13 +20,7 @@ spec:
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ add (int64 $v.drainSeconds) (int64 $v.pauseSeconds) 30 }}
   securityContext:
-    runAsNonRoot: true
-    runAsUser: {{ int64 $v.runAsUser }}
-    runAsGroup: {{ int64 $v.runAsUser }}
-    fsGroup: {{ int64 $v.runAsUser }}
-    fsGroupChangePolicy: OnRootMismatch
-    seccompProfile:
-      type: RuntimeDefault
+    {{- include "heliograph.podSecurity" $root | nindent 4 }}
   {{- with $v.image.pullSecrets }}
   imagePullSecrets:
     {{- toYaml . | nindent 4 }}
@@ -112,10 +106,7 @@ spec:
             seconds: {{ int64 $v.pauseSeconds }}
       {{- end }}
       securityContext:
-        allowPrivilegeEscalation: false
-        readOnlyRootFilesystem: true
-        capabilities:
-          drop: [ALL]
+        {{- include "heliograph.containerSecurity" $root | nindent 8 }}
       resources:
         {{- include "heliograph.resources" .values | nindent 8 }}
       volumeMounts:
@@ -171,6 +162,24 @@ spec:
         claimName: {{ . }}
         readOnly: true
     {{- end }}
+{{- end -}}
+
+{{/* What Kubernetes' restricted profile asks of a pod, and of a container; and no file of the image is changed. */}}
+{{- define "heliograph.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: {{ int64 .Values.runAsUser }}
+runAsGroup: {{ int64 .Values.runAsUser }}
+fsGroup: {{ int64 .Values.runAsUser }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "heliograph.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
 {{- end -}}
 
 {{/* Resources, and the GPUs that are asked for, which are limits. Takes a role's values. */}}
