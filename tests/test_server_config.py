@@ -143,6 +143,15 @@ def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
         load_config(tmp_path / "none.toml")
 
 
+#: What some settings are nothing without.
+BESIDE: dict[str, dict[str, Any]] = {
+    "insecure": {},
+    "tls_certificate": {"tls_key": "/another"},
+    "tls_key": {"tls_certificate": "/another"},
+    "tls_client_ca": {"listen": ("grpcs://127.0.0.1:0",), "tls_certificate": "/one", "tls_key": "/two"},
+}
+
+
 def test_every_setting_has_a_key_a_variable_and_a_flag(tmp_path: Path) -> None:
     """One after the other, each of them alone, for every setting that there is."""
     for one in entries(ServerConfig):
@@ -153,10 +162,15 @@ def test_every_setting_has_a_key_a_variable_and_a_flag(tmp_path: Path) -> None:
         if one.type is bool:
             words = (flag if value else flag.replace("--", "--no-"),)
         (tmp_path / "flags").mkdir(exist_ok=True)
-        above = {} if one.name == "insecure" else {"insecure": True}
+        above = BESIDE.get(one.key, {"insecure": True})
+        others = {
+            name.upper(): value if isinstance(value, str) else value[0]
+            for name, value in above.items()
+            if name != "insecure"
+        }
         from_file = load_config(write(tmp_path, f"{table}{one.name} = {json.dumps(value)}"), above)
-        from_variable = from_command_line(**{one.variable.removeprefix("HELIOGRAPH_"): text})
-        for config in (from_file, from_variable, from_command_line(*words)):
+        from_variable = from_command_line(**{one.variable.removeprefix("HELIOGRAPH_"): text}, **others)
+        for config in (from_file, from_variable, from_command_line(*words, **others)):
             holder = getattr(config, one.table) if one.table else config
             found = getattr(holder, one.name)
             assert found not in (one.default, None), one.key

@@ -169,12 +169,19 @@ def _warn(address: Address, credentials: Credentials) -> None:
         _told(replace(address, device="", token=""))
 
 
-def _method(made: Any, metadata: tuple[tuple[str, str], ...]) -> Any:
-    """Something that calls with metadata, and may have a `future` that does."""
-    call = functools.partial(made, metadata=metadata)
+def _method(made: Any, own: tuple[tuple[str, str], ...]) -> Any:
+    """Something that calls with metadata of its own beside the caller's, and may have a `future`, too."""
+    call: Any = _with(made, own)
     if hasattr(made, "future"):
-        call.future = functools.partial(made.future, metadata=metadata)  # type: ignore[attr-defined]
+        call.future = _with(made.future, own)
     return call
+
+
+def _with(call: Callable[..., Any], own: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
+    def calling(*given: Any, metadata: Sequence[tuple[str, str]] | None = None, **named: Any) -> Any:
+        return call(*given, metadata=(*own, *metadata) if metadata else own, **named)
+
+    return calling
 
 
 class _Calls:

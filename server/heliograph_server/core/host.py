@@ -51,8 +51,9 @@ from heliograph_server.core.queries import query_ops, query_placement
 from heliograph_server.core.room import Room
 from heliograph_server.core.run_records import RunObserver
 from heliograph_server.core.run_spans import Tracing
-from heliograph_server.core.session import CLOSE_SECONDS, Session, SessionStatistics
+from heliograph_server.core.session import CLOSE_SECONDS, Session
 from heliograph_server.core.session_counts import SessionCounts
+from heliograph_server.core.session_seen import SessionStatistics
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.store import ContentStore, tenant_of
 from heliograph_server.core.tenants import Holding, Kind, Share, Tenants, TenantUsage

@@ -131,7 +131,11 @@ class SessionWork:
         self._delivering = False
         self._carrying_out = False
         self._quiet = threading.Event()
-        self._carry_out: dict[type, Callable[[Any], None]] = {
+        self._carry_out = self._ways_to_carry_out()
+
+    def _ways_to_carry_out(self) -> dict[type, Callable[[Any], None]]:
+        """How each instruction of the core is carried out."""
+        return {
             OpenLane: self._open_lane,
             CloseLane: self._close_lane,
             Start: self._start,

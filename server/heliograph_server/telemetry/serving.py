@@ -115,8 +115,8 @@ class MetricsServer:
         try:
             await stop.wait()
         finally:
-            # Those that were accepted just now become tasks, which then end as the others do: a server that is
-            # closed before would lose their sockets.
+            # Those that were accepted just now become tasks, which then end as the others do: a server that
+            # is closed before would lose their sockets.
             asyncio.get_running_loop().remove_reader(self._listener)
             for _ in range(ACCEPT_TURNS):
                 await asyncio.sleep(0)
