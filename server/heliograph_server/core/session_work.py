@@ -274,6 +274,7 @@ class SessionWork:
             # Not under the lock: it writes to other hosts.
             self._calls.append(partial(self._run_stepwise, work, portion))
         else:
+            work.note_queued()
             work.lane.stream.submit(work.run, partial(self.work_done, work))
 
     def _stepwise(self, work: Work) -> Stepwise | None:
@@ -424,6 +425,7 @@ class SessionWork:
             self._aborts.pop(sequence, None)
             self._observers.pop(sequence, None)
             work.lane.queued -= 1
+            work.note_done()
             self._decide(partial(self._core.finish, sequence, failure, work.result))
         self._deliver()
 
