@@ -16,6 +16,7 @@ from pathlib import Path
 import attention
 import bandwidth
 import decoder
+import fairness
 import hosts
 import loops
 import minilm
@@ -43,6 +44,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
     "bandwidth": bandwidth.figures,
     "decoder": decoder.figures,
     "deploy-traces": traces.figures,
+    "deploy-fair": fairness.fair,
     "hosts": hosts.figures,
     "loops": loops.figures,
     "minilm": minilm.figures,
