@@ -189,11 +189,9 @@ class PlanCopy:
             found = self.plan.short_run(inputs, outputs)
         except HeliographError:
             return None
-        return (
-            None
-            if found is None or found[1] >= SHORT_US
-            else ShortRun(self.device.name, found[0], inputs, outputs)
-        )
+        if found is None or found[1] >= SHORT_US:
+            return None
+        return ShortRun(self.device.name, found[0], inputs, outputs)
 
     def _scratch_tensor(self, key: object, type: TensorType, memory: BufferType | None = None) -> Tensor:
         if key not in self._scratch:

@@ -22,6 +22,7 @@ A command passes through these steps:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
 
@@ -109,6 +110,8 @@ class SessionCore(ObservingCore):
         self._completed_through = 0
         self._reported_through = 0
         self._completions: list[c.Completion | InlineResult] = []
+        #: How many commands failed, by the reason of the error.
+        self.failures: Counter[int] = Counter()
         #: Forms of inline runs, and how they fit the plans that they name.
         self._fits: dict[RunForm, Fit] = {}
 
@@ -232,6 +235,7 @@ class SessionCore(ObservingCore):
             self._completions.append(result)
             return
         error = result.from_command(sequence)
+        self.failures[error.reason] += 1
         self._completions.append(c.Completion(sequence, error))
         self._arrivals.note_failure(error)
 
@@ -410,6 +414,7 @@ class SessionCore(ObservingCore):
         while self._completed_through < self._last_sequence and self._completed_through + 1 not in self._open:
             self._completed_through += 1
         if entry.error is not None:
+            self.failures[entry.error.reason] += 1
             self._completions.append(c.Completion(entry.sequence, entry.error, steps=_steps_of(entry)))
         elif entry.notify or _has_data(entry, result):
             self._completions.append(result)

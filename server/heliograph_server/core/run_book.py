@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from heliograph_backends.contract import Plan
+from heliograph_proto.commands import Bytes, Run
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.traces import below
+from heliograph_server.core.checks import len_bytes
 from heliograph_server.core.principals import Principal
 from heliograph_server.core.run_records import RunObserver, RunRecord, SplitRecord
 from heliograph_server.core.run_spans import Tracing, span_of_run
@@ -33,12 +35,15 @@ class RunTimes:
         "devices",
         "exchange_run",
         "had_inputs",
+        "received_bytes",
+        "sent_bytes",
         "splits",
         "trace_parent",
     )
 
-    def __init__(self, came: float, trace_parent: str, exchange_run: int) -> None:
-        self.came, self.trace_parent, self.exchange_run = came, trace_parent, exchange_run
+    def __init__(self, came: float, received_bytes: int, run: Run) -> None:
+        self.came, self.trace_parent, self.exchange_run = came, run.trace_parent, run.exchange_run
+        self.received_bytes, self.sent_bytes = received_bytes, 0
         self.began = self.had_inputs = self.computed = 0.0
         self.devices: tuple[str, ...] = ()
         self.splits: tuple[SplitRecord, ...] = ()
@@ -75,10 +80,18 @@ class RunBook:
         """The runs whose ends are to be told, by sequence number; always the same object."""
         return self._under_way
 
-    def came(self, sequence: int, trace_parent: str = "", exchange_run: int = 0) -> None:
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many runs wait for their turn, and how many have had it and not ended. From any thread."""
+        found = list(self._under_way.values())
+        waiting = sum(1 for one in found if not one.began)
+        return waiting, len(found) - waiting
+
+    def came(self, sequence: int, run: Run) -> None:
         """A run's command is here."""
         if self._observers:
-            self._under_way[sequence] = RunTimes(time.monotonic(), trace_parent, exchange_run)
+            carried = sum(len_bytes(one.data) for one in run.inputs if one.data is not None)
+            self._under_way[sequence] = RunTimes(time.monotonic(), carried, run)
 
     def began(self, sequence: int, devices: Sequence[str]) -> None:
         """Its turn has come; on these devices."""
@@ -97,6 +110,16 @@ class RunBook:
             if times.trace_parent and isinstance(plan, SeveralPlan):
                 times.splits = _splits_of(plan, times)
 
+    def trace_of(self, sequence: int) -> str:
+        """The traceparent of a run that has not ended, or ""."""
+        times = self._under_way.get(sequence)
+        return "" if times is None else times.trace_parent
+
+    def gave(self, sequence: int, outputs: Iterable[tuple[int, Bytes]]) -> None:
+        """Its completion carries these."""
+        if (times := self._under_way.get(sequence)) is not None:
+            times.sent_bytes += sum(len_bytes(data) for _, data in outputs)
+
     def ended(self, sequence: int, error: HeliographError | None) -> None:
         """Its client is told. What it never came to has the time of its end, and so has what it failed in."""
         times, end = self._under_way.pop(sequence), time.monotonic()
@@ -113,6 +136,8 @@ class RunBook:
                 times.computed or end,
                 end,
                 self._principal,
+                times.received_bytes,
+                times.sent_bytes,
                 times.trace_parent,
                 error,
                 times.exchange_run,
@@ -125,14 +150,14 @@ class RunBook:
         sequence: int,
         devices: tuple[str, ...],
         began: float,
-        error: HeliographError | None = None,
+        carried: tuple[int, int],
         trace_parent: str = "",
+        error: HeliographError | None = None,
     ) -> None:
-        """A run was done where its command came: all of it is computing."""
-        end, principal = time.monotonic(), self._principal
+        """A run was done where its command came: all of it is computing. `carried`: bytes in and out."""
+        end, who = time.monotonic(), (self._principal, *carried, trace_parent, error)
         times = began, began, began, end, end
-        record = RunRecord(self._session, sequence, devices, *times, principal, trace_parent, error)
-        self._records.append(record)
+        self._records.append(RunRecord(self._session, sequence, devices, *times, *who))
 
     def below(self, trace_parent: str, sequence: int) -> str:
         """The traceparent of what a run asks of other daemons. Where nobody makes spans here, it is the run's

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -42,6 +44,7 @@ from heliograph_server.core.handles import (
     TensorHandle,
 )
 from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.log_fields import LogOwner, session_fields
 from heliograph_server.core.measurements import TenantTimes
 from heliograph_server.core.membership import Change, SessionDevices
 from heliograph_server.core.occupancy import Occupancy
@@ -50,6 +53,7 @@ from heliograph_server.core.room import Room
 from heliograph_server.core.run_book import RunBook
 from heliograph_server.core.run_records import RunObserver
 from heliograph_server.core.run_spans import Tracing
+from heliograph_server.core.session_counts import SessionCounts
 from heliograph_server.core.session_work import SessionWork
 from heliograph_server.core.sizing import EstimateRequest, ReserveRequest
 from heliograph_server.core.staged import Incoming
@@ -120,7 +124,10 @@ class Session(SessionWork):
         tracing: Tracing | None = None,
     ) -> None:
         book = RunBook(number, principal, observers, tracing)
-        super().__init__(limits, devices, occupancies, deadlines, room, exchange, book)
+        #: Whose lines of the log are its own.
+        self.log_owner = LogOwner()
+        fields = session_fields(self.log_owner, number, principal.tenant)
+        super().__init__(limits, devices, occupancies, deadlines, room, exchange, book, fields)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
         self.number = number
         self.client = client or "somebody"
@@ -169,6 +176,18 @@ class Session(SessionWork):
     @property
     def is_attached(self) -> bool:
         return self._on_batch is not None
+
+    @property
+    def counts(self) -> SessionCounts:
+        """What it has done so far, from any thread; only grows, but for its runs."""
+        waiting, running = self._book.counts
+        return SessionCounts(
+            self._execution.traffic.now,
+            self._execution.traffic.by_road,
+            Counter(self._core.failures.copy()),
+            waiting,
+            running,
+        )
 
     @property
     def commands(self) -> int:
@@ -238,7 +257,7 @@ class Session(SessionWork):
 
     def _receive(self, command: Command) -> None:
         if isinstance(command.kind, Run):
-            self._book.came(command.sequence, command.kind.trace_parent, command.kind.exchange_run)
+            self._book.came(command.sequence, command.kind)
         self._core.receive(command)
         # Not before: a time that passed while the core did not know the command would be lost.
         if command.timeout_ms and self._core.is_open(command.sequence):
@@ -295,8 +314,12 @@ class Session(SessionWork):
 
     def compile(self, request: CompileRequest) -> PlanInfo:
         """Compiles a graph that nobody has checked yet; blocks. Raises what Compile is refused with."""
+        began = time.monotonic()
         try:
-            return self._compiler.compile(request)
+            info = self._compiler.compile(request)
+            took = time.monotonic() - began
+            logger.info("%s: plan %d compiled in %.3f s", self, request.plan, took, extra=self.log_fields)
+            return info
         finally:
             # An update may have let go of the plan before.
             self._event(lambda: None)
@@ -544,7 +567,8 @@ class Session(SessionWork):
         self._plans.close()
         if not self._quiet.wait(CLOSE_SECONDS) or not self._compiler.busy.acquire(timeout=CLOSE_SECONDS):
             # Memory that work may still touch is better lost than given away.
-            logger.error("%s: work did not end within %.0f s; its memory is lost", self, CLOSE_SECONDS)
+            lost = "%s: work did not end within %.0f s; its memory is lost"
+            logger.error(lost, self, CLOSE_SECONDS, extra=self.log_fields)
             return
         try:
             self._event(self._core.release_all)

@@ -34,6 +34,7 @@ from heliograph_server.core.handing import Handing
 from heliograph_server.core.handles import TensorHandle
 from heliograph_server.core.known_plans import KnownPlans
 from heliograph_server.core.loaded import LoadedPlan, ShortRun
+from heliograph_server.core.log_fields import LogFields, run_fields
 from heliograph_server.core.membership import SessionDevices
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.observing import LoopObserver, Observer
@@ -86,6 +87,7 @@ class SessionWork:
         room: Room,
         exchange: LiveExchange,
         book: RunBook,
+        log_fields: LogFields,
     ) -> None:
         self.limits = limits
         self._devices = devices
@@ -94,6 +96,8 @@ class SessionWork:
         self._occupancies = occupancies
         self._deadlines = deadlines
         self._lock = threading.RLock()
+        #: Whose its lines of the log are.
+        self.log_fields = log_fields
         #: When its runs were where.
         self._book = book
         self._core = SessionCore(limits, tuple(self._devices), self._memory, book.under_way)
@@ -175,7 +179,7 @@ class SessionWork:
         try:
             self._carry_out[type(instruction)](instruction)
         except Exception:
-            logger.exception("%s: %s failed", self, type(instruction).__name__)
+            logger.exception("%s: %s failed", self, type(instruction).__name__, extra=self.log_fields)
 
     def _note_quiet(self) -> None:
         if self._core.closed is not None:
@@ -194,7 +198,7 @@ class SessionWork:
                 try:
                     call()
                 except Exception:
-                    logger.exception("%s: a callback failed", self)
+                    logger.exception("%s: a callback failed", self, extra=self.log_fields)
 
     def _next_calls(self) -> list[Callable[[], object]] | None:
         with self._lock:
@@ -304,8 +308,9 @@ class SessionWork:
                 outputs = tuple((one.output, made[one.output]) for one in task.outputs)
                 work.result = replace(work.result, outputs=outputs, device_us=took_us)
                 self._book.computed(work.entry.sequence, loaded.copies[task.turn].plan)
+                self._book.gave(work.entry.sequence, outputs)
             else:
-                failure = typed(error, f"command {work.entry.sequence}", computing=True)
+                failure = self._typed(error, work.entry.sequence)
                 self.work_failed(work, loaded.explain(failure))
             loaded.note(task.turn, took_us)
             self.work_done(work, None)
@@ -331,17 +336,17 @@ class SessionWork:
         try:
             outputs = short(fit.inputs(run.inputs))
         except BaseException as error:  # it becomes the command's error
-            failure = loaded.explain(typed(error, f"command {sequence}", computing=True))
+            failure = loaded.explain(self._typed(error, sequence))
             self._core.did(sequence, failure)
             if book.is_kept:
-                book.did(sequence, loaded.device_names, began, failure, run.trace_parent)
+                book.did(sequence, loaded.device_names, began, (fit.carried[0], 0), run.trace_parent, failure)
             return
         took_us = (time.monotonic() - began) * 1e6
         short.note(took_us)
         loaded.took_us = took_us
         self._core.did(sequence, fit.result(sequence, outputs, took_us))
         if book.is_kept:
-            book.did(sequence, short.device_names, began, None, run.trace_parent)
+            book.did(sequence, short.device_names, began, fit.carried, run.trace_parent)
 
     def _is_short(self, work: Work) -> bool:
         """Whether it is best done here and now: a quick run on an idle lane, done when it returns."""
@@ -422,20 +427,27 @@ class SessionWork:
         """Called by the lane, before it starts what comes next."""
         entry = work.entry
         computing = isinstance(entry.task, RunTask)
-        failure = typed(error, f"command {entry.sequence}", computing=computing)
+        failure = self._typed(error, entry.sequence, computing=computing)
         with self._lock:
             self._core.fail(entry.sequence, failure)
 
     def work_done(self, work: Work, error: BaseException | None) -> None:
         """Called by the lane: the work is computed, or did not run."""
         sequence = work.entry.sequence
-        failure = None if error is None else typed(error, f"command {sequence}", computing=True)
+        failure = None if error is None else self._typed(error, sequence)
         with self._lock:
             self._aborts.pop(sequence, None)
             self._observers.pop(sequence, None)
             work.lane.queued -= 1
             self._decide(partial(self._core.finish, sequence, failure, work.result))
         self._deliver()
+
+    def _typed(self, error: BaseException, sequence: int, *, computing: bool = True) -> HeliographError:
+        """What a command failed with, as its client is told; the log tells it too."""
+        fields = run_fields(self.log_fields, sequence, self._book.trace_of(sequence))
+        if isinstance(error, HeliographError):
+            logger.debug("command %d failed: %s", sequence, error.message, extra=fields)
+        return typed(error, f"command {sequence}", computing=computing, fields=fields)
 
     # Giving things back
 

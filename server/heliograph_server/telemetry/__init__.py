@@ -1,1 +1,1 @@
-"""What a daemon tells an operator's tools of what it does."""
+"""What an operator sees of a daemon: metrics, logs and traces. Nothing of it is needed to serve."""
