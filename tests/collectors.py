@@ -146,6 +146,7 @@ class Tracer:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self._made))
         trace.set_tracer_provider(provider)
+        assert trace.get_tracer_provider() is provider, "another test has made one"
 
     @contextmanager
     def request(self) -> Iterator[str]:

@@ -228,9 +228,8 @@ def test_a_daemon_answers_calls_and_runs_with_malformed_traceparents(
     trace: str, daemon: ThreadDaemon, gathering: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("heliograph._blocking.call_metadata", lambda: (("traceparent", trace),))
-    monkeypatch.setattr(
-        "heliograph._plans.begin", lambda _name: _tracing.CallSpan(None, f"{trace:.55}".ljust(55))
-    )
+    inline = f"{trace:.55}".ljust(55)
+    monkeypatch.setattr("heliograph._plans.begin", lambda _name: _tracing.CallSpan(None, inline))
     monkeypatch.setattr("heliograph._running.begin", lambda _name: _tracing.CallSpan(None, trace * 3))
     with hg.connect(daemon.url) as session:
         plan = session.compile(one_op())
@@ -244,7 +243,7 @@ def test_a_daemon_answers_calls_and_runs_with_malformed_traceparents(
 
 
 def record(sequence: int = 1) -> RunRecord:
-    return RunRecord(3, sequence, ("cpu0",), 1.0, 2.0, 3.0, 4.0, 5.0, Principal("blue"), PARENT)
+    return RunRecord(3, sequence, ("cpu0",), 1.0, 2.0, 3.0, 4.0, 5.0, Principal("blue"), trace_parent=PARENT)
 
 
 def test_a_run_on_behalf_of_a_tenant_has_its_name(gathering: Collector) -> None:

@@ -122,10 +122,8 @@ class InlineRun:
         return form.template.frame(self.sequence, self.inputs)
 
     @classmethod
-    def matched(cls, form: RunForm, sequence: int, holes: list[bytes]) -> InlineRun | None:
-        """From what was in the holes of its form's template; None where that is no text."""
-        if not form.is_traced:
-            return cls(form, holes, sequence)
+    def traced(cls, form: RunForm, sequence: int, holes: list[bytes]) -> InlineRun | None:
+        """From what was in the holes of the template of a form that is traced; None where that is no text."""
         trace = holes.pop()
         return cls(form, holes, sequence, sampled(trace.decode())) if trace.isascii() else None
 

@@ -116,11 +116,15 @@ class CommandReader:
         if frame is None or frame[1] != len(data):
             return None
         found = self._forms.find(data, *frame)
-        return None if found is None else InlineRun.matched(*found)
+        if found is None:
+            return None
+        form, sequence, holes = found
+        return InlineRun.traced(*found) if form.is_traced else InlineRun(form, holes, sequence)
 
     def _read_one(self, data: bytes, start: int, end: int) -> Received:
         if (found := self._forms.find(data, start, end)) is not None:
-            known = InlineRun.matched(*found)
+            form, sequence, holes = found
+            known = InlineRun.traced(*found) if form.is_traced else InlineRun(form, holes, sequence)
             if known is not None:
                 return known
         frame = data[start:end]

@@ -41,8 +41,8 @@ class RunTimes:
         "trace_parent",
     )
 
-    def __init__(self, came: float, received_bytes: int, trace_parent: str, exchange_run: int) -> None:
-        self.came, self.trace_parent, self.exchange_run = came, trace_parent, exchange_run
+    def __init__(self, came: float, received_bytes: int, run: Run) -> None:
+        self.came, self.trace_parent, self.exchange_run = came, run.trace_parent, run.exchange_run
         self.received_bytes, self.sent_bytes = received_bytes, 0
         self.began = self.had_inputs = self.computed = 0.0
         self.devices: tuple[str, ...] = ()
@@ -91,8 +91,7 @@ class RunBook:
         """A run's command is here."""
         if self._observers:
             carried = sum(len_bytes(one.data) for one in run.inputs if one.data is not None)
-            times = RunTimes(time.monotonic(), carried, run.trace_parent, run.exchange_run)
-            self._under_way[sequence] = times
+            self._under_way[sequence] = RunTimes(time.monotonic(), carried, run)
 
     def began(self, sequence: int, devices: Sequence[str]) -> None:
         """Its turn has come; on these devices."""
@@ -152,14 +151,13 @@ class RunBook:
         devices: tuple[str, ...],
         began: float,
         carried: tuple[int, int],
-        error: HeliographError | None = None,
         trace_parent: str = "",
+        error: HeliographError | None = None,
     ) -> None:
         """A run was done where its command came: all of it is computing. `carried`: bytes in and out."""
-        end, whose = time.monotonic(), self._principal
+        end, who = time.monotonic(), (self._principal, *carried, trace_parent, error)
         times = began, began, began, end, end
-        record = RunRecord(self._session, sequence, devices, *times, whose, *carried, trace_parent, error)
-        self._records.append(record)
+        self._records.append(RunRecord(self._session, sequence, devices, *times, *who))
 
     def below(self, trace_parent: str, sequence: int) -> str:
         """The traceparent of what a run asks of other daemons. Where nobody makes spans here, it is the run's

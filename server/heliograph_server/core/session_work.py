@@ -321,8 +321,8 @@ class SessionWork:
                 made = run.outputs()
                 outputs = tuple((one.output, made[one.output]) for one in task.outputs)
                 work.result = replace(work.result, outputs=outputs, device_us=took_us)
-                self._book.gave(work.entry.sequence, outputs)
                 self._book.computed(work.entry.sequence, loaded.copies[task.turn].plan)
+                self._book.gave(work.entry.sequence, outputs)
             else:
                 failure = self._typed(error, work.entry.sequence)
                 self.work_failed(work, loaded.explain(failure))
@@ -355,15 +355,14 @@ class SessionWork:
             failure = loaded.explain(self._typed(error, sequence))
             self._core.did(sequence, failure)
             if book.is_kept:
-                carried = fit.carried[0], 0
-                book.did(sequence, loaded.device_names, began, carried, failure, run.trace_parent)
+                book.did(sequence, loaded.device_names, began, (fit.carried[0], 0), run.trace_parent, failure)
             return
         took_us = (time.monotonic() - began) * 1e6
         short.note(took_us)
         loaded.took_us = took_us
         self._core.did(sequence, fit.result(sequence, outputs, took_us))
         if book.is_kept:
-            book.did(sequence, short.device_names, began, fit.carried, None, run.trace_parent)
+            book.did(sequence, short.device_names, began, fit.carried, run.trace_parent)
 
     def _is_short(self, work: Work) -> bool:
         """Whether it is best done here and now: a quick run on an idle lane, done when it returns."""

@@ -34,6 +34,8 @@ _SERVER, _INTERNAL, _ERROR = Span.SPAN_KIND_SERVER, Span.SPAN_KIND_INTERNAL, Sta
 _FLAGS_OF_SERVER, _FLAGS = 0x301, 0x101
 #: Of how many sessions and plans' devices it is known what their runs have in common.
 MOST_KNOWN = 256
+#: After so many records other threads have their turn.
+SLICE = 8
 #: The most of an error's text.
 MOST_CHARACTERS = 1000
 
@@ -85,7 +87,10 @@ class SpanWriter:
         """All their spans."""
         self._clock.look()
         spans: list[Span] = []
-        for one in records:
+        for number, one in enumerate(records):
+            if not number % SLICE:
+                # Whoever answers a client is not to wait for all of this.
+                time.sleep(0)
             if isinstance(one, RunRecord):
                 spans.extend(self._of_run(one))
             else:
