@@ -16,15 +16,18 @@ from pathlib import Path
 import grpc
 import pytest
 from certificates import Authority
+from daemon_threads import thread_daemon
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import HealthServicer
 
+import heliograph as hg
 from heliograph.cli import main
 from heliograph_backends.fake import FakeDevice
 from heliograph_backends.registry import Registry
 from heliograph_proto.errors import ConfigurationError
 from heliograph_proto.v1 import device_pb2, device_pb2_grpc
+from heliograph_server.access.tokens import Token, add_token, hash_of, new_token
 from heliograph_server.app import SERVICES, Daemon
 from heliograph_server.config import ServerConfig
 from heliograph_server.core.runtime import Host
@@ -351,3 +354,14 @@ def test_a_daemon_with_a_certificate_is_asked_for_its_name(
     assert asks("--server", f"{url}?tls_name=heliograph") == 2
     told = capsys.readouterr()
     assert told.out == f"{url}: serving\n" and told.err.count("unreachable") == 2
+
+
+def test_a_probe_needs_no_token_where_everybody_else_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_token(tmp_path / "tokens", Token("somebody", hash_of(new_token())))
+    with thread_daemon(tokens=str(tmp_path / "tokens")) as daemon:
+        with pytest.raises(hg.UnauthenticatedError):
+            hg.connect(daemon.url)
+        assert asks("--server", daemon.url) == asks("--server", daemon.url, "--service", "live") == 0
+    assert capsys.readouterr().err == ""

@@ -155,6 +155,8 @@ def test_objects_of_other_projects_say_what_those_ask_for() -> None:
         assert [one["apiVersion"] for one in of_kind(found, kind)] == [version]
     [monitor], [certificate] = of_kind(found, "ServiceMonitor"), of_kind(found, "Certificate")
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    # By which name the rules of deploy/prometheus go.
+    assert monitor["spec"]["jobLabel"] == "app.kubernetes.io/name"
     [endpoint] = monitor["spec"]["endpoints"]
     chosen = monitor["spec"]["selector"]["matchLabels"].items()
     services = [one for one in of_kind(found, "Service") if chosen <= one["metadata"]["labels"].items()]
@@ -248,7 +250,7 @@ def test_policies_let_in_the_head_members_clients_and_monitoring_alone() -> None
     assert clients["from"] == [
         {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "clients"}}}
     ]
-    assert monitoring["ports"] == [{"port": 7072, "protocol": "TCP"}]
+    assert monitoring["ports"] == [{"port": 9464, "protocol": "TCP"}]
     assert found["compute-head"]["ingress"] == [clients, monitoring]
     for one in found.values():
         assert one["policyTypes"] == ["Ingress", "Egress"]
@@ -278,18 +280,19 @@ def test_the_daemon_is_told_what_the_values_say(tmp_path: Path) -> None:
     assert not members.insecure and members.tls_client_ca and members.pool_key and members.tokens
 
 
-@pytest.mark.parametrize("name", ["default", "gpu", "monitoring"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "minimal"])
 def test_the_head_finds_its_members_by_the_name_of_their_service(name: str, tmp_path: Path) -> None:
     documents = documents_of(SETS[name])
-    assert isinstance(open_source(configurations(documents, tmp_path)["head"].pool), DnsSource)
+    head = configurations(documents, tmp_path)["head"]
+    assert isinstance(open_source(head.pool), DnsSource)
     [service] = [one for one in of_kind(documents, "Service") if one["spec"].get("clusterIP") == "None"]
     [members] = of_kind(documents, "StatefulSet")
     assert members["spec"]["serviceName"] == service["metadata"]["name"]
     where = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
-    assert (
-        configurations(documents, tmp_path)["head"].pool
-        == f"dns:{where}:{service['spec']['ports'][0]['port']}"
-    )
+    port = service["spec"]["ports"][0]["port"]
+    assert head.pool == f"dns:{'grpcs://' if head.tls_certificate else ''}{where}:{port}"
+    for certificate in of_kind(documents, "Certificate"):
+        assert where in certificate["spec"]["dnsNames"]
 
 
 def test_files_that_the_configuration_names_are_mounted(documents: list[Document], tmp_path: Path) -> None:
