@@ -68,12 +68,23 @@ def parse(given: Sequence[str]) -> tuple[argparse.Namespace, Any]:
     chosen = next((word for word in given if word in COMMANDS), None)
     module: Any = None
     for name, description in COMMANDS.items():
-        command = commands.add_parser(name, help=description, description=description.capitalize() + ".")
+        command = commands.add_parser(
+            name,
+            help=description,
+            description=description.capitalize() + ".",
+            # What is nearly an option of the daemon is a mistake.
+            allow_abbrev=name != "serve",
+        )
         command.add_argument("-v", "--verbose", action="count", default=0, help="say more; twice: tracebacks")
         if name == chosen:
             module = load(name)
             module.add_arguments(command)
-    return parser.parse_args(given), module
+    if not hasattr(module, "unknown"):
+        return parser.parse_args(given), module
+    parsed, unknown = parser.parse_known_args(given)
+    if unknown:
+        raise module.unknown(unknown[0])
+    return parsed, module
 
 
 def load(name: str) -> Any:

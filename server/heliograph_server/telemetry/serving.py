@@ -115,7 +115,7 @@ class MetricsServer:
         try:
             await stop.wait()
         finally:
-            # Those that were accepted just now become tasks, which then end as the others do: a server that is
+            # Those that were accepted just now become tasks, which end as the others do: a server that is
             # closed before would lose their sockets.
             asyncio.get_running_loop().remove_reader(self._listener)
             for _ in range(ACCEPT_TURNS):
