@@ -124,7 +124,11 @@ class SessionWork:
         self._delivering = False
         self._carrying_out = False
         self._quiet = threading.Event()
-        self._carry_out: dict[type, Callable[[Any], None]] = {
+        self._carry_out = self._carriers()
+
+    def _carriers(self) -> dict[type, Callable[[Any], None]]:
+        """What each instruction is carried out by."""
+        return {
             OpenLane: self._open_lane,
             CloseLane: self._close_lane,
             Start: self._start,
