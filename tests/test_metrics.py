@@ -10,6 +10,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -21,6 +22,7 @@ import heliograph as hg
 from heliograph_proto.description import Memory
 from heliograph_proto.errors import ConfigurationError, MemberLostError
 from heliograph_server.core.principals import Principal
+from heliograph_server.reloading import Reloading
 from heliograph_server.telemetry.devices import MemoryWatch
 from heliograph_server.telemetry.histograms import BOUNDS, Histogram
 from heliograph_server.telemetry.names import METRICS
@@ -168,6 +170,19 @@ def test_a_daemon_that_drains_says_so(daemon: ThreadDaemon) -> None:
     daemon.host.drain()
     found = values(scrape(url_of(daemon)))
     assert found["heliograph_serving"] == 0 and found["heliograph_draining"] == 1
+
+
+def test_a_file_that_could_not_be_read_again_is_counted(daemon: ThreadDaemon, tmp_path: Path) -> None:
+    path = tmp_path / "settings"
+    path.write_text("1")
+    assert daemon._daemon is not None
+    daemon._daemon.watch.add(Reloading(int, path))
+    for content in ("2", "nonsense", "3"):
+        path.write_text(content)
+        daemon._daemon.watch.look_at_once()
+    found = values(scrape(url_of(daemon)))
+    assert found['heliograph_reloads_total{outcome="ok"}'] == 2
+    assert found['heliograph_reloads_total{outcome="failed"}'] == 1
 
 
 def test_openmetrics_is_given_to_who_asks_for_it(daemon: ThreadDaemon) -> None:

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,7 @@ from heliograph_proto.inline_runs import InlineRun
 if TYPE_CHECKING:
     from heliograph_server.core.known_graphs import ReceivedGraph
     from heliograph_server.core.runtime import CompileRequest, Host, Session
+    from heliograph_server.telemetry.following import LogFollower
 
 #: What an upload hands over at once, so that progress can be told.
 _CHUNK_BYTES = 8 * 2**20
@@ -257,6 +259,13 @@ class LocalTransport:
             )
         )
 
+    def follow_log(self, level: str, wake: Callable[[], None]) -> LogFollower:
+        """What is logged of the session; `wake` is called when there is something to take. Raises
+        InvalidArgumentError, LimitExceededError."""
+        from heliograph_server.telemetry.following import LogFollower
+
+        return LogFollower(self.session.log_owner, level, wake)
+
     def undo(self, call: Call) -> None:
         """Takes back what a call did whose caller no longer waits."""
         if isinstance(call, Compile):
@@ -410,7 +419,7 @@ class LocalShell(BlockingShell):
         self.advance(lambda: self.core.count(copied))
 
     def _log_source(self, level: str) -> LogSource:
-        return LocalLog(self._transport.session.log_owner, level)
+        return LocalLog(partial(self._transport.follow_log, level))
 
     def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]:
         return self._transport.map_memory(tensor)

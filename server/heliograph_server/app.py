@@ -153,6 +153,7 @@ class Daemon:
         self.health = Health(SERVICES, config.health_listen)
         #: Files that are read again when they change, and when SIGHUP asks.
         self.watch = Watch()
+        self.telemetry.facts.reloads = lambda: self.watch.outcomes
         self.configuration = Configuration(config, self._reconfigure)
         self.draining = Draining(
             self._slot, lambda: self._config.drain_seconds, lambda serving: self.health.drain(not serving)

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -76,6 +77,8 @@ class Reloading(Generic[T]):
         self._judged: _Found = contents
         self._seen: _Found = contents
         self._good = contents
+        #: How often something new came into force ("ok"), or did not ("failed").
+        self.outcomes = Counter(ok=0, failed=0)
         #: Why the latest content is not in force; empty: it is.
         self.problem = ""
         #: What is in force.
@@ -117,10 +120,12 @@ class Reloading(Generic[T]):
             logger.debug("reading %s", self._named(), exc_info=error)
             return self._complain(f"{type(error).__name__}: {error}")
         self.problem, self._good, self.value = "", found, value
+        self.outcomes["ok"] += 1
         return True
 
     def _complain(self, problem: str) -> bool:
         self.problem = problem
+        self.outcomes["failed"] += 1
         self._on_problem(problem)
         return False
 
@@ -141,6 +146,11 @@ class Watch:
 
     def __repr__(self) -> str:
         return f"<Watch of {self._files}>"
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """Of all files; see `Reloading.outcomes`. From any thread."""
+        return sum((file.outcomes.copy() for file in tuple(self._files)), Counter())
 
     def add(self, file: Reloading[Any]) -> None:
         """From now on it is looked at, too."""

@@ -16,6 +16,7 @@ from pathlib import Path
 import attention
 import bandwidth
 import decoder
+import deploy_metrics
 import fairness
 import hosts
 import loops
@@ -45,6 +46,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
     "decoder": decoder.figures,
     "deploy-traces": traces.figures,
     "deploy-fair": fairness.fair,
+    "deploy-metrics": deploy_metrics.figures,
     "hosts": hosts.figures,
     "loops": loops.figures,
     "minilm": minilm.figures,

@@ -74,7 +74,7 @@ class DaemonCollector(Collector):
         yield single(names.DRAINING, host is not None and host.is_draining)
         yield single(names.LAG, facts.lag_seconds())
         yield gauge(names.CALL_ERRORS, by_reason(facts.refused()))
-        yield gauge(names.RELOADS, by_label(facts.reloads))
+        yield gauge(names.RELOADS, by_label({"ok": 0, "failed": 0} | dict(facts.reloads())))
         yield gauge(names.SCRAPES, by_label(facts.scrapes))
         if (expiry := facts.certificate_expiry()) is not None:
             yield single(names.CERTIFICATE, expiry)
