@@ -29,6 +29,7 @@ COMMANDS = {
     "trace": "write a run of a graph as a trace, for Perfetto or Chrome",
     "compare": "compare what two devices compute of a graph",
     "embed": "embed texts with a sentence-transformers model",
+    "token": "make, list and take back the tokens that a daemon asks for",
     "cache": "list, remove or check the weights that daemons keep on disk",
     "ops": "print the op table",
     "conformance": "check what a device computes against the op table",
@@ -92,7 +93,9 @@ def load(name: str) -> Any:
     try:
         return importlib.import_module(f"heliograph.cli.{name}")
     except ModuleNotFoundError as error:
-        raise missing_extra(error, "server" if name in ("serve", "cache", "pool") else "models") from None
+        raise missing_extra(
+            error, "server" if name in ("serve", "cache", "pool", "token") else "models"
+        ) from None
 
 
 def missing_extra(error: ModuleNotFoundError, extra: str) -> ConfigurationError:
@@ -115,7 +118,7 @@ def add_server_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server",
         metavar="URL",
-        help="local:, unix:///path or grpc://host:port (default: $HELIOGRAPH_SERVER, else grpc://127.0.0.1:7070)",
+        help="local:, unix:///path, grpc[s]://host:port[?token=TOKEN] (default: $HELIOGRAPH_SERVER, else grpc://127.0.0.1:7070)",
     )
 
 
