@@ -22,6 +22,7 @@ from daemon_threads import ThreadDaemon, thread_daemon
 
 import heliograph as hg
 from heliograph_proto.errors import ConfigurationError, UnauthenticatedError, UnavailableError
+from heliograph_server.access.reach import check_together
 from heliograph_server.config import ServerConfig
 from heliograph_server.core.principals import Right
 
@@ -367,7 +368,7 @@ def test_files_that_cannot_be_used_are_named_at_the_start(authority: Authority, 
 )
 def test_settings_that_let_in_more_than_they_say_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said) as caught:
-        ServerConfig(**settings)
+        check_together(ServerConfig(**settings))
     assert caught.value.advice and "hidden" not in str(caught.value)
 
 

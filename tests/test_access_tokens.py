@@ -230,6 +230,7 @@ def test_tickets_are_good_for_their_tenant_alone_unless_a_head_gave_them() -> No
             session = host.session(host.open_session("test", principal=owner).session)
             session.attach(lambda _: None, lambda _: None)
             session.submit([c.Command(1, c.Allocate(1, tensor_type("u8", (16,))))])
+            session.when_written([1]).result(10)
             (one,) = host.admissions.admit(session, [Announced(1, 16, bytes(32))], lambda *_: None)
             assert host.admissions.find(one.ticket, owner) is one
             if is_anyones:

@@ -16,6 +16,7 @@ from heliograph_proto.addresses import Address
 from heliograph_proto.errors import HeliographError
 from heliograph_server.access.certificates import Files, ServerCertificates
 from heliograph_server.access.gate import Gate
+from heliograph_server.access.reach import check_together
 from heliograph_server.access.tokens import (
     Token,
     TokenFile,
@@ -41,6 +42,7 @@ class Access:
     def __init__(self, config: ServerConfig) -> None:
         """Reads the files; makes a file of tokens that is not there. Raises ConfigurationError. On the event
         loop of the server."""
+        check_together(config)
         #: The token that was made here, to be shown once; empty if none was.
         self.first_token = ""
         if config.tokens and not Path(config.tokens).exists():
