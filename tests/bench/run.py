@@ -17,6 +17,7 @@ import attention
 import bandwidth
 import decoder
 import deploy_metrics
+import deploy_tls
 import fairness
 import hosts
 import loops
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
     "deploy-traces": traces.figures,
     "deploy-fair": fairness.fair,
     "deploy-metrics": deploy_metrics.figures,
+    "deploy-tls": deploy_tls.figures,
     "hosts": hosts.figures,
     "loops": loops.figures,
     "minilm": minilm.figures,
