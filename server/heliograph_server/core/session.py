@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -127,8 +126,6 @@ class Session(SessionWork):
         self.number = number
         self.client = client or "somebody"
         self.principal = principal
-        #: When it was opened, by `time.monotonic()`.
-        self.opened = time.monotonic()
         self._on_closed = on_closed
         self._watches = watches
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
@@ -174,13 +171,6 @@ class Session(SessionWork):
                 runs_in_flight=self._core.runs_in_flight,
                 tensor_bytes=self._core.storage_bytes,
             )
-
-    @property
-    def plan_bytes(self) -> int:
-        """Of devices, by plans that have a handle, as long as they do not run; not of lost devices."""
-        with self._lock:
-            plans: list[LoadedPlan] = [one for one in self._core.plans if one is not None]
-        return sum(sum(one.kept_bytes().values()) for one in plans if not one.is_lost)
 
     @property
     def is_attached(self) -> bool:

@@ -86,6 +86,8 @@ class SessionWork:
         holding: Holding,
     ) -> None:
         self.limits = limits
+        #: When it was opened, by `time.monotonic()`.
+        self.opened = time.monotonic()
         #: What the session has of its tenant's account.
         self._holding = holding
         self._devices = devices
@@ -138,6 +140,13 @@ class SessionWork:
             Disarm: self._disarm,
             Resume: self._resume,
         }
+
+    @property
+    def plan_bytes(self) -> int:
+        """Of devices, by plans that have a handle, as long as they do not run; not of lost devices."""
+        with self._lock:
+            plans: list[LoadedPlan] = [one for one in self._core.plans if one is not None]
+        return sum(sum(one.kept_bytes().values()) for one in plans if not one.is_lost)
 
     # Events in, instructions out
 
