@@ -35,6 +35,8 @@ class Occupancy:
     def __init__(self) -> None:
         self._door = threading.Lock()
         self._inside = 0
+        #: The thread that holds the door shut; 0: none.
+        self._shut_by = 0
         #: Whose turn it is among tenants.
         self.turns = DeviceTurns()
 
@@ -61,7 +63,12 @@ class Occupancy:
     def computing(self, abort: Abort, device: Device | None = None) -> AbstractContextManager[object]:
         """Held while this device computes. Raises CancelledError where that has to wait for others. `device`:
         if it may work on after the call that has it compute."""
-        return self
+        return nullcontext() if self.is_mine else self
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread holds the door shut: what it does at once signs in nowhere."""
+        return self._shut_by == threading.get_ident()
 
     def run_queued(self) -> None:
         """A run on this device alone waits in a lane."""
@@ -76,9 +83,11 @@ class Occupancy:
         try:
             if self._inside:
                 return False
+            self._shut_by = threading.get_ident()
             work()
             return True
         finally:
+            self._shut_by = 0
             self._door.release()
 
 
@@ -170,8 +179,11 @@ class DeviceShare(Occupancy):
     def __exit__(self, *exc: object) -> None:
         self._whole.__exit__(*exc)
 
+    def computing(self, abort: Abort, device: Device | None = None) -> AbstractContextManager[object]:
+        return nullcontext() if self._whole.is_mine else self._turn(abort, device)
+
     @contextmanager
-    def computing(self, abort: Abort, device: Device | None = None) -> Iterator[None]:
+    def _turn(self, abort: Abort, device: Device | None) -> Iterator[None]:
         turns = self.turns
         with self._whole, self._arriving():
             ticket = turns.begin(self._flow, abort)
