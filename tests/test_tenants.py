@@ -12,7 +12,7 @@ from daemon_threads import thread_daemon
 from graph_arrivals import compile_received
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tenant_hosts import PLAN, TenantHost, X, chain, run_of
+from tenant_hosts import F4, PLAN, TenantHost, X, chain, run_of
 
 import heliograph as hg
 from heliograph_backends.fake import FakeDevice
@@ -26,8 +26,6 @@ from heliograph_server.core.tenants import Account, Kind
 
 KIB = tensor_type("u8", (1024,))
 SECRET = bytes(range(32))
-#: What a tensor of a few bytes takes.
-ALLOCATED = 32
 
 
 @pytest.fixture
@@ -142,18 +140,23 @@ def test_what_could_never_be_had_is_refused_without_a_time_to_come_back(host: Te
 
 
 def test_plans_and_their_outputs_are_memory_of_the_tenant(host: TenantHost) -> None:
-    client = limited(host, device_memory_bytes=1024 + 4 * ALLOCATED)
+    client = limited(host, device_memory_bytes=1024)
     client.compile(PLAN, tall())
     assert host.usage("small").device_memory_bytes == 1024
     with pytest.raises(OutOfMemoryError):
         host.client("small").compile(PLAN, tall())
-    client.compile(PLAN + 1, chain(3))
-    for number in range(1, 5):
-        client.do(c.Run(PLAN + 1, (c.InputBinding(0, X.tobytes()),), (c.OutputBinding(0, number),)))
-    assert host.usage("small").device_memory_bytes == 1024 + 4 * ALLOCATED
-    error = client.refused(c.Run(PLAN + 1, (c.InputBinding(0, X.tobytes()),), (c.OutputBinding(0, 5),)))
-    assert isinstance(error, OutOfMemoryError)
-    client.do(c.Free((1, 2, 3, 4, PLAN)))
+    client.do(c.Free((PLAN,)))
+    client.compile(PLAN, chain())
+    taken = host.usage("small").device_memory_bytes
+    host.host.set_quota("small", Quota(device_memory_bytes=taken + 2 * F4.nbytes))
+    runs = [
+        c.Run(PLAN, (c.InputBinding(0, X.tobytes()),), (c.OutputBinding(0, number),)) for number in (1, 2, 3)
+    ]
+    client.do(runs[0])
+    client.do(runs[1])
+    assert host.usage("small").device_memory_bytes == taken + 2 * F4.nbytes
+    assert isinstance(client.refused(runs[2]), OutOfMemoryError)
+    client.do(c.Free((1, 2, PLAN)))
     assert host.usage("small").device_memory_bytes == 0
 
 

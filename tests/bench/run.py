@@ -16,6 +16,7 @@ from pathlib import Path
 import attention
 import bandwidth
 import decoder
+import fairness
 import hosts
 import loops
 import minilm
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
     "attention": attention.figures,
     "bandwidth": bandwidth.figures,
     "decoder": decoder.figures,
+    "deploy-fair": fairness.fair,
     "hosts": hosts.figures,
     "loops": loops.figures,
     "minilm": minilm.figures,

@@ -8,6 +8,9 @@ that were served meanwhile, so nobody saves time up, and nobody waits for longer
 A flow that is alone is never held back, with however many runs. While several want the device it does one
 run at a time, also for a moment after the others went: else a flow with many runs would begin them all in
 each gap of one with few.
+
+Where a run ends and its flow has another right behind it, that one counts as if it waited: it arrives as soon
+as its thread has seen to the one that ended, and its turn is not given away meanwhile if it is the next.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from typing import Protocol
 
 #: So long after a flow's last run it still counts as one that wants the device.
 LINGER_SECONDS = 0.05
+#: The device waits at most so long for a run that is about to arrive.
+PATIENCE_SECONDS = 0.005
 
 
 class Flow(Hashable, Protocol):
@@ -50,6 +55,8 @@ class _State:
     waiting: deque[Ticket] = field(default_factory=deque)
     #: When it last had a run here.
     seen: float = 0.0
+    #: Until when a run of it is expected.
+    expected: float = 0.0
 
     @property
     def is_here(self) -> bool:
@@ -84,17 +91,28 @@ class FairQueue:
         if len(self._states) == 1:
             # Nobody else is here: this is all that a flow alone pays.
             return [self._begin(state, ticket)]
+        state.expected = 0.0
         state.waiting.append(ticket)
         self._waiting += 1
         return self._next(now)
 
-    def end(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """A run that had begun is over. Those that begin now."""
+    def end(self, ticket: Ticket, now: float, *, has_more: bool = False) -> list[Ticket]:
+        """A run that had begun is over; `has_more`: another of its flow is about to arrive. Those that begin
+        now."""
         self._pass_time(now)
         state = self._states[ticket.flow]
         state.running -= 1
         self._running -= 1
         state.seen = now
+        if has_more:
+            state.expected = now + PATIENCE_SECONDS
+        return self._next(now) if self._waiting else []
+
+    def look(self, now: float, flow: Flow | None = None) -> list[Ticket]:
+        """Time has passed, or no run of a flow is about to arrive any more. Those that begin now."""
+        self._pass_time(now)
+        if flow is not None and (state := self._states.get(flow)) is not None:
+            state.expected = 0.0
         return self._next(now) if self._waiting else []
 
     def withdraw(self, ticket: Ticket, now: float) -> list[Ticket]:
@@ -168,7 +186,10 @@ class FairQueue:
             return list(self._begin_all(state))
         if self._running:
             return []
-        state = min((self._states[flow] for flow in waiting), key=lambda one: one.tag)
+        wanted = (one for one in self._states.values() if one.waiting or one.expected > now)
+        state = min(wanted, key=lambda one: one.tag)
+        if not state.waiting:
+            return []
         self._waiting -= 1
         return [self._begin(state, state.waiting.popleft())]
 

@@ -23,6 +23,8 @@ from heliograph_server.core.fair import FairQueue, Flow, Ticket
 
 #: A plan that is expected to take longer than this goes to its device's thread.
 SHORT_US = 50.0
+#: How often one who waits looks whether a run that is waited for did not come.
+LOOK_SECONDS = 0.02
 #: So much of a device's time may be had at once before it counts.
 UNCOUNTED_SECONDS = 1e-3
 
@@ -36,6 +38,8 @@ class Occupancy:
         #: Of those who left; and since when somebody is inside without a break.
         self._busy_seconds = 0.0
         self._since = 0.0
+        #: The thread that holds the door shut; 0: none.
+        self._shut_by = 0
         #: Whose turn it is among tenants.
         self.turns = DeviceTurns()
 
@@ -70,9 +74,21 @@ class Occupancy:
         finally:
             self.__enter__()
 
-    def computing(self, abort: Abort, device: Device) -> AbstractContextManager[object]:
-        """Held while this device computes. Raises CancelledError where that has to wait for others."""
-        return self
+    def computing(self, abort: Abort, device: Device | None = None) -> AbstractContextManager[object]:
+        """Held while this device computes. Raises CancelledError where that has to wait for others. `device`:
+        if it may work on after the call that has it compute."""
+        return nullcontext() if self.is_mine else self
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread holds the door shut: what it does at once signs in nowhere."""
+        return self._shut_by == threading.get_ident()
+
+    def run_queued(self) -> None:
+        """A run on this device alone waits in a lane."""
+
+    def run_done(self) -> None:
+        """It is done, or will not be."""
 
     def at_once(self, work: Callable[[], None]) -> bool:
         """Does short work here and now, unless somebody computes. Whether it did."""
@@ -82,10 +98,12 @@ class Occupancy:
             if self._inside:
                 return False
             began = time.monotonic()
+            self._shut_by = threading.get_ident()
             work()
             self._busy_seconds += time.monotonic() - began
             return True
         finally:
+            self._shut_by = 0
             self._door.release()
 
 
@@ -125,17 +143,23 @@ class DeviceTurns:
                 return ticket
             woken = ticket.woken = threading.Event()
         with abort.watch(woken.set):
-            woken.wait()
+            while not woken.wait(LOOK_SECONDS):
+                self.look()
         with self._lock:
             if not ticket.has_begun:
                 self._wake(self._queue.withdraw(ticket, self._clock()))
                 raise CancelledError("the run was cancelled")
         return ticket
 
-    def end(self, ticket: Ticket) -> None:
-        """The device has computed."""
+    def end(self, ticket: Ticket, *, has_more: bool = False) -> None:
+        """The device has computed; `has_more`: the tenant's next run is about to come."""
         with self._lock:
-            self._wake(self._queue.end(ticket, self._clock()))
+            self._wake(self._queue.end(ticket, self._clock(), has_more=has_more))
+
+    def look(self, flow: Flow | None = None) -> None:
+        """Time has passed, or no run of a tenant is about to come any more."""
+        with self._lock:
+            self._wake(self._queue.look(self._clock(), flow))
 
     def charge(self, flow: Flow, seconds: float) -> None:
         """A tenant had the device for so long without a turn, since nobody else wanted it."""
@@ -158,6 +182,9 @@ class DeviceShare(Occupancy):
         self.turns = whole.turns
         #: What was done at once and is not charged yet.
         self._uncounted = 0.0
+        self._counting = threading.Lock()
+        #: Runs that were queued and are not done, and those of them that want the device, or have it.
+        self._queued = self._arrived = 0
 
     def __repr__(self) -> str:
         return f"<DeviceShare of {self._whole!r}>"
@@ -168,18 +195,42 @@ class DeviceShare(Occupancy):
     def __exit__(self, *exc: object) -> None:
         self._whole.__exit__(*exc)
 
+    def computing(self, abort: Abort, device: Device | None = None) -> AbstractContextManager[object]:
+        return nullcontext() if self._whole.is_mine else self._turn(abort, device)
+
     @contextmanager
-    def computing(self, abort: Abort, device: Device) -> Iterator[None]:
+    def _turn(self, abort: Abort, device: Device | None) -> Iterator[None]:
         turns = self.turns
-        with self._whole:
+        with self._whole, self._arriving():
             ticket = turns.begin(self._flow, abort)
             try:
                 yield
-                if turns.is_shared:
+                if device is not None and turns.is_shared:
                     # Else a device that works asynchronously would have the turn's work in its queue.
                     device.finish()
             finally:
-                turns.end(ticket)
+                turns.end(ticket, has_more=self._queued > self._arrived)
+
+    @contextmanager
+    def _arriving(self) -> Iterator[None]:
+        with self._counting:
+            self._arrived += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._arrived -= 1
+
+    def run_queued(self) -> None:
+        with self._counting:
+            self._queued += 1
+
+    def run_done(self) -> None:
+        with self._counting:
+            self._queued -= 1
+            has_more = self._queued > self._arrived
+        if not has_more and self.turns.is_shared:
+            self.turns.look(self._flow)
 
     def at_once(self, work: Callable[[], None]) -> bool:
         began = time.perf_counter()

@@ -207,7 +207,7 @@ class ScheduledPlan(SeveralPlan):
         given, taken = ([_bytes_of(tensors[one]) for one in some] for some in (made, self._returned))
         if len(steps) < len(tried):
             return None
-        return Stepwise(self._late, device, occupancy, steps, tensors, given, taken, self._note_step)
+        return Stepwise(self._late, occupancy, steps, tensors, given, taken, self._note_step)
 
     def _step_of(self, number: int, tensors: Mapping[Place, Tensor]) -> Callable[[], None] | None:
         """What runs a split, if that is short."""

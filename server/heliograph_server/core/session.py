@@ -17,7 +17,6 @@ from heliograph_proto.errors import (
     CancelledError,
     HandleExistsError,
     HeliographError,
-    LimitExceededError,
     SessionClosedError,
     UnknownHandleError,
 )
@@ -247,20 +246,6 @@ class Session(SessionWork):
         # Not before: a time that passed while the core did not know the command would be lost.
         if command.timeout_ms and self._core.is_open(command.sequence):
             self._arm(command)
-
-    def _receive_run(self, command: Command) -> None:
-        """One that the tenant's quota has no room for is refused; the stream lives on."""
-        refused: HeliographError | None = None
-        try:
-            self._holding.take(Kind.RUNS)
-        except LimitExceededError as error:
-            refused = error
-        try:
-            self._core.receive(command, refused)
-        except BaseException:
-            if refused is None:
-                self._holding.give(Kind.RUNS)
-            raise
 
     def refuse(
         self, sequence: int, error: HeliographError, tensors: tuple[int, ...] = (), buffer: int = 0

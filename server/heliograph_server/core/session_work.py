@@ -20,7 +20,7 @@ from typing import Any
 from heliograph_backends.contract import Abort, BufferType, Device
 from heliograph_backends.sealed import SealedMemory
 from heliograph_proto.commands import Command, Completion, CompletionBatch
-from heliograph_proto.errors import HeliographError
+from heliograph_proto.errors import HeliographError, LimitExceededError
 from heliograph_proto.inline_runs import InlineRun
 from heliograph_proto.limits import Limits
 from heliograph_proto.membership import DeviceChange
@@ -122,7 +122,11 @@ class SessionWork:
         self._delivering = False
         self._carrying_out = False
         self._quiet = threading.Event()
-        self._carry_out: dict[type, Callable[[Any], None]] = {
+        self._carry_out = self._table()
+
+    def _table(self) -> dict[type, Callable[[Any], None]]:
+        """How each instruction is carried out."""
+        return {
             OpenLane: self._open_lane,
             CloseLane: self._close_lane,
             Start: self._start,
@@ -279,6 +283,7 @@ class SessionWork:
             # Not under the lock: it writes to other hosts.
             self._calls.append(partial(self._run_stepwise, work, portion))
         else:
+            work.note_queued()
             work.lane.stream.submit(work.run, partial(self.work_done, work))
 
     def _stepwise(self, work: Work) -> Stepwise | None:
@@ -429,8 +434,23 @@ class SessionWork:
             self._aborts.pop(sequence, None)
             self._observers.pop(sequence, None)
             work.lane.queued -= 1
+            work.note_done()
             self._decide(partial(self._core.finish, sequence, failure, work.result))
         self._deliver()
+
+    def _receive_run(self, command: Command) -> None:
+        """One that the tenant's quota has no room for is refused; the stream lives on."""
+        refused: HeliographError | None = None
+        try:
+            self._holding.take(Kind.RUNS)
+        except LimitExceededError as error:
+            refused = error
+        try:
+            self._core.receive(command, refused)
+        except BaseException:
+            if refused is None:
+                self._holding.give(Kind.RUNS)
+            raise
 
     # Giving things back
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from heliograph_backends.contract import Abort, Device, Done, Tensor
+from heliograph_backends.contract import Abort, Done, Tensor
 from heliograph_proto.commands import Bytes
 from heliograph_proto.errors import CancelledError
 from heliograph_server.core.late import Exchanged, Late
@@ -34,7 +34,6 @@ class Stepwise:
     each time."""
 
     late: Late
-    device: Device
     occupancy: Occupancy
     #: Of each split. Raises what its plan does.
     steps: Sequence[Callable[[], None]]
@@ -165,7 +164,7 @@ class SteppedRun:
             begun = time.perf_counter()
             if not self._has_run:
                 self._late.before(self._next, self._abort)
-                with self._portion.occupancy.computing(self._abort, self._portion.device):
+                with self._portion.occupancy.computing(self._abort):
                     self._compute(begun)
             places, made = self._late.departing(self._next)
             for place in places[self._offered :]:
