@@ -39,6 +39,10 @@ class Authority:
         self.ca = str(folder / "ca.pem")
         Path(self.ca).write_bytes(self._certificate.public_bytes(Encoding.PEM))
 
+    def write_key(self, path: Path) -> None:
+        """Its own key, as if it were a server's."""
+        path.write_bytes(self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
     def server(
         self,
         *names: str,

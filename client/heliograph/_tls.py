@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +20,7 @@ from heliograph_proto.errors import InvalidArgumentError
 PROBE_SECONDS = 1.0
 #: How long to wait for a daemon's word on a certificate of ours: with TLS 1.3 it comes after the handshake.
 WORD_SECONDS = 0.5
-#: What an HTTP/2 client says first: its preface, and an empty SETTINGS frame.
-_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_OWN = "certificate=FILE and key=FILE, or $HELIOGRAPH_CERTIFICATE and $HELIOGRAPH_KEY"
 
 #: OpenSSL's numbers (X509_V_ERR_...) for what may be wrong with a certificate.
 _EXPIRED, _NOT_YET = 10, 9
@@ -137,15 +137,22 @@ def _hear(made: ssl.SSLSocket) -> None:
     """Waits for the first bytes that the daemon says, perhaps why it will say no more. Raises OSError."""
     made.settimeout(WORD_SECONDS)
     try:
-        made.sendall(_HTTP2)
-        made.recv(4096)
+        # Nothing is sent: a daemon that closes with something unread takes back what it said of us.
+        if not made.recv(4096):
+            raise _ClosedError
     except TimeoutError:
         pass
+
+
+class _ClosedError(ConnectionError):
+    """The other side closed without a word."""
 
 
 def _in_words(error: OSError, address: Address, credentials: Credentials) -> Why | None:
     if isinstance(error, ssl.SSLCertVerificationError):
         return _certificate(error, address, credentials)
+    if isinstance(error, _ClosedError):
+        return _closed(credentials)
     reason = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
     if "ALERT" in reason:
         return _alert(reason, credentials)
@@ -157,6 +164,43 @@ def _in_words(error: OSError, address: Address, credentials: Credentials) -> Why
         cause = "what answers there does not speak TLS"
         return Why(cause, f"{without}; to speak TLS it needs tls_certificate and tls_key")
     return None
+
+
+def _closed(credentials: Credentials) -> Why:
+    """gRPC's servers do so when they are shown no certificate, or one that they do not accept."""
+    shown = f"the certificate {credentials.certificate} that was shown"
+    if not credentials.certificate:
+        return Why("it asks for a certificate, it seems, and none was shown", f"show one: {_OWN}", True)
+    wrong = _verified(credentials)
+    if wrong == _EXPIRED:
+        return Why(f"{shown} has expired", f"renew it: {_OWN}", True)
+    if wrong == _NOT_YET:
+        return Why(f"{shown} is not valid yet", "is this host's clock right? else wait", True)
+    advice = f"show one of an authority that the daemon's operator named: {_OWN}"
+    return Why(f"{shown} is not accepted, or of an authority that the daemon does not know", advice, True)
+
+
+def _verified(credentials: Credentials) -> int:
+    """What OpenSSL finds wrong with our own certificate, for somebody who trusts it; 0: nothing."""
+    shown = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    shown.check_hostname, shown.verify_mode = False, ssl.CERT_NONE
+    asking = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    asking.verify_mode = ssl.CERT_REQUIRED
+    asking.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    asking.load_verify_locations(credentials.certificate)
+    for one in (shown, asking):
+        one.load_cert_chain(credentials.certificate, credentials.key)
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = shown.wrap_bio(down, up), asking.wrap_bio(up, down, server_side=True)
+    try:
+        for side in sides * 3:
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_code
+    except ssl.SSLError:
+        pass
+    return 0
 
 
 def _certificate(error: ssl.SSLCertVerificationError, address: Address, credentials: Credentials) -> Why:
@@ -188,15 +232,14 @@ def _certificate(error: ssl.SSLCertVerificationError, address: Address, credenti
 def _alert(reason: str, credentials: Credentials) -> Why:
     """What the daemon says of us."""
     shown = f"the certificate {credentials.certificate} that was shown"
-    own = "certificate=FILE and key=FILE, or $HELIOGRAPH_CERTIFICATE and $HELIOGRAPH_KEY"
     if not credentials.certificate and ("CERTIFICATE" in reason or "HANDSHAKE_FAILURE" in reason):
-        return Why("it asks for a certificate, and none was shown", f"show one: {own}", is_about_us=True)
+        return Why("it asks for a certificate, and none was shown", f"show one: {_OWN}", is_about_us=True)
     if "EXPIRED" in reason:
-        return Why(f"{shown} has expired", f"renew it: {own}", is_about_us=True)
+        return Why(f"{shown} has expired", f"renew it: {_OWN}", is_about_us=True)
     if "UNKNOWN_CA" in reason:
-        advice = f"show one of an authority that the daemon's operator named: {own}"
+        advice = f"show one of an authority that the daemon's operator named: {_OWN}"
         return Why(f"{shown} is of an authority that the daemon does not know", advice, is_about_us=True)
     if "CERTIFICATE" in reason:
-        return Why(f"{shown} is not accepted", f"show another: {own}", is_about_us=True)
+        return Why(f"{shown} is not accepted", f"show another: {_OWN}", is_about_us=True)
     words = reason.lower().replace("_", " ")
     return Why(f"it ended the TLS handshake: {words}", "do both sides speak TLS 1.2 or 1.3?")

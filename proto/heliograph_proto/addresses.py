@@ -119,6 +119,8 @@ def without_token(text: str) -> str:
 
 def _parsed(url: str) -> Address:
     url, _, device = url.strip().partition("#")
+    if "?token=" in device:
+        raise InvalidArgumentError("a token is behind the device", advice="URL?token=TOKEN#DEVICE")
     if url.rstrip("/") in ("local:", "local"):
         return _local(device)
     if "=" in device.partition(":")[2]:

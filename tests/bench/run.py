@@ -16,6 +16,7 @@ from pathlib import Path
 import attention
 import bandwidth
 import decoder
+import deploy_tls
 import fairness
 import hosts
 import loops
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
     "attention": attention.figures,
     "bandwidth": bandwidth.figures,
     "decoder": decoder.figures,
+    "deploy-tls": deploy_tls.figures,
     "deploy-fair": fairness.fair,
     "hosts": hosts.figures,
     "loops": loops.figures,

@@ -33,6 +33,7 @@ COMMANDS = {
     "sessions": "list the sessions of a daemon, or end one",
     "drain": "have a daemon end its work, and then stop",
     "log-level": "set from which level on a daemon logs",
+    "token": "make, list and take back the tokens that a daemon asks for",
     "cache": "list, remove or check the weights that daemons keep on disk",
     "ops": "print the op table",
     "conformance": "check what a device computes against the op table",
@@ -96,7 +97,9 @@ def load(name: str) -> Any:
     try:
         return importlib.import_module(f"heliograph.cli.{name.replace('-', '_')}")
     except ModuleNotFoundError as error:
-        raise missing_extra(error, "server" if name in ("serve", "cache", "pool") else "models") from None
+        raise missing_extra(
+            error, "server" if name in ("serve", "cache", "pool", "token") else "models"
+        ) from None
 
 
 def missing_extra(error: ModuleNotFoundError, extra: str) -> ConfigurationError:
@@ -119,7 +122,7 @@ def add_server_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server",
         metavar="URL",
-        help="local:, unix:///path or grpc://host:port (default: $HELIOGRAPH_SERVER, else grpc://127.0.0.1:7070)",
+        help="local:, unix:///path, grpc[s]://host:port[?token=TOKEN] (default: $HELIOGRAPH_SERVER, else grpc://127.0.0.1:7070)",
     )
 
 

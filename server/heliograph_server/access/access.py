@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from heliograph_proto.addresses import Address
 from heliograph_proto.errors import HeliographError
 from heliograph_server.access.certificates import Files, ServerCertificates
 from heliograph_server.access.gate import Gate
+from heliograph_server.access.reach import check_together
 from heliograph_server.access.tokens import (
     Token,
     TokenFile,
@@ -38,7 +40,9 @@ class Access:
     """Tokens, certificates and the gate, as a configuration says."""
 
     def __init__(self, config: ServerConfig) -> None:
-        """Reads the files; makes a file of tokens that is not there. Raises ConfigurationError."""
+        """Reads the files; makes a file of tokens that is not there. Raises ConfigurationError. On the event
+        loop of the server."""
+        check_together(config)
         #: The token that was made here, to be shown once; empty if none was.
         self.first_token = ""
         if config.tokens and not Path(config.tokens).exists():
@@ -116,7 +120,14 @@ def _make_first(path: Path) -> str:
 def _certificates(config: ServerConfig) -> ServerCertificates | None:
     if not any(one.is_tls for one in config.addresses):
         return None
-    return ServerCertificates(Files(config.tls_certificate, config.tls_key, config.tls_client_ca))
+    files = Files(config.tls_certificate, config.tls_key, config.tls_client_ca)
+    return ServerCertificates(files, partial(_say, asyncio.get_running_loop()))
+
+
+def _say(loop: asyncio.AbstractEventLoop, level: int, text: str) -> None:
+    """Writes to the log on the loop's thread: gRPC's, which ask for certificates, are none of Python's."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(logger.log, level, "%s", text)
 
 
 def _warn(config: ServerConfig) -> None:

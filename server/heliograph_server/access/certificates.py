@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -168,9 +169,9 @@ def _unusable(error: ssl.SSLCertVerificationError, path: str) -> ConfigurationEr
 class ServerCertificates:
     """What a daemon shows to those who connect. gRPC's threads ask it for each connection."""
 
-    def __init__(self, files: Files) -> None:
-        """Raises ConfigurationError."""
-        self._files = files
+    def __init__(self, files: Files, say: Callable[[int, str], None] = logger.log) -> None:
+        """Raises ConfigurationError. `say` writes a line to the log, from gRPC's threads too."""
+        self._files, self._say = files, say
         self._seen = self._signature()
         self.loaded = load(files)
         self._warn()
@@ -191,8 +192,8 @@ class ServerCertificates:
         """What gRPC is to show from now on; None: what it has. Never raises."""
         try:
             return self.refresh()
-        except Exception:
-            logger.exception("the certificate that was in force stays so")
+        except Exception as error:
+            self._say(logging.ERROR, f"the certificate that was in force stays so: {error!r}")
             return None
 
     def refresh(self) -> grpc.ServerCertificateConfiguration | None:
@@ -204,16 +205,17 @@ class ServerCertificates:
         try:
             self.loaded = load(self._files)
         except ConfigurationError as error:
-            logger.error("the certificate that was in force stays so: %s", error)
+            self._say(logging.ERROR, f"the certificate that was in force stays so: {error}")
             return None
-        logger.info("%s was read again", self._files.certificate)
+        self._say(logging.INFO, f"{self._files.certificate} was read again")
         self._warn()
         return self.loaded.configuration()
 
     def _warn(self) -> None:
         until = datetime.fromtimestamp(self.loaded.expires, UTC)
         if (until - datetime.now(UTC)).total_seconds() < SOON_SECONDS:
-            logger.warning("tls_certificate %s expires at %s", self._files.certificate, until.isoformat())
+            name = self._files.certificate
+            self._say(logging.WARNING, f"tls_certificate {name} expires at {until.isoformat()}")
 
 
 def _signature(path: str) -> tuple[int, int, int] | None:

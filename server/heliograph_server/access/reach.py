@@ -26,9 +26,13 @@ class AccessSettings(Protocol):
 
 
 def check_access(config: AccessSettings) -> None:
-    """Raises ConfigurationError."""
+    """Whether it may listen at each address. Raises ConfigurationError."""
     for address in config.addresses:
         _check_address(address, config)
+
+
+def check_together(config: AccessSettings) -> None:
+    """Whether settings that need one another are there, before a daemon starts. Raises ConfigurationError."""
     if bool(config.tls_certificate) != bool(config.tls_key):
         raise ConfigurationError(
             "tls_certificate and tls_key go together", advice="name both PEM files, or none"
@@ -38,6 +42,17 @@ def check_access(config: AccessSettings) -> None:
             "tls_client_ca asks for certificates, which nobody can show without TLS",
             advice="listen at grpcs://HOST:PORT",
         )
+    if config.tls_client_ca and not config.tokens:
+        _check_certificates_can_be_shown(config)
+
+
+def _check_certificates_can_be_shown(config: AccessSettings) -> None:
+    for address in config.addresses:
+        if not address.is_tls:
+            raise ConfigurationError(
+                f"whoever comes by {address} can show no certificate, and there are no tokens",
+                advice="listen at grpcs:// alone, or name a file of tokens as well",
+            )
 
 
 def _check_address(address: Address, config: AccessSettings) -> None:
@@ -50,11 +65,6 @@ def _check_address(address: Address, config: AccessSettings) -> None:
         raise ConfigurationError(
             f"{address} needs a certificate and its key",
             advice="tls_certificate and tls_key name PEM files: --tls-certificate FILE --tls-key FILE",
-        )
-    if config.tls_client_ca and not config.tokens and not address.is_tls:
-        raise ConfigurationError(
-            f"whoever comes by {address} can show no certificate, and there are no tokens",
-            advice="listen at grpcs:// alone, or name a file of tokens as well",
         )
     asks = config.tokens or config.tls_client_ca
     if not address.is_loopback and not asks and not config.insecure:

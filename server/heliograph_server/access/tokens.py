@@ -25,7 +25,8 @@ import secrets
 import stat
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -203,9 +204,10 @@ class TokenFile:
                 return
             self._tokens, self._text = parse_tokens(text, self.path), text
         except ConfigurationError as error:
-            if str(error) != self._problem:
-                logger.error("the tokens that were in force stay so: %s", error)
-            self._problem = str(error)
+            # Not the error itself, whose traceback would keep the call that found it.
+            before, self._problem = self._problem, str(error)
+            if before != self._problem:
+                logger.error("the tokens that were in force stay so: %s", self._problem)
             return
         self._problem = ""
         logger.info("%s was read again: %d tokens", self.path, len(self._tokens))
@@ -297,12 +299,12 @@ def _signature(path: str) -> tuple[int, ...]:
 def add_token(path: Path, token: Token) -> None:
     """Writes a token behind those of a file, which is made if there is none: the owner's alone. Raises
     ConfigurationError."""
-    kept = read_tokens(str(path)) if path.exists() and path.stat().st_size else ()
-    if any(one.name == token.name for one in kept):
+    before = read_text(str(path)) if path.exists() and path.stat().st_size else HEADING
+    if any(one.name == token.name for one in parse_tokens(before, str(path))):
         raise ConfigurationError(
             f"{path} has a token {token.name!r}", advice="choose another name, or take that one out"
         )
-    write_tokens(path, (*kept, token))
+    _replace(path, before.rstrip() + "\n\n" + _written(token))
 
 
 def remove_token(path: Path, name: str) -> None:
@@ -311,23 +313,32 @@ def remove_token(path: Path, name: str) -> None:
     if all(one.name != name for one in kept):
         known = ", ".join(one.name for one in kept) or "none"
         raise ConfigurationError(f"{path} has no token {name!r}", advice=f"there are: {known}")
-    write_tokens(path, [one for one in kept if one.name != name])
+    _replace(path, HEADING + "".join(_written(one) for one in kept if one.name != name))
 
 
-def write_tokens(path: Path, tokens: Sequence[Token]) -> None:
-    """Replaces a file at once: whoever reads it has all of it, or what was there before. Raises
-    ConfigurationError."""
+def _replace(path: Path, text: str) -> None:
+    """Replaces a file at once: whoever reads it has all of it, or what was there before. Its owner stays.
+    Raises ConfigurationError."""
     made = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(HEADING + "".join(map(_written, tokens)))
+            _as_before(path, descriptor)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(made, path)
     except OSError as error:
         made.unlink(missing_ok=True)
         raise ConfigurationError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _as_before(path: Path, descriptor: int) -> None:
+    """A new file is whose the one was that it replaces: root may add a token for a daemon of another user."""
+    with suppress(OSError):
+        before = os.stat(path)
+        os.fchown(descriptor, before.st_uid, before.st_gid)
+        os.fchmod(descriptor, stat.S_IMODE(before.st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
 
 
 def _written(token: Token) -> str:
