@@ -55,6 +55,8 @@ __all__ = [
 ]
 
 _SERVICE = "/heliograph.v1.AdminService/"
+#: A daemon that is restarted is soon found again.
+OPTIONS = (*_grpc.CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 2000))
 #: How long a drain may take beyond its deadline: sessions are ended, and the daemon stops.
 END_SECONDS = 60.0
 
@@ -89,7 +91,7 @@ class Admin:
         self.address = address
         self._timeout = timeout
         self._credentials = credentials
-        self._channel = open_channel(address, _grpc.CHANNEL_OPTIONS, credentials)
+        self._channel = open_channel(address, OPTIONS, credentials)
 
     def __repr__(self) -> str:
         return f"<Admin of {self.address}>"

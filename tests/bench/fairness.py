@@ -44,7 +44,7 @@ class Greed:
 
 def _product() -> Graph:
     """A run of some milliseconds."""
-    side = tensor_type("f32", (384, 384))
+    side = tensor_type("f32", (640, 640))
     nodes = tuple(Node("matmul", (place, 0), side) for place in range(4))
     return Graph((Leaf(LeafKind.INPUT, "x", side),), nodes, (Output("y", 4),))
 
@@ -67,7 +67,7 @@ class _Client:
         self._streams: dict[int, int] = {}
         self.session.attach(self._take)
         self.session.compile(CompileRequest(PLAN, _product()))
-        self._send(c.Allocate(10, tensor_type("f32", (384, 384))), 0)
+        self._send(c.Allocate(10, tensor_type("f32", (640, 640))), 0)
         for stream in range(greed.streams - 1):
             self._send(c.CreateStream(100 + stream), 0)
             # One plan runs once at a time, so each stream has one of its own.

@@ -144,7 +144,7 @@ class Top:
             _keys() as pressed,
             Look(self._daemon, self._interval) as look,
         ):
-            snapshot = first
+            snapshot = self.heed(first, first)
             self._draw(live, snapshot)
             while b"q" not in pressed():
                 try:

@@ -80,7 +80,9 @@ def frame(
 ) -> tuple[Line, ...]:
     """A snapshot of the daemon at `where`, in lines of at most `width` characters, at most `height` lines if
     there is room for the least; `note`: what is wrong now, if something is."""
-    shown = [(title(found, where), "title"), *([(note, "warning")] if note else ())]
+    shown: list[Line] = [(title(found, where), "title")]
+    if note:
+        shown.append((plain(note), "warning"))
     warnings: list[Line] = [(text, "warning") for text in _warnings(found)]
     devices = _table(DEVICES, map(_device_row, found.devices), width)
     rest = _table(TENANTS, map(_tenant_row, _named(found.tenants)), width)

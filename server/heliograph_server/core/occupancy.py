@@ -38,6 +38,8 @@ class Occupancy:
         #: Of those who left; and since when somebody is inside without a break.
         self._busy_seconds = 0.0
         self._since = 0.0
+        #: The thread that holds the door shut; 0: none.
+        self._shut_by = 0
         #: Whose turn it is among tenants.
         self.turns = DeviceTurns()
 
@@ -75,7 +77,12 @@ class Occupancy:
     def computing(self, abort: Abort, device: Device | None = None) -> AbstractContextManager[object]:
         """Held while this device computes. Raises CancelledError where that has to wait for others. `device`:
         if it may work on after the call that has it compute."""
-        return self
+        return nullcontext() if self.is_mine else self
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread holds the door shut: what it does at once signs in nowhere."""
+        return self._shut_by == threading.get_ident()
 
     def run_queued(self) -> None:
         """A run on this device alone waits in a lane."""
@@ -91,10 +98,12 @@ class Occupancy:
             if self._inside:
                 return False
             began = time.monotonic()
+            self._shut_by = threading.get_ident()
             work()
             self._busy_seconds += time.monotonic() - began
             return True
         finally:
+            self._shut_by = 0
             self._door.release()
 
 
@@ -186,8 +195,11 @@ class DeviceShare(Occupancy):
     def __exit__(self, *exc: object) -> None:
         self._whole.__exit__(*exc)
 
+    def computing(self, abort: Abort, device: Device | None = None) -> AbstractContextManager[object]:
+        return nullcontext() if self._whole.is_mine else self._turn(abort, device)
+
     @contextmanager
-    def computing(self, abort: Abort, device: Device | None = None) -> Iterator[None]:
+    def _turn(self, abort: Abort, device: Device | None) -> Iterator[None]:
         turns = self.turns
         with self._whole, self._arriving():
             ticket = turns.begin(self._flow, abort)

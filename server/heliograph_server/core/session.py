@@ -112,8 +112,6 @@ class Session(SessionSeen):
         self.client = client or "somebody"
         self.principal = principal
         self._core.may_exchange(self.may_exchange)
-        #: When it was opened, by `time.monotonic()`.
-        self.opened = time.monotonic()
         self._on_closed = on_closed
         self._watches = watches
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.

@@ -14,7 +14,6 @@ from heliograph_server.core.handles import (
     StreamHandle,
     TensorHandle,
 )
-from heliograph_server.core.loaded import LoadedPlan
 from heliograph_server.core.principals import Principal, Right
 from heliograph_server.core.session_counts import SessionCounts
 from heliograph_server.core.session_work import SessionWork
@@ -82,13 +81,6 @@ class SessionSeen(SessionWork):
     def may_exchange(self) -> bool:
         """Whether it may name other daemons, with which this one then exchanges values."""
         return self.principal.may(Right.POOL)
-
-    @property
-    def plan_bytes(self) -> int:
-        """Of devices, by plans that have a handle, as long as they do not run; not of lost devices."""
-        with self._lock:
-            plans: list[LoadedPlan] = [one for one in self._core.plans if one is not None]
-        return sum(sum(one.kept_bytes().values()) for one in plans if not one.is_lost)
 
     @property
     def is_attached(self) -> bool:

@@ -92,6 +92,8 @@ class SessionWork:
         log_fields: LogFields,
     ) -> None:
         self.limits = limits
+        #: When it was opened, by `time.monotonic()`.
+        self.opened = time.monotonic()
         #: What the session has of its tenant's account.
         self._holding = holding
         self._devices = devices
@@ -154,6 +156,13 @@ class SessionWork:
             Resume: self._resume,
             RunEnded: self._run_ended,
         }
+
+    @property
+    def plan_bytes(self) -> int:
+        """Of devices, by plans that have a handle, as long as they do not run; not of lost devices."""
+        with self._lock:
+            plans: list[LoadedPlan] = [one for one in self._core.plans if one is not None]
+        return sum(sum(one.kept_bytes().values()) for one in plans if not one.is_lost)
 
     # Events in, instructions out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from heliograph_proto.administration import (
@@ -16,7 +16,6 @@ from heliograph_proto.administration import (
     TenantStatus,
 )
 from heliograph_server.core.host import SERVER, Host
-from heliograph_server.core.principals import Quota
 from heliograph_server.core.session import Session
 from heliograph_server.core.tenants import TenantUsage
 
@@ -69,11 +68,8 @@ def session_status(session: Session) -> SessionStatus:
 
 
 def _tenant_status(usage: TenantUsage) -> TenantStatus:
-    return TenantStatus(**_flat(usage) | {"quota": QuotaStatus(**_flat(usage.quota))})
-
-
-def _flat(found: TenantUsage | Quota) -> dict[str, Any]:
-    return {name: value for name, value in asdict(found).items() if name != "quota"}
+    values: dict[str, Any] = {one.name: getattr(usage, one.name) for one in fields(TenantStatus)}
+    return TenantStatus(**values | {"quota": QuotaStatus(**asdict(usage.quota))})
 
 
 # Rates

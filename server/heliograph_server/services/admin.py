@@ -105,6 +105,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         logger.warning("the level of the log is %s now; it was %s", request.level, previous)
         return admin_pb2.SetLogLevelResponse(previous=previous)
 
+    # gRPC takes a coroutine that writes for a method that yields.
     @refusals
     async def Watch(  # type: ignore[override]
         self,
