@@ -153,13 +153,13 @@ class _Plain(Mapping[str, Occupancy]):
 class _Timed:
     """One session, which does runs of one op: in the call that brings them, or in the device's thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, at_once: bool) -> None:
         self._host = Host(Registry.of(CpuDevice(threads=2)))
         self._session: Session = self._host.session(self._host.open_session("one").session)
         self._done = threading.Semaphore(0)
         self._sequence = 0
         self._given: list[InlineResult] = []
-        self._session.attach(lambda batch: self._done.release(len(batch.completions)), at_once=True)
+        self._session.attach(lambda batch: self._done.release(len(batch.completions)), at_once=at_once)
         self._session.compile(CompileRequest(1, _one_op(16)))
         self._session.compile(CompileRequest(2, _one_op(2**14)))
 
@@ -190,11 +190,11 @@ class _Timed:
 
 
 @contextmanager
-def _timed() -> Iterator[tuple[_Timed, _Timed]]:
+def _timed(*, at_once: bool) -> Iterator[tuple[_Timed, _Timed]]:
     """With turns, and without."""
-    ours = _Timed()
+    ours = _Timed(at_once=at_once)
     with mock.patch.object(host_module, "DeviceShares", _Plain):
-        plain = _Timed()
+        plain = _Timed(at_once=at_once)
     try:
         yield ours, plain
     finally:
@@ -203,8 +203,8 @@ def _timed() -> Iterator[tuple[_Timed, _Timed]]:
 
 
 def _alone() -> Iterator[Figure]:
-    with _timed() as (ours, plain):
-        for name in ("inline", "queued"):
+    for name in ("inline", "queued"):
+        with _timed(at_once=name == "inline") as (ours, plain):
             for one in (ours, plain):
                 getattr(one, name)()
             pairs = [(getattr(ours, name)(), getattr(plain, name)()) for _ in range(ROUNDS)]
