@@ -215,6 +215,7 @@ if TYPE_CHECKING:
         PlanEstimate,
         Usage,
     )
+    from heliograph_proto.log_lines import LogLine
     from heliograph_proto.membership import MemberInfo, MemberState, Way
     from heliograph_proto.quantization import dequantize, quantize
 
@@ -255,6 +256,7 @@ _CONTRACT = {
     "Cause": "description",
     "CopyRoad": "description",
     "DeviceType": "description",
+    "LogLine": "log_lines",
     "MemberInfo": "membership",
     "MemberState": "membership",
     "OpAnswer": "description",
@@ -298,6 +300,7 @@ __all__ = [
     "InvalidInputError",
     "InvalidModelError",
     "LimitExceededError",
+    "LogLine",
     "MemberInfo",
     "MemberLostError",
     "MemberState",

@@ -17,7 +17,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
@@ -27,6 +27,7 @@ from heliograph._calls import unary
 from heliograph._deadline import Deadline
 from heliograph._effects import Call, Compute, Download, Effect, MapMemory, Move, Procedure, Upload, Wait
 from heliograph._inline import InlinePlan
+from heliograph._log_lines import FOLLOW_LOG, follow_request, is_end, lines_of
 from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._shared import SharedMemoryArgument, SharedSpace, memory_of, seconds_for, share
 from heliograph._watching import Watchers
@@ -43,9 +44,45 @@ from heliograph_proto.errors import (
     SessionClosedError,
 )
 from heliograph_proto.inline_runs import InlineRun
+from heliograph_proto.log_lines import LogLine
 from heliograph_proto.messages.inline import CompletionReader, encode_commands
 
 T = TypeVar("T")
+
+
+class AsyncLogSource(Protocol):
+    """Where lines of the server's log come from."""
+
+    async def take(self) -> list[LogLine] | None:
+        """Waits for more; None at the end."""
+
+    def close(self) -> None:
+        """Idempotent; `take` is not called any more."""
+
+
+class RemoteLog:
+    """The call to a daemon, once `begin` has been waited for."""
+
+    def __init__(self, shell: AioGrpcShell, call: Any) -> None:
+        self._shell, self._call = shell, call
+
+    async def begin(self) -> None:
+        """Raises what the server refuses it with."""
+        if await self.take() is None:
+            raise SessionClosedError("the session was closed")
+
+    async def take(self) -> list[LogLine] | None:
+        try:
+            message = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            refused = _grpc.typed_error(error, self._shell.address, "tell what it logs")
+            if is_end(refused) or self._shell.core.lost is not None:
+                return None
+            raise refused from None
+        return None if message is grpc.aio.EOF else lines_of(message)
+
+    def close(self) -> None:
+        self._call.cancel()
 
 
 class AioShell(ABC):
@@ -112,6 +149,10 @@ class AioShell(ABC):
             case MapMemory(tensor):
                 return await moved(partial(self._map_memory, tensor, deadline.remaining()))
         return await self._call(effect, deadline)
+
+    @abstractmethod
+    async def follow_log(self, level: str) -> AsyncLogSource:
+        """What the server logs of this session from now on. Raises as `Session.log` does."""
 
     async def wait(self, outcome: Outcome, deadline: Deadline) -> None:
         """Waits until an outcome is done. Raises DeadlineExceededError."""
@@ -360,6 +401,17 @@ class AioGrpcShell(AioShell):
             self._lose(InternalError(f"a completion could not be understood: {defect}"))
         self._lose(_grpc.stream_error(error, self.address))
         self._ring()
+
+    async def follow_log(self, level: str) -> AsyncLogSource:
+        self.core.check()
+        method: Any = self._channel.unary_stream(FOLLOW_LOG, None, None)
+        made = RemoteLog(self, method(follow_request(self.info, level)))
+        try:
+            await made.begin()
+        except BaseException:
+            made.close()
+            raise
+        return made
 
     async def _call(self, call: Call, deadline: Deadline) -> Any:
         made = unary(call, self.info.session, self.info.limits.message_bytes)

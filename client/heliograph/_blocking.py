@@ -33,6 +33,7 @@ from heliograph._calls import unary
 from heliograph._deadline import Deadline
 from heliograph._effects import Call, Compute, Download, Effect, MapMemory, Move, Procedure, Upload, Wait
 from heliograph._inline import InlinePlan
+from heliograph._log_lines import LogLines, LogSource, RemoteLog
 from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._shared import SharedMemoryArgument, SharedSpace, memory_of, seconds_for, share
 from heliograph._tickets import Announcement, Tell, TicketUpload
@@ -210,6 +211,16 @@ class BlockingShell(ABC):
         """An upload by a ticket of this session's server; to be begun. Raises UnsupportedError likewise."""
         raise UnsupportedError("within one process nobody gives tickets")
 
+    def follow_log(self, level: str) -> LogLines:
+        """What the server logs of this session from now on. Raises as `Session.log` does."""
+        self.advance(self.core.check)
+        made = self._log_source(level)
+        self.when_lost(lambda _: made.close())
+        return LogLines(made)
+
+    @abstractmethod
+    def _log_source(self, level: str) -> LogSource: ...
+
     @abstractmethod
     def _ring(self) -> None:
         """There may be something to send. Safe in destructors."""
@@ -375,6 +386,9 @@ class GrpcShell(BlockingShell):
 
     def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]:
         return memory_of(self.address, self.info, tensor, seconds)
+
+    def _log_source(self, level: str) -> LogSource:
+        return RemoteLog(self._channel, self.address, self.info, level)
 
     def announce(self, contents: Sequence[tuple[bytes, int, int]], tell: Tell) -> Announcement:
         return self._bulk.announce(contents, tell)

@@ -38,6 +38,7 @@ from heliograph._effects import (
     Reserve,
     Upload,
 )
+from heliograph._log_lines import LocalLog, LogSource
 from heliograph._outcome import Outcome, Pending, Transfer
 from heliograph._shared import mapped
 from heliograph_proto import __version__
@@ -397,6 +398,9 @@ class LocalShell(BlockingShell):
     def _download(self, download: Download, deadline: Deadline) -> None:
         copied = self._transport.download(download, deadline)
         self.advance(lambda: self.core.count(copied))
+
+    def _log_source(self, level: str) -> LogSource:
+        return LocalLog(self._transport.session.log_owner, level)
 
     def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]:
         return self._transport.map_memory(tensor)

@@ -23,6 +23,7 @@ from heliograph._compiling import CompileOptions
 from heliograph._deadline import Deadline
 from heliograph._devices import DeviceArgument, DevicesArgument, best_device, device_name, find_device
 from heliograph._journal import JOURNAL_BYTES
+from heliograph._log_lines import LogLines
 from heliograph._models import ServerWeights, describe_model, list_models
 from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
@@ -213,6 +214,17 @@ class Session(SessionBase):
         """What writes and reads of tensors have carried so far, and how often the server copied it;
         `statistics().traffic` is this side's. Raises UnsupportedError where the server is too old."""
         return self._shell.drive(ask_traffic(self.info), timeout, "asking for the server's statistics")
+
+    def log(self, level: str = "info") -> LogLines:
+        """What the server logs of this session from now on, of this level ("debug", "info", "warning",
+        "error") or above: an iterator of `hg.LogLine`, which waits for the next one and ends with the
+        session. Lines below the level of the server's own log are never made. Who reads too slowly misses
+        some, and `line.dropped` says how many; other sessions' lines are never among them. With `local:`,
+        this process's `logging` decides what is made.
+
+        Raises InvalidArgumentError for another level, LimitExceededError where too many follow this session,
+        UnsupportedError where the server is too old."""
+        return self._shell.follow_log(level)
 
     # Models on the server
 

@@ -60,6 +60,7 @@ from heliograph_server.services.refusals import HostSlot
 from heliograph_server.services.session import SessionService
 from heliograph_server.storage.disk import DiskCache
 from heliograph_server.storage.models import ModelFiles
+from heliograph_server.telemetry.daemon import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +123,7 @@ class Daemon:
         self._config = config
         self._open_host = open_host or (lambda: open_host_of(config))
         self._slot = HostSlot()
+        self.telemetry = Telemetry(config, self._slot)
         sizes = {
             "compile": COMPILE_THREADS,
             "bulk": BULK_THREADS,
@@ -152,6 +154,7 @@ class Daemon:
         await self.health.start()
         for address in self._config.addresses:
             self.addresses += (bind(self._server, address),)
+        self.telemetry.start()
         if self._config.shared_memory:
             self._memory.start(self.addresses)
         self._facts = server_facts(self._why_not_shared())
@@ -160,6 +163,7 @@ class Daemon:
         silence_seconds = self._config.pool_silence_seconds
         self._peers = LoopPeers(asyncio.get_running_loop(), self._pools[-1], silence_seconds)
         self.host.exchange.use(self._peers)
+        self.telemetry.watch(self.host)
         self._slot.fill(self.host)
         await self.health.follow(self.host)
 
@@ -198,6 +202,7 @@ class Daemon:
 
     async def stop(self) -> None:
         """Ends all sessions, the server, the devices and the threads."""
+        self.telemetry.stop()
         if self.host is not None:
             error = DrainingError("the server is shutting down", advice="try later, or elsewhere")
             await asyncio.to_thread(self.host.close_sessions, error)

@@ -14,6 +14,7 @@ from heliograph_proto import __version__
 from heliograph_proto.errors import HeliographError
 from heliograph_server.app import Daemon, is_starting, leave, serve
 from heliograph_server.config import ServerConfig
+from heliograph_server.telemetry import logs
 
 logger = logging.getLogger("heliograph")
 
@@ -23,11 +24,7 @@ MOST_DESCRIPTORS = 2**20
 
 def run(config: ServerConfig) -> int:
     """Serves until SIGTERM or SIGINT; the process's exit status: 0, or 1 if it could not start."""
-    logging.basicConfig(
-        level=config.log_level_number,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-    )
+    logs.configure(config.log_level, config.log_format)
     if not tune_allocator():
         logger.info("the C library's allocator cannot be told to keep memory: transfers over TCP are slower")
     _raise_descriptor_limit()
@@ -37,7 +34,8 @@ def run(config: ServerConfig) -> int:
         with asyncio.Runner(loop_factory=factory) as runner:
             runner.run(serve(config, _announce))
     except HeliographError as error:
-        logger.error("%s", error)
+        # In one line, as everything in the log.
+        logger.error("%s", "; ".join(line.strip() for line in str(error).splitlines()))
         return 1
     if is_starting():
         # The thread would otherwise be in native code while the interpreter is taken down around it.
@@ -79,6 +77,8 @@ def _announce(daemon: Daemon) -> None:
             logger.warning("backend %s (%s) is not available: %s", backend.name, backend.origin, backend.why)
         elif not backend.devices and backend.origin != "built in":
             logger.info("backend %s (%s) can be used with --device", backend.name, backend.origin)
+    if daemon.telemetry.url:
+        logger.info("metrics at %s", daemon.telemetry.url)
     for address in daemon.addresses:
         logger.info("listening on %s", address)
         print(f"listening on {address}", flush=True)

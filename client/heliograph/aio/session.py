@@ -47,6 +47,7 @@ from heliograph._shared import SharedMemoryArgument, checked_shared_memory, insi
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import make_stream
 from heliograph._words import ALONE
+from heliograph.aio.log_lines import LogLines
 from heliograph.aio.plan import Plan
 from heliograph.aio.stream import Device, Stream
 from heliograph.aio.tensor import Buffer, Tensor
@@ -162,6 +163,11 @@ class Session(SessionBase):
     async def server_facts(self, timeout: float | None = None) -> Mapping[str, str]:
         """As hg.Session.server_facts."""
         return await self._shell.drive(ask_facts(), timeout, "asking for the server's facts")
+
+    def log(self, level: str = "info") -> LogLines:
+        """As hg.Session.log: `async for line in session.log()`. It begins where the first line is waited for,
+        or where `async with session.log() as lines` is entered."""
+        return LogLines(self._shell, level)
 
     async def server_traffic(self, timeout: float | None = None) -> Traffic:
         """As hg.Session.server_traffic."""

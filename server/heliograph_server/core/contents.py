@@ -144,7 +144,9 @@ class Contents:
 
     def missing(self, digests: tuple[bytes, ...]) -> tuple[bytes, ...]:
         """Those that are not here, in their order. The others stay until the session ends, or can be read."""
-        return tuple(one for one in digests if not (self._holds(one) or self._can_read(one)))
+        found = tuple(one for one in digests if not (self._holds(one) or self._can_read(one)))
+        self._store.count(len(digests) - len(found), len(found))
+        return found
 
     def received(self, digests: tuple[bytes, ...]) -> tuple[int, ...]:
         """How many bytes are here of contents that are missing: where their uploads go on."""

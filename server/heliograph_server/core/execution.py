@@ -26,10 +26,12 @@ from heliograph_proto.errors import (
 from heliograph_server.core.handing import Handing
 from heliograph_server.core.handles import Storage, TensorHandle
 from heliograph_server.core.loaded import LoadedPlan, PlanCopy
+from heliograph_server.core.log_fields import NOBODY, LogFields
 from heliograph_server.core.looping import Looping, in_step
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.observing import LoopObserver, Observer
 from heliograph_server.core.room import Room
+from heliograph_server.core.run_book import RunBook
 from heliograph_server.core.several import Observe
 from heliograph_server.core.staged import Incoming, Messages, read, read_messages, write, write_incoming
 from heliograph_server.core.staging import Staging
@@ -49,7 +51,7 @@ from heliograph_server.core.tasks import (
     UsageTask,
     WriteTask,
 )
-from heliograph_server.core.traffic import TrafficCounter
+from heliograph_server.core.traffic import Road, TrafficCounter
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class Execution:
         observer: Callable[[int], Observer | None],
         room: Room,
         handing: Handing,
+        book: RunBook,
     ) -> None:
         self._device = device
         self._staging = staging
@@ -96,6 +99,8 @@ class Execution:
         self._observer = observer
         self._room = room
         self._handing = handing
+        #: Is told how far runs are.
+        self._book = book
         self._tasks: dict[type, Callable[[int, Any, Abort], Completion]] = {
             AllocateTask: self._allocate,
             PlaceTask: self._place,
@@ -169,11 +174,11 @@ class Execution:
         if task.data is None:
             incoming = self._uploads[task.transfer]
             write_incoming(task, incoming, abort)
-            self.traffic.written(incoming.size_bytes, incoming.size_bytes + incoming.copied_bytes)
+            self.traffic.written(incoming.size_bytes, incoming.size_bytes + incoming.copied_bytes, Road.BULK)
             return Completion(sequence)
         data = memoryview(task.data)
         write(task, data)
-        self.traffic.written(data.nbytes, data.nbytes)
+        self.traffic.written(data.nbytes, data.nbytes, Road.INLINE)
         return Completion(sequence)
 
     def _write_shared(self, sequence: int, task: WriteTask, place: Place) -> None:
@@ -182,7 +187,7 @@ class Execution:
             data, copies = private_copy(data), 2
             self._places.leave_place(sequence)
         write(task, data)
-        self.traffic.written(data.nbytes, copies * data.nbytes)
+        self.traffic.written(data.nbytes, copies * data.nbytes, Road.SHARED)
 
     def _read(self, sequence: int, task: ReadTask, abort: Abort) -> Completion:
         if task.shared is not None:
@@ -191,7 +196,7 @@ class Execution:
         if not task.transfer:
             data = bytearray(task.size_bytes)
             read(task, memoryview(data))
-            self.traffic.read(task.size_bytes, task.size_bytes)
+            self.traffic.read(task.size_bytes, task.size_bytes, Road.INLINE)
             return Completion(sequence, data=data)
         self._staging.reserve(task.size_bytes)
         try:
@@ -199,7 +204,7 @@ class Execution:
         except BaseException:
             self._staging.give(task.size_bytes)
             raise
-        self.traffic.read(staged.nbytes, staged.copied_bytes)
+        self.traffic.read(staged.nbytes, staged.copied_bytes, Road.BULK)
         self._reads(sequence, staged)
         return Completion(sequence)
 
@@ -207,14 +212,14 @@ class Execution:
         out = self._places.shared_part(place)
         if _is_quick(task):
             read(task, out)
-            self.traffic.read(task.size_bytes, task.size_bytes)
+            self.traffic.read(task.size_bytes, task.size_bytes, Road.SHARED)
             return
         self._places.leave_place(sequence)
         found = host_bytes(np.empty(task.size_bytes, np.uint8))
         read(task, found)
         if self._places.take_place(sequence):
             np.copyto(np.asarray(out), np.asarray(found))
-        self.traffic.read(task.size_bytes, 2 * task.size_bytes)
+        self.traffic.read(task.size_bytes, 2 * task.size_bytes, Road.SHARED)
 
     def _fill(self, sequence: int, task: FillTask, abort: Abort) -> Completion:
         access.memset(task.tensor.placed, task.offset_bytes, task.size_bytes, task.value)
@@ -242,14 +247,17 @@ class Execution:
         try:
             inputs = self._room.for_work(lambda: self._inputs(copy, task))
             outputs = self._room.for_work(lambda: self._outputs(copy, task))
+            self._book.had_inputs(sequence)
             started = time.perf_counter()
             try:
                 self._compute(copy, task, inputs, outputs, abort, loaded.observing(self._observer(sequence)))
             except HeliographError as error:
                 raise loaded.explain(error) from None
             self._write_outputs(copy, task, outputs)
+            self._book.computed(sequence)
             device_us = (time.perf_counter() - started) * 1e6
             fetched = tuple((one.output, _fetched(outputs[one.output])) for one in task.outputs if one.fetch)
+            self._book.gave(sequence, fetched)
         finally:
             copy.trim()
             loaded.note(task.turn, (time.perf_counter() - begun) * 1e6)
@@ -263,6 +271,7 @@ class Execution:
             inputs = self._room.for_work(lambda: self._inputs(copy, task))
             outputs = self._room.for_work(lambda: self._outputs(copy, task))
             looping = self._room.for_work(lambda: Looping(loaded, task, inputs, outputs))
+            self._book.had_inputs(sequence)
             started = time.perf_counter()
             # What assigned half of its variables, or told of half of its nodes, is not done again.
             again = not task.plan.assigned and not loaded.is_observed
@@ -275,8 +284,10 @@ class Execution:
                 raise in_step(looping.done, failure) from None
             results = looping.results()
             self._write_outputs(copy, task, results)
+            self._book.computed(sequence)
             device_us = (time.perf_counter() - started) * 1e6
             fetched = tuple((one.output, _fetched(results[one.output])) for one in task.outputs if one.fetch)
+            self._book.gave(sequence, fetched)
         finally:
             copy.trim()
         return Completion(sequence, outputs=fetched, device_us=device_us, steps=looping.done)
@@ -368,12 +379,14 @@ def private_copy(data: memoryview) -> memoryview:
     return host_bytes(made)
 
 
-def typed(error: BaseException, doing: str, *, computing: bool = False) -> HeliographError:
-    """What was raised as a value that can cross the wire; logs what was not expected."""
+def typed(
+    error: BaseException, doing: str, *, computing: bool = False, fields: LogFields = NOBODY
+) -> HeliographError:
+    """What was raised as a value that can cross the wire; logs what was not expected, as of `fields`."""
     if isinstance(error, HeliographError):
         return error
-    logger.error("%s failed: %s: %s", doing, type(error).__name__, error)
-    logger.debug("the traceback of that failure", exc_info=error)
+    logger.error("%s failed: %s: %s", doing, type(error).__name__, error, extra=dict(fields))
+    logger.debug("the traceback of that failure", exc_info=error, extra=dict(fields))
     if isinstance(error, MemoryError):
         return OutOfMemoryError(f"{doing}: the host's memory does not suffice", advice="free something")
     kind = ComputeFailedError if computing else InternalError

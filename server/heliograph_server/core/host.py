@@ -7,8 +7,10 @@ import logging
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import reduce
 from typing import Protocol
 
 from heliograph_backends.contract import Device
@@ -32,7 +34,7 @@ from heliograph_proto.errors import (
     VersionMismatchError,
 )
 from heliograph_proto.limits import Limits
-from heliograph_proto.membership import DeviceChange, Way
+from heliograph_proto.membership import DeviceChange, MemberInfo, Way
 from heliograph_proto.types import TensorType
 from heliograph_server.core.admissions import Admissions
 from heliograph_server.core.contents import Contents
@@ -47,7 +49,9 @@ from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.principals import ANYBODY, Principal
 from heliograph_server.core.queries import query_ops, query_placement
 from heliograph_server.core.room import Room
+from heliograph_server.core.run_records import RunObserver
 from heliograph_server.core.session import CLOSE_SECONDS, Session, SessionStatistics
+from heliograph_server.core.session_counts import SessionCounts
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.store import ContentStore, tenant_of
 
@@ -115,6 +119,8 @@ class Host:
         self.incarnation = secrets.token_bytes(16)
         #: Values that come from other daemons, and go to them.
         self.exchange = LiveExchange(self.limits)
+        #: Those who are told of every run. Whoever is to be, joins before sessions are opened.
+        self.observers: list[RunObserver] = []
         self._registry = registry
         self._pool = pool
         self.store = store or ContentStore()
@@ -134,6 +140,10 @@ class Host:
         self._numbers = itertools.count(1)
         self._draining = False
         self._closed = False
+        #: What sessions did that have ended.
+        self._past = SessionCounts()
+        #: How often a member that was ready was lost.
+        self.lost_members = 0
         if pool is not None:
             pool.start(self.incarnation, self._devices_changed, self.measurements)
 
@@ -152,6 +162,31 @@ class Host:
             exchanged_bytes=self.exchange.budget.held_bytes,
             **sums,
         )
+
+    def counts(self) -> SessionCounts:
+        """What all sessions have done so far, also those that have ended."""
+        with self._changed:
+            past, present = self._past, list(self._sessions.values())
+            return reduce(SessionCounts.plus, (one.counts for one in present), past)
+
+    def tenants(self) -> Counter[str]:
+        """How many sessions each tenant has that has any, by its name."""
+        return Counter(one.principal.tenant for one in self._all_sessions())
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it takes no new sessions."""
+        return self._draining
+
+    @property
+    def members(self) -> tuple[MemberInfo, ...]:
+        """Of its pool; none without one."""
+        return tuple(self._pool.members) if self._pool is not None else ()
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """By priority; those of members last."""
+        return self._devices
 
     # Devices
 
@@ -178,9 +213,8 @@ class Host:
 
     def device_list(self) -> DeviceList:
         """All devices, and the backends and members behind them, with what could not start."""
-        members = tuple(self._pool.members) if self._pool is not None else ()
         found = describe(self._devices, self._room)
-        return DeviceList(found, tuple(self._registry.backends), SERVER, members=members)
+        return DeviceList(found, tuple(self._registry.backends), SERVER, members=self.members)
 
     def ways(self) -> tuple[Way, ...]:
         """Between the members of the pool that are ready, and from here to them; none without a pool."""
@@ -202,6 +236,7 @@ class Host:
     def _devices_changed(self, change: Change) -> None:
         """Devices of a member came, or are gone. From the pool's threads, one change at a time."""
         with self._changed:
+            self.lost_members += bool(change.lost)
             for device in change.appeared:
                 self._occupancies.setdefault(device.name, Occupancy())
         told = DeviceChange(
@@ -316,6 +351,7 @@ class Host:
                 self.exchange,
                 watches=watches,
                 principal=principal,
+                observers=self.observers,
             )
             self._sessions[token] = session
             seconds = self.limits.attach_timeout_ms / 1e3
@@ -338,7 +374,7 @@ class Host:
 
     def _reap(self, session: Session) -> None:
         if not session.is_attached:
-            logger.info("%s: the command stream did not come in time", session)
+            logger.info("%s: the command stream did not come in time", session, extra=session.log_fields)
             error = SessionClosedError("the command stream did not come in time", advice="open another")
             # Closing may wait for a compile, which the timer thread must not.
             threading.Thread(target=session.close, args=(error,), name="heliograph-reaper").start()
@@ -346,7 +382,8 @@ class Host:
     def _forget(self, token: bytes, devices: Sequence[Device]) -> None:
         self._registry.release(devices)
         with self._changed:
-            self._sessions.pop(token, None)
+            if (session := self._sessions.pop(token, None)) is not None:
+                self._past = self._past.plus(replace(session.counts, runs_waiting=0, runs_running=0))
             if (reaper := self._reapers.pop(token, None)) is not None:
                 self._deadlines.cancel(reaper)
             self._changed.notify_all()

@@ -50,11 +50,13 @@ class ShortRun:
     """A plan that takes so little that it is done where its command arrives: in and out are always the same
     small tensors, and nothing is bound, made or given back."""
 
-    __slots__ = ("_compute", "_inputs", "_outputs", "_slow", "output_bytes")
+    __slots__ = ("_compute", "_inputs", "_outputs", "_slow", "device_names", "output_bytes")
 
     def __init__(
-        self, compute: Callable[[], None], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+        self, device: str, compute: Callable[[], None], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> None:
+        #: As those of its plan, which is asked less quickly.
+        self.device_names = (device,)
         self._compute = compute
         self._inputs = [_bytes_in_place(one) for one in inputs]
         self._outputs = [_bytes_in_place(one) for one in outputs]
@@ -187,7 +189,9 @@ class PlanCopy:
             found = self.plan.short_run(inputs, outputs)
         except HeliographError:
             return None
-        return None if found is None or found[1] >= SHORT_US else ShortRun(found[0], inputs, outputs)
+        if found is None or found[1] >= SHORT_US:
+            return None
+        return ShortRun(self.device.name, found[0], inputs, outputs)
 
     def _scratch_tensor(self, key: object, type: TensorType, memory: BufferType | None = None) -> Tensor:
         if key not in self._scratch:
@@ -382,6 +386,11 @@ class LoadedPlan:
         for one in self.copies:
             found.update(one.kept_bytes())
         return found
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """Of those that it was compiled for."""
+        return tuple(one.name for one in self._devices)
 
     @property
     def is_lost(self) -> bool:

@@ -22,7 +22,8 @@ A command passes through these steps:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
 
 from heliograph_proto import commands as c
@@ -79,6 +80,7 @@ from heliograph_server.core.tasks import (
     PlaceTask,
     ReadTask,
     Resume,
+    RunEnded,
     RunTask,
     Start,
     WriteTask,
@@ -89,10 +91,18 @@ MOST_FITS = 64
 
 
 class SessionCore(ObservingCore):
-    """The state of one session. `devices` are names by priority."""
+    """The state of one session. `devices` are names by priority; `recorded`: commands, by sequence number, of
+    whose end an instruction tells."""
 
-    def __init__(self, limits: Limits, devices: Sequence[str], memory: FindMemory = plain_memory) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        devices: Sequence[str],
+        memory: FindMemory = plain_memory,
+        recorded: Container[int] = (),
+    ) -> None:
         super().__init__(limits)
+        self._recorded = recorded
         self._arrivals = Arrivals(self.handles, limits, tuple(devices), self._open_lane, memory)
         #: Commands that have not retired, by sequence number.
         self._entries: dict[int, Entry] = {}
@@ -100,6 +110,8 @@ class SessionCore(ObservingCore):
         self._completed_through = 0
         self._reported_through = 0
         self._completions: list[c.Completion | InlineResult] = []
+        #: How many commands failed, by the reason of the error.
+        self.failures: Counter[int] = Counter()
         #: Forms of inline runs, and how they fit the plans that they name.
         self._fits: dict[RunForm, Fit] = {}
 
@@ -223,6 +235,7 @@ class SessionCore(ObservingCore):
             self._completions.append(result)
             return
         error = result.from_command(sequence)
+        self.failures[error.reason] += 1
         self._completions.append(c.Completion(sequence, error))
         self._arrivals.note_failure(error)
 
@@ -401,6 +414,7 @@ class SessionCore(ObservingCore):
         while self._completed_through < self._last_sequence and self._completed_through + 1 not in self._open:
             self._completed_through += 1
         if entry.error is not None:
+            self.failures[entry.error.reason] += 1
             self._completions.append(c.Completion(entry.sequence, entry.error, steps=_steps_of(entry)))
         elif entry.notify or _has_data(entry, result):
             self._completions.append(result)
@@ -411,6 +425,8 @@ class SessionCore(ObservingCore):
             self._instructions.append(Disarm(entry.sequence))
         if entry.reads_for:
             self._instructions.append(Deliver(entry.reads_for, entry.sequence, entry.error))
+        if entry.sequence in self._recorded:
+            self._instructions.append(RunEnded(entry.sequence, entry.error))
 
     def _retire(self, entry: Entry) -> None:
         entry.phase = Phase.RETIRED

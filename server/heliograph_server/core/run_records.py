@@ -25,6 +25,9 @@ class RunRecord:
     computed: float
     ended: float
     principal: Principal = ANYBODY
+    #: What its command and its completion carried.
+    received_bytes: int = 0
+    sent_bytes: int = 0
     #: As W3C's traceparent has it; "": nobody asked that it be traced.
     trace_parent: str = ""
     #: Why it failed.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from functools import partial
 
 from heliograph_backends.contract import CompileOptions, Device, Tensor
 from heliograph_backends.sealed import SealedMemory
-from heliograph_proto.commands import Command, CompletionBatch
+from heliograph_proto.commands import Command, CompletionBatch, Run
 from heliograph_proto.description import ContentOffer, ModelInfo, PlanEstimate, PlanInfo, PlanReport, Traffic
 from heliograph_proto.errors import (
     CancelledError,
@@ -42,11 +44,15 @@ from heliograph_server.core.handles import (
     TensorHandle,
 )
 from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.log_fields import LogOwner, session_fields
 from heliograph_server.core.measurements import TenantTimes
 from heliograph_server.core.membership import Change, SessionDevices
 from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.principals import ANYBODY, Principal
 from heliograph_server.core.room import Room
+from heliograph_server.core.run_book import RunBook
+from heliograph_server.core.run_records import RunObserver
+from heliograph_server.core.session_counts import SessionCounts
 from heliograph_server.core.session_work import SessionWork
 from heliograph_server.core.sizing import EstimateRequest, ReserveRequest
 from heliograph_server.core.staged import Incoming
@@ -113,8 +119,13 @@ class Session(SessionWork):
         *,
         watches: bool = False,
         principal: Principal = ANYBODY,
+        observers: Sequence[RunObserver] = (),
     ) -> None:
-        super().__init__(limits, devices, occupancies, deadlines, room, exchange)
+        book = RunBook(number, principal, observers)
+        #: Whose lines of the log are its own.
+        self.log_owner = LogOwner()
+        fields = session_fields(self.log_owner, number, principal.tenant)
+        super().__init__(limits, devices, occupancies, deadlines, room, exchange, book, fields)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
         self.number = number
         self.client = client or "somebody"
@@ -163,6 +174,18 @@ class Session(SessionWork):
     @property
     def is_attached(self) -> bool:
         return self._on_batch is not None
+
+    @property
+    def counts(self) -> SessionCounts:
+        """What it has done so far, from any thread; only grows, but for its runs."""
+        waiting, running = self._book.counts
+        return SessionCounts(
+            self._execution.traffic.now,
+            self._execution.traffic.by_road,
+            Counter(self._core.failures.copy()),
+            waiting,
+            running,
+        )
 
     @property
     def commands(self) -> int:
@@ -221,13 +244,18 @@ class Session(SessionWork):
             if not is_silent or not self._do_inline(run):
                 return False
             result = self._core.take_result()
+            telling = self._book.take() if result is not None else None
         if result is None:
             self._deliver()
         else:
             give(result)
+            if telling is not None:
+                telling()
         return True
 
     def _receive(self, command: Command) -> None:
+        if isinstance(command.kind, Run):
+            self._book.came(command.sequence, command.kind)
         self._core.receive(command)
         # Not before: a time that passed while the core did not know the command would be lost.
         if command.timeout_ms and self._core.is_open(command.sequence):
@@ -284,8 +312,12 @@ class Session(SessionWork):
 
     def compile(self, request: CompileRequest) -> PlanInfo:
         """Compiles a graph that nobody has checked yet; blocks. Raises what Compile is refused with."""
+        began = time.monotonic()
         try:
-            return self._compiler.compile(request)
+            info = self._compiler.compile(request)
+            took = time.monotonic() - began
+            logger.info("%s: plan %d compiled in %.3f s", self, request.plan, took, extra=self.log_fields)
+            return info
         finally:
             # An update may have let go of the plan before.
             self._event(lambda: None)
@@ -533,7 +565,8 @@ class Session(SessionWork):
         self._plans.close()
         if not self._quiet.wait(CLOSE_SECONDS) or not self._compiler.busy.acquire(timeout=CLOSE_SECONDS):
             # Memory that work may still touch is better lost than given away.
-            logger.error("%s: work did not end within %.0f s; its memory is lost", self, CLOSE_SECONDS)
+            lost = "%s: work did not end within %.0f s; its memory is lost"
+            logger.error(lost, self, CLOSE_SECONDS, extra=self.log_fields)
             return
         try:
             self._event(self._core.release_all)

@@ -33,6 +33,7 @@ from heliograph_server.core.handing import Handing
 from heliograph_server.core.handles import TensorHandle
 from heliograph_server.core.known_plans import KnownPlans
 from heliograph_server.core.loaded import LoadedPlan, ShortRun
+from heliograph_server.core.log_fields import LogFields, run_fields
 from heliograph_server.core.membership import SessionDevices
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.observing import LoopObserver, Observer
@@ -40,6 +41,7 @@ from heliograph_server.core.occupancy import SHORT_US, Occupancy
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
+from heliograph_server.core.run_book import RunBook
 from heliograph_server.core.staged import Incoming
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.stepwise import SteppedRun, Stepwise
@@ -63,6 +65,7 @@ from heliograph_server.core.tasks import (
     ReleaseStorage,
     ReleaseTensor,
     Resume,
+    RunEnded,
     RunTask,
     Start,
 )
@@ -82,6 +85,8 @@ class SessionWork:
         deadlines: Deadlines,
         room: Room,
         exchange: LiveExchange,
+        book: RunBook,
+        log_fields: LogFields,
     ) -> None:
         self.limits = limits
         self._devices = devices
@@ -90,7 +95,11 @@ class SessionWork:
         self._occupancies = occupancies
         self._deadlines = deadlines
         self._lock = threading.RLock()
-        self._core = SessionCore(limits, tuple(self._devices), self._memory)
+        #: Whose its lines of the log are.
+        self.log_fields = log_fields
+        #: When its runs were where.
+        self._book = book
+        self._core = SessionCore(limits, tuple(self._devices), self._memory, book.under_way)
         self._staging = Staging(limits.in_flight_bytes)
         self._downloads = Downloads(self._core, self._lock, self._staging)
         self._uploads: dict[int, Incoming] = {}
@@ -100,7 +109,7 @@ class SessionWork:
         self._handing = Handing(exchange)
         staged = self._staging, limits.chunk_bytes, self._uploads, self._downloads.stage
         observer = self._observers.get
-        self._execution = Execution(self._device, *staged, self, observer, room, self._handing)
+        self._execution = Execution(self._device, *staged, self, observer, room, self._handing, book)
         #: What the client maps as well, once it has asked for it.
         self._shared: SealedMemory | None = None
         self._aborts: dict[int, Abort] = {}
@@ -132,6 +141,7 @@ class SessionWork:
             DropRead: self._drop_read,
             Disarm: self._disarm,
             Resume: self._resume,
+            RunEnded: self._run_ended,
         }
 
     # Events in, instructions out
@@ -168,7 +178,7 @@ class SessionWork:
         try:
             self._carry_out[type(instruction)](instruction)
         except Exception:
-            logger.exception("%s: %s failed", self, type(instruction).__name__)
+            logger.exception("%s: %s failed", self, type(instruction).__name__, extra=self.log_fields)
 
     def _note_quiet(self) -> None:
         if self._core.closed is not None:
@@ -187,7 +197,7 @@ class SessionWork:
                 try:
                     call()
                 except Exception:
-                    logger.exception("%s: a callback failed", self)
+                    logger.exception("%s: a callback failed", self, extra=self.log_fields)
 
     def _next_calls(self) -> list[Callable[[], object]] | None:
         with self._lock:
@@ -196,6 +206,8 @@ class SessionWork:
             batch = self._next_batch() if on_batch is not None else None
             if batch is not None and on_batch is not None:
                 calls.insert(0, partial(on_batch, batch))
+            if (telling := self._book.take()) is not None:
+                calls.append(telling)
             if not calls:
                 self._delivering = False
                 return None
@@ -294,12 +306,14 @@ class SessionWork:
                 made = run.outputs()
                 outputs = tuple((one.output, made[one.output]) for one in task.outputs)
                 work.result = replace(work.result, outputs=outputs, device_us=took_us)
+                self._book.gave(work.entry.sequence, outputs)
             else:
-                failure = typed(error, f"command {work.entry.sequence}", computing=True)
+                failure = self._typed(error, work.entry.sequence)
                 self.work_failed(work, loaded.explain(failure))
             loaded.note(task.turn, took_us)
             self.work_done(work, None)
 
+        self._book.had_inputs(work.entry.sequence)
         run = SteppedRun(portion, task.exchange_run, work.abort, work.lane.stream.submit, done)
         run.begin([one for one in task.inputs if not isinstance(one, TensorHandle)])
 
@@ -315,17 +329,22 @@ class SessionWork:
         return occupancy.at_once(partial(self._do_short, run, fit, loaded, short))
 
     def _do_short(self, run: InlineRun, fit: Fit, loaded: LoadedPlan, short: ShortRun) -> None:
-        sequence, began = run.sequence, time.perf_counter()
+        # One clock for both: reading two would take as long as a small plan's copy of its inputs.
+        sequence, began, book = run.sequence, time.monotonic(), self._book
         try:
             outputs = short(fit.inputs(run.inputs))
         except BaseException as error:  # it becomes the command's error
-            failure = typed(error, f"command {sequence}", computing=True)
-            self._core.did(sequence, loaded.explain(failure))
+            failure = loaded.explain(self._typed(error, sequence))
+            self._core.did(sequence, failure)
+            if book.is_kept:
+                book.did(sequence, loaded.device_names, began, (fit.carried[0], 0), failure)
             return
-        took_us = (time.perf_counter() - began) * 1e6
+        took_us = (time.monotonic() - began) * 1e6
         short.note(took_us)
         loaded.took_us = took_us
         self._core.did(sequence, fit.result(sequence, outputs, took_us))
+        if book.is_kept:
+            book.did(sequence, short.device_names, began, fit.carried)
 
     def _is_short(self, work: Work) -> bool:
         """Whether it is best done here and now: a quick run on an idle lane, done when it returns."""
@@ -371,8 +390,12 @@ class SessionWork:
 
     def begin_work(self, work: Work) -> bool:
         """Called by the lane: whether there is something to do."""
+        entry = work.entry
+        if entry.sequence in self._book.under_way and isinstance(entry.task, RunTask):
+            loaded: LoadedPlan = entry.task.plan.plan
+            self._book.began(entry.sequence, loaded.device_names)
         with self._lock:
-            return self._core.begin(work.entry.sequence)
+            return self._core.begin(entry.sequence)
 
     def do_work(self, work: Work) -> Completion:
         """Called by the lane, after `begin_work` said so. Raises anything."""
@@ -398,20 +421,27 @@ class SessionWork:
         """Called by the lane, before it starts what comes next."""
         entry = work.entry
         computing = isinstance(entry.task, RunTask)
-        failure = typed(error, f"command {entry.sequence}", computing=computing)
+        failure = self._typed(error, entry.sequence, computing=computing)
         with self._lock:
             self._core.fail(entry.sequence, failure)
 
     def work_done(self, work: Work, error: BaseException | None) -> None:
         """Called by the lane: the work is computed, or did not run."""
         sequence = work.entry.sequence
-        failure = None if error is None else typed(error, f"command {sequence}", computing=True)
+        failure = None if error is None else self._typed(error, sequence)
         with self._lock:
             self._aborts.pop(sequence, None)
             self._observers.pop(sequence, None)
             work.lane.queued -= 1
             self._decide(partial(self._core.finish, sequence, failure, work.result))
         self._deliver()
+
+    def _typed(self, error: BaseException, sequence: int, *, computing: bool = True) -> HeliographError:
+        """What a command failed with, as its client is told; the log tells it too."""
+        fields = run_fields(self.log_fields, sequence, self._book.trace_of(sequence))
+        if isinstance(error, HeliographError):
+            logger.debug("command %d failed: %s", sequence, error.message, extra=fields)
+        return typed(error, f"command {sequence}", computing=computing, fields=fields)
 
     # Giving things back
 
@@ -446,6 +476,9 @@ class SessionWork:
 
     def _drop_read(self, instruction: DropRead) -> None:
         self._downloads.drop(instruction.sequence)
+
+    def _run_ended(self, instruction: RunEnded) -> None:
+        self._book.ended(instruction.sequence, instruction.error)
 
     def _resume(self, instruction: Resume) -> None:
         future = self._waiters.pop(instruction.waiter, None)

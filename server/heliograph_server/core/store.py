@@ -100,9 +100,17 @@ class ContentStore:
         #: With the time when it goes, the oldest first.
         self._kept: OrderedDict[Key, tuple[float, Kept]] = OrderedDict()
         self._closed = False
+        #: Of contents that clients asked for: how many were here, and how many were not.
+        self.hits = self.misses = 0
 
     def __repr__(self) -> str:
         return f"<ContentStore of {len(self._tenants)} tenants, {len(self._kept)} kept>"
+
+    def count(self, hits: int, misses: int) -> None:
+        """Clients asked for contents: how many were here, and how many they must bring."""
+        with self._lock:
+            self.hits += hits
+            self.misses += misses
 
     @property
     def kept_bytes(self) -> int:

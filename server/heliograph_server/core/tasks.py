@@ -305,6 +305,14 @@ class Disarm:
     sequence: int
 
 
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """The client is told of a run's end, and so are those who want to know of all."""
+
+    sequence: int
+    error: HeliographError | None
+
+
 Instruction: TypeAlias = (
     OpenLane
     | CloseLane
@@ -322,4 +330,5 @@ Instruction: TypeAlias = (
     | OpenEdge
     | CloseEdge
     | Resume
+    | RunEnded
 )

@@ -66,7 +66,8 @@ class CommandService:
         session = self._slot.host.session(command_pb2.CommandBatch.FromString(first).session)
         outbox = Outbox(asyncio.get_running_loop(), session.limits)
         session.attach(outbox.put, outbox.end, at_once=True)
-        logger.info("%s began, from %s", session, unquote(context.peer()))
+        peer = unquote(context.peer())
+        logger.info("%s began, from %s", session, peer, extra=session.log_fields)
         began = time.monotonic()
         try:
             await _converse(session, outbox, first, context)
@@ -76,7 +77,8 @@ class CommandService:
             finally:
                 # Also for one that is cancelled while it closes.
                 seconds, commands = time.monotonic() - began, f"{session.commands:,}"
-                logger.info("%s ended after %.1f s and %s commands", session, seconds, commands)
+                told = "%s ended after %.1f s and %s commands"
+                logger.info(told, session, seconds, commands, extra=session.log_fields)
 
     async def _close(self, session: Session) -> None:
         """Closing goes on in its thread even if this handler is cancelled once more."""

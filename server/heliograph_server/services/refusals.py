@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -28,6 +29,8 @@ class HostSlot:
 
     def __init__(self, host: Host | None = None) -> None:
         self._host = host
+        #: How many calls were refused, by the reason of the error. The event loop's.
+        self.refused: Counter[int] = Counter()
 
     def fill(self, host: Host) -> None:
         self._host = host
@@ -50,7 +53,10 @@ def refusals(handler: Callable[..., Awaitable[_R]]) -> Callable[..., Awaitable[_
         except (asyncio.CancelledError, aio.AbortError):
             raise
         except Exception as error:
-            await _abort(context, _typed(error, handler.__name__))
+            refusal = _typed(error, handler.__name__)
+            if (slot := getattr(self, "_slot", None)) is not None:
+                slot.refused[refusal.reason] += 1
+            await _abort(context, refusal)
             raise
 
     return wrapped

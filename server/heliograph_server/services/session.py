@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from grpc import aio
 
@@ -14,6 +16,10 @@ from heliograph_proto.description import SharedMemoryOffer
 from heliograph_proto.errors import SessionClosedError
 from heliograph_proto.v1 import session_pb2, session_pb2_grpc
 from heliograph_server.services.refusals import HostSlot, refusals
+from heliograph_server.telemetry.following import LogFollower
+
+#: Lines of the log that go in one message.
+LINES_A_MESSAGE = 64
 
 
 class SessionService(session_pb2_grpc.SessionServiceServicer):
@@ -70,3 +76,36 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         host = self._slot.host
         traffic = host.session(request.session).traffic
         return messages.encode_traffic(replace(traffic, peers=host.exchange.traffic))
+
+    # gRPC also takes a coroutine that writes by itself.
+    @refusals
+    async def FollowLog(  # type: ignore[override]
+        self,
+        request: session_pb2.FollowLogRequest,
+        context: aio.ServicerContext[session_pb2.FollowLogRequest, session_pb2.FollowLogResponse],
+    ) -> None:
+        session = self._slot.host.session(request.session)
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake(_: object = None) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody reads this
+                loop.call_soon_threadsafe(woken.set)
+
+        follower = LogFollower(session.log_owner, request.level or "info", wake)
+        session.when_closing[follower] = wake
+        try:
+            await context.write(messages.encode_lines((), 0))
+            while session.closed is None:
+                await woken.wait()
+                woken.clear()
+                await _write_lines(follower, context)
+        finally:
+            session.when_closing.pop(follower, None)
+            follower.close()
+
+
+async def _write_lines(follower: LogFollower, context: aio.ServicerContext[Any, Any]) -> None:
+    lines, dropped = follower.take()
+    for number in range(0, len(lines), LINES_A_MESSAGE):
+        part = lines[number : number + LINES_A_MESSAGE]
+        await context.write(messages.encode_lines(part, 0 if number else dropped))
