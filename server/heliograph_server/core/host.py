@@ -63,6 +63,8 @@ logger = logging.getLogger(__name__)
 SERVER = f"heliograph/{__version__}"
 #: The most sessions at once.
 MAX_SESSIONS = 1000
+#: How long a client may take, while the host drains, to ask for a result after it was told of it.
+LINGER_SECONDS = 0.25
 
 
 class DeviceRegistry(Protocol):
@@ -447,9 +449,22 @@ class Host:
             session.watch(self._notify)
 
     def wait_quiet(self, timeout: float) -> bool:
-        """After `drain`: waits until no session has work, `timeout` seconds at most. Whether so."""
+        """After `drain`: waits until no session has work, `timeout` seconds at most. Whether so.
+
+        A client asks for large results once it knows that their run has ended, so for that moment the last
+        word is not spoken: all sessions must have been quiet for LINGER_SECONDS.
+        """
+        end = time.monotonic() + timeout
         with self._changed:
-            return self._changed.wait_for(self._is_quiet, timeout)
+            while self._changed.wait_for(self._is_quiet, max(0.0, end - time.monotonic())):
+                before = self._commands()
+                if self._closed or not self._sessions:
+                    return True
+                if not self._changed.wait_for(
+                    lambda: self._closed or self._commands() != before, LINGER_SECONDS
+                ):
+                    return True
+        return False
 
     def undo_drain(self) -> None:
         """New sessions are welcome again, unless it is closed. Idempotent."""
@@ -472,6 +487,10 @@ class Host:
         return (
             self._closed or not self._draining or all(session.is_quiet for session in self._sessions.values())
         )
+
+    def _commands(self) -> int:
+        """How many commands came so far of sessions that are there."""
+        return sum(session.commands for session in self._sessions.values())
 
     def _notify(self) -> None:
         with self._changed:
