@@ -200,26 +200,23 @@ class DeviceShare(Occupancy):
 
     @contextmanager
     def _turn(self, abort: Abort, device: Device | None) -> Iterator[None]:
-        turns = self.turns
-        with self._whole, self._arriving():
-            ticket = turns.begin(self._flow, abort)
-            try:
-                yield
-                if device is not None and turns.is_shared:
-                    # Else a device that works asynchronously would have the turn's work in its queue.
-                    device.finish()
-            finally:
-                turns.end(ticket, has_more=self._queued > self._arrived)
-
-    @contextmanager
-    def _arriving(self) -> Iterator[None]:
+        turns, whole = self.turns, self._whole
+        whole.__enter__()
         with self._counting:
             self._arrived += 1
+        ticket: Ticket | None = None
         try:
+            ticket = turns.begin(self._flow, abort)
             yield
+            if device is not None and turns.is_shared:
+                # Else a device that works asynchronously would have the turn's work in its queue.
+                device.finish()
         finally:
+            if ticket is not None:
+                turns.end(ticket, has_more=self._queued > self._arrived)
             with self._counting:
                 self._arrived -= 1
+            whole.__exit__()
 
     def run_queued(self) -> None:
         with self._counting:
