@@ -210,6 +210,8 @@ class Daemon:
         self._config = config
         if self.host is not None and isinstance(self.host.store.cache, DiskCache):
             self.host.store.cache.quota_bytes = config.cache_size
+        if self.access is not None:
+            self.access.use_quota(config.quota, self.host)
 
     def _why_not_shared(self) -> str:
         return self._memory.why_not if self._config.shared_memory else "it is off in the configuration"

@@ -26,7 +26,7 @@ from heliograph_server.access.tokens import (
     new_token,
 )
 from heliograph_server.config import ServerConfig
-from heliograph_server.core.principals import Principal, Right
+from heliograph_server.core.principals import Principal, Quota, Right
 from heliograph_server.core.runtime import Host
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,9 @@ class Access:
         self.certificates = _certificates(config)
         asks = self.tokens is not None or bool(config.tls_client_ca)
         self.gate = Gate(self.tokens, config.quota) if asks else None
+        self._quota = config.quota
+        #: Of tokens, by their hash, as they were told last.
+        self._quotas: dict[str, Quota] = {}
         self._sweeper: asyncio.Task[None] | None = None
         _warn(config)
 
@@ -74,6 +77,25 @@ class Access:
             return str(address)
         return f"{address}?token={self.first_token}"
 
+    def use_quota(self, quota: Quota, host: Host | None) -> None:
+        """From now on tenants have this, unless their tokens say otherwise."""
+        self._quota = quota
+        if self.gate is not None:
+            self.gate.quota = quota
+        if host is not None:
+            self._tell_quotas(host)
+
+    def _tell_quotas(self, host: Host) -> None:
+        """What changed of what tenants may have; of one that has several tokens, the last one counts."""
+        if self.tokens is None:
+            host.set_quota("", self._quota)
+            return
+        for one in self.tokens.all:
+            quota = one.principal(self._quota).quota
+            if self._quotas.get(one.hash) != quota:
+                self._quotas[one.hash] = quota
+                host.set_quota(one.tenant, quota)
+
     def watch(self, host: Host) -> None:
         """From now on sessions end with their tokens."""
         if self.tokens is not None:
@@ -86,6 +108,7 @@ class Access:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
                 tokens.refresh(in_doubt=True)
+                self._tell_quotas(host)
                 before, doubted = doubted, set()
                 host.end_sessions(partial(_why_ended, tokens, before, doubted))
             except Exception:

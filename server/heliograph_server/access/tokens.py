@@ -25,7 +25,7 @@ import secrets
 import stat
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, date, datetime
@@ -221,6 +221,11 @@ class TokenFile:
             if hmac.compare_digest(one.hash.encode(), hashed):
                 found = one
         return found
+
+    @property
+    def all(self) -> Sequence[Token]:
+        """Those that are in force, and those that have expired."""
+        return self._tokens
 
     def identify(self, shown: str, quota: Quota) -> Principal:
         """Who shows a token. Raises UnauthenticatedError."""

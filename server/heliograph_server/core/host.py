@@ -135,6 +135,8 @@ class Host:
         self.admissions = Admissions()
         self._occupancies: dict[str, Occupancy] = {}
         self._tenants = Tenants()
+        #: Of those whom the daemon does not know by name, all together.
+        self._quota = Quota()
         self._deadlines = Deadlines()
         self._room = Room()
         for giver in (self.store, self.keeper):
@@ -265,7 +267,9 @@ class Host:
         return self._tenants.usages()
 
     def set_quota(self, tenant: str, quota: Quota) -> None:
-        """Another quota of a tenant, for what comes next; what is there stays."""
+        """Another quota of a tenant, "" for all without a name, for what comes next; what is there stays."""
+        if not tenant:
+            self._quota = quota
         self._tenants.change(tenant, quota)
 
     @property
@@ -341,6 +345,8 @@ class Host:
         # Who is added then is told of every change that is not in its devices.
         with self._changed:
             self._check_room()
+            if not principal.tenant:
+                principal = replace(principal, quota=self._quota)
             account = self._tenants.account(principal)
             found = (*own, *(self._pool.devices if self._pool is not None else ()))
             if not found:

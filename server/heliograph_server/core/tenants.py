@@ -330,8 +330,11 @@ class Tenants:
         return found
 
     def change(self, tenant: str, quota: Quota) -> None:
-        """Another quota for what comes next; what is there stays."""
-        self.account(Principal(tenant, quota=quota))
+        """Another quota of a tenant that has an account, for what comes next; what is there stays."""
+        with self._lock:
+            found = self._accounts.get(tenant)
+        if found is not None:
+            found.quota = quota
 
     def enter(self, account: Account, secret: bytes) -> Share:
         """The share of one more session. `leave` it."""
