@@ -91,6 +91,8 @@ class Admin:
         self.address = address
         self._timeout = timeout
         self._credentials = credentials
+        #: Whether the daemon was asked to stop: then it may be gone before anybody looks.
+        self._is_to_stop = False
         self._channel = open_channel(address, OPTIONS, credentials)
 
     def __repr__(self) -> str:
@@ -128,18 +130,21 @@ class Admin:
             raise InvalidArgumentError(f"a drain of {seconds} seconds", advice="more than 0")
         deadline_ms = 0 if seconds is None else max(1, round(seconds * 1e3))
         request = admin_pb2.DrainRequest(deadline_ms=deadline_ms, stay=stay)
-        return decode_drain(admin_pb2.DrainResponse.FromString(self._ask("Drain", request, "drain")).drain)
+        answer = self._ask("Drain", request, "drain")
+        self._is_to_stop = not stay
+        return decode_drain(admin_pb2.DrainResponse.FromString(answer).drain)
 
     def undo_drain(self) -> DrainStatus:
         """New sessions are welcome again. Raises DrainingError when it is stopping already."""
         answer = self._ask("UndoDrain", admin_pb2.UndoDrainRequest(), "undo its drain")
+        self._is_to_stop = False
         return decode_drain(admin_pb2.UndoDrainResponse.FromString(answer).drain)
 
     def wait_drained(self, timeout: float | None = None) -> DrainState:
         """Waits until a drain is over: DRAINED, STOPPING (it has hung up), or SERVING if that was undone.
         `timeout`: None for the drain's deadline and a minute. Raises DeadlineExceededError."""
         end: float | None = None if timeout is None else time.monotonic() + timeout
-        state = DrainState.SERVING
+        state = DrainState.DRAINING if self._is_to_stop else DrainState.SERVING
         try:
             for snapshot in self.watch(0.2):
                 state = snapshot.drain.state
