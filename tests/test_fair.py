@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fair_sharing import Sharing, Tenant
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heliograph_server.core.fair import LINGER_SECONDS, FairQueue, Ticket
@@ -93,6 +93,7 @@ tenants = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(tenants, min_size=2, max_size=5))
 def test_nobody_starves_and_no_time_is_lost(some: list[Tenant]) -> None:
     sharing = Sharing(some)
@@ -109,6 +110,7 @@ def test_nobody_starves_and_no_time_is_lost(some: list[Tenant]) -> None:
         assert max(one.waits) <= one.in_flight * turn + alone + LINGER_SECONDS
 
 
+@settings(deadline=None)
 @given(st.lists(tenants, min_size=2, max_size=4))
 def test_shares_converge_to_the_weights_of_those_that_always_want_more(some: list[Tenant]) -> None:
     for one in some:
@@ -122,6 +124,7 @@ def test_shares_converge_to_the_weights_of_those_that_always_want_more(some: lis
         assert one.device_seconds - had == pytest.approx(10.0 * one.weight / weights, abs=0.3)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_whatever_happens_turns_are_given_once_and_none_is_forgotten(data: st.DataObject) -> None:
     queue, now = FairQueue(), 0.0

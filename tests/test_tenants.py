@@ -308,7 +308,7 @@ QUOTAS = (
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.sampled_from(ACTIONS), st.integers(0, 40)), min_size=1, max_size=40

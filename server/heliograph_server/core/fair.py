@@ -86,10 +86,13 @@ class FairQueue:
 
     def arrive(self, ticket: Ticket, now: float) -> list[Ticket]:
         """A run wants the device. Those that begin now: it, or none."""
+        if not self._running and len(self._states) == 1 and (alone := self._states.get(ticket.flow)):
+            # Nobody else is here, and nothing runs: this is all that a flow alone pays.
+            self._told = alone.seen = now
+            return [self._begin(alone, ticket)]
         self._pass_time(now)
         state = self._state(ticket.flow, now)
         if len(self._states) == 1:
-            # Nobody else is here: this is all that a flow alone pays.
             return [self._begin(state, ticket)]
         state.expected = 0.0
         state.waiting.append(ticket)

@@ -177,8 +177,8 @@ class DeviceShare(Occupancy):
     """A device as one tenant's sessions see it: signing in is the same for all, turns are the tenant's."""
 
     def __init__(self, whole: Occupancy, flow: Flow) -> None:
-        self._whole = whole
-        self._flow = flow
+        self.whole = whole
+        self.flow = flow
         self.turns = whole.turns
         #: What was done at once and is not charged yet.
         self._uncounted = 0.0
@@ -187,36 +187,30 @@ class DeviceShare(Occupancy):
         self._queued = self._arrived = 0
 
     def __repr__(self) -> str:
-        return f"<DeviceShare of {self._whole!r}>"
+        return f"<DeviceShare of {self.whole!r}>"
 
     def __enter__(self) -> None:
-        self._whole.__enter__()
+        self.whole.__enter__()
 
     def __exit__(self, *exc: object) -> None:
-        self._whole.__exit__(*exc)
+        self.whole.__exit__(*exc)
 
     def computing(self, abort: Abort, device: Device | None = None) -> AbstractContextManager[object]:
-        return nullcontext() if self._whole.is_mine else self._turn(abort, device)
+        return nullcontext() if self.whole.is_mine else _Turn(self, abort, device)
 
-    @contextmanager
-    def _turn(self, abort: Abort, device: Device | None) -> Iterator[None]:
-        turns, whole = self.turns, self._whole
-        whole.__enter__()
+    @property
+    def has_more(self) -> bool:
+        """Whether a run is queued that has not come yet."""
+        return self._queued > self._arrived
+
+    def arrived(self) -> None:
+        """A run wants the device, or has it, until it `left`."""
         with self._counting:
             self._arrived += 1
-        ticket: Ticket | None = None
-        try:
-            ticket = turns.begin(self._flow, abort)
-            yield
-            if device is not None and turns.is_shared:
-                # Else a device that works asynchronously would have the turn's work in its queue.
-                device.finish()
-        finally:
-            if ticket is not None:
-                turns.end(ticket, has_more=self._queued > self._arrived)
-            with self._counting:
-                self._arrived -= 1
-            whole.__exit__()
+
+    def left(self) -> None:
+        with self._counting:
+            self._arrived -= 1
 
     def run_queued(self) -> None:
         with self._counting:
@@ -225,41 +219,75 @@ class DeviceShare(Occupancy):
     def run_done(self) -> None:
         with self._counting:
             self._queued -= 1
-            has_more = self._queued > self._arrived
-        if not has_more and self.turns.is_shared:
-            self.turns.look(self._flow)
+        if self.turns.is_shared and not self.has_more:
+            self.turns.look(self.flow)
 
     def at_once(self, work: Callable[[], None]) -> bool:
         began = time.perf_counter()
-        if not self._whole.at_once(work):
+        if not self.whole.at_once(work):
             return False
         # Counted one by one, such runs would cost a good part of what they take.
         self._uncounted += time.perf_counter() - began
         if self._uncounted > UNCOUNTED_SECONDS:
             seconds, self._uncounted = self._uncounted, 0.0
-            self.turns.charge(self._flow, seconds)
+            self.turns.charge(self.flow, seconds)
         return True
+
+
+class _Turn:
+    """While it is entered, the device is one tenant's."""
+
+    __slots__ = ("_abort", "_device", "_share", "_ticket")
+
+    def __init__(self, share: DeviceShare, abort: Abort, device: Device | None) -> None:
+        self._share = share
+        self._abort = abort
+        self._device = device
+        self._ticket: Ticket | None = None
+
+    def __enter__(self) -> None:
+        share = self._share
+        share.whole.__enter__()
+        share.arrived()
+        try:
+            self._ticket = share.turns.begin(share.flow, self._abort)
+        except BaseException:
+            share.left()
+            share.whole.__exit__()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        share = self._share
+        assert self._ticket is not None
+        try:
+            if kind is None and self._device is not None and share.turns.is_shared:
+                # Else a device that works asynchronously would have the turn's work in its queue.
+                self._device.finish()
+        finally:
+            share.turns.end(self._ticket, has_more=share.has_more)
+            share.left()
+            share.whole.__exit__()
 
 
 class DeviceShares(Mapping[str, Occupancy]):
     """A tenant's shares of devices by name, made as they are asked for. `wholes`: those of the host."""
 
     def __init__(self, wholes: Mapping[str, Occupancy], flow: Flow) -> None:
-        self._wholes = wholes
+        self.wholes = wholes
         self._flow = flow
         self._shares: dict[str, DeviceShare] = {}
 
     def __getitem__(self, name: str) -> Occupancy:
         found = self._shares.get(name)
         if found is None:
-            found = self._shares.setdefault(name, DeviceShare(self._wholes[name], self._flow))
+            found = self._shares.setdefault(name, DeviceShare(self.wholes[name], self._flow))
         return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._wholes)
+        return iter(self.wholes)
 
     def __len__(self) -> int:
-        return len(self._wholes)
+        return len(self.wholes)
 
 
 def computing(
