@@ -24,6 +24,7 @@ from heliograph_server.config import (
     load_config,
 )
 from heliograph_server.core.principals import Quota
+from heliograph_server.settings.sources import OF_A_SERVICE
 from heliograph_server.settings.table import Entry, entries
 
 
@@ -124,6 +125,11 @@ def test_there_is_a_cpu_and_no_plugin_unless_somebody_says_otherwise() -> None:
         ("listen = ['example.org:1']", "--insecure"),
         ("log_level = 'inof'", "did you mean 'info'?"),
         ("listen = [", "no TOML"),
+        (f"drain_seconds = 1{'0' * 400}", "0 to"),
+        (f"drain_seconds = 1{'0' * 5000}", "no TOML"),
+        (f"listen = {'[' * 5000}", "no TOML"),
+        ("[quota]\nweight = 0", "a number, 0.001 to 1000"),
+        ("[quota]\ndevice_memory_bytes = '1GB'", "quota.device_memory_bytes is '1GB'"),
     ],
 )
 def test_what_is_wrong_is_said_with_advice(tmp_path: Path, text: str, said: str) -> None:
@@ -285,6 +291,7 @@ def test_what_others_call_so_is_no_setting() -> None:
     )
     of_another = {"METRICS_SERVICE_HOST": "x", "METRICS_PORT_9090_TCP_PROTO": "x"}
     assert from_command_line(**others, **of_service, **of_another) == ServerConfig()
+    assert not any(OF_A_SERVICE.fullmatch(one.variable) for one in entries(ServerConfig))
 
 
 def test_every_variable_that_the_code_names_is_known_to_the_daemon() -> None:
@@ -294,6 +301,21 @@ def test_every_variable_that_the_code_names_is_known_to_the_daemon() -> None:
         for path in (Path(__file__).parents[1] / package).rglob("*.py"):
             named = set(re.findall(r'"(HELIOGRAPH_[A-Z0-9_]*[A-Z0-9])"', path.read_text()))
             assert named <= known, path
+
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_the_table_of_the_readme_says_the_same_in_its_three_columns(tmp_path: Path) -> None:
+    text = README.read_text().partition("| in the file | in the environment | on the command line |\n")[2]
+    rows = [re.findall(r"`([^`]+)`", line) for line in text.partition("\n\n")[0].splitlines()[1:]]
+    assert len(rows) == 5
+    for *of_file, variable, words in rows:
+        name, _, value = variable.removeprefix("HELIOGRAPH_").partition("=")
+        # "`KEY = VALUE` below `[TABLE]`"
+        from_file = load_config(write(tmp_path, "\n".join(reversed(of_file))))
+        assert from_file == from_command_line(**{name: value}) == from_command_line(*words.split())
+        assert from_file != ServerConfig()
 
 
 EXAMPLE = Path(__file__).parents[1] / "deploy" / "heliograph.toml"
@@ -309,6 +331,7 @@ def test_the_example_is_what_the_code_prints(capsys: pytest.CaptureFixture[str])
 def test_what_was_printed_is_read_back(tmp_path: Path) -> None:
     config = ServerConfig(
         listen=('unix:///a/"quoted"/\u00fc',),
+        backends=("back\\slash", "new\nline", "del\x7f", "\U0001f600"),
         devices=("cpu:threads=2,memory=1GiB", "fake"),
         cache_size=12345,
         limits=Limits(tensors=7, message_bytes=3 * 2**20),

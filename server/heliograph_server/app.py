@@ -44,13 +44,15 @@ from heliograph_proto.v1 import (
     session_pb2_grpc,
 )
 from heliograph_server.access.access import Access
-from heliograph_server.config import ServerConfig
+from heliograph_server.config import ServerConfig, Sources
 from heliograph_server.core.membership import Membership
 from heliograph_server.core.runtime import Host
 from heliograph_server.core.store import ContentStore
 from heliograph_server.facts import server_facts
 from heliograph_server.listening import bind, unbind
 from heliograph_server.peers.looping import LoopPeers
+from heliograph_server.reconfiguring import Configuration
+from heliograph_server.reloading import Watch
 from heliograph_server.services.bulk import BulkService
 from heliograph_server.services.command import CommandService
 from heliograph_server.services.device import DeviceService
@@ -140,6 +142,9 @@ class Daemon:
         self._server: aio.Server | None = None
         self._memory = MemoryService(self._slot)
         self._health = health_aio.HealthServicer()
+        #: Files that are read again when they change, and when SIGHUP asks.
+        self.watch = Watch()
+        self.configuration = Configuration(config, self._reconfigure)
         #: Where it listens, with the ports that were chosen.
         self.addresses: tuple[Address, ...] = ()
         self._facts: Mapping[str, str] = {}
@@ -154,6 +159,7 @@ class Daemon:
     async def start(self) -> None:
         """Binds, serves, and starts the devices. Raises ConfigurationError; `stop` cleans up."""
         self.access = Access(self._config)
+        self.watch.start()
         self._server = aio.server(
             interceptors=self.access.interceptors, options=server_options(self._config.limits)
         )
@@ -169,9 +175,18 @@ class Daemon:
         silence_seconds = self._config.pool_silence_seconds
         self._peers = LoopPeers(asyncio.get_running_loop(), self._pools[-1], silence_seconds)
         self.host.exchange.use(self._peers)
+        self._reconfigure(self._config)
         self._slot.fill(self.host)
         self.access.watch(self.host)
         await self._tell_health(SERVING)
+
+    def _reconfigure(self, config: ServerConfig) -> None:
+        """What the daemon has of settings that may change while it runs. It may have no devices yet."""
+        self._config = config
+        if self.access is not None:
+            self.access.use(config.quota)
+        if self.host is not None and isinstance(self.host.store.cache, DiskCache):
+            self.host.store.cache.quota_bytes = config.cache_size
 
     def _why_not_shared(self) -> str:
         return self._memory.why_not if self._config.shared_memory else "it is off in the configuration"
@@ -212,6 +227,7 @@ class Daemon:
 
     async def stop(self) -> None:
         """Ends all sessions, the server, the devices and the threads."""
+        await self.watch.stop()
         if self.host is not None:
             error = DrainingError("the server is shutting down", advice="try later, or elsewhere")
             await asyncio.to_thread(self.host.close_sessions, error)
@@ -280,22 +296,37 @@ def is_starting() -> bool:
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first one asks to drain, the second one to hurry.
+    """SIGTERM and SIGINT: the first one asks to drain, the second one to hurry. SIGHUP: read files again.
 
-    Work that cannot be cut short then still has HURRY_SECONDS before the process ends all the same.
+    Work that cannot be cut short then still has HURRY_SECONDS before the process ends all the same. SIGHUP of
+    a terminal that was closed is what it always was, the end.
     """
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self._on_second: Callable[[], None] = lambda: None
+        self._on_hang_up: Callable[[], None] = lambda: None
+        # Who was started with nohup outlives its terminal.
+        self._has_terminal = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
     def install(self, numbers: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)) -> None:
         loop = asyncio.get_running_loop()
         for number in numbers:
             loop.add_signal_handler(number, self._arrived, number)
+        loop.add_signal_handler(signal.SIGHUP, self._hung_up)
 
     def on_second(self, callback: Callable[[], None]) -> None:
         self._on_second = callback
+
+    def on_hang_up(self, callback: Callable[[], None]) -> None:
+        self._on_hang_up = callback
+
+    def _hung_up(self) -> None:
+        if self._has_terminal and not _has_terminal():
+            self._arrived(signal.SIGHUP)
+            return
+        logger.info("SIGHUP: reading files again")
+        self._on_hang_up()
 
     def _arrived(self, number: signal.Signals) -> None:
         logger.info("%s: %s", number.name, "hurrying" if self.stop.is_set() else "draining")
@@ -303,6 +334,15 @@ class Signals:
             self._on_second()
             asyncio.get_running_loop().call_later(HURRY_SECONDS, _give_up)
         self.stop.set()
+
+
+def _has_terminal() -> bool:
+    """Whether the process has a terminal that is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _give_up() -> None:
@@ -317,13 +357,21 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-async def serve(config: ServerConfig, ready: Callable[[Daemon], None] | None = None) -> None:
-    """Serves until a signal comes. Calls `ready` once it listens and the devices are there."""
+async def serve(
+    config: ServerConfig, ready: Callable[[Daemon], None] | None = None, sources: Sources | None = None
+) -> None:
+    """Serves until a signal comes. Calls `ready` once it listens and the devices are there.
+
+    `sources`: where the configuration comes from; its file is then read again.
+    """
     signals = Signals()
     signals.install()
     daemon = Daemon(config)
     signals.on_second(daemon.hurry)
+    signals.on_hang_up(daemon.watch.look_at_once)
     try:
+        if sources is not None:
+            daemon.configuration.follow(sources, daemon.watch)
         if not await _started(daemon, signals.stop):
             logger.info("ending before the devices were ready")
             return
@@ -332,7 +380,9 @@ async def serve(config: ServerConfig, ready: Callable[[Daemon], None] | None = N
         _freeze()
         await signals.stop.wait()
         if not await daemon.drain():
-            logger.warning("work did not end within %.0f s and is cut short", config.drain_seconds)
+            logger.warning(
+                "work did not end within %.0f s and is cut short", daemon.configuration.now.drain_seconds
+            )
     finally:
         await daemon.stop()
         logger.info("stopped")

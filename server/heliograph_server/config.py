@@ -44,6 +44,11 @@ OTHER_VARIABLES = frozenset(
     }
 )
 
+EPILOG = (
+    "Each of these can be said in the file and by a variable, too: --drain-seconds 5 is drain_seconds = 5 "
+    "and HELIOGRAPH_DRAIN_SECONDS=5, --limit tensors=5 is tensors = 5 in [limits] and "
+    "HELIOGRAPH_LIMITS_TENSORS=5. Options win over variables, variables over the file."
+)
 #: What a file begins with that `--print-config` makes.
 HEADING = """\
 What a daemon goes by. `heliograph serve --print-config` makes this file, and reads it back:
@@ -200,6 +205,7 @@ class ServerConfig:
             most=2**63 - 1,
             kind="size",
             shown="SIZE",
+            live=True,
         ),
     ] = 20 * 2**30
     models: Annotated[
@@ -300,14 +306,31 @@ def unknown_option(word: str) -> ConfigurationError:
     return ConfigurationError(f"unknown option {word!r:.200}", advice=advice)
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where a configuration comes from: a file, which may change, and what else is said, by key."""
+
+    path: Path | None = None
+    above: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self) -> ServerConfig:
+        """The configuration as it is now. Raises ConfigurationError."""
+        return self.parse(b"" if self.path is None else sources.read_file(self.path))
+
+    def parse(self, content: bytes) -> ServerConfig:
+        """The configuration when the file has this content. Raises ConfigurationError."""
+        said = sources.of_file(ServerConfig, content, self.path) if self.path is not None else {}
+        return sources.built(ServerConfig, {**said, **self.above})
+
+
 def load_config(path: Path | None = None, above: Mapping[str, Any] | None = None) -> ServerConfig:
     """The configuration of a TOML file, if any, and what is above it, by key. Raises ConfigurationError."""
-    said = sources.of_file(ServerConfig, sources.read_file(path), path) if path is not None else {}
-    return sources.built(ServerConfig, {**said, **(above or {})})
+    return Sources(path, above or {}).load()
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `heliograph serve`."""
+    parser.usage, parser.epilog = "%(prog)s [OPTION ...]", EPILOG
     help_text = f"a configuration file; what is said here wins [${CONFIG_VARIABLE}]"
     parser.add_argument("--config", type=Path, metavar="FILE.toml", help=help_text)
     parser.add_argument(
@@ -318,14 +341,21 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     sources.add_flags(ServerConfig, parser)
 
 
+def sources_from_arguments(
+    arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ
+) -> Sources:
+    """Where the configuration of a command line, in an environment, comes from. Raises ConfigurationError."""
+    named = environment.get(CONFIG_VARIABLE)
+    path: Path | None = arguments.config or (Path(named) if named else None)
+    above = sources.of_environment(ServerConfig, environment, OTHER_VARIABLES)
+    return Sources(path, above | sources.of_flags(ServerConfig, arguments))
+
+
 def config_from_arguments(
     arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ
 ) -> ServerConfig:
     """The configuration that a command line asks for, in an environment. Raises ConfigurationError."""
-    named = environment.get(CONFIG_VARIABLE)
-    path: Path | None = arguments.config or (Path(named) if named else None)
-    above = sources.of_environment(ServerConfig, environment, OTHER_VARIABLES)
-    return load_config(path, above | sources.of_flags(ServerConfig, arguments))
+    return sources_from_arguments(arguments, environment).load()
 
 
 def as_file(config: ServerConfig) -> str:

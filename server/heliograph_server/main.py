@@ -13,7 +13,7 @@ from heliograph._allocator import tune_allocator
 from heliograph_proto import __version__
 from heliograph_proto.errors import HeliographError
 from heliograph_server.app import Daemon, is_starting, leave, serve
-from heliograph_server.config import ServerConfig
+from heliograph_server.config import ServerConfig, Sources
 
 logger = logging.getLogger("heliograph")
 
@@ -21,8 +21,11 @@ logger = logging.getLogger("heliograph")
 MOST_DESCRIPTORS = 2**20
 
 
-def run(config: ServerConfig) -> int:
-    """Serves until SIGTERM or SIGINT; the process's exit status: 0, or 1 if it could not start."""
+def run(config: ServerConfig, sources: Sources | None = None) -> int:
+    """Serves until SIGTERM or SIGINT; the process's exit status: 0, or 1 if it could not start.
+
+    `sources`: where the configuration comes from, if that may change meanwhile.
+    """
     logging.basicConfig(
         level=config.log_level_number,
         stream=sys.stderr,
@@ -35,7 +38,7 @@ def run(config: ServerConfig) -> int:
     logger.info("heliograph %s on Python %s, %s", __version__, platform.python_version(), loop_name)
     try:
         with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(serve(config, _announce))
+            runner.run(serve(config, _announce, sources))
     except HeliographError as error:
         logger.error("%s", error)
         return 1

@@ -137,6 +137,10 @@ class Watch:
     def __init__(self, seconds: float = LOOK_SECONDS) -> None:
         self._seconds = seconds
         self._files: list[Reloading[Any]] = []
+        self._looking: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Watch of {self._files}>"
 
     def add(self, file: Reloading[Any]) -> None:
         """From now on it is looked at, too."""
@@ -145,10 +149,26 @@ class Watch:
     def look(self, at_once: bool = False) -> None:
         """Reads all of them again: now and then, or `at_once` because somebody asked."""
         for file in self._files:
-            file.look(at_once)
+            try:
+                file.look(at_once)
+            except Exception:  # of `on_problem`: the others are still looked at
+                logger.exception("looking at %s", file)
 
-    async def run(self) -> None:
-        """Looks until it is cancelled."""
+    def look_at_once(self) -> None:
+        """Reads all of them again, because somebody asked."""
+        self.look(at_once=True)
+
+    def start(self) -> None:
+        """Looks from now on, on the running event loop, until `stop`."""
+        self._looking = asyncio.get_running_loop().create_task(self._look_on())
+
+    async def stop(self) -> None:
+        """Looks no more."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    async def _look_on(self) -> None:
         while True:
             await asyncio.sleep(self._seconds)
             self.look()

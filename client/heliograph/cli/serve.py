@@ -24,9 +24,10 @@ def unknown(word: str) -> HeliographError:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGTERM or SIGINT. Raises ConfigurationError."""
-    from heliograph_server.config import as_file, config_from_arguments
+    from heliograph_server.config import as_file, sources_from_arguments
 
-    config = config_from_arguments(arguments)
+    sources = sources_from_arguments(arguments)
+    config = sources.load()
     if arguments.print_config:
         print(as_file(config), end="")
         return 0
@@ -34,4 +35,4 @@ def run(arguments: argparse.Namespace) -> int:
         from heliograph_server.main import run as serve
     except ModuleNotFoundError as error:
         raise missing_extra(error, "server") from None
-    return serve(config)
+    return serve(config, sources)

@@ -26,7 +26,7 @@ from heliograph_server.access.tokens import (
     new_token,
 )
 from heliograph_server.config import ServerConfig
-from heliograph_server.core.principals import Principal, Right
+from heliograph_server.core.principals import Principal, Quota, Right
 from heliograph_server.core.runtime import Host
 
 logger = logging.getLogger(__name__)
@@ -73,6 +73,11 @@ class Access:
         if not self.first_token:
             return str(address)
         return f"{address}?token={self.first_token}"
+
+    def use(self, quota: Quota) -> None:
+        """From now on, who connects has so much, unless its token says otherwise."""
+        if self.gate is not None:
+            self.gate.quota = quota
 
     def watch(self, host: Host) -> None:
         """From now on sessions end with their tokens."""

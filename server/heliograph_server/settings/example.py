@@ -11,6 +11,7 @@ from heliograph_server.settings.table import Entry, inner_entries, top_entries
 from heliograph_server.settings.values import bounds, size_as_written
 
 WIDTH = 110
+DEL = "\x7f"
 
 
 def as_file(config: object, heading: str) -> str:
@@ -58,4 +59,9 @@ def _written(entry: Entry, value: Any) -> str:
     if entry.setting.kind == "size":
         text = size_as_written(value)
         return text if text.isdecimal() else f'"{text}"'
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    # JSON lets one control character be, which TOML does not.
+    return (
+        repr(value)
+        if isinstance(value, float)
+        else json.dumps(value, ensure_ascii=False).replace(DEL, "\\u007f")
+    )

@@ -35,7 +35,7 @@ def of_file(kind: type, content: bytes, path: Path) -> dict[str, Any]:
     """What a TOML file says; its paths begin at its folder. Raises ConfigurationError."""
     try:
         table = tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # numbers without end and tables without end, too
         raise ConfigurationError(f"{path} is no TOML: {error}") from None
     values = of_table(kind, table, f"{path}: ")
     for one in entries(kind):

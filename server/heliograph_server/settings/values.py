@@ -22,7 +22,7 @@ def checked(entry: Entry, value: Any, place: str) -> Any:
         raise ConfigurationError(f"{place} is {value!r:.200}", advice=f"it must be {expected(entry)}")
     if entry.setting.words and typed not in entry.setting.words:
         raise ConfigurationError(f"{place} is {value!r:.200}", advice=suggest(typed, entry.setting.words))
-    return typed
+    return float(typed) if entry.type is float else typed
 
 
 def from_text(entry: Entry, text: str) -> Any:
@@ -85,7 +85,7 @@ def _typed(entry: Entry, value: Any) -> Any:
             return parse_size(value)
         return value if isinstance(value, int) else None
     if entry.type is float:
-        return float(value) if isinstance(value, int | float) else None
+        return value if isinstance(value, int | float) else None
     if entry.type is str:
         return value if isinstance(value, str) else None
     listed = isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
