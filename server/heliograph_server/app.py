@@ -175,9 +175,9 @@ class Daemon:
 
     async def start(self) -> None:
         """Binds, serves, and starts the devices. Raises ConfigurationError; `stop` cleans up."""
-        self.watch.start()
         self._shown = pool_credentials(self._config)
         self.access = Access(self._config)
+        self.watch.start()
         self._server = aio.server(
             interceptors=self.access.interceptors,
             options=server_options(self._config.limits) + connection_options(self._config),
