@@ -166,7 +166,7 @@ class Host:
             past, present = self._past, list(self._sessions.values())
             return reduce(SessionCounts.plus, (one.counts for one in present), past)
 
-    def tenants(self) -> Counter[str]:
+    def sessions_by_tenant(self) -> Counter[str]:
         """How many sessions each tenant has that has any, by its name."""
         return Counter(one.principal.tenant for one in self._all_sessions())
 

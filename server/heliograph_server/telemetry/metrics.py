@@ -128,7 +128,7 @@ class DaemonCollector(Collector):
 
 
 def _of_sessions(host: Host, held: HostStatistics) -> Iterator[Family]:
-    tenants = host.tenants() or Counter({"": 0})
+    tenants = host.sessions_by_tenant() or Counter({"": 0})
     yield gauge(names.SESSIONS, by_label(tenants))
     yield single(names.PLANS, held.plans)
     yield single(names.TENSORS, held.tensors)
