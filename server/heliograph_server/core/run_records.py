@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from heliograph_proto.errors import HeliographError
 from heliograph_server.core.principals import ANYBODY, Principal
@@ -20,9 +19,9 @@ class SplitRecord:
     ended: float
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecord:
-    """One run of a plan. Times are `time.monotonic()`'s, in seconds, each at least the one before."""
+class RunRecord(NamedTuple):
+    """One run of a plan. Times are `time.monotonic()`'s, in seconds, each at least the one before. A tuple,
+    since one is made for each run, and a frozen dataclass takes several times as long to make."""
 
     session: int
     sequence: int
