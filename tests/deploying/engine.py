@@ -1,4 +1,4 @@
-"""A container engine that tests start, and that ends with them: Docker's, in namespaces made by `alone.sh`."""
+"""A container engine that tests start and that ends with them: Docker's, in namespaces by `alone.sh`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ IMAGE, DEMO_IMAGE = "heliograph", "heliograph-demo"
 PORT = 7070
 WHEELS_PORT = 8099
 #: What the base lacks to be what it stands in for: commands named `python` and `pip`.
-STAND_IN = f"FROM {BASE}-raw\nRUN python3 -m venv --copies /usr/local && ln -sf python3 /usr/local/bin/python\n"
+STAND_IN = (
+    f"FROM {BASE}-raw\nRUN python3 -m venv --copies /usr/local && ln -sf python3 /usr/local/bin/python\n"
+)
 START_SECONDS = 60.0
 #: For one command; building an image compiles kernels.
 COMMAND_SECONDS = 300.0
@@ -41,7 +43,9 @@ def why_not() -> str:
     for command, package in (("dockerd", "docker.io"), ("docker", "docker.io"), ("iptables", "iptables")):
         if shutil.which(command) is None:
             return f"no {command} command: install {package}"
-    if [name for _, name in socket.if_nameindex() if name not in ("lo", "docker0")] or "DEPLOY_SCRATCH" not in os.environ:
+    if [
+        name for _, name in socket.if_nameindex() if name not in ("lo", "docker0")
+    ] or "DEPLOY_SCRATCH" not in os.environ:
         return "not in namespaces of its own: `make test-deploy` runs it in some"
     for name in ("base.tar", "wheels.done"):
         if not (PREPARED / name).exists():
@@ -90,7 +94,7 @@ class Container:
 
     def until(self, what: str, value: Any) -> None:
         """Waits until its state has this value. Fails after a minute, with its log."""
-        for _ in _tries(SECONDS):
+        for _ in tries(SECONDS):
             state = self.state
             found = state["Health"]["Status"] if what == "Health" else state[what]
             if found == value:
@@ -98,7 +102,7 @@ class Container:
         raise AssertionError(f"{self.name}: {what} is {found!r} and not {value!r}\n{self.log}")
 
 
-def _tries(seconds: float) -> Iterator[None]:
+def tries(seconds: float) -> Iterator[None]:
     """Again and again, a tenth of a second apart."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -114,13 +118,20 @@ class Engine:
         self._socket = f"unix://{folder}/socket"
         self.environment = os.environ | {"DOCKER_HOST": self._socket, "DOCKER_BUILDKIT": "0"}
         self._log = open(folder / "engine.log", "wb")  # noqa: SIM115
-        where = ["--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/pid"]
+        where = [
+            "--data-root",
+            f"{folder}/data",
+            "--exec-root",
+            f"{folder}/exec",
+            "--pidfile",
+            f"{folder}/pid",
+        ]
         command = ["dockerd", "--host", self._socket, "--cgroup-parent", group, *where]
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
 
     def wait_until_ready(self) -> None:
         """Until it answers. Fails with its log."""
-        for _ in _tries(START_SECONDS):
+        for _ in tries(START_SECONDS):
             if self._process.poll() is not None:
                 break
             asked = ["docker", "version", "--format", "{{.Server.Version}}"]
@@ -146,7 +157,9 @@ class Engine:
         """What a command of Docker's says, on stderr too if `both`. Fails with that."""
         return self.told("docker", *arguments, check=check, both=both, stdin=stdin)
 
-    def told(self, *command: str, check: bool = True, both: bool = False, stdin: str = "", **more: str) -> str:
+    def told(
+        self, *command: str, check: bool = True, both: bool = False, stdin: str = "", **more: str
+    ) -> str:
         """The same for any command of this engine's clients; `more` are environment variables."""
         done = subprocess.run(
             command,
@@ -158,7 +171,9 @@ class Engine:
             cwd=ROOT,
         )
         if check and done.returncode:
-            raise AssertionError(f"{' '.join(command[:4])}: {done.returncode}\n{done.stdout[-5000:]}\n{done.stderr[-5000:]}")
+            raise AssertionError(
+                f"{' '.join(command[:4])}: {done.returncode}\n{done.stdout[-5000:]}\n{done.stderr[-5000:]}"
+            )
         return done.stdout + done.stderr if both else done.stdout.strip()
 
     def make_base(self) -> None:
@@ -178,7 +193,7 @@ class Engine:
 
     @contextmanager
     def running(self, *options: str, serve: tuple[str, ...] = ("--insecure",)) -> Iterator[Container]:
-        """A daemon in a container as hard as compose.yaml makes them, with further options of `docker run`."""
+        """A daemon in a container as hard as compose.yaml makes them, with more options of `docker run`."""
         hard = ["--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
         listen = ["serve", "--listen", f"grpc://0.0.0.0:{PORT}", *serve]
         name = self.docker("run", "--detach", *hard, *options, IMAGE, *listen)
@@ -192,9 +207,11 @@ class Engine:
 def _wheels_served() -> Iterator[str]:
     """The wheels by HTTP on loopback: a build has no other way to a folder with every engine."""
     serve = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(WHEELS_PORT)]
-    process = subprocess.Popen(serve, cwd=PREPARED / "wheels", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        serve, cwd=PREPARED / "wheels", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
-        for _ in _tries(START_SECONDS):
+        for _ in tries(START_SECONDS):
             with socket.socket() as asked:
                 if asked.connect_ex(("127.0.0.1", WHEELS_PORT)) == 0:
                     break

@@ -413,7 +413,9 @@ class Host:
                 before = self._commands()
                 if self._closed or not self._sessions:
                     return True
-                if not self._changed.wait_for(lambda: self._closed or self._commands() != before, LINGER_SECONDS):
+                if not self._changed.wait_for(
+                    lambda: self._closed or self._commands() != before, LINGER_SECONDS
+                ):
                     return True
         return False
 
