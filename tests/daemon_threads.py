@@ -26,19 +26,28 @@ SECONDS = 10.0
 class ThreadDaemon:
     """A daemon on loopback, and its device."""
 
-    def __init__(self, device: Device, limits: Limits | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        device: Device,
+        limits: Limits | None = None,
+        listen: tuple[str, ...] = ("grpc://127.0.0.1:0",),
+        **options: Any,
+    ) -> None:
         self.device = device
-        config = ServerConfig(
-            ("grpc://127.0.0.1:0",), limits=limits or Limits(), shared_memory=False, **options
-        )
+        config = ServerConfig(listen, limits=limits or Limits(), **{"shared_memory": False} | options)
         self._daemon: Daemon | None = Daemon(config, lambda: Host(Registry.of(device), config.limits))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="daemon")
         self._thread.start()
-        self.call(self._daemon.start())
+        try:
+            self.call(self._daemon.start())
+        except BaseException:
+            self.stop()
+            raise
         assert self._daemon.host is not None
         self.host: Host = self._daemon.host
         self.port = self._daemon.addresses[0].port
+        self.url = str(self._daemon.addresses[0])
 
     def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Runs it on the daemon's loop."""
@@ -48,10 +57,6 @@ class ThreadDaemon:
     @property
     def exchange(self) -> LiveExchange:
         return self.host.exchange
-
-    @property
-    def url(self) -> str:
-        return f"grpc://127.0.0.1:{self.port}"
 
     @property
     def source(self) -> Source:

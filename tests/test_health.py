@@ -7,21 +7,27 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
+from certificates import Authority
+from daemon_threads import thread_daemon
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import HealthServicer
 
+import heliograph as hg
 from heliograph.cli import main
 from heliograph_backends.fake import FakeDevice
 from heliograph_backends.registry import Registry
 from heliograph_proto.errors import ConfigurationError
 from heliograph_proto.v1 import device_pb2, device_pb2_grpc
+from heliograph_server.access.tokens import Token, add_token, hash_of, new_token
 from heliograph_server.app import SERVICES, Daemon
 from heliograph_server.config import ServerConfig
 from heliograph_server.core.runtime import Host
@@ -145,6 +151,45 @@ def test_a_daemon_lives_and_is_ready_until_its_last_device_is_lost() -> None:
     play(scenario, devices=2)
 
 
+class Members:
+    """A pool whose members' devices a test puts there and takes away."""
+
+    members = reaches = daemons = ()
+
+    def __init__(self) -> None:
+        self.devices: list[FakeDevice] = []
+
+    def start(self, *_: object) -> None: ...
+
+    def why_missing(self, device: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_head_is_ready_as_long_as_it_has_a_device_whoever_has_that() -> None:
+    own, member, pool = FakeDevice("fake0"), FakeDevice("left/fake0"), Members()
+    host = Host(Registry.of(own), pool=pool)
+    try:
+        assert host.is_accepting and not host.is_beyond_help
+        pool.devices.append(member)
+        own.script.lose()
+        assert host.is_accepting and not host.is_beyond_help
+        pool.devices.clear()
+        assert not host.is_accepting and host.is_beyond_help
+    finally:
+        host.close()
+        member.close()
+
+
+def test_a_head_without_a_device_of_its_own_waits_for_members_instead_of_a_restart() -> None:
+    pool = Members()
+    host = Host(Registry.of(), pool=pool)
+    try:
+        assert not host.is_accepting and not host.is_beyond_help
+    finally:
+        host.close()
+
+
 def test_where_probes_are_answered_nothing_else_is() -> None:
     async def scenario(found: Probed) -> None:
         await found.started()
@@ -206,8 +251,7 @@ def test_the_exit_status_says_whether_it_serves(capsys: pytest.CaptureFixture[st
     [
         ("grpc://127.0.0.1:1", "refused"),
         ("unix:///nowhere/socket", "unreachable"),
-        ("http://127.0.0.1", "bad address"),
-        ("grpc://127.0.0.1:x", "bad address"),
+        ("grpcs://127.0.0.1:1", "refused"),
     ],
 )
 def test_what_cannot_be_asked_has_a_status_of_its_own(
@@ -218,6 +262,26 @@ def test_what_cannot_be_asked_has_a_status_of_its_own(
     assert told.out == ""
     first, second = told.err.splitlines()
     assert first.startswith(f"{url}: ") and why in first and second.startswith(f"{url}: ")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1?token=secret", "grpc://127.0.0.1:x?token=secret"])
+def test_an_address_that_is_none_is_not_repeated(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert asks("--server", url) == 2
+    told = capsys.readouterr().err
+    assert "bad address" in told and "secret" not in told
+
+
+def test_a_token_in_the_address_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert asks("--server", "grpc://127.0.0.1:1?token=secret") == 2
+    assert capsys.readouterr().err.startswith("grpc://127.0.0.1:1: unreachable")
+
+
+def test_a_file_of_authorities_that_cannot_be_read_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HELIOGRAPH_CA", "/nowhere/ca.crt")
+    assert asks("--server", "grpcs://127.0.0.1:1") == 2
+    assert "cannot read /nowhere/ca.crt" in capsys.readouterr().err
 
 
 def test_the_command_finds_the_daemon_of_the_environment(
@@ -260,3 +324,44 @@ def test_a_script_of_another_name_that_loads_the_package_is_left_alone(tmp_path:
         [sys.executable, str(script), "health"], capture_output=True, text=True, timeout=SECONDS, check=True
     )
     assert found.stdout == "Graph\n"
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[tuple[str, Authority]]:
+    """Where a server with a certificate for "heliograph" and the authority's is asked; it serves."""
+    authority = Authority(tmp_path)
+    pair = authority.server("heliograph")
+    credentials = grpc.ssl_server_credentials(
+        [(Path(pair.key).read_bytes(), Path(pair.certificate).read_bytes())]
+    )
+    with ThreadPoolExecutor(1) as threads:
+        server = grpc.server(threads)
+        health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+        server.start()
+        yield f"grpcs://127.0.0.1:{port}", authority
+        server.stop(None).wait()
+
+
+def test_a_daemon_with_a_certificate_is_asked_for_its_name(
+    secured: tuple[str, Authority], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, authority = secured
+    monkeypatch.setenv("HELIOGRAPH_CA", authority.ca)
+    assert asks("--server", f"{url}?tls_name=heliograph") == 0
+    assert asks("--server", url) == 2
+    monkeypatch.delenv("HELIOGRAPH_CA")
+    assert asks("--server", f"{url}?tls_name=heliograph") == 2
+    told = capsys.readouterr()
+    assert told.out == f"{url}: serving\n" and told.err.count("unreachable") == 2
+
+
+def test_a_probe_needs_no_token_where_everybody_else_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_token(tmp_path / "tokens", Token("somebody", hash_of(new_token())))
+    with thread_daemon(tokens=str(tmp_path / "tokens")) as daemon:
+        with pytest.raises(hg.UnauthenticatedError):
+            hg.connect(daemon.url)
+        assert asks("--server", daemon.url) == asks("--server", daemon.url, "--service", "live") == 0
+    assert capsys.readouterr().err == ""

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from heliograph._aio import AioShell, AsyncLogSource
+from heliograph._channels import NO_CREDENTIALS
 from heliograph._deadline import Deadline
 from heliograph._effects import Call, Download, Upload
+from heliograph._log_lines import Follower
 from heliograph._outcome import Transfer
 from heliograph_proto.addresses import Address
+from heliograph_proto.credentials import Credentials
 from heliograph_proto.errors import CancelledError, HeliographError
 from heliograph_proto.log_lines import LogLine, after_dropped
 
@@ -33,11 +38,13 @@ class AioLocalShell(AioShell):
         )
 
     @classmethod
-    async def open(cls, address: Address, timeout: float) -> AioLocalShell:
+    async def open(
+        cls, address: Address, timeout: float, credentials: Credentials = NO_CREDENTIALS
+    ) -> AioLocalShell:
         """Starts this process's devices at first use."""
         from heliograph._local import LocalTransport
 
-        return cls(address, await asyncio.to_thread(LocalTransport, address, timeout))
+        return cls(address, await asyncio.to_thread(LocalTransport, address, timeout, credentials))
 
     def _ring(self) -> None:
         """Sends at the end of this turn of the loop, so that commands go together."""
@@ -71,7 +78,7 @@ class AioLocalShell(AioShell):
 
     async def follow_log(self, level: str) -> AsyncLogSource:
         self.core.check()
-        made = _LocalLog(self, self._transport.session.log_owner, level)
+        made = _LocalLog(self, partial(self._transport.follow_log, level))
         self._logs.add(made)
         return made
 
@@ -110,13 +117,11 @@ class AioLocalShell(AioShell):
 class _LocalLog:
     """What is logged of a session of this process."""
 
-    def __init__(self, shell: AioLocalShell, owner: Any, level: str) -> None:
-        from heliograph_server.telemetry.following import LogFollower
-
+    def __init__(self, shell: AioLocalShell, follow: Callable[[Callable[[], None]], Follower]) -> None:
         woken = self._woken = asyncio.Event()
         self._is_over = False
         on_loop = shell.on_loop
-        self._follower = LogFollower(owner, level, lambda: on_loop(woken.set))
+        self._follower = follow(lambda: on_loop(woken.set))
 
     async def take(self) -> list[LogLine] | None:
         await self._woken.wait()

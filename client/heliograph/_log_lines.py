@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import grpc
 
@@ -17,9 +18,6 @@ from heliograph_proto.errors import CancelledError, HeliographError, SessionClos
 from heliograph_proto.log_lines import LogLine, after_dropped, check_level
 from heliograph_proto.messages import decode_lines
 from heliograph_proto.v1 import session_pb2
-
-if TYPE_CHECKING:
-    from heliograph_server.core.log_fields import LogOwner
 
 FOLLOW_LOG = "/heliograph.v1.SessionService/FollowLog"
 
@@ -126,16 +124,24 @@ class RemoteLog:
             call.cancel()
 
 
+class Follower(Protocol):
+    """What is logged of a session of this process."""
+
+    def take(self) -> tuple[list[LogLine], int]:
+        """The lines since the last call, and how many before them were dropped."""
+
+    def close(self) -> None:
+        """Nothing more comes. Idempotent."""
+
+
 class LocalLog:
-    """Of a session in this process. Subscribed once it is made. Raises InvalidArgumentError,
-    LimitExceededError."""
+    """Of a session in this process. Subscribed once it is made. Raises what `follow` does."""
 
-    def __init__(self, owner: LogOwner, level: str) -> None:
-        from heliograph_server.telemetry.following import LogFollower
-
+    def __init__(self, follow: Callable[[Callable[[], None]], Follower]) -> None:
+        """`follow` makes a follower that calls back when there is something to take."""
         self._changed = threading.Condition()
         self._has_news = self._is_over = False
-        self._follower = LogFollower(owner, level, self._wake)
+        self._follower = follow(self._wake)
 
     def _wake(self) -> None:
         with self._changed:

@@ -10,15 +10,14 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
 if TYPE_CHECKING:
     import grpc
-
-    #: Opens a channel to gRPC's target, of the URL's scheme and tls_name, with options.
-    Opener = Callable[[argparse.Namespace, str, str, str, Sequence[tuple[str, object]]], grpc.Channel]
 
 #: Exit statuses: it serves; it answers that it does not; it gave no answer that says.
 SERVING, NOT_SERVING, UNKNOWN = 0, 1, 2
@@ -34,12 +33,27 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
+#: Who vouches for the daemon, and what is shown to one that asks who is there, for grpcs://.
+_FILES = ("HELIOGRAPH_CA", "HELIOGRAPH_KEY", "HELIOGRAPH_CERTIFICATE")
 #: What HealthCheckResponse.status may be; its field is the message's first, a varint.
 _WORDS = {0: "unknown", 1: "serving", 2: "not serving", 3: "no such service"}
 
 
 class NoAnswerError(Exception):
     """Why nobody said whether it serves."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a URL names, as far as it matters here."""
+
+    #: As people are told it: without what is secret in it.
+    name: str
+    #: As gRPC calls it.
+    target: str
+    is_tls: bool = False
+    #: For which name its certificate must be, if that is not the host's.
+    tls_name: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--server",
         metavar="URL",
         help="grpc://HOST:PORT, grpcs://HOST:PORT or unix:///PATH "
-        f"(default: $HELIOGRAPH_SERVER, else {DEFAULT_URL}); "
-        "a daemon's health_listen asks for no certificate and no token",
+        f"(default: $HELIOGRAPH_SERVER, else {DEFAULT_URL}). For grpcs, $HELIOGRAPH_CA names a file, and "
+        "$HELIOGRAPH_CERTIFICATE and $HELIOGRAPH_KEY do if asked for; a daemon's health_listen needs none",
     )
     parser.add_argument(
         "--service",
@@ -67,13 +81,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, opener: Opener | None = None) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Asks, prints one line, and returns the exit status."""
     url = arguments.server or os.environ.get("HELIOGRAPH_SERVER") or DEFAULT_URL
-    asked = f"{url} {arguments.service}".rstrip()
+    asked = "heliograph health"
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        with (opener or open_channel)(arguments, *target_of(url), _OPTIONS) as channel:
+        target = target_of(url)
+        asked = f"{target.name} {arguments.service}".rstrip()
+        with _channel(target) as channel:
             status = _asked(channel, arguments.service, arguments.wait)
     except NoAnswerError as error:
         print(f"{asked}: {error}", file=sys.stderr)
@@ -93,14 +109,14 @@ def main(given: Sequence[str]) -> int:
         return 130
 
 
-def target_of(url: str) -> tuple[str, str, str]:
-    """Scheme, gRPC's name of what a URL names, and the name that its certificate must have, if it says one.
-
-    Raises NoAnswerError for a URL of another kind. What is wrong with a host or port gRPC finds out.
+def target_of(url: str) -> Target:
+    """What a URL names. Raises NoAnswerError for one of another kind, which is not repeated: it may have a
+    token. What is wrong with a host or a port gRPC finds out.
     """
     url = url.strip().partition("#")[0]
     if url.startswith("unix:"):
-        return "unix", f"unix:{url.removeprefix('unix:').removeprefix('//')}", ""
+        path = url.removeprefix("unix:").removeprefix("//")
+        return Target(f"unix://{path}", f"unix:{path}")
     try:
         parts = urlsplit(url if "://" in url else f"grpc://{url}")
         host, port = parts.hostname, parts.port or DEFAULT_PORT
@@ -108,23 +124,30 @@ def target_of(url: str) -> tuple[str, str, str]:
         raise NoAnswerError(f"bad address: {error}") from None
     if parts.scheme not in ("grpc", "grpcs") or not host:
         raise NoAnswerError("bad address: use grpc://HOST:PORT, grpcs://HOST:PORT or unix:///PATH")
-    name = parse_qs(parts.query).get("tls_name", [""])[0]
-    return parts.scheme, f"dns:[{host}]:{port}" if ":" in host else f"dns:{host}:{port}", name
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    tls_name = parse_qs(parts.query).get("tls_name", [""])[0]
+    return Target(f"{parts.scheme}://{where}", f"dns:{where}", parts.scheme == "grpcs", tls_name)
 
 
-def open_channel(
-    arguments: argparse.Namespace,
-    scheme: str,
-    target: str,
-    tls_name: str,
-    options: Sequence[tuple[str, object]],
-) -> grpc.Channel:
-    """A channel in the clear. Raises NoAnswerError for grpcs://."""
+def _channel(target: Target) -> grpc.Channel:
+    """A channel, on which no token is shown: none is asked for. Raises NoAnswerError for files that cannot be
+    read."""
     import grpc
 
-    if scheme == "grpcs":
-        raise NoAnswerError("grpcs:// is not offered by this version: ask the address of health_listen")
-    return grpc.insecure_channel(target, options)
+    if not target.is_tls:
+        return grpc.insecure_channel(target.target, _OPTIONS)
+    credentials = grpc.ssl_channel_credentials(*map(_content, _FILES))
+    name = (("grpc.ssl_target_name_override", target.tls_name),) if target.tls_name else ()
+    return grpc.secure_channel(target.target, credentials, (*_OPTIONS, *name))
+
+
+def _content(variable: str) -> bytes | None:
+    """Of the file that a variable names."""
+    path = os.environ.get(variable)
+    try:
+        return Path(path).read_bytes() if path else None
+    except OSError as error:
+        raise NoAnswerError(f"cannot read {path}, which ${variable} names: {error.strerror}") from None
 
 
 def _asked(channel: grpc.Channel, service: str, wait: float) -> int:

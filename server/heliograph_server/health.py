@@ -92,9 +92,9 @@ class Health:
         await self._tell()
         self._pulse = asyncio.ensure_future(self._follow())
 
-    async def drain(self) -> None:
-        """From now on nothing is ready. Idempotent."""
-        self._is_draining = True
+    async def drain(self, is_draining: bool = True) -> None:
+        """From now on nothing is ready, or what is ready is again. Idempotent."""
+        self._is_draining = is_draining
         await self._tell()
 
     async def stop(self) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import grpc
 from grpc import aio
 
 from heliograph_proto.addresses import Address
@@ -28,15 +29,16 @@ _REASONS = {
 PROBE_SECONDS = 1.0
 
 
-def bind(server: aio.Server, address: Address) -> Address:
-    """Binds; the address with the port that was chosen. Raises ConfigurationError."""
+def bind(server: aio.Server, address: Address, credentials: grpc.ServerCredentials | None = None) -> Address:
+    """Binds, with TLS if there are credentials; the address with the port that was chosen. Raises
+    ConfigurationError."""
     if address.scheme == "unix":
         _check_folder(Path(address.path).parent)
         _remove_stale(Path(address.path))
         with _private_files():
             _add_port(server, address)
         return address
-    return replace(address, port=_add_port(server, address))
+    return replace(address, port=_add_port(server, address, credentials))
 
 
 def bind_socket(name: str) -> socket.socket:
@@ -62,11 +64,15 @@ def unbind(address: Address) -> None:
         Path(address.path).unlink(missing_ok=True)
 
 
-def _add_port(server: aio.Server, address: Address) -> int:
+def _add_port(server: aio.Server, address: Address, credentials: grpc.ServerCredentials | None = None) -> int:
     # To listen, gRPC wants "host:port"; the scheme of a target is for clients.
-    name = address.grpc_target if address.scheme == "unix" else str(address).removeprefix("grpc://")
+    name = address.grpc_target if address.scheme == "unix" else address.host_port
     try:
-        port: int = server.add_insecure_port(name)
+        port: int = (
+            server.add_insecure_port(name)
+            if credentials is None
+            else server.add_secure_port(name, credentials)
+        )
     except RuntimeError:
         port = 0
     if port == 0:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,6 +52,7 @@ from heliograph_server.core.tasks import (
     UsageTask,
     WriteTask,
 )
+from heliograph_server.core.tenants import Holding, Kind
 from heliograph_server.core.traffic import Road, TrafficCounter
 
 logger = logging.getLogger(__name__)
@@ -83,6 +85,7 @@ class Execution:
         observer: Callable[[int], Observer | None],
         room: Room,
         handing: Handing,
+        holding: Holding,
         book: RunBook,
     ) -> None:
         self._device = device
@@ -99,6 +102,7 @@ class Execution:
         self._observer = observer
         self._room = room
         self._handing = handing
+        self._holding = holding
         #: Is told how far runs are.
         self._book = book
         self._tasks: dict[type, Callable[[int, Any, Abort], Completion]] = {
@@ -123,8 +127,31 @@ class Execution:
         return self._tasks[type(task)](sequence, task, abort)
 
     def _allocate(self, sequence: int, task: AllocateTask, abort: Abort) -> Completion:
-        self._room.for_work(lambda: self._make_storages(task))
+        # What lies in the client's own memory is no device's.
+        with self._charged([one for one in task.storages if one.memory is None]):
+            self._room.for_work(lambda: self._make_storages(task))
         return Completion(sequence)
+
+    @contextmanager
+    def _charged(self, storages: Sequence[Storage]) -> Iterator[None]:
+        """Counts what storages take of their devices, before it is taken; if it is not, no more. Raises
+        OutOfMemoryError."""
+        new = [one for one in storages if not one.is_charged]
+        size_bytes = sum(one.size_bytes for one in new)
+        if size_bytes:
+            self._holding.take(Kind.MEMORY, size_bytes)
+        for storage in new:
+            storage.is_charged = True
+        try:
+            yield
+        except BaseException:
+            self._uncharge([one for one in new if one.buffer is None])
+            raise
+
+    def _uncharge(self, storages: Sequence[Storage]) -> None:
+        for storage in storages:
+            storage.is_charged = False
+            self._holding.give(Kind.MEMORY, storage.size_bytes)
 
     def _make_storages(self, task: AllocateTask) -> None:
         made: list[Buffer] = []
@@ -246,7 +273,7 @@ class Execution:
         begun = time.perf_counter()
         try:
             inputs = self._room.for_work(lambda: self._inputs(copy, task))
-            outputs = self._room.for_work(lambda: self._outputs(copy, task))
+            outputs = self._made_outputs(copy, task)
             self._book.had_inputs(sequence)
             started = time.perf_counter()
             try:
@@ -254,7 +281,7 @@ class Execution:
             except HeliographError as error:
                 raise loaded.explain(error) from None
             self._write_outputs(copy, task, outputs)
-            self._book.computed(sequence)
+            self._book.computed(sequence, copy.plan)
             device_us = (time.perf_counter() - started) * 1e6
             fetched = tuple((one.output, _fetched(outputs[one.output])) for one in task.outputs if one.fetch)
             self._book.gave(sequence, fetched)
@@ -269,7 +296,7 @@ class Execution:
         assert isinstance(observer, LoopObserver)
         try:
             inputs = self._room.for_work(lambda: self._inputs(copy, task))
-            outputs = self._room.for_work(lambda: self._outputs(copy, task))
+            outputs = self._made_outputs(copy, task)
             looping = self._room.for_work(lambda: Looping(loaded, task, inputs, outputs))
             self._book.had_inputs(sequence)
             started = time.perf_counter()
@@ -322,6 +349,13 @@ class Execution:
             else copy.input_of(place, task.plan.inputs[place].type, given)
             for place, given in enumerate(task.inputs)
         ]
+
+    def _made_outputs(self, copy: PlanCopy, task: RunTask) -> Sequence[Tensor | None]:
+        made = [one.tensor.storage for one in task.outputs if one.tensor is not None]
+        if not made:
+            return self._room.for_work(lambda: self._outputs(copy, task))
+        with self._charged([one for one in made if one is not None]):
+            return self._room.for_work(lambda: self._outputs(copy, task))
 
     def _outputs(self, copy: PlanCopy, task: RunTask) -> Sequence[Tensor | None]:
         outputs: list[Tensor | None] = [None] * len(task.plan.outputs)

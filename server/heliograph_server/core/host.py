@@ -7,14 +7,14 @@ import logging
 import secrets
 import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import Protocol
 
 from heliograph_backends.contract import Device
 from heliograph_proto import DIRECT_WEIGHTS, FEATURES, VERSION_MAX, VERSION_MIN, WATCH, __version__
+from heliograph_proto.administration import DeviceStatus
 from heliograph_proto.description import (
     BackendInfo,
     DeviceList,
@@ -42,18 +42,21 @@ from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import typed
 from heliograph_server.core.keeping import Keeper
-from heliograph_server.core.listing import describe, memory_of
+from heliograph_server.core.listing import describe, memory_of, status_of
 from heliograph_server.core.measurements import Measurements
 from heliograph_server.core.membership import Change, Membership, SessionDevices
-from heliograph_server.core.occupancy import Occupancy
-from heliograph_server.core.principals import ANYBODY, Principal
+from heliograph_server.core.occupancy import DeviceShares, Occupancy
+from heliograph_server.core.principals import ANYBODY, Principal, Quota
 from heliograph_server.core.queries import query_ops, query_placement
 from heliograph_server.core.room import Room
 from heliograph_server.core.run_records import RunObserver
-from heliograph_server.core.session import CLOSE_SECONDS, Session, SessionStatistics
+from heliograph_server.core.run_spans import Tracing
+from heliograph_server.core.session import CLOSE_SECONDS, Session
 from heliograph_server.core.session_counts import SessionCounts
+from heliograph_server.core.session_seen import SessionStatistics
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.store import ContentStore, tenant_of
+from heliograph_server.core.tenants import Holding, Kind, Share, Tenants, TenantUsage
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +124,8 @@ class Host:
         self.exchange = LiveExchange(self.limits)
         #: Those who are told of every run. Whoever is to be, joins before sessions are opened.
         self.observers: list[RunObserver] = []
+        #: What makes spans of what is traced; None: nothing. It joins likewise.
+        self.tracing: Tracing | None = None
         self._registry = registry
         self._pool = pool
         self.store = store or ContentStore()
@@ -129,6 +134,7 @@ class Host:
         #: Contents that come by tickets.
         self.admissions = Admissions()
         self._occupancies: dict[str, Occupancy] = {}
+        self._tenants = Tenants()
         self._deadlines = Deadlines()
         self._room = Room()
         for giver in (self.store, self.keeper):
@@ -144,6 +150,7 @@ class Host:
         self._past = SessionCounts()
         #: How often a member that was ready was lost.
         self.lost_members = 0
+        self._started = time.monotonic()
         if pool is not None:
             pool.start(self.incarnation, self._devices_changed, self.measurements)
 
@@ -168,10 +175,6 @@ class Host:
         with self._changed:
             past, present = self._past, list(self._sessions.values())
             return reduce(SessionCounts.plus, (one.counts for one in present), past)
-
-    def tenants(self) -> Counter[str]:
-        """How many sessions each tenant has that has any, by its name."""
-        return Counter(one.principal.tenant for one in self._all_sessions())
 
     @property
     def is_draining(self) -> bool:
@@ -255,6 +258,16 @@ class Host:
     def _daemons(self) -> tuple[bytes, ...]:
         return tuple(self._pool.daemons) if self._pool is not None else ()
 
+    # Tenants
+
+    def tenants(self) -> tuple[TenantUsage, ...]:
+        """What each tenant has, by name; those that had a session since the host began."""
+        return self._tenants.usages()
+
+    def set_quota(self, tenant: str, quota: Quota) -> None:
+        """Another quota of a tenant, for what comes next; what is there stays."""
+        self._tenants.change(tenant, quota)
+
     @property
     def is_accepting(self) -> bool:
         """Whether a session can be opened, and would have a device."""
@@ -289,7 +302,7 @@ class Host:
         Raises InvalidArgumentError, DrainingError, VersionMismatchError, LimitExceededError.
         """
         version = _common_version(*versions)
-        tenant = tenant_of(secret) if secret else b""
+        tenant = tenant_of(secret, principal.tenant) if secret else b""
         token = secrets.token_bytes(16)
         agreed = tuple(one for one in self._features if one in features)
         own = self._registry.acquire()
@@ -328,6 +341,7 @@ class Host:
         # Who is added then is told of every change that is not in its devices.
         with self._changed:
             self._check_room()
+            account = self._tenants.account(principal)
             found = (*own, *(self._pool.devices if self._pool is not None else ()))
             if not found:
                 raise UnavailableError(
@@ -337,38 +351,54 @@ class Host:
             for device in found:
                 self._occupancies.setdefault(device.name, Occupancy())
             devices = SessionDevices(found, self._why_missing)
+            holding = Holding(account)
+            holding.take(Kind.SESSIONS)
+            share = self._tenants.enter(account, tenant)
             session = Session(
                 next(self._numbers),
                 _printable(client),
                 self.limits,
                 devices,
-                self._occupancies,
+                DeviceShares(self._occupancies, share),
                 self._deadlines,
                 self._room,
-                lambda _session: self._forget(token, own),
-                Contents(devices.present, self._room, self.store, tenant, self.keeper),
+                lambda _session: self._forget(token, own, holding, share),
+                Contents(devices.present, self._room, self.store, tenant, self.keeper, account),
                 self.measurements.of_tenant(tenant),
                 self.exchange,
                 watches=watches,
                 principal=principal,
+                holding=holding,
                 observers=self.observers,
+                tracing=self.tracing,
             )
             self._sessions[token] = session
             seconds = self.limits.attach_timeout_ms / 1e3
             self._reapers[token] = self._deadlines.after(seconds, lambda: self._reap(session))
         return session
 
-    def session(self, token: bytes) -> Session:
-        """Raises SessionClosedError for a token that names none, or none any more."""
+    def session(self, token: bytes, principal: Principal | None = None) -> Session:
+        """Raises SessionClosedError for a token that names none, or none any more, or, where it matters who
+        asks, one of another tenant: the same words for all."""
         with self._changed:
             found = self._sessions.get(token)
-        if found is None:
+        if found is None or (principal is not None and found.principal.tenant != principal.tenant):
             raise SessionClosedError("the session is unknown or was closed", advice="open another")
         return found
 
+    def end_sessions(self, why: Callable[[Principal], HeliographError | None]) -> None:
+        """Ends, on threads of their own, the sessions of whoever there is an error for."""
+        for session in self._all_sessions():
+            if (error := why(session.principal)) is not None and session.closed is None:
+                logger.info("%s is ended: %s", session, error.message)
+                ending = threading.Thread(target=session.close, args=(error,), name="heliograph-end")
+                ending.start()
+
     def _check_room(self) -> None:
         if self._draining:
-            raise DrainingError("the server is shutting down", advice="try later, or elsewhere")
+            raise DrainingError(
+                "the server is draining, and takes no new session", advice="try later, or elsewhere"
+            )
         if len(self._sessions) >= MAX_SESSIONS:
             raise LimitExceededError(f"{MAX_SESSIONS} sessions are open", advice="try later")
 
@@ -379,8 +409,10 @@ class Host:
             # Closing may wait for a compile, which the timer thread must not.
             threading.Thread(target=session.close, args=(error,), name="heliograph-reaper").start()
 
-    def _forget(self, token: bytes, devices: Sequence[Device]) -> None:
+    def _forget(self, token: bytes, devices: Sequence[Device], holding: Holding, share: Share) -> None:
         self._registry.release(devices)
+        holding.close()
+        self._tenants.leave(share)
         with self._changed:
             if (session := self._sessions.pop(token, None)) is not None:
                 self._past = self._past.plus(replace(session.counts, runs_waiting=0, runs_running=0))
@@ -391,6 +423,21 @@ class Host:
     def _all_sessions(self) -> list[Session]:
         with self._changed:
             return list(self._sessions.values())
+
+    @property
+    def sessions(self) -> Sequence[Session]:
+        """Those that are open, by number."""
+        return sorted(self._all_sessions(), key=lambda one: one.number)
+
+    @property
+    def uptime_seconds(self) -> float:
+        """Since it was made."""
+        return time.monotonic() - self._started
+
+    def devices_now(self) -> tuple[DeviceStatus, ...]:
+        """All devices with their memory and how long they were busy; asking may take as long as a lost member
+        may say nothing."""
+        return tuple(status_of(one, self._room, self._occupancies.get(one.name)) for one in self._devices)
 
     # The end
 
@@ -419,6 +466,17 @@ class Host:
                     return True
         return False
 
+    def undo_drain(self) -> None:
+        """New sessions are welcome again, unless it is closed. Idempotent."""
+        with self._changed:
+            self._draining = self._closed
+            self._changed.notify_all()
+
+    @property
+    def busy_sessions(self) -> int:
+        """How many have work."""
+        return sum(not one.is_quiet for one in self._all_sessions())
+
     def hurry(self) -> None:
         """Ends `wait_quiet`."""
         with self._changed:
@@ -426,7 +484,9 @@ class Host:
             self._changed.notify_all()
 
     def _is_quiet(self) -> bool:
-        return self._closed or all(session.is_quiet for session in self._sessions.values())
+        return (
+            self._closed or not self._draining or all(session.is_quiet for session in self._sessions.values())
+        )
 
     def _commands(self) -> int:
         """How many commands came so far of sessions that are there."""

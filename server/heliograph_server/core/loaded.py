@@ -33,7 +33,7 @@ from heliograph_proto.types import TensorType
 from heliograph_server.core.divided import client_report, explain
 from heliograph_server.core.host_memory import host_memory
 from heliograph_server.core.measurements import Recorder
-from heliograph_server.core.occupancy import SHORT_US
+from heliograph_server.core.occupancy import SHORT_US, Occupancy, computing
 from heliograph_server.core.predicted import with_prediction
 from heliograph_server.core.scheduling.rows import Divided
 from heliograph_server.core.several import Observe, SeveralPlan
@@ -91,9 +91,11 @@ def _bytes_in_place(tensor: Tensor) -> memoryview:
 class PlanCopy:
     """A backend's plan, and small buffers that its serial runs use again."""
 
-    def __init__(self, plan: Plan, device: Device) -> None:
+    def __init__(self, plan: Plan, device: Device, occupancy: Occupancy | None = None) -> None:
         self.plan = plan
         self.device = device
+        #: Of a plan on this device alone; one on several knows those of its splits.
+        self._occupancy = occupancy
         self._scratch: dict[object, Tensor] = {}
         #: As long as its tensors are there; None also where there is none.
         self._short: ShortRun | None = None
@@ -121,7 +123,8 @@ class PlanCopy:
         if isinstance(self.plan, SeveralPlan):
             self.plan.compute(inputs, outputs, abort, observe, exchange_run)
         else:
-            self.plan.compute(inputs, outputs, abort)
+            with computing(self._occupancy, abort, self.device):
+                self.plan.compute(inputs, outputs, abort)
 
     def writes(self, tensor: Tensor) -> bool:
         """Whether a run can write an output straight into a tensor."""
@@ -233,8 +236,9 @@ class LoadedPlan:
         divided: Divided | None = None,
         recorder: Recorder | None = None,
         predicted_us: float = 0.0,
+        occupancy: Occupancy | None = None,
     ) -> None:
-        self.copies = tuple(PlanCopy(plan, device) for plan in plans)
+        self.copies = tuple(PlanCopy(plan, device, occupancy) for plan in plans)
         self.device = device
         #: Of each node that runs, its number before the device had them in its order; None: the same.
         self._order = order

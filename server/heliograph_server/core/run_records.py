@@ -10,6 +10,17 @@ from heliograph_server.core.principals import ANYBODY, Principal
 
 
 @dataclass(frozen=True, slots=True)
+class SplitRecord:
+    """One split of a run over several devices or hosts. Times as a RunRecord has them."""
+
+    device: str
+    #: When it began to wait for what it reads, had that, and had computed.
+    began: float
+    computing: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """One run of a plan. Times are `time.monotonic()`'s, in seconds, each at least the one before."""
 
@@ -32,6 +43,10 @@ class RunRecord:
     trace_parent: str = ""
     #: Why it failed.
     error: HeliographError | None = None
+    #: Of a portion: which run of the whole it is; 0: of none.
+    exchange_run: int = 0
+    #: Of a run that is traced, where this host ran several splits or some for others.
+    splits: tuple[SplitRecord, ...] = ()
 
 
 class RunObserver(Protocol):

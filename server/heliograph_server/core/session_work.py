@@ -20,10 +20,11 @@ from typing import Any
 from heliograph_backends.contract import Abort, BufferType, Device
 from heliograph_backends.sealed import SealedMemory
 from heliograph_proto.commands import Command, Completion, CompletionBatch
-from heliograph_proto.errors import HeliographError
+from heliograph_proto.errors import HeliographError, LimitExceededError
 from heliograph_proto.inline_runs import InlineRun
 from heliograph_proto.limits import Limits
 from heliograph_proto.membership import DeviceChange
+from heliograph_proto.traces import handing_on
 from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.downloads import Downloads
 from heliograph_server.core.exchanging import LiveExchange
@@ -69,6 +70,7 @@ from heliograph_server.core.tasks import (
     RunTask,
     Start,
 )
+from heliograph_server.core.tenants import Holding, Kind
 from heliograph_server.core.work import Work
 
 logger = logging.getLogger(__name__)
@@ -85,10 +87,15 @@ class SessionWork:
         deadlines: Deadlines,
         room: Room,
         exchange: LiveExchange,
+        holding: Holding,
         book: RunBook,
         log_fields: LogFields,
     ) -> None:
         self.limits = limits
+        #: When it was opened, by `time.monotonic()`.
+        self.opened = time.monotonic()
+        #: What the session has of its tenant's account.
+        self._holding = holding
         self._devices = devices
         #: What of them the client was not told yet.
         self._changes: list[DeviceChange] = []
@@ -100,16 +107,18 @@ class SessionWork:
         #: When its runs were where.
         self._book = book
         self._core = SessionCore(limits, tuple(self._devices), self._memory, book.under_way)
-        self._staging = Staging(limits.in_flight_bytes)
+        self._staging = Staging(limits.in_flight_bytes, holding=holding)
         self._downloads = Downloads(self._core, self._lock, self._staging)
         self._uploads: dict[int, Incoming] = {}
         #: Of runs that are observed and have not ended, by sequence number.
         self._observers: dict[int, Observer] = {}
         self._plans = KnownPlans(room)
+        holding.account.join(self._plans)
         self._handing = Handing(exchange)
         staged = self._staging, limits.chunk_bytes, self._uploads, self._downloads.stage
         observer = self._observers.get
-        self._execution = Execution(self._device, *staged, self, observer, room, self._handing, book)
+        more = room, self._handing, holding, book
+        self._execution = Execution(self._device, *staged, self, observer, *more)
         #: What the client maps as well, once it has asked for it.
         self._shared: SealedMemory | None = None
         self._aborts: dict[int, Abort] = {}
@@ -124,7 +133,11 @@ class SessionWork:
         self._delivering = False
         self._carrying_out = False
         self._quiet = threading.Event()
-        self._carry_out: dict[type, Callable[[Any], None]] = {
+        self._carry_out = self._ways_to_carry_out()
+
+    def _ways_to_carry_out(self) -> dict[type, Callable[[Any], None]]:
+        """How each instruction of the core is carried out."""
+        return {
             OpenLane: self._open_lane,
             CloseLane: self._close_lane,
             Start: self._start,
@@ -143,6 +156,13 @@ class SessionWork:
             Resume: self._resume,
             RunEnded: self._run_ended,
         }
+
+    @property
+    def plan_bytes(self) -> int:
+        """Of devices, by plans that have a handle, as long as they do not run; not of lost devices."""
+        with self._lock:
+            plans: list[LoadedPlan] = [one for one in self._core.plans if one is not None]
+        return sum(sum(one.kept_bytes().values()) for one in plans if not one.is_lost)
 
     # Events in, instructions out
 
@@ -171,6 +191,9 @@ class SessionWork:
                     self._carry_out_one(instruction)
         finally:
             self._carrying_out = False
+        if self._core.ended_runs:
+            ended, self._core.ended_runs = self._core.ended_runs, 0
+            self._holding.give(Kind.RUNS, ended)
         if self._core.unretired == 0:
             self._note_quiet()
 
@@ -274,6 +297,7 @@ class SessionWork:
             # Not under the lock: it writes to other hosts.
             self._calls.append(partial(self._run_stepwise, work, portion))
         else:
+            work.note_queued()
             work.lane.stream.submit(work.run, partial(self.work_done, work))
 
     def _stepwise(self, work: Work) -> Stepwise | None:
@@ -306,6 +330,7 @@ class SessionWork:
                 made = run.outputs()
                 outputs = tuple((one.output, made[one.output]) for one in task.outputs)
                 work.result = replace(work.result, outputs=outputs, device_us=took_us)
+                self._book.computed(work.entry.sequence, loaded.copies[task.turn].plan)
                 self._book.gave(work.entry.sequence, outputs)
             else:
                 failure = self._typed(error, work.entry.sequence)
@@ -322,6 +347,8 @@ class SessionWork:
         whether it did. Under the lock."""
         if not self._at_once or (fit := self._core.fit(run)) is None:
             return False
+        if not self._holding.has_room(Kind.RUNS):
+            return False
         loaded: LoadedPlan = fit.plan.plan
         if (short := loaded.short_run()) is None:
             return False
@@ -337,14 +364,14 @@ class SessionWork:
             failure = loaded.explain(self._typed(error, sequence))
             self._core.did(sequence, failure)
             if book.is_kept:
-                book.did(sequence, loaded.device_names, began, (fit.carried[0], 0), failure)
+                book.did(sequence, loaded.device_names, began, (fit.carried[0], 0), run.trace_parent, failure)
             return
         took_us = (time.monotonic() - began) * 1e6
         short.note(took_us)
         loaded.took_us = took_us
         self._core.did(sequence, fit.result(sequence, outputs, took_us))
         if book.is_kept:
-            book.did(sequence, short.device_names, began, fit.carried)
+            book.did(sequence, short.device_names, began, fit.carried, run.trace_parent)
 
     def _is_short(self, work: Work) -> bool:
         """Whether it is best done here and now: a quick run on an idle lane, done when it returns."""
@@ -401,6 +428,10 @@ class SessionWork:
         """Called by the lane, after `begin_work` said so. Raises anything."""
         entry = work.entry
         assert not isinstance(entry.task, FreeTask)
+        if isinstance(entry.task, RunTask) and entry.task.trace_parent:
+            # What it asks of other daemons belongs to its own span.
+            with handing_on(self._book.below(entry.task.trace_parent, entry.sequence)):
+                return self._execution.perform(entry.sequence, entry.task, work.abort)
         return self._execution.perform(entry.sequence, entry.task, work.abort)
 
     def shared_part(self, place: Place) -> memoryview:
@@ -433,6 +464,7 @@ class SessionWork:
             self._aborts.pop(sequence, None)
             self._observers.pop(sequence, None)
             work.lane.queued -= 1
+            work.note_done()
             self._decide(partial(self._core.finish, sequence, failure, work.result))
         self._deliver()
 
@@ -442,6 +474,20 @@ class SessionWork:
         if isinstance(error, HeliographError):
             logger.debug("command %d failed: %s", sequence, error.message, extra=fields)
         return typed(error, f"command {sequence}", computing=computing, fields=fields)
+
+    def _receive_run(self, command: Command) -> None:
+        """One that the tenant's quota has no room for is refused; the stream lives on."""
+        refused: HeliographError | None = None
+        try:
+            self._holding.take(Kind.RUNS)
+        except LimitExceededError as error:
+            refused = error
+        try:
+            self._core.receive(command, refused)
+        except BaseException:
+            if refused is None:
+                self._holding.give(Kind.RUNS)
+            raise
 
     # Giving things back
 
@@ -456,8 +502,12 @@ class SessionWork:
         buffer, storage.buffer = storage.buffer, None
         if buffer is not None:
             buffer.free()
+        if storage.is_charged:
+            storage.is_charged = False
+            self._holding.give(Kind.MEMORY, storage.size_bytes)
 
     def _release_plan(self, instruction: ReleasePlan) -> None:
+        self._holding.give(Kind.PLANS)
         self._plans.release(instruction.plan.plan)
 
     def _release_reservation(self, instruction: ReleaseReservation) -> None:

@@ -160,6 +160,8 @@ class RunTask:
     progress: Progress | None = None
     #: Of a portion: which run of the whole it is.
     exchange_run: int = 0
+    #: Which span it belongs to; "": none.
+    trace_parent: str = ""
 
 
 #: Work for a device. Everything else is settled by the core alone.

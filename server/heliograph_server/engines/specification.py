@@ -128,8 +128,8 @@ def check_serve_arguments(arguments: Sequence[str]) -> None:
         if getattr(parsed, name, None):
             raise ConfigurationError(f"a member of a pool takes no --{name}", advice=advice)
     if parsed.config is None:
-        # A file would be the nodes'.
-        config_from_arguments(parsed)
+        # A file would be the nodes', as variables are.
+        config_from_arguments(parsed, environment={})
 
 
 class _Parser(argparse.ArgumentParser):

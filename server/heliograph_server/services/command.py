@@ -32,6 +32,7 @@ from heliograph_server.core.execution import typed
 from heliograph_server.core.runtime import Session
 from heliograph_server.services.extent import MAX_LISTED, check_command
 from heliograph_server.services.outbox import Outbox
+from heliograph_server.services.receiving import first_of
 from heliograph_server.services.refusals import HostSlot, refusals, register
 
 logger = logging.getLogger(__name__)
@@ -60,10 +61,11 @@ class CommandService:
 
     @refusals
     async def Execute(self, _requests: object, context: Context) -> None:
-        first: Any = await context.read()
+        seconds = self._slot.host.limits.attach_timeout_ms / 1e3
+        first: Any = await first_of(context.read(), seconds)
         if first is aio.EOF:
             raise ProtocolError("the command stream ended before it named its session")
-        session = self._slot.host.session(command_pb2.CommandBatch.FromString(first).session)
+        session = self._slot.session(command_pb2.CommandBatch.FromString(first).session)
         outbox = Outbox(asyncio.get_running_loop(), session.limits)
         session.attach(outbox.put, outbox.end, at_once=True)
         peer = unquote(context.peer())

@@ -15,8 +15,9 @@ from grpc import aio
 
 from heliograph_proto.errors import HeliographError, ProtocolError, UnavailableError
 from heliograph_proto.status import code_for, error_to_metadata
+from heliograph_server.access import current_principal
 from heliograph_server.core.execution import typed
-from heliograph_server.core.runtime import Host
+from heliograph_server.core.runtime import Host, Session
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,10 @@ class HostSlot:
         if self._host is None:
             raise UnavailableError("the server is starting its devices", advice="try again in a moment")
         return self._host
+
+    def session(self, token: bytes) -> Session:
+        """A session of whoever makes the call. Raises SessionClosedError, UnavailableError."""
+        return self.host.session(token, current_principal())
 
 
 def refusals(handler: Callable[..., Awaitable[_R]]) -> Callable[..., Awaitable[_R]]:

@@ -15,6 +15,7 @@ from heliograph_proto import SHARED_MEMORY, messages
 from heliograph_proto.description import SharedMemoryOffer
 from heliograph_proto.errors import SessionClosedError
 from heliograph_proto.v1 import session_pb2, session_pb2_grpc
+from heliograph_server.access import current_principal
 from heliograph_server.services.refusals import HostSlot, refusals
 from heliograph_server.telemetry.following import LogFollower
 
@@ -47,7 +48,12 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         versions = (request.version_min, request.version_max)
         host = self._slot.host
         opening = self._askers.submit(
-            host.open_session, request.client, versions, tuple(request.features), request.tenant_secret
+            host.open_session,
+            request.client,
+            versions,
+            tuple(request.features),
+            request.tenant_secret,
+            current_principal(),
         )
         info = await asyncio.wrap_future(opening)
         if SHARED_MEMORY in info.features:
@@ -61,7 +67,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         context: aio.ServicerContext[session_pb2.CloseRequest, session_pb2.CloseResponse],
     ) -> session_pb2.CloseResponse:
         try:
-            session = self._slot.host.session(request.session)
+            session = self._slot.session(request.session)
         except SessionClosedError:
             return session_pb2.CloseResponse()
         await asyncio.get_running_loop().run_in_executor(self._closers, session.close)
@@ -74,7 +80,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         context: aio.ServicerContext[session_pb2.GetStatisticsRequest, session_pb2.GetStatisticsResponse],
     ) -> session_pb2.GetStatisticsResponse:
         host = self._slot.host
-        traffic = host.session(request.session).traffic
+        traffic = self._slot.session(request.session).traffic
         return messages.encode_traffic(replace(traffic, peers=host.exchange.traffic))
 
     # gRPC also takes a coroutine that writes by itself.

@@ -18,5 +18,5 @@ class DaemonFacts:
         #: Of the certificate that the daemon shows, in seconds since 1970; None without one.
         self.certificate_expiry: Callable[[], float | None] = lambda: None
         #: By "ok" and "failed".
-        self.reloads: Counter[str] = Counter(ok=0, failed=0)
+        self.reloads: Callable[[], Mapping[str, int]] = dict
         self.scrapes: Counter[str] = Counter(ok=0, refused=0)

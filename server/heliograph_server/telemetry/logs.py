@@ -17,8 +17,8 @@ import time
 from typing import Any, TextIO
 
 from heliograph_proto.errors import ConfigurationError
+from heliograph_server.log_level import set_log_level
 
-LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("human", "json")
 #: The longest message, and the longest traceback, in characters.
 MESSAGE_CHARACTERS = 4096
@@ -87,16 +87,4 @@ def configure(level: str = "info", format: str = "human", stream: TextIO | None 
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else HumanFormatter())
     logging.basicConfig(handlers=[handler])
-    set_level(level)
-
-
-def set_level(level: str) -> None:
-    """From now on lines below this level are not made. Raises ConfigurationError. From any thread."""
-    if level not in LEVELS:
-        raise ConfigurationError(f"the level {level!r} is unknown", advice=f"levels: {', '.join(LEVELS)}")
-    logging.getLogger().setLevel(level.upper())
-
-
-def level() -> str:
-    """The level now."""
-    return logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
+    set_log_level(level)

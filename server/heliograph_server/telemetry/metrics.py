@@ -74,7 +74,7 @@ class DaemonCollector(Collector):
         yield single(names.DRAINING, host is not None and host.is_draining)
         yield single(names.LAG, facts.lag_seconds())
         yield gauge(names.CALL_ERRORS, by_reason(facts.refused()))
-        yield gauge(names.RELOADS, by_label(facts.reloads))
+        yield gauge(names.RELOADS, by_label({"ok": 0, "failed": 0} | dict(facts.reloads())))
         yield gauge(names.SCRAPES, by_label(facts.scrapes))
         if (expiry := facts.certificate_expiry()) is not None:
             yield single(names.CERTIFICATE, expiry)
@@ -128,7 +128,7 @@ class DaemonCollector(Collector):
 
 
 def _of_sessions(host: Host, held: HostStatistics) -> Iterator[Family]:
-    tenants = host.tenants() or Counter({"": 0})
+    tenants = Counter({one.tenant: one.sessions for one in host.tenants()}) or Counter({"": 0})
     yield gauge(names.SESSIONS, by_label(tenants))
     yield single(names.PLANS, held.plans)
     yield single(names.TENSORS, held.tensors)

@@ -28,6 +28,8 @@ REQUEST_SECONDS = 5.0
 ANSWER_SECONDS = 10.0
 #: The longest request.
 REQUEST_BYTES = 8 * 2**10
+#: So many turns of the loop a connection takes at most from being accepted to its task.
+ACCEPT_TURNS = 5
 #: How long the thread may take to end.
 STOP_SECONDS = 5.0
 
@@ -113,6 +115,11 @@ class MetricsServer:
         try:
             await stop.wait()
         finally:
+            # Those that were accepted just now become tasks, which then end as the others do: a server that
+            # is closed before would lose their sockets.
+            asyncio.get_running_loop().remove_reader(self._listener)
+            for _ in range(ACCEPT_TURNS):
+                await asyncio.sleep(0)
             server.close()
             for task in tuple(self._open):
                 task.cancel()
@@ -125,6 +132,8 @@ class MetricsServer:
         task = asyncio.get_running_loop().create_task(self._talk(reader, writer, len(self._open)))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
+        # What was not taken by then would be kept for as long as the other side likes.
+        task.add_done_callback(lambda _: writer.transport.abort())
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, others: int) -> None:
         try:
@@ -137,6 +146,7 @@ class MetricsServer:
             async with asyncio.timeout(ANSWER_SECONDS):
                 writer.write(await self._answer(request))
                 await writer.drain()
+                writer.write_eof()
                 # Until it has all, or does not want it any more.
                 await reader.read(1)
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError) as error:
@@ -144,9 +154,6 @@ class MetricsServer:
             logger.debug("a request for metrics was broken off: %s", type(error).__name__)
         except Exception:
             logger.exception("metrics could not be given")
-        finally:
-            # What was not taken by now would be kept for as long as the other side likes.
-            writer.transport.abort()
 
     async def _answer(self, request: bytes) -> bytes:
         head, *lines = request.decode("latin-1").split("\r\n")
