@@ -1,9 +1,9 @@
 """Takes out of an environment what a daemon never reads, and says what is left: `slim.py ENVIRONMENT`.
 
-What goes: the packages' own tests, type stubs, sources in C and Cython and what one needs to compile against them,
-tools for building, and of shared libraries the symbol and section tables, which only debuggers read. What is left
-can be imported and computes the same; tests/test_slim.py holds it to that. Run by the Dockerfile, once, before
-anything is compiled to bytecode.
+What goes: the packages' own tests, type stubs, sources in C and Cython and what one needs to compile against
+them, tools for building, and of shared libraries the symbol and section tables, which only debuggers read.
+What is left can be imported and computes the same. Run by the Dockerfile, once, before anything is compiled
+to bytecode.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAGIC = b"\x7fELF\x02\x01"
 def without_tables(data: bytes) -> bytes:
     """A shared library without what no segment has: symbols for debuggers, and the table of sections.
 
-    What the system maps stays byte for byte. Anything but a 64-bit little-endian ELF file is returned as it is.
+    What the system maps stays byte for byte. All but 64-bit little-endian ELF files are returned as they are.
     """
     if not data.startswith(MAGIC) or len(data) < HEADER.size:
         return data

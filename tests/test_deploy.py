@@ -5,18 +5,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import statistics
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
 from deploying import Container, Engine, why_not
-from deploying.engine import BASE, DEMO_IMAGE, IMAGE, PREPARED, SECONDS
+from deploying.engine import BASE, DEMO_IMAGE, IMAGE, PREPARED, SECONDS, tries
 
 import heliograph as hg
 from heliograph.testing import wait_until_serving
@@ -28,6 +32,10 @@ BUF = PREPARED / "node_modules/.bin/buf"
 #: Some seconds of work.
 WIDTH, STEPS = 512, 1000
 STARTS = 5
+#: More than any container here has room for.
+MOST_TENSORS = 64
+#: What `filled` gives when the daemon is gone.
+LOST = -1
 MOST_MEGABYTES, MOST_SECONDS = 300.0, 3.0
 Figure = Callable[[str, float, float], None]
 
@@ -135,14 +143,24 @@ def test_a_stop_lets_running_work_end(engine: Engine) -> None:
         assert one.state["ExitCode"] == 0 and "draining" in one.log
 
 
+def filled(session: hg.Session) -> int:
+    """Puts tensors of 32 MiB there until it has no room; the bytes that it had room for."""
+    held = []
+    with pytest.raises(hg.HeliographError) as caught:
+        for _ in range(MOST_TENSORS):
+            tensor = session.put(np.random.default_rng(0).random(2**23, np.float32))
+            # A refusal comes with the first result that is waited for.
+            tensor[:1].get()
+            held.append(tensor)
+    if isinstance(caught.value, hg.errors.ConnectionError):
+        return LOST
+    assert isinstance(caught.value, hg.OutOfMemoryError), caught.value
+    return sum(tensor.nbytes for tensor in held)
+
+
 def test_a_container_that_is_full_says_so(engine: Engine) -> None:
-    with engine.running("--memory", "800m") as one, one.connect() as session:
-        held = []
-        with pytest.raises(hg.OutOfMemoryError):
-            while True:
-                held.append(session.put(np.random.default_rng(0).random(2**23, np.float32)))
-        assert sum(tensor.nbytes for tensor in held) > 300 * 2**20
-        del held
+    with engine.running("--memory", "1g") as one, one.connect() as session:
+        assert filled(session) > 400 * 2**20
         assert session.compile(doubling(8)).run(x=ones(8))["y"][0, 0] == 2
         assert one.state["Status"] == "running"
 
@@ -155,10 +173,7 @@ def test_a_container_that_is_killed_for_memory_is_noticed_and_others_live(engine
         other.connect() as there,
         promised.connect() as here,
     ):
-        held = []
-        with pytest.raises(hg.errors.ConnectionError):
-            while True:
-                held.append(here.put(np.random.default_rng(0).random(2**22, np.float32)))
+        assert filled(here) == LOST
         promised.until("Status", "exited")
         assert promised.state["OOMKilled"] and promised.state["ExitCode"] == 137
         assert there.compile(doubling(8)).run(x=ones(8))["y"][0, 0] == 2
@@ -207,6 +222,56 @@ def test_a_client_of_another_make_lists_devices_and_asks_for_health(engine: Engi
         assert "heliograph.v1.DeviceService/ListDevices" in engine.told(*call, "--list-methods", url)
         assert '"cpu0"' in engine.told(*call, "-d", "{}", f"{url}/heliograph.v1.DeviceService/ListDevices")
         assert '"SERVING"' in engine.told(*call, "-d", "{}", f"{url}/grpc.health.v1.Health/Check")
+
+
+PROMETHEUS = """
+global: {scrape_interval: 1s, scrape_timeout: 1s}
+scrape_configs:
+  - job_name: heliograph
+    static_configs: [{targets: ["%s:9464"]}]
+"""
+
+
+def test_prometheus_scrapes_a_container(engine: Engine, tmp_path: Path) -> None:
+    command = shutil.which("prometheus")
+    if command is None:
+        pytest.skip("no prometheus command: install prometheus")
+    settings = engine.folder / "settings.toml"
+    settings.write_text('insecure = true\nmetrics_listen = "0.0.0.0:9464"\n')
+    file = ("--volume", f"{settings}:/etc/heliograph.toml:ro")
+    with engine.running(*file, serve=("--config", "/etc/heliograph.toml")) as one, one.connect() as session:
+        session.compile(doubling(8)).run(x=ones(8))
+        (tmp_path / "prometheus.yml").write_text(PROMETHEUS % one.address)
+        data = f"--storage.tsdb.path={tmp_path / 'data'}"
+        listen = "--web.listen-address=127.0.0.1:9090"
+        with process(command, f"--config.file={tmp_path / 'prometheus.yml'}", data, listen):
+            assert until_told("up") == 1
+            assert until_told("heliograph_sessions") == 1
+
+
+@contextmanager
+def process(*command: str) -> Iterator[None]:
+    """One that runs meanwhile, and is ended."""
+    with open(os.devnull, "wb") as nowhere:
+        started = subprocess.Popen(command, stdout=nowhere, stderr=nowhere)
+    try:
+        yield
+    finally:
+        started.terminate()
+        started.wait(SECONDS)
+
+
+def until_told(name: str) -> float:
+    """The sum over a metric that Prometheus has, once it has one of it."""
+    for _ in tries(SECONDS):
+        try:
+            with urlopen(f"http://127.0.0.1:9090/api/v1/query?query=sum({name})", timeout=SECONDS) as answer:
+                found = json.load(answer)["data"]["result"]
+        except OSError:
+            continue  # it is starting
+        if found:
+            return float(found[0]["value"][1])
+    raise AssertionError(f"Prometheus has no {name}")
 
 
 def test_the_demo_of_the_compose_file_succeeds(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""A container engine that tests start, and that ends with them: Docker's, in namespaces made by `alone.sh`."""
+"""A container engine that tests start and that ends with them: Docker's, in namespaces by `alone.sh`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Container:
 
     def until(self, what: str, value: Any) -> None:
         """Waits until its state has this value. Fails after a minute, with its log."""
-        for _ in _tries(SECONDS):
+        for _ in tries(SECONDS):
             state = self.state
             found = state["Health"]["Status"] if what == "Health" else state[what]
             if found == value:
@@ -102,7 +102,7 @@ class Container:
         raise AssertionError(f"{self.name}: {what} is {found!r} and not {value!r}\n{self.log}")
 
 
-def _tries(seconds: float) -> Iterator[None]:
+def tries(seconds: float) -> Iterator[None]:
     """Again and again, a tenth of a second apart."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -131,7 +131,7 @@ class Engine:
 
     def wait_until_ready(self) -> None:
         """Until it answers. Fails with its log."""
-        for _ in _tries(START_SECONDS):
+        for _ in tries(START_SECONDS):
             if self._process.poll() is not None:
                 break
             asked = ["docker", "version", "--format", "{{.Server.Version}}"]
@@ -193,7 +193,7 @@ class Engine:
 
     @contextmanager
     def running(self, *options: str, serve: tuple[str, ...] = ("--insecure",)) -> Iterator[Container]:
-        """A daemon in a container as hard as compose.yaml makes them, with further options of `docker run`."""
+        """A daemon in a container as hard as compose.yaml makes them, with more options of `docker run`."""
         hard = ["--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
         listen = ["serve", "--listen", f"grpc://0.0.0.0:{PORT}", *serve]
         name = self.docker("run", "--detach", *hard, *options, IMAGE, *listen)
@@ -211,7 +211,7 @@ def _wheels_served() -> Iterator[str]:
         serve, cwd=PREPARED / "wheels", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        for _ in _tries(START_SECONDS):
+        for _ in tries(START_SECONDS):
             with socket.socket() as asked:
                 if asked.connect_ex(("127.0.0.1", WHEELS_PORT)) == 0:
                     break

@@ -26,8 +26,9 @@ PROCESS_BYTES = 512 * 2**20
 
 
 def machine_memory_bytes(limits: Sequence[Path] = LIMITS) -> int:
-    """What tensors may take: the machine's memory; or less where a control group says so, as containers have
-    one. The kernel kills who takes more than that, so there PROCESS_BYTES are left for the rest, half at most.
+    """What tensors may take: the machine's memory, or less where a control group limits it, as a container's.
+
+    The kernel kills who takes more than such a limit, so PROCESS_BYTES are left for the rest, half at most.
     """
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     found = []
