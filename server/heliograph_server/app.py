@@ -177,6 +177,7 @@ class Daemon:
         """Binds, serves, and starts the devices. Raises ConfigurationError; `stop` cleans up."""
         self._shown = pool_credentials(self._config)
         self.access = Access(self._config)
+        self.telemetry.facts.certificate_expiry = self.access.certificate_expiry
         self.watch.start()
         self._server = aio.server(
             interceptors=self.access.interceptors,

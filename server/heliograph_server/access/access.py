@@ -77,6 +77,10 @@ class Access:
             return str(address)
         return f"{address}?token={self.first_token}"
 
+    def certificate_expiry(self) -> float | None:
+        """Until when its certificate is good, in seconds since 1970; None: it has none."""
+        return self.certificates.loaded.expires if self.certificates is not None else None
+
     def use_quota(self, quota: Quota, host: Host | None) -> None:
         """From now on tenants have this, unless their tokens say otherwise."""
         self._quota = quota

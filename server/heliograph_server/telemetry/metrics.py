@@ -22,6 +22,7 @@ from heliograph_proto.errors import Reason
 from heliograph_proto.membership import MemberState
 from heliograph_server.core.host import Host, HostStatistics
 from heliograph_server.core.session_counts import SessionCounts
+from heliograph_server.core.tenants import TenantUsage
 from heliograph_server.telemetry import names
 from heliograph_server.telemetry.devices import MemoryWatch
 from heliograph_server.telemetry.facts import DaemonFacts
@@ -128,8 +129,12 @@ class DaemonCollector(Collector):
 
 
 def _of_sessions(host: Host, held: HostStatistics) -> Iterator[Family]:
-    tenants = Counter({one.tenant: one.sessions for one in host.tenants()}) or Counter({"": 0})
-    yield gauge(names.SESSIONS, by_label(tenants))
+    tenants = host.tenants() or (TenantUsage(""),)
+    yield gauge(names.SESSIONS, {(one.tenant,): one.sessions for one in tenants})
+    yield gauge(names.TENANT_MEMORY, {(one.tenant,): one.device_memory_bytes for one in tenants})
+    yield gauge(names.TENANT_RUNS, {(one.tenant,): one.runs_in_flight for one in tenants})
+    yield gauge(names.TENANT_SECONDS, {(one.tenant,): one.device_seconds for one in tenants})
+    yield gauge(names.TENANT_REFUSED, {(one.tenant,): one.refused for one in tenants})
     yield single(names.PLANS, held.plans)
     yield single(names.TENSORS, held.tensors)
     yield single(names.CONTENT, held.content_bytes)

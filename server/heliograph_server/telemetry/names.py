@@ -44,6 +44,16 @@ SILENT = Metric(
     ("device",),
 )
 SESSIONS = Metric("heliograph_sessions", "gauge", "Open sessions, by tenant.", ("tenant",))
+TENANT_MEMORY = Metric(
+    "heliograph_tenant_device_memory_bytes", "gauge", "Memory of devices that a tenant has.", ("tenant",)
+)
+TENANT_RUNS = Metric("heliograph_tenant_runs_in_flight", "gauge", "Runs of a tenant under way.", ("tenant",))
+TENANT_SECONDS = Metric(
+    "heliograph_tenant_device_seconds", "counter", "For how long a tenant had devices.", ("tenant",)
+)
+TENANT_REFUSED = Metric(
+    "heliograph_tenant_refused", "counter", "What a tenant's quota had no room for.", ("tenant",)
+)
 PLANS = Metric("heliograph_plans", "gauge", "Compiled plans that sessions hold.")
 TENSORS = Metric("heliograph_tensors", "gauge", "Tensors that sessions hold.")
 CONTENT = Metric(
@@ -108,7 +118,7 @@ SCRAPES = Metric(
 )
 
 METRICS: tuple[Metric, ...] = (
-    BUILD, SERVING, DRAINING, LAG, MEMORY, SILENT, SESSIONS, PLANS, TENSORS, CONTENT, STAGED, COMMANDS,
-    IN_FLIGHT, QUEUED, RUNS, RUN_SECONDS, BYTES, RELAYED, COMMAND_ERRORS, CALL_ERRORS, CONTENTS, MEMBERS,
+    BUILD, SERVING, DRAINING, LAG, MEMORY, SILENT, SESSIONS, TENANT_MEMORY, TENANT_RUNS, TENANT_SECONDS,
+    TENANT_REFUSED, PLANS, TENSORS, CONTENT, STAGED, COMMANDS, IN_FLIGHT, QUEUED, RUNS, RUN_SECONDS, BYTES, RELAYED, COMMAND_ERRORS, CALL_ERRORS, CONTENTS, MEMBERS,
     LOST_MEMBERS, RELOADS, CERTIFICATE, SCRAPES,
 )  # fmt: skip
