@@ -236,10 +236,8 @@ def test_prometheus_scrapes_a_container(engine: Engine, tmp_path: Path) -> None:
     command = shutil.which("prometheus")
     if command is None:
         pytest.skip("no prometheus command: install prometheus")
-    settings = engine.folder / "settings.toml"
-    settings.write_text('insecure = true\nmetrics_listen = "0.0.0.0:9464"\n')
-    file = ("--volume", f"{settings}:/etc/heliograph.toml:ro")
-    with engine.running(*file, serve=("--config", "/etc/heliograph.toml")) as one, one.connect() as session:
+    serve = ("--insecure", "--metrics-listen", "0.0.0.0:9464")
+    with engine.running(serve=serve) as one, one.connect() as session:
         session.compile(doubling(8)).run(x=ones(8))
         (tmp_path / "prometheus.yml").write_text(PROMETHEUS % one.address)
         data = f"--storage.tsdb.path={tmp_path / 'data'}"

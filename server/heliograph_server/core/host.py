@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Protocol
 
 from heliograph_backends.contract import Device
@@ -463,12 +463,10 @@ class Host:
         end = time.monotonic() + timeout
         with self._changed:
             while self._changed.wait_for(self._is_quiet, max(0.0, end - time.monotonic())):
-                before = self._commands()
                 if self._closed or not self._sessions:
                     return True
-                if not self._changed.wait_for(
-                    lambda: self._closed or self._commands() != before, LINGER_SECONDS
-                ):
+                came = partial(self._came_since, self._commands())
+                if not self._changed.wait_for(came, LINGER_SECONDS):
                     return True
         return False
 
@@ -493,6 +491,9 @@ class Host:
         return (
             self._closed or not self._draining or all(session.is_quiet for session in self._sessions.values())
         )
+
+    def _came_since(self, commands: int) -> bool:
+        return self._closed or self._commands() != commands
 
     def _commands(self) -> int:
         """How many commands came so far of sessions that are there."""
