@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
+from access_daemons import Tokens, daemon_with_tokens
 from core_client import SECONDS, CoreClient
-from daemon_threads import thread_daemon
 from graph_arrivals import compile_received
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +23,8 @@ from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import CancelledError, HeliographError, LimitExceededError, OutOfMemoryError
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_proto.types import tensor_type
-from heliograph_server.core.principals import Principal, Quota
+from heliograph_server.access.tokens import Token, add_token, hash_of, new_token
+from heliograph_server.core.principals import Quota, Right
 from heliograph_server.core.tenants import Account, Kind
 
 KIB = tensor_type("u8", (1024,))
@@ -226,27 +229,44 @@ def test_plans_that_nobody_has_any_more_go_before_a_tenant_is_refused_memory(hos
     assert client.session.statistics().idle_plans == 0
 
 
-def test_a_client_is_told_of_the_quota_that_it_met() -> None:
-    quotas = {"a": Quota(sessions=1, device_memory_bytes=4096)}
-    with thread_daemon() as daemon:
-        opened, names = daemon.host.open_session, iter("aab")
+def test_a_client_is_told_of_the_quota_that_it_met(tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path / "tokens")
+    quota = {"sessions": 1, "device_memory_bytes": 4096}
+    a = new_token()
+    add_token(tokens.path, Token("a", hash_of(a), "a", quota=quota))
+    with daemon_with_tokens(tokens) as daemon, hg.connect(daemon.url, token=a) as session:
+        with pytest.raises(hg.OutOfMemoryError, match="tenant 'a'"):
+            session.put(np.ones(4096, np.float32)).get()
+        with (
+            pytest.raises(hg.LimitExceededError, match="1 sessions") as refused,
+            hg.connect(daemon.url, token=a),
+        ):
+            pass
+        assert refused.value.retry_after_seconds is not None
+        with hg.connect(daemon.url, token=tokens.of["bob"]) as other:
+            tensor = other.put(np.ones(4096, np.float32))
+            assert tensor.get().sum() == 4096
 
-        def open_session(*arguments: object) -> object:
-            name = next(names)
-            principal = Principal(name, quota=quotas.get(name, Quota()))
-            # In the place of whoever the gate let in.
-            return opened(*arguments[:-1], principal)  # type: ignore[arg-type]
 
-        daemon.host.open_session = open_session  # type: ignore[method-assign, assignment]
-        with hg.connect(daemon.url) as session:
-            with pytest.raises(hg.OutOfMemoryError, match="tenant 'a'"):
-                session.put(np.ones(4096, np.float32)).get()
-            with pytest.raises(hg.LimitExceededError, match="1 sessions") as refused, hg.connect(daemon.url):
-                pass
-            assert refused.value.retry_after_seconds is not None
-            with hg.connect(daemon.url) as other:
-                tensor = other.put(np.ones(4096, np.float32))
-                assert tensor.get().sum() == 4096
+def test_a_quota_that_changes_is_in_force_for_sessions_that_are_open(tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path / "tokens", {"bob": (Right.USE,)})
+    with daemon_with_tokens(tokens) as daemon, hg.connect(daemon.url, token=tokens.of["bob"]) as session:
+        tokens.path.write_text(tokens.path.read_text() + "\n[token.quota]\nplans = 1\n")
+        daemon.call(until(lambda: [one for one in daemon.host.tenants() if one.quota.plans == 1]))
+        g = hg.Graph()
+        g.output("y", g.input("x", (4,), "f32") + 1.0)
+        plan = session.compile(g)
+        h = hg.Graph()
+        h.output("y", h.input("x", (5,), "f32") + 1.0)
+        with pytest.raises(hg.LimitExceededError, match="1 plans"):
+            session.compile(h)
+        assert plan.run(x=np.zeros(4, np.float32))["y"].sum() == 4
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Lets the daemon's loop go on until something holds."""
+    while not holds():
+        await asyncio.sleep(0.05)
 
 
 # Whatever happens, all comes back
