@@ -25,7 +25,7 @@ import heliograph as hg
 from heliograph.cli import main
 from heliograph_backends.fake import FakeDevice
 from heliograph_backends.registry import Registry
-from heliograph_proto.errors import ConfigurationError
+from heliograph_proto.errors import ConfigurationError, DrainingError
 from heliograph_proto.v1 import device_pb2, device_pb2_grpc
 from heliograph_server.access.tokens import Token, add_token, hash_of, new_token
 from heliograph_server.app import SERVICES, Daemon
@@ -123,6 +123,30 @@ def test_a_daemon_that_drains_lives_and_is_not_ready() -> None:
         await found.daemon.drain()
         assert await found.says(LIVE) == SERVING
         assert await found.says(READY) == await found.says("") == NOT_SERVING
+
+    play(scenario)
+
+
+def test_a_drain_that_an_operator_undoes_leaves_the_daemon_ready() -> None:
+    async def scenario(found: Probed) -> None:
+        await found.started()
+        await found.daemon.draining.begin(SECONDS, stay=True)
+        assert await found.says(READY) == NOT_SERVING
+        await found.daemon.draining.undo()
+        assert await found.says(READY) == SERVING
+
+    play(scenario)
+
+
+def test_a_signal_has_the_last_word_over_an_operator_who_undoes_a_drain_meanwhile() -> None:
+    async def scenario(found: Probed) -> None:
+        await found.started()
+        await found.daemon.draining.begin(SECONDS, stay=True)
+        await asyncio.gather(found.daemon.draining.undo(), found.daemon.drain())
+        assert found.daemon.host is not None and found.daemon.host.is_draining
+        assert await found.says(READY) == NOT_SERVING
+        with pytest.raises(DrainingError, match="stopping"):
+            await found.daemon.draining.undo()
 
     play(scenario)
 

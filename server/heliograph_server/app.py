@@ -155,9 +155,7 @@ class Daemon:
         self.watch = Watch()
         self.telemetry.facts.reloads = lambda: self.watch.outcomes
         self.configuration = Configuration(config, self._reconfigure)
-        self.draining = Draining(
-            self._slot, lambda: self._config.drain_seconds, lambda serving: self.health.drain(not serving)
-        )
+        self.draining = Draining(self._slot, lambda: self._config.drain_seconds, self.health.look)
         #: Where it listens, with the ports that were chosen.
         self.addresses: tuple[Address, ...] = ()
         self._facts: Mapping[str, str] = {}
@@ -242,7 +240,6 @@ class Daemon:
         await self.draining.stopping()
         if self.host is None:
             return True
-        self.host.drain()
         return await asyncio.to_thread(self.host.wait_quiet, self._config.drain_seconds)
 
     def hurry(self) -> None:

@@ -28,13 +28,15 @@ DRAINED = DrainingError("the server was drained by its operator", advice="connec
 
 class Draining:
     """The drain of one daemon. `drain_seconds`: how long work may go on unless somebody says otherwise;
-    `tell_health(is_serving)` says so to whoever routes clients."""
+    `tell_health` has whoever routes clients told what is true of the host then.
+
+    What is decided is done before anything is awaited, so that nobody who comes meanwhile finds half of it."""
 
     def __init__(
         self,
         slot: HostSlot,
         drain_seconds: Callable[[], float],
-        tell_health: Callable[[bool], Awaitable[None]],
+        tell_health: Callable[[], Awaitable[None]],
     ) -> None:
         self._slot = slot
         self._drain_seconds = drain_seconds
@@ -70,11 +72,11 @@ class Draining:
         self._check_not_stopping()
         self._until = asyncio.get_running_loop().time() + (seconds or self._drain_seconds())
         self._state, self._stay = DrainState.DRAINING, stay
-        await self._tell_health(False)
         host.drain()
         logger.info("draining, for an operator")
         if self._waiting is None:
             self._waiting = asyncio.ensure_future(self._wait())
+        await self._tell_health()
         return self.status
 
     async def undo(self) -> DrainStatus:
@@ -82,18 +84,20 @@ class Draining:
         host = self._slot.host
         self._check_not_stopping()
         if self._state is not DrainState.SERVING:
-            await self._cancel()
             host.undo_drain()
             self._state = DrainState.SERVING
-            await self._tell_health(True)
             logger.info("the drain was undone: new sessions are welcome")
+            await self._cancel()
+            await self._tell_health()
         return self.status
 
     async def stopping(self) -> None:
-        """A signal came: nothing undoes that. Idempotent."""
+        """A signal came: nothing undoes that. Also before the devices are ready. Idempotent."""
         self._state = DrainState.STOPPING
+        if self._slot.is_filled:
+            self._slot.host.drain()
         await self._cancel()
-        await self._tell_health(False)
+        await self._tell_health()
 
     def _check_not_stopping(self) -> None:
         if self._state is DrainState.STOPPING:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Protocol
 
 from grpc import aio
@@ -65,7 +64,6 @@ class Health:
         self._servicer = health_aio.HealthServicer()
         self._server: aio.Server | None = None
         self._host: HealthOfHost | None = None
-        self._is_draining = False
         self._told: dict[str, bool] = {}
         self._pulse: asyncio.Task[None] | None = None
         #: Where probes alone are answered, with the port that was chosen; None: nowhere.
@@ -92,17 +90,15 @@ class Health:
         await self._tell()
         self._pulse = asyncio.ensure_future(self._follow())
 
-    async def drain(self, is_draining: bool = True) -> None:
-        """From now on nothing is ready, or what is ready is again. Idempotent."""
-        self._is_draining = is_draining
+    async def look(self) -> None:
+        """Says at once what is true of the host now: that it drains, or does no more."""
         await self._tell()
 
     async def stop(self) -> None:
         """Ends the server of probes. Idempotent."""
         if self._pulse is not None:
             self._pulse.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._pulse
+            await asyncio.gather(self._pulse, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(STOP_SECONDS)
 
@@ -113,7 +109,7 @@ class Health:
 
     async def _tell(self) -> None:
         host = self._host
-        is_ready = host is not None and not self._is_draining and host.is_accepting
+        is_ready = host is not None and host.is_accepting
         said = dict.fromkeys(self._names, is_ready) | {LIVE: host is None or not host.is_beyond_help}
         for name, is_serving in said.items():
             if self._told.get(name) is not is_serving:
