@@ -31,7 +31,8 @@ from heliograph_server.access.tokens import Token, add_token, hash_of, new_token
 from heliograph_server.app import SERVICES, Daemon
 from heliograph_server.config import ServerConfig
 from heliograph_server.core.runtime import Host
-from heliograph_server.health import LIVE, READY, probe_address
+from heliograph_server.health import LIVE, READY, Health
+from heliograph_server.listening import host_and_port
 
 SECONDS = 20.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -230,13 +231,13 @@ def test_where_probes_are_answered_nothing_else_is() -> None:
 )
 def test_where_probes_are_answered_is_a_host_and_a_port(text: str) -> None:
     with pytest.raises(ConfigurationError, match="health_listen") as refused:
-        probe_address(text)
+        Health(SERVICES, text)
     assert "HOST:PORT" in refused.value.advice
 
 
 def test_an_address_for_probes_may_be_of_any_host_and_family() -> None:
-    assert str(probe_address("0.0.0.0:7071")) == "grpc://0.0.0.0:7071"
-    assert str(probe_address("[::]:7071")) == "grpc://[::]:7071"
+    for text in ("0.0.0.0:7071", "[::]:7071"):
+        assert str(host_and_port(text, "health_listen")) == f"grpc://{text}"
 
 
 # The command

@@ -12,14 +12,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from heliograph_proto.administration import DrainState, DrainStatus
+from heliograph_proto.administration import LONGEST_DRAIN_SECONDS, DrainState, DrainStatus
 from heliograph_proto.errors import DrainingError, InvalidArgumentError
 from heliograph_server.services.refusals import HostSlot
 
 logger = logging.getLogger(__name__)
 
-#: The most that a drain may take; what is longer is a mistake.
-MOST_SECONDS = 86_400.0
 #: How often it is looked whether the deadline has changed.
 LOOK_SECONDS = 0.5
 #: Why sessions end with a drain.
@@ -30,7 +28,7 @@ class Draining:
     """The drain of one daemon. `drain_seconds`: how long work may go on unless somebody says otherwise;
     `tell_health` has whoever routes clients told what is true of the host then.
 
-    What is decided is done before anything is awaited, so that nobody who comes meanwhile finds half of it."""
+    What is decided is done before anything is awaited: nobody who comes meanwhile finds half of it."""
 
     def __init__(
         self,
@@ -65,8 +63,8 @@ class Draining:
     async def begin(self, seconds: float = 0.0, *, stay: bool = False) -> DrainStatus:
         """Drains for so many seconds at most, 0 for what the configuration says; returns at once. Raises
         InvalidArgumentError, DrainingError."""
-        if seconds > MOST_SECONDS:
-            advice = f"{MOST_SECONDS:.0f} at most"
+        if seconds > LONGEST_DRAIN_SECONDS:
+            advice = f"{LONGEST_DRAIN_SECONDS:.0f} at most"
             raise InvalidArgumentError(f"a drain of {seconds:.0f} seconds", advice=advice)
         host = self._slot.host
         self._check_not_stopping()

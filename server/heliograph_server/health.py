@@ -22,9 +22,8 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
-from heliograph_proto.addresses import Address, parse_address
-from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
-from heliograph_server.listening import bind
+from heliograph_proto.addresses import Address
+from heliograph_server.listening import bind, host_and_port
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ class Health:
 
     def __init__(self, services: Sequence[str], listen: str = "") -> None:
         self._names = ("", *services, READY)
-        self._listen = probe_address(listen) if listen else None
+        self._listen = host_and_port(listen, "health_listen") if listen else None
         self._servicer = health_aio.HealthServicer()
         self._server: aio.Server | None = None
         self._host: HealthOfHost | None = None
@@ -115,15 +114,3 @@ class Health:
             if self._told.get(name) is not is_serving:
                 self._told[name] = is_serving
                 await self._servicer.set(name, _STATUS[is_serving])
-
-
-def probe_address(text: str) -> Address:
-    """Where probes are answered, of HOST:PORT. Raises ConfigurationError."""
-    advice = "give HOST:PORT, such as 127.0.0.1:7071, or 0.0.0.0:7071 for probes of other hosts"
-    try:
-        address = parse_address(f"grpc://{text}")
-    except InvalidArgumentError as error:
-        raise ConfigurationError(f"health_listen is {text!r}: {error.message}", advice=advice) from None
-    if "://" in text or address.device or not text.rpartition("]")[2].rpartition(":")[1]:
-        raise ConfigurationError(f"health_listen is {text!r}", advice=advice)
-    return address
