@@ -133,7 +133,6 @@ class Daemon:
     """One gRPC server and its host. `open_host` starts the devices; it blocks."""
 
     def __init__(self, config: ServerConfig, open_host: Callable[[], Host] | None = None) -> None:
-        self._config = config
         self._open_host = open_host or (lambda: open_host_of(config))
         self._slot = HostSlot()
         self.telemetry = Telemetry(config, self._slot)
@@ -171,6 +170,11 @@ class Daemon:
     def __repr__(self) -> str:
         return f"<Daemon at {', '.join(map(str, self.addresses)) or 'no address yet'}: {self.host}>"
 
+    @property
+    def _config(self) -> ServerConfig:
+        """What is in force."""
+        return self.configuration.now
+
     async def start(self) -> None:
         """Binds, serves, and starts the devices. Raises ConfigurationError; `stop` cleans up."""
         self._shown = pool_credentials(self._config)
@@ -206,7 +210,6 @@ class Daemon:
 
     def _reconfigure(self, config: ServerConfig) -> None:
         """What the daemon has of settings that may change while it runs. It may have no devices yet."""
-        self._config = config
         if self.host is not None and isinstance(self.host.store.cache, DiskCache):
             self.host.store.cache.quota_bytes = config.cache_size
         if self.access is not None:
