@@ -86,6 +86,7 @@ def test_what_is_not_said_is_the_least() -> None:
         (ONE + "[token.quota]\nplanes = 1", "no quota 'planes'"),
         (ONE + "[token.quota]\nplans = -1", "quota plans is -1"),
         (ONE + "[token.quota]\nweight = 0.0", "quota weight is 0.0"),
+        (ONE + "[token.quota]\nweight = 1e9", "quota weight is 1000000000.0"),
         (ONE + '[token.quota]\ndevice_memory_bytes = "much"', "quota device_memory_bytes"),
         (ONE + ONE, "two tokens have one name"),
         (ONE + ONE.replace('"a"', '"b"'), "two tokens have one hash"),

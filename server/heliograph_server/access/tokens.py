@@ -27,14 +27,15 @@ import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 from heliograph_proto.errors import ConfigurationError, UnauthenticatedError
-from heliograph_proto.sizes import parse_size
 from heliograph_server.core.principals import Principal, Quota, Right
+from heliograph_server.settings.table import entries
+from heliograph_server.settings.values import checked
 
 logger = logging.getLogger(__name__)
 
@@ -153,28 +154,15 @@ def _moment(found: Any, where: str) -> float | None:
 def _quota(table: Any, where: str) -> dict[str, float]:
     if not isinstance(table, dict):
         raise ConfigurationError(f"{where}: its quota is no table", advice="write [token.quota]")
-    known = {one.name for one in fields(Quota)}
+    known = {one.name: one for one in entries(Quota)}
     found: dict[str, float] = {}
     for key, value in table.items():
         if key not in known:
             raise ConfigurationError(
                 f"{where}: no quota {key!r}", advice=f"there are: {', '.join(sorted(known))}"
             )
-        found[key] = _amount(key, value, where)
+        found[key] = checked(known[key], value, f"{where}: quota {key}")
     return found
-
-
-def _amount(key: str, value: Any, where: str) -> float:
-    if isinstance(value, str) and key.endswith("_bytes") and (size := parse_size(value)):
-        return size
-    is_weight = key == "weight"
-    number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
-    if (is_weight and 0 < number < float("inf")) or (isinstance(number, int) and 0 <= number < 2**63):
-        return float(number) if is_weight else number
-    raise ConfigurationError(
-        f"{where}: quota {key} is {value!r:.40}",
-        advice="a weight above 0" if is_weight else "a number, 0 for as much as there is",
-    )
 
 
 class TokenFile:
