@@ -21,6 +21,7 @@ import heliograph as hg
 from heliograph_proto.errors import SessionClosedError, UnauthenticatedError
 from heliograph_proto.status import error_from_metadata
 from heliograph_proto.v1 import (
+    admin_pb2,
     bulk_pb2,
     command_pb2,
     device_pb2,
@@ -35,7 +36,7 @@ from heliograph_server.access.tokens import remove_token
 from heliograph_server.app import SERVICES
 from heliograph_server.core.principals import Principal, Right
 
-MODULES = (session_pb2, device_pb2, plan_pb2, bulk_pb2, command_pb2, model_pb2, peer_pb2)
+MODULES = (session_pb2, device_pb2, plan_pb2, bulk_pb2, command_pb2, model_pb2, peer_pb2, admin_pb2)
 #: How long a refusal may take; none takes a hundredth.
 SECONDS = 10.0
 

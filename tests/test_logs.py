@@ -16,17 +16,16 @@ import pytest
 
 import heliograph as hg
 from heliograph.testing import wait_until_serving
-from heliograph_proto.errors import ConfigurationError
+from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
 from heliograph_server.config import ServerConfig
 from heliograph_server.core.log_fields import LogOwner, run_fields, session_fields
-from heliograph_server.telemetry import logs
+from heliograph_server.log_level import log_level, set_log_level
 from heliograph_server.telemetry.logs import (
     MESSAGE_CHARACTERS,
     HumanFormatter,
     JsonFormatter,
     configure,
     one_line,
-    set_level,
 )
 
 SECRET = "a tenant's secret that nobody guesses"
@@ -80,12 +79,12 @@ def test_lines_are_bounded_and_tokens_are_left_out() -> None:
 def test_the_level_can_be_changed_and_a_wrong_one_is_refused() -> None:
     before = logging.getLogger().level
     try:
-        set_level("debug")
-        assert logs.level() == "debug" and logging.getLogger("heliograph_server").isEnabledFor(logging.DEBUG)
-        set_level("error")
+        set_log_level("debug")
+        assert log_level() == "debug" and logging.getLogger("heliograph_server").isEnabledFor(logging.DEBUG)
+        set_log_level("error")
         assert not logging.getLogger("heliograph_server").isEnabledFor(logging.WARNING)
-        with pytest.raises(ConfigurationError, match="loud"):
-            set_level("loud")
+        with pytest.raises(InvalidArgumentError, match="loud"):
+            set_log_level("loud")
         with pytest.raises(ConfigurationError, match="xml"):
             configure("info", "xml")
     finally:

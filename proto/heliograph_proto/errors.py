@@ -112,8 +112,8 @@ class HeliographError(Exception):
         return rebuild(type(self), self.message, self.advice, origin, self.retry_after_seconds)
 
     def anew(self) -> HeliographError:
-        """The same error, to be raised where it is kept for others: a traceback, which holds what there was on
-        the way, would grow with each time."""
+        """The same error, to be raised where it is kept for others: its traceback, which holds what there was
+        on the way, would grow with each time."""
         return self.at(self.origin)
 
     def from_command(self, sequence: int) -> HeliographError:

@@ -104,8 +104,8 @@ def _check_reach(wanted: Specification) -> None:
         raise ConfigurationError(
             f"members at {', '.join(sorted(set(reachable)))} could be reached from other hosts, in the clear "
             "and without authentication",
-            advice="say --serve --tokens FILE, a file that every node has; or --serve --insecure if the network "
-            "is trusted",
+            advice="say --serve --tokens FILE, which every node has; or --serve --insecure if the network is "
+            "trusted",
         )
 
 
