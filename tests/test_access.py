@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import socket
 import threading
@@ -266,6 +267,7 @@ def requests_of(session: bytes) -> dict[str, bytes]:
     found = {
         "SessionService/Close": session_pb2.CloseRequest(session=session),
         "SessionService/GetStatistics": session_pb2.GetStatisticsRequest(session=session),
+        "SessionService/FollowLog": session_pb2.FollowLogRequest(session=session),
         "BulkService/Download": bulk_pb2.DownloadRequest(session=session, transfer=1),
         "BulkService/FindMissingContents": bulk_pb2.FindMissingContentsRequest(session=session),
         "BulkService/Admit": bulk_pb2.AdmitRequest(session=session),
@@ -287,6 +289,20 @@ def requests_of(session: bytes) -> dict[str, bytes]:
         ),
     }
     return {f"/heliograph.v1.{name}": one.SerializeToString() for name, one in found.items()}
+
+
+def test_each_method_that_names_a_session_is_asked_for_anothers() -> None:
+    named = {one for one, found in METHODS.items() if "session" in found.input_type.fields_by_name}
+    elsewhere = {"/heliograph.v1.PeerService/Probe", "/heliograph.v1.SessionService/Open"}
+    assert named - elsewhere <= set(requests_of(bytes(16)))
+
+
+def test_a_client_with_a_token_follows_the_log_of_its_session(daemon: ThreadDaemon, tokens: Tokens) -> None:
+    with hg.connect(daemon.url, token=tokens.of["alice"]) as alice:
+        lines = alice.log()
+        owner = daemon.host.session(alice.info.session).log_fields
+        logging.getLogger("heliograph_server.tests").warning("of alice", extra=owner)
+        assert next(iter(lines)).message == "of alice"
 
 
 def refusal(channel: grpc.Channel, method: str, request: bytes, token: str) -> tuple[grpc.StatusCode, str]:

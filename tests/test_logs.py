@@ -64,6 +64,16 @@ def test_what_others_chose_begins_no_line() -> None:
         assert text.count("\n") == 1 and "\x1b" not in text and "\r" not in text
 
 
+def test_no_token_is_in_a_traceback() -> None:
+    for formatter in (HumanFormatter(), JsonFormatter()):
+        stream, logger = io.StringIO(), logging.Logger("heliograph_server.tests")
+        handler = logging.StreamHandler(stream)
+        handler.setFormatter(formatter)
+        logger.addHandler(handler)
+        logger.error("it failed", exc_info=ValueError("authorization: Bearer abc.def"))
+        assert "ValueError" in stream.getvalue() and "abc" not in stream.getvalue()
+
+
 def test_a_traceback_for_people_is_indented() -> None:
     text = formatted(HumanFormatter(), "it failed", run=1)
     assert all(line.startswith("    ") for line in text.splitlines()[1:])
@@ -72,7 +82,12 @@ def test_a_traceback_for_people_is_indented() -> None:
 def test_lines_are_bounded_and_tokens_are_left_out() -> None:
     text = one_line("x" * 10 * MESSAGE_CHARACTERS)
     assert len(text) < 2 * MESSAGE_CHARACTERS and "characters more" in text
-    for secret in ("authorization: Bearer abc.def", "?token=abc.def&x", "bearer  abc.def"):
+    for secret in (
+        "a client named hgt_abc-def",
+        "authorization: Bearer abc.def",
+        "?token=abc.def&x",
+        "bearer  abc.def",
+    ):
         assert "abc" not in one_line(secret)
 
 

@@ -82,11 +82,12 @@ class Draining:
         host = self._slot.host
         self._check_not_stopping()
         if self._state is not DrainState.SERVING:
-            await self._cancel()
+            # Before anything is waited for: another operator may begin a drain meanwhile, which is in force.
             host.undo_drain()
             self._state = DrainState.SERVING
-            await self._tell_health(True)
             logger.info("the drain was undone: new sessions are welcome")
+            await self._cancel()
+            await self._tell_health(self._state is DrainState.SERVING)
         return self.status
 
     async def stopping(self) -> None:
