@@ -21,6 +21,7 @@ import heliograph as hg
 from heliograph_proto.errors import SessionClosedError, UnauthenticatedError
 from heliograph_proto.status import error_from_metadata
 from heliograph_proto.v1 import (
+    admin_pb2,
     bulk_pb2,
     command_pb2,
     device_pb2,
@@ -35,7 +36,7 @@ from heliograph_server.access.tokens import remove_token
 from heliograph_server.app import SERVICES
 from heliograph_server.core.principals import Principal, Right
 
-MODULES = (session_pb2, device_pb2, plan_pb2, bulk_pb2, command_pb2, model_pb2, peer_pb2)
+MODULES = (session_pb2, device_pb2, plan_pb2, bulk_pb2, command_pb2, model_pb2, peer_pb2, admin_pb2)
 #: How long a refusal may take; none takes a hundredth.
 SECONDS = 10.0
 
@@ -309,6 +310,21 @@ def test_a_session_may_be_closed_by_its_tenant_alone(daemon: ThreadDaemon, token
         close = session_pb2.CloseRequest(session=alice.info.session).SerializeToString()
         assert refusal(channel, request, close, tokens.of["bob"])[0] is grpc.StatusCode.OK
         assert works(alice)
+
+
+def test_a_log_is_followed_by_the_tenant_of_the_session_alone(daemon: ThreadDaemon, tokens: Tokens) -> None:
+    with (
+        hg.connect(daemon.url, token=tokens.of["alice"]) as alice,
+        grpc.insecure_channel(daemon.url.removeprefix("grpc://")) as channel,
+    ):
+        with alice.log(level="info"):
+            pass  # the first answer has come, so that she may follow it
+        asked = session_pb2.FollowLogRequest(session=alice.info.session).SerializeToString()
+        header = ("authorization", f"Bearer {tokens.of['bob']}")
+        call: Any = channel.unary_stream("/heliograph.v1.SessionService/FollowLog")
+        with pytest.raises(grpc.RpcError) as refused:
+            list(call(asked, timeout=SECONDS, metadata=(header,)))
+        assert isinstance(error_from_metadata(refused.value.trailing_metadata()), SessionClosedError)
 
 
 def test_the_host_knows_a_session_for_its_tenant_alone(daemon: ThreadDaemon, tokens: Tokens) -> None:
