@@ -37,6 +37,11 @@ class HostSlot:
         self._host = host
 
     @property
+    def is_filled(self) -> bool:
+        """Whether the devices are ready."""
+        return self._host is not None
+
+    @property
     def host(self) -> Host:
         """Raises UnavailableError while the devices are starting."""
         if self._host is None:
