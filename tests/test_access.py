@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import socket
 import threading
@@ -21,6 +22,7 @@ import heliograph as hg
 from heliograph_proto.errors import SessionClosedError, UnauthenticatedError
 from heliograph_proto.status import error_from_metadata
 from heliograph_proto.v1 import (
+    admin_pb2,
     bulk_pb2,
     command_pb2,
     device_pb2,
@@ -35,7 +37,7 @@ from heliograph_server.access.tokens import remove_token
 from heliograph_server.app import SERVICES
 from heliograph_server.core.principals import Principal, Right
 
-MODULES = (session_pb2, device_pb2, plan_pb2, bulk_pb2, command_pb2, model_pb2, peer_pb2)
+MODULES = (session_pb2, device_pb2, plan_pb2, bulk_pb2, command_pb2, model_pb2, peer_pb2, admin_pb2)
 #: How long a refusal may take; none takes a hundredth.
 SECONDS = 10.0
 
@@ -265,6 +267,7 @@ def requests_of(session: bytes) -> dict[str, bytes]:
     found = {
         "SessionService/Close": session_pb2.CloseRequest(session=session),
         "SessionService/GetStatistics": session_pb2.GetStatisticsRequest(session=session),
+        "SessionService/FollowLog": session_pb2.FollowLogRequest(session=session),
         "BulkService/Download": bulk_pb2.DownloadRequest(session=session, transfer=1),
         "BulkService/FindMissingContents": bulk_pb2.FindMissingContentsRequest(session=session),
         "BulkService/Admit": bulk_pb2.AdmitRequest(session=session),
@@ -288,6 +291,20 @@ def requests_of(session: bytes) -> dict[str, bytes]:
     return {f"/heliograph.v1.{name}": one.SerializeToString() for name, one in found.items()}
 
 
+def test_each_method_that_names_a_session_is_asked_for_anothers() -> None:
+    named = {one for one, found in METHODS.items() if "session" in found.input_type.fields_by_name}
+    elsewhere = {"/heliograph.v1.PeerService/Probe", "/heliograph.v1.SessionService/Open"}
+    assert named - elsewhere <= set(requests_of(bytes(16)))
+
+
+def test_a_client_with_a_token_follows_the_log_of_its_session(daemon: ThreadDaemon, tokens: Tokens) -> None:
+    with hg.connect(daemon.url, token=tokens.of["alice"]) as alice:
+        lines = alice.log()
+        owner = daemon.host.session(alice.info.session).log_fields
+        logging.getLogger("heliograph_server.tests").warning("of alice", extra=owner)
+        assert next(iter(lines)).message == "of alice"
+
+
 def refusal(channel: grpc.Channel, method: str, request: bytes, token: str) -> tuple[grpc.StatusCode, str]:
     """How a call ends that sends one message, and what is said."""
     call: Any = channel.stream_stream(method)
@@ -309,6 +326,21 @@ def test_a_session_may_be_closed_by_its_tenant_alone(daemon: ThreadDaemon, token
         close = session_pb2.CloseRequest(session=alice.info.session).SerializeToString()
         assert refusal(channel, request, close, tokens.of["bob"])[0] is grpc.StatusCode.OK
         assert works(alice)
+
+
+def test_a_log_is_followed_by_the_tenant_of_the_session_alone(daemon: ThreadDaemon, tokens: Tokens) -> None:
+    with (
+        hg.connect(daemon.url, token=tokens.of["alice"]) as alice,
+        grpc.insecure_channel(daemon.url.removeprefix("grpc://")) as channel,
+    ):
+        with alice.log(level="info"):
+            pass  # the first answer has come, so that she may follow it
+        asked = session_pb2.FollowLogRequest(session=alice.info.session).SerializeToString()
+        header = ("authorization", f"Bearer {tokens.of['bob']}")
+        call: Any = channel.unary_stream("/heliograph.v1.SessionService/FollowLog")
+        with pytest.raises(grpc.RpcError) as refused:
+            list(call(asked, timeout=SECONDS, metadata=(header,)))
+        assert isinstance(error_from_metadata(refused.value.trailing_metadata()), SessionClosedError)
 
 
 def test_the_host_knows_a_session_for_its_tenant_alone(daemon: ThreadDaemon, tokens: Tokens) -> None:

@@ -242,3 +242,36 @@ def test_tickets_are_good_for_their_tenant_alone_unless_a_head_gave_them() -> No
             session.close()
     finally:
         host.close()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "a = " + "[" * 100_000,
+        f"{ONE}[token.quota]\nsessions = {'9' * 5000}\n",
+        f"{ONE}[token.quota]\nsessions = 0x{'f' * 6000}\n",
+        f"{ONE}[token.quota]\nweight = 0x{'f' * 400}\n",
+        f"{ONE}rights = [0x{'f' * 6000}]\n",
+        f"{ONE}#{' ' * 2**23}\n",
+    ],
+    ids=["deep", "long number", "long in hexadecimal", "heavy", "a number of rights", "long"],
+)
+def test_the_tokens_that_were_in_force_stay_so_whatever_the_file_becomes(path: Path, broken: str) -> None:
+    path.write_text(ONE)
+    path.chmod(0o600)
+    tokens = TokenFile(str(path))
+    path.write_text(broken)
+    assert tokens.find("x") is None and [one.name for one in tokens.all] == ["a"]
+    with pytest.raises(ConfigurationError):
+        read_tokens(str(path))
+
+
+def test_a_pipe_is_no_file_of_tokens_and_nobody_waits_for_it(path: Path) -> None:
+    path.write_text(ONE)
+    path.chmod(0o600)
+    tokens = TokenFile(str(path))
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    assert tokens.find("x") is None and [one.name for one in tokens.all] == ["a"]
+    with pytest.raises(ConfigurationError, match="it is no file"):
+        read_tokens(str(path))

@@ -13,7 +13,7 @@ import heliograph.admin
 from heliograph.cli import main
 from heliograph_proto.v1 import admin_pb2
 from heliograph_server.access.rights import right_for
-from heliograph_server.access.tokens import hash_of, new_token
+from heliograph_server.access.tokens import hash_of, new_token, remove_token
 from heliograph_server.core.principals import Right
 
 USER, OPERATOR = new_token(), new_token()
@@ -78,3 +78,15 @@ def test_an_operators_token_may_come_from_the_environment(
     monkeypatch.setenv("HELIOGRAPH_TOKEN", USER)
     assert main(["top", "--once", "--server", daemon.url]) == 1
     assert "error:" in capsys.readouterr().err
+
+
+def test_whoever_looks_on_is_told_no_more_once_the_token_is_taken_back(
+    daemon: ThreadDaemon, tmp_path: Path
+) -> None:
+    with heliograph.admin.connect(daemon.url, token=OPERATOR) as admin:
+        looking = admin.watch(interval=0.1)
+        next(looking)
+        remove_token(tmp_path / "tokens.toml", "ops")
+        with pytest.raises(hg.UnauthenticatedError, match="'ops' was taken back"):
+            for _ in looking:
+                pass

@@ -16,17 +16,16 @@ import pytest
 
 import heliograph as hg
 from heliograph.testing import wait_until_serving
-from heliograph_proto.errors import ConfigurationError
+from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
 from heliograph_server.config import ServerConfig
 from heliograph_server.core.log_fields import LogOwner, run_fields, session_fields
-from heliograph_server.telemetry import logs
+from heliograph_server.log_level import log_level, set_log_level
 from heliograph_server.telemetry.logs import (
     MESSAGE_CHARACTERS,
     HumanFormatter,
     JsonFormatter,
     configure,
     one_line,
-    set_level,
 )
 
 SECRET = "a tenant's secret that nobody guesses"
@@ -65,6 +64,16 @@ def test_what_others_chose_begins_no_line() -> None:
         assert text.count("\n") == 1 and "\x1b" not in text and "\r" not in text
 
 
+def test_no_token_is_in_a_traceback() -> None:
+    for formatter in (HumanFormatter(), JsonFormatter()):
+        stream, logger = io.StringIO(), logging.Logger("heliograph_server.tests")
+        handler = logging.StreamHandler(stream)
+        handler.setFormatter(formatter)
+        logger.addHandler(handler)
+        logger.error("it failed", exc_info=ValueError("authorization: Bearer abc.def"))
+        assert "ValueError" in stream.getvalue() and "abc" not in stream.getvalue()
+
+
 def test_a_traceback_for_people_is_indented() -> None:
     text = formatted(HumanFormatter(), "it failed", run=1)
     assert all(line.startswith("    ") for line in text.splitlines()[1:])
@@ -73,19 +82,24 @@ def test_a_traceback_for_people_is_indented() -> None:
 def test_lines_are_bounded_and_tokens_are_left_out() -> None:
     text = one_line("x" * 10 * MESSAGE_CHARACTERS)
     assert len(text) < 2 * MESSAGE_CHARACTERS and "characters more" in text
-    for secret in ("authorization: Bearer abc.def", "?token=abc.def&x", "bearer  abc.def"):
+    for secret in (
+        "a client named hgt_abc-def",
+        "authorization: Bearer abc.def",
+        "?token=abc.def&x",
+        "bearer  abc.def",
+    ):
         assert "abc" not in one_line(secret)
 
 
 def test_the_level_can_be_changed_and_a_wrong_one_is_refused() -> None:
     before = logging.getLogger().level
     try:
-        set_level("debug")
-        assert logs.level() == "debug" and logging.getLogger("heliograph_server").isEnabledFor(logging.DEBUG)
-        set_level("error")
+        set_log_level("debug")
+        assert log_level() == "debug" and logging.getLogger("heliograph_server").isEnabledFor(logging.DEBUG)
+        set_log_level("error")
         assert not logging.getLogger("heliograph_server").isEnabledFor(logging.WARNING)
-        with pytest.raises(ConfigurationError, match="loud"):
-            set_level("loud")
+        with pytest.raises(InvalidArgumentError, match="loud"):
+            set_log_level("loud")
         with pytest.raises(ConfigurationError, match="xml"):
             configure("info", "xml")
     finally:

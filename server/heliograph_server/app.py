@@ -220,6 +220,7 @@ class Daemon:
 
     def _add_services(self, server: aio.Server) -> None:
         compilers, hashers, closers, askers, listeners, readers, relays, movers = self._pools
+        assert self.access is not None
         session_pb2_grpc.add_SessionServiceServicer_to_server(
             SessionService(self._slot, askers, closers, self._memory.offer), server
         )
@@ -232,7 +233,7 @@ class Daemon:
         CommandService(self._slot, closers).add_to(server)
         PeerService(self._slot, movers, lambda: self._shown()).add_to(server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminService(self._slot, self.draining, askers, closers), server
+            AdminService(self._slot, self.draining, askers, closers, self.access.why_not), server
         )
         self.health.add_to(server)
         names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)

@@ -82,6 +82,7 @@ class Draining:
         host = self._slot.host
         self._check_not_stopping()
         if self._state is not DrainState.SERVING:
+            # Before anything is waited for: another operator may begin a drain meanwhile, which is in force.
             host.undo_drain()
             self._state = DrainState.SERVING
             logger.info("the drain was undone: new sessions are welcome")

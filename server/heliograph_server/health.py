@@ -20,9 +20,9 @@ from typing import Protocol
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 
 from heliograph_proto.addresses import Address
+from heliograph_server.health_answers import HealthAnswers
 from heliograph_server.listening import bind, host_and_port
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Health:
     def __init__(self, services: Sequence[str], listen: str = "") -> None:
         self._names = ("", *services, READY)
         self._listen = host_and_port(listen, "health_listen") if listen else None
-        self._servicer = health_aio.HealthServicer()
+        self._answers = HealthAnswers()
         self._server: aio.Server | None = None
         self._host: HealthOfHost | None = None
         self._told: dict[str, bool] = {}
@@ -70,7 +70,7 @@ class Health:
 
     def add_to(self, server: aio.Server) -> None:
         """Has a server answer grpc.health.v1."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._answers, server)
 
     async def start(self) -> None:
         """Says that the daemon lives and is not ready, and listens for probes. Raises ConfigurationError."""
@@ -113,4 +113,4 @@ class Health:
         for name, is_serving in said.items():
             if self._told.get(name) is not is_serving:
                 self._told[name] = is_serving
-                await self._servicer.set(name, _STATUS[is_serving])
+                self._answers.say(name, _STATUS[is_serving])

@@ -81,6 +81,10 @@ class Access:
         """Until when its certificate is good, in seconds since 1970; None: it has none."""
         return self.certificates.loaded.expires if self.certificates is not None else None
 
+    def why_not(self, principal: Principal) -> HeliographError | None:
+        """Why somebody who was let in once is not any more: for calls that go on for long."""
+        return self.tokens.why_not(principal) if self.tokens is not None else None
+
     def use_quota(self, quota: Quota, host: Host | None) -> None:
         """From now on tenants have this, unless their tokens say otherwise."""
         self._quota = quota

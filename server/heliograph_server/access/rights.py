@@ -10,7 +10,7 @@ _REFLECTION = "ServerReflection/ServerReflectionInfo"
 
 _NEEDED: dict[Right, dict[str, tuple[str, ...]]] = {
     Right.USE: {
-        "SessionService": ("Open", "Close", "GetStatistics"),
+        "SessionService": ("Open", "Close", "GetStatistics", "FollowLog"),
         "DeviceService": (
             "ListDevices",
             "GetMemory",

@@ -45,6 +45,8 @@ TOKEN_BYTES = 32
 SCHEME = "sha256:"
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 MAX_NAME = 100
+#: The longest file: some 30,000 tokens.
+MAX_BYTES = 8 * 2**20
 #: What a file begins with.
 HEADING = "# Who may connect. It has hashes of tokens, not tokens: heliograph token new|ls|rm --file FILE\n\n"
 _KEYS = ("name", "hash", "tenant", "rights", "expires", "quota")
@@ -86,6 +88,14 @@ def hash_of(token: str) -> str:
 
 def parse_tokens(text: str, where: str) -> tuple[Token, ...]:
     """The entries of a file's text. Raises ConfigurationError, which repeats no hash."""
+    try:
+        return _entries(text, where)
+    except (RecursionError, OverflowError, ValueError):
+        # Of what is nested too deeply, and of numbers that are too long to be made or to be shown.
+        raise ConfigurationError(f"{where} has what no file of tokens has", advice=_ADVICE) from None
+
+
+def _entries(text: str, where: str) -> tuple[Token, ...]:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -252,9 +262,7 @@ def read_tokens(path: str) -> tuple[Token, ...]:
 def read_text(path: str) -> str:
     """What is in a file of tokens. Raises ConfigurationError, also for one that others may write."""
     try:
-        with open(path, encoding="utf-8") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            text = file.read()
+        text, mode = _content(path)
     except OSError as error:
         raise ConfigurationError(
             f"cannot read the tokens in {path}: {error.strerror}", advice=_ADVICE
@@ -270,6 +278,20 @@ def read_text(path: str) -> str:
         # One without tokens has the comment that it begins with; this one is being written.
         raise ConfigurationError(f"{path} is empty", advice=_ADVICE)
     return text
+
+
+def _content(path: str) -> tuple[str, int]:
+    """The text of a file, and its mode. Raises ConfigurationError, OSError, UnicodeDecodeError."""
+    # A pipe would keep whoever opens it waiting.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with open(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise ConfigurationError(f"cannot read the tokens in {path}: it is no file", advice=_ADVICE)
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ConfigurationError(f"{path} is longer than {MAX_BYTES:,} bytes", advice=_ADVICE)
+    return content.decode("utf-8"), mode
 
 
 def may_be_read_by_all(path: str) -> bool:

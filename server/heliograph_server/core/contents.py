@@ -34,7 +34,7 @@ from heliograph_server.core.slices import digest_of
 from heliograph_server.core.sources import Source
 from heliograph_server.core.store import Beginning, ContentStore, Key, Whole
 from heliograph_server.core.tenant_contents import Copy, parts_of
-from heliograph_server.core.tenants import Account, Kind
+from heliograph_server.core.tenants import Account, Charge, Kind
 
 #: What is read at once: it is hashed while it is in the cache of a core.
 PIECE_BYTES = 256 * 2**10
@@ -96,13 +96,18 @@ class Contents:
         """Contents that are missing, by digest, and where each will be needed: their uploads go there."""
         self._homes = dict(homes)
 
+    def charge(self, size_bytes: int) -> Charge:
+        """Counts memory of a content that comes without us; `add` counts it by itself. Raises
+        OutOfMemoryError."""
+        return self._account.charge(Kind.MEMORY, size_bytes)
+
     def begin(self, digest: bytes, size_bytes: int, offset_bytes: int) -> Beginning:
         """Where an upload goes: new memory, or at a later byte what an earlier upload left.
 
         Raises OutOfMemoryError, and ContentMismatchError when there is no such beginning.
         """
         if not offset_bytes:
-            charge = self._account.charge(Kind.MEMORY, size_bytes)
+            charge = self.charge(size_bytes)
             try:
                 buffer = self._memory(size_bytes, self._homes.get(digest))
             except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from typing import TypeAlias, TypeVar
@@ -11,9 +12,16 @@ from typing import TypeAlias, TypeVar
 from grpc import aio
 
 from heliograph_proto.administration import Snapshot
-from heliograph_proto.errors import InvalidArgumentError, LimitExceededError, SessionClosedError
+from heliograph_proto.errors import (
+    HeliographError,
+    InvalidArgumentError,
+    LimitExceededError,
+    SessionClosedError,
+)
 from heliograph_proto.messages.admin import encode_drain, encode_session_status, encode_snapshot
 from heliograph_proto.v1 import admin_pb2, admin_pb2_grpc
+from heliograph_server.access import current_principal
+from heliograph_server.core.principals import Principal
 from heliograph_server.core.status import list_sessions, take_snapshot
 from heliograph_server.draining import Draining
 from heliograph_server.log_level import log_level, set_log_level
@@ -34,10 +42,18 @@ Context: TypeAlias = "aio.ServicerContext[Request, Response]"
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
     """Looks on, ends sessions, drains, sets the level of the log. Devices are asked for their memory on the
-    threads of `askers`; sessions end on those of `closers`."""
+    threads of `askers`; sessions end on those of `closers`. `why_not`: why somebody may look on no longer."""
 
-    def __init__(self, slot: HostSlot, draining: Draining, askers: Executor, closers: Executor) -> None:
+    def __init__(
+        self,
+        slot: HostSlot,
+        draining: Draining,
+        askers: Executor,
+        closers: Executor,
+        why_not: Callable[[Principal], HeliographError | None] = lambda _: None,
+    ) -> None:
         self._slot = slot
+        self._why_not = why_not
         self._draining = draining
         self._askers = askers
         self._closers = closers
@@ -130,6 +146,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         loop = asyncio.get_running_loop()
         before: Snapshot | None = None
         while not self._draining.hung_up.is_set():
+            if (error := self._why_not(current_principal())) is not None:
+                raise error
             began, host = loop.time(), self._slot.host
             before = await loop.run_in_executor(
                 self._askers, take_snapshot, host, self._draining.status, log_level(), before

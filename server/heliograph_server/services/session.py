@@ -90,7 +90,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         request: session_pb2.FollowLogRequest,
         context: aio.ServicerContext[session_pb2.FollowLogRequest, session_pb2.FollowLogResponse],
     ) -> None:
-        session = self._slot.host.session(request.session)
+        session = self._slot.session(request.session)
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
         def wake(_: object = None) -> None:

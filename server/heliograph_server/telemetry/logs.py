@@ -28,14 +28,20 @@ FIELDS = ("session", "run", "tenant", "trace")
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SECRETS = re.compile(r"(?i)\b(bearer|token=)\s*[^\s,;\"']+")
+#: A token that stands by itself.
+_TOKEN = re.compile(r"\bhgt_[A-Za-z0-9_-]+")
 
 
 def one_line(text: str, most: int = MESSAGE_CHARACTERS) -> str:
     """A text without line ends, control characters and tokens, and no longer than this."""
     if len(text) > most:
         text = f"{text[:most]}... ({len(text) - most:,} characters more)"
-    text = _SECRETS.sub(lambda found: f"{found[1]} ***", text)
+    text = _without_secrets(text)
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _without_secrets(text: str) -> str:
+    return _TOKEN.sub("hgt_***", _SECRETS.sub(lambda found: f"{found[1]} ***", text))
 
 
 class HumanFormatter(logging.Formatter):
@@ -72,7 +78,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _traceback(text: str) -> str:
-    return text[-TRACEBACK_CHARACTERS:]
+    return _without_secrets(text)[-TRACEBACK_CHARACTERS:]
 
 
 def _utc(seconds: float) -> str:
