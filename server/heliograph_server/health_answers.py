@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 MOST_WATCHERS = 1000
 
 Context: TypeAlias = "aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]"
-ListContext: TypeAlias = "aio.ServicerContext[health_pb2.HealthListRequest, health_pb2.HealthListResponse]"
 
 
 class HealthAnswers(health_pb2_grpc.HealthServicer):
@@ -45,12 +44,6 @@ class HealthAnswers(health_pb2_grpc.HealthServicer):
         if (status := self._said.get(request.service)) is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
         return _response(status)
-
-    async def List(
-        self, request: health_pb2.HealthListRequest, context: ListContext
-    ) -> health_pb2.HealthListResponse:
-        found = {name: _response(status) for name, status in self._said.items()}
-        return health_pb2.HealthListResponse(statuses=found)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         if len(self._watchers) >= MOST_WATCHERS:
@@ -79,4 +72,4 @@ class HealthAnswers(health_pb2_grpc.HealthServicer):
 
 
 def _response(status: int) -> health_pb2.HealthCheckResponse:
-    return health_pb2.HealthCheckResponse(status=status)  # type: ignore[arg-type]
+    return health_pb2.HealthCheckResponse(status=status)
