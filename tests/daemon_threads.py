@@ -7,6 +7,7 @@ import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from heliograph_backends.contract import Device, Tensor
@@ -68,6 +69,16 @@ class ThreadDaemon:
         tensor = Tensor(type, self.device.buffer_type.allocate(type.nbytes))
         tensor.array[:] = value
         return tensor
+
+    def change(self, **settings: Any) -> None:
+        """Has it go by other settings from now on, as when its file changes."""
+
+        async def change() -> None:
+            assert self._daemon is not None
+            configuration = self._daemon.configuration
+            configuration.change(replace(configuration.now, **settings))
+
+        self.call(change())
 
     def stop(self) -> None:
         """Ends it and its thread. Idempotent."""

@@ -328,6 +328,21 @@ def test_a_session_may_be_closed_by_its_tenant_alone(daemon: ThreadDaemon, token
         assert works(alice)
 
 
+def test_a_log_is_followed_by_the_tenant_of_the_session_alone(daemon: ThreadDaemon, tokens: Tokens) -> None:
+    with (
+        hg.connect(daemon.url, token=tokens.of["alice"]) as alice,
+        grpc.insecure_channel(daemon.url.removeprefix("grpc://")) as channel,
+    ):
+        with alice.log(level="info"):
+            pass  # the first answer has come, so that she may follow it
+        asked = session_pb2.FollowLogRequest(session=alice.info.session).SerializeToString()
+        header = ("authorization", f"Bearer {tokens.of['bob']}")
+        call: Any = channel.unary_stream("/heliograph.v1.SessionService/FollowLog")
+        with pytest.raises(grpc.RpcError) as refused:
+            list(call(asked, timeout=SECONDS, metadata=(header,)))
+        assert isinstance(error_from_metadata(refused.value.trailing_metadata()), SessionClosedError)
+
+
 def test_the_host_knows_a_session_for_its_tenant_alone(daemon: ThreadDaemon, tokens: Tokens) -> None:
     with hg.connect(daemon.url, token=tokens.of["alice"]) as alice:
         token = alice.info.session

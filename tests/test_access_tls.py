@@ -24,7 +24,7 @@ import heliograph as hg
 from heliograph_proto.errors import ConfigurationError, UnauthenticatedError, UnavailableError
 from heliograph_server.access.reach import check_together
 from heliograph_server.config import ServerConfig
-from heliograph_server.core.principals import Right
+from heliograph_server.core.principals import Quota, Right
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +193,16 @@ def test_a_client_that_shows_a_certificate_is_a_tenant(authority: Authority) -> 
             principal = made.host.session(session.info.session).principal
         assert principal.tenant == principal.shown == "bob"
         assert principal.rights == {Right.USE, Right.POOL}
+
+
+def test_a_quota_that_changes_is_in_force_for_whoever_shows_a_certificate(authority: Authority) -> None:
+    with daemon_with_tls(authority, tls_client_ca=authority.ca) as made:
+        bob = authority.client("bob")
+        shown = {"ca": authority.ca, "certificate": bob.certificate, "key": bob.key}
+        with hg.connect(made.url, **shown) as session:
+            made.change(quota=Quota(device_memory_bytes=1024))
+            with pytest.raises(hg.OutOfMemoryError, match="the quota of tenant 'bob' is 1,024 bytes"):
+                session.put(np.zeros(1000, np.float32)).get()
 
 
 def test_clients_with_other_certificates_do_not_see_each_others_sessions(authority: Authority) -> None:

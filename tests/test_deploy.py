@@ -159,9 +159,11 @@ def filled(session: hg.Session) -> int:
 
 
 def test_a_container_that_is_full_says_so(engine: Engine) -> None:
-    with engine.running("--memory", "1g") as one, one.connect() as session:
-        assert filled(session) > 400 * 2**20
-        assert session.compile(doubling(8)).run(x=ones(8))["y"][0, 0] == 2
+    with engine.running("--memory", "1g") as one:
+        with one.connect() as session:
+            assert filled(session) > 400 * 2**20
+        with one.connect() as session:
+            assert session.compile(doubling(8)).run(x=ones(8))["y"][0, 0] == 2
         assert one.state["Status"] == "running"
 
 

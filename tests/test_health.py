@@ -25,13 +25,14 @@ import heliograph as hg
 from heliograph.cli import main
 from heliograph_backends.fake import FakeDevice
 from heliograph_backends.registry import Registry
-from heliograph_proto.errors import ConfigurationError
+from heliograph_proto.errors import ConfigurationError, DrainingError
 from heliograph_proto.v1 import device_pb2, device_pb2_grpc
 from heliograph_server.access.tokens import Token, add_token, hash_of, new_token
 from heliograph_server.app import SERVICES, Daemon
 from heliograph_server.config import ServerConfig
 from heliograph_server.core.runtime import Host
-from heliograph_server.health import LIVE, READY, probe_address
+from heliograph_server.health import LIVE, READY, Health
+from heliograph_server.listening import host_and_port
 
 SECONDS = 20.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -127,6 +128,30 @@ def test_a_daemon_that_drains_lives_and_is_not_ready() -> None:
     play(scenario)
 
 
+def test_a_drain_that_an_operator_undoes_leaves_the_daemon_ready() -> None:
+    async def scenario(found: Probed) -> None:
+        await found.started()
+        await found.daemon.draining.begin(SECONDS, stay=True)
+        assert await found.says(READY) == NOT_SERVING
+        await found.daemon.draining.undo()
+        assert await found.says(READY) == SERVING
+
+    play(scenario)
+
+
+def test_a_signal_has_the_last_word_over_an_operator_who_undoes_a_drain_meanwhile() -> None:
+    async def scenario(found: Probed) -> None:
+        await found.started()
+        await found.daemon.draining.begin(SECONDS, stay=True)
+        await asyncio.gather(found.daemon.draining.undo(), found.daemon.drain())
+        assert found.daemon.host is not None and found.daemon.host.is_draining
+        assert await found.says(READY) == NOT_SERVING
+        with pytest.raises(DrainingError, match="stopping"):
+            await found.daemon.draining.undo()
+
+    play(scenario)
+
+
 def test_a_host_that_somebody_else_drains_is_not_ready() -> None:
     async def scenario(found: Probed) -> None:
         await found.started()
@@ -206,13 +231,13 @@ def test_where_probes_are_answered_nothing_else_is() -> None:
 )
 def test_where_probes_are_answered_is_a_host_and_a_port(text: str) -> None:
     with pytest.raises(ConfigurationError, match="health_listen") as refused:
-        probe_address(text)
+        Health(SERVICES, text)
     assert "HOST:PORT" in refused.value.advice
 
 
 def test_an_address_for_probes_may_be_of_any_host_and_family() -> None:
-    assert str(probe_address("0.0.0.0:7071")) == "grpc://0.0.0.0:7071"
-    assert str(probe_address("[::]:7071")) == "grpc://[::]:7071"
+    for text in ("0.0.0.0:7071", "[::]:7071"):
+        assert str(host_and_port(text, "health_listen")) == f"grpc://{text}"
 
 
 # The command

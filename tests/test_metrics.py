@@ -235,7 +235,9 @@ def test_an_address_that_is_taken_says_what_to_do() -> None:
         assert "metrics_listen" in failure.value.advice
 
 
-@pytest.mark.parametrize("where", ["a:port:1", "127.0.0.1:99999", "http://127.0.0.1:1", "256.1.1.1:80"])
+@pytest.mark.parametrize(
+    "where", ["a:port:1", "127.0.0.1:99999", "http://127.0.0.1:1", "256.1.1.1:80", "127.0.0.1", ":9464"]
+)
 def test_an_address_that_is_none_is_refused(where: str) -> None:
     with pytest.raises(ConfigurationError):
         bind_metrics(where).close()

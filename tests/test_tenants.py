@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -248,11 +248,21 @@ def test_a_client_is_told_of_the_quota_that_it_met(tmp_path: Path) -> None:
             assert tensor.get().sum() == 4096
 
 
-def test_a_quota_that_changes_is_in_force_for_sessions_that_are_open(tmp_path: Path) -> None:
+def test_a_quota_that_changes_is_in_force_for_sessions_that_are_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokens = Tokens(tmp_path / "tokens", {"bob": (Right.USE,)})
     with daemon_with_tokens(tokens) as daemon, hg.connect(daemon.url, token=tokens.of["bob"]) as session:
+        is_told, set_quota = threading.Event(), daemon.host.set_quota
+
+        def told(tenant: str, quota: Quota) -> None:
+            set_quota(tenant, quota)
+            if quota.plans == 1:
+                is_told.set()
+
+        monkeypatch.setattr(daemon.host, "set_quota", told)
         tokens.path.write_text(tokens.path.read_text() + "\n[token.quota]\nplans = 1\n")
-        daemon.call(until(lambda: [one for one in daemon.host.tenants() if one.quota.plans == 1]))
+        assert is_told.wait(SECONDS)
         g = hg.Graph()
         g.output("y", g.input("x", (4,), "f32") + 1.0)
         plan = session.compile(g)
@@ -261,12 +271,6 @@ def test_a_quota_that_changes_is_in_force_for_sessions_that_are_open(tmp_path: P
         with pytest.raises(hg.LimitExceededError, match="1 plans"):
             session.compile(h)
         assert plan.run(x=np.zeros(4, np.float32))["y"].sum() == 4
-
-
-async def until(holds: Callable[[], object]) -> None:
-    """Lets the daemon's loop go on until something holds."""
-    while not holds():
-        await asyncio.sleep(0.05)
 
 
 # Whatever happens, all comes back

@@ -8,8 +8,8 @@ from enum import Enum
 from heliograph_proto.description import Memory
 from heliograph_proto.membership import MemberInfo
 
-#: The names of levels of the log, the most talkative first.
-LOG_LEVELS = ("debug", "info", "warning", "error")
+#: The most that a drain may take; what is longer is a mistake.
+LONGEST_DRAIN_SECONDS = 86_400.0
 
 
 class DrainState(Enum):

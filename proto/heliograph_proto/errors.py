@@ -111,6 +111,11 @@ class HeliographError(Exception):
         """The same error with another origin; a copy, since errors are shared between threads."""
         return rebuild(type(self), self.message, self.advice, origin, self.retry_after_seconds)
 
+    def anew(self) -> HeliographError:
+        """The same error, to be raised where it is kept for others: its traceback, which holds what there was
+        on the way, would grow with each time."""
+        return self.at(self.origin)
+
     def from_command(self, sequence: int) -> HeliographError:
         """The same error, begun by this command, unless an earlier one is known."""
         if self.origin.sequence:

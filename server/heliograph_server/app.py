@@ -133,7 +133,6 @@ class Daemon:
     """One gRPC server and its host. `open_host` starts the devices; it blocks."""
 
     def __init__(self, config: ServerConfig, open_host: Callable[[], Host] | None = None) -> None:
-        self._config = config
         self._open_host = open_host or (lambda: open_host_of(config))
         self._slot = HostSlot()
         self.telemetry = Telemetry(config, self._slot)
@@ -155,9 +154,7 @@ class Daemon:
         self.watch = Watch()
         self.telemetry.facts.reloads = lambda: self.watch.outcomes
         self.configuration = Configuration(config, self._reconfigure)
-        self.draining = Draining(
-            self._slot, lambda: self._config.drain_seconds, lambda serving: self.health.drain(not serving)
-        )
+        self.draining = Draining(self._slot, lambda: self._config.drain_seconds, self.health.look)
         #: Where it listens, with the ports that were chosen.
         self.addresses: tuple[Address, ...] = ()
         self._facts: Mapping[str, str] = {}
@@ -172,6 +169,11 @@ class Daemon:
 
     def __repr__(self) -> str:
         return f"<Daemon at {', '.join(map(str, self.addresses)) or 'no address yet'}: {self.host}>"
+
+    @property
+    def _config(self) -> ServerConfig:
+        """What is in force."""
+        return self.configuration.now
 
     async def start(self) -> None:
         """Binds, serves, and starts the devices. Raises ConfigurationError; `stop` cleans up."""
@@ -208,7 +210,6 @@ class Daemon:
 
     def _reconfigure(self, config: ServerConfig) -> None:
         """What the daemon has of settings that may change while it runs. It may have no devices yet."""
-        self._config = config
         if self.host is not None and isinstance(self.host.store.cache, DiskCache):
             self.host.store.cache.quota_bytes = config.cache_size
         if self.access is not None:
@@ -243,7 +244,6 @@ class Daemon:
         await self.draining.stopping()
         if self.host is None:
             return True
-        self.host.drain()
         return await asyncio.to_thread(self.host.wait_quiet, self._config.drain_seconds)
 
     def hurry(self) -> None:

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address, without_token
+from heliograph_proto.administration import LONGEST_DRAIN_SECONDS
 from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
 from heliograph_proto.limits import Limits
+from heliograph_proto.log_lines import LEVELS
 from heliograph_proto.settings import Setting
 from heliograph_server.access.reach import check_access
 from heliograph_server.core.principals import Quota
@@ -26,7 +28,6 @@ from heliograph_server.settings import example, sources
 from heliograph_server.settings.table import suggest
 from heliograph_server.settings.values import check_all
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
 #: The variable that names the file, as --config does.
 CONFIG_VARIABLE = "HELIOGRAPH_CONFIG"
 #: Variables that begin as the daemon's do and are others' affair: the client's, and the kernel cache's.
@@ -253,8 +254,7 @@ class ServerConfig:
             "How long running work may go on after SIGTERM, in seconds.",
             "A second signal ends it at once.",
             least=0,
-            # What is longer is a mistake.
-            most=86_400,
+            most=LONGEST_DRAIN_SECONDS,
             shown="N",
             section="its end, and its log",
             live=True,
@@ -279,7 +279,7 @@ class ServerConfig:
     ] = field(default_factory=Quota)
     log_level: Annotated[
         str,
-        Setting("What is said on stderr.", words=LOG_LEVELS, section="its end, and its log", live=True),
+        Setting("What is said on stderr.", words=LEVELS, section="its end, and its log", live=True),
     ] = "info"
     log_format: Annotated[
         str,

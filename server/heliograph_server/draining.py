@@ -12,14 +12,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from heliograph_proto.administration import DrainState, DrainStatus
+from heliograph_proto.administration import LONGEST_DRAIN_SECONDS, DrainState, DrainStatus
 from heliograph_proto.errors import DrainingError, InvalidArgumentError
 from heliograph_server.services.refusals import HostSlot
 
 logger = logging.getLogger(__name__)
 
-#: The most that a drain may take; what is longer is a mistake.
-MOST_SECONDS = 86_400.0
 #: How often it is looked whether the deadline has changed.
 LOOK_SECONDS = 0.5
 #: Why sessions end with a drain.
@@ -28,13 +26,15 @@ DRAINED = DrainingError("the server was drained by its operator", advice="connec
 
 class Draining:
     """The drain of one daemon. `drain_seconds`: how long work may go on unless somebody says otherwise;
-    `tell_health(is_serving)` says so to whoever routes clients."""
+    `tell_health` has whoever routes clients told what is true of the host then.
+
+    What is decided is done before anything is awaited: nobody who comes meanwhile finds half of it."""
 
     def __init__(
         self,
         slot: HostSlot,
         drain_seconds: Callable[[], float],
-        tell_health: Callable[[bool], Awaitable[None]],
+        tell_health: Callable[[], Awaitable[None]],
     ) -> None:
         self._slot = slot
         self._drain_seconds = drain_seconds
@@ -63,18 +63,18 @@ class Draining:
     async def begin(self, seconds: float = 0.0, *, stay: bool = False) -> DrainStatus:
         """Drains for so many seconds at most, 0 for what the configuration says; returns at once. Raises
         InvalidArgumentError, DrainingError."""
-        if seconds > MOST_SECONDS:
-            advice = f"{MOST_SECONDS:.0f} at most"
+        if seconds > LONGEST_DRAIN_SECONDS:
+            advice = f"{LONGEST_DRAIN_SECONDS:.0f} at most"
             raise InvalidArgumentError(f"a drain of {seconds:.0f} seconds", advice=advice)
         host = self._slot.host
         self._check_not_stopping()
         self._until = asyncio.get_running_loop().time() + (seconds or self._drain_seconds())
         self._state, self._stay = DrainState.DRAINING, stay
-        await self._tell_health(False)
         host.drain()
         logger.info("draining, for an operator")
         if self._waiting is None:
             self._waiting = asyncio.ensure_future(self._wait())
+        await self._tell_health()
         return self.status
 
     async def undo(self) -> DrainStatus:
@@ -87,14 +87,16 @@ class Draining:
             self._state = DrainState.SERVING
             logger.info("the drain was undone: new sessions are welcome")
             await self._cancel()
-            await self._tell_health(self._state is DrainState.SERVING)
+            await self._tell_health()
         return self.status
 
     async def stopping(self) -> None:
-        """A signal came: nothing undoes that. Idempotent."""
+        """A signal came: nothing undoes that. Also before the devices are ready. Idempotent."""
         self._state = DrainState.STOPPING
+        if self._slot.is_filled:
+            self._slot.host.drain()
         await self._cancel()
-        await self._tell_health(False)
+        await self._tell_health()
 
     def _check_not_stopping(self) -> None:
         if self._state is DrainState.STOPPING:

@@ -16,17 +16,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Protocol
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from heliograph_proto.addresses import Address, parse_address
-from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
+from heliograph_proto.addresses import Address
 from heliograph_server.connections import probe_options
 from heliograph_server.health_answers import HealthAnswers
-from heliograph_server.listening import bind
+from heliograph_server.listening import bind, host_and_port
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +60,10 @@ class Health:
 
     def __init__(self, services: Sequence[str], listen: str = "") -> None:
         self._names = ("", *services, READY)
-        self._listen = probe_address(listen) if listen else None
+        self._listen = host_and_port(listen, "health_listen") if listen else None
         self._answers = HealthAnswers()
         self._server: aio.Server | None = None
         self._host: HealthOfHost | None = None
-        self._is_draining = False
         self._told: dict[str, bool] = {}
         self._pulse: asyncio.Task[None] | None = None
         #: Where probes alone are answered, with the port that was chosen; None: nowhere.
@@ -93,17 +90,15 @@ class Health:
         await self._tell()
         self._pulse = asyncio.ensure_future(self._follow())
 
-    async def drain(self, is_draining: bool = True) -> None:
-        """From now on nothing is ready, or what is ready is again. Idempotent."""
-        self._is_draining = is_draining
+    async def look(self) -> None:
+        """Says at once what is true of the host now: that it drains, or does no more."""
         await self._tell()
 
     async def stop(self) -> None:
         """Ends the server of probes. Idempotent."""
         if self._pulse is not None:
             self._pulse.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._pulse
+            await asyncio.gather(self._pulse, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(STOP_SECONDS)
 
@@ -114,21 +109,9 @@ class Health:
 
     async def _tell(self) -> None:
         host = self._host
-        is_ready = host is not None and not self._is_draining and host.is_accepting
+        is_ready = host is not None and host.is_accepting
         said = dict.fromkeys(self._names, is_ready) | {LIVE: host is None or not host.is_beyond_help}
         for name, is_serving in said.items():
             if self._told.get(name) is not is_serving:
                 self._told[name] = is_serving
                 self._answers.say(name, _STATUS[is_serving])
-
-
-def probe_address(text: str) -> Address:
-    """Where probes are answered, of HOST:PORT. Raises ConfigurationError."""
-    advice = "give HOST:PORT, such as 127.0.0.1:7071, or 0.0.0.0:7071 for probes of other hosts"
-    try:
-        address = parse_address(f"grpc://{text}")
-    except InvalidArgumentError as error:
-        raise ConfigurationError(f"health_listen is {text!r}: {error.message}", advice=advice) from None
-    if "://" in text or address.device or not text.rpartition("]")[2].rpartition(":")[1]:
-        raise ConfigurationError(f"health_listen is {text!r}", advice=advice)
-    return address

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
+from google.protobuf.message import Message
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 MOST_WATCHERS = 1000
 
 Context: TypeAlias = "aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]"
+#: What types for gRPC's health know nothing of.
+_LISTS: Any = health_pb2
 
 
 class HealthAnswers(health_pb2_grpc.HealthServicer):
@@ -44,6 +47,11 @@ class HealthAnswers(health_pb2_grpc.HealthServicer):
         if (status := self._said.get(request.service)) is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
         return _response(status)
+
+    async def List(self, request: Message, context: aio.ServicerContext[Message, Message]) -> Message:
+        found = {name: _response(status) for name, status in self._said.items()}
+        answer: Message = _LISTS.HealthListResponse(statuses=found)
+        return answer
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         if len(self._watchers) >= MOST_WATCHERS:

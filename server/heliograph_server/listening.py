@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc import aio
 
-from heliograph_proto.addresses import Address
-from heliograph_proto.errors import ConfigurationError
+from heliograph_proto.addresses import Address, parse_address
+from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +39,19 @@ def bind(server: aio.Server, address: Address, credentials: grpc.ServerCredentia
             _add_port(server, address)
         return address
     return replace(address, port=_add_port(server, address, credentials))
+
+
+def host_and_port(text: str, setting: str) -> Address:
+    """The address that a setting names as HOST:PORT, both of which are to be said. Raises
+    ConfigurationError."""
+    advice = "give HOST:PORT, such as 127.0.0.1:7071, or 0.0.0.0:7071 for other hosts"
+    try:
+        address = parse_address(f"grpc://{text}")
+    except InvalidArgumentError as error:
+        raise ConfigurationError(f"{setting} is {text!r}: {error.message}", advice=advice) from None
+    if "://" in text or address.device or not text.rpartition("]")[2].rpartition(":")[1]:
+        raise ConfigurationError(f"{setting} is {text!r}", advice=advice)
+    return address
 
 
 def bind_socket(name: str) -> socket.socket:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from heliograph_proto.administration import LOG_LEVELS
-from heliograph_proto.errors import InvalidArgumentError
+from heliograph_proto.log_lines import check_level
 
 
 def log_level() -> str:
@@ -15,8 +14,7 @@ def log_level() -> str:
 
 def set_log_level(level: str) -> str:
     """Sets it; the one before. Raises InvalidArgumentError."""
-    if level not in LOG_LEVELS:
-        raise InvalidArgumentError(f"{level!r:.100} is no level of a log", advice=f"{', '.join(LOG_LEVELS)}")
+    number = logging.getLevelNamesMapping()[check_level(level).upper()]
     previous = log_level()
-    logging.getLogger().setLevel(level.upper())
+    logging.getLogger().setLevel(number)
     return previous

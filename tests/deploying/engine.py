@@ -43,9 +43,7 @@ def why_not() -> str:
     for command, package in (("dockerd", "docker.io"), ("docker", "docker.io"), ("iptables", "iptables")):
         if shutil.which(command) is None:
             return f"no {command} command: install {package}"
-    if [
-        name for _, name in socket.if_nameindex() if name not in ("lo", "docker0")
-    ] or "DEPLOY_SCRATCH" not in os.environ:
+    if "DEPLOY_SCRATCH" not in os.environ:
         return "not in namespaces of its own: `make test-deploy` runs it in some"
     for name in ("base.tar", "wheels.done"):
         if not (PREPARED / name).exists():

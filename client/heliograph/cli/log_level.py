@@ -6,13 +6,13 @@ import argparse
 
 from heliograph import admin
 from heliograph.cli import add_server_argument
-from heliograph_proto.administration import LOG_LEVELS
+from heliograph_proto.log_lines import LEVELS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--server, and the level."""
     add_server_argument(parser)
-    parser.add_argument("level", choices=LOG_LEVELS, metavar="LEVEL", help=", ".join(LOG_LEVELS))
+    parser.add_argument("level", choices=LEVELS, metavar="LEVEL", help=", ".join(LEVELS))
 
 
 def run(arguments: argparse.Namespace) -> int:

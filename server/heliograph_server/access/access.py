@@ -96,7 +96,9 @@ class Access:
     def _tell_quotas(self, host: Host) -> None:
         """What changed of what tenants may have; of one that has several tokens, the last one counts."""
         if self.tokens is None:
-            host.set_quota("", self._quota)
+            # Everybody, or those who were known by their certificates.
+            for tenant in {"", *(one.tenant for one in host.tenants())}:
+                host.set_quota(tenant, self._quota)
             return
         for one in self.tokens.all:
             quota = one.principal(self._quota).quota

@@ -135,7 +135,7 @@ class Admission:
             if self._is_over and self._error is None:
                 return  # another upload brought it meanwhile
             if self._upload is not upload:
-                raise self._error or ProtocolError("the upload is over")
+                raise self._error.anew() if self._error is not None else ProtocolError("the upload is over")
         if self._hash.digest() != self._digest:
             raise ContentMismatchError("the bytes do not have the digest announced", advice="send them again")
         self.end(None)

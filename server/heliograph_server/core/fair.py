@@ -37,12 +37,14 @@ class Flow(Hashable, Protocol):
         """It had a device for so long."""
 
 
-@dataclass(slots=True, eq=False)
 class Ticket:
     """One run of a flow, from its arrival to its end."""
 
-    flow: Flow
-    has_begun: bool = False
+    __slots__ = ("flow", "has_begun")
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.has_begun = False
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +85,11 @@ class FairQueue:
     def is_shared(self) -> bool:
         """Whether several flows want the device, or did just now."""
         return len(self._states) > 1
+
+    def count(self, flow: Flow) -> int:
+        """The runs of a flow that have arrived and not ended."""
+        state = self._states.get(flow)
+        return 0 if state is None else state.running + len(state.waiting)
 
     def arrive(self, ticket: Ticket, now: float) -> list[Ticket]:
         """A run wants the device. Those that begin now: it, or none."""

@@ -426,7 +426,7 @@ class HandleTable:
                 f"handle {number} is {_NAMES[type(found)]}, but {_NAMES[kind]} is needed"
             )
         if found.error is not None:
-            raise found.error
+            raise found.error.anew()
         return found
 
     def check_new(self, number: int, kind: type[Handle], more: int = 1) -> None:

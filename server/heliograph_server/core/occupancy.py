@@ -113,7 +113,8 @@ class _Waiting(Ticket):
     __slots__ = ("woken",)
 
     def __init__(self, flow: Flow) -> None:
-        super().__init__(flow)
+        self.flow = flow
+        self.has_begun = False
         #: Set when it begins; made under the lock if it has to wait.
         self.woken: threading.Event | None = None
 
@@ -138,7 +139,10 @@ class DeviceTurns:
         """Waits for a turn; `end` it. Raises CancelledError after an abort."""
         ticket = _Waiting(flow)
         with self._lock:
-            self._wake(self._queue.arrive(ticket, self._clock()))
+            begun = self._queue.arrive(ticket, self._clock())
+            if ticket.has_begun and len(begun) == 1:
+                return ticket
+            self._wake(begun)
             if ticket.has_begun:
                 return ticket
             woken = ticket.woken = threading.Event()
@@ -151,10 +155,18 @@ class DeviceTurns:
                 raise CancelledError("the run was cancelled")
         return ticket
 
-    def end(self, ticket: Ticket, *, has_more: bool = False) -> None:
-        """The device has computed; `has_more`: the tenant's next run is about to come."""
+    def end(self, ticket: Ticket, queued: int = 0) -> None:
+        """The device has computed; `queued`: how many runs of the tenant are to come or have come, this one
+        among them."""
         with self._lock:
-            self._wake(self._queue.end(ticket, self._clock(), has_more=has_more))
+            has_more = queued > self._queue.count(ticket.flow)
+            if begun := self._queue.end(ticket, self._clock(), has_more=has_more):
+                self._wake(begun)
+
+    def count(self, flow: Flow) -> int:
+        """The runs of a tenant that want the device, or have it."""
+        with self._lock:
+            return self._queue.count(flow)
 
     def look(self, flow: Flow | None = None) -> None:
         """Time has passed, or no run of a tenant is about to come any more."""
@@ -183,8 +195,8 @@ class DeviceShare(Occupancy):
         #: What was done at once and is not charged yet.
         self._uncounted = 0.0
         self._counting = threading.Lock()
-        #: Runs that were queued and are not done, and those of them that want the device, or have it.
-        self._queued = self._arrived = 0
+        #: Runs that were queued and are not done.
+        self.queued = 0
 
     def __repr__(self) -> str:
         return f"<DeviceShare of {self.whole!r}>"
@@ -198,28 +210,14 @@ class DeviceShare(Occupancy):
     def computing(self, abort: Abort, device: Device | None = None) -> AbstractContextManager[object]:
         return nullcontext() if self.whole.is_mine else _Turn(self, abort, device)
 
-    @property
-    def has_more(self) -> bool:
-        """Whether a run is queued that has not come yet."""
-        return self._queued > self._arrived
-
-    def arrived(self) -> None:
-        """A run wants the device, or has it, until it `left`."""
-        with self._counting:
-            self._arrived += 1
-
-    def left(self) -> None:
-        with self._counting:
-            self._arrived -= 1
-
     def run_queued(self) -> None:
         with self._counting:
-            self._queued += 1
+            self.queued += 1
 
     def run_done(self) -> None:
         with self._counting:
-            self._queued -= 1
-        if self.turns.is_shared and not self.has_more:
+            self.queued -= 1
+        if self.turns.is_shared and self.queued <= self.turns.count(self.flow):
             self.turns.look(self.flow)
 
     def at_once(self, work: Callable[[], None]) -> bool:
@@ -248,11 +246,9 @@ class _Turn:
     def __enter__(self) -> None:
         share = self._share
         share.whole.__enter__()
-        share.arrived()
         try:
             self._ticket = share.turns.begin(share.flow, self._abort)
         except BaseException:
-            share.left()
             share.whole.__exit__()
             raise
 
@@ -264,8 +260,7 @@ class _Turn:
                 # Else a device that works asynchronously would have the turn's work in its queue.
                 self._device.finish()
         finally:
-            share.turns.end(self._ticket, has_more=share.has_more)
-            share.left()
+            share.turns.end(self._ticket, share.queued)
             share.whole.__exit__()
 
 

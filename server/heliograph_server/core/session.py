@@ -148,7 +148,7 @@ class Session(SessionSeen):
         """
         with self._lock:
             if self._core.closed is not None:
-                raise self._core.closed
+                raise self._core.closed.anew()
             if self._on_batch is not None:
                 raise HandleExistsError("the session has its command stream already")
             self._on_batch, self._on_end, self._at_once = on_batch, on_end, at_once
@@ -539,4 +539,4 @@ class Session(SessionSeen):
     def _check_open(self) -> None:
         with self._lock:
             if self._core.closed is not None:
-                raise self._core.closed
+                raise self._core.closed.anew()

@@ -290,7 +290,7 @@ class SessionWork:
 
     def _submit(self, work: Work) -> None:
         if work.lane.error is not None:
-            raise work.lane.error
+            raise work.lane.error.anew()
         if self._is_short(work) and work.occupancy.at_once(work.run_at_once):
             self.work_done(work, None)
         elif (portion := self._stepwise(work)) is not None:

@@ -160,7 +160,7 @@ class PeerService:
                     raise _unwanted()
             landing.finish()
             if landing.error is not None:
-                raise landing.error
+                raise landing.error.anew()
         except Exception as error:
             landing.fail(typed(error, "receiving a value"))
             raise

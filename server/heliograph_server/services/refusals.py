@@ -7,7 +7,7 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -37,6 +37,11 @@ class HostSlot:
         self._host = host
 
     @property
+    def is_filled(self) -> bool:
+        """Whether the devices are ready."""
+        return self._host is not None
+
+    @property
     def host(self) -> Host:
         """Raises UnavailableError while the devices are starting."""
         if self._host is None:
@@ -58,11 +63,11 @@ def refusals(handler: Callable[..., Awaitable[_R]]) -> Callable[..., Awaitable[_
         except (asyncio.CancelledError, aio.AbortError):
             raise
         except Exception as error:
-            refusal = _typed(error, handler.__name__)
-            if (slot := getattr(self, "_slot", None)) is not None:
-                slot.refused[refusal.reason] += 1
-            await _abort(context, refusal)
-            raise
+            # Without what there was on its way, such as the message: gRPC keeps what it is told here.
+            refusal = _typed(error, handler.__name__).anew()
+        if (slot := getattr(self, "_slot", None)) is not None:
+            slot.refused[refusal.reason] += 1
+        await _abort(context, refusal)
 
     return wrapped
 
@@ -78,7 +83,7 @@ def _typed(error: Exception, doing: str) -> HeliographError:
     return typed(error, doing)
 
 
-async def _abort(context: aio.ServicerContext[Message, Message], error: HeliographError) -> None:
+async def _abort(context: aio.ServicerContext[Message, Message], error: HeliographError) -> NoReturn:
     # gRPC carries the details in a header, where long texts and line ends do harm.
     details = " ".join(error.message.split())[:1000]
     await context.abort(_CODES[code_for(error)], details, error_to_metadata(error))

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias
 
-from heliograph_proto.addresses import parse_address
-from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
+from heliograph_proto.errors import ConfigurationError
+from heliograph_server.listening import host_and_port
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +39,7 @@ Collect: TypeAlias = Callable[[str], tuple[str, bytes]]
 
 def bind_metrics(where: str) -> socket.socket:
     """A socket that listens at HOST:PORT. Raises ConfigurationError."""
-    try:
-        address = parse_address(f"grpc://{where}")
-    except InvalidArgumentError as error:
-        advice = "it is HOST:PORT, such as 127.0.0.1:9464"
-        raise ConfigurationError(f"metrics_listen is {where!r}: {error.message}", advice=advice) from None
+    address = host_and_port(where, "metrics_listen")
     try:
         family, kind, protocol, _, found = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
