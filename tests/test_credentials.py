@@ -180,3 +180,13 @@ def test_members_of_a_pool_have_no_tokens_of_their_own() -> None:
     with pytest.raises(InvalidArgumentError, match="one token") as caught:
         hg.connect([f"grpc://127.0.0.1:1?token={TOKEN}", "grpc://127.0.0.1:2"])
     assert TOKEN not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["grpc://user:hgt_abc@host:1", "grpc://hgt_abc@host:1", "grpc://host:1/hgt_abc", "http://hgt_abc@host"],
+)
+def test_a_token_where_none_belongs_is_not_repeated_either(url: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse_address(url)
+    assert "abc" not in str(caught.value)

@@ -35,8 +35,8 @@ class BusyHost:
 def test_a_drain_that_begins_while_another_is_undone_is_in_force() -> None:
     host, told = BusyHost(), [True]
 
-    async def tell_health(is_serving: bool) -> None:
-        told.append(is_serving)
+    async def tell_health() -> None:
+        told.append(not host.is_draining)
 
     async def scenario() -> None:
         draining = Draining(HostSlot(cast(Any, host)), lambda: 60.0, tell_health)

@@ -16,7 +16,7 @@ from crowd import SETTINGS, Connection, frame
 from daemon_threads import ThreadDaemon, thread_daemon
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from heliograph_server import health_answers
+from heliograph_server import connections, health_answers
 from heliograph_server.health import READY
 
 SECONDS = 20.0
@@ -98,6 +98,47 @@ def test_a_watcher_that_reads_nothing_does_not_keep_a_daemon_from_draining(tmp_p
         assert ask(daemon) == NOT_SERVING
         daemon.call(daemon._daemon.draining.undo())
         assert ask(daemon) == SERVING
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side closes it, now or soon."""
+    connection.settimeout(0.05)
+    try:
+        while connection.recv(65536):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def test_connections_of_probes_are_bounded_and_take_none_from_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "MOST_PROBE_CONNECTIONS", 2)
+    with thread_daemon(health_listen="127.0.0.1:0") as daemon:
+        assert daemon._daemon is not None and daemon._daemon.health.address is not None
+        where = "127.0.0.1", daemon._daemon.health.address.port
+        crowd = [socket.create_connection(where) for _ in range(6)]
+        closed: set[int] = set()
+        end = time.monotonic() + SECONDS
+        while len(closed) < 4:
+            assert time.monotonic() < end
+            closed |= {number for number, one in enumerate(crowd) if is_closed(one)}
+        assert len(closed) == 4 and ask(daemon) == SERVING
+        for one in crowd:
+            one.close()
+
+
+def test_connections_of_probes_end_when_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "PROBE_IDLE_SECONDS", 1.0)
+    with thread_daemon(health_listen="127.0.0.1:0") as daemon:
+        assert daemon._daemon is not None and daemon._daemon.health.address is not None
+        idle = Connection(daemon._daemon.health.address.port)
+        while idle.answer():
+            pass
+        idle.socket.close()
 
 
 def test_only_so_many_watch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,9 +27,8 @@ DEFAULT_URL = f"grpc://127.0.0.1:{DEFAULT_PORT}"
 MAX_SOCKET_PATH = 107
 _NOT_IN_HOSTS = frozenset(" ,@=\\\"'<>")
 ADVICE = "use local:, unix:///path/to/socket, grpc://host:port, or grpcs://host:port"
-#: A token in what may be a URL: never repeated in an error.
-_TOKEN = re.compile(r"(token=)[^&#]*", re.IGNORECASE)
-_HIDDEN = r"\1..."
+#: A token in what may be a URL, where it belongs or not: never repeated in an error.
+_TOKEN = re.compile(r"(token=)[^&#]*|(hgt_)[\w-]*|(://)[^/?#]*(?=@)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ def parse_address(url: str) -> Address:
 
 def without_token(text: str) -> str:
     """A text that may be, or have in it, a URL, fit to be shown."""
-    return _TOKEN.sub(_HIDDEN, text)
+    return _TOKEN.sub(lambda found: f"{found[found.lastindex or 0]}...", text)
 
 
 def _parsed(url: str) -> Address:

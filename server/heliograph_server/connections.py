@@ -29,6 +29,12 @@ HANDSHAKE_SECONDS = 10.0
 IDLE_SECONDS = 300.0
 #: The most calls at once on one connection; what comes beyond that waits in its client.
 MOST_CALLS = 4096
+#: The same where probes alone are answered, to anybody. Of the connections there, which take descriptors too,
+#: there are so many at most, and fewer where the process has few.
+PROBE_IDLE_SECONDS = 60.0
+MOST_PROBE_CALLS = 64
+MOST_PROBE_CONNECTIONS = 1024
+PROBE_SHARE = 1 / 16
 #: How often free memory is looked at.
 TIDY_SECONDS = 10.0
 #: Of the process's descriptors, what connections leave to files, devices, shared memory and other daemons.
@@ -46,11 +52,21 @@ async def keep_tidy() -> None:
 
 def connection_options(config: ServerConfig) -> list[tuple[str, Any]]:
     """gRPC's options for a server of this configuration."""
+    return _bounded(IDLE_SECONDS, MOST_CALLS, most_connections(config))
+
+
+def probe_options() -> list[tuple[str, Any]]:
+    """gRPC's options for a server that answers probes alone."""
+    connections = min(MOST_PROBE_CONNECTIONS, max(1, int(_descriptors() * PROBE_SHARE)))
+    return _bounded(PROBE_IDLE_SECONDS, MOST_PROBE_CALLS, connections)
+
+
+def _bounded(idle_seconds: float, calls: int, connections: int) -> list[tuple[str, Any]]:
     return [
         ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_SECONDS * 1e3)),
-        ("grpc.max_connection_idle_ms", round(IDLE_SECONDS * 1e3)),
-        ("grpc.max_concurrent_streams", MOST_CALLS),
-        ("grpc.max_allowed_incoming_connections", most_connections(config)),
+        ("grpc.max_connection_idle_ms", round(idle_seconds * 1e3)),
+        ("grpc.max_concurrent_streams", calls),
+        ("grpc.max_allowed_incoming_connections", connections),
     ]
 
 

@@ -22,6 +22,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from heliograph_proto.addresses import Address
+from heliograph_server.connections import probe_options
 from heliograph_server.health_answers import HealthAnswers
 from heliograph_server.listening import bind, host_and_port
 
@@ -77,7 +78,7 @@ class Health:
         await self._tell()
         if self._listen is None:
             return
-        self._server = aio.server(options=[("grpc.so_reuseport", 0)])
+        self._server = aio.server(options=[("grpc.so_reuseport", 0), *probe_options()])
         self.add_to(self._server)
         self.address = bind(self._server, self._listen)
         await self._server.start()
