@@ -439,7 +439,7 @@ def test_a_file_that_is_broken_changes_nothing(
             tokens.path.write_bytes(before)
             tokens.path.chmod(0o600)
         assert works(alice)
-    assert "stay so" in caplog.text
+    assert "stay so" in caplog.text and "; advice: " in caplog.text
 
 
 def test_a_unix_socket_needs_a_token_as_well(tokens: Tokens, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import stat
@@ -15,7 +16,9 @@ from access_daemons import works
 import heliograph as hg
 from heliograph.cli import main
 from heliograph.testing import running_daemon
+from heliograph_proto.addresses import parse_address
 from heliograph_proto.errors import ConfigurationError, PermissionDeniedError, UnauthenticatedError
+from heliograph_server.access.access import Access
 from heliograph_server.access.tokens import (
     TokenFile,
     hash_of,
@@ -23,6 +26,7 @@ from heliograph_server.access.tokens import (
     parse_tokens,
     read_tokens,
 )
+from heliograph_server.config import ServerConfig
 from heliograph_server.core.principals import Principal, Quota, Right
 
 HASH = "sha256:" + "0" * 64
@@ -175,6 +179,17 @@ def test_a_file_must_be_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 def test_every_token_is_another() -> None:
     assert len({new_token() for _ in range(1000)}) == 1000
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_first_token_that_nobody_was_shown_is_taken_away_again(tmp_path: Path, shown: bool) -> None:
+    file = tmp_path / "tokens"
+    access = Access(ServerConfig(tokens=str(file)))
+    assert file.exists()
+    if shown:
+        assert access.first_token in access.shown(parse_address("grpc://127.0.0.1:7070"))
+    asyncio.run(access.close())
+    assert file.exists() is shown
 
 
 def test_serve_makes_a_first_token_and_prints_a_url_that_works(

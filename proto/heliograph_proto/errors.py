@@ -104,6 +104,10 @@ class HeliographError(Exception):
             lines.append(f"  advice: {self.advice}")
         return "\n".join(lines)
 
+    def in_a_line(self) -> str:
+        """What `str` gives in several lines, for a line of a log."""
+        return "; ".join(line.strip() for line in str(self).splitlines())
+
     def __reduce__(self) -> tuple[object, ...]:
         return (rebuild, (type(self), self.message, self.advice, self.origin, self.retry_after_seconds))
 

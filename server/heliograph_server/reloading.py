@@ -102,7 +102,7 @@ class Reloading(Generic[T]):
         try:
             return tuple(read_all(path) for path in self.paths)
         except ConfigurationError as error:
-            return str(error)
+            return error.in_a_line()
 
     def _judge(self, found: _Found) -> bool:
         if isinstance(found, str):
@@ -115,7 +115,7 @@ class Reloading(Generic[T]):
             value = self._parse(*found)
             self._on_change(value)
         except HeliographError as error:
-            return self._complain(str(error))
+            return self._complain(error.in_a_line())
         except Exception as error:  # whatever it is, a daemon that serves goes on
             logger.debug("reading %s", self._named(), exc_info=error)
             return self._complain(f"{type(error).__name__}: {error}")
@@ -130,7 +130,8 @@ class Reloading(Generic[T]):
         return False
 
     def _log(self, problem: str) -> None:
-        logger.error("%s: %s; what it said before stays in force", self._named(), problem)
+        named = "" if problem.startswith(self._named()) else f"{self._named()}: "
+        logger.error("%s%s; what it said before stays in force", named, problem)
 
     def _named(self) -> str:
         return ", ".join(map(str, self.paths))

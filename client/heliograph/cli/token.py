@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         dest="rights",
         choices=RIGHTS,
-        help="use: sessions; admin: what an operator does; pool: be a head or a member of a pool with this "
-        "daemon; repeat for several (use)",
+        help="use: sessions; admin: what an operator does; pool: be a head (which "
+        "needs use, too) or a member of a pool with this daemon; repeat for several (use)",
     )
     making.add_argument("--expires", metavar="TIME", help="such as 12h, 30d or 1y from now (never)")
     listing = actions.add_parser("ls", help="list the tokens by name; nobody can list what they are")

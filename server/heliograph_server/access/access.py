@@ -24,6 +24,7 @@ from heliograph_server.access.tokens import (
     hash_of,
     may_be_read_by_all,
     new_token,
+    read_tokens,
 )
 from heliograph_server.config import ServerConfig
 from heliograph_server.core.principals import Principal, Quota, Right
@@ -45,6 +46,7 @@ class Access:
         check_together(config)
         #: The token that was made here, to be shown once; empty if none was.
         self.first_token = ""
+        self._was_shown = False
         if config.tokens and not Path(config.tokens).exists():
             self.first_token = _make_first(Path(config.tokens))
         self.tokens = TokenFile(config.tokens) if config.tokens else None
@@ -75,6 +77,7 @@ class Access:
         """The URL that is ready to be used; with the first token, if one was made."""
         if not self.first_token:
             return str(address)
+        self._was_shown = True
         return f"{address}?token={self.first_token}"
 
     def certificate_expiry(self) -> float | None:
@@ -130,6 +133,9 @@ class Access:
         if sweeper is not None:
             sweeper.cancel()
             await asyncio.gather(sweeper, return_exceptions=True)
+        if self.first_token and not self._was_shown and self.tokens is not None:
+            _forget_first(Path(self.tokens.path), self.first_token)
+            self.first_token = ""
 
 
 def _why_ended(
@@ -148,6 +154,14 @@ def _make_first(path: Path) -> str:
     add_token(path, Token(FIRST_NAME, hash_of(made), rights=rights))
     logger.info("%s was made, with a first token", path)
     return made
+
+
+def _forget_first(path: Path, made: str) -> None:
+    """A first token that nobody was shown would keep the next start from making another."""
+    with suppress(HeliographError, OSError):
+        if [one.hash for one in read_tokens(str(path))] == [hash_of(made)]:
+            path.unlink()
+            logger.info("%s was taken away again: nobody was shown its token", path)
 
 
 def _certificates(config: ServerConfig) -> ServerCertificates | None:

@@ -203,7 +203,7 @@ class TokenFile:
             self._tokens, self._text = parse_tokens(text, self.path), text
         except ConfigurationError as error:
             # Not the error itself, whose traceback would keep the call that found it.
-            before, self._problem = self._problem, str(error)
+            before, self._problem = self._problem, error.in_a_line()
             if before != self._problem:
                 logger.error("the tokens that were in force stay so: %s", self._problem)
             return

@@ -396,7 +396,7 @@ class _Slot:
         if key not in self._told and len(self._told) < MAX_TOLD and not self._is_leaving:
             self._told.add(key)
             where = "" if isinstance(error, MemberLostError) else f"member {self.name} at {self.listed.url}: "
-            logger.warning("%s%s", where, printable(" ".join(str(error).split()), MAX_REASON))
+            logger.warning("%s%s", where, printable(" ".join(error.in_a_line().split()), MAX_REASON))
 
     def _stay(self, member: Member) -> float:
         """Until it is lost, or is to be left; how many seconds that was."""

@@ -28,7 +28,9 @@ def read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}", advice="check --config") from None
+        raise ConfigurationError(
+            f"cannot read {path}: {error.strerror}", advice="check --config, or $HELIOGRAPH_CONFIG"
+        ) from None
 
 
 def of_file(kind: type, content: bytes, path: Path) -> dict[str, Any]:
