@@ -24,6 +24,7 @@ from heliograph_server.access.tokens import hash_of, new_token
 from heliograph_server.peers.showing import PoolCredentials
 from heliograph_server.pool.sources import open_source
 
+HERE = "grpc://127.0.0.1:7070"
 RIGHTS = {"client": '["use"]', "head": '["use", "pool"]'}
 
 
@@ -204,17 +205,28 @@ def test_a_token_for_the_pool_may_change_and_a_broken_one_changes_nothing(
     file = tmp_path / "token"
     file.write_text("hgt_first")
     shown = PoolCredentials(str(file))
-    assert shown() == Credentials("hgt_first")
+    assert shown(HERE) == Credentials("hgt_first")
     file.write_text("hgt_second\n")
-    assert shown() == Credentials("hgt_second")
+    assert shown(HERE) == Credentials("hgt_second")
     with caplog.at_level(logging.ERROR):
         file.write_bytes(b"\xff two words")
-        assert shown() == shown() == Credentials("hgt_second")
+        assert shown(HERE) == shown(HERE) == Credentials("hgt_second")
         file.unlink()
-        assert shown() == Credentials("hgt_second")
+        assert shown(HERE) == Credentials("hgt_second")
     assert len(caplog.messages) == 1 and "stays in use" in caplog.messages[0]
     file.write_text("hgt_third")
-    assert shown() == Credentials("hgt_third")
+    assert shown(HERE) == Credentials("hgt_third")
+
+
+def test_a_pool_with_tls_shows_its_token_in_the_clear_to_nobody_elsewhere(
+    tmp_path: Path, daemons: SecurePool
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("hgt_one")
+    shown = PoolCredentials(str(file), daemons.ca)
+    assert shown("grpcs://10.0.0.2:7070").token == shown(HERE).token == "hgt_one"
+    assert shown("grpc://10.0.0.2:7070").token == ""
+    assert PoolCredentials(str(file))("grpc://10.0.0.2:7070").token == "hgt_one"
 
 
 def test_a_daemon_does_not_start_with_secrets_that_it_cannot_read(tmp_path: Path) -> None:

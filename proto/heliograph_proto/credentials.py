@@ -34,11 +34,11 @@ class Credentials:
         return ((TOKEN_KEY, f"{BEARER}{self.token}"),) if self.token else ()
 
 
-#: Asked whenever a connection is made, since tokens change.
-Shown: TypeAlias = Callable[[], Credentials]
+#: Told the address of a daemon whenever a connection with it is made, since tokens change.
+Shown: TypeAlias = Callable[[str], Credentials]
 
 
-def nothing_shown() -> Credentials:
+def nothing_shown(address: str) -> Credentials:
     """For daemons that ask nobody who they are."""
     return Credentials()
 

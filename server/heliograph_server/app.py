@@ -231,7 +231,7 @@ class Daemon:
         BulkService(self._slot, hashers, relays).add_to(server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
         CommandService(self._slot, closers).add_to(server)
-        PeerService(self._slot, movers, lambda: self._shown()).add_to(server)
+        PeerService(self._slot, movers, lambda address: self._shown(address)).add_to(server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
             AdminService(self._slot, self.draining, askers, closers, self.access.why_not), server
         )

@@ -98,7 +98,9 @@ class BlockingWay:
         self.source = source
         self._peers = peers
         options = ways.channel_options(peers.silence_seconds)
-        self._new_channel = partial(open_channel, ways.address_of(source.address), options, peers.shown())
+        self._new_channel = partial(
+            open_channel, ways.address_of(source.address), options, peers.shown(source.address)
+        )
         self._lock = threading.Lock()
         self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
         self._channels: list[grpc.Channel] = []

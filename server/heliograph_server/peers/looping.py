@@ -154,7 +154,7 @@ class LoopWay:
         self._loop = peers.loop
         options = ways.channel_options(peers.silence_seconds)
         address = ways.address_of(source.address)
-        self._new_channel = partial(open_aio_channel, address, options, peers.shown())
+        self._new_channel = partial(open_aio_channel, address, options, peers.shown(source.address))
         self._channels: list[aio.Channel] = []
         self._call: Any = None
         self._reader: asyncio.Task[None] | None = None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 
 from heliograph._channels import token_in
 from heliograph._tls import read_pem
+from heliograph_proto.addresses import parse_address
 from heliograph_proto.credentials import Credentials
 from heliograph_proto.errors import ConfigurationError, HeliographError, InvalidArgumentError
 
@@ -35,11 +37,15 @@ class PoolCredentials:
         except InvalidArgumentError as error:
             raise ConfigurationError(f"for the pool: {error.message}", advice=error.advice) from None
 
-    def __call__(self) -> Credentials:
-        """What is shown now."""
+    def __call__(self, address: str) -> Credentials:
+        """What is shown there now. A pool that speaks TLS shows its token to nobody in the clear but on
+        loopback: who may name other daemons could have it sent wherever somebody listens. Raises
+        InvalidArgumentError."""
+        found = parse_address(address)
         with self._lock:
             self._refresh()
-            return Credentials(self._token, self._files.ca, self._files.certificate, self._files.key)
+            is_private = found.is_tls or found.is_loopback or not self._files.ca
+            return replace(self._files, token=self._token if is_private else "")
 
     def _refresh(self) -> None:
         try:

@@ -21,9 +21,9 @@ def open_pool_of(urls: Sequence[str], timeout: float, credentials: Credentials =
     Raises ConfigurationError for two of one name, and UnavailableError when none has answered after `timeout`
     seconds, which says why of each.
     """
-    pool = Pool(StaticSource.parse(",".join(urls)), shown=lambda: credentials)
+    pool = Pool(StaticSource.parse(",".join(urls)), shown=lambda _: credentials)
     host = Host(Registry(), pool=pool)
-    host.exchange.use(BlockingPeers(shown=lambda: credentials))
+    host.exchange.use(BlockingPeers(shown=lambda _: credentials))
     try:
         pool.wait(lambda one: bool(one.devices) and one.is_settled, timeout)
         if not pool.devices:

@@ -203,7 +203,7 @@ class Pool:
 
     def connect(self, listed: Listed) -> hg.Session:
         """A session with a daemon. Raises what `hg.connect` does."""
-        return self._connect(listed.url, JOIN_SECONDS, self.silence_seconds, self._shown())
+        return self._connect(listed.url, JOIN_SECONDS, self.silence_seconds, self._shown(listed.url))
 
     def admit(self, slot: _Slot, member: Member) -> None:
         """A daemon has answered: it is a member from now on. Raises ConfigurationError and ProtocolError for

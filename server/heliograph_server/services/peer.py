@@ -185,7 +185,10 @@ class PeerService:
             )
         try:
             found = await probe(
-                request.address, request.bandwidth_bytes, request.timeout_ms / 1e3, self._shown()
+                request.address,
+                request.bandwidth_bytes,
+                request.timeout_ms / 1e3,
+                self._shown(request.address),
             )
         finally:
             self._probes.give(1)
