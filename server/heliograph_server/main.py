@@ -38,7 +38,7 @@ def run(config: ServerConfig, sources: Sources | None = None) -> int:
             runner.run(serve(config, _announce, sources))
     except HeliographError as error:
         # In one line, as everything in the log.
-        logger.error("%s", "; ".join(line.strip() for line in str(error).splitlines()))
+        logger.error("%s", error.in_a_line())
         return 1
     if is_starting():
         # The thread would otherwise be in native code while the interpreter is taken down around it.

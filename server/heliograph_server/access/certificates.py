@@ -205,7 +205,7 @@ class ServerCertificates:
         try:
             self.loaded = load(self._files)
         except ConfigurationError as error:
-            self._say(logging.ERROR, f"the certificate that was in force stays so: {error}")
+            self._say(logging.ERROR, f"the certificate that was in force stays so: {error.in_a_line()}")
             return None
         self._say(logging.INFO, f"{self._files.certificate} was read again")
         self._warn()
