@@ -20,13 +20,14 @@ OUT        ?= dist/gpu
 # Processes that `make test` runs tests in; 0: one, as a debugger wants it.
 WORKERS    ?= 3
 
-.PHONY: help demo demo-pool test test-hosts test-peers test-ray test-gpu bench-gpu bench-pool lint types unit proto bench
+.PHONY: help demo demo-pool test test-deploy test-hosts test-peers test-ray test-gpu bench-gpu bench-pool lint types unit proto bench
 .PHONY: peers constraints clean
 
 help:
 	@echo "make demo          a daemon, a real model, a table of results"
 	@echo "make demo-pool     the model over three hosts that are each too small, one of which is lost"
 	@echo "make test          lint, types and tests"
+	@echo "make test-deploy   the image and the compose file, built and run by an engine that the tests start"
 	@echo "make test-hosts    daemons and clients on hosts that slow, lossy and broken wires join"
 	@echo "make test-peers    our ops against ggml's, whose library comes from PyPI"
 	@echo "make test-ray      a pool that Ray places, on a cluster of several nodes, some of which are killed"
@@ -60,11 +61,19 @@ types: $(VENV)/.dev
 
 # Much of the time daemons start and end, so a few more processes than processors are not idle.
 unit: $(VENV)/.dev $(VENV)/.model
-	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile -m 'not hosts and not ray' $(TESTS)
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile -m 'not hosts and not ray and not deploy' $(TESTS)
 
 # Takes most of a minute, a third of it for noticing that a peer is gone.
 test-hosts: $(VENV)/.dev
 	$(AS_ROOT) $(BIN)/pytest -q -rs tests/test_hosts.py tests/test_hosts_daemon.py tests/test_hosts_pool.py tests/test_hosts_pool_ways.py
+
+# Takes about five minutes. It needs root, Docker's engine, and once what prepare.sh fetches.
+test-deploy: $(VENV)/.dev
+	@if [ "$$(id -u)" != 0 ]; then echo "skipped: a container engine needs root"; \
+	elif ! command -v dockerd > /dev/null; then echo "skipped: no dockerd command: install docker.io"; \
+	elif ! why=$$(unshare --net --pid --fork --mount-proc true 2>&1); then echo "skipped: no namespaces: $$why"; \
+	else MODEL=$(MODEL) tests/deploying/prepare.sh .venv-deploy $(BIN)/python && \
+	  tests/deploying/alone.sh $(BIN)/pytest -q -rs tests/test_deploy.py; fi
 
 test-peers: $(VENV)/.dev .venv-peers/.ggml
 	$(BIN)/pytest -q -rs tests/test_ggml_peer.py
@@ -97,7 +106,7 @@ constraints: $(BIN)/uv
 	  --python-version 3.11 --upgrade -o constraints.txt
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-ray dist
+	rm -rf $(VENV) .venv-deploy .venv-peers .venv-ray dist
 	find proto -name '*_pb2*.py*' -delete
 
 $(BIN)/uv:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import tempfile
 import threading
@@ -36,7 +37,10 @@ def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     """The tests are a tenant of their own, and leave the user's file alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        patch.delenv("HELIOGRAPH_TENANT", raising=False)
+        for name in [one for one in os.environ if one.startswith("HELIOGRAPH_")]:
+            # Settings of daemons among them.
+            if name != "HELIOGRAPH_KERNEL_CACHE":
+                patch.delenv(name)
         yield
 
 

@@ -18,6 +18,7 @@ from heliograph_proto.graph import Graph
 from heliograph_proto.limits import Limits
 from heliograph_proto.rows import RowSplit
 from heliograph_proto.types import TensorType
+from heliograph_server.core.principals import ANYBODY, Principal
 from heliograph_server.core.runtime import CompileRequest, Host, HostStatistics, Session
 
 SECONDS = 10.0
@@ -26,9 +27,18 @@ SECONDS = 10.0
 class CoreClient:
     """A host of some devices and one session of it. As a context, it checks that nothing is left."""
 
-    def __init__(self, *devices: Device, limits: Limits | None = None) -> None:
-        self.host = Host(Registry.of(*devices), limits)
-        self.session: Session = self.host.session(self.host.open_session("test").session)
+    def __init__(
+        self,
+        *devices: Device,
+        limits: Limits | None = None,
+        host: Host | None = None,
+        principal: Principal = ANYBODY,
+        secret: bytes = b"",
+    ) -> None:
+        """`host`: one that others use as well."""
+        self.host = host or Host(Registry.of(*devices), limits)
+        opened = self.host.open_session("test", secret=secret, principal=principal)
+        self.session: Session = self.host.session(opened.session)
         self._changed = threading.Condition()
         self._done: dict[int, c.Completion] = {}
         #: Of observed nodes, in the order in which they came.

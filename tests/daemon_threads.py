@@ -7,6 +7,7 @@ import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from heliograph_backends.contract import Device, Tensor
@@ -26,19 +27,28 @@ SECONDS = 10.0
 class ThreadDaemon:
     """A daemon on loopback, and its device."""
 
-    def __init__(self, device: Device, limits: Limits | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        device: Device,
+        limits: Limits | None = None,
+        listen: tuple[str, ...] = ("grpc://127.0.0.1:0",),
+        **options: Any,
+    ) -> None:
         self.device = device
-        config = ServerConfig(
-            ("grpc://127.0.0.1:0",), limits=limits or Limits(), shared_memory=False, **options
-        )
+        config = ServerConfig(listen, limits=limits or Limits(), **{"shared_memory": False} | options)
         self._daemon: Daemon | None = Daemon(config, lambda: Host(Registry.of(device), config.limits))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="daemon")
         self._thread.start()
-        self.call(self._daemon.start())
+        try:
+            self.call(self._daemon.start())
+        except BaseException:
+            self.stop()
+            raise
         assert self._daemon.host is not None
         self.host: Host = self._daemon.host
         self.port = self._daemon.addresses[0].port
+        self.url = str(self._daemon.addresses[0])
 
     def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Runs it on the daemon's loop."""
@@ -50,10 +60,6 @@ class ThreadDaemon:
         return self.host.exchange
 
     @property
-    def url(self) -> str:
-        return f"grpc://127.0.0.1:{self.port}"
-
-    @property
     def source(self) -> Source:
         """As others name it."""
         return Source(self.url, self.host.incarnation)
@@ -63,6 +69,16 @@ class ThreadDaemon:
         tensor = Tensor(type, self.device.buffer_type.allocate(type.nbytes))
         tensor.array[:] = value
         return tensor
+
+    def change(self, **settings: Any) -> None:
+        """Has it go by other settings from now on, as when its file changes."""
+
+        async def change() -> None:
+            assert self._daemon is not None
+            configuration = self._daemon.configuration
+            configuration.change(replace(configuration.now, **settings))
+
+        self.call(change())
 
     def stop(self) -> None:
         """Ends it and its thread. Idempotent."""

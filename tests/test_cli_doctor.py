@@ -524,6 +524,12 @@ def test_what_cannot_be_measured_is_an_error_with_advice(
     assert printed.out == ""
 
 
+def test_a_road_that_a_quota_closed_is_not_blamed_on_the_network() -> None:
+    refused = "the quota of tenant 'a' is 10 bytes of devices' memory: 0 are used, so not 20 more"
+    found = only(replace(FAR, roads=(Road(RoadKind.GRPC, why_not=refused),)))
+    assert "raise the quota" in found.advice and "network" not in found.advice
+
+
 def test_a_transfer_that_takes_too_long_is_a_finding_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     device, steps = FakeDevice(), list[str]()
 

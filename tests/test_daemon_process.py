@@ -82,6 +82,19 @@ def test_sigterm_lets_running_work_end_and_refuses_new_sessions() -> None:
         assert process.wait(SECONDS) == 0
 
 
+def test_a_result_that_takes_a_call_of_its_own_arrives_while_the_daemon_drains() -> None:
+    g = hg.Graph()
+    x = g.input("x", (1024, 1024), "f32")
+    g.output("y", x @ x)
+    with started() as (process, url), ready(url) as session:
+        plan = session.compile(g)
+        loop = plan.loop(x=X[:1024, :1024], steps=100, carry={"y": "x"}, taps=["y"])
+        next(loop.taps())
+        process.terminate()
+        assert not loop.result(timeout=SECONDS)["y"].any()
+        assert process.wait(SECONDS) == 0
+
+
 def test_work_that_outlasts_the_drain_is_cancelled_and_the_daemon_still_exits_0() -> None:
     with started("--drain-seconds", "0.1") as (process, url), ready(url) as session:
         plan = session.compile(long_graph(products=2000))

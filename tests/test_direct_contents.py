@@ -6,14 +6,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from heliograph_backends.contract import Admittance, Buffer, Intake, News
+from heliograph_backends.contract import Admittance, Buffer, Intake, News, Relay
 from heliograph_backends.contract.intake import Tell
 from heliograph_backends.cpu import CpuDevice
+from heliograph_proto.description import ContentOffer
 from heliograph_proto.errors import UnavailableError
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines
 from heliograph_server.core.direct import DirectContents
+from heliograph_server.core.principals import Quota
 from heliograph_server.core.room import Room
+from heliograph_server.core.tenants import Account
 
 
 class BreaksOff(Intake):
@@ -36,6 +39,54 @@ class Elsewhere(CpuDevice):
     @property
     def intake(self) -> Intake:
         return self.taking
+
+
+class Taken(Admittance):
+    """What such a daemon takes."""
+
+    def __init__(self, offers: tuple[ContentOffer, ...]) -> None:
+        self.offers = offers
+
+    def relay(self, place: int) -> Relay:
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        pass
+
+
+class Waits(BreaksOff):
+    """A daemon that takes all, and is told later what came."""
+
+    tell: Tell
+
+    def admit(self, wanted: Sequence[tuple[bytes, Buffer]], tell: Tell) -> Admittance:
+        self.buffers = [buffer for _, buffer in wanted]
+        self.tell = tell
+        return Taken(tuple(ContentOffer(digest, "", b"", b"") for digest, _ in wanted))
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_contents_on_their_way_are_memory_of_the_tenant_which_its_quota_bounds(comes: bool) -> None:
+    device, room, deadlines = Elsewhere(threads=1, native=False), Room(), Deadlines()
+    intake = device.taking = Waits()
+    account = Account("alice", Quota(device_memory_bytes=100))
+    contents = Contents(lambda: [device], room, account=account)
+    direct = DirectContents(contents, room, deadlines)
+    first, second = b"a" * 32, b"b" * 32
+    try:
+        (offer,) = direct.place(dict.fromkeys((first, second), (device.buffer_type, 64)))
+        assert offer.digest == first
+        assert account.usage().device_memory_bytes == 64
+        if comes:
+            intake.tell(0, News(64, is_over=True))
+            assert account.usage().device_memory_bytes == 64
+            assert not direct.place({second: (device.buffer_type, 64)})
+    finally:
+        direct.close(UnavailableError("over"))
+        contents.close(UnavailableError("over"))
+        deadlines.close()
+        device.close()
+    assert account.usage().is_idle
 
 
 def test_a_content_that_came_before_its_daemon_was_lost_is_the_sessions_and_not_freed() -> None:

@@ -30,6 +30,8 @@ def samples() -> list[tuple[str, str]]:
 @pytest.mark.parametrize("code", [code for _, code in samples()], ids=[where for where, _ in samples()])
 def test_the_sample_runs(code: str, daemon: DaemonUrls) -> None:
     """As written, except that it talks to the daemon of the tests."""
+    if "opentelemetry" in code:
+        pytest.importorskip("opentelemetry.trace", reason="needs OpenTelemetry: pip install heliograph[otel]")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(code.replace(DEFAULT_URL, daemon.tcp), "sample", "exec"), {"__name__": "sample"})

@@ -190,7 +190,8 @@ def test_the_end_of_a_process_is_told_in_words(status: int, text: str) -> None:
         (["--listen", "grpc://127.0.0.1:1"], "no --listen"),
         (["--pool", "static:a:7070"], "no --pool"),
         (["--drain-seconds", "soon"], "soon"),
-        (["--drain-seconds", "-1"], "drain_seconds"),
+        (["--drain-seconds", "-1"], "--drain-seconds is -1"),
+        (["--limit", "tensor=5"], "--limit"),
     ],
 )
 def test_serve_arguments_that_no_daemon_takes_are_refused(arguments: list[str], message: str) -> None:

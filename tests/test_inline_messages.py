@@ -21,6 +21,7 @@ from heliograph_proto.messages.inline import (
     encode_result,
     encode_results,
 )
+from heliograph_proto.traces import parent_of
 from heliograph_proto.v1 import command_pb2
 
 NUMBERS = (1, 5, 127, 128, 300, 16_383, 16_384, 2**21, 2**32, 2**62)
@@ -37,8 +38,15 @@ def some_run(dice: random.Random) -> InlineRun:
     inputs = [(place, dice.choice((0, *SIZES))) for place in range(dice.randrange(4))]
     dice.shuffle(inputs)
     outputs = dice.sample(range(300), dice.randrange(1, 4))
-    form = RunForm(dice.choice(NUMBERS), inputs, outputs, dice.choice((0, 1, 30_000)))
-    return InlineRun(form, [dice.randbytes(size) for _, size in inputs], dice.choice(NUMBERS))
+    is_traced = dice.random() < 0.5
+    form = RunForm(dice.choice(NUMBERS), inputs, outputs, dice.choice((0, 1, 30_000)), is_traced)
+    data = [dice.randbytes(size) for _, size in inputs]
+    return InlineRun(form, data, dice.choice(NUMBERS), some_trace(dice) if is_traced else "")
+
+
+def some_trace(dice: random.Random) -> str:
+    trace, span = dice.randrange(1, 2**128), dice.randrange(1, 2**64)
+    return parent_of(f"{trace:032x}", f"{span:016x}")
 
 
 def some_result(dice: random.Random) -> InlineResult:
@@ -132,7 +140,9 @@ def test_a_form_is_known_from_the_second_message_on(dice: random.Random) -> None
     assert reader.single(data) is None
     (first,) = reader.read(data)
     assert isinstance(first, command_pb2.Command)
-    other = InlineRun(run.form, [dice.randbytes(len(one)) for one in run.inputs], dice.choice(NUMBERS))
+    data_of_other = [dice.randbytes(len(one)) for one in run.inputs]
+    trace = some_trace(dice) if run.form.is_traced else ""
+    other = InlineRun(run.form, data_of_other, dice.choice(NUMBERS), trace)
     found = reader.single(encode_commands([other]))
     assert found is not None and found.command() == other.command()
     assert reader.single(encode_commands([other, other])) is None
@@ -177,6 +187,11 @@ def odd_commands(run: InlineRun) -> Iterator[bytes]:
     yield message.SerializeToString()
     message.stream, message.run.pause = 0, True
     yield message.SerializeToString()
+    message.run.pause = False
+    right = some_trace(random.Random(0))
+    for trace in ("nonsense", "x" * 55, "\u00e9" * 27 + "x", "0" * 55, right, right + "-more"):
+        message.run.trace_parent = trace
+        yield message.SerializeToString()
 
 
 def test_odd_encodings_mean_what_protobuf_says(dice: random.Random) -> None:
@@ -209,8 +224,11 @@ def damaged(dice: random.Random, data: bytes) -> bytes:
 
 
 def small_runs(dice: random.Random) -> list[InlineRun]:
-    form = RunForm(dice.randrange(1, 300), [(0, 3), (1, 2)], [1, 0], dice.choice((0, 200)))
-    return [InlineRun(form, [dice.randbytes(3), dice.randbytes(2)], number) for number in (126, 127, 128)]
+    is_traced = dice.random() < 0.5
+    form = RunForm(dice.randrange(1, 300), [(0, 3), (1, 2)], [1, 0], dice.choice((0, 200)), is_traced)
+    trace = some_trace(dice) if is_traced else ""
+    data = [[dice.randbytes(3), dice.randbytes(2)] for _ in range(3)]
+    return [InlineRun(form, one, number, trace) for one, number in zip(data, (126, 127, 128), strict=True)]
 
 
 def test_damaged_commands_mean_what_protobuf_says(dice: random.Random) -> None:

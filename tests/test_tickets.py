@@ -18,6 +18,7 @@ import heliograph as hg
 from heliograph._tickets import Announcement, Channels, TicketUpload, UnreachableError
 from heliograph_backends.contract import News
 from heliograph_proto import commands as c
+from heliograph_proto.addresses import parse_address
 from heliograph_proto.description import ContentOffer
 from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import CancelledError, PermissionDeniedError
@@ -25,6 +26,7 @@ from heliograph_proto.types import tensor_type
 from heliograph_server.core.admissions import IDLE_SECONDS, Admission, Admissions, Announced
 from heliograph_server.core.runtime import Host, Session
 
+OWN = parse_address("grpc://127.0.0.1:1")
 SIZE = 3 * 2**20 + 17
 SECONDS = 30
 
@@ -189,14 +191,14 @@ def test_tickets_are_void_when_who_announced_the_contents_is_gone(announcer: Ann
 
 @pytest.mark.parametrize("url", ["grpc://127.0.0.1:1", "unix:///no/such/socket", "local:", "nonsense://x"])
 def test_an_address_where_nobody_is_cannot_be_reached(url: str) -> None:
-    channels = Channels()
+    channels = Channels(OWN)
     with pytest.raises(UnreachableError):
         channels.connected(ContentOffer(bytes(32), url, bytes(16), bytes(32)))
     channels.close()
 
 
 def test_who_accepts_and_says_nothing_is_waited_for_two_seconds() -> None:
-    channels = Channels()
+    channels = Channels(OWN)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"grpc://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(UnreachableError, match="within 2 s"):

@@ -51,6 +51,7 @@ from heliograph.errors import (
     Reason,
     ResourceError,
     SessionClosedError,
+    UnauthenticatedError,
     UnavailableError,
     UnknownDeviceError,
     UnknownHandleError,
@@ -214,6 +215,7 @@ if TYPE_CHECKING:
         PlanEstimate,
         Usage,
     )
+    from heliograph_proto.log_lines import LogLine
     from heliograph_proto.membership import MemberInfo, MemberState, Way
     from heliograph_proto.quantization import dequantize, quantize
 
@@ -254,6 +256,7 @@ _CONTRACT = {
     "Cause": "description",
     "CopyRoad": "description",
     "DeviceType": "description",
+    "LogLine": "log_lines",
     "MemberInfo": "membership",
     "MemberState": "membership",
     "OpAnswer": "description",
@@ -297,6 +300,7 @@ __all__ = [
     "InvalidInputError",
     "InvalidModelError",
     "LimitExceededError",
+    "LogLine",
     "MemberInfo",
     "MemberLostError",
     "MemberState",
@@ -326,6 +330,7 @@ __all__ = [
     "Tap",
     "Tensor",
     "TensorType",
+    "UnauthenticatedError",
     "UnavailableError",
     "UnknownDeviceError",
     "UnknownHandleError",

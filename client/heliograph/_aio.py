@@ -17,24 +17,28 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
 from heliograph import _grpc
 from heliograph._aio_bulk import AioBulk, moved
 from heliograph._calls import unary
+from heliograph._channels import NO_CREDENTIALS, open_aio_channel
 from heliograph._deadline import Deadline
 from heliograph._effects import Call, Compute, Download, Effect, MapMemory, Move, Procedure, Upload, Wait
 from heliograph._inline import InlinePlan
+from heliograph._log_lines import FOLLOW_LOG, follow_request, is_end, lines_of
 from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._shared import SharedMemoryArgument, SharedSpace, memory_of, seconds_for, share
+from heliograph._tracing import CONNECT_SPAN, as_current, call_metadata
 from heliograph._watching import Watchers
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
 from heliograph_proto import DIRECT_WEIGHTS
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command, CompletionBatch
+from heliograph_proto.credentials import Credentials
 from heliograph_proto.description import SessionInfo
 from heliograph_proto.eager import begin
 from heliograph_proto.errors import (
@@ -43,9 +47,45 @@ from heliograph_proto.errors import (
     SessionClosedError,
 )
 from heliograph_proto.inline_runs import InlineRun
+from heliograph_proto.log_lines import LogLine
 from heliograph_proto.messages.inline import CompletionReader, encode_commands
 
 T = TypeVar("T")
+
+
+class AsyncLogSource(Protocol):
+    """Where lines of the server's log come from."""
+
+    async def take(self) -> list[LogLine] | None:
+        """Waits for more; None at the end."""
+
+    def close(self) -> None:
+        """Idempotent; `take` is not called any more."""
+
+
+class RemoteLog:
+    """The call to a daemon, once `begin` has been waited for."""
+
+    def __init__(self, shell: AioGrpcShell, call: Any) -> None:
+        self._shell, self._call = shell, call
+
+    async def begin(self) -> None:
+        """Raises what the server refuses it with."""
+        if await self.take() is None:
+            raise SessionClosedError("the session was closed")
+
+    async def take(self) -> list[LogLine] | None:
+        try:
+            message = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            refused = _grpc.typed_error(error, self._shell.address, "tell what it logs")
+            if is_end(refused) or self._shell.core.lost is not None:
+                return None
+            raise refused from None
+        return None if message is grpc.aio.EOF else lines_of(message)
+
+    def close(self) -> None:
+        self._call.cancel()
 
 
 class AioShell(ABC):
@@ -112,6 +152,10 @@ class AioShell(ABC):
             case MapMemory(tensor):
                 return await moved(partial(self._map_memory, tensor, deadline.remaining()))
         return await self._call(effect, deadline)
+
+    @abstractmethod
+    async def follow_log(self, level: str) -> AsyncLogSource:
+        """What the server logs of this session from now on. Raises as `Session.log` does."""
 
     async def wait(self, outcome: Outcome, deadline: Deadline) -> None:
         """Waits until an outcome is done. Raises DeadlineExceededError."""
@@ -236,9 +280,15 @@ class AioShell(ABC):
 class AioGrpcShell(AioShell):
     """A session over grpc.aio: one channel for commands and calls, one for bulk."""
 
-    def __init__(self, address: Address, info: SessionInfo, channel: grpc.aio.Channel) -> None:
+    def __init__(
+        self,
+        address: Address,
+        info: SessionInfo,
+        channel: grpc.aio.Channel,
+        credentials: Credentials = NO_CREDENTIALS,
+    ) -> None:
         super().__init__(address, info)
-        self._channel = channel
+        self._channel, self.credentials = channel, credentials
         self._bulk = AioBulk(self)
         self._bell = asyncio.Event()
         self.core.speaks_bytes = True
@@ -251,18 +301,23 @@ class AioGrpcShell(AioShell):
 
     @classmethod
     async def open(
-        cls, address: Address, timeout: float, shared_memory: SharedMemoryArgument = "auto"
+        cls,
+        address: Address,
+        timeout: float,
+        shared_memory: SharedMemoryArgument = "auto",
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> AioGrpcShell:
         """Connects and shakes hands. Raises as `hg.connect` does."""
-        channel = _channel(address)
+        channel = open_aio_channel(address, _grpc.CHANNEL_OPTIONS, credentials)
         end = time.monotonic() + timeout
         try:
             while True:
-                answer = await cls._greet(channel, address, timeout, end)
+                with as_current(CONNECT_SPAN):
+                    answer = await cls._greet(channel, address, timeout, end, credentials)
                 if not isinstance(answer, HeliographError):
                     info = _grpc.decode_open(answer, address)
                     shared = await cls._share(channel, address, info, shared_memory, end)
-                    made = cls(address, info, channel)
+                    made = cls(address, info, channel, credentials)
                     made.core.set_shared(shared)
                     return made
                 if not _grpc.is_starting(answer) or time.monotonic() + _grpc.START_SECONDS > end:
@@ -291,15 +346,16 @@ class AioGrpcShell(AioShell):
 
     @staticmethod
     async def _greet(
-        channel: grpc.aio.Channel, address: Address, timeout: float, end: float
+        channel: grpc.aio.Channel, address: Address, timeout: float, end: float, credentials: Credentials
     ) -> bytes | HeliographError:
         """What the server answers to the handshake, or why there is no answer."""
         call: Any = channel.unary_unary(_grpc.OPEN, None, None)
         try:
-            answer: bytes = await call(_grpc.open_request(), timeout=max(0.0, end - time.monotonic()))
+            seconds = max(0.0, end - time.monotonic())
+            answer: bytes = await call(_grpc.open_request(), timeout=seconds, metadata=call_metadata())
             return answer
         except grpc.aio.AioRpcError as error:
-            return await asyncio.to_thread(_grpc.open_error, error, address, timeout)
+            return await asyncio.to_thread(_grpc.open_error, error, address, timeout, credentials)
 
     async def _write(self) -> None:
         try:
@@ -361,11 +417,23 @@ class AioGrpcShell(AioShell):
         self._lose(_grpc.stream_error(error, self.address))
         self._ring()
 
+    async def follow_log(self, level: str) -> AsyncLogSource:
+        self.core.check()
+        method: Any = self._channel.unary_stream(FOLLOW_LOG, None, None)
+        made = RemoteLog(self, method(follow_request(self.info, level)))
+        try:
+            await made.begin()
+        except BaseException:
+            made.close()
+            raise
+        return made
+
     async def _call(self, call: Call, deadline: Deadline) -> Any:
         made = unary(call, self.info.session, self.info.limits.message_bytes)
         method: Any = self._channel.unary_unary(made.path, None, None)
         try:
-            return made.decode(await method(made.request, timeout=deadline.remaining()))
+            answer = method(made.request, timeout=deadline.remaining(), metadata=call_metadata())
+            return made.decode(await answer)
         except grpc.aio.AioRpcError as error:
             self.core.check()
             raise _grpc.typed_error(error, self.address, type(call).__name__) from None
@@ -408,7 +476,3 @@ class AioGrpcShell(AioShell):
 def _wake(waiting: asyncio.Future[None]) -> None:
     if not waiting.done():
         waiting.set_result(None)
-
-
-def _channel(address: Address) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address.grpc_target, _grpc.CHANNEL_OPTIONS)

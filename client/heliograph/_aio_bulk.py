@@ -10,6 +10,7 @@ import grpc
 
 from heliograph import _bulk, _grpc
 from heliograph._aio_direct import AioDirect
+from heliograph._channels import open_aio_channel
 from heliograph._deadline import Deadline
 from heliograph._effects import Download, Upload
 from heliograph._outcome import Transfer
@@ -30,8 +31,8 @@ class AioBulk:
     def __init__(self, shell: AioGrpcShell) -> None:
         self._shell = shell
         self._core, self._info, self._address = shell.core, shell.info, shell.address
-        self._channel = grpc.aio.insecure_channel(self._address.grpc_target, _grpc.CHANNEL_OPTIONS)
-        self._direct = AioDirect()
+        self._channel = open_aio_channel(self._address, _grpc.CHANNEL_OPTIONS, shell.credentials)
+        self._direct = AioDirect(self._address, shell.credentials)
 
     def start_upload(self, upload: Upload) -> Transfer:
         """Begins to carry bytes, in a task of the session."""

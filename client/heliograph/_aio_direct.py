@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from heliograph import _grpc
+from heliograph._channels import NO_CREDENTIALS, credentials_elsewhere, open_aio_channel
 from heliograph._effects import Upload
 from heliograph._tickets import (
     ASKS,
@@ -21,7 +22,9 @@ from heliograph._tickets import (
     no_connection,
     refusal,
 )
+from heliograph_proto.addresses import Address
 from heliograph_proto.bulk import encode_upload
+from heliograph_proto.credentials import Credentials
 from heliograph_proto.description import ContentOffer
 from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError
 from heliograph_proto.v1 import bulk_pb2
@@ -30,7 +33,9 @@ from heliograph_proto.v1 import bulk_pb2
 class AioDirect:
     """Connections with other daemons, by address, each made once; and uploads by tickets."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: Address, credentials: Credentials = NO_CREDENTIALS) -> None:
+        """`own`: the session's daemon, and what is shown there."""
+        self._own, self._credentials = own, credentials
         self._channels: dict[str, grpc.aio.Channel] = {}
         #: Those that somebody answered on.
         self._reached: set[grpc.aio.Channel] = set()
@@ -38,9 +43,10 @@ class AioDirect:
         self._doubted: set[grpc.aio.Channel] = set()
 
     async def _connected(self, offer: ContentOffer) -> grpc.aio.Channel:
-        target = address_of(offer).grpc_target
-        if target not in self._channels:
-            self._channels[target] = grpc.aio.insecure_channel(target, DIRECT_OPTIONS)
+        other = address_of(offer)
+        if (target := str(other)) not in self._channels:
+            shown = credentials_elsewhere(self._credentials, self._own, other)
+            self._channels[target] = open_aio_channel(other, DIRECT_OPTIONS, shown)
         channel = self._channels[target]
         if channel in self._reached:
             return channel

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from heliograph._aio import AioShell
+from heliograph._aio import AioShell, AsyncLogSource
+from heliograph._channels import NO_CREDENTIALS
 from heliograph._deadline import Deadline
 from heliograph._effects import Call, Download, Upload
+from heliograph._log_lines import Follower
 from heliograph._outcome import Transfer
 from heliograph_proto.addresses import Address
+from heliograph_proto.credentials import Credentials
 from heliograph_proto.errors import CancelledError, HeliographError
+from heliograph_proto.log_lines import LogLine, after_dropped
 
 
 class AioLocalShell(AioShell):
@@ -22,6 +28,7 @@ class AioLocalShell(AioShell):
 
     def __init__(self, address: Address, transport: Any) -> None:
         self._transport = transport
+        self._logs: weakref.WeakSet[_LocalLog] = weakref.WeakSet()
         super().__init__(address, transport.info)
         self._scheduled = False
         # The core may outlive this shell, which must not be kept by it.
@@ -31,11 +38,13 @@ class AioLocalShell(AioShell):
         )
 
     @classmethod
-    async def open(cls, address: Address, timeout: float) -> AioLocalShell:
+    async def open(
+        cls, address: Address, timeout: float, credentials: Credentials = NO_CREDENTIALS
+    ) -> AioLocalShell:
         """Starts this process's devices at first use."""
         from heliograph._local import LocalTransport
 
-        return cls(address, await asyncio.to_thread(LocalTransport, address, timeout))
+        return cls(address, await asyncio.to_thread(LocalTransport, address, timeout, credentials))
 
     def _ring(self) -> None:
         """Sends at the end of this turn of the loop, so that commands go together."""
@@ -67,6 +76,18 @@ class AioLocalShell(AioShell):
         if not work.cancelled() and work.exception() is None:
             self._transport.undo(call)
 
+    async def follow_log(self, level: str) -> AsyncLogSource:
+        self.core.check()
+        made = _LocalLog(self, partial(self._transport.follow_log, level))
+        self._logs.add(made)
+        return made
+
+    def _lose(self, error: HeliographError) -> bool:
+        was_open = super()._lose(error)
+        for one in tuple(self._logs):
+            one.close()
+        return was_open
+
     def _start_upload(self, upload: Upload) -> Transfer:
         transfer = Transfer(lambda: None)
         self.spawn(self._upload(upload, transfer))
@@ -91,6 +112,28 @@ class AioLocalShell(AioShell):
 
     async def _disconnect(self, was_open: bool) -> None:
         await asyncio.to_thread(self._transport.close)
+
+
+class _LocalLog:
+    """What is logged of a session of this process."""
+
+    def __init__(self, shell: AioLocalShell, follow: Callable[[Callable[[], None]], Follower]) -> None:
+        woken = self._woken = asyncio.Event()
+        self._is_over = False
+        on_loop = shell.on_loop
+        self._follower = follow(lambda: on_loop(woken.set))
+
+    async def take(self) -> list[LogLine] | None:
+        await self._woken.wait()
+        if not self._is_over:
+            self._woken.clear()
+        lines, dropped = self._follower.take()
+        return None if self._is_over and not lines else after_dropped(lines, dropped)
+
+    def close(self) -> None:
+        self._is_over = True
+        self._follower.close()
+        self._woken.set()
 
 
 def _tell(shell: weakref.ref[AioLocalShell], method: str, argument: Any) -> None:

@@ -43,6 +43,35 @@ def tune_allocator() -> bool:
     return found
 
 
+#: The fields of glibc's struct mallinfo2.
+_INFORMATION = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks"),
+    *("fordblks", "keepcost"),
+)
+
+
+class _Information(ctypes.Structure):
+    """What glibc's allocator has."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _INFORMATION)
+
+
+def give_back(kept_bytes: int = KEPT_BYTES) -> int:
+    """Gives memory back to the system if more is free here than `kept_bytes`, which glibc by itself does only
+    at the end of its heaps; how many bytes were free then, else 0. May take some milliseconds."""
+    try:
+        library = ctypes.CDLL(None)
+        ask, trim = library.mallinfo2, library.malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return 0
+    ask.restype = _Information
+    free_bytes: int = ask().fordblks
+    if free_bytes <= kept_bytes:
+        return 0
+    trim(ctypes.c_size_t(0))
+    return free_bytes
+
+
 def facts_here() -> dict[str, str]:
     """The facts of this process (`heliograph_proto.facts`), with what its allocator was told."""
     return process_facts(os.environ, _told[-1] if _told else "")

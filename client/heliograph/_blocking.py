@@ -30,18 +30,22 @@ import grpc
 from heliograph import _grpc
 from heliograph._blocking_bulk import BlockingBulk
 from heliograph._calls import unary
+from heliograph._channels import NO_CREDENTIALS, open_channel
 from heliograph._deadline import Deadline
 from heliograph._effects import Call, Compute, Download, Effect, MapMemory, Move, Procedure, Upload, Wait
 from heliograph._inline import InlinePlan
+from heliograph._log_lines import LogLines, LogSource, RemoteLog
 from heliograph._outcome import Outcome, Pending, Transfer, logger
 from heliograph._shared import SharedMemoryArgument, SharedSpace, memory_of, seconds_for, share
 from heliograph._tickets import Announcement, Tell, TicketUpload
+from heliograph._tracing import CONNECT_SPAN, as_current, call_metadata
 from heliograph._watching import Watchers
 from heliograph._words import ANSWER, What
 from heliograph.protocol import ClientCore
 from heliograph_proto import DIRECT_WEIGHTS
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command, CompletionBatch
+from heliograph_proto.credentials import Credentials
 from heliograph_proto.description import ContentOffer, SessionInfo
 from heliograph_proto.errors import (
     HeliographError,
@@ -210,6 +214,16 @@ class BlockingShell(ABC):
         """An upload by a ticket of this session's server; to be begun. Raises UnsupportedError likewise."""
         raise UnsupportedError("within one process nobody gives tickets")
 
+    def follow_log(self, level: str) -> LogLines:
+        """What the server logs of this session from now on. Raises as `Session.log` does."""
+        self.advance(self.core.check)
+        made = self._log_source(level)
+        self.when_lost(lambda _: made.close())
+        return LogLines(made)
+
+    @abstractmethod
+    def _log_source(self, level: str) -> LogSource: ...
+
     @abstractmethod
     def _ring(self) -> None:
         """There may be something to send. Safe in destructors."""
@@ -254,12 +268,15 @@ class GrpcShell(BlockingShell):
         timeout: float,
         shared_memory: SharedMemoryArgument = "auto",
         silence_seconds: float | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
         self.channel_options = _grpc.channel_options(silence_seconds)
-        self._channel = grpc.insecure_channel(address.grpc_target, self.channel_options)
+        self.credentials = credentials
+        self._channel = open_channel(address, self.channel_options, credentials)
         end = time.monotonic() + timeout
         try:
-            info = self._open(address, timeout)
+            with as_current(CONNECT_SPAN):
+                info = self._open(address, timeout)
             shared = self._share(address, info, shared_memory, end)
         except BaseException:
             self._channel.close()
@@ -292,9 +309,11 @@ class GrpcShell(BlockingShell):
         end = time.monotonic() + timeout
         while True:
             try:
-                answer = call.future(_grpc.open_request(), timeout=max(0.0, end - time.monotonic())).result()
+                seconds = max(0.0, end - time.monotonic())
+                asked = call.future(_grpc.open_request(), timeout=seconds, metadata=call_metadata())
+                answer = asked.result()
             except grpc.RpcError as error:
-                refused = _grpc.open_error(error, address, timeout)
+                refused = _grpc.open_error(error, address, timeout, self.credentials)
             else:
                 return _grpc.decode_open(answer, address)
             if not _grpc.is_starting(refused) or time.monotonic() + _grpc.START_SECONDS > end:
@@ -356,7 +375,7 @@ class GrpcShell(BlockingShell):
         method: Any = self._channel.unary_unary(made.path, None, None)
         # Of a closed channel gRPC says no more than ValueError.
         self.advance(self.core.check)
-        future = method.future(made.request, timeout=deadline.remaining())
+        future = method.future(made.request, timeout=deadline.remaining(), metadata=call_metadata())
         try:
             return made.decode(future.result())
         except grpc.RpcError as error:
@@ -375,6 +394,9 @@ class GrpcShell(BlockingShell):
 
     def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]:
         return memory_of(self.address, self.info, tensor, seconds)
+
+    def _log_source(self, level: str) -> LogSource:
+        return RemoteLog(self._channel, self.address, self.info, level)
 
     def announce(self, contents: Sequence[tuple[bytes, int, int]], tell: Tell) -> Announcement:
         return self._bulk.announce(contents, tell)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from heliograph import _bulk, _grpc
+from heliograph._channels import open_channel
 from heliograph._deadline import Deadline
 from heliograph._direct_uploads import DirectUpload
 from heliograph._effects import Download, Upload
@@ -31,9 +32,9 @@ class BlockingBulk:
     def __init__(self, shell: GrpcShell) -> None:
         self._shell = shell
         self._core, self._info, self._address = shell.core, shell.info, shell.address
-        self._channel = grpc.insecure_channel(self._address.grpc_target, shell.channel_options)
+        self._channel = open_channel(self._address, shell.channel_options, shell.credentials)
         #: With other daemons that take contents.
-        self._channels = Channels()
+        self._channels = Channels(self._address, shell.credentials)
         #: Threads that carry contents, each until its call has ended.
         self._carriers: set[threading.Thread] = set()
 

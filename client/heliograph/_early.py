@@ -1,7 +1,8 @@
-"""What `heliograph serve` needs before anything else is loaded; imported first of all by the package.
+"""What is done before anything else is loaded; imported first of all by the package.
 
-gRPC's core reads its environment when it is imported, and loading everything takes most of a second,
-in which a SIGTERM should end the process: as process 1 of a container it would not do so by itself.
+gRPC's core reads its environment when it is imported, and loading everything takes most of a second. In it a
+SIGTERM should end `heliograph serve`: as process 1 of a container it would not do so by itself. And
+`heliograph health`, which containers run every few seconds, needs nothing of it: it is answered here.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import threading
 from collections.abc import Sequence
 
 
-def is_serving(arguments: Sequence[str]) -> bool:
-    """Whether a process with these arguments is `heliograph serve`, or `python -m heliograph serve`."""
+def is_command(name: str, arguments: Sequence[str]) -> bool:
+    """Whether a process with these arguments is `heliograph NAME`, or `python -m heliograph NAME`."""
     program = os.path.basename(arguments[0]) if arguments else ""
-    return program in ("heliograph", "-m") and "serve" in arguments[1:2]
+    return program in ("heliograph", "-m") and name in arguments[1:2]
 
 
 def prepare() -> None:
@@ -27,5 +28,9 @@ def prepare() -> None:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 
 
-if is_serving(sys.argv):
+if is_command("serve", sys.argv):
     prepare()
+elif is_command("health", sys.argv):
+    from heliograph import _probe
+
+    sys.exit(_probe.main(sys.argv[2:]))

@@ -9,10 +9,12 @@ from typing import Any
 
 import grpc
 
+from heliograph._channels import NO_CREDENTIALS
 from heliograph._outcome import logger
 from heliograph._tenant import tenant_secret
 from heliograph_proto import FEATURES, VERSION_MAX, VERSION_MIN, __version__
 from heliograph_proto.addresses import Address
+from heliograph_proto.credentials import Credentials
 from heliograph_proto.description import SessionInfo
 from heliograph_proto.errors import (
     CancelledError,
@@ -21,8 +23,10 @@ from heliograph_proto.errors import (
     InternalError,
     LimitExceededError,
     NotHeliographError,
+    PermissionDeniedError,
     ProtocolError,
     SessionClosedError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from heliograph_proto.messages import decode_session
@@ -82,6 +86,9 @@ def channel_options(silence_seconds: float | None = None) -> tuple[tuple[str, An
 
 
 _ADVICE = "is the daemon running? start one with: heliograph serve"
+_SHOW = (
+    "show a token: hg.connect(url, token=...), $HELIOGRAPH_TOKEN, or the URL that heliograph serve printed"
+)
 
 
 def open_request() -> bytes:
@@ -129,6 +136,12 @@ def typed_error(error: Any, address: Address, doing: str) -> HeliographError:
             return CancelledError(f"cancelled: {doing}")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return LimitExceededError(f"{address} refused to {doing}: {details}")
+        case grpc.StatusCode.UNAUTHENTICATED:
+            return UnauthenticatedError(
+                f"{address} does not know who asks it to {doing}: {details}", advice=_SHOW
+            )
+        case grpc.StatusCode.PERMISSION_DENIED:
+            return PermissionDeniedError(f"{address} does not let this client {doing}: {details}")
         case grpc.StatusCode.UNIMPLEMENTED:
             return ProtocolError(f"{address} does not know how to {doing}: {details}")
     return InternalError(f"{address} failed to {doing}: {error.code().name}: {details}")
@@ -164,13 +177,19 @@ STARTING = "the server is starting its devices"
 START_SECONDS = 0.25
 
 
-def open_error(error: Any, address: Address, timeout: float) -> HeliographError:
-    """Why a session could not be opened: nobody there, silence, or somebody else."""
+def open_error(
+    error: Any, address: Address, timeout: float, credentials: Credentials = NO_CREDENTIALS
+) -> HeliographError:
+    """Why a session could not be opened: nobody there, silence, no trust, or somebody else."""
     found = typed_error(error, address, "open a session")
-    if isinstance(found, UnavailableError) and "http" not in found.message.lower():
+    if isinstance(found, UnavailableError) and not is_typed(error) and "http" not in found.message.lower():
         cause, advice = why_nobody(address)
         if cause:
             return UnavailableError(f"nobody answers at {address}: {cause}", advice=advice)
+    is_silent = isinstance(found, DeadlineExceededError) and address.is_tls
+    may_be_tls = (is_silent or isinstance(found, UnavailableError)) and not is_typed(error)
+    if may_be_tls and (distrusted := _why_no_trust(address, credentials)) is not None:
+        return distrusted
     if isinstance(found, UnavailableError | ProtocolError | InternalError):
         if error_from_metadata(tuple(error.trailing_metadata() or ())) is not None:
             return found
@@ -181,6 +200,21 @@ def open_error(error: Any, address: Address, timeout: float) -> HeliographError:
     if isinstance(found, DeadlineExceededError):
         return UnavailableError(f"{address} did not answer within {timeout:g} s", advice=_ADVICE)
     return found
+
+
+def _why_no_trust(address: Address, credentials: Credentials) -> HeliographError | None:
+    """What is wrong with TLS or with a certificate, on either side, if that is what it was."""
+    if address.scheme not in ("grpc", "grpcs"):
+        return None
+    # Not before: few need it.
+    from heliograph import _tls
+
+    is_tls = address.is_tls
+    why = _tls.why_no_tls(address, credentials) if is_tls else _tls.why_no_plaintext(address)
+    if why is None:
+        return None
+    kind = UnauthenticatedError if why.is_about_us else UnavailableError
+    return kind(f"cannot speak with {address}: {why.cause}", advice=why.advice)
 
 
 def is_starting(error: HeliographError) -> bool:

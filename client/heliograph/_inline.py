@@ -28,7 +28,7 @@ MOST_BYTES = 2**18
 class InlinePlan:
     """The runs of one plan that take arrays alone, and fetch all outputs."""
 
-    __slots__ = ("_form", "_inputs", "_outputs", "_timed", "size_bytes", "spec")
+    __slots__ = ("_form", "_inputs", "_outputs", "_timed", "_traced", "size_bytes", "spec")
 
     def __init__(self, spec: PlanSpec) -> None:
         self.spec = spec
@@ -37,6 +37,8 @@ class InlinePlan:
         self._form = RunForm(spec.handle, sizes, range(len(info.outputs)))
         #: The form of the last run that had a limit.
         self._timed = self._form
+        #: The form of the last run that was traced.
+        self._traced: RunForm | None = None
         self._inputs = [(port.name, *_layout(port.type)) for port in info.inputs]
         self._outputs = [(port.name, *_layout(port.type)) for port in info.outputs]
         #: Of the inputs of one run.
@@ -66,6 +68,14 @@ class InlinePlan:
         """A run with the bytes of all inputs, in order; None unless their sizes are right."""
         sizes = [size for _, size in self._form.inputs]
         return InlineRun(self._form, inputs) if [len(one) for one in inputs] == sizes else None
+
+    def traced(self, run: InlineRun, trace_parent: str) -> InlineRun:
+        """The same run, which belongs to a span."""
+        known, form = run.form, self._traced
+        if form is None or form.timeout_ms != known.timeout_ms:
+            rest = known.inputs, known.outputs, known.timeout_ms
+            form = self._traced = RunForm(known.plan, *rest, is_traced=True)
+        return InlineRun(form, run.inputs, trace_parent=trace_parent)
 
     def data(self, pending: Pending) -> Sequence[Bytes]:
         """The bytes of the outputs of a run that went well, in the plan's order, which is the run's."""

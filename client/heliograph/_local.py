@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from heliograph import _grpc
 from heliograph._allocator import facts_here
 from heliograph._blocking import BlockingShell, wait
 from heliograph._bulk import Receiver
+from heliograph._channels import NO_CREDENTIALS
 from heliograph._deadline import Deadline
 from heliograph._effects import (
     Call,
@@ -38,11 +40,13 @@ from heliograph._effects import (
     Reserve,
     Upload,
 )
+from heliograph._log_lines import LocalLog, LogSource
 from heliograph._outcome import Outcome, Pending, Transfer
 from heliograph._shared import mapped
 from heliograph_proto import __version__
 from heliograph_proto.addresses import Address
 from heliograph_proto.commands import Command
+from heliograph_proto.credentials import Credentials
 from heliograph_proto.description import PlanEstimate, PlanInfo, Traffic
 from heliograph_proto.errors import HeliographError, InternalError, UnsupportedError
 from heliograph_proto.graph import Graph
@@ -51,6 +55,7 @@ from heliograph_proto.inline_runs import InlineRun
 if TYPE_CHECKING:
     from heliograph_server.core.known_graphs import ReceivedGraph
     from heliograph_server.core.runtime import CompileRequest, Host, Session
+    from heliograph_server.telemetry.following import LogFollower
 
 #: What an upload hands over at once, so that progress can be told.
 _CHUNK_BYTES = 8 * 2**20
@@ -64,6 +69,8 @@ class _Key:
 
     specification: str = ""
     members: tuple[str, ...] = ()
+    #: What the daemons of a pool are shown.
+    credentials: Credentials = NO_CREDENTIALS
 
 
 class _SharedHosts:
@@ -140,7 +147,7 @@ class _SharedHost:
     def _pool(self, timeout: float) -> Host:
         from heliograph_server.pool import open_pool_of
 
-        return open_pool_of(self.key.members, timeout)
+        return open_pool_of(self.key.members, timeout, self.key.credentials)
 
     def close(self) -> None:
         with self._lock:
@@ -157,8 +164,12 @@ if hasattr(os, "register_at_fork"):
 class LocalTransport:
     """A session of the core, and what the effects are there. Blocking; used from any thread."""
 
-    def __init__(self, address: Address, timeout: float = 10.0) -> None:
-        self._shared = _SHARED.acquire(_Key(address.specification, address.members), timeout)
+    def __init__(
+        self, address: Address, timeout: float = 10.0, credentials: Credentials = NO_CREDENTIALS
+    ) -> None:
+        """`credentials`: what the daemons of a pool are shown."""
+        key = _Key(address.specification, address.members, credentials)
+        self._shared = _SHARED.acquire(key, timeout)
         self.host = self._shared.host
         try:
             self.info = self.host.open_session(f"heliograph-python/{__version__}", secret=_SECRET)
@@ -248,6 +259,13 @@ class LocalTransport:
             )
         )
 
+    def follow_log(self, level: str, wake: Callable[[], None]) -> LogFollower:
+        """What is logged of the session; `wake` is called when there is something to take. Raises
+        InvalidArgumentError, LimitExceededError."""
+        from heliograph_server.telemetry.following import LogFollower
+
+        return LogFollower(self.session.log_owner, level, wake)
+
     def undo(self, call: Call) -> None:
         """Takes back what a call did whose caller no longer waits."""
         if isinstance(call, Compile):
@@ -329,8 +347,10 @@ def _received(graph: Graph) -> Graph | ReceivedGraph:
 class LocalShell(BlockingShell):
     """A session of the core in this process."""
 
-    def __init__(self, address: Address, timeout: float = 10.0) -> None:
-        self._transport = LocalTransport(address, timeout)
+    def __init__(
+        self, address: Address, timeout: float = 10.0, credentials: Credentials = NO_CREDENTIALS
+    ) -> None:
+        self._transport = LocalTransport(address, timeout, credentials)
         super().__init__(address, self._transport.info)
         self._sending = threading.Lock()
         self._dirty = False
@@ -397,6 +417,9 @@ class LocalShell(BlockingShell):
     def _download(self, download: Download, deadline: Deadline) -> None:
         copied = self._transport.download(download, deadline)
         self.advance(lambda: self.core.count(copied))
+
+    def _log_source(self, level: str) -> LogSource:
+        return LocalLog(partial(self._transport.follow_log, level))
 
     def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]:
         return self._transport.map_memory(tensor)

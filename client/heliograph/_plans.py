@@ -27,6 +27,7 @@ from heliograph._rebuilding import Group, Rebuild, Repeated
 from heliograph._running import Bound, Observed, PlanSpec, Run, Wanted, choose_outputs, submit
 from heliograph._taps import Taps, Variants, tapped_in_loop, tapped_nodes
 from heliograph._tensors import TensorBase, as_elements
+from heliograph._tracing import RUN_SPAN, begin
 from heliograph._variables import read_variables, restore_variables
 from heliograph.checkpoints import Checkpoint
 from heliograph.protocol import ClientCore
@@ -39,6 +40,7 @@ from heliograph_proto.errors import (
     UnknownHandleError,
     UnsupportedError,
 )
+from heliograph_proto.inline_runs import InlineRun
 from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
@@ -434,8 +436,19 @@ class PlanBase(Handle):
         limit_ms = 0 if timeout is None else timeout_ms(timeout)
         if not isinstance(given, dict) or (run := plan.run(given, limit_ms)) is None:
             return None
-        pending = self._shell.send_inline(run, plan, waits)
+        pending = self._send_small(run, plan, waits)
         return None if pending is None else (plan, pending)
+
+    def _send_small(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
+        """Sends it, within the caller's trace if there is one; None: it must go the ordinary way."""
+        span = begin(RUN_SPAN)
+        if span is None:
+            return self._shell.send_inline(run, plan, waits)
+        pending = self._shell.send_inline(plan.traced(run, span.trace_parent), plan, waits)
+        # One that never ends is never told of.
+        if pending is not None:
+            span.end_with(pending)
+        return pending
 
     def _inline_plan(self) -> InlinePlan | None:
         """What its small runs have in common, if there are such and it may run."""

@@ -22,6 +22,7 @@ from heliograph._gates import Gate
 from heliograph._loops import unread_bytes
 from heliograph._outcome import Outcome, Pending
 from heliograph._procedures import Sending, credit, read, wait_for, write
+from heliograph._tracing import LOOP_SPAN, RUN_SPAN, begin
 from heliograph.protocol import ClientCore
 from heliograph_proto import commands as c
 from heliograph_proto.description import PlanInfo, Port
@@ -207,14 +208,21 @@ def submit(
     that is a portion.
     """
     fetched, kept = wanted
+    span = begin(RUN_SPAN if loop is None else LOOP_SPAN)
     inline = _choose_inline(core, inputs)
     temporary: list[int] = []
     try:
         bindings = []
         for place, value in enumerate(inputs):
             bindings.append((yield from _bind(core, plan, place, value, inline, temporary, how)))
-        rest = observed, loop, exchange_run
+        rest = observed, loop, exchange_run, "" if span is None else span.trace_parent
         pending = yield from _send_run(core, plan, tuple(bindings), wanted, how, timeout_ms, *rest)
+        if span is not None:
+            span.end_with(pending)
+    except BaseException as error:
+        if span is not None:
+            span.end(error)
+        raise
     finally:
         for handle in temporary:
             release(handle)
@@ -273,13 +281,16 @@ def _send_run(
     observed: Observed | None,
     loop: c.Loop | None,
     exchange_run: int,
+    trace_parent: str,
 ) -> Procedure[Pending]:
     outputs = tuple(
         c.OutputBinding(one.place, one.handle, fetch=not (one.handle or one.into), into=one.into)
         for one in chain(*wanted)
     )
     inline_bytes = sum(len(one.data) for one in bindings if one.data is not None)
-    run = c.Run(plan.handle, bindings, outputs, loop=loop, exchange_run=exchange_run)
+    run = c.Run(
+        plan.handle, bindings, outputs, loop=loop, exchange_run=exchange_run, trace_parent=trace_parent
+    )
     if observed is not None:
         pending = yield from _send_observed(core, run, observed, inline_bytes, how, timeout_ms)
     else:

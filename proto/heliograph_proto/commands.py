@@ -223,6 +223,8 @@ class Run:
     loop: Loop | None = None
     #: Of a plan that is a portion: which run of the whole it is; 0: it is none.
     exchange_run: int = 0
+    #: W3C's traceparent of a span that is sampled; "": it is not traced.
+    trace_parent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

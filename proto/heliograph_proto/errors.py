@@ -27,6 +27,7 @@
     │   ├── DrainingError          the server is shutting down
     │   ├── SessionClosedError     the session was closed or its lease ended
     │   ├── VersionMismatchError   no common version of the contract
+    │   ├── UnauthenticatedError   the server does not know who asks
     │   └── ProtocolError          the other side broke the contract
     ├── ContentMismatchError       uploaded bytes do not have the digest announced
     ├── InvalidModelError          a model's files are missing or damaged
@@ -74,15 +75,26 @@ class Origin:
 
 
 class HeliographError(Exception):
-    """The root: every error has a reason, an origin (perhaps empty) and advice (perhaps empty)."""
+    """The root: every error has a reason, an origin (perhaps empty) and advice (perhaps empty).
+
+    `retry_after_seconds`: after about how long the same may be granted; None where nobody knows, or never.
+    """
 
     reason: ClassVar[Reason.ValueType] = Reason.REASON_INTERNAL
 
-    def __init__(self, message: str, *, advice: str = "", origin: Origin | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        advice: str = "",
+        origin: Origin | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.advice = advice
         self.origin = origin if origin is not None else Origin()
+        self.retry_after_seconds = retry_after_seconds
 
     def __str__(self) -> str:
         lines = [self.message]
@@ -92,12 +104,21 @@ class HeliographError(Exception):
             lines.append(f"  advice: {self.advice}")
         return "\n".join(lines)
 
+    def in_a_line(self) -> str:
+        """What `str` gives in several lines, for a line of a log."""
+        return "; ".join(line.strip() for line in str(self).splitlines())
+
     def __reduce__(self) -> tuple[object, ...]:
-        return (rebuild, (type(self), self.message, self.advice, self.origin))
+        return (rebuild, (type(self), self.message, self.advice, self.origin, self.retry_after_seconds))
 
     def at(self, origin: Origin) -> HeliographError:
         """The same error with another origin; a copy, since errors are shared between threads."""
-        return type(self)(self.message, advice=self.advice, origin=origin)
+        return rebuild(type(self), self.message, self.advice, origin, self.retry_after_seconds)
+
+    def anew(self) -> HeliographError:
+        """The same error, to be raised where it is kept for others: its traceback, which holds what there was
+        on the way, would grow with each time."""
+        return self.at(self.origin)
 
     def from_command(self, sequence: int) -> HeliographError:
         """The same error, begun by this command, unless an earlier one is known."""
@@ -254,6 +275,12 @@ class VersionMismatchError(ConnectionError):
     reason = Reason.REASON_VERSION_MISMATCH
 
 
+class UnauthenticatedError(ConnectionError):
+    """The server does not know who asks: no token or certificate was shown, or one that is not in force."""
+
+    reason = Reason.REASON_UNAUTHENTICATED
+
+
 class ProtocolError(ConnectionError):
     """The other side broke a rule of the contract."""
 
@@ -290,9 +317,15 @@ class InternalError(HeliographError):
     reason = Reason.REASON_INTERNAL
 
 
-def rebuild(kind: type[HeliographError], message: str, advice: str, origin: Origin) -> HeliographError:
+def rebuild(
+    kind: type[HeliographError],
+    message: str,
+    advice: str,
+    origin: Origin,
+    retry_after_seconds: float | None = None,
+) -> HeliographError:
     """Used by copy and by processes that pass errors on."""
-    return kind(message, advice=advice, origin=origin)
+    return kind(message, advice=advice, origin=origin, retry_after_seconds=retry_after_seconds)
 
 
 def concrete_classes() -> list[type[HeliographError]]:

@@ -14,6 +14,7 @@ from struct import Struct
 
 from heliograph_proto import commands as c
 from heliograph_proto.errors import HeliographError
+from heliograph_proto.traces import TRACE_BYTES, sampled
 from heliograph_proto.varints import varint
 
 _DOUBLE = Struct("<d")
@@ -21,6 +22,8 @@ _DOUBLE = Struct("<d")
 FRAME_TAG = b"\x12"
 #: The tag of `sequence` in Command and in Completion.
 _SEQUENCE_TAG = b"\x08"
+#: The tag of `trace_parent` in Run.
+_TRACE_TAG = varint(50 << 3 | 2)
 
 
 class Template:
@@ -68,16 +71,23 @@ class Template:
 
 
 class RunForm:
-    """All of a run but its number and the bytes of its inputs, which all ride in it. It is on the default
-    stream, and all of its outputs that are wanted ride in its completion."""
+    """All of a run but its number, the bytes of its inputs, which all ride in it, and which trace it belongs
+    to. It is on the default stream, and all of its outputs that are wanted ride in its completion."""
 
-    __slots__ = ("inputs", "outputs", "plan", "template", "timeout_ms")
+    __slots__ = ("inputs", "is_traced", "outputs", "plan", "template", "timeout_ms")
 
     def __init__(
-        self, plan: int, inputs: Sequence[tuple[int, int]], outputs: Sequence[int], timeout_ms: int = 0
+        self,
+        plan: int,
+        inputs: Sequence[tuple[int, int]],
+        outputs: Sequence[int],
+        timeout_ms: int = 0,
+        is_traced: bool = False,
     ) -> None:
         """`inputs`: places and sizes in bytes; `outputs`: places."""
         self.timeout_ms = timeout_ms
+        #: Whether its runs have a traceparent.
+        self.is_traced = is_traced
         self.plan = plan
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
@@ -90,19 +100,32 @@ class RunForm:
 class InlineRun:
     """A run of such a form: a command. Its number is 0 until it is sent."""
 
-    __slots__ = ("form", "inputs", "sequence")
+    __slots__ = ("form", "inputs", "sequence", "trace_parent")
 
-    def __init__(self, form: RunForm, inputs: Sequence[bytes], sequence: int = 0) -> None:
+    def __init__(
+        self, form: RunForm, inputs: Sequence[bytes], sequence: int = 0, trace_parent: str = ""
+    ) -> None:
         self.form = form
         self.inputs = inputs
         self.sequence = sequence
+        #: TRACE_BYTES of ASCII if its form is traced.
+        self.trace_parent = trace_parent
 
     def __repr__(self) -> str:
         return f"<InlineRun {self.sequence} of plan {self.form.plan}>"
 
     def frame(self) -> bytes:
         """As an element of a CommandBatch."""
-        return self.form.template.frame(self.sequence, self.inputs)
+        form = self.form
+        if form.is_traced:
+            return form.template.frame(self.sequence, (*self.inputs, self.trace_parent.encode()))
+        return form.template.frame(self.sequence, self.inputs)
+
+    @classmethod
+    def traced(cls, form: RunForm, sequence: int, holes: list[bytes]) -> InlineRun | None:
+        """From what was in the holes of the template of a form that is traced; None where that is no text."""
+        trace = holes.pop()
+        return cls(form, holes, sequence, sampled(trace.decode())) if trace.isascii() else None
 
     def command(self) -> c.Command:
         """The same in the ordinary way."""
@@ -111,7 +134,7 @@ class InlineRun:
             c.InputBinding(one, data) for (one, _), data in zip(form.inputs, self.inputs, strict=True)
         )
         wanted = tuple(c.OutputBinding(one, fetch=True) for one in form.outputs)
-        run = c.Run(form.plan, tuple(bindings), wanted)
+        run = c.Run(form.plan, tuple(bindings), wanted, trace_parent=self.trace_parent)
         return c.Command(self.sequence, run, notify=True, timeout_ms=form.timeout_ms)
 
 
@@ -177,6 +200,10 @@ def _run_template(form: RunForm) -> Template:
         binding = _place(place) + b"\x18\x01"
         segments[-1] += b"\x1a" + varint(len(binding)) + binding
     sizes = [size for _, size in form.inputs]
+    if form.is_traced:
+        segments[-1] += _TRACE_TAG + varint(TRACE_BYTES)
+        segments.append(b"")
+        sizes.append(TRACE_BYTES)
     # Command.notify and Command.timeout_ms, then Command.run.
     head = b"\x18\x01" + (b"\x20" + varint(form.timeout_ms) if form.timeout_ms else b"")
     segments[0] = head + b"\x62" + varint(sum(map(len, segments)) + sum(sizes)) + segments[0]

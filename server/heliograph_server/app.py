@@ -1,10 +1,10 @@
 """The daemon: a gRPC server around a host, from its start to its end.
 
-    starting ──(devices ready)──▸ serving ──(SIGTERM, SIGINT)──▸ draining ──▸ stopped
+    starting ──(devices ready)──▸ serving ──(SIGTERM, SIGINT, an operator)──▸ draining ──▸ stopped
 
-Ports are bound first, so that a mistake shows at once; health says NOT_SERVING until the devices are
-ready, and again while draining. Draining lets running work end, for `drain_seconds` at most; a second
-signal cuts it short.
+Ports are bound first, so that a mistake shows at once; health (`heliograph_server.health`) says "ready" when
+the devices are, until draining begins. Draining lets running work end, for `drain_seconds` at most; a second
+signal cuts it short. How an operator drains is in `draining`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from heliograph_backends.registry import open_registry
 from heliograph_proto.addresses import Address
+from heliograph_proto.credentials import Shown, nothing_shown
 from heliograph_proto.errors import DrainingError
 from heliograph_proto.limits import Limits
 from heliograph_proto.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
     bulk_pb2,
     command_pb2,
     device_pb2,
@@ -43,13 +44,22 @@ from heliograph_proto.v1 import (
     session_pb2,
     session_pb2_grpc,
 )
-from heliograph_server.config import ServerConfig
+from heliograph_server.access.access import Access
+from heliograph_server.config import ServerConfig, Sources
+from heliograph_server.connections import connection_options, keep_tidy
 from heliograph_server.core.membership import Membership
 from heliograph_server.core.runtime import Host
 from heliograph_server.core.store import ContentStore
+from heliograph_server.draining import Draining
 from heliograph_server.facts import server_facts
+from heliograph_server.health import Health
 from heliograph_server.listening import bind, unbind
 from heliograph_server.peers.looping import LoopPeers
+from heliograph_server.peers.showing import PoolCredentials
+from heliograph_server.reconfiguring import Configuration
+from heliograph_server.reloading import Watch
+from heliograph_server.service_manager import ServiceManager
+from heliograph_server.services.admin import AdminService
 from heliograph_server.services.bulk import BulkService
 from heliograph_server.services.command import CommandService
 from heliograph_server.services.device import DeviceService
@@ -61,6 +71,8 @@ from heliograph_server.services.refusals import HostSlot
 from heliograph_server.services.session import SessionService
 from heliograph_server.storage.disk import DiskCache
 from heliograph_server.storage.models import ModelFiles
+from heliograph_server.telemetry.daemon import Telemetry
+from heliograph_server.telemetry.traces import Traces
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +87,9 @@ SERVICES = tuple(
         (command_pb2, "CommandService"),
         (model_pb2, "ModelService"),
         (peer_pb2, "PeerService"),
+        (admin_pb2, "AdminService"),
     )
 )
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 COMPILE_THREADS = 2
 BULK_THREADS = 4
@@ -122,9 +133,9 @@ class Daemon:
     """One gRPC server and its host. `open_host` starts the devices; it blocks."""
 
     def __init__(self, config: ServerConfig, open_host: Callable[[], Host] | None = None) -> None:
-        self._config = config
         self._open_host = open_host or (lambda: open_host_of(config))
         self._slot = HostSlot()
+        self.telemetry = Telemetry(config, self._slot)
         sizes = {
             "compile": COMPILE_THREADS,
             "bulk": BULK_THREADS,
@@ -138,39 +149,78 @@ class Daemon:
         self._pools = [ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()]
         self._server: aio.Server | None = None
         self._memory = MemoryService(self._slot)
-        self._health = health_aio.HealthServicer()
+        self.health = Health(SERVICES, config.health_listen)
+        #: Files that are read again when they change, and when SIGHUP asks.
+        self.watch = Watch()
+        self.telemetry.facts.reloads = lambda: self.watch.outcomes
+        self.configuration = Configuration(config, self._reconfigure)
+        self.draining = Draining(self._slot, lambda: self._config.drain_seconds, self.health.look)
         #: Where it listens, with the ports that were chosen.
         self.addresses: tuple[Address, ...] = ()
         self._facts: Mapping[str, str] = {}
+        #: What other daemons are shown; read when it starts.
+        self._shown: Shown = nothing_shown
         self._peers: LoopPeers | None = None
+        self._tidying: asyncio.Task[None] | None = None
         self.host: Host | None = None
+        #: Who may connect; once it starts.
+        self.access: Access | None = None
+        self._traces = Traces(config.traces)
 
     def __repr__(self) -> str:
         return f"<Daemon at {', '.join(map(str, self.addresses)) or 'no address yet'}: {self.host}>"
 
+    @property
+    def _config(self) -> ServerConfig:
+        """What is in force."""
+        return self.configuration.now
+
     async def start(self) -> None:
         """Binds, serves, and starts the devices. Raises ConfigurationError; `stop` cleans up."""
-        self._server = aio.server(options=server_options(self._config.limits))
+        self._shown = pool_credentials(self._config)
+        self.access = Access(self._config)
+        self.telemetry.facts.certificate_expiry = self.access.certificate_expiry
+        self.watch.start()
+        self._server = aio.server(
+            interceptors=self.access.interceptors,
+            options=server_options(self._config.limits) + connection_options(self._config),
+        )
         self._add_services(self._server)
-        await self._tell_health(NOT_SERVING)
+        await self.health.start()
         for address in self._config.addresses:
-            self.addresses += (bind(self._server, address),)
+            self.addresses += (bind(self._server, address, self.access.credentials(address)),)
+        self.telemetry.start()
         if self._config.shared_memory:
             self._memory.start(self.addresses)
         self._facts = server_facts(self._why_not_shared())
         await self._server.start()
         self.host = await asyncio.wrap_future(_in_thread_of_its_own(self._open_host))
         silence_seconds = self._config.pool_silence_seconds
-        self._peers = LoopPeers(asyncio.get_running_loop(), self._pools[-1], silence_seconds)
+        self._peers = LoopPeers(
+            asyncio.get_running_loop(), self._pools[-1], silence_seconds, shown=self._shown
+        )
         self.host.exchange.use(self._peers)
+        self._reconfigure(self._config)
+        self.telemetry.watch(self.host)
+        self._traces.join(self.host, self.addresses)
         self._slot.fill(self.host)
-        await self._tell_health(SERVING)
+        self.access.watch(self.host)
+        await self.health.follow(self.host)
+        self._tidying = asyncio.ensure_future(keep_tidy())
+
+    def _reconfigure(self, config: ServerConfig) -> None:
+        """What the daemon has of settings that may change while it runs. It may have no devices yet."""
+        if self.host is not None and isinstance(self.host.store.cache, DiskCache):
+            self.host.store.cache.quota_bytes = config.cache_size
+        if self.access is not None:
+            self.access.use_quota(config.quota, self.host)
 
     def _why_not_shared(self) -> str:
         return self._memory.why_not if self._config.shared_memory else "it is off in the configuration"
 
     def _add_services(self, server: aio.Server) -> None:
         compilers, hashers, closers, askers, listeners, readers, relays, movers = self._pools
+        assert self.access is not None
         session_pb2_grpc.add_SessionServiceServicer_to_server(
             SessionService(self._slot, askers, closers, self._memory.offer), server
         )
@@ -181,21 +231,19 @@ class Daemon:
         BulkService(self._slot, hashers, relays).add_to(server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
         CommandService(self._slot, closers).add_to(server)
-        PeerService(self._slot, movers).add_to(server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        PeerService(self._slot, movers, lambda address: self._shown(address)).add_to(server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminService(self._slot, self.draining, askers, closers, self.access.why_not), server
+        )
+        self.health.add_to(server)
         names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
 
-    async def _tell_health(self, status: Any) -> None:
-        for name in ("", *SERVICES):
-            await self._health.set(name, status)
-
     async def drain(self) -> bool:
         """Refuses new sessions and waits for running work, for `drain_seconds`. Whether it ended."""
-        await self._tell_health(NOT_SERVING)
+        await self.draining.stopping()
         if self.host is None:
             return True
-        self.host.drain()
         return await asyncio.to_thread(self.host.wait_quiet, self._config.drain_seconds)
 
     def hurry(self) -> None:
@@ -205,20 +253,29 @@ class Daemon:
 
     async def stop(self) -> None:
         """Ends all sessions, the server, the devices and the threads."""
+        await self.watch.stop()
+        self.telemetry.stop()
+        self.draining.hung_up.set()
+        if self._tidying is not None:
+            self._tidying.cancel()
         if self.host is not None:
             error = DrainingError("the server is shutting down", advice="try later, or elsewhere")
             await asyncio.to_thread(self.host.close_sessions, error)
         self._memory.close()
+        if self.access is not None:
+            await self.access.close()
         if self._peers is not None:
             await self._peers.closed()
         if self._server is not None:
             await self._server.stop(STOP_SECONDS)
         if self.host is not None:
             await asyncio.to_thread(self.host.close)
+        await asyncio.to_thread(self._traces.close)
         for address in self.addresses:
             unbind(address)
         for pool in self._pools:
             await asyncio.to_thread(pool.shutdown)
+        await self.health.stop()
 
 
 def open_host_of(config: ServerConfig) -> Host:
@@ -240,7 +297,12 @@ def _pool_of(config: ServerConfig) -> Membership:
     from heliograph_server.pool.pool import Pool
     from heliograph_server.pool.sources import open_source
 
-    return Pool(open_source(config.pool), config.pool_silence_seconds)
+    return Pool(open_source(config.pool), config.pool_silence_seconds, shown=pool_credentials(config))
+
+
+def pool_credentials(config: ServerConfig) -> PoolCredentials:
+    """What members, and daemons that values are exchanged with, are shown. Raises ConfigurationError."""
+    return PoolCredentials(config.pool_token, config.pool_ca, config.pool_certificate, config.pool_key)
 
 
 def _in_thread_of_its_own(open_host: Callable[[], Host]) -> Future[Host]:
@@ -271,22 +333,37 @@ def is_starting() -> bool:
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first one asks to drain, the second one to hurry.
+    """SIGTERM and SIGINT: the first one asks to drain, the second one to hurry. SIGHUP: read files again.
 
-    Work that cannot be cut short then still has HURRY_SECONDS before the process ends all the same.
+    Work that cannot be cut short then still has HURRY_SECONDS before the process ends all the same. SIGHUP of
+    a terminal that was closed is what it always was, the end.
     """
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self._on_second: Callable[[], None] = lambda: None
+        self._on_hang_up: Callable[[], None] = lambda: None
+        # Who was started with nohup outlives its terminal.
+        self._has_terminal = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
     def install(self, numbers: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)) -> None:
         loop = asyncio.get_running_loop()
         for number in numbers:
             loop.add_signal_handler(number, self._arrived, number)
+        loop.add_signal_handler(signal.SIGHUP, self._hung_up)
 
     def on_second(self, callback: Callable[[], None]) -> None:
         self._on_second = callback
+
+    def on_hang_up(self, callback: Callable[[], None]) -> None:
+        self._on_hang_up = callback
+
+    def _hung_up(self) -> None:
+        if self._has_terminal and not _has_terminal():
+            self._arrived(signal.SIGHUP)
+            return
+        logger.info("SIGHUP: reading files again")
+        self._on_hang_up()
 
     def _arrived(self, number: signal.Signals) -> None:
         logger.info("%s: %s", number.name, "hurrying" if self.stop.is_set() else "draining")
@@ -294,6 +371,15 @@ class Signals:
             self._on_second()
             asyncio.get_running_loop().call_later(HURRY_SECONDS, _give_up)
         self.stop.set()
+
+
+def _has_terminal() -> bool:
+    """Whether the process has a terminal that is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _give_up() -> None:
@@ -308,25 +394,48 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-async def serve(config: ServerConfig, ready: Callable[[Daemon], None] | None = None) -> None:
-    """Serves until a signal comes. Calls `ready` once it listens and the devices are there."""
+async def serve(
+    config: ServerConfig, ready: Callable[[Daemon], None] | None = None, sources: Sources | None = None
+) -> None:
+    """Serves until a signal comes. Calls `ready` once it listens and the devices are there.
+
+    `sources`: where the configuration comes from; its file is then read again.
+    """
     signals = Signals()
     signals.install()
     daemon = Daemon(config)
     signals.on_second(daemon.hurry)
+    manager = ServiceManager(os.environ)
+    signals.on_hang_up(lambda: manager.reload(daemon.watch.look_at_once))
     try:
+        if sources is not None:
+            daemon.configuration.follow(sources, daemon.watch)
         if not await _started(daemon, signals.stop):
             logger.info("ending before the devices were ready")
             return
         if ready is not None:
             ready(daemon)
         _freeze()
-        await signals.stop.wait()
-        if not await daemon.drain():
-            logger.warning("work did not end within %.0f s and is cut short", config.drain_seconds)
+        manager.ready(f"serving at {', '.join(map(str, daemon.addresses))}")
+        signalled = await _told_to_end(signals.stop, daemon.draining.over)
+        seconds = daemon.configuration.now.drain_seconds
+        manager.stopping(seconds if signalled else 0.0)
+        if signalled and not await daemon.drain():
+            logger.warning("work did not end within %.0f s and is cut short", seconds)
     finally:
         await daemon.stop()
+        await manager.close()
         logger.info("stopped")
+
+
+async def _told_to_end(signal: asyncio.Event, drained: asyncio.Event) -> bool:
+    """Waits for a signal, or for the end of an operator's drain. Whether it was a signal."""
+    waiting = [asyncio.ensure_future(one.wait()) for one in (signal, drained)]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for one in waiting:
+        one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    return not drained.is_set()
 
 
 def _freeze() -> None:

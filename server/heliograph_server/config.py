@@ -1,108 +1,294 @@
-"""The server's configuration: defaults, then a TOML file, then the command line.
+"""The server's configuration: every setting is a field here, and what is said of it is said here alone.
 
-    listen = ["grpc://127.0.0.1:7070", "unix:///run/heliograph/socket"]
-    backends = ["/usr/lib/heliograph/backends"]
-    devices = ["cpu:threads=2"]
-    drain_seconds = 30
-    cache = "/var/cache/heliograph"
-    cache_size = "20GiB"
-    models = "/srv/models"
-    shared_memory = true
-    pool = "static:left:7070,right:7070"
-    pool_silence_seconds = 3
-
-    [limits]
-    tensors = 100000
-
-Whatever is wrong raises ConfigurationError, with advice.
+Keys of a TOML file, variables (HELIOGRAPH_DRAIN_SECONDS, HELIOGRAPH_LIMITS_TENSORS) and flags
+(--drain-seconds 5, --limit tensors=5) are made of the fields, as is deploy/heliograph.toml.
+Flags win over variables, those over the file, the file over defaults. Whatever is wrong raises
+ConfigurationError, with the place and advice.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import tomllib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address
+from heliograph_proto.addresses import DEFAULT_URL, Address, parse_address, without_token
+from heliograph_proto.administration import LONGEST_DRAIN_SECONDS
 from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
 from heliograph_proto.limits import Limits
-from heliograph_proto.sizes import parse_size
+from heliograph_proto.log_lines import LEVELS
+from heliograph_proto.settings import Setting
+from heliograph_server.access.reach import check_access
+from heliograph_server.core.principals import Quota
+from heliograph_server.settings import example, sources
+from heliograph_server.settings.table import suggest
+from heliograph_server.settings.values import check_all
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
-#: The most seconds that draining may be given; what is longer is a mistake.
-MAX_DRAIN_SECONDS = 86_400.0
-#: The least and the most seconds of silence after which a member of a pool is lost.
-SILENCE_SECONDS = 0.25, 3600.0
-#: Settings that are options of the command line too.
-OPTIONS = (
-    "listen",
-    "insecure",
-    "backends",
-    "devices",
-    "cache",
-    "cache_size",
-    "models",
-    "shared_memory",
-    "pool",
-    "pool_silence_seconds",
-    "drain_seconds",
-    "log_level",
+#: The variable that names the file, as --config does.
+CONFIG_VARIABLE = "HELIOGRAPH_CONFIG"
+#: Variables that begin as the daemon's do and are others' affair: the client's, and the kernel cache's.
+OTHER_VARIABLES = frozenset(
+    {
+        CONFIG_VARIABLE,
+        "HELIOGRAPH_CA",
+        "HELIOGRAPH_CERTIFICATE",
+        "HELIOGRAPH_KERNEL_CACHE",
+        "HELIOGRAPH_KEY",
+        "HELIOGRAPH_SERVER",
+        "HELIOGRAPH_TENANT",
+        "HELIOGRAPH_TOKEN",
+        "HELIOGRAPH_TOKEN_FILE",
+    }
 )
-#: Limits travel in 32 or 64 bits.
-MAX_LIMIT = 2**31 - 1
+
+EPILOG = (
+    "Each of these can be said in the file and by a variable, too: --drain-seconds 5 is drain_seconds = 5 "
+    "and HELIOGRAPH_DRAIN_SECONDS=5, --limit tensors=5 is tensors = 5 in [limits] and "
+    "HELIOGRAPH_LIMITS_TENSORS=5. Options win over variables, variables over the file."
+)
+#: What a file begins with that `--print-config` makes.
+HEADING = """\
+What a daemon goes by. `heliograph serve --print-config` makes this file, and reads it back:
+
+    heliograph serve --config heliograph.toml
+
+What is not said has its default. Variables win over the file, HELIOGRAPH_DRAIN_SECONDS=5 or
+HELIOGRAPH_LIMITS_TENSORS=5, with commas in lists; options of the command line win over both,
+--drain-seconds 5 or --limit tensors=5. Paths begin at this file's folder.
+
+When the file changes, and on SIGHUP, the daemon reads it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Everything that an operator decides."""
 
-    #: Where to listen: grpc://HOST:PORT (port 0: any free one) or unix:///PATH.
-    listen: tuple[str, ...] = (DEFAULT_URL,)
-    #: Whether others than this host may connect, in the clear and without authentication.
-    insecure: bool = False
-    #: Plugins: modules, files ending in .py, or directories of such. Their code is run.
-    backends: tuple[str, ...] = ()
-    #: What there is, by priority: backends and their parameters, such as "cpu:threads=2,memory=4GiB".
-    devices: tuple[str, ...] = ("cpu",)
-    #: A folder that keeps contents of weights for later sessions; empty: none. Daemons may share it.
-    cache: str = ""
-    #: The most bytes of it.
-    cache_size: int = 20 * 2**30
-    #: A folder of safetensors and GGUF files that every client may use as weights; empty: none.
-    models: str = ""
-    #: Whether tensors of clients on this host, and of the same user, go through memory that both map.
-    shared_memory: bool = True
-    #: The daemons whose devices are offered behind its own, "static:a:7070,b:7070" or "dns:NAME:PORT"; empty:
-    #: none.
-    pool: str = ""
-    #: How long one of them may say nothing before it is lost.
-    pool_silence_seconds: float = 3.0
-    #: How long running work may go on after SIGTERM.
-    drain_seconds: float = 30.0
-    limits: Limits = field(default_factory=Limits)
-    log_level: str = "info"
+    listen: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Where to listen: grpc://HOST:PORT, grpcs://HOST:PORT with TLS, or unix:///PATH.",
+            "IPv6: grpc://[::1]:7070; port 0: any free one. The folder of a socket must exist; the socket "
+            "is its "
+            "owner's alone.",
+            least=1,
+            shown="URL",
+            section="where it listens",
+        ),
+    ] = (DEFAULT_URL,)
+    insecure: Annotated[
+        bool,
+        Setting("Whether other hosts may connect in the clear, without showing a token or a certificate."),
+    ] = False
+    tls_certificate: Annotated[
+        str,
+        Setting(
+            "A PEM file with the certificate that grpcs:// addresses show.",
+            "It is read again when it changes, as the key is.",
+            kind="path",
+            shown="FILE",
+            section="who may connect",
+        ),
+    ] = ""
+    tls_key: Annotated[str, Setting("A PEM file with its private key.", kind="path", shown="FILE")] = ""
+    tls_client_ca: Annotated[
+        str,
+        Setting(
+            "A PEM file of authorities, of which clients are to show a certificate (mutual TLS).",
+            '"" asks for none.',
+            kind="path",
+            shown="FILE",
+        ),
+    ] = ""
+    tokens: Annotated[
+        str,
+        Setting(
+            "A file of the tokens that clients are to show, which `heliograph token new` makes.",
+            "It is read again when it changes. One that is not there is made, with a first token that is "
+            'printed once. "" asks for none.',
+            kind="path",
+            shown="FILE",
+        ),
+    ] = ""
+    pool_token: Annotated[
+        str,
+        Setting(
+            "A file with the one token that this daemon shows to other daemons.",
+            "Those are members of its pool, and others that it exchanges values with.",
+            kind="path",
+            shown="FILE",
+            section="what it shows to other daemons",
+        ),
+    ] = ""
+    pool_ca: Annotated[
+        str,
+        Setting("A PEM file of the authorities that vouch for other daemons.", kind="path", shown="FILE"),
+    ] = ""
+    pool_certificate: Annotated[
+        str,
+        Setting(
+            "A PEM file with the certificate that this daemon shows to other daemons.",
+            kind="path",
+            shown="FILE",
+        ),
+    ] = ""
+    pool_key: Annotated[str, Setting("A PEM file with its private key.", kind="path", shown="FILE")] = ""
+    health_listen: Annotated[
+        str,
+        Setting(
+            "Where grpc.health.v1 alone is answered, in the clear, as HOST:PORT.",
+            '"": only where everything else is.',
+            shown="HOST:PORT",
+            section="what it tells of itself",
+        ),
+    ] = ""
+    metrics_listen: Annotated[
+        str, Setting("Where Prometheus finds metrics, as HOST:PORT.", '"": nowhere.', shown="HOST:PORT")
+    ] = ""
+    traces: Annotated[
+        str,
+        Setting("Where traces go by OTLP: http(s)://HOST:PORT of a collector.", '"": nowhere.', shown="URL"),
+    ] = ""
+    max_connections: Annotated[
+        int,
+        Setting(
+            "The most connections at once at each address; 0: what the process has descriptors for.",
+            least=0,
+            most=2**20,
+            shown="N",
+            section="where it listens",
+        ),
+    ] = 0
+    backends: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Plugins with further backends: a module, a FILE.py or a DIRECTORY/ of such, whose code is run.",
+            "Paths begin at this file's folder. The code has all rights of the daemon, so only its user and "
+            "root may be able to write to it. One that cannot be loaded is reported, and the others serve; "
+            "`devices` says what is used.",
+            kind="plugin",
+            flag="--backend",
+            shown="PLUGIN",
+            section="what it computes on",
+        ),
+    ] = ()
+    devices: Annotated[
+        tuple[str, ...],
+        Setting(
+            "What there is to compute on, by priority: NAME[:key=value,...], such as "
+            "cpu:threads=2,memory=8GiB.",
+            "cpu: threads (all processors), memory (of tensors; most of the host's).",
+            least=1,
+            kind="device",
+            flag="--device",
+            shown="SPEC",
+        ),
+    ] = ("cpu",)
+    cache: Annotated[
+        str,
+        Setting(
+            "A folder that keeps uploaded weights for later sessions, made if it is missing.",
+            "Daemons of one user may share it. `heliograph cache` lists, removes and checks what is there. "
+            '"" keeps none.',
+            kind="path",
+            shown="DIR",
+            section="weights",
+        ),
+    ] = ""
+    cache_size: Annotated[
+        int,
+        Setting(
+            "The most bytes of that folder; what was not used for longest goes first.",
+            least=1,
+            most=2**63 - 1,
+            kind="size",
+            shown="SIZE",
+            live=True,
+        ),
+    ] = 20 * 2**30
+    models: Annotated[
+        str,
+        Setting(
+            "A folder of safetensors and GGUF files that every client may use as weights, so that none "
+            "uploads them.",
+            '"" allows none.',
+            kind="path",
+            shown="DIR",
+        ),
+    ] = ""
+    shared_memory: Annotated[
+        bool,
+        Setting(
+            "Whether tensors of clients on this host, and of the same user, go through memory that both "
+            "map, instead "
+            "of sockets."
+        ),
+    ] = True
+    pool: Annotated[
+        str,
+        Setting(
+            "Other daemons whose devices are offered too, as HOST/DEVICE: "
+            "static:HOST:PORT,NAME=HOST:PORT,... or "
+            "dns:NAME:PORT for every address of a name.",
+            "One graph then runs on several of them. Members come and go.",
+            shown="SOURCE",
+            section="other daemons",
+        ),
+    ] = ""
+    pool_silence_seconds: Annotated[
+        float,
+        Setting(
+            "How long a member may say nothing before it is lost, in seconds.",
+            "One that was killed is lost at once.",
+            least=0.25,
+            most=3600,
+            shown="N",
+        ),
+    ] = 3.0
+    drain_seconds: Annotated[
+        float,
+        Setting(
+            "How long running work may go on after SIGTERM, in seconds.",
+            "A second signal ends it at once.",
+            least=0,
+            most=LONGEST_DRAIN_SECONDS,
+            shown="N",
+            section="its end, and its log",
+            live=True,
+        ),
+    ] = 30.0
+    limits: Annotated[
+        Limits,
+        Setting(
+            "What one session may send and keep.",
+            "The handshake tells these numbers to every client.",
+            flag="--limit",
+            section="how much",
+        ),
+    ] = field(default_factory=Limits)
+    quota: Annotated[
+        Quota,
+        Setting(
+            "The most that each tenant may have at once, over all its sessions, unless its token says "
+            "otherwise; 0: as much as there is.",
+            live=True,
+        ),
+    ] = field(default_factory=Quota)
+    log_level: Annotated[
+        str,
+        Setting("What is said on stderr.", words=LEVELS, section="its end, and its log", live=True),
+    ] = "info"
+    log_format: Annotated[
+        str,
+        Setting("How the log is written: for people, or as one JSON object a line.", words=("human", "json")),
+    ] = "human"
 
     def __post_init__(self) -> None:
-        if not self.listen or not self.devices:
-            raise ConfigurationError("listen and devices must name at least one each")
-        for address in self.addresses:
-            _check_reach(address, self.insecure)
-        if not 0 <= self.drain_seconds <= MAX_DRAIN_SECONDS:
-            limits = f"it is 0 to {MAX_DRAIN_SECONDS:.0f}"
-            raise ConfigurationError(f"drain_seconds is {self.drain_seconds}", advice=limits)
-        least, most = SILENCE_SECONDS
-        if not least <= self.pool_silence_seconds <= most:
-            raise ConfigurationError(
-                f"pool_silence_seconds is {self.pool_silence_seconds}", advice=f"it is {least} to {most:.0f}"
-            )
-        if self.log_level not in LOG_LEVELS:
-            advice = suggest(self.log_level, LOG_LEVELS)
-            raise ConfigurationError(f"log_level is {self.log_level!r}", advice=advice)
+        check_all(self)
+        check_access(self)
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -114,173 +300,78 @@ class ServerConfig:
         return logging.getLevelNamesMapping()[self.log_level.upper()]
 
 
-def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> ServerConfig:
-    """The configuration of a TOML file, if any, with overrides by field name. Raises ConfigurationError."""
-    table = _read(path) if path is not None else {}
-    where = f"{path}: " if path is not None else ""
-    values = _checked(table, where)
-    if path is not None:
-        for key in ("cache", "models"):
-            if values.get(key):
-                values[key] = str(path.parent.absolute() / values[key])
-        values["backends"] = tuple(_from_here(path.parent, one) for one in values.get("backends", ()))
-    return ServerConfig(**(values | dict(overrides or {})))
+def unknown_option(word: str) -> ConfigurationError:
+    """What to say of an option that `heliograph serve` does not have."""
+    advice = suggest(word.partition("=")[0], ("--config", *sources.flags(ServerConfig)), sources.HELP)
+    return ConfigurationError(f"unknown option {word!r:.200}", advice=advice)
 
 
-def _from_here(folder: Path, backend: str) -> str:
-    """A plugin as a configuration file in this folder names it: its paths begin there."""
-    return str(folder.absolute() / backend) if "/" in backend or backend.endswith(".py") else backend
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where a configuration comes from: a file, which may change, and what else is said, by key."""
+
+    path: Path | None = None
+    above: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self) -> ServerConfig:
+        """The configuration as it is now. Raises ConfigurationError."""
+        return self.parse(b"" if self.path is None else sources.read_file(self.path))
+
+    def parse(self, content: bytes) -> ServerConfig:
+        """The configuration when the file has this content. Raises ConfigurationError."""
+        said = sources.of_file(ServerConfig, content, self.path) if self.path is not None else {}
+        return sources.built(ServerConfig, {**said, **self.above})
 
 
-def suggest(word: str, known: Collection[str]) -> str:
-    """Advice for a word that is not among those known."""
-    near = get_close_matches(word, known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+def load_config(path: Path | None = None, above: Mapping[str, Any] | None = None) -> ServerConfig:
+    """The configuration of a TOML file, if any, and what is above it, by key. Raises ConfigurationError."""
+    return Sources(path, above or {}).load()
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `heliograph serve`."""
-    add = parser.add_argument
-    add("--config", type=Path, metavar="FILE.toml", help="a configuration file; options here win")
-    add("--listen", action="append", metavar="URL", help=f"grpc://HOST:PORT or unix:///PATH ({DEFAULT_URL})")
-    add("--insecure", action="store_true", default=None, help="let other hosts connect, in the clear")
-    add(
-        "--backend",
-        action="append",
-        dest="backends",
-        metavar="PLUGIN",
-        help="a module, a FILE.py or a DIRECTORY/ of such, whose code is run; repeat for several. One that "
-        "cannot be loaded is reported, and the others serve",
+    parser.usage, parser.epilog = "%(prog)s [OPTION ...]", EPILOG
+    help_text = f"a configuration file; what is said here wins [${CONFIG_VARIABLE}]"
+    parser.add_argument("--config", type=Path, metavar="FILE.toml", help=help_text)
+    parser.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print what the daemon would go by, as a file with comments",
     )
-    add(
-        "--device",
-        action="append",
-        dest="devices",
-        metavar="SPEC",
-        help="NAME[:key=value,...], such as cpu:threads=2,memory=8GiB (cpu); repeat for several, by priority",
-    )
-    add("--cache", metavar="DIR", help="keep weights there, so that they are uploaded once (not kept)")
-    add("--cache-size", type=_size, metavar="SIZE", help="the most bytes of it, such as 50GiB (20GiB)")
-    add("--models", metavar="DIR", help="let clients use the safetensors and GGUF files there as weights")
-    add(
-        "--no-shared-memory",
-        action="store_false",
-        default=None,
-        dest="shared_memory",
-        help="let tensors of clients on this host go through sockets, too",
-    )
-    add(
-        "--pool",
-        metavar="SOURCE",
-        help="offer other daemons' devices too, as HOST/DEVICE: static:HOST:PORT,NAME=HOST:PORT,... or "
-        "dns:NAME:PORT for every address of a name",
-    )
-    add(
-        "--pool-silence-seconds",
-        type=float,
-        metavar="N",
-        help="how long one of them may say nothing before it is lost (3)",
-    )
-    add("--drain-seconds", type=float, metavar="N", help="how long running work may go on at the end (30)")
-    add("--log-level", choices=LOG_LEVELS, help="(info)")
+    sources.add_flags(ServerConfig, parser)
 
 
-def _size(text: str) -> int:
-    size = parse_size(text)
-    if not size:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; such as 20GiB")
-    return size
+def sources_from_arguments(
+    arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ
+) -> Sources:
+    """Where the configuration of a command line, in an environment, comes from. Raises ConfigurationError."""
+    named = environment.get(CONFIG_VARIABLE)
+    path: Path | None = arguments.config or (Path(named) if named else None)
+    above = sources.of_environment(ServerConfig, environment, OTHER_VARIABLES)
+    return Sources(path, above | sources.of_flags(ServerConfig, arguments))
 
 
-def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
-    """The configuration that a command line asks for. Raises ConfigurationError."""
-    overrides: dict[str, Any] = {}
-    for name in OPTIONS:
-        value = getattr(arguments, name)
-        if value is not None:
-            overrides[name] = tuple(value) if isinstance(value, list) else value
-    return load_config(arguments.config, overrides)
+def config_from_arguments(
+    arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ
+) -> ServerConfig:
+    """The configuration that a command line asks for, in an environment. Raises ConfigurationError."""
+    return sources_from_arguments(arguments, environment).load()
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}", advice="check --config") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is no TOML: {error}") from None
-
-
-def _checked(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    known = {one.name: one for one in fields(ServerConfig)}
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in known:
-            raise ConfigurationError(f"{where}unknown key {key!r}", advice=suggest(key, known))
-        values[key] = _limits(value, where) if key == "limits" else _value(key, value, where)
-    return values
-
-
-def _value(key: str, value: Any, where: str) -> Any:
-    """A value of the type that the field has."""
-    match key, value:
-        case "listen" | "backends" | "devices", list() if all(isinstance(one, str) for one in value):
-            return tuple(value)
-        case "insecure" | "shared_memory", bool():
-            return value
-        case "cache_size", str() if size := parse_size(value):
-            return size
-        case "cache" | "models" | "pool", str():
-            return value
-        case "drain_seconds" | "pool_silence_seconds", int() | float() if not isinstance(value, bool):
-            return float(value)
-        case "log_level", str():
-            return value
-    expected = {
-        "listen": "a list of texts",
-        "backends": "a list of texts",
-        "devices": "a list of texts",
-        "insecure": "true or false",
-        "shared_memory": "true or false",
-        "drain_seconds": "a number",
-        "log_level": "a text",
-        "cache": "a folder",
-        "cache_size": 'a size, such as "20GiB"',
-        "models": "a folder",
-        "pool": 'a source, such as "static:a:7070,b:7070"',
-        "pool_silence_seconds": "a number",
-    }[key]
-    raise ConfigurationError(f"{where}{key} is {value!r}", advice=f"it must be {expected}")
-
-
-def _limits(table: Any, where: str) -> Limits:
-    if not isinstance(table, dict):
-        raise ConfigurationError(f"{where}limits is {table!r}", advice="write a table: [limits]")
-    known = [one.name for one in fields(Limits)]
-    for key, value in table.items():
-        if key not in known:
-            raise ConfigurationError(f"{where}unknown limit {key!r}", advice=suggest(key, known))
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_LIMIT:
-            advice = f"it must be 1 to {MAX_LIMIT}"
-            raise ConfigurationError(f"{where}limit {key} is {value!r}", advice=advice)
-    return replace(Limits(), **table)
+def as_file(config: ServerConfig) -> str:
+    """The configuration as a file with comments, which `--config` reads."""
+    return example.as_file(config, HEADING)
 
 
 def _listen_address(url: str) -> Address:
     try:
         address = parse_address(url)
     except InvalidArgumentError as error:
-        raise ConfigurationError(f"cannot listen at {url!r}: {error.message}", advice=error.advice) from None
+        cause = f"cannot listen at {without_token(url)!r}: {error.message}"
+        raise ConfigurationError(cause, advice=error.advice) from None
     if address.scheme == "local" or address.device:
         raise ConfigurationError(
-            f"cannot listen at {url!r}", advice="give grpc://HOST:PORT or unix:///PATH, without a device"
+            f"cannot listen at {without_token(url)!r}",
+            advice="give grpc://HOST:PORT, grpcs://HOST:PORT or unix:///PATH, without a device",
         )
     return address
-
-
-def _check_reach(address: Address, insecure: bool) -> None:
-    if not address.is_loopback and not insecure:
-        raise ConfigurationError(
-            f"{address} can be reached from other hosts, in the clear and without authentication",
-            advice="listen at 127.0.0.1 and use an SSH tunnel, or say --insecure if the network is trusted",
-        )

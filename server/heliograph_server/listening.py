@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import grpc
 from grpc import aio
 
-from heliograph_proto.addresses import Address
-from heliograph_proto.errors import ConfigurationError
+from heliograph_proto.addresses import Address, parse_address
+from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,15 +29,29 @@ _REASONS = {
 PROBE_SECONDS = 1.0
 
 
-def bind(server: aio.Server, address: Address) -> Address:
-    """Binds; the address with the port that was chosen. Raises ConfigurationError."""
+def bind(server: aio.Server, address: Address, credentials: grpc.ServerCredentials | None = None) -> Address:
+    """Binds, with TLS if there are credentials; the address with the port that was chosen. Raises
+    ConfigurationError."""
     if address.scheme == "unix":
         _check_folder(Path(address.path).parent)
         _remove_stale(Path(address.path))
         with _private_files():
             _add_port(server, address)
         return address
-    return replace(address, port=_add_port(server, address))
+    return replace(address, port=_add_port(server, address, credentials))
+
+
+def host_and_port(text: str, setting: str) -> Address:
+    """The address that a setting names as HOST:PORT, both of which are to be said. Raises
+    ConfigurationError."""
+    advice = "give HOST:PORT, such as 127.0.0.1:7071, or 0.0.0.0:7071 for other hosts"
+    try:
+        address = parse_address(f"grpc://{text}")
+    except InvalidArgumentError as error:
+        raise ConfigurationError(f"{setting} is {text!r}: {error.message}", advice=advice) from None
+    if "://" in text or address.device or not text.rpartition("]")[2].rpartition(":")[1]:
+        raise ConfigurationError(f"{setting} is {text!r}", advice=advice)
+    return address
 
 
 def bind_socket(name: str) -> socket.socket:
@@ -62,11 +77,15 @@ def unbind(address: Address) -> None:
         Path(address.path).unlink(missing_ok=True)
 
 
-def _add_port(server: aio.Server, address: Address) -> int:
+def _add_port(server: aio.Server, address: Address, credentials: grpc.ServerCredentials | None = None) -> int:
     # To listen, gRPC wants "host:port"; the scheme of a target is for clients.
-    name = address.grpc_target if address.scheme == "unix" else str(address).removeprefix("grpc://")
+    name = address.grpc_target if address.scheme == "unix" else address.host_port
     try:
-        port: int = server.add_insecure_port(name)
+        port: int = (
+            server.add_insecure_port(name)
+            if credentials is None
+            else server.add_secure_port(name, credentials)
+        )
     except RuntimeError:
         port = 0
     if port == 0:

@@ -13,7 +13,8 @@ from heliograph._allocator import tune_allocator
 from heliograph_proto import __version__
 from heliograph_proto.errors import HeliographError
 from heliograph_server.app import Daemon, is_starting, leave, serve
-from heliograph_server.config import ServerConfig
+from heliograph_server.config import ServerConfig, Sources
+from heliograph_server.telemetry import logs
 
 logger = logging.getLogger("heliograph")
 
@@ -21,13 +22,12 @@ logger = logging.getLogger("heliograph")
 MOST_DESCRIPTORS = 2**20
 
 
-def run(config: ServerConfig) -> int:
-    """Serves until SIGTERM or SIGINT; the process's exit status: 0, or 1 if it could not start."""
-    logging.basicConfig(
-        level=config.log_level_number,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-    )
+def run(config: ServerConfig, sources: Sources | None = None) -> int:
+    """Serves until SIGTERM or SIGINT; the process's exit status: 0, or 1 if it could not start.
+
+    `sources`: where the configuration comes from, if that may change meanwhile.
+    """
+    logs.configure(config.log_level, config.log_format)
     if not tune_allocator():
         logger.info("the C library's allocator cannot be told to keep memory: transfers over TCP are slower")
     _raise_descriptor_limit()
@@ -35,9 +35,10 @@ def run(config: ServerConfig) -> int:
     logger.info("heliograph %s on Python %s, %s", __version__, platform.python_version(), loop_name)
     try:
         with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(serve(config, _announce))
+            runner.run(serve(config, _announce, sources))
     except HeliographError as error:
-        logger.error("%s", error)
+        # In one line, as everything in the log.
+        logger.error("%s", error.in_a_line())
         return 1
     if is_starting():
         # The thread would otherwise be in native code while the interpreter is taken down around it.
@@ -79,6 +80,10 @@ def _announce(daemon: Daemon) -> None:
             logger.warning("backend %s (%s) is not available: %s", backend.name, backend.origin, backend.why)
         elif not backend.devices and backend.origin != "built in":
             logger.info("backend %s (%s) can be used with --device", backend.name, backend.origin)
+    assert daemon.access is not None
+    if daemon.telemetry.url:
+        logger.info("metrics at %s", daemon.telemetry.url)
     for address in daemon.addresses:
         logger.info("listening on %s", address)
-        print(f"listening on {address}", flush=True)
+        # With the token that was just made, which is shown this once, and never in the log.
+        print(f"listening on {daemon.access.shown(address)}", flush=True)

@@ -16,6 +16,9 @@ from pathlib import Path
 import attention
 import bandwidth
 import decoder
+import deploy_metrics
+import deploy_tls
+import fairness
 import hosts
 import loops
 import minilm
@@ -31,6 +34,7 @@ import pool_transfer
 import quantized
 import scheduler
 import startup
+import traces
 import uploading
 from figures import Figure
 from rich.console import Console
@@ -41,6 +45,10 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Figure]]] = {
     "attention": attention.figures,
     "bandwidth": bandwidth.figures,
     "decoder": decoder.figures,
+    "deploy-traces": traces.figures,
+    "deploy-fair": fairness.fair,
+    "deploy-metrics": deploy_metrics.figures,
+    "deploy-tls": deploy_tls.figures,
     "hosts": hosts.figures,
     "loops": loops.figures,
     "minilm": minilm.figures,

@@ -127,6 +127,10 @@ class Device(ABC):
     def stream(self) -> Stream:
         """A new ordered queue of work."""
 
+    def finish(self) -> None:
+        """From inside a stream's work: waits until what it issued so far is computed. Raises what that failed
+        with. Default: it is when the call that issued it returns."""
+
     @abstractmethod
     def compile(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
         """A plan for a validated graph whose ops it supports.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,26 @@ from heliograph_proto.types import TensorType
 ALIGNMENT = 64
 
 
-def machine_memory_bytes() -> int:
-    """What this process may use: the machine's memory, or less where a control group says so."""
-    sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+#: Where a control group says how much its processes may take together, in its second and its first version.
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+#: What a daemon takes beside its tensors: its code and compiler, and transfers on their way.
+PROCESS_BYTES = 512 * 2**20
+
+
+def machine_memory_bytes(limits: Sequence[Path] = LIMITS) -> int:
+    """What tensors may take: the machine's memory, or less where a control group limits it, as a container's.
+
+    The kernel kills who takes more than such a limit, so PROCESS_BYTES are left for the rest, half at most.
+    """
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    found = []
+    for path in limits:
         try:
-            sizes.append(int(Path(path).read_text()))
+            found.append(int(path.read_text()))
         except (OSError, ValueError):
             continue
-    return min(sizes)
+    limit = min(found, default=total)
+    return total if limit >= total else max(limit - PROCESS_BYTES, limit // 2)
 
 
 class Budget:

@@ -90,6 +90,11 @@ class CudaDevice(Device):
     def stream(self) -> CudaStream:
         return CudaStream(self, f"heliograph-{self.name}-stream-{next(self._numbers)}")
 
+    def finish(self) -> None:
+        if (queue := getattr(self._here, "queue", None)) is not None:
+            with self.guarded():
+                self.settle(queue)
+
     def event(self) -> CudaEvent:
         return CudaEvent(self)
 

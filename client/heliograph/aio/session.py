@@ -22,6 +22,7 @@ from heliograph._buffers import (
     place_of,
     wrapped,
 )
+from heliograph._channels import NO_CREDENTIALS, credentials_of
 from heliograph._deadline import Deadline
 from heliograph._devices import DeviceArgument, DevicesArgument, best_device, device_name, find_device
 from heliograph._journal import JOURNAL_BYTES
@@ -47,6 +48,7 @@ from heliograph._shared import SharedMemoryArgument, checked_shared_memory, insi
 from heliograph._split_buffer_type import Splits
 from heliograph._streams import make_stream
 from heliograph._words import ALONE
+from heliograph.aio.log_lines import LogLines
 from heliograph.aio.plan import Plan
 from heliograph.aio.stream import Device, Stream
 from heliograph.aio.tensor import Buffer, Tensor
@@ -54,6 +56,7 @@ from heliograph.aio.watching import DeviceWatch
 from heliograph.builder import Graph
 from heliograph.session import Servers, address_of
 from heliograph_proto.addresses import Address
+from heliograph_proto.credentials import Credentials
 from heliograph_proto.description import BackendInfo, DeviceType, PlanEstimate, Traffic
 from heliograph_proto.errors import DeadlineExceededError
 from heliograph_proto.membership import MemberInfo, Way
@@ -73,8 +76,13 @@ class connect:
         timeout: float = 10.0,
         progress: ProgressArgument = "auto",
         shared_memory: SharedMemoryArgument = "auto",
+        token: str | None = None,
+        ca: str | None = None,
+        certificate: str | None = None,
+        key: str | None = None,
     ) -> None:
         self._address = address_of(url)
+        self._credentials = credentials_of(self._address, token, ca, certificate, key)
         timeout_ms(timeout)
         self._timeout, self._progress = timeout, checked_progress(progress)
         self._shared_memory = checked_shared_memory(shared_memory)
@@ -92,7 +100,7 @@ class connect:
             await self._session.close()
 
     async def _open(self) -> Session:
-        shell = await open_shell(self._address, self._timeout, self._shared_memory)
+        shell = await open_shell(self._address, self._timeout, self._shared_memory, self._credentials)
         try:
             return Session(shell, self._progress)
         except BaseException:
@@ -101,14 +109,17 @@ class connect:
 
 
 async def open_shell(
-    address: Address, timeout: float, shared_memory: SharedMemoryArgument = "auto"
+    address: Address,
+    timeout: float,
+    shared_memory: SharedMemoryArgument = "auto",
+    credentials: Credentials = NO_CREDENTIALS,
 ) -> AioShell:
     """A session without its methods."""
     if address.scheme == "local":
         if shared_memory is True:
             raise insisted(address, ALONE)
-        return await AioLocalShell.open(address, timeout)
-    return await AioGrpcShell.open(address, timeout, shared_memory)
+        return await AioLocalShell.open(address, timeout, credentials)
+    return await AioGrpcShell.open(address, timeout, shared_memory, credentials)
 
 
 class Session(SessionBase):
@@ -162,6 +173,11 @@ class Session(SessionBase):
     async def server_facts(self, timeout: float | None = None) -> Mapping[str, str]:
         """As hg.Session.server_facts."""
         return await self._shell.drive(ask_facts(), timeout, "asking for the server's facts")
+
+    def log(self, level: str = "info") -> LogLines:
+        """As hg.Session.log: `async for line in session.log()`. It begins where the first line is waited for,
+        or where `async with session.log() as lines` is entered."""
+        return LogLines(self._shell, level)
 
     async def server_traffic(self, timeout: float | None = None) -> Traffic:
         """As hg.Session.server_traffic."""

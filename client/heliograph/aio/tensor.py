@@ -15,6 +15,7 @@ from heliograph._outcome import Pending
 from heliograph._procedures import Sending, read_new, wait_for_all, write
 from heliograph._streams import StreamBase, stream_handle
 from heliograph._tensors import TensorBase
+from heliograph._tracing import GET_SPAN, SET_SPAN, traced
 from heliograph._words import What
 from heliograph_proto.description import CopyRoad
 from heliograph_proto.types import DTypeArgument
@@ -84,7 +85,7 @@ class Tensor(TensorBase):
         what = self._doing("writing")
         how = Sending(stream_handle(self._shell, stream), observed=not copy, keep=not copy, what=what)
         procedure = write(self._shell.core, command, data, self._item_bytes, how)
-        pendings = await self._shell.drive(procedure, timeout, what)
+        pendings = await self._shell.drive(traced(SET_SPAN, procedure), timeout, what)
         return None if copy else WriteFuture(self._shell, pendings, what)
 
     async def get(
@@ -101,7 +102,7 @@ class Tensor(TensorBase):
         procedure = read_new(
             self._shell.core, command, make, self._item_bytes, stream_handle(self._shell, stream)
         )
-        return await self._shell.drive(procedure, timeout, self._doing("reading"))
+        return await self._shell.drive(traced(GET_SPAN, procedure), timeout, self._doing("reading"))
 
     async def map(self, timeout: float | None = None) -> np.ndarray[Any, Any]:
         """As hg.Tensor.map."""
@@ -121,7 +122,7 @@ class Tensor(TensorBase):
         what = self._doing("writing")
         how = Sending(stream_handle(self._shell, stream), what=what)
         procedure = write(self._shell.core, command, data, self._item_bytes, how)
-        await self._shell.drive(procedure, timeout, what)
+        await self._shell.drive(traced(SET_SPAN, procedure), timeout, what)
 
     async def get_2d(
         self,
@@ -137,7 +138,7 @@ class Tensor(TensorBase):
         """As hg.Tensor.get_2d."""
         command, make = self._reading_2d(count, size_bytes, offset_bytes, stride_bytes, out)
         procedure = read_new(self._shell.core, command, make, 1, stream_handle(self._shell, stream))
-        return await self._shell.drive(procedure, timeout, self._doing("reading"))
+        return await self._shell.drive(traced(GET_SPAN, procedure), timeout, self._doing("reading"))
 
     async def copy_and_wait(
         self,

@@ -23,12 +23,18 @@ COMMANDS = {
     "serve": "run a daemon that owns this host's devices",
     "pool": "daemons on the nodes of a cluster: up, status, down",
     "devices": "list the devices of a daemon",
+    "health": "ask a daemon whether it lives and takes sessions (exit status 0, 1; 2: no answer)",
     "doctor": "measure the road to a daemon, and say what to change",
     "run": "run a graph from a file",
     "explain": "show where the nodes of a graph would run, and why",
     "trace": "write a run of a graph as a trace, for Perfetto or Chrome",
     "compare": "compare what two devices compute of a graph",
     "embed": "embed texts with a sentence-transformers model",
+    "top": "show what a daemon does: devices, sessions, tenants, members",
+    "sessions": "list the sessions of a daemon, or end one",
+    "drain": "have a daemon end its work, and then stop",
+    "log-level": "set from which level on a daemon logs",
+    "token": "make, list and take back the tokens that a daemon asks for",
     "cache": "list, remove or check the weights that daemons keep on disk",
     "ops": "print the op table",
     "conformance": "check what a device computes against the op table",
@@ -68,20 +74,33 @@ def parse(given: Sequence[str]) -> tuple[argparse.Namespace, Any]:
     chosen = next((word for word in given if word in COMMANDS), None)
     module: Any = None
     for name, description in COMMANDS.items():
-        command = commands.add_parser(name, help=description, description=description.capitalize() + ".")
+        command = commands.add_parser(
+            name,
+            help=description,
+            description=description.capitalize() + ".",
+            # What is nearly an option of the daemon is a mistake.
+            allow_abbrev=name != "serve",
+        )
         command.add_argument("-v", "--verbose", action="count", default=0, help="say more; twice: tracebacks")
         if name == chosen:
             module = load(name)
             module.add_arguments(command)
-    return parser.parse_args(given), module
+    if not hasattr(module, "unknown"):
+        return parser.parse_args(given), module
+    parsed, unknown = parser.parse_known_args(given)
+    if unknown:
+        raise module.unknown(unknown[0])
+    return parsed, module
 
 
 def load(name: str) -> Any:
     """The module of a subcommand. Raises ConfigurationError when an extra is missing."""
     try:
-        return importlib.import_module(f"heliograph.cli.{name}")
+        return importlib.import_module(f"heliograph.cli.{name.replace('-', '_')}")
     except ModuleNotFoundError as error:
-        raise missing_extra(error, "server" if name in ("serve", "cache", "pool") else "models") from None
+        raise missing_extra(
+            error, "server" if name in ("serve", "cache", "pool", "token") else "models"
+        ) from None
 
 
 def missing_extra(error: ModuleNotFoundError, extra: str) -> ConfigurationError:
@@ -104,7 +123,7 @@ def add_server_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server",
         metavar="URL",
-        help="local:, unix:///path or grpc://host:port (default: $HELIOGRAPH_SERVER, else grpc://127.0.0.1:7070)",
+        help="local:, unix:///path, grpc[s]://host:port[?token=TOKEN] (default: $HELIOGRAPH_SERVER, else grpc://127.0.0.1:7070)",
     )
 
 

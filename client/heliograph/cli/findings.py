@@ -215,8 +215,14 @@ def _broken(found: Measurements) -> Iterator[Finding]:
                 Level.WARNING,
                 f"{road.kind.value} could not be measured: {plain(road.why_not)}",
                 "tensors above some hundred kilobytes take long, or fail",
-                "look at the network, and what else uses it; --timeout SECONDS gives each transfer more time",
+                _mend(road.why_not),
             )
+
+
+def _mend(why_not: str) -> str:
+    if "quota" in why_not:
+        return "the road is not to blame: raise the quota, or show the token of a tenant that may have more"
+    return "look at the network, and what else uses it; --timeout SECONDS gives each transfer more time"
 
 
 def _road(found: Measurements) -> Iterator[Finding]:

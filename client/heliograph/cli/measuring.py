@@ -167,7 +167,10 @@ def _roads(session: hg.Session, address: Address, how: _Measuring) -> Iterator[R
         return
     else:
         yield _measured(RoadKind.SHARED, session, how)
-        with hg.connect(str(address), timeout=how.timeout, progress=None, shared_memory=False) as other:
+        shown = address.token or None
+        with hg.connect(
+            str(address), timeout=how.timeout, progress=None, shared_memory=False, token=shown
+        ) as other:
             yield _measured(RoadKind.GRPC, other, how)
     with _refusals(RoadKind.MAPPED) as refused:
         yield _mapped(session, how)

@@ -57,6 +57,9 @@ def said(state: CacheState, seconds: float) -> str:
     """What was done, in words."""
     if not state.compiled:
         return f"all kernels are warm, loaded in {seconds:.1f} s from {state.folder}"
+    if state.read_only:
+        lost = f"and not kept: {state.folder} can only be read"
+        return f"{state.compiled} functions compiled in {seconds:.1f} s, {lost}"
     return f"{state.compiled} functions compiled in {seconds:.1f} s; the kernels lie in {state.folder}"
 
 

@@ -120,6 +120,11 @@ class Embedder:
         shapes = ", ".join(f"{batch}x{length}" for batch, length in self._plans)
         return f"<Embedder on {self.session!r}, plans: {shapes or 'none'}>"
 
+    @property
+    def plans(self) -> list[Plan]:
+        """One for each shape of texts that was met."""
+        return list(self._plans.values())
+
     def embed(self, texts: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Unit vectors, f32 [len(texts), hidden size], in the order of the texts."""
         tokens = self.tokenize(texts)

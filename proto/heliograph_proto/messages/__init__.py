@@ -29,6 +29,7 @@ from heliograph_proto.messages.devices import (
     encode_ways,
 )
 from heliograph_proto.messages.graphs import decode_graph, encode_graph, graph_digest
+from heliograph_proto.messages.logs import decode_lines, encode_lines
 from heliograph_proto.messages.models import decode_model, encode_model
 from heliograph_proto.messages.plans import (
     decode_estimate,
@@ -63,6 +64,7 @@ __all__ = [
     "decode_error",
     "decode_estimate",
     "decode_graph",
+    "decode_lines",
     "decode_memory",
     "decode_model",
     "decode_offers",
@@ -85,6 +87,7 @@ __all__ = [
     "encode_error",
     "encode_estimate",
     "encode_graph",
+    "encode_lines",
     "encode_memory",
     "encode_model",
     "encode_offers",

@@ -7,6 +7,7 @@ from heliograph_proto.description import Usage
 from heliograph_proto.errors import ProtocolError
 from heliograph_proto.messages.types import decode_checked_type, encode_type
 from heliograph_proto.portions import Edge, Source
+from heliograph_proto.traces import sampled
 from heliograph_proto.v1 import command_pb2
 
 
@@ -74,6 +75,7 @@ def encode_command(command: c.Command) -> command_pb2.Command:
 
 def _encode_run(message: command_pb2.Run, run: c.Run) -> None:
     message.plan, message.pause, message.exchange_run = run.plan, run.pause, run.exchange_run
+    message.trace_parent = run.trace_parent
     message.inputs.extend(map(_encode_input, run.inputs))
     message.outputs.extend(
         command_pb2.OutputBinding(output=one.output, tensor=one.tensor, fetch=one.fetch, into=one.into)
@@ -265,6 +267,7 @@ def _decode_run(run: command_pb2.Run) -> c.Run:
         pause=run.pause,
         loop=_decode_loop(run.loop) if run.HasField("loop") else None,
         exchange_run=run.exchange_run,
+        trace_parent=sampled(run.trace_parent),
     )
 
 

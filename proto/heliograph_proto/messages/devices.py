@@ -120,7 +120,7 @@ def encode_device_list(found: DeviceList) -> device_pb2.ListDevicesResponse:
         ],
         server=found.server,
         facts=found.facts,
-        members=map(_encode_member, found.members),
+        members=map(encode_member, found.members),
     )
 
 
@@ -140,11 +140,11 @@ def decode_device_list(message: device_pb2.ListDevicesResponse) -> DeviceList:
         ),
         server=message.server,
         facts=dict(message.facts),
-        members=tuple(map(_decode_member, message.members)),
+        members=tuple(map(decode_member, message.members)),
     )
 
 
-def _encode_member(found: MemberInfo) -> device_pb2.Member:
+def encode_member(found: MemberInfo) -> device_pb2.Member:
     return device_pb2.Member(
         name=found.name,
         address=found.address,
@@ -156,7 +156,7 @@ def _encode_member(found: MemberInfo) -> device_pb2.Member:
     )
 
 
-def _decode_member(message: device_pb2.Member) -> MemberInfo:
+def decode_member(message: device_pb2.Member) -> MemberInfo:
     state = _STATES.get(message.state, MemberState.JOINING)
     devices = tuple(message.devices)
     return MemberInfo(

@@ -20,6 +20,7 @@ from heliograph_proto.inline_runs import (
 )
 from heliograph_proto.messages.commands import encode_command
 from heliograph_proto.messages.completions import decode_completions, encode_completions
+from heliograph_proto.traces import TRACE_BYTES
 from heliograph_proto.v1 import command_pb2
 from heliograph_proto.varints import varint
 
@@ -115,12 +116,17 @@ class CommandReader:
         if frame is None or frame[1] != len(data):
             return None
         found = self._forms.find(data, *frame)
-        return None if found is None else InlineRun(found[0], found[2], found[1])
+        if found is None:
+            return None
+        form, sequence, holes = found
+        return InlineRun.traced(*found) if form.is_traced else InlineRun(form, holes, sequence)
 
     def _read_one(self, data: bytes, start: int, end: int) -> Received:
         if (found := self._forms.find(data, start, end)) is not None:
             form, sequence, holes = found
-            return InlineRun(form, holes, sequence)
+            known = InlineRun.traced(*found) if form.is_traced else InlineRun(form, holes, sequence)
+            if known is not None:
+                return known
         frame = data[start:end]
         message = command_pb2.Command.FromString(frame)
         run = _inline_run(message) if len(frame) <= MOST_BYTES else None
@@ -187,8 +193,12 @@ def _inline_run(message: command_pb2.Command) -> InlineRun | None:
     ):
         return None
     inputs = [(one.input, len(one.data)) for one in run.inputs]
-    form = RunForm(run.plan, inputs, [one.output for one in run.outputs], message.timeout_ms)
-    return InlineRun(form, [one.data for one in run.inputs], message.sequence)
+    trace = run.trace_parent
+    if trace and not (len(trace) == TRACE_BYTES and trace.isascii()):
+        return None
+    outputs = [one.output for one in run.outputs]
+    form = RunForm(run.plan, inputs, outputs, message.timeout_ms, is_traced=bool(trace))
+    return InlineRun(form, [one.data for one in run.inputs], message.sequence, trace)
 
 
 def _frame_at(data: bytes, at: int) -> tuple[int, int] | None:

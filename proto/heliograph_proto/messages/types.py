@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heliograph_proto.errors import HeliographError, InvalidArgumentError, Origin, Reason, class_for
+from heliograph_proto.errors import HeliographError, InvalidArgumentError, Origin, Reason, class_for, rebuild
 from heliograph_proto.types import DType, TensorType, dtype_from_number, shape_problem
 from heliograph_proto.v1 import error_pb2, tensor_pb2
 
@@ -40,6 +40,8 @@ def encode_error(error: HeliographError) -> error_pb2.Error:
         message.origin.node_name = origin.node_name
         message.origin.operands.extend(map(encode_type, origin.operands))
         message.origin.sequence = origin.sequence
+    if error.retry_after_seconds is not None:
+        message.retry_after_ms = min(2**32 - 1, max(1, round(error.retry_after_seconds * 1e3)))
     return message
 
 
@@ -53,4 +55,10 @@ def decode_error(message: error_pb2.Error) -> HeliographError:
         operands=tuple(map(decode_type, known)),
         sequence=message.origin.sequence,
     )
-    return kind(message.message or Reason.Name(kind.reason), advice=message.advice, origin=origin)
+    return rebuild(
+        kind,
+        message.message or Reason.Name(kind.reason),
+        message.advice,
+        origin,
+        message.retry_after_ms / 1e3 or None,
+    )

@@ -33,6 +33,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_server.core.bulk import BREAKS, Upload
 from heliograph_server.core.deadlines import Deadlines
+from heliograph_server.core.principals import Principal, Right
 from heliograph_server.core.session import Session
 
 logger = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class Admission:
             if self._is_over and self._error is None:
                 return  # another upload brought it meanwhile
             if self._upload is not upload:
-                raise self._error or ProtocolError("the upload is over")
+                raise self._error.anew() if self._error is not None else ProtocolError("the upload is over")
         if self._hash.digest() != self._digest:
             raise ContentMismatchError("the bytes do not have the digest announced", advice="send them again")
         self.end(None)
@@ -273,13 +274,19 @@ class Admissions:
             raise closed
         return made
 
-    def find(self, ticket: bytes) -> Admission:
-        """The content that a ticket is for. Raises PermissionDeniedError."""
+    def find(self, ticket: bytes, principal: Principal | None = None) -> Admission:
+        """The content that a ticket is for; where it matters who asks, one that may be theirs. Raises
+        PermissionDeniedError."""
         with self._lock:
             found = self._by_name.get(ticket[:NAME_BYTES])
         # A ticket of another length differs as well; nobody learns how much of one is right.
         is_good = hmac.compare_digest(found.ticket if found is not None else bytes(TICKET_BYTES), ticket)
-        if found is not None and is_good and not found.is_idle(self._clock() - self._idle_seconds):
+        if (
+            found is not None
+            and is_good
+            and _may_bring(found.session, principal)
+            and not found.is_idle(self._clock() - self._idle_seconds)
+        ):
             return found
         if not self._was_told:
             self._was_told = True
@@ -324,3 +331,10 @@ def _telling(tell: Callable[[int, News], None], place: int) -> Callable[[News], 
 def given_up() -> CancelledError:
     """The error of contents that nobody waits for any more."""
     return CancelledError("who announced the content does not wait for it any more")
+
+
+def _may_bring(session: Session, principal: Principal | None) -> bool:
+    """Whether somebody may use a session's tickets. Heads of pools give theirs to clients of their own, whom
+    this daemon knows by other names; everybody else's are good for their tenant alone."""
+    owner = session.principal
+    return principal is None or owner.may(Right.POOL) or owner.tenant == principal.tenant

@@ -47,6 +47,7 @@ from heliograph_server.core.handles import (
 )
 from heliograph_server.core.memories import FindMemory, plain_memory
 from heliograph_server.core.ordering import Entry
+from heliograph_server.core.principals import no_exchange
 from heliograph_server.core.tasks import (
     AllocateTask,
     CopyTask,
@@ -272,6 +273,8 @@ class Arrivals(BufferArrivals, RunArrivals):
         entry.uses = (tensor,)
 
     def _fetch_tensor(self, entry: Entry, kind: c.FetchTensor) -> None:
+        if not self.may_exchange:
+            raise no_exchange("fetch a tensor from another daemon")
         tensor = self._table.get(kind.tensor, TensorHandle)
         task = FetchTask(tensor, kind.edge, kind.run, kind.source)
         self._write(entry, task, tensor, 0, tensor.type.nbytes)

@@ -40,6 +40,8 @@ class ArrivalBase:
         self.inline_bytes = 0
         #: Of the memory that the client maps as well; 0: there is none.
         self.shared_bytes = 0
+        #: Whether it may name other daemons.
+        self.may_exchange = True
 
     def _hold(self, entry: Entry, inline_bytes: int) -> None:
         """Counts what is held in memory for the command. Raises LimitExceededError."""

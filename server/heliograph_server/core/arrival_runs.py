@@ -29,7 +29,8 @@ class RunArrivals(ArrivalBase):
         self._hold(entry, sent + fetched + self._told_bytes(entry, plan, kind))
         turn = plan.turns.next()
         progress = None if kind.loop is None else Progress()
-        task = RunTask(plan, inputs, outputs, turn, kind.pause, kind.loop, progress, kind.exchange_run)
+        parts = kind.exchange_run, kind.trace_parent
+        task = RunTask(plan, inputs, outputs, turn, kind.pause, kind.loop, progress, *parts)
         self._work(entry, task, plan.device)
         if plan.exchange_run is not None:
             plan.exchange_run = kind.exchange_run

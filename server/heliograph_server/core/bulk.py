@@ -171,7 +171,11 @@ class ContentUpload(Upload):
         if self._part.hash.digest() != self._digest:
             raise ContentMismatchError("the bytes do not have the digest announced", advice="send them again")
         part, self._part = self._part, None
-        self._contents.add(self._digest, part.buffer)
+        try:
+            self._contents.add(self._digest, part.buffer)
+        finally:
+            # It counts with the tenant's contents now.
+            part.charge.give()
 
     def _abort(self, error: HeliographError) -> None:
         part, self._part = self._part, None
@@ -180,4 +184,4 @@ class ContentUpload(Upload):
         if isinstance(error, BREAKS):
             self._contents.keep(self._digest, part)
         else:
-            part.buffer.free()
+            part.free()

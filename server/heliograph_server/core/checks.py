@@ -108,7 +108,7 @@ def check_made(tensor: TensorHandle, number: int) -> None:
     """Raises InvalidArgumentError for a tensor that has no bytes yet, or why it never will."""
     storage = storage_of(tensor)
     if storage.error is not None:
-        raise storage.error
+        raise storage.error.anew()
     if storage.buffer is None:
         raise InvalidArgumentError(f"tensor {number} is still being made", advice="wait for that command")
 

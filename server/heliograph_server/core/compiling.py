@@ -64,6 +64,7 @@ from heliograph_server.core.several import SeveralPlan
 from heliograph_server.core.sizing import Sizer
 from heliograph_server.core.tapping import check_taps
 from heliograph_server.core.targets import Target, Targets, Wish
+from heliograph_server.core.tenants import Holding, Kind
 from heliograph_server.core.turns import Turns
 
 T = TypeVar("T")
@@ -88,7 +89,9 @@ class Compiler:
         room: Room,
         times: TenantTimes,
         exchange: LiveExchange | None = None,
+        holding: Holding | None = None,
     ) -> None:
+        self._holding = holding or Holding()
         self._core = core
         #: Guards the core.
         self._lock = lock
@@ -105,20 +108,26 @@ class Compiler:
         self._known = KnownGraphs(limits)
         #: Held while compiling; whoever frees contents and variables takes it first.
         self.busy = threading.Lock()
-        self.sizes = Sizer(core, lock, self.busy, limits, device, self._targets, room)
+        self.sizes = Sizer(core, lock, self.busy, limits, device, self._targets, room, self._holding)
 
     def compile(self, request: CompileRequest) -> PlanInfo:
         """Raises what PlanService.Compile is refused with."""
         started = time.perf_counter()
         client = self._known.validated(request.graph, request.bindings.keys())
         check_request(client.graph, request)
-        with self.busy, _Compilation(self._core, self._lock, request, client.graph) as compilation:
+        with (
+            self.busy,
+            # One that takes another's place is for a moment one too many.
+            self._holding.taken(Kind.PLANS, by_force=bool(request.updates)),
+            _Compilation(self._core, self._lock, request, client.graph) as compilation,
+        ):
             self._plans.learn()
             stamp = self._targets.stamp(request.devices)
             key = key_of(request, client, compilation.bound, compilation.reservation, stamp)
             plan = self._plans.take(key)
             if plan is None:
                 plan = self._room.for_work(lambda: self._make(client, key, compilation))
+                self._holding.charge(sum(plan.loaded.kept_bytes().values()), plan.loaded)
                 self._plans.add(plan)
             return self._commit(compilation, plan, started)
 
@@ -221,8 +230,8 @@ class Compiler:
             device = target.main
             arena = compilation.memory.share(device.name).arena
             old = compilation.idle_plan(device, self._plans) if arena is None else None
-            times = self._recorder(known, target), target.predicted_s * 1e6
-            loaded = _compile(device, known, bindings, options, arena, old, times)
+            last = self._recorder(known, target), target.predicted_s * 1e6, self._occupancies[device.name]
+            loaded = _compile(device, known, bindings, options, arena, old, last)
             if old is not None:
                 self._plans.hand_over(old)
             return loaded
@@ -335,13 +344,15 @@ class Compiler:
     def _new_variable(self, leaf: Leaf, memory: BufferType) -> Tensor:
         with self._lock:
             self._core.handles.check_room(TensorHandle)
-        buffer = zeroed(memory, memory.alloc_size(leaf.type))
-        try:
-            with self._lock:
-                self._core.add_variable(leaf.name, leaf.type, memory.device.name, buffer)
-        except BaseException:
-            buffer.free()
-            raise
+        # As its storage counts.
+        with self._holding.taken(Kind.MEMORY, leaf.type.nbytes):
+            buffer = zeroed(memory, memory.alloc_size(leaf.type))
+            try:
+                with self._lock:
+                    self._core.add_variable(leaf.name, leaf.type, memory.device.name, buffer)
+            except BaseException:
+                buffer.free()
+                raise
         tensor = Tensor(leaf.type, buffer)
         buffer.init_tensor(tensor)
         return tensor
@@ -470,7 +481,7 @@ def _compile(
     options: CompileOptions,
     arena: Arena | None,
     old: LoadedPlan | None,
-    times: tuple[Recorder | None, float],
+    last: tuple[Recorder | None, float, Occupancy],
 ) -> LoadedPlan:
     try:
         wanted, order = ordered(device, known.graph)
@@ -480,7 +491,7 @@ def _compile(
             plan = device.compile_in(arena, wanted, bindings, options)
         else:
             plan = device.compile(wanted, bindings, options)
-        return LoadedPlan((plan,), device, order, known.divided, *times)
+        return LoadedPlan((plan,), device, order, known.divided, *last)
     except HeliographError:
         raise
     except Exception as error:

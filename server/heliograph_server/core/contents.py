@@ -34,6 +34,7 @@ from heliograph_server.core.slices import digest_of
 from heliograph_server.core.sources import Source
 from heliograph_server.core.store import Beginning, ContentStore, Key, Whole
 from heliograph_server.core.tenant_contents import Copy, parts_of
+from heliograph_server.core.tenants import Account, Charge, Kind
 
 #: What is read at once: it is hashed while it is in the cache of a core.
 PIECE_BYTES = 256 * 2**10
@@ -51,7 +52,9 @@ class Contents:
         store: ContentStore | None = None,
         tenant: bytes = b"",
         keeper: Keeper | None = None,
+        account: Account | None = None,
     ) -> None:
+        self._account = account or Account()
         #: By priority.
         self._devices = devices
         self._room = room
@@ -60,7 +63,7 @@ class Contents:
         self._is_known = bool(tenant)
         #: One without a secret is a tenant of its own.
         self._tenant = tenant or secrets.token_bytes(16)
-        self._holdings = self._store.enter(self._tenant, room)
+        self._holdings = self._store.enter(self._tenant, room, self._account)
         self._lock = threading.Lock()
         self._held: set[bytes] = set()
         #: Those that a plan was compiled for.
@@ -93,19 +96,29 @@ class Contents:
         """Contents that are missing, by digest, and where each will be needed: their uploads go there."""
         self._homes = dict(homes)
 
+    def charge(self, size_bytes: int) -> Charge:
+        """Counts memory of a content that comes without us; `add` counts it by itself. Raises
+        OutOfMemoryError."""
+        return self._account.charge(Kind.MEMORY, size_bytes)
+
     def begin(self, digest: bytes, size_bytes: int, offset_bytes: int) -> Beginning:
         """Where an upload goes: new memory, or at a later byte what an earlier upload left.
 
         Raises OutOfMemoryError, and ContentMismatchError when there is no such beginning.
         """
         if not offset_bytes:
-            buffer = self._memory(size_bytes, self._homes.get(digest))
-            return Beginning(buffer, hasher(), 0, size_bytes)
+            charge = self.charge(size_bytes)
+            try:
+                buffer = self._memory(size_bytes, self._homes.get(digest))
+            except BaseException:
+                charge.give()
+                raise
+            return Beginning(buffer, hasher(), 0, size_bytes, charge)
         found = self._store.take_beginning(self._key(digest))
         if found is not None and (found.received_bytes, found.size_bytes) == (offset_bytes, size_bytes):
             return found
         if found is not None:
-            found.buffer.free()
+            found.free()
         raise ContentMismatchError(
             f"the upload cannot go on at byte {offset_bytes:,}: what came before is not here any more",
             advice="send the content from its beginning",
@@ -116,7 +129,7 @@ class Contents:
         if self._is_known and beginning.received_bytes:
             self._store.keep(self._key(digest), beginning)
         else:
-            beginning.buffer.free()
+            beginning.free()
 
     def add(self, digest: bytes, buffer: Buffer) -> None:
         """Keeps verified bytes; the second of two equal ones goes.
@@ -144,7 +157,9 @@ class Contents:
 
     def missing(self, digests: tuple[bytes, ...]) -> tuple[bytes, ...]:
         """Those that are not here, in their order. The others stay until the session ends, or can be read."""
-        return tuple(one for one in digests if not (self._holds(one) or self._can_read(one)))
+        found = tuple(one for one in digests if not (self._holds(one) or self._can_read(one)))
+        self._store.count(len(digests) - len(found), len(found))
+        return found
 
     def received(self, digests: tuple[bytes, ...]) -> tuple[int, ...]:
         """How many bytes are here of contents that are missing: where their uploads go on."""
@@ -206,6 +221,11 @@ class Contents:
         if source is None:
             return
         try:
+            charge = self._account.charge(Kind.MEMORY, source.size_bytes)
+        except BaseException:
+            source.close()
+            raise
+        try:
             buffer = self._memory(source.size_bytes, memory)
             try:
                 why = self._fill(buffer, digest, source)
@@ -218,6 +238,7 @@ class Contents:
             else:
                 self.add(digest, buffer)
         finally:
+            charge.give()
             source.close()
 
     def _memory(self, size_bytes: int, memory: BufferType | None) -> Buffer:

@@ -32,6 +32,7 @@ from heliograph_server.core.bulk import Upload
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines
 from heliograph_server.core.room import Room
+from heliograph_server.core.tenants import Charge
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class Coming:
 
     digest: bytes
     buffer: Buffer
+    #: Of its memory, until that is the session's or freed.
+    charge: Charge
     #: Done when it is over, with why it is not there.
     over: Future[HeliographError | None] = field(default_factory=Future)
     received_bytes: int = 0
@@ -59,6 +62,11 @@ class Coming:
     def offer(self) -> ContentOffer:
         assert self.admittance is not None, "a content that was announced"
         return self.admittance.offers[self.place]
+
+    def free(self) -> None:
+        """It does not come."""
+        self.buffer.free()
+        self.charge.give()
 
 
 class DirectContents:
@@ -106,10 +114,17 @@ class DirectContents:
 
     def _allocated(self, digest: bytes, memory: BufferType, size_bytes: int) -> list[Coming]:
         try:
-            buffer = self._room.for_work(partial(memory.allocate, size_bytes, Usage.WEIGHTS))
+            charge = self._contents.charge(size_bytes)
         except OutOfMemoryError:
-            return []  # compiling says so, or finds another place
-        return [Coming(digest, buffer)]
+            return []  # its upload says so
+        try:
+            buffer = self._room.for_work(partial(memory.allocate, size_bytes, Usage.WEIGHTS))
+        except BaseException as error:
+            charge.give()
+            if isinstance(error, OutOfMemoryError):
+                return []  # compiling says so, or finds another place
+            raise
+        return [Coming(digest, buffer, charge)]
 
     def _announced(self, intake: Intake, ones: list[Coming]) -> list[Coming]:
         with self._lock:
@@ -152,8 +167,10 @@ class DirectContents:
                 self._contents.add(one.digest, one.buffer)
             except HeliographError as refused:
                 error = refused
+            finally:
+                one.charge.give()
         else:
-            one.buffer.free()
+            one.free()
         one.over.set_result(error)
 
     # What is asked of them
@@ -237,7 +254,7 @@ class DirectContents:
         for admittance in {one.admittance for one in coming if one.admittance is not None}:
             admittance.cancel()
         for one in self._forget(coming):
-            one.buffer.free()
+            one.free()
             one.over.set_result(error)
 
 
@@ -297,4 +314,4 @@ def _over_there(one: Coming) -> UnavailableError:
 
 def _free(ones: Iterable[Coming]) -> None:
     for one in ones:
-        one.buffer.free()
+        one.free()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,10 +27,12 @@ from heliograph_proto.errors import (
 from heliograph_server.core.handing import Handing
 from heliograph_server.core.handles import Storage, TensorHandle
 from heliograph_server.core.loaded import LoadedPlan, PlanCopy
+from heliograph_server.core.log_fields import NOBODY, LogFields
 from heliograph_server.core.looping import Looping, in_step
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.observing import LoopObserver, Observer
 from heliograph_server.core.room import Room
+from heliograph_server.core.run_book import RunBook
 from heliograph_server.core.several import Observe
 from heliograph_server.core.staged import Incoming, Messages, read, read_messages, write, write_incoming
 from heliograph_server.core.staging import Staging
@@ -49,7 +52,8 @@ from heliograph_server.core.tasks import (
     UsageTask,
     WriteTask,
 )
-from heliograph_server.core.traffic import TrafficCounter
+from heliograph_server.core.tenants import Holding, Kind
+from heliograph_server.core.traffic import Road, TrafficCounter
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +85,8 @@ class Execution:
         observer: Callable[[int], Observer | None],
         room: Room,
         handing: Handing,
+        holding: Holding,
+        book: RunBook,
     ) -> None:
         self._device = device
         self._staging = staging
@@ -96,6 +102,9 @@ class Execution:
         self._observer = observer
         self._room = room
         self._handing = handing
+        self._holding = holding
+        #: Is told how far runs are.
+        self._book = book
         self._tasks: dict[type, Callable[[int, Any, Abort], Completion]] = {
             AllocateTask: self._allocate,
             PlaceTask: self._place,
@@ -118,8 +127,31 @@ class Execution:
         return self._tasks[type(task)](sequence, task, abort)
 
     def _allocate(self, sequence: int, task: AllocateTask, abort: Abort) -> Completion:
-        self._room.for_work(lambda: self._make_storages(task))
+        # What lies in the client's own memory is no device's.
+        with self._charged([one for one in task.storages if one.memory is None]):
+            self._room.for_work(lambda: self._make_storages(task))
         return Completion(sequence)
+
+    @contextmanager
+    def _charged(self, storages: Sequence[Storage]) -> Iterator[None]:
+        """Counts what storages take of their devices, before it is taken; if it is not, no more. Raises
+        OutOfMemoryError."""
+        new = [one for one in storages if not one.is_charged]
+        size_bytes = sum(one.size_bytes for one in new)
+        if size_bytes:
+            self._holding.take(Kind.MEMORY, size_bytes)
+        for storage in new:
+            storage.is_charged = True
+        try:
+            yield
+        except BaseException:
+            self._uncharge([one for one in new if one.buffer is None])
+            raise
+
+    def _uncharge(self, storages: Sequence[Storage]) -> None:
+        for storage in storages:
+            storage.is_charged = False
+            self._holding.give(Kind.MEMORY, storage.size_bytes)
 
     def _make_storages(self, task: AllocateTask) -> None:
         made: list[Buffer] = []
@@ -169,11 +201,11 @@ class Execution:
         if task.data is None:
             incoming = self._uploads[task.transfer]
             write_incoming(task, incoming, abort)
-            self.traffic.written(incoming.size_bytes, incoming.size_bytes + incoming.copied_bytes)
+            self.traffic.written(incoming.size_bytes, incoming.size_bytes + incoming.copied_bytes, Road.BULK)
             return Completion(sequence)
         data = memoryview(task.data)
         write(task, data)
-        self.traffic.written(data.nbytes, data.nbytes)
+        self.traffic.written(data.nbytes, data.nbytes, Road.INLINE)
         return Completion(sequence)
 
     def _write_shared(self, sequence: int, task: WriteTask, place: Place) -> None:
@@ -182,7 +214,7 @@ class Execution:
             data, copies = private_copy(data), 2
             self._places.leave_place(sequence)
         write(task, data)
-        self.traffic.written(data.nbytes, copies * data.nbytes)
+        self.traffic.written(data.nbytes, copies * data.nbytes, Road.SHARED)
 
     def _read(self, sequence: int, task: ReadTask, abort: Abort) -> Completion:
         if task.shared is not None:
@@ -191,7 +223,7 @@ class Execution:
         if not task.transfer:
             data = bytearray(task.size_bytes)
             read(task, memoryview(data))
-            self.traffic.read(task.size_bytes, task.size_bytes)
+            self.traffic.read(task.size_bytes, task.size_bytes, Road.INLINE)
             return Completion(sequence, data=data)
         self._staging.reserve(task.size_bytes)
         try:
@@ -199,7 +231,7 @@ class Execution:
         except BaseException:
             self._staging.give(task.size_bytes)
             raise
-        self.traffic.read(staged.nbytes, staged.copied_bytes)
+        self.traffic.read(staged.nbytes, staged.copied_bytes, Road.BULK)
         self._reads(sequence, staged)
         return Completion(sequence)
 
@@ -207,14 +239,14 @@ class Execution:
         out = self._places.shared_part(place)
         if _is_quick(task):
             read(task, out)
-            self.traffic.read(task.size_bytes, task.size_bytes)
+            self.traffic.read(task.size_bytes, task.size_bytes, Road.SHARED)
             return
         self._places.leave_place(sequence)
         found = host_bytes(np.empty(task.size_bytes, np.uint8))
         read(task, found)
         if self._places.take_place(sequence):
             np.copyto(np.asarray(out), np.asarray(found))
-        self.traffic.read(task.size_bytes, 2 * task.size_bytes)
+        self.traffic.read(task.size_bytes, 2 * task.size_bytes, Road.SHARED)
 
     def _fill(self, sequence: int, task: FillTask, abort: Abort) -> Completion:
         access.memset(task.tensor.placed, task.offset_bytes, task.size_bytes, task.value)
@@ -241,15 +273,18 @@ class Execution:
         begun = time.perf_counter()
         try:
             inputs = self._room.for_work(lambda: self._inputs(copy, task))
-            outputs = self._room.for_work(lambda: self._outputs(copy, task))
+            outputs = self._made_outputs(copy, task)
+            self._book.had_inputs(sequence)
             started = time.perf_counter()
             try:
                 self._compute(copy, task, inputs, outputs, abort, loaded.observing(self._observer(sequence)))
             except HeliographError as error:
                 raise loaded.explain(error) from None
             self._write_outputs(copy, task, outputs)
+            self._book.computed(sequence, copy.plan)
             device_us = (time.perf_counter() - started) * 1e6
             fetched = tuple((one.output, _fetched(outputs[one.output])) for one in task.outputs if one.fetch)
+            self._book.gave(sequence, fetched)
         finally:
             copy.trim()
             loaded.note(task.turn, (time.perf_counter() - begun) * 1e6)
@@ -261,8 +296,9 @@ class Execution:
         assert isinstance(observer, LoopObserver)
         try:
             inputs = self._room.for_work(lambda: self._inputs(copy, task))
-            outputs = self._room.for_work(lambda: self._outputs(copy, task))
+            outputs = self._made_outputs(copy, task)
             looping = self._room.for_work(lambda: Looping(loaded, task, inputs, outputs))
+            self._book.had_inputs(sequence)
             started = time.perf_counter()
             # What assigned half of its variables, or told of half of its nodes, is not done again.
             again = not task.plan.assigned and not loaded.is_observed
@@ -275,8 +311,10 @@ class Execution:
                 raise in_step(looping.done, failure) from None
             results = looping.results()
             self._write_outputs(copy, task, results)
+            self._book.computed(sequence)
             device_us = (time.perf_counter() - started) * 1e6
             fetched = tuple((one.output, _fetched(results[one.output])) for one in task.outputs if one.fetch)
+            self._book.gave(sequence, fetched)
         finally:
             copy.trim()
         return Completion(sequence, outputs=fetched, device_us=device_us, steps=looping.done)
@@ -311,6 +349,13 @@ class Execution:
             else copy.input_of(place, task.plan.inputs[place].type, given)
             for place, given in enumerate(task.inputs)
         ]
+
+    def _made_outputs(self, copy: PlanCopy, task: RunTask) -> Sequence[Tensor | None]:
+        made = [one.tensor.storage for one in task.outputs if one.tensor is not None]
+        if not made:
+            return self._room.for_work(lambda: self._outputs(copy, task))
+        with self._charged([one for one in made if one is not None]):
+            return self._room.for_work(lambda: self._outputs(copy, task))
 
     def _outputs(self, copy: PlanCopy, task: RunTask) -> Sequence[Tensor | None]:
         outputs: list[Tensor | None] = [None] * len(task.plan.outputs)
@@ -368,12 +413,14 @@ def private_copy(data: memoryview) -> memoryview:
     return host_bytes(made)
 
 
-def typed(error: BaseException, doing: str, *, computing: bool = False) -> HeliographError:
-    """What was raised as a value that can cross the wire; logs what was not expected."""
+def typed(
+    error: BaseException, doing: str, *, computing: bool = False, fields: LogFields = NOBODY
+) -> HeliographError:
+    """What was raised as a value that can cross the wire; logs what was not expected, as of `fields`."""
     if isinstance(error, HeliographError):
         return error
-    logger.error("%s failed: %s: %s", doing, type(error).__name__, error)
-    logger.debug("the traceback of that failure", exc_info=error)
+    logger.error("%s failed: %s: %s", doing, type(error).__name__, error, extra=dict(fields))
+    logger.debug("the traceback of that failure", exc_info=error, extra=dict(fields))
     if isinstance(error, MemoryError):
         return OutOfMemoryError(f"{doing}: the host's memory does not suffice", advice="free something")
     kind = ComputeFailedError if computing else InternalError

@@ -13,7 +13,7 @@ class Fit:
     """A form of runs that is right for a plan, and touches no tensor: what it takes it brings along, and what
     it gives goes back, so that only the runs of its plan and its stream are in its way."""
 
-    __slots__ = ("_inputs", "_outputs", "_result", "plan")
+    __slots__ = ("_inputs", "_outputs", "_result", "carried", "plan")
 
     def __init__(self, form: RunForm, plan: PlanHandle) -> None:
         self.plan = plan
@@ -22,7 +22,10 @@ class Fit:
         #: Where each input of the plan is in the command; None: in the plan's order.
         self._inputs = None if places == in_order else [places.index(place) for place in in_order]
         self._outputs = form.outputs
-        self._result = ResultForm([(place, plan.outputs[place].type.nbytes) for place in form.outputs])
+        sizes = [(place, plan.outputs[place].type.nbytes) for place in form.outputs]
+        self._result = ResultForm(sizes)
+        #: Bytes of its inputs, and of the outputs that it gives.
+        self.carried = sum(size for _, size in form.inputs), sum(size for _, size in sizes)
 
     def inputs(self, given: Sequence[bytes]) -> Sequence[bytes]:
         """A command's inputs in the plan's order."""

@@ -84,6 +84,8 @@ class Storage:
     #: How its bytes are made: a name of the device's; empty: the default.
     buffer_type: str = ""
     usage: Usage = Usage.ANY
+    #: Whether its bytes count as its tenant's.
+    is_charged: bool = False
     #: In one process only: the bytes that it is made of.
     memory: memoryview | None = None
     #: The sequence number of the command that allocates it; 0 for a variable.
@@ -424,7 +426,7 @@ class HandleTable:
                 f"handle {number} is {_NAMES[type(found)]}, but {_NAMES[kind]} is needed"
             )
         if found.error is not None:
-            raise found.error
+            raise found.error.anew()
         return found
 
     def check_new(self, number: int, kind: type[Handle], more: int = 1) -> None:

@@ -6,12 +6,15 @@ import itertools
 import logging
 import secrets
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial, reduce
 from typing import Protocol
 
 from heliograph_backends.contract import Device
 from heliograph_proto import DIRECT_WEIGHTS, FEATURES, VERSION_MAX, VERSION_MIN, WATCH, __version__
+from heliograph_proto.administration import DeviceStatus
 from heliograph_proto.description import (
     BackendInfo,
     DeviceList,
@@ -31,7 +34,7 @@ from heliograph_proto.errors import (
     VersionMismatchError,
 )
 from heliograph_proto.limits import Limits
-from heliograph_proto.membership import DeviceChange, Way
+from heliograph_proto.membership import DeviceChange, MemberInfo, Way
 from heliograph_proto.types import TensorType
 from heliograph_server.core.admissions import Admissions
 from heliograph_server.core.contents import Contents
@@ -39,21 +42,29 @@ from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import typed
 from heliograph_server.core.keeping import Keeper
-from heliograph_server.core.listing import describe, memory_of
+from heliograph_server.core.listing import describe, memory_of, status_of
 from heliograph_server.core.measurements import Measurements
 from heliograph_server.core.membership import Change, Membership, SessionDevices
-from heliograph_server.core.occupancy import Occupancy
+from heliograph_server.core.occupancy import DeviceShares, Occupancy
+from heliograph_server.core.principals import ANYBODY, Principal, Quota
 from heliograph_server.core.queries import query_ops, query_placement
 from heliograph_server.core.room import Room
-from heliograph_server.core.session import CLOSE_SECONDS, Session, SessionStatistics
+from heliograph_server.core.run_records import RunObserver
+from heliograph_server.core.run_spans import Tracing
+from heliograph_server.core.session import CLOSE_SECONDS, Session
+from heliograph_server.core.session_counts import SessionCounts
+from heliograph_server.core.session_seen import SessionStatistics
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.store import ContentStore, tenant_of
+from heliograph_server.core.tenants import Holding, Kind, Share, Tenants, TenantUsage
 
 logger = logging.getLogger(__name__)
 
 SERVER = f"heliograph/{__version__}"
 #: The most sessions at once.
 MAX_SESSIONS = 1000
+#: How long a client may take, while the host drains, to ask for a result after it was told of it.
+LINGER_SECONDS = 0.25
 
 
 class DeviceRegistry(Protocol):
@@ -111,6 +122,10 @@ class Host:
         self.incarnation = secrets.token_bytes(16)
         #: Values that come from other daemons, and go to them.
         self.exchange = LiveExchange(self.limits)
+        #: Those who are told of every run. Whoever is to be, joins before sessions are opened.
+        self.observers: list[RunObserver] = []
+        #: What makes spans of what is traced; None: nothing. It joins likewise.
+        self.tracing: Tracing | None = None
         self._registry = registry
         self._pool = pool
         self.store = store or ContentStore()
@@ -119,6 +134,9 @@ class Host:
         #: Contents that come by tickets.
         self.admissions = Admissions()
         self._occupancies: dict[str, Occupancy] = {}
+        self._tenants = Tenants()
+        #: Of those whom the daemon does not know by name, all together.
+        self._quota = Quota()
         self._deadlines = Deadlines()
         self._room = Room()
         for giver in (self.store, self.keeper):
@@ -130,6 +148,11 @@ class Host:
         self._numbers = itertools.count(1)
         self._draining = False
         self._closed = False
+        #: What sessions did that have ended.
+        self._past = SessionCounts()
+        #: How often a member that was ready was lost.
+        self.lost_members = 0
+        self._started = time.monotonic()
         if pool is not None:
             pool.start(self.incarnation, self._devices_changed, self.measurements)
 
@@ -148,6 +171,27 @@ class Host:
             exchanged_bytes=self.exchange.budget.held_bytes,
             **sums,
         )
+
+    def counts(self) -> SessionCounts:
+        """What all sessions have done so far, also those that have ended."""
+        with self._changed:
+            past, present = self._past, list(self._sessions.values())
+            return reduce(SessionCounts.plus, (one.counts for one in present), past)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it takes no new sessions."""
+        return self._draining
+
+    @property
+    def members(self) -> tuple[MemberInfo, ...]:
+        """Of its pool; none without one."""
+        return tuple(self._pool.members) if self._pool is not None else ()
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """By priority; those of members last."""
+        return self._devices
 
     # Devices
 
@@ -174,9 +218,8 @@ class Host:
 
     def device_list(self) -> DeviceList:
         """All devices, and the backends and members behind them, with what could not start."""
-        members = tuple(self._pool.members) if self._pool is not None else ()
         found = describe(self._devices, self._room)
-        return DeviceList(found, tuple(self._registry.backends), SERVER, members=members)
+        return DeviceList(found, tuple(self._registry.backends), SERVER, members=self.members)
 
     def ways(self) -> tuple[Way, ...]:
         """Between the members of the pool that are ready, and from here to them; none without a pool."""
@@ -198,6 +241,7 @@ class Host:
     def _devices_changed(self, change: Change) -> None:
         """Devices of a member came, or are gone. From the pool's threads, one change at a time."""
         with self._changed:
+            self.lost_members += bool(change.lost)
             for device in change.appeared:
                 self._occupancies.setdefault(device.name, Occupancy())
         told = DeviceChange(
@@ -216,6 +260,30 @@ class Host:
     def _daemons(self) -> tuple[bytes, ...]:
         return tuple(self._pool.daemons) if self._pool is not None else ()
 
+    # Tenants
+
+    def tenants(self) -> tuple[TenantUsage, ...]:
+        """What each tenant has, by name; those that had a session since the host began."""
+        return self._tenants.usages()
+
+    def set_quota(self, tenant: str, quota: Quota) -> None:
+        """Another quota of a tenant, "" for all without a name, for what comes next; what is there stays."""
+        if not tenant:
+            self._quota = quota
+        self._tenants.change(tenant, quota)
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether a session can be opened, and would have a device."""
+        with self._changed:
+            is_open = not self._draining and not self._closed
+        return is_open and any(one.lost is None for one in self._devices)
+
+    @property
+    def is_beyond_help(self) -> bool:
+        """Whether all devices are lost, and some of this host's, which come back with a restart alone."""
+        return bool(self._registry.devices) and all(one.lost is not None for one in self._devices)
+
     # Sessions
 
     @property
@@ -230,18 +298,20 @@ class Host:
         versions: tuple[int, int] = (VERSION_MIN, VERSION_MAX),
         features: Sequence[str] = FEATURES,
         secret: bytes = b"",
+        principal: Principal = ANYBODY,
     ) -> SessionInfo:
-        """A new session, which must be attached in time. `secret`: of its tenant, if it has one.
+        """A new session, which must be attached in time. `secret`: of its tenant, if it has one; `principal`:
+        who opens it.
 
         Raises InvalidArgumentError, DrainingError, VersionMismatchError, LimitExceededError.
         """
         version = _common_version(*versions)
-        tenant = tenant_of(secret) if secret else b""
+        tenant = tenant_of(secret, principal.tenant) if secret else b""
         token = secrets.token_bytes(16)
         agreed = tuple(one for one in self._features if one in features)
         own = self._registry.acquire()
         try:
-            session = self._add_session(token, client, own, tenant, WATCH in agreed)
+            session = self._add_session(token, client, own, tenant, WATCH in agreed, principal)
         except BaseException:
             self._registry.release(own)
             raise
@@ -264,11 +334,20 @@ class Host:
         )
 
     def _add_session(
-        self, token: bytes, client: str, own: Sequence[Device], tenant: bytes, watches: bool
+        self,
+        token: bytes,
+        client: str,
+        own: Sequence[Device],
+        tenant: bytes,
+        watches: bool,
+        principal: Principal,
     ) -> Session:
         # Who is added then is told of every change that is not in its devices.
         with self._changed:
             self._check_room()
+            if not principal.tenant:
+                principal = replace(principal, quota=self._quota)
+            account = self._tenants.account(principal)
             found = (*own, *(self._pool.devices if self._pool is not None else ()))
             if not found:
                 raise UnavailableError(
@@ -278,50 +357,71 @@ class Host:
             for device in found:
                 self._occupancies.setdefault(device.name, Occupancy())
             devices = SessionDevices(found, self._why_missing)
+            holding = Holding(account)
+            holding.take(Kind.SESSIONS)
+            share = self._tenants.enter(account, tenant)
             session = Session(
                 next(self._numbers),
                 _printable(client),
                 self.limits,
                 devices,
-                self._occupancies,
+                DeviceShares(self._occupancies, share),
                 self._deadlines,
                 self._room,
-                lambda _session: self._forget(token, own),
-                Contents(devices.present, self._room, self.store, tenant, self.keeper),
+                lambda _session: self._forget(token, own, holding, share),
+                Contents(devices.present, self._room, self.store, tenant, self.keeper, account),
                 self.measurements.of_tenant(tenant),
                 self.exchange,
                 watches=watches,
+                principal=principal,
+                holding=holding,
+                observers=self.observers,
+                tracing=self.tracing,
             )
             self._sessions[token] = session
             seconds = self.limits.attach_timeout_ms / 1e3
             self._reapers[token] = self._deadlines.after(seconds, lambda: self._reap(session))
         return session
 
-    def session(self, token: bytes) -> Session:
-        """Raises SessionClosedError for a token that names none, or none any more."""
+    def session(self, token: bytes, principal: Principal | None = None) -> Session:
+        """Raises SessionClosedError for a token that names none, or none any more, or, where it matters who
+        asks, one of another tenant: the same words for all."""
         with self._changed:
             found = self._sessions.get(token)
-        if found is None:
+        if found is None or (principal is not None and found.principal.tenant != principal.tenant):
             raise SessionClosedError("the session is unknown or was closed", advice="open another")
         return found
 
+    def end_sessions(self, why: Callable[[Principal], HeliographError | None]) -> None:
+        """Ends, on threads of their own, the sessions of whoever there is an error for."""
+        for session in self._all_sessions():
+            if (error := why(session.principal)) is not None and session.closed is None:
+                logger.info("%s is ended: %s", session, error.message)
+                ending = threading.Thread(target=session.close, args=(error,), name="heliograph-end")
+                ending.start()
+
     def _check_room(self) -> None:
         if self._draining:
-            raise DrainingError("the server is shutting down", advice="try later, or elsewhere")
+            raise DrainingError(
+                "the server is draining, and takes no new session", advice="try later, or elsewhere"
+            )
         if len(self._sessions) >= MAX_SESSIONS:
             raise LimitExceededError(f"{MAX_SESSIONS} sessions are open", advice="try later")
 
     def _reap(self, session: Session) -> None:
         if not session.is_attached:
-            logger.info("%s: the command stream did not come in time", session)
+            logger.info("%s: the command stream did not come in time", session, extra=session.log_fields)
             error = SessionClosedError("the command stream did not come in time", advice="open another")
             # Closing may wait for a compile, which the timer thread must not.
             threading.Thread(target=session.close, args=(error,), name="heliograph-reaper").start()
 
-    def _forget(self, token: bytes, devices: Sequence[Device]) -> None:
+    def _forget(self, token: bytes, devices: Sequence[Device], holding: Holding, share: Share) -> None:
         self._registry.release(devices)
+        holding.close()
+        self._tenants.leave(share)
         with self._changed:
-            self._sessions.pop(token, None)
+            if (session := self._sessions.pop(token, None)) is not None:
+                self._past = self._past.plus(replace(session.counts, runs_waiting=0, runs_running=0))
             if (reaper := self._reapers.pop(token, None)) is not None:
                 self._deadlines.cancel(reaper)
             self._changed.notify_all()
@@ -329,6 +429,21 @@ class Host:
     def _all_sessions(self) -> list[Session]:
         with self._changed:
             return list(self._sessions.values())
+
+    @property
+    def sessions(self) -> Sequence[Session]:
+        """Those that are open, by number."""
+        return sorted(self._all_sessions(), key=lambda one: one.number)
+
+    @property
+    def uptime_seconds(self) -> float:
+        """Since it was made."""
+        return time.monotonic() - self._started
+
+    def devices_now(self) -> tuple[DeviceStatus, ...]:
+        """All devices with their memory and how long they were busy; asking may take as long as a lost member
+        may say nothing."""
+        return tuple(status_of(one, self._room, self._occupancies.get(one.name)) for one in self._devices)
 
     # The end
 
@@ -340,9 +455,31 @@ class Host:
             session.watch(self._notify)
 
     def wait_quiet(self, timeout: float) -> bool:
-        """After `drain`: waits until no session has work, `timeout` seconds at most. Whether so."""
+        """After `drain`: waits until no session has work, `timeout` seconds at most. Whether so.
+
+        A client asks for large results once it knows that their run has ended, so for that moment the last
+        word is not spoken: all sessions must have been quiet for LINGER_SECONDS.
+        """
+        end = time.monotonic() + timeout
         with self._changed:
-            return self._changed.wait_for(self._is_quiet, timeout)
+            while self._changed.wait_for(self._is_quiet, max(0.0, end - time.monotonic())):
+                if self._closed or not self._sessions:
+                    return True
+                came = partial(self._came_since, self._commands())
+                if not self._changed.wait_for(came, LINGER_SECONDS):
+                    return True
+        return False
+
+    def undo_drain(self) -> None:
+        """New sessions are welcome again, unless it is closed. Idempotent."""
+        with self._changed:
+            self._draining = self._closed
+            self._changed.notify_all()
+
+    @property
+    def busy_sessions(self) -> int:
+        """How many have work."""
+        return sum(not one.is_quiet for one in self._all_sessions())
 
     def hurry(self) -> None:
         """Ends `wait_quiet`."""
@@ -351,7 +488,16 @@ class Host:
             self._changed.notify_all()
 
     def _is_quiet(self) -> bool:
-        return self._closed or all(session.is_quiet for session in self._sessions.values())
+        return (
+            self._closed or not self._draining or all(session.is_quiet for session in self._sessions.values())
+        )
+
+    def _came_since(self, commands: int) -> bool:
+        return self._closed or self._commands() != commands
+
+    def _commands(self) -> int:
+        """How many commands came so far of sessions that are there."""
+        return sum(session.commands for session in self._sessions.values())
 
     def _notify(self) -> None:
         with self._changed:

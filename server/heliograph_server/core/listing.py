@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from heliograph_backends.contract import BufferType, Device
+from heliograph_proto.administration import DeviceStatus
 from heliograph_proto.description import BufferRole, BufferTypeInfo, DeviceInfo, Memory
 from heliograph_proto.errors import HeliographError
 from heliograph_server.core.memories import buffer_types
+from heliograph_server.core.occupancy import Occupancy
 from heliograph_server.core.room import Room
 
 
@@ -22,6 +24,18 @@ def memory_of(device: Device, room: Room) -> Memory:
     found = device.memory()
     idle_bytes = room.idle_on(device.name) if found.total_bytes else 0
     return replace(found, free_bytes=found.free_bytes + idle_bytes)
+
+
+def status_of(device: Device, room: Room, occupancy: Occupancy | None) -> DeviceStatus:
+    """What a device has now, and for how long it was busy."""
+    memory, _ = _ask_memory(device, room)
+    return DeviceStatus(
+        name=device.name,
+        description=device.description,
+        memory=memory,
+        busy_seconds=occupancy.busy_seconds if occupancy is not None else 0.0,
+        lost=device.lost.message if device.lost is not None else "",
+    )
 
 
 def _describe_one(device: Device, devices: Sequence[Device], room: Room) -> DeviceInfo:

@@ -33,7 +33,7 @@ from heliograph_proto.types import TensorType
 from heliograph_server.core.divided import client_report, explain
 from heliograph_server.core.host_memory import host_memory
 from heliograph_server.core.measurements import Recorder
-from heliograph_server.core.occupancy import SHORT_US
+from heliograph_server.core.occupancy import SHORT_US, Occupancy, computing
 from heliograph_server.core.predicted import with_prediction
 from heliograph_server.core.scheduling.rows import Divided
 from heliograph_server.core.several import Observe, SeveralPlan
@@ -50,11 +50,13 @@ class ShortRun:
     """A plan that takes so little that it is done where its command arrives: in and out are always the same
     small tensors, and nothing is bound, made or given back."""
 
-    __slots__ = ("_compute", "_inputs", "_outputs", "_slow", "output_bytes")
+    __slots__ = ("_compute", "_inputs", "_outputs", "_slow", "device_names", "output_bytes")
 
     def __init__(
-        self, compute: Callable[[], None], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+        self, device: str, compute: Callable[[], None], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> None:
+        #: As those of its plan, which is asked less quickly.
+        self.device_names = (device,)
         self._compute = compute
         self._inputs = [_bytes_in_place(one) for one in inputs]
         self._outputs = [_bytes_in_place(one) for one in outputs]
@@ -89,9 +91,11 @@ def _bytes_in_place(tensor: Tensor) -> memoryview:
 class PlanCopy:
     """A backend's plan, and small buffers that its serial runs use again."""
 
-    def __init__(self, plan: Plan, device: Device) -> None:
+    def __init__(self, plan: Plan, device: Device, occupancy: Occupancy | None = None) -> None:
         self.plan = plan
         self.device = device
+        #: Of a plan on this device alone; one on several knows those of its splits.
+        self._occupancy = occupancy
         self._scratch: dict[object, Tensor] = {}
         #: As long as its tensors are there; None also where there is none.
         self._short: ShortRun | None = None
@@ -119,7 +123,8 @@ class PlanCopy:
         if isinstance(self.plan, SeveralPlan):
             self.plan.compute(inputs, outputs, abort, observe, exchange_run)
         else:
-            self.plan.compute(inputs, outputs, abort)
+            with computing(self._occupancy, abort, self.device):
+                self.plan.compute(inputs, outputs, abort)
 
     def writes(self, tensor: Tensor) -> bool:
         """Whether a run can write an output straight into a tensor."""
@@ -187,7 +192,9 @@ class PlanCopy:
             found = self.plan.short_run(inputs, outputs)
         except HeliographError:
             return None
-        return None if found is None or found[1] >= SHORT_US else ShortRun(found[0], inputs, outputs)
+        if found is None or found[1] >= SHORT_US:
+            return None
+        return ShortRun(self.device.name, found[0], inputs, outputs)
 
     def _scratch_tensor(self, key: object, type: TensorType, memory: BufferType | None = None) -> Tensor:
         if key not in self._scratch:
@@ -229,8 +236,9 @@ class LoadedPlan:
         divided: Divided | None = None,
         recorder: Recorder | None = None,
         predicted_us: float = 0.0,
+        occupancy: Occupancy | None = None,
     ) -> None:
-        self.copies = tuple(PlanCopy(plan, device) for plan in plans)
+        self.copies = tuple(PlanCopy(plan, device, occupancy) for plan in plans)
         self.device = device
         #: Of each node that runs, its number before the device had them in its order; None: the same.
         self._order = order
@@ -382,6 +390,11 @@ class LoadedPlan:
         for one in self.copies:
             found.update(one.kept_bytes())
         return found
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """Of those that it was compiled for."""
+        return tuple(one.name for one in self._devices)
 
     @property
     def is_lost(self) -> bool:

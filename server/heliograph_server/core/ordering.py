@@ -52,6 +52,8 @@ class Entry:
     lane: Lane | None = None
     notify: bool = False
     timed: bool = False
+    #: Whether it is a run that counts as one in flight until it retires.
+    counts: bool = False
     #: Whether its stream's later commands may be done before it: those that do not use its tensors.
     overlaps: bool = False
     #: Tensors that must be healthy when it starts.

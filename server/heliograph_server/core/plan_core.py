@@ -55,7 +55,7 @@ class PlanCore(SessionState, ABC):
         self.handles.check_room(TensorHandle)
         self._variables_made += 1
         number = c.SERVER_HANDLE | self._variables_made
-        tensor = TensorHandle(layout(type), Storage(type.nbytes, device, buffer))
+        tensor = TensorHandle(layout(type), Storage(type.nbytes, device, buffer, is_charged=True))
         self.handles.add(number, tensor)
         self.variables[name] = (number, tensor)
         self._storages[storage_of(tensor)] = None

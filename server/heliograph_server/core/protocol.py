@@ -22,8 +22,10 @@ A command passes through these steps:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 from heliograph_proto import commands as c
 from heliograph_proto.errors import (
@@ -79,6 +81,7 @@ from heliograph_server.core.tasks import (
     PlaceTask,
     ReadTask,
     Resume,
+    RunEnded,
     RunTask,
     Start,
     WriteTask,
@@ -89,10 +92,18 @@ MOST_FITS = 64
 
 
 class SessionCore(ObservingCore):
-    """The state of one session. `devices` are names by priority."""
+    """The state of one session. `devices` are names by priority; `recorded`: commands, by sequence number, of
+    whose end an instruction tells."""
 
-    def __init__(self, limits: Limits, devices: Sequence[str], memory: FindMemory = plain_memory) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        devices: Sequence[str],
+        memory: FindMemory = plain_memory,
+        recorded: Container[int] = (),
+    ) -> None:
         super().__init__(limits)
+        self._recorded = recorded
         self._arrivals = Arrivals(self.handles, limits, tuple(devices), self._open_lane, memory)
         #: Commands that have not retired, by sequence number.
         self._entries: dict[int, Entry] = {}
@@ -100,6 +111,10 @@ class SessionCore(ObservingCore):
         self._completed_through = 0
         self._reported_through = 0
         self._completions: list[c.Completion | InlineResult] = []
+        #: Runs that have retired since somebody looked.
+        self.ended_runs = 0
+        #: How many commands failed, by the reason of the error.
+        self.failures: Counter[int] = Counter()
         #: Forms of inline runs, and how they fit the plans that they name.
         self._fits: dict[RunForm, Fit] = {}
 
@@ -129,6 +144,11 @@ class SessionCore(ObservingCore):
         return len(self._entries)
 
     @property
+    def runs_in_flight(self) -> int:
+        """Of these, runs of plans."""
+        return sum(isinstance(one.task, RunTask) for one in self._entries.values())
+
+    @property
     def lanes(self) -> list[Lane]:
         return list(self._lanes)
 
@@ -139,6 +159,16 @@ class SessionCore(ObservingCore):
     @property
     def storages(self) -> int:
         return len(self._storages)
+
+    @property
+    def storage_bytes(self) -> int:
+        """Of devices, by tensors and variables."""
+        return sum(one.size_bytes for one in self._storages)
+
+    @property
+    def plans(self) -> list[Any]:
+        """What the runtime knows of plans that have a handle, or are being run."""
+        return [one.plan for one in self._plans]
 
     def is_reading(self, transfer: int) -> bool:
         """Whether a command that reads for this transfer came, and its bytes were not taken."""
@@ -186,14 +216,17 @@ class SessionCore(ObservingCore):
 
     # Commands arrive
 
-    def receive(self, command: c.Command) -> None:
-        """The next command of the stream. Raises ProtocolError for a gap: the session is over then."""
+    def receive(self, command: c.Command, refused: HeliographError | None = None) -> None:
+        """The next command of the stream; `refused`: why somebody else refuses it. Raises ProtocolError for a
+        gap: the session is over then."""
         self._expect(command.sequence)
-        if (refusal := self._over_limit(command)) is not None:
+        if (refusal := self._over_limit(command, refused)) is not None:
+            refusal.counts = refused is None and isinstance(command.kind, c.Run)
             self._add(refusal, command.kind)
             self._settle()
             return
         entry = self._arrivals.admit(command)
+        entry.counts = isinstance(command.kind, c.Run)
         if isinstance(command.kind, c.Continue):
             self._proceed(entry, command.kind)
         self._add(entry, command.kind)
@@ -223,6 +256,7 @@ class SessionCore(ObservingCore):
             self._completions.append(result)
             return
         error = result.from_command(sequence)
+        self.failures[error.reason] += 1
         self._completions.append(c.Completion(sequence, error))
         self._arrivals.note_failure(error)
 
@@ -248,12 +282,12 @@ class SessionCore(ObservingCore):
             )
         self._last_sequence = sequence
 
-    def _over_limit(self, command: c.Command) -> Entry | None:
+    def _over_limit(self, command: c.Command, refused: HeliographError | None) -> Entry | None:
         limit = self._limits.in_flight_commands
-        if len(self._open) < limit and len(self._entries) < 2 * limit:
+        if refused is None and len(self._open) < limit and len(self._entries) < 2 * limit:
             return None
         entry = Entry(command.sequence, notify=command.notify, timed=command.timeout_ms > 0)
-        error = LimitExceededError(
+        error = refused or LimitExceededError(
             f"{limit:,} commands are in flight, the most that this server takes",
             advice="wait for completions",
         )
@@ -401,6 +435,7 @@ class SessionCore(ObservingCore):
         while self._completed_through < self._last_sequence and self._completed_through + 1 not in self._open:
             self._completed_through += 1
         if entry.error is not None:
+            self.failures[entry.error.reason] += 1
             self._completions.append(c.Completion(entry.sequence, entry.error, steps=_steps_of(entry)))
         elif entry.notify or _has_data(entry, result):
             self._completions.append(result)
@@ -411,10 +446,13 @@ class SessionCore(ObservingCore):
             self._instructions.append(Disarm(entry.sequence))
         if entry.reads_for:
             self._instructions.append(Deliver(entry.reads_for, entry.sequence, entry.error))
+        if entry.sequence in self._recorded:
+            self._instructions.append(RunEnded(entry.sequence, entry.error))
 
     def _retire(self, entry: Entry) -> None:
         entry.phase = Phase.RETIRED
         del self._entries[entry.sequence]
+        self.ended_runs += entry.counts
         self._arrivals.give_back(entry, entry.inline_bytes)
         leave_storages(entry)
         if isinstance(entry.task, WriteTask) and self._uploads.release(entry.task.transfer, entry):
@@ -428,6 +466,10 @@ class SessionCore(ObservingCore):
         if isinstance(entry.task, RunTask) and entry.task.plan.turns.leave(entry.task.turn, entry):
             self.runs_ended(entry.task.plan.turns)
         self._ready.extend(unblocked_by_retirement(entry))
+
+    def may_exchange(self, may: bool) -> None:
+        """Whether commands may name other daemons."""
+        self._arrivals.may_exchange = may
 
     # Shared memory
 

@@ -7,7 +7,7 @@ values between splits. Everything that lies there runs by one `Turns`, so nothin
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -58,7 +58,7 @@ class Reservation:
             for device, need in needs.items():
                 self.shares[device.name] = _share(device, need, stack)
             # Nothing failed: it is kept.
-            self._free = stack.pop_all().close
+            self._taken = stack.pop_all()
 
     def __repr__(self) -> str:
         state = "over" if self.is_over else f"{sum(self.sizes.values()):,} bytes"
@@ -73,6 +73,10 @@ class Reservation:
         """What it has of a device."""
         return self.shares.get(device, NOTHING)
 
+    def when_freed(self, call: Callable[[], None]) -> None:
+        """Has somebody told."""
+        self._taken.callback(call)
+
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Its memory stays meanwhile."""
@@ -85,14 +89,14 @@ class Reservation:
                 self._users -= 1
                 ends = self.is_over and not self._users
             if ends:
-                self._free()
+                self._taken.close()
 
     def free(self) -> None:
         """Gives the memory back, once nobody is about to use it. Idempotent."""
         with self._lock:
             ends, self.is_over = not self.is_over and not self._users, True
         if ends:
-            self._free()
+            self._taken.close()
 
 
 NOTHING = Share()

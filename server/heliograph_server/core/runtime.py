@@ -14,7 +14,8 @@ from heliograph_server.core.bulk import Upload
 from heliograph_server.core.compile_request import CompileRequest
 from heliograph_server.core.downloads import Download
 from heliograph_server.core.host import Host, HostStatistics
-from heliograph_server.core.session import Session, SessionStatistics
+from heliograph_server.core.session import Session
+from heliograph_server.core.session_seen import SessionStatistics
 from heliograph_server.core.sizing import EstimateRequest, ReserveRequest
 
 __all__ = [

@@ -41,7 +41,7 @@ from heliograph_proto.errors import HeliographError, UnknownHandleError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_server.core.host_memory import host_memory
 from heliograph_server.core.late import NOT_LATE, Late, LateRun
-from heliograph_server.core.occupancy import SHORT_US, Occupancy
+from heliograph_server.core.occupancy import SHORT_US, Occupancy, computing
 from heliograph_server.core.portioning import Exchanging
 from heliograph_server.core.precedence import Precedences
 from heliograph_server.core.reservation import NOTHING, Share
@@ -256,7 +256,7 @@ class ScheduledPlan(SeveralPlan):
         copies.before(found)
         copied = time.perf_counter()
         read, made = ([tensors[place] for place in places] for places in (found.reads, found.writes))
-        with self._device_of(number, rank, abort), self._occupancies[self.schedule.splits[number].device]:
+        with self._device_of(number, rank, abort), self._computing(number, abort):
             computing = time.perf_counter()
             try:
                 self._plans[number].compute(read, made, abort)
@@ -268,6 +268,11 @@ class ScheduledPlan(SeveralPlan):
         split = self.schedule.splits[number]
         if observe is not None and (last := split.nodes[-1]) in self.schedule.taps:
             observe(last, tensors[len(self.graph.leaves) + last, split.device], abort)
+
+    def _computing(self, number: int, abort: Abort) -> AbstractContextManager[object]:
+        """Held while a split computes, and not while it waits for what it reads."""
+        place = self.schedule.splits[number].device
+        return computing(self._occupancies[place], abort, self.devices[place])
 
     def _device_of(self, number: int, rank: int, abort: Abort) -> AbstractContextManager[None]:
         """The split's device, which no other run of this plan computes on meanwhile."""
@@ -284,6 +289,13 @@ class ScheduledPlan(SeveralPlan):
     def computed_us(self) -> Sequence[float]:
         """How long each split of the last run computed; empty where only a report tells."""
         return [compute_us for _, compute_us, _ in self._took_us]
+
+    @property
+    def split_times(self) -> Sequence[tuple[str, tuple[float, float, float]]]:
+        return [
+            (self.devices[split.device].name, (begun, waited, computed))
+            for split, (waited, computed, begun) in zip(self.schedule.splits, self._took_us, strict=True)
+        ]
 
     def report(self) -> PlanReport:
         split_of = {node: number for number, one in enumerate(self.schedule.splits) for node in one.nodes}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from functools import partial
 
 from heliograph_backends.contract import CompileOptions, Device, Tensor
 from heliograph_backends.sealed import SealedMemory
-from heliograph_proto.commands import Command, CompletionBatch
+from heliograph_proto.commands import Command, CompletionBatch, Run
 from heliograph_proto.description import ContentOffer, ModelInfo, PlanEstimate, PlanInfo, PlanReport, Traffic
 from heliograph_proto.errors import (
     CancelledError,
@@ -34,25 +35,28 @@ from heliograph_server.core.downloads import Download
 from heliograph_server.core.exchanging import LiveExchange
 from heliograph_server.core.execution import private_copy
 from heliograph_server.core.handles import (
-    BufferHandle,
-    EventHandle,
     PlanHandle,
     ReservationHandle,
-    StreamHandle,
     TensorHandle,
 )
 from heliograph_server.core.loaded import LoadedPlan
+from heliograph_server.core.log_fields import LogOwner, session_fields
 from heliograph_server.core.measurements import TenantTimes
 from heliograph_server.core.membership import Change, SessionDevices
 from heliograph_server.core.occupancy import Occupancy
+from heliograph_server.core.principals import ANYBODY, Principal, no_exchange
 from heliograph_server.core.room import Room
-from heliograph_server.core.session_work import SessionWork
+from heliograph_server.core.run_book import RunBook
+from heliograph_server.core.run_records import RunObserver
+from heliograph_server.core.run_spans import Tracing
+from heliograph_server.core.session_seen import SessionSeen
 from heliograph_server.core.sizing import EstimateRequest, ReserveRequest
 from heliograph_server.core.staged import Incoming
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.tasks import (
     DropUpload,
 )
+from heliograph_server.core.tenants import Charge, Holding, Kind
 
 logger = logging.getLogger(__name__)
 
@@ -61,25 +65,6 @@ CLOSE_SECONDS = 30.0
 ANY_OPTIONS = CompileOptions()
 #: The most memory of a session by which commands carry bytes; taken from the system page by page.
 SHARED_BYTES = 128 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class SessionStatistics:
-    """What a session holds now. All zero once it has ended."""
-
-    tensors: int = 0
-    buffers: int = 0
-    plans: int = 0
-    streams: int = 0
-    events: int = 0
-    storages: int = 0
-    staged_bytes: int = 0
-    content_bytes: int = 0
-    commands_in_flight: int = 0
-    #: Plans that nobody has a handle of any more, and what they take of devices.
-    idle_plans: int = 0
-    idle_bytes: int = 0
-    reservations: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +78,7 @@ class FileOfMemory:
     offset_bytes: int = 0
 
 
-class Session(SessionWork):
+class Session(SessionSeen):
     """One client's handles and work. Thread-safe. Made by `Host.open_session`."""
 
     def __init__(
@@ -111,66 +96,40 @@ class Session(SessionWork):
         exchange: LiveExchange,
         *,
         watches: bool = False,
+        principal: Principal = ANYBODY,
+        holding: Holding | None = None,
+        observers: Sequence[RunObserver] = (),
+        tracing: Tracing | None = None,
     ) -> None:
-        super().__init__(limits, devices, occupancies, deadlines, room, exchange)
+        book = RunBook(number, principal, observers, tracing)
+        #: Whose lines of the log are its own.
+        self.log_owner = LogOwner()
+        fields = session_fields(self.log_owner, number, principal.tenant)
+        held = holding or Holding()
+        super().__init__(limits, devices, occupancies, deadlines, room, exchange, held, book, fields)
         #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
         self.number = number
         self.client = client or "somebody"
+        self.principal = principal
+        self._core.may_exchange(self.may_exchange)
         self._on_closed = on_closed
         self._watches = watches
         #: Graphs that wait to be compiled. One message may always wait, however low the limit.
         self.requests = Staging(max(limits.in_flight_bytes, limits.message_bytes), "graphs")
-        self._contents = contents or Contents(devices.present, room)
+        self._contents = contents or Contents(devices.present, room, account=self._holding.account)
         #: Contents on their way to devices of other daemons.
         self._direct = DirectContents(self._contents, room, deadlines)
         known = times, exchange
         memory = self._contents, occupancies, devices.present, self._plans, room
-        self._compiler = Compiler(self._core, self._lock, limits, self._device, *memory, *known)
-        self._open_uploads: set[Upload] = set()
+        self._compiler = Compiler(
+            self._core, self._lock, limits, self._device, *memory, *known, self._holding
+        )
+        #: With what those of contents count as on their way.
+        self._open_uploads: dict[Upload, Charge | None] = {}
         #: What else is to end with the session, by whom it is of.
         self.when_closing: dict[object, Callable[[HeliographError], None]] = {}
         self._closing = False
         self._released = threading.Event()
-
-    def __repr__(self) -> str:
-        counts = f"{self._core.in_flight} commands in flight, {len(self._core.handles)} handles"
-        return f"<Session {self.number} of {self.client}: {counts}>"
-
-    def __str__(self) -> str:
-        return f"session {self.number} of {self.client}"
-
-    def statistics(self) -> SessionStatistics:
-        with self._lock:
-            count = self._core.handles.count
-            return SessionStatistics(
-                tensors=count(TensorHandle),
-                buffers=count(BufferHandle),
-                plans=count(PlanHandle),
-                streams=count(StreamHandle),
-                events=count(EventHandle),
-                storages=self._core.storages,
-                staged_bytes=self._staging.used_bytes,
-                content_bytes=self._contents.size_bytes,
-                commands_in_flight=self._core.unretired,
-                idle_plans=self._plans.idle,
-                idle_bytes=self._plans.idle_bytes,
-                reservations=count(ReservationHandle),
-            )
-
-    @property
-    def is_attached(self) -> bool:
-        return self._on_batch is not None
-
-    @property
-    def commands(self) -> int:
-        """How many came so far."""
-        return self._core.last_sequence
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether no work is queued or running."""
-        with self._lock:
-            return self._core.unretired == 0
 
     # The command stream
 
@@ -189,7 +148,7 @@ class Session(SessionWork):
         """
         with self._lock:
             if self._core.closed is not None:
-                raise self._core.closed
+                raise self._core.closed.anew()
             if self._on_batch is not None:
                 raise HandleExistsError("the session has its command stream already")
             self._on_batch, self._on_end, self._at_once = on_batch, on_end, at_once
@@ -218,14 +177,21 @@ class Session(SessionWork):
             if not is_silent or not self._do_inline(run):
                 return False
             result = self._core.take_result()
+            telling = self._book.take() if result is not None else None
         if result is None:
             self._deliver()
         else:
             give(result)
+            if telling is not None:
+                telling()
         return True
 
     def _receive(self, command: Command) -> None:
-        self._core.receive(command)
+        if isinstance(command.kind, Run):
+            self._book.came(command.sequence, command.kind)
+            self._receive_run(command)
+        else:
+            self._core.receive(command)
         # Not before: a time that passed while the core did not know the command would be lost.
         if command.timeout_ms and self._core.is_open(command.sequence):
             self._arm(command)
@@ -281,8 +247,14 @@ class Session(SessionWork):
 
     def compile(self, request: CompileRequest) -> PlanInfo:
         """Compiles a graph that nobody has checked yet; blocks. Raises what Compile is refused with."""
+        if request.portion is not None and not self.may_exchange:
+            raise no_exchange("run a part of a graph whose values other daemons give")
+        began = time.monotonic()
         try:
-            return self._compiler.compile(request)
+            info = self._compiler.compile(request)
+            took = time.monotonic() - began
+            logger.info("%s: plan %d compiled in %.3f s", self, request.plan, took, extra=self.log_fields)
+            return info
         finally:
             # An update may have let go of the plan before.
             self._event(lambda: None)
@@ -366,12 +338,18 @@ class Session(SessionWork):
         """
         self._check_open()
         upload: Upload
+        charge: Charge | None = None
         if isinstance(target, int):
             upload = self._begin_transfer(target, size_bytes)
         else:
-            upload = self._begin_content(target, size_bytes, offset_bytes)
+            charge = self._holding.account.charge(Kind.STAGING, max(size_bytes - offset_bytes, 0))
+            try:
+                upload = self._begin_content(target, size_bytes, offset_bytes)
+            except BaseException:
+                charge.give()
+                raise
         with self._lock:
-            self._open_uploads.add(upload)
+            self._open_uploads[upload] = charge
             closed = self._core.closed
         if closed is not None:
             upload.abort(closed)
@@ -431,7 +409,9 @@ class Session(SessionWork):
     def _forget_upload(self, upload: Upload) -> None:
         with self._lock:
             was_open = upload in self._open_uploads
-            self._open_uploads.discard(upload)
+            charge = self._open_uploads.pop(upload, None)
+        if charge is not None:
+            charge.give()
         if was_open and upload.is_content:
             size_bytes = upload.received_bytes - upload.start_bytes
             self._execution.traffic.content(size_bytes, is_relayed=upload.is_relayed)
@@ -528,9 +508,11 @@ class Session(SessionWork):
             # Work that is still under way keeps the pages that it moves.
             self._shared.close()
         self._plans.close()
+        self._holding.account.leave(self._plans)
         if not self._quiet.wait(CLOSE_SECONDS) or not self._compiler.busy.acquire(timeout=CLOSE_SECONDS):
             # Memory that work may still touch is better lost than given away.
-            logger.error("%s: work did not end within %.0f s; its memory is lost", self, CLOSE_SECONDS)
+            lost = "%s: work did not end within %.0f s; its memory is lost"
+            logger.error(lost, self, CLOSE_SECONDS, extra=self.log_fields)
             return
         try:
             self._event(self._core.release_all)
@@ -557,4 +539,4 @@ class Session(SessionWork):
     def _check_open(self) -> None:
         with self._lock:
             if self._core.closed is not None:
-                raise self._core.closed
+                raise self._core.closed.anew()

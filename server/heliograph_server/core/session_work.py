@@ -20,10 +20,11 @@ from typing import Any
 from heliograph_backends.contract import Abort, BufferType, Device
 from heliograph_backends.sealed import SealedMemory
 from heliograph_proto.commands import Command, Completion, CompletionBatch
-from heliograph_proto.errors import HeliographError
+from heliograph_proto.errors import HeliographError, LimitExceededError
 from heliograph_proto.inline_runs import InlineRun
 from heliograph_proto.limits import Limits
 from heliograph_proto.membership import DeviceChange
+from heliograph_proto.traces import handing_on
 from heliograph_server.core.deadlines import Deadlines, Timer
 from heliograph_server.core.downloads import Downloads
 from heliograph_server.core.exchanging import LiveExchange
@@ -33,6 +34,7 @@ from heliograph_server.core.handing import Handing
 from heliograph_server.core.handles import TensorHandle
 from heliograph_server.core.known_plans import KnownPlans
 from heliograph_server.core.loaded import LoadedPlan, ShortRun
+from heliograph_server.core.log_fields import LogFields, run_fields
 from heliograph_server.core.membership import SessionDevices
 from heliograph_server.core.memories import find_buffer_type
 from heliograph_server.core.observing import LoopObserver, Observer
@@ -40,6 +42,7 @@ from heliograph_server.core.occupancy import SHORT_US, Occupancy
 from heliograph_server.core.protocol import SessionCore
 from heliograph_server.core.reservation import Reservation
 from heliograph_server.core.room import Room
+from heliograph_server.core.run_book import RunBook
 from heliograph_server.core.staged import Incoming
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.stepwise import SteppedRun, Stepwise
@@ -63,9 +66,11 @@ from heliograph_server.core.tasks import (
     ReleaseStorage,
     ReleaseTensor,
     Resume,
+    RunEnded,
     RunTask,
     Start,
 )
+from heliograph_server.core.tenants import Holding, Kind
 from heliograph_server.core.work import Work
 
 logger = logging.getLogger(__name__)
@@ -82,25 +87,38 @@ class SessionWork:
         deadlines: Deadlines,
         room: Room,
         exchange: LiveExchange,
+        holding: Holding,
+        book: RunBook,
+        log_fields: LogFields,
     ) -> None:
         self.limits = limits
+        #: When it was opened, by `time.monotonic()`.
+        self.opened = time.monotonic()
+        #: What the session has of its tenant's account.
+        self._holding = holding
         self._devices = devices
         #: What of them the client was not told yet.
         self._changes: list[DeviceChange] = []
         self._occupancies = occupancies
         self._deadlines = deadlines
         self._lock = threading.RLock()
-        self._core = SessionCore(limits, tuple(self._devices), self._memory)
-        self._staging = Staging(limits.in_flight_bytes)
+        #: Whose its lines of the log are.
+        self.log_fields = log_fields
+        #: When its runs were where.
+        self._book = book
+        self._core = SessionCore(limits, tuple(self._devices), self._memory, book.under_way)
+        self._staging = Staging(limits.in_flight_bytes, holding=holding)
         self._downloads = Downloads(self._core, self._lock, self._staging)
         self._uploads: dict[int, Incoming] = {}
         #: Of runs that are observed and have not ended, by sequence number.
         self._observers: dict[int, Observer] = {}
         self._plans = KnownPlans(room)
+        holding.account.join(self._plans)
         self._handing = Handing(exchange)
         staged = self._staging, limits.chunk_bytes, self._uploads, self._downloads.stage
         observer = self._observers.get
-        self._execution = Execution(self._device, *staged, self, observer, room, self._handing)
+        more = room, self._handing, holding, book
+        self._execution = Execution(self._device, *staged, self, observer, *more)
         #: What the client maps as well, once it has asked for it.
         self._shared: SealedMemory | None = None
         self._aborts: dict[int, Abort] = {}
@@ -115,7 +133,11 @@ class SessionWork:
         self._delivering = False
         self._carrying_out = False
         self._quiet = threading.Event()
-        self._carry_out: dict[type, Callable[[Any], None]] = {
+        self._carry_out = self._ways_to_carry_out()
+
+    def _ways_to_carry_out(self) -> dict[type, Callable[[Any], None]]:
+        """How each instruction of the core is carried out."""
+        return {
             OpenLane: self._open_lane,
             CloseLane: self._close_lane,
             Start: self._start,
@@ -132,7 +154,15 @@ class SessionWork:
             DropRead: self._drop_read,
             Disarm: self._disarm,
             Resume: self._resume,
+            RunEnded: self._run_ended,
         }
+
+    @property
+    def plan_bytes(self) -> int:
+        """Of devices, by plans that have a handle, as long as they do not run; not of lost devices."""
+        with self._lock:
+            plans: list[LoadedPlan] = [one for one in self._core.plans if one is not None]
+        return sum(sum(one.kept_bytes().values()) for one in plans if not one.is_lost)
 
     # Events in, instructions out
 
@@ -161,6 +191,9 @@ class SessionWork:
                     self._carry_out_one(instruction)
         finally:
             self._carrying_out = False
+        if self._core.ended_runs:
+            ended, self._core.ended_runs = self._core.ended_runs, 0
+            self._holding.give(Kind.RUNS, ended)
         if self._core.unretired == 0:
             self._note_quiet()
 
@@ -168,7 +201,7 @@ class SessionWork:
         try:
             self._carry_out[type(instruction)](instruction)
         except Exception:
-            logger.exception("%s: %s failed", self, type(instruction).__name__)
+            logger.exception("%s: %s failed", self, type(instruction).__name__, extra=self.log_fields)
 
     def _note_quiet(self) -> None:
         if self._core.closed is not None:
@@ -187,7 +220,7 @@ class SessionWork:
                 try:
                     call()
                 except Exception:
-                    logger.exception("%s: a callback failed", self)
+                    logger.exception("%s: a callback failed", self, extra=self.log_fields)
 
     def _next_calls(self) -> list[Callable[[], object]] | None:
         with self._lock:
@@ -196,6 +229,8 @@ class SessionWork:
             batch = self._next_batch() if on_batch is not None else None
             if batch is not None and on_batch is not None:
                 calls.insert(0, partial(on_batch, batch))
+            if (telling := self._book.take()) is not None:
+                calls.append(telling)
             if not calls:
                 self._delivering = False
                 return None
@@ -255,13 +290,14 @@ class SessionWork:
 
     def _submit(self, work: Work) -> None:
         if work.lane.error is not None:
-            raise work.lane.error
+            raise work.lane.error.anew()
         if self._is_short(work) and work.occupancy.at_once(work.run_at_once):
             self.work_done(work, None)
         elif (portion := self._stepwise(work)) is not None:
             # Not under the lock: it writes to other hosts.
             self._calls.append(partial(self._run_stepwise, work, portion))
         else:
+            work.note_queued()
             work.lane.stream.submit(work.run, partial(self.work_done, work))
 
     def _stepwise(self, work: Work) -> Stepwise | None:
@@ -294,12 +330,15 @@ class SessionWork:
                 made = run.outputs()
                 outputs = tuple((one.output, made[one.output]) for one in task.outputs)
                 work.result = replace(work.result, outputs=outputs, device_us=took_us)
+                self._book.computed(work.entry.sequence, loaded.copies[task.turn].plan)
+                self._book.gave(work.entry.sequence, outputs)
             else:
-                failure = typed(error, f"command {work.entry.sequence}", computing=True)
+                failure = self._typed(error, work.entry.sequence)
                 self.work_failed(work, loaded.explain(failure))
             loaded.note(task.turn, took_us)
             self.work_done(work, None)
 
+        self._book.had_inputs(work.entry.sequence)
         run = SteppedRun(portion, task.exchange_run, work.abort, work.lane.stream.submit, done)
         run.begin([one for one in task.inputs if not isinstance(one, TensorHandle)])
 
@@ -308,6 +347,8 @@ class SessionWork:
         whether it did. Under the lock."""
         if not self._at_once or (fit := self._core.fit(run)) is None:
             return False
+        if not self._holding.has_room(Kind.RUNS):
+            return False
         loaded: LoadedPlan = fit.plan.plan
         if (short := loaded.short_run()) is None:
             return False
@@ -315,17 +356,22 @@ class SessionWork:
         return occupancy.at_once(partial(self._do_short, run, fit, loaded, short))
 
     def _do_short(self, run: InlineRun, fit: Fit, loaded: LoadedPlan, short: ShortRun) -> None:
-        sequence, began = run.sequence, time.perf_counter()
+        # One clock for both: reading two would take as long as a small plan's copy of its inputs.
+        sequence, began, book = run.sequence, time.monotonic(), self._book
         try:
             outputs = short(fit.inputs(run.inputs))
         except BaseException as error:  # it becomes the command's error
-            failure = typed(error, f"command {sequence}", computing=True)
-            self._core.did(sequence, loaded.explain(failure))
+            failure = loaded.explain(self._typed(error, sequence))
+            self._core.did(sequence, failure)
+            if book.is_kept:
+                book.did(sequence, loaded.device_names, began, (fit.carried[0], 0), run.trace_parent, failure)
             return
-        took_us = (time.perf_counter() - began) * 1e6
+        took_us = (time.monotonic() - began) * 1e6
         short.note(took_us)
         loaded.took_us = took_us
         self._core.did(sequence, fit.result(sequence, outputs, took_us))
+        if book.is_kept:
+            book.did(sequence, short.device_names, began, fit.carried, run.trace_parent)
 
     def _is_short(self, work: Work) -> bool:
         """Whether it is best done here and now: a quick run on an idle lane, done when it returns."""
@@ -371,13 +417,21 @@ class SessionWork:
 
     def begin_work(self, work: Work) -> bool:
         """Called by the lane: whether there is something to do."""
+        entry = work.entry
+        if entry.sequence in self._book.under_way and isinstance(entry.task, RunTask):
+            loaded: LoadedPlan = entry.task.plan.plan
+            self._book.began(entry.sequence, loaded.device_names)
         with self._lock:
-            return self._core.begin(work.entry.sequence)
+            return self._core.begin(entry.sequence)
 
     def do_work(self, work: Work) -> Completion:
         """Called by the lane, after `begin_work` said so. Raises anything."""
         entry = work.entry
         assert not isinstance(entry.task, FreeTask)
+        if isinstance(entry.task, RunTask) and entry.task.trace_parent:
+            # What it asks of other daemons belongs to its own span.
+            with handing_on(self._book.below(entry.task.trace_parent, entry.sequence)):
+                return self._execution.perform(entry.sequence, entry.task, work.abort)
         return self._execution.perform(entry.sequence, entry.task, work.abort)
 
     def shared_part(self, place: Place) -> memoryview:
@@ -398,20 +452,42 @@ class SessionWork:
         """Called by the lane, before it starts what comes next."""
         entry = work.entry
         computing = isinstance(entry.task, RunTask)
-        failure = typed(error, f"command {entry.sequence}", computing=computing)
+        failure = self._typed(error, entry.sequence, computing=computing)
         with self._lock:
             self._core.fail(entry.sequence, failure)
 
     def work_done(self, work: Work, error: BaseException | None) -> None:
         """Called by the lane: the work is computed, or did not run."""
         sequence = work.entry.sequence
-        failure = None if error is None else typed(error, f"command {sequence}", computing=True)
+        failure = None if error is None else self._typed(error, sequence)
         with self._lock:
             self._aborts.pop(sequence, None)
             self._observers.pop(sequence, None)
             work.lane.queued -= 1
+            work.note_done()
             self._decide(partial(self._core.finish, sequence, failure, work.result))
         self._deliver()
+
+    def _typed(self, error: BaseException, sequence: int, *, computing: bool = True) -> HeliographError:
+        """What a command failed with, as its client is told; the log tells it too."""
+        fields = run_fields(self.log_fields, sequence, self._book.trace_of(sequence))
+        if isinstance(error, HeliographError):
+            logger.debug("command %d failed: %s", sequence, error.message, extra=fields)
+        return typed(error, f"command {sequence}", computing=computing, fields=fields)
+
+    def _receive_run(self, command: Command) -> None:
+        """One that the tenant's quota has no room for is refused; the stream lives on."""
+        refused: HeliographError | None = None
+        try:
+            self._holding.take(Kind.RUNS)
+        except LimitExceededError as error:
+            refused = error
+        try:
+            self._core.receive(command, refused)
+        except BaseException:
+            if refused is None:
+                self._holding.give(Kind.RUNS)
+            raise
 
     # Giving things back
 
@@ -426,8 +502,12 @@ class SessionWork:
         buffer, storage.buffer = storage.buffer, None
         if buffer is not None:
             buffer.free()
+        if storage.is_charged:
+            storage.is_charged = False
+            self._holding.give(Kind.MEMORY, storage.size_bytes)
 
     def _release_plan(self, instruction: ReleasePlan) -> None:
+        self._holding.give(Kind.PLANS)
         self._plans.release(instruction.plan.plan)
 
     def _release_reservation(self, instruction: ReleaseReservation) -> None:
@@ -446,6 +526,9 @@ class SessionWork:
 
     def _drop_read(self, instruction: DropRead) -> None:
         self._downloads.drop(instruction.sequence)
+
+    def _run_ended(self, instruction: RunEnded) -> None:
+        self._book.ended(instruction.sequence, instruction.error)
 
     def _resume(self, instruction: Resume) -> None:
         future = self._waiters.pop(instruction.waiter, None)

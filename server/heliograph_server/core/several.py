@@ -45,6 +45,12 @@ class SeveralPlan(Plan):
         """How long each split of the last run computed; empty where only a report tells. Default: so."""
         return ()
 
+    @property
+    def split_times(self) -> Sequence[tuple[str, tuple[float, float, float]]]:
+        """Of each split of the last run that is known here: its device; when it began in the run, how long it
+        waited for what it reads, and how long it computed, in microseconds. Default: none."""
+        return ()
+
     @abstractmethod
     def report(self) -> PlanReport:
         """Where its nodes run and why, and how long the last run took."""

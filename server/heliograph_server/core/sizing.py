@@ -25,6 +25,7 @@ from heliograph_server.core.scheduling.between import plan_between, values_betwe
 from heliograph_server.core.scheduling.order import clocks
 from heliograph_server.core.scheduling.parts import cut, in_order
 from heliograph_server.core.targets import Target, Targets, Wish
+from heliograph_server.core.tenants import Holding
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,9 @@ class Sizer:
         device: Callable[[str], Device],
         targets: Targets,
         room: Room,
+        holding: Holding,
     ) -> None:
+        self._holding = holding
         self._core = core
         #: Guards the core.
         self._lock = lock
@@ -110,6 +113,7 @@ class Sizer:
                 self._core.hold_number(request.reservation, ReservationHandle)
             try:
                 made = self._room.for_work(lambda: self._take_memory(request))
+                self._holding.charge(sum(made.sizes.values()), made)
                 self._commit(request.reservation, made)
             finally:
                 with self._lock:

@@ -59,7 +59,7 @@ class Incoming:
         wants it."""
         with self._changed:
             if self._error is not None:
-                raise self._error
+                raise self._error.anew()
             if self._sink is None:
                 self._keep(data)
                 return
@@ -116,7 +116,7 @@ class Incoming:
         """Those that came so far; when there are none, further ones go straight to the sink."""
         with self._changed:
             if self._error is not None:
-                raise self._error
+                raise self._error.anew()
             parts, self._parts = self._parts, []
             if not parts:
                 self._sink = sink
@@ -139,7 +139,7 @@ class Incoming:
             if self._error is None and not self._is_whole:
                 self._fail(CancelledError("the command was cancelled"))
             if self._error is not None:
-                raise self._error
+                raise self._error.anew()
 
     def _wake(self) -> None:
         with self._changed:

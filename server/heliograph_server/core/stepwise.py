@@ -164,7 +164,7 @@ class SteppedRun:
             begun = time.perf_counter()
             if not self._has_run:
                 self._late.before(self._next, self._abort)
-                with self._portion.occupancy:
+                with self._portion.occupancy.computing(self._abort):
                     self._compute(begun)
             places, made = self._late.departing(self._next)
             for place in places[self._offered :]:

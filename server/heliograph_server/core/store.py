@@ -27,6 +27,7 @@ from heliograph_server.core.deadlines import Deadlines
 from heliograph_server.core.room import Room
 from heliograph_server.core.sources import Cache, ModelFolder, Source
 from heliograph_server.core.tenant_contents import TenantContents
+from heliograph_server.core.tenants import Account, Charge
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +42,9 @@ SECRET_BYTES = (16, 1024)
 Key: TypeAlias = tuple[bytes, bytes]
 
 
-def tenant_of(secret: bytes) -> bytes:
-    """A tenant's name here: a hash, so that the secret lies neither in memory nor on disk.
+def tenant_of(secret: bytes, operators_name: str = "") -> bytes:
+    """A tenant's name here: a hash, so that the secret lies neither in memory nor on disk. Tenants to whom
+    the operator gave different names share nothing, even if they know one secret.
 
     Raises InvalidArgumentError for a secret that could be guessed.
     """
@@ -52,6 +54,9 @@ def tenant_of(secret: bytes) -> bytes:
             f"a tenant's secret has {least} to {most} bytes, not {len(secret)}",
             advice="take 32 random bytes, or send none",
         )
+    if operators_name:
+        # Names have no zero bytes, so that no name and secret are as another two.
+        return digest_of(b"heliograph named tenant\0" + operators_name.encode() + b"\0" + secret)
     return digest_of(b"heliograph tenant\0" + secret)
 
 
@@ -64,6 +69,13 @@ class Beginning:
     hash: Any
     received_bytes: int
     size_bytes: int
+    #: As what its memory counts.
+    charge: Charge
+
+    def free(self) -> None:
+        """Gives all of it back."""
+        self.buffer.free()
+        self.charge.give()
 
 
 @dataclass(eq=False, slots=True)
@@ -100,9 +112,17 @@ class ContentStore:
         #: With the time when it goes, the oldest first.
         self._kept: OrderedDict[Key, tuple[float, Kept]] = OrderedDict()
         self._closed = False
+        #: Of contents that clients asked for: how many were here, and how many were not.
+        self.hits = self.misses = 0
 
     def __repr__(self) -> str:
         return f"<ContentStore of {len(self._tenants)} tenants, {len(self._kept)} kept>"
+
+    def count(self, hits: int, misses: int) -> None:
+        """Clients asked for contents: how many were here, and how many they must bring."""
+        with self._lock:
+            self.hits += hits
+            self.misses += misses
 
     @property
     def kept_bytes(self) -> int:
@@ -112,10 +132,10 @@ class ContentStore:
 
     # Tenants
 
-    def enter(self, tenant: bytes, room: Room) -> TenantContents:
-        """What a tenant has, for one more session of it."""
+    def enter(self, tenant: bytes, room: Room, account: Account) -> TenantContents:
+        """What a tenant has, for one more session of it, which counts on its account."""
         with self._lock:
-            holdings, count = self._tenants.get(tenant) or (TenantContents(room), 0)
+            holdings, count = self._tenants.get(tenant) or (TenantContents(room, account), 0)
             self._tenants[tenant] = holdings, count + 1
         return holdings
 
@@ -221,7 +241,7 @@ class ContentStore:
                     self._take(key, one)
                     is_some = True
             elif self._take(key, one):
-                one.buffer.free()
+                one.free()
                 is_some = True
         return is_some
 
@@ -242,7 +262,7 @@ class ContentStore:
     def _free(self, gone: Iterable[Kept]) -> None:
         for one in gone:
             if isinstance(one, Beginning):
-                one.buffer.free()
+                one.free()
             else:
                 one.holdings.release((one.digest,), one)
         self.tidy()

@@ -160,6 +160,8 @@ class RunTask:
     progress: Progress | None = None
     #: Of a portion: which run of the whole it is.
     exchange_run: int = 0
+    #: Which span it belongs to; "": none.
+    trace_parent: str = ""
 
 
 #: Work for a device. Everything else is settled by the core alone.
@@ -305,6 +307,14 @@ class Disarm:
     sequence: int
 
 
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """The client is told of a run's end, and so are those who want to know of all."""
+
+    sequence: int
+    error: HeliographError | None
+
+
 Instruction: TypeAlias = (
     OpenLane
     | CloseLane
@@ -322,4 +332,5 @@ Instruction: TypeAlias = (
     | OpenEdge
     | CloseEdge
     | Resume
+    | RunEnded
 )

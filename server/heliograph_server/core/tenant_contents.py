@@ -30,6 +30,7 @@ from heliograph_proto.types import DTYPES, TensorType
 from heliograph_server.core.room import Room
 from heliograph_server.core.scattered import ScatteredBuffer, scattered
 from heliograph_server.core.slices import Section, Slice, digest_of, sections
+from heliograph_server.core.tenants import Account, Kind
 
 #: The most contents and parts of a tenant; their bytes count as the device's memory.
 MAX_CONTENTS = 250_000
@@ -55,8 +56,10 @@ def where_of(memory: BufferType) -> Where:
 class TenantContents:
     """Thread-safe. A user is a session, or whoever else needs contents; it is only told apart from others."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Room, account: Account) -> None:
         self._room = room
+        #: On which its bytes count.
+        self._account = account
         #: Held while memory is made, filled and freed, so that no source goes while it is copied.
         self._changing = threading.RLock()
         self._lock = threading.Lock()
@@ -322,13 +325,23 @@ class TenantContents:
             # It lies in parts, cut as a matrix of another shape.
             self._make(digest_of(name), memory)
             return self._make(name, memory)
+        charge = self._account.charge(Kind.MEMORY, size_bytes)
+        try:
+            return self._keep(name, self._filled(memory, size_bytes, wanted, found))
+        finally:
+            # What is kept counts by itself.
+            charge.give()
+
+    def _filled(
+        self, memory: BufferType, size_bytes: int, wanted: Slice, found: list[tuple[Buffer, Section]]
+    ) -> Buffer:
         buffer = self._room.for_work(partial(memory.allocate, size_bytes, Usage.WEIGHTS))
         with _freed_on_error(buffer):
             for source, section in found if size_bytes else ():
                 _, start, stop = section
                 target = _view(buffer, wanted, start, stop)
                 access.copy(_view(source, *section), target)
-        return self._keep(name, buffer)
+        return buffer
 
     def _read(self, name: bytes) -> memoryview:
         """The bytes of a content, or of a part of one."""
@@ -406,6 +419,7 @@ class TenantContents:
                 gone = [where for where, one in copies.items() if _is_lost(one)]
                 for where in gone:
                     self._lost.setdefault(digest, []).append(copies.pop(where))
+                    self._account.give(Kind.MEMORY, self._lost[digest][-1].size_bytes)
                     self._used.pop((name, where), None)
                     self._wanted.pop((name, where), None)
                 if gone and not copies:
@@ -443,6 +457,7 @@ class TenantContents:
                 others = self._wanted.get(one, set()) - {user}
                 if not self._used.get(one) and not others and where in there:
                     gone.append(there.pop(where))
+                    self._account.give(Kind.MEMORY, gone[-1].size_bytes)
                     self._wanted.pop(one, None)
                 if not there:
                     self._buffers.pop(name, None)
@@ -461,6 +476,9 @@ class TenantContents:
                 buffer.free()
                 raise LimitExceededError(f"there are {MAX_CONTENTS:,} contents, the most there may be")
             kept = self._buffers.setdefault(name, {}).setdefault(where, buffer)
+            if kept is buffer:
+                # Whoever brought it has asked.
+                self._account.take(Kind.MEMORY, buffer.size_bytes, by_force=True)
             if Slice.of(name) is not None:
                 self._parts.setdefault(digest_of(name), set()).add(name)
         if kept is not buffer:

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from enum import StrEnum
 
 from heliograph_proto.description import Traffic
+
+
+class Road(StrEnum):
+    """What carried bytes between a client and its tensors."""
+
+    #: A message of the command stream.
+    INLINE = "inline"
+    #: A call of its own.
+    BULK = "bulk"
+    #: Memory that both map.
+    SHARED = "shared_memory"
 
 
 class TrafficCounter:
@@ -13,6 +26,8 @@ class TrafficCounter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sum = Traffic()
+        #: By "received" or "sent", and by road.
+        self._by_road: Counter[tuple[str, str]] = Counter()
 
     def __repr__(self) -> str:
         return f"<TrafficCounter {self._sum}>"
@@ -22,18 +37,26 @@ class TrafficCounter:
         """All so far."""
         return self._sum
 
-    def written(self, size_bytes: int, copied_bytes: int) -> None:
-        """A tensor was written."""
-        self._add(Traffic(written_bytes=size_bytes, copied_in_bytes=copied_bytes))
+    @property
+    def by_road(self) -> Counter[tuple[str, str]]:
+        """Bytes so far by direction, "received" or "sent", and by `Road`; a copy."""
+        with self._lock:
+            return self._by_road.copy()
 
-    def read(self, size_bytes: int, copied_bytes: int) -> None:
+    def written(self, size_bytes: int, copied_bytes: int, road: Road) -> None:
+        """A tensor was written."""
+        self._add(Traffic(written_bytes=size_bytes, copied_in_bytes=copied_bytes), ("received", road))
+
+    def read(self, size_bytes: int, copied_bytes: int, road: Road) -> None:
         """A tensor was read."""
-        self._add(Traffic(read_bytes=size_bytes, copied_out_bytes=copied_bytes))
+        self._add(Traffic(read_bytes=size_bytes, copied_out_bytes=copied_bytes), ("sent", road))
 
     def content(self, size_bytes: int, *, is_relayed: bool) -> None:
         """So much of a content came, and was perhaps passed on."""
         self._add(Traffic(content_bytes=size_bytes, relayed_bytes=size_bytes if is_relayed else 0))
 
-    def _add(self, traffic: Traffic) -> None:
+    def _add(self, traffic: Traffic, way: tuple[str, str] | None = None) -> None:
         with self._lock:
             self._sum = self._sum.plus(traffic)
+            if way is not None:
+                self._by_road[way] += traffic.written_bytes + traffic.read_bytes

@@ -46,9 +46,9 @@ class Specification:
             )
 
     @property
-    def insecure(self) -> bool:
-        """Whether the operator allows other hosts to connect, in the clear."""
-        return "--insecure" in self.serve
+    def may_be_reached(self) -> bool:
+        """Whether the operator lets other hosts connect: because daemons ask for tokens, or all the same."""
+        return any(one.partition("=")[0] in ("--insecure", "--tokens") for one in self.serve)
 
     def difference(self, other: Specification) -> str:
         """What the other has otherwise, for people; empty if nothing. 0 members are any number."""
@@ -128,8 +128,8 @@ def check_serve_arguments(arguments: Sequence[str]) -> None:
         if getattr(parsed, name, None):
             raise ConfigurationError(f"a member of a pool takes no --{name}", advice=advice)
     if parsed.config is None:
-        # A file would be the nodes'.
-        config_from_arguments(parsed)
+        # A file would be the nodes', as variables are.
+        config_from_arguments(parsed, environment={})
 
 
 class _Parser(argparse.ArgumentParser):

@@ -10,7 +10,9 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from heliograph._channels import open_channel
 from heliograph_proto.bulk import decode_download
+from heliograph_proto.credentials import Shown, nothing_shown
 from heliograph_proto.errors import CancelledError, HeliographError, MemberLostError
 from heliograph_proto.messages import decode_error
 from heliograph_proto.portions import Edge, Source, lost
@@ -28,8 +30,10 @@ _Waiting: TypeAlias = Callable[[bytes | HeliographError], None]
 class BlockingPeers:
     """All ways to other daemons: `Peers`. Thread-safe. `close` ends the threads."""
 
-    def __init__(self, silence_seconds: float = ways.SILENCE_SECONDS) -> None:
+    def __init__(self, silence_seconds: float = ways.SILENCE_SECONDS, shown: Shown = nothing_shown) -> None:
+        """`shown`: what other daemons are shown."""
         self.silence_seconds = silence_seconds
+        self.shown = shown
         self._lock = threading.Lock()
         self._ways: dict[Source, BlockingWay] = {}
         self._is_closed = False
@@ -94,7 +98,9 @@ class BlockingWay:
         self.source = source
         self._peers = peers
         options = ways.channel_options(peers.silence_seconds)
-        self._new_channel = partial(grpc.insecure_channel, ways.target_of(source.address), options)
+        self._new_channel = partial(
+            open_channel, ways.address_of(source.address), options, peers.shown(source.address)
+        )
         self._lock = threading.Lock()
         self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
         self._channels: list[grpc.Channel] = []

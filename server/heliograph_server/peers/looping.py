@@ -14,7 +14,9 @@ from typing import Any, TypeAlias
 import grpc
 from grpc import aio
 
+from heliograph._channels import open_aio_channel
 from heliograph_proto.bulk import decode_download
+from heliograph_proto.credentials import Shown, nothing_shown
 from heliograph_proto.eager import begin
 from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError
 from heliograph_proto.messages import decode_error
@@ -39,8 +41,11 @@ class LoopPeers:
         movers: Executor,
         silence_seconds: float = ways.SILENCE_SECONDS,
         idle_seconds: float = ways.IDLE_SECONDS,
+        shown: Shown = nothing_shown,
     ) -> None:
+        """`shown`: what other daemons are shown."""
         self.loop = loop
+        self.shown = shown
         self.movers = movers
         self.silence_seconds = silence_seconds
         self.idle_seconds = idle_seconds
@@ -148,8 +153,8 @@ class LoopWay:
         self._peers = peers
         self._loop = peers.loop
         options = ways.channel_options(peers.silence_seconds)
-        target = ways.target_of(source.address)
-        self._new_channel = partial(aio.insecure_channel, target, options)
+        address = ways.address_of(source.address)
+        self._new_channel = partial(open_aio_channel, address, options, peers.shown(source.address))
         self._channels: list[aio.Channel] = []
         self._call: Any = None
         self._reader: asyncio.Task[None] | None = None

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import grpc
 from grpc import aio
 
+from heliograph._channels import NO_CREDENTIALS, open_aio_channel
+from heliograph_proto.credentials import Credentials
 from heliograph_proto.description import Probed
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.portions import Source
@@ -29,18 +31,20 @@ _Echo: TypeAlias = "aio.UnaryUnaryMultiCallable[peer_pb2.EchoRequest, peer_pb2.E
 
 def check_probe(address: str, bandwidth_bytes: int, timeout_ms: int) -> None:
     """Raises InvalidArgumentError."""
-    ways.target_of(address)
+    ways.address_of(address)
     if bandwidth_bytes > MAX_BYTES:
         raise InvalidArgumentError(f"a probe of {bandwidth_bytes:,} bytes; at most {MAX_BYTES:,}")
     if not 1 <= timeout_ms <= MAX_SECONDS * 1000:
         raise InvalidArgumentError(f"timeout_ms is {timeout_ms}; it is 1 to {MAX_SECONDS * 1000:.0f}")
 
 
-async def probe(address: str, bandwidth_bytes: int, seconds: float) -> Probed:
+async def probe(
+    address: str, bandwidth_bytes: int, seconds: float, credentials: Credentials = NO_CREDENTIALS
+) -> Probed:
     """Measures the way to a daemon, within `seconds`. Raises InvalidArgumentError."""
     until = time.monotonic() + seconds
     options = ways.channel_options(min(seconds, ways.SILENCE_SECONDS))
-    async with aio.insecure_channel(ways.target_of(address), options) as channel:
+    async with open_aio_channel(ways.address_of(address), options, credentials) as channel:
         echo: Any = channel.unary_unary(
             ways.ECHO, peer_pb2.EchoRequest.SerializeToString, peer_pb2.EchoResponse.FromString
         )

@@ -15,6 +15,7 @@ from heliograph_proto.errors import (
     InvalidArgumentError,
     LimitExceededError,
     MemberLostError,
+    PermissionDeniedError,
     ProtocolError,
 )
 from heliograph_proto.portions import Edge, Source, lost
@@ -76,12 +77,12 @@ def channel_options(silence_seconds: float = SILENCE_SECONDS) -> tuple[tuple[str
     )
 
 
-def target_of(address: str) -> str:
-    """What gRPC calls a daemon's address. Raises InvalidArgumentError."""
-    found: Address = parse_address(address)
+def address_of(address: str) -> Address:
+    """Where a daemon is. Raises InvalidArgumentError."""
+    found = parse_address(address)
     if found.scheme == "local":
         raise InvalidArgumentError(f"{address!r} is no address of a daemon", advice="use grpc://host:port")
-    return found.grpc_target
+    return found
 
 
 def error_of(broken: Any, source: Source) -> HeliographError:
@@ -97,6 +98,11 @@ def error_of(broken: Any, source: Source) -> HeliographError:
         case grpc.StatusCode.CANCELLED:
             # Not by us, who would not ask why.
             return lost(source, "it ended the call")
+        case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
+            return PermissionDeniedError(
+                f"{source.address} refuses to exchange values: {details}",
+                advice="give the daemons tokens with the right 'pool': --pool-token FILE",
+            )
         case grpc.StatusCode.UNIMPLEMENTED:
             return ProtocolError(f"{source.address} exchanges no values", advice="upgrade that daemon")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from heliograph._channels import NO_CREDENTIALS, token_in
 from heliograph_backends.contract import CONTRACT_VERSION, Backend, Parameter, ParameterKind
 from heliograph_proto.addresses import parse_address
+from heliograph_proto.credentials import Credentials
 from heliograph_proto.errors import ConfigurationError, HeliographError
 from heliograph_server.pool.device import RemoteDevice
 from heliograph_server.pool.member import Member, join
@@ -23,6 +25,10 @@ class RemoteBackend(Backend):
         Parameter(
             "url", ParameterKind.TEXT, "a member: grpc://host:port or unix:///path, with #device for one"
         ),
+        Parameter("token", ParameterKind.TEXT, "a file with the token to show there ($HELIOGRAPH_TOKEN)"),
+        Parameter("ca", ParameterKind.TEXT, "a PEM file of authorities that vouch for it ($HELIOGRAPH_CA)"),
+        Parameter("certificate", ParameterKind.TEXT, "a PEM file to show there ($HELIOGRAPH_CERTIFICATE)"),
+        Parameter("key", ParameterKind.TEXT, "its key ($HELIOGRAPH_KEY)"),
     )
 
     def __init__(self, parameters: Sequence[Mapping[str, Any]] = ({},)) -> None:
@@ -46,20 +52,33 @@ def _members_of(parameters: Sequence[Mapping[str, Any]]) -> list[Member]:
     """The daemons that are named, one session each, however many of their devices are named. Raises what
     connecting does."""
     wanted: dict[str, list[str]] = {}
+    shown: dict[str, Credentials | None] = {}
     for one in parameters:
         if not (url := one.get("url", "")):
             raise ConfigurationError("no member is named", advice="name one: remote:url=grpc://host:7070")
         address = parse_address(url)
-        wanted.setdefault(str(replace(address, device="")), []).append(address.device)
+        daemon = str(replace(address, device=""))
+        wanted.setdefault(daemon, []).append(address.device)
+        # Of several devices of one daemon, the first that says so says it for all.
+        shown[daemon] = shown.get(daemon) or _shown(one)
     made: list[Member] = []
     try:
         for url, names in wanted.items():
-            made.append(join(url, names if all(names) else ()))
+            credentials = shown[url] or NO_CREDENTIALS
+            made.append(join(url, names if all(names) else (), credentials=credentials))
     except HeliographError:
         for member in made:
             member.close()
         raise
     return made
+
+
+def _shown(parameters: Mapping[str, Any]) -> Credentials | None:
+    """What a member is to be shown, if that is said. Raises InvalidArgumentError."""
+    ca, certificate, key = (str(parameters.get(one) or "") for one in ("ca", "certificate", "key"))
+    file = str(parameters.get("token") or "")
+    found = Credentials(token_in(file, "token") if file else "", ca, certificate, key)
+    return found if found != NO_CREDENTIALS else None
 
 
 @contextmanager

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from enum import Enum
 
 import heliograph as hg
+from heliograph._channels import NO_CREDENTIALS
 from heliograph_proto import TICKETS
 from heliograph_proto.addresses import parse_address
+from heliograph_proto.credentials import Credentials
 from heliograph_proto.errors import DeadlineExceededError, HeliographError, MemberLostError, UnavailableError
-from heliograph_proto.membership import DeviceChange
+from heliograph_proto.membership import DeviceChange, MemberState
 from heliograph_server.pool.answers import MAX_REASON, printable
 from heliograph_server.pool.device import RemoteDevice
 from heliograph_server.pool.intake import RemoteIntake
@@ -32,14 +33,6 @@ CONNECT_SECONDS = 10.0
 MUTE_SECONDS = 10.0
 
 _ADVICE = "compile for other devices; its own are here again when it answers"
-
-
-class MemberState(Enum):
-    """Where a member is in its life."""
-
-    JOINING = "joining"
-    READY = "ready"
-    LOST = "lost"
 
 
 class Member:
@@ -201,11 +194,23 @@ class Member:
         self.session.close()
 
 
-def join(url: str, names: Sequence[str] = (), timeout: float = CONNECT_SECONDS) -> Member:
-    """A member at a URL, ready, with those of its devices, or all. Raises what `hg.connect` does,
-    UnknownDeviceError."""
+def join(
+    url: str,
+    names: Sequence[str] = (),
+    timeout: float = CONNECT_SECONDS,
+    credentials: Credentials = NO_CREDENTIALS,
+) -> Member:
+    """A member at a URL, ready, with those of its devices, or all. What `credentials` do not say is as
+    `hg.connect` has it. Raises what that does, UnknownDeviceError."""
     address = parse_address(url)
-    session = hg.connect(url, timeout=timeout)
+    session = hg.connect(
+        url,
+        timeout=timeout,
+        token=credentials.token or None,
+        ca=credentials.ca or None,
+        certificate=credentials.certificate or None,
+        key=credentials.key or None,
+    )
     member = Member(member_name(address), session)
     try:
         member.begin(names)

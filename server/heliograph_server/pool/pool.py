@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 import heliograph as hg
 from heliograph.session import connect_as_head
+from heliograph_proto.credentials import Credentials, Shown, nothing_shown
 from heliograph_proto.errors import ConfigurationError, HeliographError, MemberLostError
 from heliograph_proto.membership import DeviceChange, MemberInfo, MemberState
 from heliograph_server.core.membership import Change, Changed, Reach
@@ -52,8 +53,9 @@ CLOSE_SECONDS = 6.0
 
 _LOST_ADVICE = "look whether it still runs and at the network in between, and start it again"
 
-#: Opens a session: the URL, the seconds that may take, and the silence. Raises what `hg.connect` does.
-Connect: TypeAlias = Callable[[str, float, float], hg.Session]
+#: Opens a session: the URL, the seconds that may take, the silence, and what is shown. Raises what
+#: `hg.connect` does.
+Connect: TypeAlias = Callable[[str, float, float, Credentials], hg.Session]
 #: What a member, in one of its lives, tells of its devices.
 _News: TypeAlias = tuple[Member, DeviceChange]
 
@@ -66,8 +68,11 @@ class Pool:
         source: MembershipSource,
         silence_seconds: float = SILENCE_SECONDS,
         connect: Connect = connect_as_head,
+        shown: Shown = nothing_shown,
     ) -> None:
+        """`shown`: what members are shown, whenever one is connected with."""
         self._source = source
+        self._shown = shown
         self.silence_seconds = silence_seconds
         self._connect = connect
         self._incarnation = b""
@@ -198,7 +203,7 @@ class Pool:
 
     def connect(self, listed: Listed) -> hg.Session:
         """A session with a daemon. Raises what `hg.connect` does."""
-        return self._connect(listed.url, JOIN_SECONDS, self.silence_seconds)
+        return self._connect(listed.url, JOIN_SECONDS, self.silence_seconds, self._shown(listed.url))
 
     def admit(self, slot: _Slot, member: Member) -> None:
         """A daemon has answered: it is a member from now on. Raises ConfigurationError and ProtocolError for
@@ -391,7 +396,7 @@ class _Slot:
         if key not in self._told and len(self._told) < MAX_TOLD and not self._is_leaving:
             self._told.add(key)
             where = "" if isinstance(error, MemberLostError) else f"member {self.name} at {self.listed.url}: "
-            logger.warning("%s%s", where, printable(" ".join(str(error).split()), MAX_REASON))
+            logger.warning("%s%s", where, printable(" ".join(error.in_a_line().split()), MAX_REASON))
 
     def _stay(self, member: Member) -> float:
         """Until it is lost, or is to be left; how many seconds that was."""

@@ -1,5 +1,8 @@
 """Where a pool learns of its members: `static:a:7070,b:7070`, `dns:NAME:PORT`, `ray:...`.
 
+Members that speak TLS are `static:grpcs://a:7070`, or `dns:grpcs://NAME:PORT`, each with a certificate for
+NAME.
+
 A source tells the whole list each time it changes. Who is in the list is tried until it answers; who is in it
 no more is used as long as it answers. Other kinds are modules of their own, which are imported when named.
 """
@@ -18,7 +21,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Self, TypeAlias
 
-from heliograph_proto.addresses import DEFAULT_PORT, Address, parse_address
+from heliograph_proto.addresses import DEFAULT_PORT, Address, Scheme, parse_address
 from heliograph_proto.errors import ConfigurationError, HeliographError, InvalidArgumentError
 
 logger = logging.getLogger(__name__)
@@ -128,9 +131,12 @@ class StaticSource(MembershipSource):
 
 
 def _listed(text: str) -> Listed:
-    name, equals, url = text.rpartition("=")
+    name, equals, url = text.partition("=")
+    if not equals or "?" in name:
+        # What stands behind a question mark is part of the URL.
+        name, url = "", text
     address = daemon_address(url)
-    if equals and _NAME.fullmatch(name) is None:
+    if url is not text and _NAME.fullmatch(name) is None:
         raise ConfigurationError(
             f"a member cannot be named {name[:80]!r}", advice="letters, digits, dots, - and _, 64 at most"
         )
@@ -146,6 +152,11 @@ def daemon_address(url: str) -> Address:
     if address.scheme == "local" or address.device:
         raise ConfigurationError(
             f"{url[:200]!r} is no daemon", advice="a member is a whole daemon: HOST:PORT or unix:///PATH"
+        )
+    if address.token:
+        raise ConfigurationError(
+            f"a token stands in the address of {address}",
+            advice="keep it in a file that --pool-token names: lists of members are shown and logged",
         )
     return address
 
@@ -163,7 +174,7 @@ def first_twice(names: Sequence[str]) -> str | None:
 def member_name(address: Address) -> str:
     """What a daemon is called unless somebody names it: its host, with the port unless that is the usual
     one."""
-    if address.scheme != "grpc":
+    if address.scheme == "unix":
         return address.path.rsplit("/", 1)[-1].partition(".")[0] or "local"
     host = f"[{address.host}]" if ":" in address.host else address.host
     return host if address.port == DEFAULT_PORT else f"{host}:{address.port}"
@@ -190,8 +201,10 @@ class DnsSource(MembershipSource):
         port: int = DEFAULT_PORT,
         resolve: Resolve = resolve_all,
         seconds: float = RESOLVE_SECONDS,
+        tls_name: str = "",
     ) -> None:
-        self._name, self._port = name, port
+        """`tls_name`: what the members' certificates are for, if they speak TLS."""
+        self._name, self._port, self._tls_name = name, port, tls_name
         self._resolve, self._seconds = resolve, seconds
         self._wake = threading.Event()
         self._closed = False
@@ -201,9 +214,12 @@ class DnsSource(MembershipSource):
     @classmethod
     def parse(cls, text: str) -> Self:
         address = daemon_address(text)
-        if address.scheme != "grpc" or "://" in text:
-            raise ConfigurationError(f"{text[:200]!r} is no name and port", advice="such as dns:NAME:7070")
-        return cls(address.host, address.port)
+        if address.scheme == "unix" or "://" in text.removeprefix("grpcs://"):
+            raise ConfigurationError(
+                f"{text[:200]!r} is no name and port", advice="such as dns:NAME:7070 or dns:grpcs://NAME:7070"
+            )
+        tls_name = (address.tls_name or address.host) if address.is_tls else ""
+        return cls(address.host, address.port, tls_name=tls_name)
 
     def start(self, changed: Changed, failed: Failed) -> None:
         self._thread = threading.Thread(
@@ -230,8 +246,12 @@ class DnsSource(MembershipSource):
             changed(found)
 
     def _listed(self, addresses: Sequence[str]) -> tuple[Listed, ...]:
-        made = [Address("grpc", host=one, port=self._port) for one in sorted(set(addresses), key=_sorted)]
+        made = [self._at(one) for one in sorted(set(addresses), key=_sorted)]
         return tuple(Listed(member_name(one), str(one)) for one in made[:MAX_MEMBERS])
+
+    def _at(self, host: str) -> Address:
+        scheme: Scheme = "grpcs" if self._tls_name else "grpc"
+        return Address(scheme, host=host, port=self._port, tls_name=self._tls_name)
 
     def refresh(self) -> None:
         self._wake.set()

@@ -19,7 +19,7 @@ from heliograph_proto.errors import CancelledError, LimitExceededError, Protocol
 from heliograph_proto.v1 import bulk_pb2
 from heliograph_server.core import runtime
 from heliograph_server.core.runtime import Session
-from heliograph_server.services.receiving import abort, decoded, receive
+from heliograph_server.services.receiving import abort, decoded, first_of, receive
 from heliograph_server.services.refusals import HostSlot, refusals, register
 from heliograph_server.services.tickets import TicketCalls
 
@@ -71,11 +71,11 @@ class BulkService:
         requests: AsyncIterator[bytes],
         context: aio.ServicerContext[Any, Any],
     ) -> bulk_pb2.UploadResponse:
-        first = decoded(await anext(requests, None))
+        first = decoded(await first_of(anext(requests, None)))
         if first is None or first.target is None:
             raise ProtocolError("the first message of an upload must have its target")
         target = bulk_pb2.UploadTarget.FromString(first.target)
-        session = self._slot.host.session(target.session)
+        session = self._slot.session(target.session)
         upload = await self._begin(session, target, first.offset_bytes)
         workers = self._relays if upload.is_relayed else self._hashers
         try:
@@ -110,10 +110,10 @@ class BulkService:
         requests: AsyncIterator[bulk_pb2.UploadSharedRequest],
         context: aio.ServicerContext[Any, Any],
     ) -> None:
-        first = await anext(requests, None)
+        first = await first_of(anext(requests, None))
         if first is None or not isinstance(_target(first.target), bytes):
             raise ProtocolError("the first message of an upload from shared memory must name a content")
-        session = self._slot.host.session(first.target.session)
+        session = self._slot.session(first.target.session)
         upload = await self._begin(session, first.target, first.offset_bytes)
         workers = self._relays if upload.is_relayed else self._hashers
         try:
@@ -134,7 +134,7 @@ class BulkService:
     async def Download(
         self, request: bulk_pb2.DownloadRequest, context: aio.ServicerContext[Any, Any]
     ) -> None:
-        session = self._slot.host.session(request.session)
+        session = self._slot.session(request.session)
         download = session.open_download(request.transfer)
         try:
             messages = await asyncio.wrap_future(download.future)
@@ -149,7 +149,7 @@ class BulkService:
         request: bulk_pb2.FindMissingContentsRequest,
         context: aio.ServicerContext[Any, Any],
     ) -> bulk_pb2.FindMissingContentsResponse:
-        session = self._slot.host.session(request.session)
+        session = self._slot.session(request.session)
         if (count := len(request.digests) + len(request.sent_digests)) > (
             limit := session.limits.graph_nodes
         ):

@@ -32,6 +32,7 @@ from heliograph_server.core.execution import typed
 from heliograph_server.core.runtime import Session
 from heliograph_server.services.extent import MAX_LISTED, check_command
 from heliograph_server.services.outbox import Outbox
+from heliograph_server.services.receiving import first_of
 from heliograph_server.services.refusals import HostSlot, refusals, register
 
 logger = logging.getLogger(__name__)
@@ -60,20 +61,26 @@ class CommandService:
 
     @refusals
     async def Execute(self, _requests: object, context: Context) -> None:
-        first: Any = await context.read()
+        seconds = self._slot.host.limits.attach_timeout_ms / 1e3
+        first: Any = await first_of(context.read(), seconds)
         if first is aio.EOF:
             raise ProtocolError("the command stream ended before it named its session")
-        session = self._slot.host.session(command_pb2.CommandBatch.FromString(first).session)
+        session = self._slot.session(command_pb2.CommandBatch.FromString(first).session)
         outbox = Outbox(asyncio.get_running_loop(), session.limits)
         session.attach(outbox.put, outbox.end, at_once=True)
-        logger.info("%s began, from %s", session, unquote(context.peer()))
+        peer = unquote(context.peer())
+        logger.info("%s began, from %s", session, peer, extra=session.log_fields)
         began = time.monotonic()
         try:
             await _converse(session, outbox, first, context)
         finally:
-            await self._close(session)
-            seconds = time.monotonic() - began
-            logger.info("%s ended after %.1f s and %s commands", session, seconds, f"{session.commands:,}")
+            try:
+                await self._close(session)
+            finally:
+                # Also for one that is cancelled while it closes.
+                seconds, commands = time.monotonic() - began, f"{session.commands:,}"
+                told = "%s ended after %.1f s and %s commands"
+                logger.info(told, session, seconds, commands, extra=session.log_fields)
 
     async def _close(self, session: Session) -> None:
         """Closing goes on in its thread even if this handler is cancelled once more."""

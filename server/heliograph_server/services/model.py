@@ -25,7 +25,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         request: model_pb2.ListModelsRequest,
         context: aio.ServicerContext[model_pb2.ListModelsRequest, model_pb2.ListModelsResponse],
     ) -> model_pb2.ListModelsResponse:
-        session = self._slot.host.session(request.session)
+        session = self._slot.session(request.session)
         names = await asyncio.wrap_future(self._readers.submit(session.models))
         return model_pb2.ListModelsResponse(names=names)
 
@@ -35,6 +35,6 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         request: model_pb2.DescribeModelRequest,
         context: aio.ServicerContext[model_pb2.DescribeModelRequest, model_pb2.DescribeModelResponse],
     ) -> model_pb2.DescribeModelResponse:
-        session = self._slot.host.session(request.session)
+        session = self._slot.session(request.session)
         found = await asyncio.wrap_future(self._readers.submit(session.describe_model, request.name))
         return messages.encode_model(found)

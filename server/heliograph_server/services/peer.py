@@ -19,6 +19,7 @@ import grpc
 from grpc import aio
 
 from heliograph_proto.bulk import decode_download
+from heliograph_proto.credentials import Shown, nothing_shown
 from heliograph_proto.eager import begin
 from heliograph_proto.errors import (
     CancelledError,
@@ -31,10 +32,12 @@ from heliograph_proto.messages import encode_error, encode_probed
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.core.exchanging import SMALL_BYTES, Landing, LiveExchange, Value
 from heliograph_server.core.execution import typed
+from heliograph_server.core.principals import no_exchange
 from heliograph_server.peers import ways
 from heliograph_server.peers.looping import taken
 from heliograph_server.peers.probing import check_probe, probe
 from heliograph_server.peers.ways import SERVICE, wrong_size
+from heliograph_server.services.receiving import first_of
 from heliograph_server.services.refusals import HostSlot, refusals, register
 
 logger = logging.getLogger(__name__)
@@ -54,10 +57,11 @@ UNREAD_ANSWERS = 10_000
 
 class PeerService:
     """Gives values to other daemons and takes theirs. `movers`: threads for devices that take long to
-    write to."""
+    write to; `shown`: what other daemons are shown."""
 
-    def __init__(self, slot: HostSlot, movers: Executor) -> None:
+    def __init__(self, slot: HostSlot, movers: Executor, shown: Shown = nothing_shown) -> None:
         self._slot = slot
+        self._shown = shown
         self._movers = movers
         #: Bytes of all streams that were brought and have no place yet.
         self._brought = Bounded(0)
@@ -92,7 +96,7 @@ class PeerService:
 
     @refusals
     async def Exchange(self, _requests: object, context: Context) -> None:
-        data: Any = await context.read()
+        data: Any = await first_of(context.read())
         if data is aio.EOF:
             return
         request = _decoded(data)
@@ -124,7 +128,7 @@ class PeerService:
 
     @refusals
     async def Push(self, _requests: object, context: Context) -> peer_pb2.PushResponse:
-        first: Any = await context.read()
+        first: Any = await first_of(context.read())
         if first is aio.EOF:
             raise ProtocolError("the first message of a value that is brought must name it")
         request = peer_pb2.PushRequest.FromString(first)
@@ -156,7 +160,7 @@ class PeerService:
                     raise _unwanted()
             landing.finish()
             if landing.error is not None:
-                raise landing.error
+                raise landing.error.anew()
         except Exception as error:
             landing.fail(typed(error, "receiving a value"))
             raise
@@ -172,14 +176,20 @@ class PeerService:
 
     @refusals
     async def Probe(self, request: peer_pb2.ProbeRequest, context: Context) -> peer_pb2.ProbeResponse:
-        self._slot.host.session(request.session)
+        if not self._slot.session(request.session).may_exchange:
+            raise no_exchange("have the way to another daemon measured")
         check_probe(request.address, request.bandwidth_bytes, request.timeout_ms)
         if not self._probes.take(1):
             raise LimitExceededError(
                 f"{MOST_PROBES} ways are being measured, which is the most", advice="measure it later"
             )
         try:
-            found = await probe(request.address, request.bandwidth_bytes, request.timeout_ms / 1e3)
+            found = await probe(
+                request.address,
+                request.bandwidth_bytes,
+                request.timeout_ms / 1e3,
+                self._shown(request.address),
+            )
         finally:
             self._probes.give(1)
         return encode_probed(found)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from contextvars import copy_context
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -30,6 +31,7 @@ from heliograph_server.services.extent import (
     check_reserve,
 )
 from heliograph_server.services.refusals import HostSlot, refusals
+from heliograph_server.services.tracing import traced
 
 
 class PlanService(plan_pb2_grpc.PlanServiceServicer):
@@ -47,14 +49,15 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         request: plan_pb2.CompileRequest,
         context: aio.ServicerContext[plan_pb2.CompileRequest, plan_pb2.CompileResponse],
     ) -> plan_pb2.CompileResponse:
-        session = self._slot.host.session(request.session)
+        session = self._slot.session(request.session)
         check_bindings(request, session.limits)
         graph, size_bytes = received(session, request)
         with _counted(session, size_bytes):
             # Here and not on a thread, of which there are few: both may take as long as the client likes.
             await asyncio.wrap_future(session.when_written([one.tensor for one in request.bindings]))
             async with self._one_at_a_time(session):
-                return messages.encode_plan(await self._compile(session, request, graph))
+                with traced("heliograph.compile", self._slot.host, session, context):
+                    return messages.encode_plan(await self._compile(session, request, graph))
 
     @refusals
     async def PlaceContents(
@@ -62,7 +65,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         request: plan_pb2.PlaceContentsRequest,
         context: aio.ServicerContext[plan_pb2.PlaceContentsRequest, plan_pb2.PlaceContentsResponse],
     ) -> plan_pb2.PlaceContentsResponse:
-        session = self._slot.host.session(request.compile.session)
+        session = self._slot.session(request.compile.session)
         check_bindings(request.compile, session.limits)
         check_digests(request.missing_digests, session.limits)
         graph, size_bytes = received(session, request.compile)
@@ -74,7 +77,9 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     async def _compile(
         self, session: Session, request: plan_pb2.CompileRequest, graph: ReceivedGraph
     ) -> PlanInfo:
-        compiling = self._compilers.submit(compile_request, session, request, graph)
+        # With the span that it belongs to, for members that compile portions.
+        compile_traced = copy_context().run
+        compiling = self._compilers.submit(compile_traced, compile_request, session, request, graph)
         try:
             return await asyncio.wrap_future(compiling)
         except asyncio.CancelledError:
@@ -91,7 +96,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         request: plan_pb2.EstimateRequest,
         context: aio.ServicerContext[plan_pb2.EstimateRequest, plan_pb2.EstimateResponse],
     ) -> plan_pb2.EstimateResponse:
-        session = self._slot.host.session(request.session)
+        session = self._slot.session(request.session)
         with _counted(session, request.ByteSize()):
             found = await asyncio.wrap_future(self._compilers.submit(_estimate, session, request))
         return messages.encode_estimate(found)
@@ -102,7 +107,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         request: plan_pb2.ReserveRequest,
         context: aio.ServicerContext[plan_pb2.ReserveRequest, plan_pb2.ReserveResponse],
     ) -> plan_pb2.ReserveResponse:
-        session = self._slot.host.session(request.session)
+        session = self._slot.session(request.session)
         with _counted(session, request.ByteSize()):
             async with self._one_at_a_time(session):
                 reserving = self._compilers.submit(_reserve, session, request)
@@ -119,7 +124,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         request: plan_pb2.ExplainRequest,
         context: aio.ServicerContext[plan_pb2.ExplainRequest, plan_pb2.ExplainResponse],
     ) -> plan_pb2.ExplainResponse:
-        session = self._slot.host.session(request.session)
+        session = self._slot.session(request.session)
         return await asyncio.wrap_future(self._listeners.submit(_explain, session, request.plan))
 
 

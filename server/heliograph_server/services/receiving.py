@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import Executor
+from typing import TypeVar
 
 from heliograph_proto.bulk import UploadPiece, decode_upload
-from heliograph_proto.errors import CancelledError, LimitExceededError, ProtocolError
+from heliograph_proto.errors import CancelledError, DeadlineExceededError, LimitExceededError, ProtocolError
 from heliograph_proto.limits import Limits
 from heliograph_server.core.runtime import Upload
 from heliograph_server.core.staged import HEADER_BYTES
+
+#: How long the first message of a call may take. It may be large, and the network slow.
+FIRST_SECONDS = 60.0
+
+T = TypeVar("T")
+
+
+async def first_of(reading: Awaitable[T], seconds: float | None = None) -> T:
+    """The first message of a call, which a client that means well sends at once. Raises
+    DeadlineExceededError for one that does not come in time; None: FIRST_SECONDS."""
+    seconds = FIRST_SECONDS if seconds is None else seconds
+    try:
+        async with asyncio.timeout(seconds):
+            return await reading
+    except TimeoutError:
+        raise DeadlineExceededError(
+            f"the first message of the call did not come within {seconds:g} s", advice="send it at once"
+        ) from None
 
 
 async def receive(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from grpc import aio
 
@@ -13,7 +15,12 @@ from heliograph_proto import SHARED_MEMORY, messages
 from heliograph_proto.description import SharedMemoryOffer
 from heliograph_proto.errors import SessionClosedError
 from heliograph_proto.v1 import session_pb2, session_pb2_grpc
+from heliograph_server.access import current_principal
 from heliograph_server.services.refusals import HostSlot, refusals
+from heliograph_server.telemetry.following import LogFollower
+
+#: Lines of the log that go in one message.
+LINES_A_MESSAGE = 64
 
 
 class SessionService(session_pb2_grpc.SessionServiceServicer):
@@ -41,7 +48,12 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         versions = (request.version_min, request.version_max)
         host = self._slot.host
         opening = self._askers.submit(
-            host.open_session, request.client, versions, tuple(request.features), request.tenant_secret
+            host.open_session,
+            request.client,
+            versions,
+            tuple(request.features),
+            request.tenant_secret,
+            current_principal(),
         )
         info = await asyncio.wrap_future(opening)
         if SHARED_MEMORY in info.features:
@@ -55,7 +67,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         context: aio.ServicerContext[session_pb2.CloseRequest, session_pb2.CloseResponse],
     ) -> session_pb2.CloseResponse:
         try:
-            session = self._slot.host.session(request.session)
+            session = self._slot.session(request.session)
         except SessionClosedError:
             return session_pb2.CloseResponse()
         await asyncio.get_running_loop().run_in_executor(self._closers, session.close)
@@ -68,5 +80,38 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         context: aio.ServicerContext[session_pb2.GetStatisticsRequest, session_pb2.GetStatisticsResponse],
     ) -> session_pb2.GetStatisticsResponse:
         host = self._slot.host
-        traffic = host.session(request.session).traffic
+        traffic = self._slot.session(request.session).traffic
         return messages.encode_traffic(replace(traffic, peers=host.exchange.traffic))
+
+    # gRPC also takes a coroutine that writes by itself.
+    @refusals
+    async def FollowLog(  # type: ignore[override]
+        self,
+        request: session_pb2.FollowLogRequest,
+        context: aio.ServicerContext[session_pb2.FollowLogRequest, session_pb2.FollowLogResponse],
+    ) -> None:
+        session = self._slot.session(request.session)
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake(_: object = None) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody reads this
+                loop.call_soon_threadsafe(woken.set)
+
+        follower = LogFollower(session.log_owner, request.level or "info", wake)
+        session.when_closing[follower] = wake
+        try:
+            await context.write(messages.encode_lines((), 0))
+            while session.closed is None:
+                await woken.wait()
+                woken.clear()
+                await _write_lines(follower, context)
+        finally:
+            session.when_closing.pop(follower, None)
+            follower.close()
+
+
+async def _write_lines(follower: LogFollower, context: aio.ServicerContext[Any, Any]) -> None:
+    lines, dropped = follower.take()
+    for number in range(0, len(lines), LINES_A_MESSAGE):
+        part = lines[number : number + LINES_A_MESSAGE]
+        await context.write(messages.encode_lines(part, 0 if number else dropped))

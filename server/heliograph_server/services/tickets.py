@@ -14,8 +14,9 @@ from heliograph_backends.contract import News
 from heliograph_proto.errors import CancelledError, ProtocolError
 from heliograph_proto.messages import encode_error
 from heliograph_proto.v1 import bulk_pb2
+from heliograph_server.access import current_principal
 from heliograph_server.core.admissions import AdmittedUpload, Announced, given_up
-from heliograph_server.services.receiving import abort, decoded, receive
+from heliograph_server.services.receiving import abort, decoded, first_of, receive
 from heliograph_server.services.refusals import HostSlot, refusals
 
 
@@ -29,7 +30,7 @@ class TicketCalls:
     @refusals
     async def Admit(self, request: bulk_pb2.AdmitRequest, context: aio.ServicerContext[Any, Any]) -> None:
         host = self._slot.host
-        session = host.session(request.session)
+        session = self._slot.session(request.session)
         wanted = [Announced(one.tensor, one.size_bytes, one.digest) for one in request.contents]
         news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
         tell = partial(_tell, asyncio.get_running_loop(), news)
@@ -63,11 +64,11 @@ class TicketCalls:
         self, requests: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any]
     ) -> None:
         host = self._slot.host
-        first = decoded(await anext(requests, None))
+        first = decoded(await first_of(anext(requests, None)))
         target = bulk_pb2.UploadTarget.FromString((first and first.target) or b"")
         if first is None or first.data.nbytes or target.WhichOneof("target") != "ticket":
             raise ProtocolError("the first message of an upload by ticket has a ticket, and no bytes")
-        admission = host.admissions.find(target.ticket)
+        admission = host.admissions.find(target.ticket, current_principal())
         if target.size_bytes != admission.size_bytes:
             raise ProtocolError(f"{target.size_bytes} bytes, where {admission.size_bytes} were announced")
         upload = await _begun(admission.begin())

@@ -2,8 +2,10 @@
 
 numba's cache files are pickles: whoever can write them runs code in this process. So the folder
 must belong to this user and be writable by nobody else; otherwise nothing is cached, and
-`cache_state` says why. The name of the inner folder is a digest of the package's sources, because
-numba looks only at the file of the function it loads, not at those that it calls.
+`cache_state` says why. A folder that root or this user filled and that this user cannot write to is
+read all the same: so an image of a container brings its kernels. The name of the inner folder is a
+digest of the package's sources, because numba looks only at the file of the function it loads, not
+at those that it calls.
 
 The machine's instruction set is part of numba's own key, so one home folder may serve several kinds
 of machine.
@@ -16,9 +18,12 @@ import importlib
 import importlib.util
 import logging
 import os
+import shutil
 import stat
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -48,6 +53,8 @@ class CacheState:
     refusal: Refusal | None = None
     #: How many functions were compiled, and not loaded from there.
     compiled: int = 0
+    #: Whether it can only be read: what is compiled all the same is not kept.
+    read_only: bool = False
 
 
 #: Is told of each function of ours that was compiled: how many are done, how many there are, its name.
@@ -93,6 +100,19 @@ def check_folder(folder: Path) -> Refusal | None:
     return None if os.access(folder, os.W_OK | os.X_OK) else Refusal.NOT_WRITABLE
 
 
+def is_sealed(folder: Path) -> bool:
+    """Tell whether this user can read a folder of its own or root's, and nobody but root can write to it."""
+    try:
+        status = os.lstat(folder)
+    except OSError:
+        return False
+    if not stat.S_ISDIR(status.st_mode) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return False
+    if hasattr(os, "getuid") and status.st_uid not in (0, os.getuid()):
+        return False
+    return os.access(folder, os.R_OK | os.X_OK) and not os.access(folder, os.W_OK)
+
+
 def parents_are_safe(folder: Path) -> bool:
     """Tell whether nobody else can rename or replace a folder on the way to `folder`."""
     if not hasattr(os, "getuid"):
@@ -107,8 +127,10 @@ def parents_are_safe(folder: Path) -> bool:
 
 def open_cache(folder: Path) -> CacheState:
     """Create `folder` with mode 0700 where it is missing, check it, and make the inner one for
-    these sources.
+    these sources; or take one that others filled before, and only they can write to.
     """
+    if is_sealed(folder) and is_sealed(folder / source_digest()) and parents_are_safe(folder):
+        return CacheState(folder / source_digest(), read_only=True)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -139,9 +161,44 @@ class _Native:
             if self.runner is None:
                 cache = open_cache(folder or default_folder())
                 _announce(cache)
-                self.runner, compiled = _compile(cache.folder, progress)
+                with _writable(cache) as place:
+                    self.runner, compiled = _compile(place, progress)
                 self.cache = replace(cache, compiled=compiled)
             return self.runner
+
+
+#: Where a copy of what can only be read may lie: the system's folder of temporary files, else memory, which a
+#: container has also where no folder can be written to.
+SCRATCH = (None, "/dev/shm")
+
+
+@contextmanager
+def _writable(cache: CacheState) -> Iterator[Path | None]:
+    """A folder that numba can use, which writes to it even to find out whether it could. Of a cache that
+    can only be read this is a copy of this user's alone, as long as this lasts; None where there is no room.
+    """
+    if not cache.read_only or cache.folder is None:
+        yield cache.folder
+        return
+    with ExitStack() as stack:
+        yield _copied(cache.folder, stack)
+
+
+def _copied(folder: Path, stack: ExitStack) -> Path | None:
+    for place in SCRATCH:
+        try:
+            made = tempfile.TemporaryDirectory(
+                prefix="heliograph-kernels-", dir=place, ignore_cleanup_errors=True
+            )
+            stack.enter_context(made)
+            copy = Path(shutil.copytree(folder, Path(made.name, folder.name)))
+            for one in (copy, *filter(Path.is_dir, copy.rglob("*"))):
+                one.chmod(0o700)
+            return copy
+        except OSError as error:
+            logger.debug("no copy of the CPU kernels in %s: %s", place or "the temporary folder", error)
+    logger.warning("CPU kernels in %s are not used: no folder can be written to; mount one at /tmp", folder)
+    return None
 
 
 def _announce(cache: CacheState) -> None:

@@ -15,7 +15,7 @@ from heliograph_server.core.exchanging.values import SMALL_BYTES, Value
 RELAY_BYTES = 8 * 2**20
 
 
-class Relay:
+class Carried:
     """A value that is pulled to be pushed: a `Sink`. `push`: begins to bring a value. `done` is called once,
     from any thread."""
 
@@ -40,7 +40,7 @@ class Relay:
             push(self._value, self._pushed)
 
     def __repr__(self) -> str:
-        return f"<Relay {self.edge} run {self.run}: {self._received_bytes:,} of {self.size_bytes:,} bytes>"
+        return f"<Carried {self.edge} run {self.run}: {self._received_bytes:,} of {self.size_bytes:,} bytes>"
 
     def ready(self, wake: Callable[[], None]) -> bool:
         """As `Sink.ready`."""

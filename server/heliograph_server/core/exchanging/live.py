@@ -22,7 +22,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.limits import Limits
 from heliograph_proto.portions import Edge, Portion, Source
-from heliograph_server.core.exchanging.carrying import Relay, no_way
+from heliograph_server.core.exchanging.carrying import Carried, no_way
 from heliograph_server.core.exchanging.counting import PeerCounter
 from heliograph_server.core.exchanging.foretold import Asked, Foretold, cancel, claimed
 from heliograph_server.core.exchanging.landing import Arriving, Done, Landing, Peers, Sink
@@ -230,13 +230,13 @@ class LiveExchange:
                 self.counter.relayed(size_bytes)
             done(error)
 
-        relay = Relay(edge, run, size_bytes, partial(self._push_on, destination, edge, run), relayed)
+        carried = Carried(edge, run, size_bytes, partial(self._push_on, destination, edge, run), relayed)
 
         def cancel() -> None:
-            self.forget(source, [relay])
-            relay.fail(CancelledError("nobody waits for this value any more"))
+            self.forget(source, [carried])
+            carried.fail(CancelledError("nobody waits for this value any more"))
 
-        self.pull(source, [relay])
+        self.pull(source, [carried])
         return cancel
 
     def _push(self, destination: Source, edge: Edge, run: int, value: Value, done: Done) -> None:

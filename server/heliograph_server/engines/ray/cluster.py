@@ -84,7 +84,7 @@ def up(wanted: Specification, seconds: float, progress: Progress) -> PoolStatus:
     this name is up; too few nodes), ComputeFailedError (a daemon does not start), DeadlineExceededError.
     """
     deadline = time.monotonic() + seconds
-    _check_insecure(wanted)
+    _check_reach(wanted)
     if not wanted.members and _find(wanted.name) is None:
         wanted = replace(wanted, members=_nodes_with_room(wanted))
     specification, is_ours = _registered(wanted)
@@ -98,13 +98,14 @@ def up(wanted: Specification, seconds: float, progress: Progress) -> PoolStatus:
         raise
 
 
-def _check_insecure(wanted: Specification) -> None:
+def _check_reach(wanted: Specification) -> None:
     reachable = [node for node in _node_addresses() if not Address("grpc", host=node).is_loopback]
-    if reachable and not wanted.insecure:
+    if reachable and not wanted.may_be_reached:
         raise ConfigurationError(
             f"members at {', '.join(sorted(set(reachable)))} could be reached from other hosts, in the clear "
             "and without authentication",
-            advice="say --serve --insecure if the network is trusted",
+            advice="say --serve --tokens FILE, which every node has; or --serve --insecure if the network is "
+            "trusted",
         )
 
 

@@ -1,0 +1,207 @@
+"""`heliograph health`: one question by grpc.health.v1, asked with as few imports as it takes.
+
+A container's health check starts it every few seconds, and the rest of the package takes most of a second of
+a processor to load. So this module imports gRPC alone, not even protobuf: request and answer are a few bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
+
+if TYPE_CHECKING:
+    import grpc
+
+#: Exit statuses: it serves; it answers that it does not; it gave no answer that says.
+SERVING, NOT_SERVING, UNKNOWN = 0, 1, 2
+DEFAULT_URL = "grpc://127.0.0.1:7070"
+DEFAULT_PORT = 7070
+CHECK = "/grpc.health.v1.Health/Check"
+#: How long one attempt may take, and how long until the next one with --wait.
+ATTEMPT_SECONDS = 3.0
+PAUSE_SECONDS = 0.1
+_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
+#: Who vouches for the daemon, and what is shown to one that asks who is there, for grpcs://.
+_FILES = ("HELIOGRAPH_CA", "HELIOGRAPH_KEY", "HELIOGRAPH_CERTIFICATE")
+#: What HealthCheckResponse.status may be; its field is the message's first, a varint.
+_WORDS = {0: "unknown", 1: "serving", 2: "not serving", 3: "no such service"}
+
+
+class NoAnswerError(Exception):
+    """Why nobody said whether it serves."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a URL names, as far as it matters here."""
+
+    #: As people are told it: without what is secret in it.
+    name: str
+    #: As gRPC calls it.
+    target: str
+    is_tls: bool = False
+    #: For which name its certificate must be, if that is not the host's.
+    tls_name: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--server, --service, --wait."""
+    parser.epilog = "exit status: 0 serving, 1 not serving, 2 unreachable or no such service"
+    parser.add_argument(
+        "--server",
+        metavar="URL",
+        help="grpc://HOST:PORT, grpcs://HOST:PORT or unix:///PATH "
+        f"(default: $HELIOGRAPH_SERVER, else {DEFAULT_URL}). For grpcs, $HELIOGRAPH_CA names a file, and "
+        "$HELIOGRAPH_CERTIFICATE and $HELIOGRAPH_KEY do if asked for; a daemon's health_listen needs none",
+    )
+    parser.add_argument(
+        "--service",
+        default="",
+        metavar="NAME",
+        help="live: it need not be restarted; ready: it takes sessions; or a service of gRPC (as ready)",
+    )
+    parser.add_argument(
+        "--wait",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="ask until it serves, so long at most",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Asks, prints one line, and returns the exit status."""
+    url = arguments.server or os.environ.get("HELIOGRAPH_SERVER") or DEFAULT_URL
+    asked = "heliograph health"
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        target = target_of(url)
+        asked = f"{target.name} {arguments.service}".rstrip()
+        with _channel(target) as channel:
+            status = _asked(channel, arguments.service, arguments.wait)
+    except NoAnswerError as error:
+        print(f"{asked}: {error}", file=sys.stderr)
+        return UNKNOWN
+    print(f"{asked}: {_WORDS.get(status, 'unknown')}")
+    return SERVING if status == 1 else NOT_SERVING
+
+
+def main(given: Sequence[str]) -> int:
+    """`heliograph health` with these arguments; the exit status."""
+    parser = argparse.ArgumentParser(prog="heliograph health", description="Ask a daemon how it is.")
+    parser.add_argument("-v", "--verbose", action="count", default=0, help=argparse.SUPPRESS)
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args(given))
+    except KeyboardInterrupt:
+        return 130
+
+
+def target_of(url: str) -> Target:
+    """What a URL names. Raises NoAnswerError for one of another kind, which is not repeated: it may have a
+    token. What is wrong with a host or a port gRPC finds out.
+    """
+    url = url.strip().partition("#")[0]
+    if url.startswith("unix:"):
+        path = url.removeprefix("unix:").removeprefix("//")
+        return Target(f"unix://{path}", f"unix:{path}")
+    try:
+        parts = urlsplit(url if "://" in url else f"grpc://{url}")
+        host, port = parts.hostname, parts.port or DEFAULT_PORT
+    except ValueError as error:
+        raise NoAnswerError(f"bad address: {error}") from None
+    if parts.scheme not in ("grpc", "grpcs") or not host:
+        raise NoAnswerError("bad address: use grpc://HOST:PORT, grpcs://HOST:PORT or unix:///PATH")
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    tls_name = parse_qs(parts.query).get("tls_name", [""])[0]
+    return Target(f"{parts.scheme}://{where}", f"dns:{where}", parts.scheme == "grpcs", tls_name)
+
+
+def _channel(target: Target) -> grpc.Channel:
+    """A channel, on which no token is shown: none is asked for. Raises NoAnswerError for files that cannot be
+    read."""
+    import grpc
+
+    if not target.is_tls:
+        return grpc.insecure_channel(target.target, _OPTIONS)
+    credentials = grpc.ssl_channel_credentials(*map(_content, _FILES))
+    name = (("grpc.ssl_target_name_override", target.tls_name),) if target.tls_name else ()
+    return grpc.secure_channel(target.target, credentials, (*_OPTIONS, *name))
+
+
+def _content(variable: str) -> bytes | None:
+    """Of the file that a variable names."""
+    path = os.environ.get(variable)
+    try:
+        return Path(path).read_bytes() if path else None
+    except OSError as error:
+        raise NoAnswerError(f"cannot read {path}, which ${variable} names: {error.strerror}") from None
+
+
+def _asked(channel: grpc.Channel, service: str, wait: float) -> int:
+    """The status, asked again until it is SERVING or `wait` seconds are over. Raises NoAnswerError."""
+    end = time.monotonic() + wait
+    check = channel.unary_unary(CHECK, lambda request: request, lambda answer: answer)
+    while True:
+        left = end - time.monotonic()
+        is_last = left <= PAUSE_SECONDS
+        try:
+            status = _status(check, service, min(ATTEMPT_SECONDS, left) if wait else ATTEMPT_SECONDS)
+            if status == 1 or is_last:
+                return status
+        except NoAnswerError:
+            if is_last:
+                raise
+        time.sleep(PAUSE_SECONDS)
+
+
+def _status(check: grpc.UnaryUnaryMultiCallable[bytes, bytes], service: str, seconds: float) -> int:
+    import grpc
+
+    name = service.encode()
+    request = b"\x0a" + _varint(len(name)) + name if name else b""
+    try:
+        answer = check(request, timeout=max(seconds, PAUSE_SECONDS))
+    except grpc.RpcError as error:
+        raise NoAnswerError(_why(error)) from None
+    return answer[1] if len(answer) >= 2 and answer[0] == 0x08 else 0
+
+
+def _why(error: grpc.RpcError) -> str:
+    import grpc
+
+    match error.code():
+        case grpc.StatusCode.NOT_FOUND:
+            return "no such service; live and ready are there"
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return "it does not answer grpc.health.v1"
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return "no answer in time"
+    return f"unreachable: {' '.join(str(error.details()).split())[:300]}"
+
+
+def _varint(number: int) -> bytes:
+    more = []
+    while number > 0x7F:
+        more.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*more, number))
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not 0 to 86400 seconds")
+    return seconds

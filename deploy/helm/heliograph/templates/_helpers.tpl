@@ -1,0 +1,171 @@
+{{- define "heliograph.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 48 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "heliograph.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 48 | trimSuffix "-" -}}
+{{- else if contains (include "heliograph.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 48 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "heliograph.name" .) | trunc 48 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What chooses the pods of a role. Takes (dict "root" $ "role" ROLE). */}}
+{{- define "heliograph.selector" -}}
+app.kubernetes.io/name: {{ include "heliograph.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .role }}
+{{- end -}}
+
+{{/* Labels of an object. Takes (dict "root" $ "role" ROLE), or without a role. */}}
+{{- define "heliograph.labels" -}}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+app.kubernetes.io/name: {{ include "heliograph.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- with .role }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "heliograph.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "heliograph.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "heliograph.image" -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "heliograph.tlsSecret" -}}
+{{- default (printf "%s-tls" (include "heliograph.fullname" .)) .Values.tls.existingSecret -}}
+{{- end -}}
+
+{{- define "heliograph.tokenSecret" -}}
+{{- default (printf "%s-tokens" (include "heliograph.fullname" .)) .Values.tokens.existingSecret -}}
+{{- end -}}
+
+{{/* The name by which every member is found, and for which its certificate is good. */}}
+{{- define "heliograph.membersHost" -}}
+{{- printf "%s-members.%s.svc" (include "heliograph.fullname" .) .Release.Namespace -}}
+{{- end -}}
+
+{{/* Names that certificates must be good for, as a YAML list. */}}
+{{- define "heliograph.dnsNames" -}}
+{{- $full := include "heliograph.fullname" . -}}
+- {{ $full }}
+- {{ printf "%s.%s" $full .Release.Namespace }}
+- {{ printf "%s.%s.svc" $full .Release.Namespace }}
+- {{ printf "%s-members" $full }}
+- {{ include "heliograph.membersHost" . }}
+- {{ printf "*.%s" (include "heliograph.membersHost" .) | quote }}
+{{- with .Values.tls.certManager.dnsNames }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* What no schema says, since it is about several values. */}}
+{{- define "heliograph.check" -}}
+{{- if and .Values.tls.enabled (not .Values.tls.existingSecret) (not .Values.tls.certManager.enabled) (not (and .Values.tls.certificate .Values.tls.key .Values.tls.ca)) -}}
+{{- fail "tls.enabled needs tls.existingSecret, tls.certManager.enabled, or tls.certificate, tls.key and tls.ca" -}}
+{{- end -}}
+{{- if and .Values.tls.certManager.enabled (not .Values.tls.certManager.issuer.name) -}}
+{{- fail "tls.certManager.enabled needs tls.certManager.issuer.name" -}}
+{{- end -}}
+{{- if and .Values.tokens.enabled (not .Values.tokens.existingSecret) (not (and .Values.tokens.tokens .Values.tokens.poolToken)) -}}
+{{- fail "tokens.enabled needs tokens.existingSecret, or tokens.tokens and tokens.poolToken" -}}
+{{- end -}}
+{{- if and .Values.tokens.enabled (not .Values.tls.enabled) -}}
+{{- fail "tokens.enabled needs tls.enabled: without it tokens would cross the network in the clear" -}}
+{{- end -}}
+{{- if and (not .Values.insecure) (not .Values.tokens.enabled) (not (and .Values.tls.enabled .Values.tls.clientCertificates)) -}}
+{{- fail "whoever reaches the pods could use them: enable tokens, or tls with clientCertificates, or say insecure=true" -}}
+{{- end -}}
+{{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.enabled) -}}
+{{- fail "metrics.serviceMonitor.enabled needs metrics.enabled" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A value as TOML has it: texts, numbers, booleans and lists of texts. */}}
+{{- define "heliograph.toml" -}}
+{{- if kindIs "float64" . -}}
+{{- if eq (float64 (int64 .)) . }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- else -}}
+{{- toJson . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* heliograph.toml of a role: what the chart's values make of it, and `config`, which may say otherwise. Takes
+(dict "root" $ "role" ROLE "values" VALUES). */}}
+{{- define "heliograph.config" -}}
+{{- $v := .root.Values -}}
+{{- $scheme := ternary "grpcs" "grpc" $v.tls.enabled -}}
+{{- $said := dict
+  "listen" (list (printf "%s://%s:%v" $scheme $v.listenHost $v.ports.grpc))
+  "health_listen" (printf "%s:%v" $v.listenHost $v.ports.health)
+  "insecure" $v.insecure
+  "devices" .values.devices
+  "shared_memory" false
+  "drain_seconds" $v.drainSeconds
+  "log_level" $v.log.level
+  "log_format" $v.log.format
+-}}
+{{- if $v.metrics.enabled -}}
+{{- $_ := set $said "metrics_listen" (printf "%s:%v" $v.listenHost $v.ports.metrics) -}}
+{{- end -}}
+{{- with $v.traces -}}
+{{- $_ := set $said "traces" . -}}
+{{- end -}}
+{{- if $v.tls.enabled -}}
+{{- $tls := "/run/secrets/heliograph/tls" -}}
+{{- $_ := merge $said (dict "tls_certificate" (printf "%s/tls.crt" $tls) "tls_key" (printf "%s/tls.key" $tls) "pool_ca" (printf "%s/ca.crt" $tls)) -}}
+{{- if $v.tls.clientCertificates -}}
+{{- $_ := merge $said (dict "tls_client_ca" (printf "%s/ca.crt" $tls) "pool_certificate" (printf "%s/tls.crt" $tls) "pool_key" (printf "%s/tls.key" $tls)) -}}
+{{- end -}}
+{{- end -}}
+{{- if $v.tokens.enabled -}}
+{{- $_ := merge $said (dict "tokens" "/run/secrets/heliograph/tokens/tokens" "pool_token" "/run/secrets/heliograph/tokens/pool_token") -}}
+{{- end -}}
+{{- with .values.cache.size -}}
+{{- $_ := merge $said (dict "cache" "/var/cache/heliograph/weights" "cache_size" .) -}}
+{{- end -}}
+{{- if .values.modelsClaim -}}
+{{- $_ := set $said "models" "/srv/models" -}}
+{{- end -}}
+{{- if eq .role "head" -}}
+{{- $_ := merge $said (dict "pool" (include "heliograph.pool" .root) "pool_silence_seconds" .values.poolSilenceSeconds) -}}
+{{- end -}}
+{{- $said = mergeOverwrite $said (deepCopy .values.config) -}}
+{{- range $name, $value := $said -}}
+{{- if not (kindIs "map" $value) -}}
+{{ $name }} = {{ include "heliograph.toml" $value }}
+{{ end -}}
+{{- end -}}
+{{- range $name, $table := $said -}}
+{{- if kindIs "map" $table }}
+[{{ $name }}]
+{{ range $key, $value := $table -}}
+{{ $key }} = {{ include "heliograph.toml" $value }}
+{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The source of the head's members. */}}
+{{- define "heliograph.pool" -}}
+{{- $scheme := ternary "grpcs://" "" .Values.tls.enabled -}}
+{{- printf "dns:%s%s:%v" $scheme (include "heliograph.membersHost" .) .Values.ports.grpc -}}
+{{- end -}}

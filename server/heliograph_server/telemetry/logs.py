@@ -1,0 +1,96 @@
+"""Lines of the log: one for each event, for people or as JSON, with whose they are.
+
+    2026-01-31 12:00:00,123 INFO    heliograph_server.services.command: session 3 of ... began
+    {"time": "2026-01-31T12:00:00.123Z", "level": "info", "session": 3, "message": "session 3 of ... began"}
+
+What others chose, such as the names of clients, cannot begin a line: line ends and other control characters
+are escaped. A line has a longest length, and tokens that would be in one are not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+from typing import Any, TextIO
+
+from heliograph_proto.errors import ConfigurationError
+from heliograph_server.log_level import set_log_level
+
+FORMATS = ("human", "json")
+#: The longest message, and the longest traceback, in characters.
+MESSAGE_CHARACTERS = 4096
+TRACEBACK_CHARACTERS = 16_384
+#: What a line says of itself beside its message, in this order.
+FIELDS = ("session", "run", "tenant", "trace")
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_SECRETS = re.compile(r"(?i)\b(bearer|token=)\s*[^\s,;\"']+")
+#: A token that stands by itself.
+_TOKEN = re.compile(r"\bhgt_[A-Za-z0-9_-]+")
+
+
+def one_line(text: str, most: int = MESSAGE_CHARACTERS) -> str:
+    """A text without line ends, control characters and tokens, and no longer than this."""
+    if len(text) > most:
+        text = f"{text[:most]}... ({len(text) - most:,} characters more)"
+    text = _without_secrets(text)
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _without_secrets(text: str) -> str:
+    return _TOKEN.sub("hgt_***", _SECRETS.sub(lambda found: f"{found[1]} ***", text))
+
+
+class HumanFormatter(logging.Formatter):
+    """As people read it. Lines of a traceback follow indented, so that none looks like an event."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = one_line(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        lines = _traceback(super().formatException(ei)).split("\n")
+        return "\n".join(f"    {one_line(line)}" for line in lines)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object in one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        found: dict[str, Any] = {
+            "time": _utc(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        for name in FIELDS:
+            if (value := getattr(record, name, None)) is not None:
+                found[name] = value if isinstance(value, int) else one_line(str(value))
+        found["message"] = one_line(record.getMessage())
+        if record.exc_info:
+            found["traceback"] = _traceback(self.formatException(record.exc_info))
+        return json.dumps(found)
+
+
+def _traceback(text: str) -> str:
+    return _without_secrets(text)[-TRACEBACK_CHARACTERS:]
+
+
+def _utc(seconds: float) -> str:
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{int(seconds % 1 * 1000):03}Z"
+
+
+def configure(level: str = "info", format: str = "human", stream: TextIO | None = None) -> None:
+    """Has all lines written to a stream, by default stderr. Raises ConfigurationError."""
+    if format not in FORMATS:
+        raise ConfigurationError(f"log_format is {format!r}", advice=f"it is {' or '.join(FORMATS)}")
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if format == "json" else HumanFormatter())
+    logging.basicConfig(handlers=[handler])
+    set_log_level(level)

@@ -1,0 +1,28 @@
+"""How much memory the CPU offers for tensors, by what the system says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from heliograph_backends.cpu.memory import machine_memory_bytes
+
+MIB = 2**20
+MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("limit", "offered"),
+    [
+        (str(1536 * MIB), 1024 * MIB),
+        (str(600 * MIB), 300 * MIB),
+        ("max", MACHINE),
+        (str(2**63 - 4096), MACHINE),
+    ],
+)
+def test_a_container_keeps_room_for_the_daemon_itself(tmp_path: Path, limit: str, offered: int) -> None:
+    file = tmp_path / "memory.max"
+    file.write_text(f"{limit}\n")
+    assert machine_memory_bytes([file, tmp_path / "missing"]) == offered
