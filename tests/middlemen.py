@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -21,7 +22,6 @@ class _Way:
     source: socket.socket
     target: socket.socket
     number: int | None = None
-    cut_bytes: int | None = None
 
 
 class Middleman:
@@ -34,8 +34,9 @@ class Middleman:
         self.passed_bytes: list[int] = []
         self._target = _address(url)
         self._refuses = False
-        #: After how many bytes towards the daemon the next connection is cut, once.
-        self._cut_bytes: int | None = None
+        #: After how many bytes towards the daemon a connection is cut, once, and the first that may be.
+        self._cut_bytes, self._cut_from = math.inf, 0
+        self._cutting = threading.Lock()
         #: Set when that has happened.
         self.was_cut = threading.Event()
         self._sockets: set[socket.socket] = set()
@@ -55,8 +56,10 @@ class Middleman:
         self._refuses = refuses
 
     def cut_after(self, size_bytes: int) -> None:
-        """The next connection is cut when so many bytes went towards the daemon; further ones are not."""
-        self._cut_bytes = size_bytes
+        """The first of the connections to come that takes so many bytes towards the daemon is cut then;
+        further ones are not."""
+        with self._cutting:
+            self._cut_bytes, self._cut_from = size_bytes, len(self.passed_bytes)
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -67,35 +70,36 @@ class Middleman:
                     continue
                 there = socket.create_connection(self._target)
                 self._sockets |= {here, there}
-                cut_bytes, self._cut_bytes = self._cut_bytes, None
                 self.passed_bytes.append(0)
                 number = len(self.passed_bytes) - 1
-                self._ways.put(_Way(here, there, number, cut_bytes))
+                self._ways.put(_Way(here, there, number))
                 self._ways.put(_Way(there, here))
 
     def _work(self) -> None:
         while (way := self._ways.get()) is not None:
-            self._pass(way.source, way.target, way.number, way.cut_bytes)
+            self._pass(way.source, way.target, way.number)
 
-    def _pass(
-        self,
-        source: socket.socket,
-        target: socket.socket,
-        number: int | None = None,
-        cut_bytes: int | None = None,
-    ) -> None:
+    def _pass(self, source: socket.socket, target: socket.socket, number: int | None) -> None:
+        is_cut = False
         with suppress(OSError):
-            while data := source.recv(_CHUNK):
+            while not is_cut and (data := source.recv(_CHUNK)):
                 target.sendall(data)
                 if number is not None:
                     self.passed_bytes[number] += len(data)
-                    if cut_bytes is not None and self.passed_bytes[number] >= cut_bytes:
-                        break
+                    is_cut = self._is_to_cut(number)
         for one in (source, target):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-        if cut_bytes is not None:
+        if is_cut:
             self.was_cut.set()
+
+    def _is_to_cut(self, number: int) -> bool:
+        """Whether a connection is the one that is to be cut, now."""
+        with self._cutting:
+            if number < self._cut_from or self.passed_bytes[number] < self._cut_bytes:
+                return False
+            self._cut_bytes = math.inf
+            return True
 
     def close(self) -> None:
         """Ends all connections."""

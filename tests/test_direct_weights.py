@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from operator import ge
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,8 @@ def pooled(*arguments: str, members: int = 2) -> Iterator[Pool]:
 def daemons() -> Iterator[Pool]:
     with pooled() as made:
         with hg.connect(made.head) as session:
-            # So that the head has all of its connections.
-            compiled(session, weights(0))
+            # So that the head and the members have all of their connections.
+            compiled(session, weights(0)).run(x=X)
         yield made
 
 
@@ -168,7 +169,10 @@ def test_a_second_session_of_the_tenant_and_a_second_compile_upload_nothing(pool
         calls = recorded(other)
         assert np.array_equal(compiled(other, arrays).run(x=X)["y"], expected(arrays))
         assert calls == [FindMissing, Compile]
-        assert other.server_traffic().content_bytes == 0 and pool.straight_bytes() == straight
+        assert other.server_traffic().content_bytes == 0
+        # But for what connections say of themselves.
+        pairs = zip(pool.straight_bytes(), straight, strict=True)
+        assert all(now - then < BESIDE for now, then in pairs)
 
 
 def recorded(session: hg.Session) -> list[type]:
@@ -255,7 +259,8 @@ def test_what_runs_on_the_heads_own_device_is_sent_to_the_head(pool: Pool) -> No
 
 
 def test_all_memory_comes_back_when_a_session_ends_also_in_mid_upload(pool: Pool) -> None:
-    before = [free_bytes(url) for url in (pool.head, *pool.members)]
+    urls = (pool.head, *pool.members)
+    before = [free_bytes(url) for url in urls]
     with hg.connect(pool.head) as session:
         compiled(session, weights(9))
     with (
@@ -263,8 +268,8 @@ def test_all_memory_comes_back_when_a_session_ends_also_in_mid_upload(pool: Pool
         pytest.raises(hg.HeliographError, match="Interrupted"),
     ):
         compiled(session, weights(10, 8 * 2**20))
-    urls = (pool.head, *pool.members)
-    assert any([free_bytes(url) for url in urls] == before for _ in range(500))
+    # Something of the tests before may have come back meanwhile.
+    assert any(all(map(ge, map(free_bytes, urls), before)) for _ in range(500))
 
 
 class Interrupted(Exception):
@@ -273,7 +278,8 @@ class Interrupted(Exception):
 
 def _interrupting() -> Callable[[int, int], None]:
     def told(now: int, whole: int) -> None:
-        if now > whole // 2:
+        # Before one of both is whole: that would stay for a while, for whoever tries again.
+        if now > whole // 4:
             raise Interrupted
 
     return told

@@ -70,6 +70,9 @@ READ_ONLY = """
 import json, os, sys
 from pathlib import Path
 from heliograph_backends.cpu.kernels import native
+# Of files that others may not be able to read.
+digest = native.source_digest()
+native.source_digest = lambda: digest
 if os.getuid() == 0:
     os.setgid(65534)
     os.setuid(65534)

@@ -20,7 +20,7 @@ FEW = 4
 
 def pieces() -> int:
     gc.collect()
-    return sum(isinstance(one, UploadPiece) for one in gc.get_objects())
+    return sum(type(one) is UploadPiece for one in gc.get_objects())
 
 
 def test_uploads_to_a_device_that_is_full_leave_nothing_in_the_servers_memory() -> None:
