@@ -12,10 +12,10 @@ from heliograph_backends.contract import Device
 from heliograph_backends.registry import Registry
 from heliograph_proto import commands as c
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
+from heliograph_proto.quotas import Quota, TenantUsage
 from heliograph_proto.types import tensor_type
-from heliograph_server.core.principals import Principal, Quota
+from heliograph_server.core.principals import Principal
 from heliograph_server.core.runtime import Host
-from heliograph_server.core.tenants import TenantUsage
 
 F4 = tensor_type("f32", (4,))
 X = np.arange(4, dtype=np.float32)

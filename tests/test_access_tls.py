@@ -22,9 +22,10 @@ from daemon_threads import ThreadDaemon, thread_daemon
 
 import heliograph as hg
 from heliograph_proto.errors import ConfigurationError, UnauthenticatedError, UnavailableError
+from heliograph_proto.quotas import Quota
 from heliograph_server.access.reach import check_together
 from heliograph_server.config import ServerConfig
-from heliograph_server.core.principals import Quota, Right
+from heliograph_server.core.principals import Right
 
 
 @pytest.fixture(scope="module")

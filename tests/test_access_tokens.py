@@ -18,6 +18,7 @@ from heliograph.cli import main
 from heliograph.testing import running_daemon
 from heliograph_proto.addresses import parse_address
 from heliograph_proto.errors import ConfigurationError, PermissionDeniedError, UnauthenticatedError
+from heliograph_proto.quotas import Quota
 from heliograph_server.access.access import Access
 from heliograph_server.access.tokens import (
     TokenFile,
@@ -27,7 +28,7 @@ from heliograph_server.access.tokens import (
     read_tokens,
 )
 from heliograph_server.config import ServerConfig
-from heliograph_server.core.principals import Principal, Quota, Right
+from heliograph_server.core.principals import Principal, Right
 
 HASH = "sha256:" + "0" * 64
 HEAD = Principal("head", frozenset((Right.USE, Right.POOL)))

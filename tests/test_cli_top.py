@@ -27,13 +27,12 @@ from heliograph_proto.administration import (
     DeviceStatus,
     DrainState,
     DrainStatus,
-    QuotaStatus,
     SessionStatus,
     Snapshot,
-    TenantStatus,
 )
 from heliograph_proto.description import Memory
 from heliograph_proto.membership import MemberInfo, MemberState
+from heliograph_proto.quotas import Quota, TenantUsage
 
 if TYPE_CHECKING:
     from conftest import DaemonUrls
@@ -68,8 +67,8 @@ FOUND = Snapshot(
         for number in range(1, 21)
     ),
     tenants=(
-        TenantStatus("alice", 10, runs_in_flight=3, quota=QuotaStatus(sessions=12)),
-        TenantStatus("bob", 10),
+        TenantUsage("alice", 10, runs_in_flight=3, quota=Quota(sessions=12)),
+        TenantUsage("bob", 10),
     ),
     members=(
         MemberInfo("left", "127.0.0.1:7071", MemberState.LOST, "it says nothing"),

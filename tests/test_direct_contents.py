@@ -11,10 +11,10 @@ from heliograph_backends.contract.intake import Tell
 from heliograph_backends.cpu import CpuDevice
 from heliograph_proto.description import ContentOffer
 from heliograph_proto.errors import UnavailableError
+from heliograph_proto.quotas import Quota
 from heliograph_server.core.contents import Contents
 from heliograph_server.core.deadlines import Deadlines
 from heliograph_server.core.direct import DirectContents
-from heliograph_server.core.principals import Quota
 from heliograph_server.core.room import Room
 from heliograph_server.core.tenants import Account
 

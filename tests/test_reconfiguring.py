@@ -20,9 +20,9 @@ import pytest
 import heliograph as hg
 from heliograph.testing import wait_until_serving
 from heliograph_proto.errors import ConfigurationError
+from heliograph_proto.quotas import Quota
 from heliograph_server.app import Daemon
 from heliograph_server.config import ServerConfig, Sources
-from heliograph_server.core.principals import Quota
 from heliograph_server.reconfiguring import Configuration
 from heliograph_server.reloading import Watch
 from heliograph_server.settings.table import entries

@@ -15,6 +15,7 @@ import pytest
 from heliograph.cli import main
 from heliograph_proto.errors import ConfigurationError
 from heliograph_proto.limits import Limits
+from heliograph_proto.quotas import Quota
 from heliograph_server.config import (
     OTHER_VARIABLES,
     ServerConfig,
@@ -23,7 +24,6 @@ from heliograph_server.config import (
     config_from_arguments,
     load_config,
 )
-from heliograph_server.core.principals import Quota
 from heliograph_server.settings.sources import OF_A_SERVICE
 from heliograph_server.settings.table import Entry, entries
 

@@ -22,9 +22,10 @@ from heliograph_proto import commands as c
 from heliograph_proto.digests import digest_of
 from heliograph_proto.errors import CancelledError, HeliographError, LimitExceededError, OutOfMemoryError
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
+from heliograph_proto.quotas import Quota
 from heliograph_proto.types import tensor_type
 from heliograph_server.access.tokens import Token, add_token, hash_of, new_token
-from heliograph_server.core.principals import Quota, Right
+from heliograph_server.core.principals import Right
 from heliograph_server.core.tenants import Account, Kind
 
 KIB = tensor_type("u8", (1024,))

@@ -12,7 +12,7 @@ from tenant_hosts import PLAN, TenantHost, chain, run_of
 from heliograph_backends.fake import FakeDevice
 from heliograph_proto import commands as c
 from heliograph_proto.errors import CancelledError
-from heliograph_server.core.principals import Quota
+from heliograph_proto.quotas import Quota
 
 
 @pytest.fixture

@@ -26,10 +26,8 @@ from heliograph_proto.administration import (
     DeviceStatus,
     DrainState,
     DrainStatus,
-    QuotaStatus,
     SessionStatus,
     Snapshot,
-    TenantStatus,
 )
 from heliograph_proto.credentials import Credentials
 from heliograph_proto.errors import (
@@ -40,6 +38,7 @@ from heliograph_proto.errors import (
     UnavailableError,
 )
 from heliograph_proto.messages.admin import decode_drain, decode_session_status, decode_snapshot
+from heliograph_proto.quotas import Quota, TenantUsage
 from heliograph_proto.v1 import admin_pb2
 
 __all__ = [
@@ -47,10 +46,10 @@ __all__ = [
     "DeviceStatus",
     "DrainState",
     "DrainStatus",
-    "QuotaStatus",
+    "Quota",
     "SessionStatus",
     "Snapshot",
-    "TenantStatus",
+    "TenantUsage",
     "connect",
 ]
 

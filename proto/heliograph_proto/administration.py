@@ -7,6 +7,7 @@ from enum import Enum
 
 from heliograph_proto.description import Memory
 from heliograph_proto.membership import MemberInfo
+from heliograph_proto.quotas import TenantUsage
 
 #: The most that a drain may take; what is longer is a mistake.
 LONGEST_DRAIN_SECONDS = 86_400.0
@@ -87,37 +88,6 @@ class SessionStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class QuotaStatus:
-    """The most that a tenant may have at once; 0: as much as there is."""
-
-    sessions: int = 0
-    plans: int = 0
-    runs_in_flight: int = 0
-    device_memory_bytes: int = 0
-    staging_bytes: int = 0
-    #: Its share of a device that others want too, against theirs.
-    weight: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class TenantStatus:
-    """What a tenant has, over all its sessions."""
-
-    #: "": the daemon knows no tenants, and everybody is one.
-    tenant: str
-    sessions: int = 0
-    plans: int = 0
-    runs_in_flight: int = 0
-    device_memory_bytes: int = 0
-    staging_bytes: int = 0
-    #: For how long it had devices, of all of them together.
-    device_seconds: float = 0.0
-    #: How often something was refused because a quota was met.
-    refused: int = 0
-    quota: QuotaStatus = field(default_factory=QuotaStatus)
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
     """What a daemon has and does, at one moment. Rates and shares are those since the snapshot before."""
 
@@ -129,7 +99,7 @@ class Snapshot:
     drain: DrainStatus = field(default_factory=DrainStatus)
     devices: tuple[DeviceStatus, ...] = ()
     sessions: tuple[SessionStatus, ...] = ()
-    tenants: tuple[TenantStatus, ...] = ()
+    tenants: tuple[TenantUsage, ...] = ()
     #: Of the server's pool; none unless it is the head of one.
     members: tuple[MemberInfo, ...] = ()
     log_level: str = ""

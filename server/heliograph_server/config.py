@@ -21,9 +21,9 @@ from heliograph_proto.administration import LONGEST_DRAIN_SECONDS
 from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
 from heliograph_proto.limits import Limits
 from heliograph_proto.log_lines import LEVELS
+from heliograph_proto.quotas import Quota
 from heliograph_proto.settings import Setting
 from heliograph_server.access.reach import check_access
-from heliograph_server.core.principals import Quota
 from heliograph_server.settings import example, sources
 from heliograph_server.settings.table import suggest
 from heliograph_server.settings.values import check_all

@@ -19,10 +19,11 @@ from heliograph_backends.registry import Registry
 from heliograph_proto import commands as c
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_proto.inline_runs import InlineResult, InlineRun, RunForm
+from heliograph_proto.quotas import Quota
 from heliograph_proto.types import tensor_type
 from heliograph_server.core import host as host_module
 from heliograph_server.core.occupancy import Occupancy
-from heliograph_server.core.principals import Principal, Quota
+from heliograph_server.core.principals import Principal
 from heliograph_server.core.runtime import CompileRequest, Host, Session
 
 #: Of what is shared: the share of one, against what it should be.

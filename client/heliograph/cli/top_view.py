@@ -13,9 +13,9 @@ from heliograph_proto.administration import (
     DrainState,
     SessionStatus,
     Snapshot,
-    TenantStatus,
 )
 from heliograph_proto.membership import MemberInfo, MemberState
+from heliograph_proto.quotas import TenantUsage
 from heliograph_proto.sizes import size_text
 
 Style: TypeAlias = Literal["title", "header", "warning", ""]
@@ -189,12 +189,12 @@ def _session_row(one: SessionStatus) -> Row:
     ]
 
 
-def _named(tenants: Sequence[TenantStatus]) -> Sequence[TenantStatus]:
+def _named(tenants: Sequence[TenantUsage]) -> Sequence[TenantUsage]:
     """Nothing where the daemon knows no tenants and has no quota: that says what the sessions say."""
     return [one for one in tenants if one.tenant or one.quota.sessions or one.quota.device_memory_bytes]
 
 
-def _tenant_row(one: TenantStatus) -> Row:
+def _tenant_row(one: TenantUsage) -> Row:
     quota = one.quota
     return [
         one.tenant or "(everybody)",

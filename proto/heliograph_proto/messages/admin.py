@@ -8,12 +8,11 @@ from heliograph_proto.administration import (
     DeviceStatus,
     DrainState,
     DrainStatus,
-    QuotaStatus,
     SessionStatus,
     Snapshot,
-    TenantStatus,
 )
 from heliograph_proto.messages.devices import decode_member, decode_memory, encode_member, encode_memory
+from heliograph_proto.quotas import Quota, TenantUsage
 from heliograph_proto.v1 import admin_pb2
 
 _STATES = {one.value: one for one in DrainState}
@@ -92,12 +91,12 @@ def _decode_device(message: admin_pb2.DeviceStatus) -> DeviceStatus:
     )
 
 
-def _encode_tenant(found: TenantStatus) -> admin_pb2.TenantStatus:
+def _encode_tenant(found: TenantUsage) -> admin_pb2.TenantStatus:
     values = asdict(found)
     return admin_pb2.TenantStatus(**values | {"quota": admin_pb2.QuotaStatus(**values["quota"])})
 
 
-def _decode_tenant(message: admin_pb2.TenantStatus) -> TenantStatus:
-    values = {one.name: getattr(message, one.name) for one in fields(TenantStatus)}
-    quota = {one.name: getattr(message.quota, one.name) for one in fields(QuotaStatus)}
-    return TenantStatus(**values | {"quota": QuotaStatus(**quota)})
+def _decode_tenant(message: admin_pb2.TenantStatus) -> TenantUsage:
+    values = {one.name: getattr(message, one.name) for one in fields(TenantUsage)}
+    quota = {one.name: getattr(message.quota, one.name) for one in fields(Quota)}
+    return TenantUsage(**values | {"quota": Quota(**quota)})

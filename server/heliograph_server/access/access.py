@@ -14,6 +14,7 @@ from grpc import aio
 
 from heliograph_proto.addresses import Address
 from heliograph_proto.errors import HeliographError
+from heliograph_proto.quotas import Quota
 from heliograph_server.access.certificates import Files, ServerCertificates
 from heliograph_server.access.gate import Gate
 from heliograph_server.access.reach import check_together
@@ -27,7 +28,7 @@ from heliograph_server.access.tokens import (
     read_tokens,
 )
 from heliograph_server.config import ServerConfig
-from heliograph_server.core.principals import Principal, Quota, Right
+from heliograph_server.core.principals import Principal, Right
 from heliograph_server.core.runtime import Host
 
 logger = logging.getLogger(__name__)

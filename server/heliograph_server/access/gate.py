@@ -17,11 +17,12 @@ from grpc import aio
 
 from heliograph_proto.credentials import BEARER, MAX_TOKEN, TOKEN_KEY
 from heliograph_proto.errors import HeliographError, PermissionDeniedError, UnauthenticatedError
+from heliograph_proto.quotas import Quota
 from heliograph_proto.status import code_for, error_to_metadata
 from heliograph_server.access.caller import called_by
 from heliograph_server.access.rights import OPEN_PREFIX, right_for
 from heliograph_server.access.tokens import TokenFile
-from heliograph_server.core.principals import Principal, Quota, Right
+from heliograph_server.core.principals import Principal, Right
 
 logger = logging.getLogger(__name__)
 

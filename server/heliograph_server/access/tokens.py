@@ -33,7 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from heliograph_proto.errors import ConfigurationError, UnauthenticatedError
-from heliograph_server.core.principals import Principal, Quota, Right
+from heliograph_proto.quotas import Quota
+from heliograph_server.core.principals import Principal, Right
 from heliograph_server.settings.table import entries
 from heliograph_server.settings.values import checked
 

@@ -35,6 +35,7 @@ from heliograph_proto.errors import (
 )
 from heliograph_proto.limits import Limits
 from heliograph_proto.membership import DeviceChange, MemberInfo, Way
+from heliograph_proto.quotas import Quota, TenantUsage
 from heliograph_proto.types import TensorType
 from heliograph_server.core.admissions import Admissions
 from heliograph_server.core.contents import Contents
@@ -46,7 +47,7 @@ from heliograph_server.core.listing import describe, memory_of, status_of
 from heliograph_server.core.measurements import Measurements
 from heliograph_server.core.membership import Change, Membership, SessionDevices
 from heliograph_server.core.occupancy import DeviceShares, Occupancy
-from heliograph_server.core.principals import ANYBODY, Principal, Quota
+from heliograph_server.core.principals import ANYBODY, Principal
 from heliograph_server.core.queries import query_ops, query_placement
 from heliograph_server.core.room import Room
 from heliograph_server.core.run_records import RunObserver
@@ -56,7 +57,7 @@ from heliograph_server.core.session_counts import SessionCounts
 from heliograph_server.core.session_seen import SessionStatistics
 from heliograph_server.core.staging import Staging
 from heliograph_server.core.store import ContentStore, tenant_of
-from heliograph_server.core.tenants import Holding, Kind, Share, Tenants, TenantUsage
+from heliograph_server.core.tenants import Holding, Kind, Share, Tenants
 
 logger = logging.getLogger(__name__)
 

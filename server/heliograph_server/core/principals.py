@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated
 
 from heliograph_proto.errors import PermissionDeniedError
-from heliograph_proto.settings import Kind, Setting
-from heliograph_proto.sizes import MOST
+from heliograph_proto.quotas import Quota
 
 
 class Right(StrEnum):
@@ -23,33 +21,6 @@ class Right(StrEnum):
 
 
 ALL_RIGHTS = frozenset(Right)
-
-
-def _at_most(says: str, kind: Kind = "plain") -> Setting:
-    return Setting(says, least=0, most=MOST, kind=kind)
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """The most that a tenant may have at once, over all its sessions; 0: as much as there is."""
-
-    sessions: Annotated[int, _at_most("Sessions.")] = 0
-    plans: Annotated[int, _at_most("Compiled plans.")] = 0
-    runs_in_flight: Annotated[int, _at_most("Runs that were asked for and have not ended.")] = 0
-    device_memory_bytes: Annotated[
-        int, _at_most("Memory, on all devices of the daemon together.", "size")
-    ] = 0
-    staging_bytes: Annotated[
-        int, _at_most("Memory of the host, for transfers and contents on their way.", "size")
-    ] = 0
-    weight: Annotated[
-        float,
-        Setting(
-            "Its share of a device that others want too: two tenants have time on it as their weights are.",
-            least=0.001,
-            most=1000,
-        ),
-    ] = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields, replace
-from typing import Any
+from dataclasses import replace
 
 from heliograph_proto.administration import (
     DeviceStatus,
     DrainStatus,
-    QuotaStatus,
     SessionStatus,
     Snapshot,
-    TenantStatus,
 )
 from heliograph_server.core.host import SERVER, Host
 from heliograph_server.core.session import Session
-from heliograph_server.core.tenants import TenantUsage
 
 #: Shorter than this two snapshots say nothing of a rate.
 LEAST_SECONDS = 1e-3
@@ -33,7 +29,7 @@ def take_snapshot(host: Host, drain: DrainStatus, log_level: str, before: Snapsh
         drain=drain,
         devices=host.devices_now(),
         sessions=list_sessions(host),
-        tenants=tuple(map(_tenant_status, host.tenants())),
+        tenants=host.tenants(),
         members=tuple(host.members),
         log_level=log_level,
     )
@@ -65,11 +61,6 @@ def session_status(session: Session) -> SessionStatus:
         received_bytes=traffic.written_bytes + traffic.content_bytes,
         sent_bytes=traffic.read_bytes,
     )
-
-
-def _tenant_status(usage: TenantUsage) -> TenantStatus:
-    values: dict[str, Any] = {one.name: getattr(usage, one.name) for one in fields(TenantStatus)}
-    return TenantStatus(**values | {"quota": QuotaStatus(**asdict(usage.quota))})
 
 
 # Rates

@@ -12,12 +12,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 from heliograph_proto.errors import HeliographError, LimitExceededError, OutOfMemoryError
-from heliograph_server.core.principals import Principal, Quota
+from heliograph_proto.quotas import Quota, TenantUsage
+from heliograph_server.core.principals import Principal
 
 #: Of the releases from which is told when there may be room again: the last so many.
 RELEASES = 16
@@ -49,32 +49,6 @@ _ADVICE = {
     Kind.MEMORY: "free tensors or plans",
     Kind.STAGING: "wait for earlier transfers",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class TenantUsage:
-    """What one tenant has of a host, now. `device_seconds` and `refused` only grow."""
-
-    #: "": the daemon knows no tenants, and everybody is one.
-    tenant: str
-    sessions: int = 0
-    plans: int = 0
-    runs_in_flight: int = 0
-    #: Of all devices together.
-    device_memory_bytes: int = 0
-    #: Of the host: transfers and contents on their way.
-    staging_bytes: int = 0
-    #: For how long it had devices, of all of them together.
-    device_seconds: float = 0.0
-    #: How often something was refused, because a quota was met.
-    refused: int = 0
-    #: The most that it may have.
-    quota: Quota = field(default_factory=Quota)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it has nothing."""
-        return not any(getattr(self, kind) for kind in Kind)
 
 
 class Giver(Protocol):

@@ -20,9 +20,9 @@ from prometheus_client.registry import Collector
 from heliograph_proto import __version__
 from heliograph_proto.errors import Reason
 from heliograph_proto.membership import MemberState
+from heliograph_proto.quotas import TenantUsage
 from heliograph_server.core.host import Host, HostStatistics
 from heliograph_server.core.session_counts import SessionCounts
-from heliograph_server.core.tenants import TenantUsage
 from heliograph_server.telemetry import names
 from heliograph_server.telemetry.devices import MemoryWatch
 from heliograph_server.telemetry.facts import DaemonFacts
