@@ -103,6 +103,7 @@ class EmulatedDriver(Driver):
         self.registered += 1
 
         def release() -> None:
+            self._pass("unregister")
             self.registered -= 1
 
         return release
