@@ -2,9 +2,9 @@
 
     python tests/gpu/run.py --out FOLDER [--quick]
 
-Needs a checkout with generated code (`make proto`), and a Python that has NumPy, grpcio, protobuf and CuPy;
-it installs and fetches nothing. Prints a table and writes report.json and table.txt; the status is 1 if
-anything failed or could not be run.
+Needs a checkout with generated code (`make proto`), and a Python that has CuPy and what pyproject.toml has
+for the extra `server`; it installs and fetches nothing. Prints a table and writes report.json and table.txt;
+the status is 1 if anything failed or could not be run.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ Found = tuple[bool, str, Any]
 
 def environment(_quick: bool) -> Found:
     """What there is here, and whether there is a GPU at all."""
+    if why := checkout.why_not():
+        return False, why, {"python": platform.python_version()}
     from heliograph_backends.cuda import CudaBackend
 
     backend = CudaBackend()
@@ -143,7 +145,7 @@ def main() -> int:
     found: dict[str, dict[str, Any]] = {}
     for name, part in PARTS.items():
         if name != "environment" and not found["environment"]["ok"]:
-            found[name] = {"ok": False, "words": "not run: there is no GPU", "seconds": 0.0, "detail": {}}
+            found[name] = {"ok": False, "words": "not run: see environment", "seconds": 0.0, "detail": {}}
         else:
             found[name] = _one(name, part, arguments.quick)
         (arguments.out / "report.json").write_text(json.dumps(found, indent=2, default=str) + "\n")
