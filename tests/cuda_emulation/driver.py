@@ -11,8 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from cuda_emulation.compiling import kernel
-from heliograph_backends.cuda.driver import Block, Bytes, Driver, DriverError, Gemm, Properties
+from cuda_emulation.compiling import compiled_chain, entry
+from heliograph_backends.cuda.driver import (
+    Block,
+    Bytes,
+    Driver,
+    DriverError,
+    Gemm,
+    Kernel,
+    Properties,
+)
 from heliograph_backends.cuda.parameters import Parameters
 from heliograph_proto import bfloat16
 
@@ -53,6 +61,7 @@ class EmulatedDriver(Driver):
         self.failures: dict[str, deque[int]] = {}
         self.dead = 0
         self.launched: list[str] = []
+        self.built: list[str] = []
         self.captures = self.replays = 0
         #: While False, a lazy device comes to no mark by itself.
         self.goes_on = True
@@ -196,16 +205,24 @@ class EmulatedDriver(Driver):
 
     # Work
 
+    def build(self, source: str) -> Kernel:
+        self._pass("build")
+        self.built.append(source)
+        function = compiled_chain(source).chain
+        function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_uint]
+        return function
+
     def launch(
         self,
-        name: str,
+        kernel: str | Kernel,
         grid: tuple[int, int, int],
         threads: int,
         parameters: Parameters,
         queue: Queue,
         shared_bytes: int = 0,
     ) -> None:
-        copied, function = parameters.copy(), kernel(name)
+        copied = parameters.copy()
+        name, function = (kernel, entry(kernel)) if isinstance(kernel, str) else ("chain", kernel)
         self.launched.append(name)
 
         def work() -> None:

@@ -14,10 +14,28 @@ from typing import Any
 
 import numpy as np
 
-from heliograph_backends.cuda.driver import Block, Bytes, Driver, DriverError, Gemm, Properties, Queue
+from heliograph_backends.cuda.driver import (
+    NOT_COMPILED,
+    Block,
+    Bytes,
+    Driver,
+    DriverError,
+    Gemm,
+    Kernel,
+    Properties,
+    Queue,
+)
 from heliograph_backends.cuda.failures import OUT_OF_MEMORY
 from heliograph_backends.cuda.parameters import Parameters
-from heliograph_backends.cuda.sources import MODULES, OPTIONS, kernels_of, module_of, text_of
+from heliograph_backends.cuda.sources import (
+    CHAIN,
+    MODULES,
+    kernels_of,
+    module_of,
+    options_of,
+    text_of,
+    text_of_chain,
+)
 from heliograph_proto.errors import ConfigurationError
 
 try:
@@ -237,9 +255,18 @@ class CupyDriver(Driver):
 
     # Work
 
+    def build(self, source: str) -> Kernel:
+        with self._here():
+            try:
+                # CuPy keeps the code in its cache on disk, and the module as long as the process.
+                module = cupy.RawModule(code=text_of_chain(source), options=options_of(CHAIN))
+                return module.get_function(CHAIN)
+            except cupy.cuda.compiler.CompileException as error:
+                raise DriverError(NOT_COMPILED, str(error)) from error
+
     def launch(
         self,
-        kernel: str,
+        kernel: str | Kernel,
         grid: tuple[int, int, int],
         threads: int,
         parameters: Parameters,
@@ -247,7 +274,7 @@ class CupyDriver(Driver):
         shared_bytes: int = 0,
     ) -> None:
         with self._here(), queue:
-            function = self._function(kernel)
+            function = self._function(kernel) if isinstance(kernel, str) else kernel
             if shared_bytes > _PLAIN_SHARED_BYTES and function.max_dynamic_shared_size_bytes < shared_bytes:
                 function.max_dynamic_shared_size_bytes = shared_bytes
             # An array of NumPy's is a parameter by value: its bytes are copied at the launch.
@@ -261,7 +288,7 @@ class CupyDriver(Driver):
     def _load(self, name: str) -> None:
         """Compiles a module, or takes it from CuPy's cache, and loads it."""
         with self._loading:
-            module = cupy.RawModule(code=text_of(name), options=OPTIONS)
+            module = cupy.RawModule(code=text_of(name), options=options_of(name))
             for kernel in kernels_of(name):
                 self._functions[kernel] = module.get_function(kernel)
 

@@ -13,8 +13,11 @@ import numpy as np
 
 from heliograph_backends.contract import BufferType, CompileOptions, Device, Estimate, LeafBindings, Plan
 from heliograph_backends.cpu.memory import Budget, HostBuffer, machine_memory_bytes
+from heliograph_backends.cuda.building import Kernels
+from heliograph_backends.cuda.chains import LEAST_GENERATED
 from heliograph_backends.cuda.driver import Driver, DriverError, Queue
 from heliograph_backends.cuda.failures import is_sticky, typed
+from heliograph_backends.cuda.lowering import Target
 from heliograph_backends.cuda.memory import CudaBufferType, PinnedBufferType, shared_buffer_types
 from heliograph_backends.cuda.plan import CudaPlan, estimate
 from heliograph_backends.cuda.staging import Staging
@@ -37,12 +40,24 @@ class CudaDevice(Device):
     backend = "cuda"
     capabilities = Capabilities(async_=True, host_buffer=True, buffer_from_host=True, events=True)
 
-    def __init__(self, name: str, driver: Driver, memory_bytes: int = 0, *, tf32: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        driver: Driver,
+        memory_bytes: int = 0,
+        *,
+        tf32: bool = False,
+        least_generated: int = LEAST_GENERATED,
+    ) -> None:
+        """`least_generated`: chains of so many elements have kernels of their own."""
         self.name = name
         self.driver = driver
         #: Whether f32 products may be summed over operands rounded to tf32.
         self.tf32 = tf32
         facts = driver.properties
+        #: What kernels are chosen by.
+        self.target = Target(facts.shared_bytes, facts.multiprocessors, least_generated)
+        self.kernels = Kernels(driver)
         self.description = facts.name
         self.type = DeviceType.INTEGRATED_GPU if facts.integrated else DeviceType.GPU
         self.id = facts.pci_id
