@@ -1,8 +1,9 @@
-"""Kernels that chains of many elements have of their own: compiled with the first plan that has the chain, kept
-for all later ones.
+"""Kernels that chains of many elements have of their own: compiled with the first plan that has the chain,
+kept for all later ones.
 
-What is compiled is bounded, so that no client can have a daemon do nothing else: by time for each plan, and by
-number for each device. What has no kernel in the end is interpreted, which gives the same bits; a plan says so.
+What is compiled is bounded, so that no client can have a daemon do nothing else: by time for each plan, and
+by number for each device. What has no kernel in the end is interpreted, which gives the same bits; a plan
+says so.
 """
 
 from __future__ import annotations

@@ -18,11 +18,12 @@ from heliograph_backends.cuda.programs import Instruction, Piece
 from heliograph_backends.cuda.sources import CHAIN
 
 THREADS = 256
-#: The widest load of a thread, and what addresses of vectors are multiples of.
+#: The widest load of a thread.
 WIDEST_BYTES = 16
-#: What a thread loads before it uses any of it. Memory of 4 TB/s that answers after 700 ns wants 3 MB under way,
-#: which are 12 bytes of each thread that an H200 can have; so many that a third of them is enough.
+#: What a thread loads before it uses any of it. Memory of 4 TB/s that answers after 700 ns wants 3 MB under
+#: way, which are 11 bytes for each thread that an H200 can have: with so many, a sixth of them is enough.
 AHEAD_BYTES = 64
+#: Vectors, and elements, that it computes for each of its loads; more would only be longer code.
 MOST_AHEAD, MOST_LANES = 8, 16
 #: Blocks that a multiprocessor has at once, and tiles for which one block is made.
 BLOCKS_AT_ONCE, TILES_OF_BLOCK = 8, 4
@@ -66,9 +67,9 @@ def generated(
     numbers = [number for one in instructions for number in one.numbers]
     walked, dimensions = len(shape.walked), shape.dimensions
     filling = Filling(chain_type(len(piece.operands), walked, dimensions, len(numbers)))
-    vectors = piece.count // shape.vector
+    vectors = piece.elements // shape.vector
     tiles = -(-vectors // (THREADS * shape.ahead))
-    filling.set(vectors=vectors, tiles=tiles, rest=piece.count - vectors * shape.vector)
+    filling.set(vectors=vectors, tiles=tiles, rest=piece.elements - vectors * shape.vector)
     for place, one in enumerate(piece.operands):
         filling.address("addresses", one, place)
     if walked:
@@ -78,7 +79,8 @@ def generated(
         filling.parameters["numbers"][0][:] = numbers
     launch = filling.launch(CHAIN, (_blocks(tiles, multiprocessors), 1, 1), THREADS)
     source = "".join(f"{line}\n" for line in _source(shape, instructions, len(numbers)))
-    return replace(launch, source=source, alignment=WIDEST_BYTES, instead=instead)
+    alignment = shape.vector * max(map(_bytes, piece.operands))
+    return replace(launch, source=source, alignment=alignment, instead=instead)
 
 
 def _blocks(tiles: int, multiprocessors: int) -> int:
@@ -168,7 +170,6 @@ def _source(shape: Shape, instructions: Sequence[Instruction], numbers: int) -> 
     yield from _put(shape)
 
 
-
 def _once(shape: Shape) -> Iterator[str]:
     found = [number for number, one in enumerate(shape.readings) if number and one is Reading.ONE_ELEMENT]
     yield "struct Once {"
@@ -182,7 +183,9 @@ def _once(shape: Shape) -> Iterator[str]:
 
 
 def _inputs(shape: Shape) -> Iterator[str]:
-    loaded = [number for number, one in enumerate(shape.readings) if number and one is not Reading.ONE_ELEMENT]
+    loaded = [
+        number for number, one in enumerate(shape.readings) if number and one is not Reading.ONE_ELEMENT
+    ]
     yield "template <int N> struct Inputs {"
     for number in loaded:
         yield f"  {_member(shape, number)};"
@@ -240,7 +243,9 @@ def _chained(shape: Shape, instructions: Sequence[Instruction]) -> Iterator[str]
         sources = [_value(shape, ref) for ref in one.sources]
         given = [f"p.numbers[{numbers + place}]" for place in range(len(one.numbers))]
         numbers += len(given)
-        arguments = ", ".join((*sources, *["0.0f"] * (2 - len(sources)), *given, *["0.0f"] * (2 - len(given))))
+        arguments = ", ".join(
+            (*sources, *["0.0f"] * (2 - len(sources)), *given, *["0.0f"] * (2 - len(given)))
+        )
         last = number == len(instructions) - 1
         if not last:
             yield f"  float v{number}[N];"

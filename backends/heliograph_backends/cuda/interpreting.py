@@ -38,10 +38,8 @@ def interpreted(piece: Piece, instructions: Sequence[Instruction]) -> Launch:
         filling.operand("operands", one, step, kind=_kind(one.type, piece.sizes, step), place=place)
     registers = _write(filling, instructions)
     type = TYPES[piece.operands[0].type.dtype.name]
-    filling.set(
-        count=piece.count, dimensions=len(piece.sizes), type=type, instructions=len(instructions)
-    )
-    grid = (blocks_for(piece.count, TILE), 1, 1)
+    filling.set(count=piece.elements, dimensions=len(piece.sizes), type=type, instructions=len(instructions))
+    grid = (blocks_for(piece.elements, TILE), 1, 1)
     return filling.launch("elementwise_few" if few else "elementwise", grid, THREADS, registers * TILE * 4)
 
 
@@ -83,7 +81,13 @@ def _place(ref: int, number: int, homes: Mapping[int, int]) -> int:
 
 
 def _set(
-    filling: Filling, number: int, operation: Operation, first: int, second: int, target: int, one: Instruction
+    filling: Filling,
+    number: int,
+    operation: Operation,
+    first: int,
+    second: int,
+    target: int,
+    one: Instruction,
 ) -> None:
     p, q = (*one.numbers, 0.0, 0.0)[:2]
     filling.parameters["program"][0][number] = (operation, first, second, target, one.rounds, p, q)

@@ -51,11 +51,16 @@ class Lowering:
     def role(self, number: int) -> Role:
         """The role of a node in fusion."""
         node, operands = self._node(number)
-        if chains.is_elementwise(node, operands):
+        if chains.is_elementwise(node, operands) and not self._turns_rows(node):
             return "elementwise"
         if node.op in ("norm", "rms_norm") and rows.is_row_op(node, operands):
             return "norm"
         return "matmul" if self._has_product(number) else "other"
+
+    def _turns_rows(self, node: Node) -> bool:
+        """Whether it is a copy of what does not lie in rows, which goes by tiles and so joins no chain."""
+        type, strides = node.type, self.places[node.operands[0]].strides
+        return node.op == "cont" and type.shape[-1:] > (1,) and strides[-1] != type.dtype.block_bytes
 
     def _has_product(self, number: int) -> bool:
         """Whether a kernel or cuBLAS reads a product's operands where they lie; slots do not matter for
@@ -118,6 +123,8 @@ class Lowering:
         def locate(value: int) -> Located:
             return result if value == product else self._at(storage, value)
 
+        if [self.graph.nodes[number].op for number in nodes] == ["cont"]:
+            return self._moved(locate(self.graph.nodes[nodes[0]].operands[0]), result)
         return chains.chain(self.graph, nodes, locate, result, self.target)
 
     def _product(self, group: Group, storage: Storage) -> tuple[Work, ...] | None:

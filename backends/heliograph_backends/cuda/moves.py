@@ -64,8 +64,8 @@ def _copied(piece: Piece, item: int) -> Launch:
     filling = Filling(COPY)
     filling.divisors(piece.sizes)
     _strides(filling, piece, range(len(piece.sizes)))
-    filling.set(count=piece.count, item_bytes=item)
-    return filling.launch("copy_elements", (blocks_for(piece.count, 1024), 1, 1), 256)
+    filling.set(count=piece.elements, item_bytes=item)
+    return filling.launch("copy_elements", (blocks_for(piece.elements, 1024), 1, 1), 256)
 
 
 def _axis(steps: Strides, sizes: Strides, item: int) -> int | None:
@@ -104,7 +104,7 @@ def _strides(filling: Filling, piece: Piece, axes: Sequence[int]) -> None:
 
 
 def _width(piece: Piece, item: int) -> int:
-    """Bytes that can be moved at once: of items that lie side by side on both sides, on multiples of so many."""
+    """Bytes that are moved at once: of items side by side in both, on multiples of so many."""
     if not piece.sizes or any(steps[-1] != item for steps in piece.steps):
         return item
     row = piece.sizes[-1] * item

@@ -43,7 +43,7 @@ class Piece(NamedTuple):
     steps: tuple[Strides, ...]
 
     @property
-    def count(self) -> int:
+    def elements(self) -> int:
         """How many elements."""
         return math.prod(self.sizes)
 
@@ -58,7 +58,7 @@ def pieces(operands: Sequence[Located], most: int = MOST_ELEMENTS) -> list[Piece
 
 def _cut(piece: Piece, most: int) -> list[Piece]:
     """Halves along the outermost dimension, until they are small enough."""
-    if piece.count <= most:
+    if piece.elements <= most:
         return [piece]
     first, *rest = piece.sizes
     if first == 1:
@@ -68,5 +68,8 @@ def _cut(piece: Piece, most: int) -> list[Piece]:
         one._replace(offset=one.offset + half * step[0])
         for one, step in zip(piece.operands, piece.steps, strict=True)
     )
-    parts = Piece((half, *rest), piece.operands, piece.steps), Piece((first - half, *rest), later, piece.steps)
+    parts = (
+        Piece((half, *rest), piece.operands, piece.steps),
+        Piece((first - half, *rest), later, piece.steps),
+    )
     return [one for part in parts for one in _cut(part, most)]

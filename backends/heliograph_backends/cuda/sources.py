@@ -1,7 +1,7 @@
 """The text of the kernels, in modules that are compiled by themselves.
 
-The set is fixed, but for chains of many elements: those have modules of their own, made of our text and of what
-`generating` writes.
+The set is fixed, but for chains of many elements: those have modules of their own, made of our text and of
+what `generating` writes.
 """
 
 from __future__ import annotations
