@@ -13,6 +13,7 @@ import pytest
 from backend_graphs import Loaded, Maker, run
 from chain_graphs import CASTS, FIVES, READINGS, casting, computing, graphs, numbers, reading_it
 from cuda_emulation import EmulatedDriver, why_not
+from cuda_emulation.compiling import compiled_chain
 
 from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Tensor
 from heliograph_backends.cuda import CudaDevice, building
@@ -176,6 +177,13 @@ def test_chains_compile_to_machine_code_without_a_gpu(architecture: str, rng: np
     for source in sources:
         code = nvrtc_library.compiled(text_of_chain(source), f"{CHAIN}.cu", options)
         assert f".text.{CHAIN}\0".encode() in code, source
+
+
+@emulated
+def test_parameters_have_the_size_that_a_chains_kernel_reads(rng: np.random.Generator) -> None:
+    for made in graphs(rng):
+        for launch in launches_of(made):
+            assert compiled_chain(launch.source).chain_size() == launch.parameters.nbytes <= 4096
 
 
 def test_sources_have_our_words_alone(rng: np.random.Generator) -> None:
