@@ -25,6 +25,10 @@ from heliograph_backends.cuda.parameters import Parameters
 from heliograph_proto import bfloat16
 
 _ITEMS = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": np.uint16}
+#: What a launch can end with.
+_FAULTS = {
+    1: "a deadlock", 2: "too many threads", 3: "a misaligned access", 4: "a write past shared memory"
+}  # fmt: skip
 #: One launch at a time: the fibres are the process's.
 _LAUNCHING = threading.Lock()
 
@@ -54,10 +58,14 @@ class EmulatedDriver(Driver):
 
     xp = np
 
-    def __init__(self, number: int = 0, *, memory_bytes: int = 2**30, lazy: bool = False) -> None:
+    def __init__(
+        self, number: int = 0, *, memory_bytes: int = 2**30, lazy: bool = False, shared_bytes: int = 2**20
+    ) -> None:
         self.number = number
         self.lazy = lazy
-        self.properties = Properties(f"emulated {number}", f"0000:0{number}:00.0", (9, 0), 4, 2**20, 2**20)
+        self.properties = Properties(
+            f"emulated {number}", f"0000:0{number}:00.0", (9, 0), 4, 2**20, shared_bytes
+        )
         self.failures: dict[str, deque[int]] = {}
         self.dead = 0
         self.launched: list[str] = []
@@ -223,6 +231,8 @@ class EmulatedDriver(Driver):
     ) -> None:
         copied = parameters.copy()
         name, function = (kernel, entry(kernel)) if isinstance(kernel, str) else ("chain", kernel)
+        if shared_bytes > self.properties.shared_bytes:
+            raise DriverError(1, f"{name}: {shared_bytes} bytes of shared memory for a block")
         self.launched.append(name)
 
         def work() -> None:
@@ -232,7 +242,7 @@ class EmulatedDriver(Driver):
                     copied.ctypes.data, sizes[0].ctypes.data, sizes[1].ctypes.data, shared_bytes
                 )
             if status:
-                raise DriverError(719, f"{name}: {('', 'a deadlock', 'too many threads')[status]}")
+                raise DriverError(719, f"{name}: {_FAULTS[status]}")
 
         self._put(queue, work, "launch")
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from heliograph_backends.cuda import chains, moves, products, rows
+from heliograph_backends.cuda import chains, moves, products, rows, stored
 from heliograph_backends.cuda.filling import Launch, Located
 from heliograph_backends.planning.fusion import Group, Role, other_operand
 from heliograph_backends.planning.layout import Place, value_types, view
@@ -75,16 +75,12 @@ class Lowering:
         result = Located(node.type, 0, 0, node.type.strides)
         return node.type.size == 0 or self._multiplied(node, types, operands, result) is not None
 
-    @staticmethod
     def _multiplied(
-        node: Node, types: Sequence[TensorType], operands: Sequence[Located], result: Located
+        self, node: Node, types: Sequence[TensorType], operands: Sequence[Located], result: Located
     ) -> Sequence[Work] | None:
         """The work of a product; None if nothing here computes it."""
-        adjacent = products.reads_rows([*operands[1:], result]) and operands[0].strides[-1:] == (
-            types[0].dtype.block_bytes,
-        )
-        if products.is_stored_product(node, types) and adjacent:
-            return (products.stored(node, operands[0], operands[1], result),)
+        if stored.is_product(node, types) and stored.reads_rows(operands, result):
+            return (stored.product(operands[0], operands[1], result, self.target),)
         return products.calls(node, operands, result) if products.is_cublas(node, types) else None
 
     def is_row_operand(self, value: int) -> bool:
@@ -166,6 +162,8 @@ class Lowering:
                 *self._moved(values[0], result),
                 moves.set_rows(number, values[1], values[2], result, report),
             )
+        if stored.is_expert_product(node, types) and stored.reads_rows(values[:2], result):
+            return (stored.expert_product(number, values, result, report, self.target),)
         if products.is_attention(node, types) and products.reads_rows([*values, result]):
             return (products.attention(node, values, result, self.target.shared_bytes),)
         return self._move(node, types, values, result, storage)

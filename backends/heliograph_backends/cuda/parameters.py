@@ -104,8 +104,10 @@ ROPE = _struct(
 )  # fmt: skip
 PRODUCT = _struct(
     ("walk", WALK), ("n", "i8"), ("k", "i8"), ("rows", "i8"), ("weights", OPERAND), ("x", OPERAND),
-    ("result", OPERAND), ("weight_stride", "i8"), ("x_stride", "i8"), ("result_stride", "i8"),
-    ("block_bytes", "i4"), ("parts", "i4"),
+    ("result", OPERAND), ("ids", OPERAND), ("experts", "i8"), ("expert_stride", "i8"),
+    ("weight_stride", "i8"), ("x_stride", "i8"), ("result_stride", "i8"), ("id_step", "i8"), ("groups", "i8"),
+    ("larger_blocks", "i8"), ("chunk", "i8"), ("failure", "u8"), ("node", "i4"), ("wide_ids", "i4"),
+    ("warp_bits", "i4"), ("reserved", "i4"),
 )  # fmt: skip
 ATTENTION = _struct(
     ("heads", "i8"), ("rows", "i8"), ("keys", "i8"), ("d", "i8"), ("dv", "i8"),

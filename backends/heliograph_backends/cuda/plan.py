@@ -97,7 +97,7 @@ class CudaPlan(Plan):
             self.memory.free()
             raise
         self._replays = Replays(self._steps, self.memory)
-        self._reports = any(node.op in ("get_rows", "set_rows") for node in graph.nodes)
+        self._reports = any(node.op in ("get_rows", "set_rows", "mul_mat_id") for node in graph.nodes)
         self.compute_bytes = self.memory.compute_bytes
         self.steps = len(self._steps)
 
@@ -199,9 +199,10 @@ class CudaPlan(Plan):
         if words[0]:
             number = int(words[0]) - 1
             node = self.graph.nodes[number]
-            there = self.graph.type_of(node.operands[0]).shape[-2]
+            *leading, rows, _ = self.graph.type_of(node.operands[0]).shape
+            choices = f"{leading[0]} experts" if node.op == "mul_mat_id" else f"{rows} rows"
             met = int(words[1].astype(np.int64))
-            message = f"{node.op}: index {met} is not one of {there} rows"
+            message = f"{node.op}: index {met} is not one of {choices}"
             raise OutOfRangeError(message, origin=self.graph.origin(number))
 
     @property

@@ -14,13 +14,16 @@ from heliograph_backends.cuda.operations import Operation
 
 _FOLDER = Path(__file__).parent / "kernels"
 
+_STORED = ("common.cuh", "blocks.cuh", "instructions.cuh", "units.cuh", "stored.cuh")
+
 #: The files of each module, in order.
 MODULES = {
     "elementwise": ("common.cuh", "operations.cuh", "elementwise.cu"),
     "rows": ("common.cuh", "rows.cu"),
     "gather": ("common.cuh", "blocks.cuh", "gather.cu"),
     "rope": ("common.cuh", "rope.cu"),
-    "products": ("common.cuh", "blocks.cuh", "products.cu"),
+    "products": (*_STORED, "products.cu"),
+    "products_many": (*_STORED, "products_many.cu"),
     "attention": ("common.cuh", "attention.cu"),
 }
 
@@ -71,5 +74,8 @@ def kernels_of(module: str) -> tuple[str, ...]:
     text = re.sub(r"#define.*(?:\\\n.*)*", "", text_of(module))
     names = re.findall(r"^KERNEL\((\w+),", text, re.M)
     names += [f"get_rows_{one}" for one in re.findall(r"^GET_ROWS\(\w+, (\w+)\)", text, re.M)]
+    for macro, rows in (("PRODUCTS", ("one", "four", "eight")), ("MANY_PRODUCTS", ("tiles", "large"))):
+        types = re.findall(rf"^{macro}\(\w+, (\w+)\)", text, re.M)
+        names += [f"product_{one}_{type}" for type in types for one in rows]
     names += [f"attention_{one}" for one in re.findall(r"^ATTENTION\((\d+)\)", text, re.M)]
     return tuple(names)
