@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import op_cases_activations
 import op_cases_attention
+import op_cases_elementary
 import op_cases_patches
 import op_cases_products
 import op_cases_recurrent
@@ -26,6 +27,7 @@ from heliograph_proto.types import DTYPES, TensorType
 REFUSED: list[Refusal] = [
     *op_cases_activations.REFUSED,
     *op_cases_attention.REFUSED,
+    *op_cases_elementary.REFUSED,
     *op_cases_products.REFUSED,
     *op_cases_reductions.REFUSED,
     *op_cases_rope.REFUSED,

@@ -20,6 +20,7 @@ from heliograph_proto.table import (
     attention,
     basic,
     deepseek,
+    elementary,
     patches,
     products,
     recurrent,
@@ -45,7 +46,7 @@ __all__ = [
 ]  # fmt: skip
 
 _FAMILIES = (
-    basic, activations, attention, products, reductions, rope, windows, recurrent, training, patches,
+    basic, elementary, activations, attention, products, reductions, rope, windows, recurrent, training, patches,
     deepseek,
 )  # fmt: skip
 #: Every op by its name.

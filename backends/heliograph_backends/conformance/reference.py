@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from heliograph_backends.conformance.content import Array, Content, encode, is_plain
+from heliograph_backends.conformance.content import Array, Content, decode, encode, is_plain
 from heliograph_backends.conformance.outcome import MismatchError
 from heliograph_backends.definition import define
 from heliograph_proto.graph import Graph, Node
@@ -23,6 +23,8 @@ from heliograph_proto.types import F64, DType, TensorType
 #: How many times the root of the mean squared error that is allowed a single element may be off: in a large
 #: result the mean hides one that is wrong altogether.
 OUTLIER = 10.0
+#: Ops whose result depends on which numbers a data type has, and not on the operands' numbers alone.
+OF_DATA_TYPES = frozenset({"nextafter"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +68,8 @@ def _evaluate(node: Node, operands: Sequence[Value]) -> Value:
     if all(map(is_plain, (*types, node.type))):
         numbers = [one.numbers for one in operands]
         return Value(node.type, _defined(node.op, node.attributes, numbers, node.type, node.type.dtype))
+    if node.op in OF_DATA_TYPES:
+        return Value(node.type, _on_stored(node, operands))
     # bf16 and blocks: exact ops need no more than float64 has, and one rounding at the end.
     return Value(node.type, encode(node.type, _in_float64(node, [one.numbers for one in operands])).values)
 
@@ -77,6 +81,18 @@ def _in_float64(node: Node, numbers: Sequence[Array]) -> Array:
         for name, value in node.attributes.items()
     }
     return _defined(node.op, attributes, wide, node.type, F64)
+
+
+def _on_stored(node: Node, operands: Sequence[Value]) -> Array:
+    """What the definition makes of the operands as they are stored."""
+    arrays = [
+        encode(one.type, one.numbers).raw.view(one.type.dtype.storage).reshape(one.type.storage_shape)
+        for one in operands
+    ]
+    out = np.zeros(node.type.storage_shape, node.type.dtype.storage)
+    dtypes = [one.type.dtype for one in operands]
+    define(node.op, node.attributes, operands=dtypes, result=node.type.dtype)(*arrays, out)
+    return decode(node.type, out.reshape(-1).view(np.uint8)).values
 
 
 def _defined(

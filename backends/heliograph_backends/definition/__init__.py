@@ -18,6 +18,7 @@ from heliograph_backends.definition import (
     attention,
     basic,
     deepseek,
+    elementary,
     patches,
     products,
     recurrent,
@@ -36,6 +37,8 @@ from heliograph_proto.types import DType
 UFUNCS = {
     "neg": "negative", "abs": "absolute", "sgn": "sign", "sqr": "square", "sqrt": "sqrt",
     "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "sin": "sin", "cos": "cos",
+    "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
+    "atanh": "arctanh", "atan2": "arctan2", "hypot": "hypot", "logaddexp": "logaddexp",
     "tanh": "tanh", "floor": "floor", "ceil": "ceil", "round": "rint", "trunc": "trunc",
     "logical_not": "logical_not", "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite",
     "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "pow": "power",
@@ -43,12 +46,14 @@ UFUNCS = {
     "maximum": "maximum", "minimum": "minimum", "equal": "equal", "not_equal": "not_equal",
     "less": "less", "less_equal": "less_equal", "greater": "greater",
     "greater_equal": "greater_equal", "logical_and": "logical_and", "logical_or": "logical_or",
-    "logical_xor": "logical_xor",
+    "logical_xor": "logical_xor", "signbit": "signbit", "copysign": "copysign",
+    "bitwise_invert": "invert", "bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or",
+    "bitwise_xor": "bitwise_xor",
 }  # fmt: skip
 
 _FAMILIES = (
-    activations, attention, basic, deepseek, patches, products, recurrent, reductions, rope, rows, training,
-    windows,
+    activations, attention, basic, deepseek, elementary, patches, products, recurrent, reductions, rope, rows,
+    training, windows,
 )  # fmt: skip
 #: Ops that are more than one ufunc.
 FORMULAS: Mapping[str, Formula] = {

@@ -27,11 +27,16 @@ from heliograph_proto.types import DTYPES
 FLOAT_UNARY = (
     "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf", "sigmoid", "relu", "elu",
     "silu", "gelu", "gelu_erf", "gelu_quick", "softplus", "hardswish", "hardsigmoid", "step", "floor",
-    "ceil", "round", "trunc", "isnan", "isinf", "isfinite",
+    "ceil", "round", "trunc", "isnan", "isinf", "isfinite", "acos", "acosh", "asin", "asinh", "atan", "atanh",
+    "signbit",
 )  # fmt: skip
 NUMBER_UNARY = ("neg", "abs", "sgn", "sqr")
-#: Where zero or less is no ordinary operand.
-POSITIVE = ("sqrt", "rsqrt", "log", "log1p")
+#: What holds ordinary operands, where not every number is one.
+ORDINARY = {
+    **dict.fromkeys(("sqrt", "rsqrt", "log", "log1p"), "positive"),
+    **dict.fromkeys(("acos", "asin", "atanh"), "within_one"),
+    "acosh": "above_one",
+}
 WITH_ATTRIBUTES: Mapping[str, tuple[dict[str, Any], ...]] = {
     "scale": ({"scale": -1.5, "bias": 0.25}, {"scale": 3.0}),
     "clamp": ({"min": -1.0, "max": 0.5}, {"min": float("-inf"), "max": 1.0}),
@@ -48,7 +53,7 @@ SHAPES = ((), (1,), (3, 0, 2), EIGHT, LARGE)
 
 def unary(op: str) -> Iterator[OpCase]:
     """Every shape for f32, one for the other data types, and the special numbers."""
-    fill = "positive" if op in POSITIVE else "normal"
+    fill = ORDINARY.get(op, "normal")
     attributes, *others = WITH_ATTRIBUTES.get(op, ({},))
     yield from laid(c(op, t("f32", 7, 33, fill=fill), **attributes), (*STRIDES, *TAKEN))
     for shape in SHAPES:
@@ -57,7 +62,7 @@ def unary(op: str) -> Iterator[OpCase]:
         yield c(op, t(name, 7, 33, fill=fill), **attributes)
     for name in FLOATS:
         yield c(op, t(name, 13, fill="special"), **attributes)
-    yield c(op, t("f32", 9000, fill="edges_above 4" if op in POSITIVE else "edges 4"), **attributes)
+    yield c(op, t("f32", 9000, fill="edges_above 4" if fill == "positive" else "edges 4"), **attributes)
     for other in others:
         yield c(op, t("f32", 7, 33), **other)
         yield c(op, t("f32", 13, fill="special"), **other)
@@ -76,7 +81,7 @@ def logical_not(op: str) -> Iterator[OpCase]:
 
 
 ARITHMETIC = ("add", "sub", "mul", "maximum", "minimum", "floor_divide", "remainder")
-FLOAT_BINARY = ("div", "pow")
+FLOAT_BINARY = ("div", "pow", "atan2", "hypot", "logaddexp", "copysign", "nextafter")
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 LOGICAL = ("logical_and", "logical_or", "logical_xor")
 PAIRS = (
@@ -124,6 +129,28 @@ def logical(op: str) -> Iterator[OpCase]:
     yield from laid(c(op, t("bool", 7, 33), t("bool", 7, 33)), STRIDES, (1,))
     for left, right in PAIRS[:5]:
         yield c(op, t("bool", *left), t("bool", *right))
+
+
+BITWISE = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift")
+
+
+def bitwise_invert(op: str) -> Iterator[OpCase]:
+    """Integers."""
+    yield from laid(c(op, t("i32", 7, 33)), (*STRIDES, *TAKEN))
+    for shape in SHAPES:
+        yield c(op, t("i32", *shape))
+    for name in INTEGERS:
+        yield c(op, t(name, 200, fill="wide"))
+
+
+def bitwise(op: str) -> Iterator[OpCase]:
+    """Integers that broadcast; shifts also by less than 0, and by all bits and more."""
+    second = "bits" if op.endswith("shift") else "wide"
+    yield from laid(c(op, t("i32", 7, 33), t("i32", 7, 33, fill=second)), (*STRIDES, *TAKEN), (1,))
+    for left, right in PAIRS[2:6]:
+        yield c(op, t("i32", *left), t("i32", *right, fill=second))
+    for name in INTEGERS:
+        yield c(op, t(name, 5, 40, fill="wide"), t(name, 40, fill=second))
 
 
 def where(op: str) -> Iterator[OpCase]:
@@ -197,6 +224,7 @@ CASES: Mapping[str, Cases] = {
     **dict.fromkeys((*NUMBER_UNARY, *FLOAT_UNARY, *WITH_ATTRIBUTES), unary),
     **dict.fromkeys((*ARITHMETIC, *FLOAT_BINARY, *COMPARISONS), binary),
     **dict.fromkeys(LOGICAL, logical),
+    **dict.fromkeys(BITWISE, bitwise),
     **dict.fromkeys(GATED, gated),
-    "logical_not": logical_not, "where": where, "cast": cast, "add1": add1,
+    "logical_not": logical_not, "bitwise_invert": bitwise_invert, "where": where, "cast": cast, "add1": add1,
 }  # fmt: skip
