@@ -1,4 +1,4 @@
-"""Cases of inverse functions, of functions of two floats, and of the bits of floats and integers."""
+"""Cases of logarithms, inverse functions and functions of two floats, and of the bits of floats and integers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from op_cases import FLOATS, INTEGERS, PAIRS, SHAPES, Case, Cases, Refusal, data
 from heliograph_proto.types import DTYPES
 
 #: What an op gives, and how its ordinary operands are made of any.
-INVERSE: dict[str, tuple[Callable[..., Array], Callable[[Array], Array]]] = {
+OF_ONE: dict[str, tuple[Callable[..., Array], Callable[[Array], Array]]] = {
+    "log2": (np.log2, lambda x: np.abs(x) + 0.0625),
+    "log10": (np.log10, lambda x: np.abs(x) + 0.0625),
     "acos": (np.arccos, lambda x: x / 4),
     "acosh": (np.arccosh, lambda x: np.abs(x) + 1),
     "asin": (np.arcsin, lambda x: x / 4),
@@ -27,8 +29,8 @@ OF_BITS: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 
-def inverse_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
-    formula, ordinary = INVERSE[op]
+def of_one_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
+    formula, ordinary = OF_ONE[op]
     for name, shape in itertools.product(FLOATS, SHAPES):
         x = np.asarray(ordinary(data(random, name, shape)), DTYPES[name].numpy)
         yield Case(op, [x], formula(wide(x)))
@@ -86,7 +88,7 @@ def integers(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> 
 
 
 CASES: dict[str, Cases] = {
-    **dict.fromkeys(INVERSE, inverse_cases),
+    **dict.fromkeys(OF_ONE, of_one_cases),
     **dict.fromkeys(OF_BITS, bitwise_cases),
     **dict.fromkeys(SHIFTS, shift_cases),
     "bitwise_invert": bitwise_invert_cases,

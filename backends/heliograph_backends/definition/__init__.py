@@ -36,7 +36,8 @@ from heliograph_proto.types import DType
 #: Ops that are one ufunc, called as ufunc(*operands, out).
 UFUNCS = {
     "neg": "negative", "abs": "absolute", "sgn": "sign", "sqr": "square", "sqrt": "sqrt",
-    "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "sin": "sin", "cos": "cos",
+    "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "log2": "log2",
+    "log10": "log10", "sin": "sin", "cos": "cos",
     "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
     "atanh": "arctanh", "atan2": "arctan2", "hypot": "hypot", "logaddexp": "logaddexp",
     "tanh": "tanh", "floor": "floor", "ceil": "ceil", "round": "rint", "trunc": "trunc",

@@ -1,4 +1,5 @@
-"""Rows: inverse functions, functions of two floats, and the bits of floats and integers, as in the array API."""
+"""Rows: what the array API has and ggml lacks of logarithms, inverse functions, functions of two floats, and
+the bits of floats and integers."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from heliograph_proto.table.row import EXACT, Op
 _COUNT = "; by less than 0 or all bits and more: by all of them."
 
 ROWS: tuple[Op, ...] = (
-    # inverse functions
+    # of one float
+    unary("log2", "The logarithm to the base 2; -inf at 0, NaN below."),
+    unary("log10", "The logarithm to the base 10; -inf at 0, NaN below."),
     unary("acos", "The angle, from 0 to pi, whose cosine is x; NaN beyond -1 and 1."),
     unary("acosh", "The number, from 0 on, whose hyperbolic cosine is x; NaN below 1."),
     unary("asin", "The angle, from -pi/2 to pi/2, whose sine is x; NaN beyond -1 and 1."),

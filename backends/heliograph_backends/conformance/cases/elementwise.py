@@ -28,12 +28,12 @@ FLOAT_UNARY = (
     "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf", "sigmoid", "relu", "elu",
     "silu", "gelu", "gelu_erf", "gelu_quick", "softplus", "hardswish", "hardsigmoid", "step", "floor",
     "ceil", "round", "trunc", "isnan", "isinf", "isfinite", "acos", "acosh", "asin", "asinh", "atan", "atanh",
-    "signbit",
+    "signbit", "log2", "log10",
 )  # fmt: skip
 NUMBER_UNARY = ("neg", "abs", "sgn", "sqr")
 #: What holds ordinary operands, where not every number is one.
 ORDINARY = {
-    **dict.fromkeys(("sqrt", "rsqrt", "log", "log1p"), "positive"),
+    **dict.fromkeys(("sqrt", "rsqrt", "log", "log1p", "log2", "log10"), "positive"),
     **dict.fromkeys(("acos", "asin", "atanh"), "within_one"),
     "acosh": "above_one",
 }

@@ -54,6 +54,8 @@ static __device__ __forceinline__ float sgn(float x) { return x != x ? x : (floa
   ROW(EXPM1, expm1f(x))                                     \
   ROW(LOG, logf(x))                                         \
   ROW(LOG1P, log1pf(x))                                     \
+  ROW(LOG2, log2f(x))                                       \
+  ROW(LOG10, log10f(x))                                     \
   ROW(SIN, sinf(x))                                         \
   ROW(COS, cosf(x))                                         \
   ROW(TANH, tanhf(x))                                       \
