@@ -1,4 +1,4 @@
-"""Cases of logarithms, inverse functions and functions of two floats, and of the bits of floats and integers."""
+"""Cases of logarithms, inverse functions, functions of two floats, and the bits of floats and integers."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-from heliograph._promotion import default_dtype, is_scalar, promote_all
+from heliograph._promotion import default_dtype, is_scalar, named_dtype, promote_all
 from heliograph._source import invalid
 from heliograph._symbol import Symbol
 from heliograph_proto.errors import InvalidArgumentError, InvalidGraphError
 from heliograph_proto.rules import normalize_axes
-from heliograph_proto.types import I64, DType, dtype
+from heliograph_proto.types import BOOL, I64, DType, DTypeArgument, dtype
 
 if TYPE_CHECKING:
     from heliograph.builder import Graph
@@ -91,6 +91,22 @@ def elementwise(op: str, *operands: Operand) -> Value:
     return apply(op, *promoted(*operands))
 
 
+def bitwise(name: str, a: Operand, b: Operand) -> Value:
+    """ "and", "or" or "xor" of the bits of integers, or of booleans."""
+    left, right = promoted(a, b)
+    return apply(f"logical_{name}" if left.dtype is BOOL else f"bitwise_{name}", left, right)
+
+
+def invert(x: Value) -> Value:
+    """Each bit of integers, or each boolean, the other way round."""
+    return apply("logical_not" if x.dtype is BOOL else "bitwise_invert", x)
+
+
+def unary(op: str, x: Operand) -> Value:
+    """An op of one operand."""
+    return apply(op, one_value(x))
+
+
 def one_value(operand: Operand) -> Value:
     """The operand of a function that takes one. Raises InvalidArgumentError unless it is a value."""
     return lift(graph_of(operand), operand)
@@ -132,8 +148,11 @@ def mean(x: Value, axis: Axis, keepdims: bool) -> Value:
     return reduce("reduce_mean", x, axis, keepdims)
 
 
-def accumulator(x: Value) -> Value:
-    """What sums and products add up in: small integers and bool become 64 bits, as the array API says."""
+def accumulator(x: Value, target: DTypeArgument | None = None) -> Value:
+    """What sums and products add up in: `target`, or small integers and bool become 64 bits, as the array API
+    says."""
+    if target is not None:
+        return cast(x, named_dtype(target))
     if x.dtype.kind in ("int", "bool"):
         return cast(x, I64)
     return cast(x, dtype("u64")) if x.dtype.kind == "uint" else x

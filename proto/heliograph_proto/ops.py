@@ -46,8 +46,8 @@ __all__ = [
 ]  # fmt: skip
 
 _FAMILIES = (
-    basic, elementary, activations, attention, products, reductions, rope, windows, recurrent, training, patches,
-    deepseek,
+    basic, elementary, activations, attention, products, reductions, rope, windows, recurrent, training,
+    patches, deepseek,
 )  # fmt: skip
 #: Every op by its name.
 OPS: Mapping[str, Op] = {row.name: row for family in _FAMILIES for row in family.ROWS}

@@ -28,9 +28,9 @@ INSTRUCTIONS = {
     name: Operation[name.upper()]
     for name in (
         "add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sgn", "sqr", "sqrt", "rsqrt",
-        "exp", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tanh", "erf", "sigmoid", "relu", "elu", "silu",
-        "gelu", "gelu_erf", "gelu_quick", "softplus", "hardswish", "hardsigmoid", "step", "floor", "ceil",
-        "round", "trunc", "scale", "clamp", "leaky_relu",
+        "exp", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tanh", "erf", "sigmoid", "relu",
+        "elu", "silu", "gelu", "gelu_erf", "gelu_quick", "softplus", "hardswish", "hardsigmoid", "step",
+        "floor", "ceil", "round", "trunc", "scale", "clamp", "leaky_relu",
     )
 } | {"cont": Operation.COPY}  # fmt: skip
 #: The attributes of ops that are an instruction's numbers.

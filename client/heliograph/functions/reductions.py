@@ -11,18 +11,23 @@ import math
 from heliograph import _lowering as lowering
 from heliograph._lowering import Axis, Operand
 from heliograph._source import invalid
+from heliograph.functions.manipulation import concat
 from heliograph.value import Value
-from heliograph_proto.types import BOOL, I64
+from heliograph_proto.types import BOOL, I64, DTypeArgument
 
 
-def sum(x: Operand, /, *, axis: Axis = None, keepdims: bool = False) -> Value:
-    """The sum; small integers and bool add up in 64 bits."""
-    return lowering.reduce("reduce_sum", lowering.accumulator(lowering.one_value(x)), axis, keepdims)
+def sum(
+    x: Operand, /, *, axis: Axis = None, dtype: DTypeArgument | None = None, keepdims: bool = False
+) -> Value:
+    """The sum, in `dtype`; unless given, small integers and bool add up in 64 bits."""
+    return lowering.reduce("reduce_sum", lowering.accumulator(lowering.one_value(x), dtype), axis, keepdims)
 
 
-def prod(x: Operand, /, *, axis: Axis = None, keepdims: bool = False) -> Value:
-    """The product; small integers and bool multiply in 64 bits."""
-    return lowering.reduce("reduce_prod", lowering.accumulator(lowering.one_value(x)), axis, keepdims)
+def prod(
+    x: Operand, /, *, axis: Axis = None, dtype: DTypeArgument | None = None, keepdims: bool = False
+) -> Value:
+    """The product, in `dtype`; unless given, small integers and bool multiply in 64 bits."""
+    return lowering.reduce("reduce_prod", lowering.accumulator(lowering.one_value(x), dtype), axis, keepdims)
 
 
 def mean(x: Operand, /, *, axis: Axis = None, keepdims: bool = False) -> Value:
@@ -73,10 +78,21 @@ def count_nonzero(x: Operand, /, *, axis: Axis = None, keepdims: bool = False) -
     return _count_of(_truth(x), axis, keepdims)
 
 
-def diff(x: Operand, /, *, axis: int = -1, n: int = 1) -> Value:
-    """Each element less the one before it along an axis, n times."""
+def diff(
+    x: Operand,
+    /,
+    *,
+    axis: int = -1,
+    n: int = 1,
+    prepend: Operand | None = None,
+    append: Operand | None = None,
+) -> Value:
+    """Each element less the one before it along an axis, n times; of x with what is put before and behind."""
     value = lowering.one_value(x)
+    parts = [part for part in (prepend, value, append) if part is not None]
     place = lowering.axis_of(value, axis)
+    if len(parts) > 1:
+        value = concat(parts, axis=place)
     if n < 0:
         raise invalid(f"diff of {value.type} {n} times")
     whole = (slice(None),) * place

@@ -49,13 +49,17 @@ def normalize_axes(axes: Sequence[int], rank: int) -> tuple[int, ...]:
     return found
 
 
+#: A data type of each kind that one converts to.
+_ONE_OF = {"float": "f32", "int": "i64", "uint": "u64", "bool": "bool", "quantized": "q8_0"}
+
+
 def require_kind(types: Types, kinds: Sequence[str]) -> None:
     """Raises unless every operand's data type is of one of the kinds."""
     for found in types:
         if found.dtype.kind not in kinds:
             raise InvalidGraphError(
                 f"an operand is {found}, but this op takes {' or '.join(kinds)} elements",
-                advice=f"convert the one that is {found.dtype}: hg.astype(..., 'f32')",
+                advice=f"convert the one that is {found.dtype}: hg.astype(..., '{_ONE_OF[kinds[0]]}')",
             )
 
 

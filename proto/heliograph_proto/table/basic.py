@@ -7,7 +7,6 @@ from heliograph_proto.rules import ANY, FLOATS, NUMBERS
 from heliograph_proto.table.forms import binary, comparison, question, unary
 from heliograph_proto.table.row import EXACT, Attribute, Op
 
-
 _AXES = (Attribute("axes", "integers", ()), Attribute("keepdims", "boolean", False))
 
 

@@ -20,7 +20,7 @@ ROWS: tuple[Op, ...] = (
     unary("atan", "The angle, from -pi/2 to pi/2, whose tangent is x."),
     unary("atanh", "The number whose hyperbolic tangent is x; infinite at -1 and 1, NaN beyond."),
     # of two floats
-    binary("atan2", "The angle, from -pi to pi, of the point with the ordinate a and the abscissa b.", FLOATS),
+    binary("atan2", "The angle, from -pi to pi, of the point at the ordinate a and the abscissa b.", FLOATS),
     binary("hypot", "sqrt(a * a + b * b), without overflow.", FLOATS),
     binary("logaddexp", "log(exp(a) + exp(b)), without overflow.", FLOATS),
     # the bits of floats

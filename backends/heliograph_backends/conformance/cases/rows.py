@@ -206,6 +206,6 @@ CASES: Mapping[str, Cases] = {
     **dict.fromkeys(("norm", "rms_norm", "l2_norm"), norm),
     **dict.fromkeys(("sum_rows", "mean", "cumsum", "cumprod"), whole_rows),
     **dict.fromkeys(("argsort", "top_k"), sort),
-    "searchsorted": searchsorted, "argmax": argmax, "sum": total, "count_equal": count_equal, "group_norm": group_norm,
-    "soft_max": soft_max, "rope": rope, "timestep_embedding": timestep_embedding,
+    "searchsorted": searchsorted, "argmax": argmax, "sum": total, "count_equal": count_equal,
+    "group_norm": group_norm, "soft_max": soft_max, "rope": rope, "timestep_embedding": timestep_embedding,
 }  # fmt: skip
