@@ -91,7 +91,7 @@ REFUSED: list[Refusal] = [
     ("a vector", "matmul", [t("f32", 3), t("f32", 3, 2)], {}, "at least 2 needed"),
     ("sides that do not meet", "matmul", [t("f32", 2, 3), t("f32", 2, 3)], {}, "the left rows have 3"),
     ("batches that differ", "matmul", [t("f32", 2, 1, 1), t("f32", 3, 1, 1)], {}, "do not broadcast"),
-    ("a product of integers", "matmul", [t("i32", 1, 1)] * 2, {}, "takes float"),
+    ("a product of booleans", "matmul", [t("bool", 1, 1)] * 2, {}, "takes float"),
     ("an empty soft_max", "soft_max", [t("f32", 2, 0)], {}, "empty rows"),
     ("a scale that is NaN", "soft_max", [t("f32", 2)], {"scale": math.nan}, "must be finite"),
     ("a mask of another type", "soft_max", [t("f32", 2), t("f64", 2)], {}, "data types"),

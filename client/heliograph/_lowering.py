@@ -6,6 +6,7 @@ scalar (weak), or a NumPy array (which becomes a constant of the graph).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
@@ -142,10 +143,21 @@ def reduce(op: str, x: Value, axis: Axis, keepdims: bool) -> Value:
 
 
 def mean(x: Value, axis: Axis, keepdims: bool) -> Value:
-    """The mean; of floats only, as the array API says."""
+    """The mean; of floats only, as the array API says, and NaN of nothing."""
     if not x.dtype.is_float:
         raise invalid(f"the mean of {x.type}", "convert it first: hg.astype(x, 'f32')")
-    return reduce("reduce_mean", x, axis, keepdims)
+    return reduce("reduce_mean", x, axis, keepdims) if count_of(x, axis) else nan(x, axis, keepdims)
+
+
+def count_of(x: Symbol, axis: Axis) -> int:
+    """How many elements are reduced to one."""
+    return math.prod(x.shape[place] for place in axes_of(x, axis))
+
+
+def nan(x: Value, axis: Axis, keepdims: bool) -> Value:
+    """NaN in the shape that a reduction has."""
+    shape = reduce("reduce_sum", x, axis, keepdims).shape
+    return x.graph.full(shape, math.nan, x.dtype)
 
 
 def accumulator(x: Value, target: DTypeArgument | None = None) -> Value:
@@ -201,7 +213,7 @@ def matmul(a: Operand, b: Operand) -> Value:
 
 
 def power(a: Operand, b: Operand) -> Value:
-    """a ** b. The op is for floats; integers are multiplied when the exponent is a Python int."""
+    """a ** b; integers are multiplied when the exponent is a Python int."""
     if is_value(a) and type(b) is int:
         if b == 2:
             return apply("sqr", a)

@@ -42,7 +42,7 @@ UFUNCS = {
     "atanh": "arctanh", "atan2": "arctan2", "hypot": "hypot", "logaddexp": "logaddexp",
     "tanh": "tanh", "floor": "floor", "ceil": "ceil", "round": "rint", "trunc": "trunc",
     "logical_not": "logical_not", "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite",
-    "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "pow": "power",
+    "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide",
     "floor_divide": "floor_divide", "remainder": "remainder",
     "maximum": "maximum", "minimum": "minimum", "equal": "equal", "not_equal": "not_equal",
     "less": "less", "less_equal": "less_equal", "greater": "greater",
@@ -60,8 +60,8 @@ _FAMILIES = (
 FORMULAS: Mapping[str, Formula] = {
     name: formula for family in _FAMILIES for name, formula in family.FORMULAS.items()
 }
-#: Ops that write parts of their result one after the other.
-WRITERS: Mapping[str, Writer] = {**rows.WRITERS, **windows.WRITERS}
+#: Ops that write their result themselves, in parts or as one.
+WRITERS: Mapping[str, Writer] = {**elementary.WRITERS, **rows.WRITERS, **windows.WRITERS}
 #: Ops whose definition takes products of matrices, which for floats are those of a BLAS library.
 PRODUCTS = frozenset({
     "conv_2d", "conv_3d", "conv_transpose_1d", "conv_transpose_2d", "flash_attn_ext", "lightning_indexer",

@@ -1,15 +1,30 @@
-"""Formulas: shifts of bits, and the floats beside floats."""
+"""Formulas: powers of integers, shifts of bits, and the floats beside floats."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from heliograph_backends.definition.base import Array, Attributes, Formula, constant
+from heliograph_backends.definition.base import Array, Attributes, Formula, Writer, constant
 
 #: Bits of infinity, by the data type: what is above them, without the sign, is NaN.
 _INFINITY = {"float64": 0x7FF0000000000000, "float32": 0x7F800000, "float16": 0x7C00}
 _INFINITY_BF16 = 0x7F80
+
+
+def power(xp: Any, attributes: Attributes, out: Array, a: Array, b: Array) -> None:
+    if a.dtype.kind == "f":
+        xp.power(a, b, out)
+    else:
+        out[...] = _integer_power(xp, a, b) if a.dtype.kind == "i" else xp.power(a, b)
+
+
+def _integer_power(xp: Any, a: Array, b: Array) -> Array:
+    """NumPy refuses exponents below 0, of which CuPy makes what it likes."""
+    zero, one = constant(a, 0), constant(a, 1)
+    of_minus_one = xp.where(b & one == zero, one, -one)
+    inverse = xp.where(a == one, one, xp.where(a == -one, of_minus_one, zero))
+    return xp.where(b < zero, inverse, xp.power(a, xp.maximum(b, zero)))
 
 
 def left_shift(xp: Any, attributes: Attributes, a: Array, b: Array) -> Array:
@@ -63,6 +78,8 @@ def bits_after(xp: Any, a: Array, b: Array, infinity: int) -> Array:
     return found
 
 
+#: Ops of which floats are one ufunc.
+WRITERS: Mapping[str, Writer] = {"pow": power}
 #: Ops that are more than one ufunc.
 FORMULAS: Mapping[str, Formula] = {
     "bitwise_left_shift": left_shift,

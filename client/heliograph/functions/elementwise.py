@@ -45,7 +45,7 @@ def remainder(x1: Operand, x2: Operand, /) -> Value:
 
 
 def pow(x1: Operand, x2: Operand, /) -> Value:
-    """x1 to the power of x2, of floats; integers to the power of a Python int."""
+    """x1 to the power of x2; of integers, where x2 is below 0, towards 0, and 0 if x1 is 0."""
     return lowering.power(x1, x2)
 
 

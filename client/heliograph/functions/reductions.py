@@ -6,8 +6,6 @@ InvalidGraphError at the user's line for axes that do not exist.
 
 from __future__ import annotations
 
-import math
-
 from heliograph import _lowering as lowering
 from heliograph._lowering import Axis, Operand
 from heliograph._source import invalid
@@ -31,7 +29,7 @@ def prod(
 
 
 def mean(x: Operand, /, *, axis: Axis = None, keepdims: bool = False) -> Value:
-    """The mean, of floats."""
+    """The mean, of floats; NaN of nothing."""
     return lowering.mean(lowering.one_value(x), axis, keepdims)
 
 
@@ -46,12 +44,13 @@ def min(x: Operand, /, *, axis: Axis = None, keepdims: bool = False) -> Value:
 
 
 def var(x: Operand, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Value:
-    """The variance: squared distances from the mean, summed, divided by (count - correction)."""
+    """The variance: squared distances from the mean, summed, divided by (count - correction); NaN unless that
+    is above 0."""
     value = lowering.one_value(x)
-    count = math.prod(value.shape[place] for place in lowering.axes_of(value, axis))
-    if count - correction <= 0:
-        raise invalid(f"the variance of {count} elements with a correction of {correction}")
     distance = value - lowering.mean(value, axis, True)
+    count = lowering.count_of(value, axis)
+    if count - correction <= 0:
+        return lowering.nan(value, axis, keepdims)
     squares = lowering.apply("sqr", distance)
     if not correction:
         return lowering.mean(squares, axis, keepdims)

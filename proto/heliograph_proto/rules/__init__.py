@@ -224,7 +224,7 @@ def require_i32_places(length: int) -> None:
 def matmul(types: Types, attributes: Attributes) -> TensorType:
     """The array API's: [..., m, k] and [..., k, n] give [..., m, n]; leading dimensions broadcast."""
     left, right = types
-    require_kind(types, FLOATS)
+    require_kind(types, NUMBERS)
     dtype = require_one_dtype(types)
     require_rank(left, 2)
     require_rank(right, 2)

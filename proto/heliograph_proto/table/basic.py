@@ -105,7 +105,7 @@ ROWS: tuple[Op, ...] = (
     binary("sub", "a - b."),
     binary("mul", "a * b."),
     binary("div", "a / b.", FLOATS),
-    binary("pow", "a to the power of b.", FLOATS),
+    binary("pow", "a to the power of b; of integers with b below 0: 1 / a to the power of -b, towards 0."),
     binary("floor_divide", "floor(a / b); by an integer 0: 0."),
     binary("remainder", "a - floor(a / b) * b, the sign of b; by an integer 0: 0."),
     binary("maximum", "The larger one; NaN if either is.", NUMBERS, EXACT),

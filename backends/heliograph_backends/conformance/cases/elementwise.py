@@ -102,6 +102,10 @@ def binary(op: str) -> Iterator[OpCase]:
         yield c(op, t("f32", *left, fill=first), t("f32", *right, fill=second))
     for name in _others(op):
         yield c(op, t(name, 2, 1, 7, fill=first), t(name, 3, 1, fill=second))
+    if op == "pow":
+        for name in INTEGERS:
+            yield c(op, t(name, 5, 40, fill="wide"), t(name, 40, fill="bits"))
+            yield c(op, t(name, 40, fill="few"), t(name, 5, 40, fill="bits"))
     if op not in FLOAT_BINARY:
         # In a float these would lose digits; those that divide meet 0, too.
         for name in WHOLE:

@@ -9,6 +9,7 @@ from heliograph_backends.conformance.case import OpCase, Operand, t
 from heliograph_backends.conformance.cases.forms import (
     EVERY_BLOCK,
     FLOATS,
+    INTEGERS,
     QUANTIZED,
     STRIDES,
     TAKEN,
@@ -41,6 +42,8 @@ def matmul(op: str) -> Iterator[OpCase]:
     for name in FLOATS[1:]:
         yield c(op, t(name, 5, 33), t(name, 33, 9))
         yield c(op, t(name, 5, 33), t(name, 33, 9, kind=WEIGHT))
+    for name in INTEGERS:
+        yield c(op, t(name, 5, 33, fill="wide"), t(name, 2, 33, 9, fill="wide"))
     yield c(op, t("f32", 6, 37, fill="spoiled"), t("f32", 37, 5))
 
 
