@@ -108,7 +108,9 @@ def _exp_bounded(x: Lanes) -> Lanes:
 
 
 def expm1(x: Lanes) -> Lanes:
-    """e**x - 1: x + x**2 * p(x) for |x| up to 1/2, where the difference would lose digits, and -0 its sign."""
+    """e**x - 1: x + x**2 * p(x) for |x| up to 1/2, where the difference would lose digits; the sum makes 0 of
+    -0.
+    """
     near = polynomial(x, *EXPM1_COEFFICIENTS).fma(x * x, x)
     return x.abs().where(">", 0.5, exp(x) - 1.0, near).copysign(x)
 
