@@ -109,6 +109,9 @@ def sort(op: str) -> Iterator[OpCase]:
 
 def searchsorted(op: str) -> Iterator[OpCase]:
     """Vectors in order, with equal elements; what is looked for lies on, between and beyond them."""
+    plain = c(op, t("f32", 7, fill="rising"), t("f32", 7, 33, fill="quarters"))
+    yield from laid(plain, STRIDES, (1,))
+    yield from laid(plain, ("spaced", "slice"), (0,))
     for attributes in ({}, {"right": True}):
         for count, shape in product((0, 1, 2, 37, 1000), ((), (5,), (7, 33))):
             yield c(op, t("f32", count, fill="rising"), t("f32", *shape, fill="quarters"), **attributes)
@@ -117,9 +120,6 @@ def searchsorted(op: str) -> Iterator[OpCase]:
         for name in ("i32", "i64", "u64"):
             yield c(op, t(name, 37, fill="rising_wide"), t(name, 5, 33, fill="wide"), **attributes)
         yield c(op, t("f32", 37, fill="rising"), t("f32", 13, fill="special"), **attributes)
-    plain = c(op, t("f32", 7, fill="rising"), t("f32", 7, 33, fill="quarters"))
-    yield from laid(plain, STRIDES, (1,))
-    yield from laid(plain, ("spaced", "slice"), (0,))
 
 
 def norm(op: str) -> Iterator[OpCase]:
