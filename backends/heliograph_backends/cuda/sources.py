@@ -22,8 +22,8 @@ MODULES = {
     "rows": ("common.cuh", "rows.cu"),
     "gather": ("common.cuh", "blocks.cuh", "gather.cu"),
     "rope": ("common.cuh", "rope.cu"),
-    "products": (*_STORED, "products.cu"),
-    "products_many": (*_STORED, "products_many.cu"),
+    "products": (*_STORED, "fixed_point.cuh", "products.cu"),
+    "products_many": (*_STORED, "stored_tiles.cuh", "products_many.cu"),
     "attention": ("common.cuh", "attention.cu"),
 }
 

@@ -1,5 +1,6 @@
-// Instructions that products need and C++ has no operator for: fetches to shared memory that go on by themselves,
-// wide loads, sums of products of bytes, and the matrix units on bf16. See the PTX manual under each name.
+// Instructions that products need and C++ has no operator for: fetches to shared memory that go on by
+// themselves, wide loads, sums of products of bytes, and the matrix units on bf16. See the PTX manual under
+// each name.
 
 #ifndef HELIOGRAPH_EMULATED
 // A kernel of which a multiprocessor has so many blocks, so that it has no more registers than that allows.
@@ -14,8 +15,8 @@ static __device__ __forceinline__ SharedPlace shared_place(const void* place) {
   return found;
 }
 
-// 16 bytes from memory, past the first-level cache, to shared memory. Both places are multiples of 16. The thread sees
-// them behind `await_fetches`, others of its warp behind a barrier after that.
+// 16 bytes from memory, past the first-level cache, to shared memory. Both places are multiples of 16. The
+// thread sees them behind `await_fetches`, others of its warp behind a barrier after that.
 static __device__ __forceinline__ void fetch_later(SharedPlace to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -85,8 +86,8 @@ static __device__ __forceinline__ u32 add_bf16_pairs(u32 a, u32 b) {
   return sum;
 }
 
-// Four tiles of eight rows of 16 bytes; lanes 8 i to 8 i + 7 say where the rows of tile i are. With g = lane / 4 and
-// t = lane % 4 a lane has word t of row g of each. See ldmatrix.
+// Four tiles of eight rows of 16 bytes; lanes 8 i to 8 i + 7 say where the rows of tile i are. With g = lane
+// / 4 and t = lane % 4 a lane has word t of row g of each. See ldmatrix.
 static __device__ __forceinline__ void load_matrices(SharedPlace row, u32 (&out)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
@@ -94,12 +95,13 @@ static __device__ __forceinline__ void load_matrices(SharedPlace row, u32 (&out)
                : "memory");
 }
 
-// d += a b over a warp, of bf16: a [16, 16] by rows, b [16, 8] by columns, d [16, 8]. A lane has a(g, 2 t) and the next
-// one, a(g + 8, 2 t), a(g, 2 t + 8), a(g + 8, 2 t + 8); b(2 t, g) and the next one, b(2 t + 8, g); d(g, 2 t) and the
-// next one, d(g + 8, 2 t) and the next one. See mma.m16n8k16.
+// d += a b over a warp, of bf16: a [16, 16] by rows, b [16, 8] by columns, d [16, 8]. A lane has a(g, 2 t)
+// and the next one, a(g + 8, 2 t), a(g, 2 t + 8), a(g + 8, 2 t + 8); b(2 t, g) and the next one, b(2 t + 8,
+// g); d(g, 2 t) and the next one, d(g + 8, 2 t) and the next one. See mma.m16n8k16.
 static __device__ __forceinline__ void multiply_bf16(float (&d)[4], const u32 (&a)[4], u32 b, u32 next_b) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(next_b));
 }

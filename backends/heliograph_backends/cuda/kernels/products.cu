@@ -1,135 +1,20 @@
-// Products of few rows with stored weights: activations [rows, k] times the transpose of weights [n, k], in f32.
+// Products of few rows with stored weights: activations [rows, k] times the transpose of weights [n, k], in
+// f32.
 //
-// Bound by the weights' bytes, so all else is made to fit beside their way in. A multiprocessor has one block and a
-// share of the weights' rows. The block first makes the activations fixed-point numbers of 15 bits and a sign in
-// shared memory, two bytes each, with one scale for 64; so that a byte of weights is multiplied by `dp4a`, four at
-// once, twice, with sums that are exact. Then every warp goes alone, without barriers of the block, through an equal
-// share of the steps (GROUP rows, STEP elements): 16-byte copies bring the bytes of the next two steps to a ring of
-// its own in shared memory while it decodes those of this one. Shares end within rows: the sums of their parts meet
-// in shared memory, and are added in the order of the warps. So bits depend on nothing but shapes and the device.
+// Bound by the weights' bytes, so all else is made to fit beside their way in. A multiprocessor has one block
+// and a share of the weights' rows. The block first makes the activations fixed-point numbers of 15 bits and
+// a sign in shared memory, two bytes each, with one scale for 64; so that a byte of weights is multiplied by
+// `dp4a`, four at once, twice, with sums that are exact. Then every warp goes alone, without barriers of the
+// block, through an equal share of the steps (GROUP rows, STEP elements): 16-byte copies bring the bytes of
+// the next two steps to a ring of its own in shared memory while it decodes those of this one. Shares end
+// within rows: the sums of their parts meet in shared memory, and are added in the order of the warps. So
+// bits depend on nothing but shapes and the device.
 //
-// Rows that lie at other multiples than 16 come with the bytes before them, and are moved in the ring. Narrow floats
-// go the same way, with f32 activations.
+// Rows that lie at other multiples than 16 come with the bytes before them, and are moved in the ring. Narrow
+// floats go the same way, with f32 activations.
 
 #define GROUP 2
 #define RING 3
-
-// What a step is: elements, bytes of a row, those with room for a row that is moved; and bytes of the activations of
-// a row: for 64 elements the fixed-point bytes, upper and lower by groups of 16, a scale and the sums of spans, and
-// as much as keeps lanes on different banks.
-template <int T> struct Step {
-  enum {
-    ELEMENTS = Narrow<T>::IS ? 1024 : 2048,
-    BYTES = ELEMENTS / 32 / Stored<T>::PARTS * Stored<T>::BYTES,
-    ROOM = BYTES + 16,
-    X_UNIT = Form<T>::CROSSED ? 176 : 144,
-    X_BYTES = Narrow<T>::IS ? ELEMENTS * 4 : ELEMENTS / UNIT * X_UNIT
-  };
-};
-
-// Activations
-
-#define MOST_FIXED 32512.0f  // 127 * 256: its upper byte is 127, and rounding adds no more
-#define INFINITE_BITS 0x7f800000u
-
-static __device__ __forceinline__ u32 larger_bits(u32 a, int with) {
-  u32 b = (u32)__float_as_int(__shfl_xor_sync(FULL_WARP, __int_as_float((int)a), with));
-  return a > b ? a : b;
-}
-
-// 16 elements from `first` on, which are there or not at all.
-static __device__ __forceinline__ void load_sixteen(const u8* row, i64 first, bool there, u32 (&bits)[16]) {
-  const u8* from = row + first * 4;
-  if (there && (u64)from % 16 == 0) {
-#pragma unroll
-    for (int i = 0; i < 16; i += 4) load_words<4>(from + 4 * i, bits + i);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 16; i++) bits[i] = there ? reinterpret_cast<const u32*>(from)[i] : 0;
-  }
-}
-
-// The scale for elements of at most so many bits of size, by which `bits` are divided. Of an infinity that is the
-// scale, the numbers are 0 and the infinities' signs; of NaN it is NaN.
-static __device__ __forceinline__ float scaled(u32 most, u32 (&bits)[16], float& inverse) {
-  float size = __int_as_float((int)most);
-  inverse = MOST_FIXED / size;
-  if (most < INFINITE_BITS && inverse < INFINITE) return size / MOST_FIXED;
-  bool finite = most < INFINITE_BITS;  // nothing, or next to it
-#pragma unroll
-  for (int i = 0; i < 16; i++)
-    bits[i] = !finite && (bits[i] & 0x7fffffff) == INFINITE_BITS ? (bits[i] & 0x80000000u) | 0x3f800000u : 0;
-  inverse = finite ? 0.0f : MOST_FIXED;
-  return finite ? 0.0f : size;
-}
-
-// Four threads next to each other make a unit.
-template <int T>
-static __device__ __forceinline__ void fix_unit(u32 (&bits)[16], int group, u8* to) {
-  u32 most = 0;
-#pragma unroll
-  for (int i = 0; i < 16; i++) most = (bits[i] & 0x7fffffff) > most ? bits[i] & 0x7fffffff : most;
-  most = larger_bits(larger_bits(most, 1), 2);
-  float inverse, scale = scaled(most, bits, inverse);
-  u32 upper[4], lower[4];
-  int sum = 0;
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    u32 fixed[4];
-#pragma unroll
-    // Adding 1.5 * 2**23 leaves the nearest whole number in the lowest bits.
-    for (int j = 0; j < 4; j++)
-      fixed[j] = (u32)__float_as_int(__int_as_float((int)bits[4 * i + j]) * inverse + 12582912.0f);
-    lower[i] = bytes_of(bytes_of(fixed[0], fixed[1], 0x0040), bytes_of(fixed[2], fixed[3], 0x0040), 0x5410);
-    // The lower byte is signed, so a half of its range is carried.
-#pragma unroll
-    for (int j = 0; j < 4; j++) fixed[j] += 128;
-    upper[i] = bytes_of(bytes_of(fixed[0], fixed[1], 0x0051), bytes_of(fixed[2], fixed[3], 0x0051), 0x5410);
-    sum = dot_bytes<true>(upper[i], 0x01010101, sum);
-  }
-  sum *= 256;
-#pragma unroll
-  for (int i = 0; i < 4; i++) sum = dot_bytes<true>(lower[i], 0x01010101, sum);
-  store_words(to + group * 32, upper[0], upper[1], upper[2], upper[3]);
-  store_words(to + group * 32 + 16, lower[0], lower[1], lower[2], lower[3]);
-  float total = (float)sum;
-  float* tail = reinterpret_cast<float*>(to + 128);
-  if (Form<T>::CROSSED) {
-    tail[group] = total;
-  } else {
-    total += __shfl_xor_sync(FULL_WARP, total, 1);
-    if (group % 2 == 0) tail[1 + group / 2] = total;
-  }
-  if (group == 0) tail[Form<T>::CROSSED ? 4 : 0] = scale;
-}
-
-// The activations from `start` on, as many as whole steps have; what is not there is 0.
-template <int T, int ROWS>
-static __device__ __forceinline__ void prepare(const ProductParameters& p, const u8* x, i64 start, int steps, u8* to) {
-#pragma unroll 1
-  for (int r = 0; r < ROWS; r++) {
-    const u8* row = x + r * p.x_stride;
-    u8* plane = to + r * (p.chunk / Step<T>::ELEMENTS * Step<T>::X_BYTES);
-#pragma unroll 1
-    for (int i = threadIdx.x; i < steps * (Step<T>::ELEMENTS / 16); i += blockDim.x) {
-      int unit = i / 4, group = i % 4;
-      i64 first = start + (Narrow<T>::IS ? i * 16 : element_of<T>(unit, group));
-      u32 bits[16];
-      load_sixteen(row, first, r < p.rows && first < p.k, bits);
-      if constexpr (Narrow<T>::IS) {
-        // Lanes have 8 elements next to each other; so that those of a warp's load are, too, halves lie apart.
-        u8* place = plane + i / 64 * 4096 + i / 16 % 4 * 1024 + i % 16 * 32;
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-          store_words(place + j % 2 * 512 + j / 2 * 16, bits[4 * j], bits[4 * j + 1], bits[4 * j + 2], bits[4 * j + 3]);
-      } else {
-        fix_unit<T>(bits, group, plane + unit * Step<T>::X_UNIT);
-      }
-    }
-  }
-}
-
-// Steps
 
 // A step of a block's: `step` of a group of rows.
 struct Place {
@@ -158,7 +43,8 @@ static __device__ __forceinline__ void fetch(
   const u8* nowhere = from - (u64)from % 16;
 #pragma unroll 1
   for (int w = 0; w < GROUP; w++, from += stride, to += ROOM) {
-    int skew = (int)((u64)from % 16), there = w >= rows_left ? 0 : (int)(bytes_left < BYTES ? bytes_left : BYTES) + skew;
+    int skew = (int)((u64)from % 16),
+        there = w >= rows_left ? 0 : (int)(bytes_left < BYTES ? bytes_left : BYTES) + skew;
 #pragma unroll 1
     for (int own = lane * 16; own < BYTES + skew; own += 512) {
       int bytes = there - own < 0 ? 0 : there - own < 16 ? there - own : 16;
@@ -182,7 +68,8 @@ static __device__ __forceinline__ void add_step(
 #pragma unroll
         for (int i = 0; i < 4; i++) {
           values[w][2 * i] = T == F16 ? low_half(words[i]) : __int_as_float((int)(words[i] << 16));
-          values[w][2 * i + 1] = T == F16 ? high_half(words[i]) : __int_as_float((int)(words[i] & 0xffff0000u));
+          values[w][2 * i + 1] =
+              T == F16 ? high_half(words[i]) : __int_as_float((int)(words[i] & 0xffff0000u));
         }
       }
 #pragma unroll
@@ -201,7 +88,8 @@ static __device__ __forceinline__ void add_step(
     u32 numbers[GROUP][16];
     float factors[GROUP][SPANS], offsets[GROUP][SPANS];
 #pragma unroll
-    for (int w = 0; w < GROUP; w++) decode<T>(ring + w * Step<T>::ROOM, lane, numbers[w], factors[w], offsets[w]);
+    for (int w = 0; w < GROUP; w++)
+      decode<T>(ring + w * Step<T>::ROOM, lane, numbers[w], factors[w], offsets[w]);
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
       const u8* unit = x + r * plane + lane * Step<T>::X_UNIT;
@@ -244,7 +132,9 @@ struct Share {
   int groups;
   int steps;
   int warp_bits;
-  __device__ __forceinline__ int begin(int warp) const { return (int)((i64)groups * steps * warp >> warp_bits); }
+  __device__ __forceinline__ int begin(int warp) const {
+    return (int)((i64)groups * steps * warp >> warp_bits);
+  }
 };
 
 // Lane `w * ROWS + r` has the sum of row w of a group and row r of the activations.
@@ -257,7 +147,8 @@ static __device__ __forceinline__ void write(
   *place = adds ? *place + sum : sum;
 }
 
-// A warp's steps. `pieces`: for each warp the sums of a group that another began, and of one that another ends.
+// A warp's steps. `pieces`: for each warp the sums of a group that another began, and of one that another
+// ends.
 template <int T, int ROWS>
 static __device__ __forceinline__ void sum_steps(
     const ProductParameters& p, const Matrices& at, const Share& share, i64 start, u8* xs, u8* ring,
@@ -367,8 +258,8 @@ static __device__ __forceinline__ void few_rows(const ProductParameters& p) {
 }
 
 #define WARPS(T, rows) (rows == 8 || Step<T>::BYTES > 1600 ? 8 : 16)
-#define PRODUCTS(T, name)                                                                              \
-  KERNEL(product_one_##name, ProductParameters, WARPS(T, 1) * 32) { few_rows<T, 1>(p); }   \
+#define PRODUCTS(T, name)                                                                 \
+  KERNEL(product_one_##name, ProductParameters, WARPS(T, 1) * 32) { few_rows<T, 1>(p); }  \
   KERNEL(product_four_##name, ProductParameters, WARPS(T, 4) * 32) { few_rows<T, 4>(p); } \
   KERNEL(product_eight_##name, ProductParameters, WARPS(T, 8) * 32) { few_rows<T, 8>(p); }
 PRODUCTS(F16, f16)

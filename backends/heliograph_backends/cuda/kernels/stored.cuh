@@ -8,25 +8,28 @@ struct ProductParameters {
   Operand weights;
   Operand x;
   Operand result;
-  Operand ids;         // of the experts that are the matrices' weights; address 0: each has its own
+  Operand ids;  // of the experts that are the matrices' weights; address 0: each has its own
   i64 experts;
-  i64 expert_stride;   // bytes
-  i64 weight_stride;   // bytes between rows
+  i64 expert_stride;  // bytes
+  i64 weight_stride;  // bytes between rows
   i64 x_stride;
   i64 result_stride;
-  i64 id_step;         // bytes between ids, where they lie evenly; else 0
+  i64 id_step;  // bytes between ids, where they lie evenly; else 0
   // Of few rows: groups of rows of weights that each block has, and how many blocks have one more.
   i64 groups;
   i64 larger_blocks;
-  i64 chunk;           // elements of k whose activations are in shared memory at once, a multiple of STEP
+  i64 chunk;  // elements of k whose activations are in shared memory at once, a multiple of STEP
   u64 failure;
   int node;
   int wide_ids;
-  int warp_bits;       // of few rows: a block has 1 << warp_bits warps
+  int warp_bits;  // of few rows: a block has 1 << warp_bits warps
   int reserved;
 };
 
-template <int T> struct Narrow { enum { IS = T == F16 || T == BF16 }; };
+template <int T>
+struct Narrow {
+  enum { IS = T == F16 || T == BF16 };
+};
 
 // Where matrices lie, and the expert that they want, which may be none that is there.
 struct Matrices {
@@ -38,7 +41,8 @@ struct Matrices {
 
 static __device__ __forceinline__ i64 id_at(const ProductParameters& p, i64 offset) {
   const u8* place = reinterpret_cast<const u8*>(p.ids.address) + offset;
-  return p.wide_ids ? *reinterpret_cast<const i64*>(place) : (i64)*reinterpret_cast<const int*>(place);
+  if (p.wide_ids) return *reinterpret_cast<const i64*>(place);
+  return *reinterpret_cast<const int*>(place);
 }
 
 static __device__ __forceinline__ Matrices find(const ProductParameters& p, i64 number) {

@@ -1,29 +1,25 @@
 // Stored weights as whole numbers: a unit is 64 elements of a row, each a factor times a byte plus an offset.
 //
-// A unit is what a lane decodes at once: two blocks of 32, or of a block of 256 a quarter whose bits lie in the same
-// bytes. It is four groups of 16 elements, four words of bytes each; where a group begins in the row `element_of`
-// says. Factors, and offsets, come with one or two groups (`SPANS` of a unit). Layouts are those of
-// `heliograph_proto.quantization`. A row begins at a multiple of 16 here, in shared memory.
+// A unit is what a lane decodes at once: two blocks of 32, or of a block of 256 a quarter whose bits lie in
+// the same bytes. It is four groups of 16 elements, four words of bytes each; where a group begins in the row
+// `element_of` says. Factors, and offsets, come with one or two groups (`SPANS` of a unit). Layouts are those
+// of `heliograph_proto.quantization`. Rows begin at multiples of 16 in shared memory, or of what their words
+// need.
 
 #define UNIT 64
 
 // Whether the numbers of a block of 256 lie bit by bit over its halves: a unit is then four groups 32 apart.
-template <int T> struct Form {
+template <int T>
+struct Form {
   enum {
     CROSSED = T == Q2_K || T == Q3_K || T == Q6_K,
     SPANS = CROSSED ? 4 : 2,
     SIGNED = T == Q8_0,
     // What every number is too large by.
-    TOO_LARGE = T == Q4_0 ? 8 : T == Q5_0 ? 16 : T == Q3_K ? 4 : T == Q6_K ? 32 : 0,
+    TOO_LARGE = 8 * (T == Q4_0) + 16 * (T == Q5_0) + 4 * (T == Q3_K) + 32 * (T == Q6_K),
     OFFSETS = T != Q8_0
   };
 };
-
-// Bytes of a row's first elements, a multiple of its blocks.
-template <int T>
-static __device__ __forceinline__ constexpr int bytes_of_units(int units) {
-  return units * 2 / Stored<T>::PARTS * Stored<T>::BYTES;
-}
 
 // The first element of a group.
 template <int T>
@@ -70,7 +66,9 @@ static __device__ __forceinline__ void decode_pair(
       int i = (at + half) / 2;
       return (at + half) % 2 ? bytes_of(x[i], x[i + 1], 0x5432) : x[i];
     };
-    auto number = [&](int half) { return (at + half) % 2 ? high_half(x[(at + half) / 2]) : low_half(x[(at + half) / 2]); };
+    auto number = [&](int half) {
+      return (at + half) % 2 ? high_half(x[(at + half) / 2]) : low_half(x[(at + half) / 2]);
+    };
     factors[b] = number(0);
     offsets[b] = T == Q4_1 || T == Q5_1 ? number(1) : factors[b] * -(float)Form<T>::TOO_LARGE;
     if constexpr (T == Q8_0) {
@@ -84,7 +82,8 @@ static __device__ __forceinline__ void decode_pair(
       for (int i = 0; i < 4; i++) {
         u32 both = word(head + (five ? 2 : 0) + 2 * i);
         out[b * 8 + i] = both & 0x0f0f0f0f, out[b * 8 + 4 + i] = both >> 4 & 0x0f0f0f0f;
-        if (five) out[b * 8 + i] |= fifth_bits(fifth, 4 * i), out[b * 8 + 4 + i] |= fifth_bits(fifth, 16 + 4 * i);
+        if (five)
+          out[b * 8 + i] |= fifth_bits(fifth, 4 * i), out[b * 8 + 4 + i] |= fifth_bits(fifth, 16 + 4 * i);
       }
     }
   }
@@ -143,7 +142,8 @@ static __device__ __forceinline__ void decode_q3_k(
   float scale = scale_at(block + 108);
   // Six bits: the lower four of all, then the upper two.
   u32 lower = packed[0] >> 4 * half, later = packed[1] >> 4 * half, upper = packed[2] >> 4 * half;
-  u32 scales[2] = {(lower & 0x0f0f0f0f) | (upper << 4 & 0x30303030), (later & 0x0f0f0f0f) | (upper << 2 & 0x30303030)};
+  u32 scales[2] = {
+      (lower & 0x0f0f0f0f) | (upper << 4 & 0x30303030), (later & 0x0f0f0f0f) | (upper << 2 & 0x30303030)};
 #pragma unroll
   for (int i = 0; i < 4; i++) third[i] >>= 4 * half;
 #pragma unroll
@@ -178,10 +178,12 @@ static __device__ __forceinline__ void decode_q6_k(
   }
 }
 
-// A unit of a row: its numbers, and the factor and offset of each span. The offsets of a type that has none are 0.
+// A unit of a row: its numbers, and the factor and offset of each span. Those of a type without offsets
+// are 0.
 template <int T>
 static __device__ __forceinline__ void decode(
-    const u8* row, int unit, u32 (&out)[16], float (&factors)[Form<T>::SPANS], float (&offsets)[Form<T>::SPANS]) {
+    const u8* row, int unit, u32 (&out)[16], float (&factors)[Form<T>::SPANS],
+    float (&offsets)[Form<T>::SPANS]) {
   if constexpr (Stored<T>::PARTS == 1) {
     decode_pair<T>(row + unit * 2 * Stored<T>::BYTES, out, factors, offsets);
   } else {
