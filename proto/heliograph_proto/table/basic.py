@@ -17,6 +17,12 @@ def _binary(name: str, doc: str, kinds: Sequence[str] = NUMBERS, tolerance: floa
     return Op(name, ("a", "b"), "elementwise", rules.binary(kinds), doc, (), (0, 1), tolerance)
 
 
+def _arithmetic(name: str, doc: str, kinds: Sequence[str] = NUMBERS, *, blocks: bool = False) -> Op:
+    rule = rules.mixed(kinds, blocks=blocks)
+    narrow = "f16, bf16 or blocks" if blocks else "f16 or bf16"
+    return Op(name, ("a", "b"), "elementwise", rule, f"{doc} b may be f32 where a is {narrow}.", (), (0, 1))
+
+
 def _test(name: str, doc: str) -> Op:
     return Op(name, ("x",), "elementwise", rules.to_bool(FLOATS), doc, tolerance=EXACT)
 
@@ -119,10 +125,10 @@ ROWS: tuple[Op, ...] = (
         tolerance=EXACT,
     ),
     # elementwise, several operands; shapes broadcast as in NumPy
-    _binary("add", "a + b."),
-    _binary("sub", "a - b."),
-    _binary("mul", "a * b."),
-    _binary("div", "a / b.", FLOATS),
+    _arithmetic("add", "a + b.", blocks=True),
+    _arithmetic("sub", "a - b."),
+    _arithmetic("mul", "a * b."),
+    _arithmetic("div", "a / b.", FLOATS),
     _binary("pow", "a to the power of b.", FLOATS),
     _binary("floor_divide", "floor(a / b); by an integer 0: 0."),
     _binary("remainder", "a - floor(a / b) * b, the sign of b; by an integer 0: 0."),
