@@ -23,10 +23,10 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 
 
 def test_an_op_is_its_call_its_group_and_what_it_gives(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ops", "add1", "leaky_relu"]) == 0
+    assert main(["ops", "pow", "leaky_relu"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "add1(a, b)  [elementwise]",
-        "    a + b, where b is one number.",
+        "pow(a, b)  [elementwise]",
+        "    a to the power of b.",
         "leaky_relu(x, slope: real = 0.01)  [elementwise]",
         "    x above 0, else x * `slope`.",
     ]

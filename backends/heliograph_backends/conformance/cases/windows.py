@@ -58,8 +58,8 @@ def im2col_3d(op: str) -> Iterator[OpCase]:
         sizes, kernel = form[:2]
         yield c(op, t(name, 2, *kernel), t(name, 2, *sizes), channels=1, **steps(form))
     for name, target in product(("f16", "q8_0", "q4_k"), ("f32", "f16")):
-        kernel, data = t(name, 2, 1, 2, width(name)), t("f32", 2, 2, 3, width(name) + 2)
-        yield c(op, kernel, data, channels=1, dtype=DTYPES[target])
+        stored = t(name, 2, 1, 2, width(name))
+        yield c(op, stored, t("f32", 2, 2, 3, width(name) + 2), channels=1, dtype=DTYPES[target])
 
 
 def convolution(op: str) -> Iterator[OpCase]:
