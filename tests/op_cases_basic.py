@@ -189,6 +189,9 @@ def binary_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
         if op == "pow" and name in FLOATS:
             a = np.abs(a)
         yield Case(op, [a, b], formula(wide(a), wide(b)))
+    for left, right in PAIRS if op in ("add", "sub", "mul", "div") else ():
+        a, b = data(random, "f16", left), data(random, "f32", right)
+        yield Case(op, [a, b], formula(wide(a), wide(b)))
 
 
 def logical_not_cases(op: str, random: np.random.Generator) -> Iterator[Case]:

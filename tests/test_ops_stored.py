@@ -190,13 +190,17 @@ def test_nan_stays_nan_in_bf16_whatever_its_bits(device: CpuDevice) -> None:
 # Blocks
 
 
+#: Ops that round floats to blocks.
+ROUNDED = ("set_rows", "add", "add1")
+
+
 def compare(device: CpuDevice, node: Node) -> None:
     """The node's result and that of the same node on f32, as the op's row says."""
     result, found = result_type(node), computed(device, node)
     expected = computed(device, on_floats(node))
     if result.dtype.kind == "quantized":
         found = dequantize(found, result.dtype)
-        if node.op == "set_rows":
+        if node.op in ROUNDED:
             expected = dequantize(quantize(expected, result.dtype), result.dtype)
     elif result.dtype is DTYPES["bf16"]:
         expected = bfloat16.from_bits(bfloat16.to_bits(expected))
@@ -301,7 +305,14 @@ REFUSED = [
     ("broadcast_to", [t("q8_0", 32)], {"shape": (2, 64)}, "do not broadcast"),
     ("concat", [t("q8_0", 32), t("q4_0", 32)], {}, "different data types"),
     ("mul_mat", [t("q8_0", 2, 32), t("f64", 3, 32)], {}, "one of them f64"),
-    ("mul_mat", [t("q8_0", 2, 32), t("q8_0", 3, 32)], {}, "takes float"),
+    ("mul_mat", [t("q4_1", 2, 32), t("q8_0", 3, 32)], {}, "takes float"),
+    ("mul_mat", [t("q8_0", 2, 32), t("q4_0", 3, 32)], {}, "takes float"),
+    ("mul_mat_id", [t("q8_0", 2, 3, 32), t("q5_0", 3, 1, 32), t("i32", 3, 2)], {}, "takes float"),
+    ("add", [t("q8_0", 2, 32), t("f16", 2, 32)], {}, "takes float"),
+    ("add", [t("f32", 2, 32), t("q8_0", 2, 32)], {}, "takes float"),
+    ("add", [t("q8_0", 32), t("f32", 2, 32)], {}, "must broadcast to its shape"),
+    ("mul", [t("q8_0", 2, 32), t("f32", 2, 32)], {}, "takes float"),
+    ("add1", [t("q8_0", 2, 32), t("f16", 1)], {}, "takes float"),
     ("set_rows", [t("q8_0", 4, 32), t("q8_0", 2, 32), t("i32", 2)], {}, "takes float"),
     ("set_rows", [t("q8_0", 4, 32), t("i32", 2, 32), t("i32", 2)], {}, "different data types"),
     ("flash_attn_ext", [t("q8_0", 1, 1, 3, 32)] + [t("f32", 1, 1, 3, 32)] * 2, {}, "takes float"),

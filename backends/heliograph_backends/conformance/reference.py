@@ -62,16 +62,29 @@ def _evaluate(node: Node, operands: Sequence[Value]) -> Value:
     types = [one.type for one in operands]
     own = OPS[node.op].tolerance_for(types, node.type)
     tolerance = sum((one.tolerance for one in operands), own)
-    integral = not node.type.dtype.is_float and node.type.dtype.kind != "quantized"
-    if tolerance != EXACT and not integral:
+    if node.type.dtype.kind == "quantized":
+        return Value(node.type, _blocks(node, operands), tolerance)
+    if tolerance != EXACT and node.type.dtype.is_float:
         return Value(node.type, _in_float64(node, [one.numbers for one in operands]), tolerance)
     if all(map(is_plain, (*types, node.type))):
         numbers = [one.numbers for one in operands]
         return Value(node.type, _defined(node.op, node.attributes, numbers, node.type, node.type.dtype))
     if node.op in OF_DATA_TYPES:
         return Value(node.type, _on_stored(node, operands))
-    # bf16 and blocks: exact ops need no more than float64 has, and one rounding at the end.
+    # bf16: exact ops need no more than float64 has, and one rounding at the end.
     return Value(node.type, encode(node.type, _in_float64(node, [one.numbers for one in operands])).values)
+
+
+def _blocks(node: Node, operands: Sequence[Value]) -> Array:
+    """What blocks stand for. Blocks that move stay what they are, since what they stand for would become
+    other blocks; floats become blocks, also those that are set among others.
+    """
+    numbers, type = [one.numbers for one in operands], node.type
+    if node.op == "set_rows" and operands[1].type.dtype is not type.dtype:
+        numbers[1] = encode(TensorType(type.dtype, operands[1].type.shape), numbers[1]).values
+    found = _in_float64(node, numbers)
+    moves = OPS[node.op].tolerance == EXACT and operands[0].type.dtype is type.dtype
+    return found if moves else encode(type, found).values
 
 
 def _in_float64(node: Node, numbers: Sequence[Array]) -> Array:
@@ -110,18 +123,16 @@ def compare(what: str, found: Content, expected: Value) -> Figures:
     if expected.tolerance == EXACT or not (expected.type.dtype.is_float or not is_plain(expected.type)):
         return _compare_exactly(what, found.values, expected.numbers)
     reference = expected.numbers.astype(np.float64)
+    quantized = expected.type.dtype.block_size > 1
     # What the reference is once it is stored: an overflow is an infinity there, too.
     with np.errstate(all="ignore"):
-        stored = encode(expected.type, reference).values.astype(np.float64)
-    if expected.type.dtype.block_size > 1:
-        reference = stored
+        stored = reference if quantized else encode(expected.type, reference).values.astype(np.float64)
     _compare_special(what, found.values.astype(np.float64), stored)
     finite = np.isfinite(stored)
     figures = _figures(found.values[finite].astype(np.float64), reference[finite])
     # A narrow data type cannot be nearer than its own rounding is.
     allowed = expected.tolerance + 2 * _figures(stored[finite], reference[finite]).error
     # A number between two quanta may go either way, which is far for itself.
-    quantized = expected.type.dtype.block_size > 1
     largest = math.inf if quantized else OUTLIER * math.sqrt(allowed * _mean_square(reference[finite]))
     if not (figures.error <= allowed and figures.largest <= largest):
         raise MismatchError(

@@ -26,7 +26,10 @@ def set_rows(xp: Any, attributes: Attributes, out: Array, target: Array, rows: A
 
 
 def _block(attributes: Attributes, b: Array) -> tuple[slice, ...]:
-    return tuple(slice(at, at + size) for at, size in zip(attributes["start"], b.shape, strict=True))
+    """Where b lies; a block without elements anywhere."""
+    steps = attributes["step"] or (1,) * b.ndim
+    walks = zip(attributes["start"], b.shape, steps, strict=True)
+    return tuple(slice(at, at + (size - 1) * by + 1 if size else at, by) for at, size, by in walks)
 
 
 def acc(xp: Any, attributes: Attributes, out: Array, a: Array, b: Array) -> None:

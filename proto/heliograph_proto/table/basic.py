@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from heliograph_proto import rules
 from heliograph_proto.rules import ANY, FLOATS, NUMBERS
-from heliograph_proto.table.forms import binary, comparison, question, unary
+from heliograph_proto.table.forms import arithmetic, binary, comparison, question, unary
 from heliograph_proto.table.row import EXACT, Attribute, Op
 
 _AXES = (Attribute("axes", "integers", ()), Attribute("keepdims", "boolean", False))
@@ -101,10 +101,10 @@ ROWS: tuple[Op, ...] = (
         tolerance=EXACT,
     ),
     # elementwise, several operands; shapes broadcast as in NumPy
-    binary("add", "a + b."),
-    binary("sub", "a - b."),
-    binary("mul", "a * b."),
-    binary("div", "a / b.", FLOATS),
+    arithmetic("add", "a + b.", blocks=True),
+    arithmetic("sub", "a - b."),
+    arithmetic("mul", "a * b."),
+    arithmetic("div", "a / b.", FLOATS),
     binary("pow", "a to the power of b; of integers with b below 0: 1 / a to the power of -b, towards 0."),
     binary("floor_divide", "floor(a / b); by an integer 0: 0."),
     binary("remainder", "a - floor(a / b) * b, the sign of b; by an integer 0: 0."),

@@ -19,6 +19,13 @@ def binary(name: str, doc: str, kinds: Sequence[str] = NUMBERS, tolerance: float
     return Op(name, ("a", "b"), "elementwise", rules.binary(kinds), doc, (), (0, 1), tolerance)
 
 
+def arithmetic(name: str, doc: str, kinds: Sequence[str] = NUMBERS, *, blocks: bool = False) -> Op:
+    """As binary; beside a narrow float, or blocks where they may be, the second may be f32."""
+    narrow = "f16, bf16 or blocks" if blocks else "f16 or bf16"
+    doc = f"{doc} b may be f32 where a is {narrow}."
+    return Op(name, ("a", "b"), "elementwise", rules.mixed(kinds, blocks=blocks), doc, (), (0, 1))
+
+
 def question(name: str, doc: str) -> Op:
     """A question about floats."""
     return Op(name, ("x",), "elementwise", rules.to_bool(FLOATS), doc, tolerance=EXACT)

@@ -8,19 +8,20 @@ from typing import Any
 from heliograph_backends.conformance.case import OpCase, t
 from heliograph_backends.conformance.cases.forms import (
     EIGHT,
+    EVERY_BLOCK,
     FLOATS,
     INTEGERS,
     LARGE,
     LAYOUTS,
+    NARROW,
     NUMBERS,
     PLAIN,
-    QUANTIZED,
     STRIDES,
     TAKEN,
     Cases,
     c,
-    if_allowed,
     laid,
+    width,
 )
 from heliograph_proto.types import DTYPES
 
@@ -82,6 +83,8 @@ def logical_not(op: str) -> Iterator[OpCase]:
 
 ARITHMETIC = ("add", "sub", "mul", "maximum", "minimum", "floor_divide", "remainder")
 FLOAT_BINARY = ("div", "pow", "atan2", "hypot", "logaddexp", "copysign", "nextafter")
+#: Which take f32 beside narrow floats.
+WITH_F32 = ("add", "sub", "mul", "div")
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 LOGICAL = ("logical_and", "logical_or", "logical_xor")
 PAIRS = (
@@ -94,11 +97,11 @@ def binary(op: str) -> Iterator[OpCase]:
     """Broadcasting of f32, other data types, and every pair of special numbers."""
     first, second = _fills(op)
     plain = c(op, t("f32", 7, 33, fill=first), t("f32", 7, 33, fill=second))
-    if op in ("add", "sub", "mul", "div"):
+    if op in WITH_F32:
         yield from laid(plain, LAYOUTS)
     else:
         yield from laid(plain, (*STRIDES, *TAKEN), (1,))
-    for left, right in PAIRS if op in ("add", "sub", "mul", "div") else PAIRS[2:6]:
+    for left, right in PAIRS if op in WITH_F32 else PAIRS[2:6]:
         yield c(op, t("f32", *left, fill=first), t("f32", *right, fill=second))
     for name in _others(op):
         yield c(op, t(name, 2, 1, 7, fill=first), t(name, 3, 1, fill=second))
@@ -112,6 +115,12 @@ def binary(op: str) -> Iterator[OpCase]:
             yield c(op, t(name, 5, 40, fill="wide"), t(name, 40, fill="wide"))
     for name in FLOATS:
         yield c(op, t(name, 13, 1, fill="special"), t(name, 13, fill="special"))
+    for name in NARROW if op in WITH_F32 else ():
+        yield from laid(c(op, t(name, 7, 33, fill=first), t("f32", 7, 33, fill=second)), ("spaced", *TAKEN))
+        yield c(op, t(name, 2, 1, 7, fill=first), t("f32", 3, 1, fill=second))
+    for name in EVERY_BLOCK if op == "add" else ():
+        for shape in ((3, width(name)), (width(name),)):
+            yield c(op, t(name, 3, width(name)), t("f32", *shape))
 
 
 def _fills(op: str) -> tuple[str, str]:
@@ -185,12 +194,13 @@ def cast(op: str) -> Iterator[OpCase]:
         yield c(op, t(name, 13, fill="special"), dtype=DTYPES["f32"])
     yield c(op, t("f32", 0, 3), dtype=DTYPES["i32"])
     yield c(op, t("f32", *LARGE), dtype=DTYPES["f16"])
-    for name in QUANTIZED:
-        yield from if_allowed(
-            c(op, t("f32", 5, 96), dtype=DTYPES[name]), c(op, t("f16", 2, 3, 32), dtype=DTYPES[name]),
-            c(op, t(name, 5, 96), dtype=DTYPES["f32"]), c(op, t(name, 3, 32), dtype=DTYPES["f16"]),
-            c(op, t("f32", 0, 32), dtype=DTYPES[name]),
-        )  # fmt: skip
+    for name in EVERY_BLOCK:
+        size = width(name)
+        for other in FLOATS:
+            yield c(op, t(other, 2, 3, size), dtype=DTYPES[name])
+            yield c(op, t(name, 5, 2 * size), dtype=DTYPES[other])
+        yield c(op, t("f32", 0, size), dtype=DTYPES[name])
+        yield from laid(c(op, t("f32", 5, 3 * size), dtype=DTYPES[name]), ("spaced", "permute"))
 
 
 def _cast(source: str, target: str) -> OpCase:
@@ -222,6 +232,8 @@ def add1(op: str) -> Iterator[OpCase]:
         yield c(op, t(name, 3, 5), t(name))
     for shape in SHAPES:
         yield c(op, t("f32", *shape), t("f32", 1, 1, 1))
+    for name in (*NARROW, *EVERY_BLOCK):
+        yield c(op, t(name, 3, width(name)), t("f32", 1))
 
 
 CASES: Mapping[str, Cases] = {
