@@ -42,7 +42,7 @@ static __device__ __forceinline__ void load_sixteen(const u8* row, i64 first, bo
 static __device__ __forceinline__ float scaled(u32 most, u32 (&bits)[16], float& inverse) {
   float size = __int_as_float((int)most);
   inverse = MOST_FIXED / size;
-  if (most < INFINITE_BITS && inverse < INFINITE) return size / MOST_FIXED;
+  if (most < INFINITE_BITS && inverse < INFINITE) return size * (1.0f / MOST_FIXED);
   bool finite = most < INFINITE_BITS;  // nothing, or next to it
 #pragma unroll
   for (int i = 0; i < 16; i++)
@@ -64,15 +64,14 @@ static __device__ __forceinline__ void fix_unit(u32 (&bits)[16], int group, u8* 
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     u32 fixed[4];
+    // Adding 1.5 * 2**23 leaves the nearest whole number in the lowest bits. It is 128 too large, since the
+    // lower byte is signed and so a half of its range is carried.
 #pragma unroll
-    // Adding 1.5 * 2**23 leaves the nearest whole number in the lowest bits.
     for (int j = 0; j < 4; j++)
-      fixed[j] = (u32)__float_as_int(__int_as_float((int)bits[4 * i + j]) * inverse + 12582912.0f);
-    lower[i] = bytes_of(bytes_of(fixed[0], fixed[1], 0x0040), bytes_of(fixed[2], fixed[3], 0x0040), 0x5410);
-    // The lower byte is signed, so a half of its range is carried.
-#pragma unroll
-    for (int j = 0; j < 4; j++) fixed[j] += 128;
-    upper[i] = bytes_of(bytes_of(fixed[0], fixed[1], 0x0051), bytes_of(fixed[2], fixed[3], 0x0051), 0x5410);
+      fixed[j] = (u32)__float_as_int(__int_as_float((int)bits[4 * i + j]) * inverse + 12583040.0f);
+    u32 first = bytes_of(fixed[0], fixed[1], 0x5410), second = bytes_of(fixed[2], fixed[3], 0x5410);
+    upper[i] = bytes_of(first, second, 0x7531);
+    lower[i] = bytes_of(first, second, 0x6420) ^ 0x80808080;
     sum = dot_bytes<true>(upper[i], 0x01010101, sum);
   }
   sum *= 256;
