@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from cuda_emulation.compiling import kernel
+from cuda_emulation.array import DeviceArray
+from cuda_emulation.compiling import compiled, kernel
+from cuda_emulation.library import Library
 from heliograph_backends.cuda.driver import Block, Bytes, Driver, DriverError, Gemm, Properties
 from heliograph_backends.cuda.parameters import Parameters
 from heliograph_proto import bfloat16
@@ -44,8 +46,6 @@ class EmulatedDriver(Driver):
     `failures` are statuses by the name of a call, each for its next one.
     """
 
-    xp = np
-
     def __init__(self, number: int = 0, *, memory_bytes: int = 2**30, lazy: bool = False) -> None:
         self.number = number
         self.lazy = lazy
@@ -60,7 +60,8 @@ class EmulatedDriver(Driver):
         self._limit = memory_bytes
         self._default = Queue()
         self._queues: list[Queue] = [self._default]
-        self._recording = threading.local()
+        self._here = threading.local()
+        self.xp = Library(self._arrive, self._wait_for_value)
         self.registered = 0
 
     def fail(self, call: str, status: int) -> None:
@@ -120,7 +121,23 @@ class EmulatedDriver(Driver):
 
     @contextmanager
     def using(self, queue: Queue) -> Iterator[None]:
-        yield
+        before = getattr(self._here, "queue", None)
+        self._here.queue = queue
+        try:
+            yield
+        finally:
+            self._here.queue = before
+
+    def _arrive(self) -> None:
+        """What the array library does comes behind what is on the thread's queue."""
+        queue = getattr(self._here, "queue", None)
+        if queue is not None:
+            queue.run_to(queue.put_so_far)
+
+    def _wait_for_value(self) -> None:
+        if getattr(self._here, "captures", False):
+            raise DriverError(900, "a capture waits for no value")
+        self._pass("wait")
 
     def _put(self, queue: Queue, work: Callable[[], None], call: str) -> None:
         self._pass(call)
@@ -189,9 +206,8 @@ class EmulatedDriver(Driver):
             + np.dtype(dtype).itemsize
         )
         memory = (ctypes.c_uint8 * extent).from_address(address)
-        made = np.ndarray(shape, dtype, memory, 0, strides)
         memory._owner = owner
-        return made
+        return DeviceArray(np.ndarray(shape, dtype, memory, 0, strides), self.xp)
 
     # Work
 
@@ -232,7 +248,7 @@ class EmulatedDriver(Driver):
                     (*product.transposed, False), strict=True,
                 )
             ]  # fmt: skip
-            left, right, result = views
+            left, right, result = (view.host for view in views)
             wide = np.float64 if product.types[2] == "f64" else np.float32
             found = _wide(left, product.types[0], wide) @ _wide(right, product.types[1], wide)
             result[...] = bfloat16.to_bits(found) if product.types[2] == "bf16" else found
@@ -248,10 +264,17 @@ class EmulatedDriver(Driver):
     def failure(self, error: Exception) -> DriverError | None:
         return error if isinstance(error, DriverError) else None
 
+    def warmup(self) -> None:
+        compiled()
+
     def capture(self, issue: Callable[[Any], None]) -> Any:
         self._pass("capture")
         recorded = Queue()
-        issue(recorded)
+        self._here.captures = True
+        try:
+            issue(recorded)
+        finally:
+            self._here.captures = False
         self.captures += 1
         return tuple(recorded.work)
 
