@@ -9,12 +9,15 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 from functools import cache
 from pathlib import Path
 
 from heliograph_backends.cuda.sources import MODULES, module_of, text_of
 
 _HEADER = Path(__file__).parent / "device.hpp"
+#: One launch at a time: the fibres are the process's.
+LAUNCHING = threading.Lock()
 _OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC")
 
 

@@ -12,15 +12,11 @@ from typing import Any
 import numpy as np
 
 from cuda_emulation.array import DeviceArray
-from cuda_emulation.compiling import compiled, kernel
+from cuda_emulation.compiling import LAUNCHING, compiled, kernel
+from cuda_emulation.gemm import multiply, view
 from cuda_emulation.library import Library
 from heliograph_backends.cuda.driver import Block, Bytes, Driver, DriverError, Gemm, Properties
 from heliograph_backends.cuda.parameters import Parameters
-from heliograph_proto import bfloat16
-
-_ITEMS = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": np.uint16}
-#: One launch at a time: the fibres are the process's.
-_LAUNCHING = threading.Lock()
 
 
 class Queue:
@@ -200,14 +196,7 @@ class EmulatedDriver(Driver):
     def array(
         self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], owner: Any
     ) -> Any:
-        # The extent is not known here; the caller checked it.
-        extent = (
-            sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
-            + np.dtype(dtype).itemsize
-        )
-        memory = (ctypes.c_uint8 * extent).from_address(address)
-        memory._owner = owner
-        return DeviceArray(np.ndarray(shape, dtype, memory, 0, strides), self.xp)
+        return DeviceArray(view(address, shape, dtype, strides, owner), self.xp)
 
     # Work
 
@@ -225,7 +214,7 @@ class EmulatedDriver(Driver):
 
         def work() -> None:
             sizes = np.array([*grid], np.uint32), np.array([threads, 1, 1], np.uint32)
-            with _LAUNCHING:
+            with LAUNCHING:
                 status = function(
                     copied.ctypes.data, sizes[0].ctypes.data, sizes[1].ctypes.data, shared_bytes
                 )
@@ -235,31 +224,7 @@ class EmulatedDriver(Driver):
         self._put(queue, work, "launch")
 
     def gemm(self, product: Gemm, a: int, b: int, c: int, queue: Queue, *, tf32: bool) -> None:
-        self._put(queue, lambda: self._multiply(product, a, b, c), "gemm")
-
-    def _multiply(self, product: Gemm, a: int, b: int, c: int) -> None:
-        m, n, k = product.sizes
-        for number in range(product.batch):
-            shapes = (m, k), (k, n), (m, n)
-            views = [
-                self._columns(base, name, number * stride, shape, leading, flipped)
-                for base, name, stride, shape, leading, flipped in zip(
-                    (a, b, c), product.types, product.strides, shapes, product.leading,
-                    (*product.transposed, False), strict=True,
-                )
-            ]  # fmt: skip
-            left, right, result = (view.host for view in views)
-            wide = np.float64 if product.types[2] == "f64" else np.float32
-            found = _wide(left, product.types[0], wide) @ _wide(right, product.types[1], wide)
-            result[...] = bfloat16.to_bits(found) if product.types[2] == "bf16" else found
-
-    def _columns(
-        self, base: int, name: str, offset: int, shape: tuple[int, int], leading: int, flipped: bool
-    ) -> Any:
-        """A matrix [rows, columns] whose columns, or rows if flipped, lie `leading` elements apart."""
-        item = np.dtype(_ITEMS[name]).itemsize
-        strides = (leading * item, item) if flipped else (item, leading * item)
-        return self.array(base + offset * item, shape, _ITEMS[name], strides, None)
+        self._put(queue, lambda: multiply(product, a, b, c), "gemm")
 
     def failure(self, error: Exception) -> DriverError | None:
         return error if isinstance(error, DriverError) else None
@@ -286,7 +251,3 @@ class EmulatedDriver(Driver):
                 one()
 
         self._put(queue, work, "replay")
-
-
-def _wide(array: Any, name: str, wide: Any) -> Any:
-    return bfloat16.from_bits(array) if name == "bf16" else array.astype(wide)

@@ -49,7 +49,21 @@ def found() -> Record:
             if callable(getattr(cupy.ndarray, name))
         }
         record["attributes"] = [name for name in there if name not in record["methods"]]
+        record["cuda"] = _of_cuda(cupy)
     return record
+
+
+def _of_cuda(cupy: Any) -> dict[str, Parameters]:
+    """What the driver may call, by its whole name."""
+    places = {"cuda": cupy.cuda, "cuda.runtime": cupy.cuda.runtime}
+    names = [(place, name) for place, module in places.items() for name in dir(module)]
+    found = {
+        f"{place}.{name}": getattr(places[place], name)
+        for place, name in names
+        if not name.startswith(("_", "cuda", "CUDA")) and callable(getattr(places[place], name))
+    }
+    found |= {"RawModule": cupy.RawModule, "ndarray": cupy.ndarray}
+    return {name: parameters_of(thing) for name, thing in found.items()}
 
 
 def parameters_of(function: Any) -> Parameters:
@@ -91,7 +105,7 @@ def _parameter(text: str) -> str:
 def common(a: Record, b: Record) -> Record:
     """What two records share."""
     both: Record = {"versions": sorted({*a["versions"], *b["versions"]})}
-    for kind in ("functions", "methods"):
+    for kind in ("functions", "methods", "cuda"):
         shared = (name for name in a[kind] if name in b[kind])
         both[kind] = {name: _common(a[kind][name], b[kind][name]) for name in shared}
     for kind in ("ufuncs", "others", "attributes"):

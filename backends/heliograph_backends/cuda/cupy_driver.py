@@ -190,7 +190,8 @@ class CupyDriver(Driver):
         queue: _Queue,
     ) -> None:
         runtime = cupy.cuda.runtime
-        if count == 1 or not width <= min(target_step, source_step) <= max(target_step, source_step) <= _MOST_PITCH:
+        steps = target_step, source_step
+        if count == 1 or min(steps) < width or max(steps) > _MOST_PITCH:
             for row in range(count):
                 self.copy(target + row * target_step, source + row * source_step, width, queue)
             return

@@ -15,6 +15,10 @@ try:
 except ImportError as error:
     advice = "pip install 'heliograph[cuda12]', or [cuda13] for CUDA 13"
     raise ConfigurationError(f"CuPy cannot be imported: {error}", advice=advice) from None
+except OSError as error:
+    # It makes the folder for what it compiles as soon as it is imported.
+    advice = "set CUPY_CACHE_DIR to a folder that can be written"
+    raise ConfigurationError(f"CuPy cannot be imported: {error}", advice=advice) from None
 
 #: Of cublasStatus_t.
 _ALLOCATION_FAILED = 3
@@ -71,7 +75,7 @@ def failure(error: Exception) -> DriverError | None:
         # The numbers of CUresult and cudaError_t are the same for what is told apart here.
         return DriverError(int(error.status), str(error))
     library = type(error).__name__
-    if library == "CUBLASError" and error.args and getattr(error, "status", None) == _ALLOCATION_FAILED:
+    if library == "CUBLASError" and getattr(error, "status", None) == _ALLOCATION_FAILED:
         return DriverError(OUT_OF_MEMORY, str(error))
     if library == "CompileException":
         return DriverError(-1, f"a kernel does not compile: {error}")
