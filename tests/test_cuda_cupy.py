@@ -1,5 +1,5 @@
-"""The driver on CuPy, over a module `cupy` whose CUDA is this host: what it asks of CuPy, and what it makes of
-the answers."""
+"""The driver on CuPy, over a module `cupy` whose CUDA is this host: what it asks of CuPy, and what it makes
+of the answers. And what the definition is held to."""
 
 from __future__ import annotations
 
@@ -187,7 +187,9 @@ def test_scalars_are_operands_and_results_stay_on_the_device(xp: Library) -> Non
     x = xp.arange(4, dtype=xp.float32)
     for one in (x * 2, np.float32(3) * x, x.sum(), x[1], xp.where(x > 1, x, 0), -x):
         assert isinstance(one, DeviceArray) and one.dtype == xp.float32
-    assert xp.waits == 0 and float(x.sum()) == 6 and x.tolist() == [0, 1, 2, 3] and bool(x[1]) and xp.waits == 3
+    assert (
+        xp.waits == 0 and float(x.sum()) == 6 and x.tolist() == [0, 1, 2, 3] and bool(x[1]) and xp.waits == 3
+    )
 
 
 def test_a_capture_waits_for_no_value() -> None:

@@ -3,6 +3,8 @@ emulated one."""
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -13,7 +15,7 @@ from backend_graphs import Loaded, Maker, place, remove
 from cuda_emulation import EmulatedDriver, why_not
 
 from heliograph_backends import access
-from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Stream, host_bytes
+from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Stream, Tensor, host_bytes
 from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.cuda import CudaBackend, CudaDevice
 from heliograph_backends.cuda.binding import MOST_FIXED_BYTES
@@ -28,9 +30,10 @@ from heliograph_proto.errors import (
     OutOfMemoryError,
     OutOfRangeError,
 )
+from heliograph_proto.types import DTYPES, TensorType
 
 emulated = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
-ILLEGAL_ADDRESS, OUT_OF_MEMORY, INVALID_CONFIGURATION = 700, 2, 9
+ILLEGAL_ADDRESS, OUT_OF_MEMORY, INVALID_CONFIGURATION, NOT_SUPPORTED = 700, 2, 9, 801
 SECONDS = 10.0
 
 
@@ -168,6 +171,73 @@ def test_memory_of_the_host_is_pinned_as_long_as_a_buffer_is_over_it(
     assert driver.registered == 1 and device.supports_buffer_type(buffer.buffer_type)
     buffer.free()
     assert driver.registered == 0
+
+
+def test_memory_that_a_client_maps_is_pinned_where_it_is(device: CudaDevice, driver: EmulatedDriver) -> None:
+    (shared,) = device.extra_buffer_types
+    mapped, buffer = shared.allocate(100), device.buffer_type.allocate(100)
+    with mmap.mmap(descriptor := mapped.descriptor(), 100) as theirs:
+        os.close(descriptor)
+        theirs[:100] = bytes(range(100))
+        there, here = (Tensor(TensorType(DTYPES["u8"], (100,)), one) for one in (mapped, buffer))
+        assert access.copy(there, here) is CopyRoad.DESTINATION
+        mapped.clear()
+        assert access.copy(here, there) is CopyRoad.SOURCE
+        assert theirs[:100] == bytes(range(100))
+    assert driver.registered == 1 and device.staging.pinned_bytes == 0
+    assert not device.supports_buffer_type(shared)
+    for one in (mapped, buffer):
+        one.free()
+    assert driver.registered == 0
+
+
+def test_memory_that_a_client_maps_goes_through_staging_where_it_cannot_be_pinned(
+    device: CudaDevice, driver: EmulatedDriver
+) -> None:
+    driver.fail("register", NOT_SUPPORTED)
+    mapped, buffer = device.extra_buffer_types[0].allocate(100), device.buffer_type.allocate(100)
+    mapped.clear(7)
+    there, here = (Tensor(TensorType(DTYPES["u8"], (100,)), one) for one in (mapped, buffer))
+    access.copy(there, here)
+    assert access.read_whole(here) == bytes([7]) * 100 and device.staging.pinned_bytes > 0
+    for one in (mapped, buffer):
+        one.free()
+
+
+def test_what_a_lost_device_had_pinned_is_given_back(device: CudaDevice, driver: EmulatedDriver) -> None:
+    buffer = device.extra_buffer_types[0].allocate(100)
+    driver.fail("copy", ILLEGAL_ADDRESS)
+    with pytest.raises(DeviceLostError):
+        device.buffer_type.allocate(4).set(0, memoryview(bytes(4)))
+    assert device.lost is not None
+    driver.fail("unregister", ILLEGAL_ADDRESS)
+    buffer.free()
+    with pytest.raises(HeliographError):
+        buffer.descriptor()
+
+
+def test_weights_of_the_cpu_that_a_card_writes_are_packed_anew(device: CudaDevice) -> None:
+    """What the CPU keeps beside them is of what they were."""
+    cpu = CpuDevice(threads=1, memory_bytes=2**28)
+    made = Maker()
+    weight, x = made.weight(np.ones((64, 64), np.float32)), made.input(np.ones((32, 64), np.float32))
+    made.output(made.node("matmul", x, weight))
+    there, rows = place(cpu, made.arrays[0]), place(cpu, made.arrays[1])
+    here = place(device, np.full((64, 64), 2, np.float32))
+    found = []
+    for _ in range(2):
+        plan, result = (
+            cpu.compile(made.graph(), LeafBindings({weight: there}, {}), CompileOptions()),
+            place(cpu, np.zeros((32, 64), np.float32)),
+        )
+        plan.compute([rows], [result], Abort())
+        plan.free()
+        found.append(remove(result))
+        assert access.copy(here, there) is CopyRoad.SOURCE
+    assert [set(one.ravel().tolist()) for one in found] == [{64.0}, {128.0}]
+    for one in (there, rows, here):
+        remove(one)
+    cpu.close()
 
 
 # Streams and events

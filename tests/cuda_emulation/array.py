@@ -18,7 +18,8 @@ BINARY = {
     "xor": "bitwise_xor", "lshift": "left_shift", "rshift": "right_shift",
 }  # fmt: skip
 COMPARISONS = {
-    "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal", "ne": "not_equal",
+    "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal",
+    "ne": "not_equal",
 }  # fmt: skip
 UNARY = {"neg": "negative", "pos": "positive", "abs": "absolute", "invert": "invert"}
 #: Methods that look at values.

@@ -14,115 +14,23 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from inspect import ismethod
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from cuda_emulation.array import DeviceArray
-from cuda_emulation.compiling import LAUNCHING, kernel
+from cuda_emulation.compiling import LAUNCHING, entry, library_of
+from cuda_emulation.cupy_runtime import CUDARuntimeError, Runtime
 from cuda_emulation.cupy_streams import devices, events, streams
 from cuda_emulation.gemm import multiply, view
-from cuda_emulation.library import Library, record, signature
+from cuda_emulation.library import Library
 from heliograph_backends.cuda.driver import Gemm
-
-class CUDARuntimeError(RuntimeError):
-    def __init__(self, status: int) -> None:
-        super().__init__(f"cudaError{status}")
-        self.status = status
+from heliograph_backends.cuda.sources import CHAIN
 
 
 class OutOfMemoryError(MemoryError):
     pass
-
-
-class Recorded:
-    """An object whose methods take what CuPy's take, and fail when it is scripted."""
-
-    def __init__(self, place: str, failures: dict[str, deque[int]]) -> None:
-        for name in [one for one in dir(self) if not one.startswith("_") and ismethod(getattr(self, one))]:
-            setattr(self, name, self._checked(f"{place}.{name}", getattr(self, name), failures))
-
-    @staticmethod
-    def _checked(name: str, function: Callable[..., Any], failures: dict[str, deque[int]]) -> Any:
-        parameters = signature(record()["cuda"][name])
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            parameters.bind(*arguments, **named)
-            if failures.get(name):
-                status = failures[name].popleft()
-                if name.endswith("Query"):
-                    return status
-                raise CUDARuntimeError(status)
-            return function(*arguments, **named)
-
-        return call
-
-
-class Runtime(Recorded):
-    """`cupy.cuda.runtime`."""
-
-    CUDARuntimeError = CUDARuntimeError
-    memcpyDefault = 4
-    hostAllocPortable = 1
-
-    def __init__(self, cuda: Any) -> None:
-        self._cuda = cuda
-        self.registered: dict[int, int] = {}
-        self.copies_2d = 0
-        super().__init__("cuda.runtime", cuda.failures)
-
-    def getDeviceCount(self) -> int:
-        return 2
-
-    def runtimeGetVersion(self) -> int:
-        return 13000
-
-    def driverGetVersion(self) -> int:
-        return 13010
-
-    def getDeviceProperties(self, device: int) -> dict[str, Any]:
-        return {
-            "name": b"emulated by CuPy", "major": 9, "minor": 0, "multiProcessorCount": 4, "l2CacheSize": 2**20,
-            "sharedMemPerBlockOptin": 2**17, "integrated": 0,
-        }  # fmt: skip
-
-    def memGetInfo(self) -> tuple[int, int]:
-        return 2**30, 2**30
-
-    def deviceCanAccessPeer(self, device: int, peer: int) -> bool:
-        return device != peer
-
-    def deviceEnablePeerAccess(self, peer: int) -> None:
-        pass
-
-    def hostRegister(self, ptr: int, size: int, flags: int) -> None:
-        self.registered[ptr] = flags
-
-    def hostUnregister(self, ptr: int) -> None:
-        del self.registered[ptr]
-
-    def eventQuery(self, event: int) -> int:
-        return 0
-
-    def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
-        self._cuda.put(stream, lambda: ctypes.memmove(dst, src, size))
-
-    def memcpyPeerAsync(self, dst: int, into: int, src: int, of: int, size: int, stream: int) -> None:
-        self._cuda.put(stream, lambda: ctypes.memmove(dst, src, size))
-
-    def memcpy2DAsync(
-        self, dst: int, dpitch: int, src: int, spitch: int, width: int, height: int, kind: int, stream: int
-    ) -> None:
-        if max(dpitch, spitch) >= 2**31 or min(dpitch, spitch) < width:
-            raise CUDARuntimeError(12)
-        self.copies_2d += 1
-        for row in range(height):
-            self.memcpyAsync(dst + row * dpitch, src + row * spitch, width, kind, stream)
-
-    def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
-        self._cuda.put(stream, lambda: ctypes.memset(ptr, value, size))
 
 
 class Memory:
@@ -185,6 +93,7 @@ class Cuda:
     PinnedMemory, PinnedMemoryPool = PinnedMemory, PinnedMemoryPool
     PinnedMemoryPointer = staticmethod(pinned_pointer)
     memory = SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
+    compiler = SimpleNamespace(CompileException=type("CompileException", (Exception,), {}))
 
     def __init__(self) -> None:
         self.failures: dict[str, deque[int]] = {}
@@ -227,14 +136,19 @@ class Cupy(Library):
         return DeviceArray(view(memptr.ptr, shape, dtype, strides, memptr), self)
 
     def RawModule(self, *, code: str, options: tuple[str, ...]) -> Any:
-        return SimpleNamespace(get_function=lambda name: RawKernel(self, name))
+        def get_function(name: str) -> RawKernel:
+            return RawKernel(self, name, library_of(code)[name] if name == CHAIN else entry(name))
+
+        return SimpleNamespace(get_function=get_function)
 
 
 class RawKernel:
     """A kernel of ours, by its name."""
 
-    def __init__(self, cupy: Cupy, name: str) -> None:
+    def __init__(self, cupy: Cupy, name: str, function: Any) -> None:
         self._cupy, self._name = cupy, name
+        self._function = function
+        function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_uint]
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
@@ -254,7 +168,7 @@ class RawKernel:
             sizes = np.array([*grid], np.uint32), np.array([*block], np.uint32)
             arguments = copied.ctypes.data, sizes[0].ctypes.data, sizes[1].ctypes.data, shared_mem
             with LAUNCHING:
-                if kernel(self._name)(*arguments):
+                if self._function(*arguments):
                     raise CUDARuntimeError(719)
 
         self._cupy.cuda.put(stream.ptr, work)
@@ -287,11 +201,12 @@ def installed() -> Iterator[tuple[Any, Cupy, Cublas]]:
     """The module `cupy_driver` over this one; as it was before afterwards."""
     cupy = Cupy()
     libraries = SimpleNamespace(cublas=SimpleNamespace(__file__="libcublas.so"))
-    ours = [f"heliograph_backends.cuda.{name}" for name in ("cupy_gpus", "cupy_driver")]
+    names = ("cupy_gpus", "cupy_memory", "cupy_driver")
+    ours = [f"heliograph_backends.cuda.{name}" for name in names]
     before = {name: sys.modules.pop(name, None) for name in (*ours, "cupy", "cupy_backends.cuda.libs")}
     sys.modules.update({"cupy": cupy, "cupy_backends.cuda.libs": libraries})  # type: ignore[dict-item]
     try:
-        module: Any = importlib.import_module(ours[1])
+        module: Any = importlib.import_module(ours[-1])
         cublas = Cublas(cupy.cuda)
         module.Library = lambda path: cublas
         yield module, cupy, cublas

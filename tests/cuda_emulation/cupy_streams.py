@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cuda_emulation.cupy_module import Cuda
 
 CAPTURE_INVALID = 901
 _numbers = itertools.count(16)

@@ -22,6 +22,8 @@
 struct Index { unsigned x, y, z; };
 struct float4 { float x, y, z, w; };
 struct ushort4 { unsigned short x, y, z, w; };
+struct uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
 
 namespace emulated {
 
@@ -190,6 +192,17 @@ static inline unsigned short f32_to_f16(float value) {
   unsigned short bits;
   std::memcpy(&bits, &narrow, 2);
   return bits;
+}
+static inline unsigned f32_pair_to_f16(float first, float second) {
+  return f32_to_f16(first) | (unsigned)f32_to_f16(second) << 16;
+}
+// To the nearest, halves to even; there is one NaN.
+static inline unsigned short f32_to_bf16(float value) {
+  unsigned bits = (unsigned)__float_as_int(value);
+  return value != value ? 0x7fff : (unsigned short)((bits + (bits >> 16 & 1) + 0x7fff) >> 16);
+}
+static inline unsigned f32_pair_to_bf16(float first, float second) {
+  return f32_to_bf16(first) | (unsigned)f32_to_bf16(second) << 16;
 }
 static inline unsigned to_tf32(float value) {
   unsigned bits = (unsigned)__float_as_int(value);

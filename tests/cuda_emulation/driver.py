@@ -12,10 +12,18 @@ from typing import Any
 import numpy as np
 
 from cuda_emulation.array import DeviceArray
-from cuda_emulation.compiling import LAUNCHING, compiled, kernel
+from cuda_emulation.compiling import LAUNCHING, compiled, compiled_chain, entry
 from cuda_emulation.gemm import multiply, view
 from cuda_emulation.library import Library
-from heliograph_backends.cuda.driver import Block, Bytes, Driver, DriverError, Gemm, Properties
+from heliograph_backends.cuda.driver import (
+    Block,
+    Bytes,
+    Driver,
+    DriverError,
+    Gemm,
+    Kernel,
+    Properties,
+)
 from heliograph_backends.cuda.parameters import Parameters
 
 
@@ -49,6 +57,7 @@ class EmulatedDriver(Driver):
         self.failures: dict[str, deque[int]] = {}
         self.dead = 0
         self.launched: list[str] = []
+        self.built: list[str] = []
         self.captures = self.replays = 0
         #: While False, a lazy device comes to no mark by itself.
         self.goes_on = True
@@ -100,6 +109,7 @@ class EmulatedDriver(Driver):
         self.registered += 1
 
         def release() -> None:
+            self._pass("unregister")
             self.registered -= 1
 
         return release
@@ -200,16 +210,24 @@ class EmulatedDriver(Driver):
 
     # Work
 
+    def build(self, source: str) -> Kernel:
+        self._pass("build")
+        self.built.append(source)
+        function = compiled_chain(source).chain
+        function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_uint]
+        return function
+
     def launch(
         self,
-        name: str,
+        kernel: str | Kernel,
         grid: tuple[int, int, int],
         threads: int,
         parameters: Parameters,
         queue: Queue,
         shared_bytes: int = 0,
     ) -> None:
-        copied, function = parameters.copy(), kernel(name)
+        copied = parameters.copy()
+        name, function = (kernel, entry(kernel)) if isinstance(kernel, str) else ("chain", kernel)
         self.launched.append(name)
 
         def work() -> None:

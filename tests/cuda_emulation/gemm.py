@@ -30,7 +30,9 @@ def multiply(product: Gemm, a: int, b: int, c: int) -> None:
         result[...] = bfloat16.to_bits(found) if product.types[2] == "bf16" else found
 
 
-def view(address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], owner: Any = None) -> Any:
+def view(
+    address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], owner: Any = None
+) -> Any:
     """An array over memory, which keeps `owner`."""
     # The extent is not known here; the caller checked it.
     steps = sum((size - 1) * step for size, step in zip(shape, strides, strict=True))

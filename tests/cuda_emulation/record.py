@@ -2,8 +2,8 @@
 
     python tests/cuda_emulation/record.py [--anew]
 
-writes `cupy_names.json` with the CuPy that is installed, for which it needs no GPU: with `--anew` what that one
-has, else what it and those before have in common. So it is run once with each version, the first one anew.
+writes `cupy_names.json` with the CuPy that is installed, for which it needs no GPU: with `--anew` what that
+one has, else what it and those before have in common. So it is run with each version, with the first anew.
 """
 
 from __future__ import annotations

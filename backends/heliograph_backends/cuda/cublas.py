@@ -47,8 +47,10 @@ class Workspace:
 class MultiplyingQueue(Protocol):
     """What products need to know of a queue."""
 
-    #: Its stream's number for CUDA.
-    handle: int
+    @property
+    def handle(self) -> int:
+        """Its stream's number for CUDA."""
+
     #: Whether it records what is put on it instead of running it.
     captures: bool
     #: The one that it multiplies with; None before its first product.
@@ -152,9 +154,7 @@ class Products:
     def __repr__(self) -> str:
         return f"<Products with {len(self._workspaces)} workspaces>"
 
-    def multiply(
-        self, product: Gemm, a: int, b: int, c: int, queue: MultiplyingQueue, *, tf32: bool
-    ) -> None:
+    def multiply(self, product: Gemm, a: int, b: int, c: int, queue: MultiplyingQueue, *, tf32: bool) -> None:
         """Puts a product on a queue, on the GPU that is the thread's. Raises DriverError."""
         with self._lock:
             self._handle = self._handle or self._library.create()

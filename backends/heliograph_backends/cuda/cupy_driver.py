@@ -1,4 +1,4 @@
-"""The driver on CuPy 13 and 14: streams, events, the pool, NVRTC and CUDA graphs.
+"""The driver on CuPy 13 and 14: streams, events, NVRTC and CUDA graphs.
 
 CuPy's own kernels are compiled with their first use and kept in its cache on disk, as are ours. Nothing here
 has names of ours in it but those of `driver`; what CuPy raises becomes `DriverError` in one place.
@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from heliograph_backends.cuda.cublas import (
     OLD_WORKSPACE_BYTES,
     WORKSPACE_BYTES,
@@ -22,42 +20,29 @@ from heliograph_backends.cuda.cublas import (
     Products,
     Workspace,
 )
-from heliograph_backends.cuda.cupy_gpus import count_gpus, cupy, failure, properties_of, translated, versions
-from heliograph_backends.cuda.driver import Block, Bytes, Driver, DriverError, Gemm
+from heliograph_backends.cuda.cupy_gpus import cupy
+from heliograph_backends.cuda.cupy_memory import CupyMemory, CupyQueue
+from heliograph_backends.cuda.driver import NOT_COMPILED, Driver, DriverError, Gemm, Kernel
 from heliograph_backends.cuda.parameters import Parameters
-from heliograph_backends.cuda.sources import MODULES, OPTIONS, kernels_of, module_of, text_of
-
-__all__ = ["CupyDriver", "count_gpus", "open_gpu", "versions"]
+from heliograph_backends.cuda.sources import (
+    CHAIN,
+    MODULES,
+    kernels_of,
+    module_of,
+    options_of,
+    text_of,
+    text_of_chain,
+)
 
 #: What a block may have of shared memory without asking.
 _PLAIN_SHARED_BYTES = 48 * 1024
-#: Numbers of cudaError_t.
-_NOT_READY, _PEER_ALREADY_ENABLED = 600, 704
-#: Of cudaHostRegister: for every GPU, and for kernels. CuPy has no names for them.
-_REGISTER_PORTABLE, _REGISTER_MAPPED = 1, 2
-#: What a copy of CUDA's may have from row to row.
-_MOST_PITCH = 2**31 - 1
-#: Pinned memory of so many bytes and more goes back when it is free: CuPy's pool keeps what it has, and takes
-#: powers of 2.
-_LARGE_PINNED_BYTES = 8 * 2**20
+#: Of cudaError_t.
+_NOT_READY = 600
 
 
 def open_gpu(number: int) -> Driver:
     """The driver of a GPU."""
     return CupyDriver(number)
-
-
-@dataclass(eq=False)
-class _Queue:
-    """A stream of CuPy's, and what cuBLAS needs to know of it."""
-
-    stream: Any
-    captures: bool = False
-    workspace: Workspace | None = None
-
-    @property
-    def handle(self) -> int:
-        return int(self.stream.ptr)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,88 +53,33 @@ class _Recording:
     workspace: Workspace | None
 
 
-class CupyDriver(Driver):
+class CupyDriver(CupyMemory):
     """One GPU through CuPy."""
 
-    xp = cupy
-
     def __init__(self, number: int) -> None:
-        self.number = number
-        self._device = cupy.cuda.Device(number)
         self._functions: dict[str, Any] = {}
-        self._shared: dict[str, int] = {}
+        #: What kernels were told that they may have of shared memory.
+        self._shared: dict[str | Kernel, int] = {}
         self._loading = threading.Lock()
-        self._peers: set[int] = set()
-        self._default = _Queue(cupy.cuda.Stream.null)
-        with self._here():
-            self._pool = cupy.cuda.MemoryPool()
-            self._pinned = cupy.cuda.PinnedMemoryPool()
-            # What the definition allocates comes from the same pool, under the same limit.
-            self._allocating = self._pool.malloc
-            self.properties = properties_of(self._device)
-
-    @contextmanager
-    def _here(self) -> Iterator[None]:
-        with translated(), self._device:
-            yield
-
-    def failure(self, error: Exception) -> DriverError | None:
-        return failure(error)
-
-    # Memory
-
-    def memory(self) -> tuple[int, int]:
-        with self._here():
-            free, total = cupy.cuda.runtime.memGetInfo()
-        return int(free), int(total)
-
-    def set_limit(self, size_bytes: int) -> None:
-        with self._here():
-            self._pool.set_limit(size=size_bytes)
-
-    def allocate(self, size_bytes: int) -> Block:
-        # In the default queue's arena: freed memory is taken again in whatever order, when nobody uses it.
-        with self._here(), cupy.cuda.Stream.null:
-            pointer = self._pool.malloc(size_bytes)
-        return Block(int(pointer.ptr), size_bytes, pointer)
-
-    def allocate_pinned(self, size_bytes: int) -> Bytes:
-        with self._here():
-            if size_bytes < _LARGE_PINNED_BYTES:
-                pointer = self._pinned.malloc(size_bytes)
-            else:
-                memory = cupy.cuda.PinnedMemory(size_bytes, cupy.cuda.runtime.hostAllocPortable)
-                pointer = cupy.cuda.PinnedMemoryPointer(memory, 0)
-        return np.frombuffer(pointer, np.uint8, size_bytes)
-
-    def register(self, memory: Bytes) -> Callable[[], None]:
-        address = int(memory.ctypes.data)
-        with self._here():
-            flags = _REGISTER_PORTABLE | _REGISTER_MAPPED
-            cupy.cuda.runtime.hostRegister(address, memory.nbytes, flags)
-
-        def release() -> None:
-            with self._here():
-                cupy.cuda.runtime.hostUnregister(address)
-
-        return release
+        self._default = CupyQueue(cupy.cuda.Stream.null)
+        super().__init__(number)
 
     # Queues
 
-    def queue(self) -> _Queue:
+    def queue(self) -> CupyQueue:
         with self._here():
-            return _Queue(cupy.cuda.Stream())
+            return CupyQueue(cupy.cuda.Stream())
 
     @property
-    def default_queue(self) -> _Queue:
+    def default_queue(self) -> CupyQueue:
         return self._default
 
     @contextmanager
-    def using(self, queue: _Queue) -> Iterator[None]:
+    def using(self, queue: CupyQueue) -> Iterator[None]:
         with self._here(), queue.stream, cupy.cuda.using_allocator(self._allocating):
             yield
 
-    def mark(self, queue: _Queue) -> Any:
+    def mark(self, queue: CupyQueue) -> Any:
         with self._here():
             event = cupy.cuda.Event(block=True, disable_timing=True)
             event.record(queue.stream)
@@ -168,82 +98,32 @@ class CupyDriver(Driver):
         with self._here():
             mark.synchronize()
 
-    def wait_for(self, queue: _Queue, mark: Any) -> None:
+    def wait_for(self, queue: CupyQueue, mark: Any) -> None:
         with self._here():
             queue.stream.wait_event(mark)
 
-    # Bytes
-
-    def copy(self, target: int, source: int, size_bytes: int, queue: _Queue) -> None:
-        runtime = cupy.cuda.runtime
-        with self._here():
-            runtime.memcpyAsync(target, source, size_bytes, runtime.memcpyDefault, queue.handle)
-
-    def copy_2d(
-        self,
-        target: int,
-        target_step: int,
-        source: int,
-        source_step: int,
-        width: int,
-        count: int,
-        queue: _Queue,
-    ) -> None:
-        runtime = cupy.cuda.runtime
-        steps = target_step, source_step
-        if count == 1 or min(steps) < width or max(steps) > _MOST_PITCH:
-            for row in range(count):
-                self.copy(target + row * target_step, source + row * source_step, width, queue)
-            return
-        with self._here():
-            runtime.memcpy2DAsync(
-                target, target_step, source, source_step, width, count, runtime.memcpyDefault, queue.handle
-            )
-
-    def copy_from_peer(self, target: int, source: int, peer: int, size_bytes: int, queue: _Queue) -> None:
-        with self._here():
-            self._reach(peer)
-            cupy.cuda.runtime.memcpyPeerAsync(target, self.number, source, peer, size_bytes, queue.handle)
-
-    def _reach(self, peer: int) -> None:
-        """Lets this GPU read another one's memory directly, once; where it cannot, CUDA goes through the
-        host."""
-        runtime = cupy.cuda.runtime
-        if peer in self._peers:
-            return
-        if runtime.deviceCanAccessPeer(self.number, peer):
-            try:
-                runtime.deviceEnablePeerAccess(peer)
-            except runtime.CUDARuntimeError as error:
-                if error.status != _PEER_ALREADY_ENABLED:
-                    raise
-        self._peers.add(peer)
-
-    def fill(self, address: int, value: int, size_bytes: int, queue: _Queue) -> None:
-        with self._here():
-            cupy.cuda.runtime.memsetAsync(address, value, size_bytes, queue.handle)
-
-    def array(
-        self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], owner: Any
-    ) -> Any:
-        extent = sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
-        with self._here():
-            memory = cupy.cuda.UnownedMemory(address, extent + np.dtype(dtype).itemsize, owner, self.number)
-            return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
-
     # Work
+
+    def build(self, source: str) -> Kernel:
+        with self._here():
+            try:
+                # CuPy keeps the code in its cache on disk, and the module as long as the process.
+                module = cupy.RawModule(code=text_of_chain(source), options=options_of(CHAIN))
+                return module.get_function(CHAIN)
+            except cupy.cuda.compiler.CompileException as error:
+                raise DriverError(NOT_COMPILED, str(error)) from error
 
     def launch(
         self,
-        kernel: str,
+        kernel: str | Kernel,
         grid: tuple[int, int, int],
         threads: int,
         parameters: Parameters,
-        queue: _Queue,
+        queue: CupyQueue,
         shared_bytes: int = 0,
     ) -> None:
         with self._here():
-            function = self._function(kernel)
+            function = self._function(kernel) if isinstance(kernel, str) else kernel
             if shared_bytes > self._shared.get(kernel, _PLAIN_SHARED_BYTES):
                 function.max_dynamic_shared_size_bytes = self._shared[kernel] = shared_bytes
             # An array of NumPy's of one element is a parameter by value: its bytes are copied at the launch.
@@ -257,7 +137,7 @@ class CupyDriver(Driver):
     def _load(self, name: str) -> None:
         """Compiles a module, or takes it from CuPy's cache, and loads it."""
         with self._loading:
-            module = cupy.RawModule(code=text_of(name), options=OPTIONS)
+            module = cupy.RawModule(code=text_of(name), options=options_of(name))
             for kernel in kernels_of(name):
                 self._functions[kernel] = module.get_function(kernel)
 
@@ -266,7 +146,7 @@ class CupyDriver(Driver):
             for name in MODULES:
                 self._load(name)
 
-    def gemm(self, product: Gemm, a: int, b: int, c: int, queue: _Queue, *, tf32: bool) -> None:
+    def gemm(self, product: Gemm, a: int, b: int, c: int, queue: CupyQueue, *, tf32: bool) -> None:
         with self._here():
             self._products.multiply(product, a, b, c, queue, tf32=tf32)
 
@@ -277,20 +157,22 @@ class CupyDriver(Driver):
 
         modern = self.properties.compute_capability >= (9, 0)
         size_bytes = WORKSPACE_BYTES if modern else OLD_WORKSPACE_BYTES
-        return Products(Library(cublas.__file__), lambda: self._workspace(size_bytes), size_bytes, self._order)
+        return Products(
+            Library(cublas.__file__), lambda: self._workspace(size_bytes), size_bytes, self._order
+        )
 
     def _workspace(self, size_bytes: int) -> Workspace:
         # Of the memory that is left to others, as cuBLAS's own would be.
         memory = cupy.cuda.Memory(size_bytes)
         return Workspace(int(memory.ptr), memory)
 
-    def _order(self, queue: _Queue, other: _Queue) -> None:
+    def _order(self, queue: CupyQueue, other: CupyQueue) -> None:
         self.wait_for(queue, self.mark(other))
 
-    def capture(self, issue: Callable[[_Queue], None]) -> _Recording:
+    def capture(self, issue: Callable[[CupyQueue], None]) -> _Recording:
         with self._here():
             # One that does not wait for the default queue: a capture may not.
-            queue = _Queue(cupy.cuda.Stream(non_blocking=True), captures=True)
+            queue = CupyQueue(cupy.cuda.Stream(non_blocking=True), captures=True)
             with queue.stream:
                 queue.stream.begin_capture()
                 try:
@@ -308,7 +190,7 @@ class CupyDriver(Driver):
         except cupy.cuda.runtime.CUDARuntimeError:
             pass
 
-    def replay(self, recording: _Recording, queue: _Queue) -> None:
+    def replay(self, recording: _Recording, queue: CupyQueue) -> None:
         with self._here():
             if recording.workspace is None:
                 recording.graph.launch(queue.stream)

@@ -11,7 +11,7 @@ from heliograph_backends.cuda.failures import OUT_OF_MEMORY
 from heliograph_proto.errors import ConfigurationError
 
 try:
-    import cupy
+    import cupy as cupy  # others take it from here, where its absence has words
 except ImportError as error:
     advice = "pip install 'heliograph[cuda12]', or [cuda13] for CUDA 13"
     raise ConfigurationError(f"CuPy cannot be imported: {error}", advice=advice) from None

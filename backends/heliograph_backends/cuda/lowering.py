@@ -31,6 +31,9 @@ class Target:
     """What the kernels may count on of a device."""
 
     shared_bytes: int
+    multiprocessors: int = 1
+    #: Chains of so many elements have kernels of their own.
+    least_generated: int = chains.LEAST_GENERATED
 
 
 class Lowering:
@@ -48,11 +51,16 @@ class Lowering:
     def role(self, number: int) -> Role:
         """The role of a node in fusion."""
         node, operands = self._node(number)
-        if chains.is_elementwise(node, operands):
+        if chains.is_elementwise(node, operands) and not self._turns_rows(node):
             return "elementwise"
         if node.op in ("norm", "rms_norm") and rows.is_row_op(node, operands):
             return "norm"
         return "matmul" if self._has_product(number) else "other"
+
+    def _turns_rows(self, node: Node) -> bool:
+        """Whether it is a copy of what does not lie in rows, which goes by tiles and so joins no chain."""
+        type, strides = node.type, self.places[node.operands[0]].strides
+        return node.op == "cont" and type.shape[-1:] > (1,) and strides[-1] != type.dtype.block_bytes
 
     def _has_product(self, number: int) -> bool:
         """Whether a kernel or cuBLAS reads a product's operands where they lie; slots do not matter for
@@ -115,7 +123,9 @@ class Lowering:
         def locate(value: int) -> Located:
             return result if value == product else self._at(storage, value)
 
-        return (chains.chain(self.graph, nodes, locate, result),)
+        if [self.graph.nodes[number].op for number in nodes] == ["cont"]:
+            return self._moved(locate(self.graph.nodes[nodes[0]].operands[0]), result)
+        return chains.chain(self.graph, nodes, locate, result, self.target)
 
     def _product(self, group: Group, storage: Storage) -> tuple[Work, ...] | None:
         number = next(n for n in group.nodes if self.graph.nodes[n].op in ("matmul", "mul_mat"))
@@ -176,7 +186,7 @@ class Lowering:
     ) -> tuple[Work, ...] | None:
         """Copies: cont, concat, assign, cast between floats, and views that must be copied after all."""
         if node.op == "cast" and {types[0].dtype.name, node.type.dtype.name} <= set(chains.FLOATS):
-            return (chains.converted(values[0], result),)
+            return chains.converted(values[0], result, self.target)
         if not moves.can_copy(node.type):
             return None
         if node.op == "cont":
@@ -208,12 +218,13 @@ class Lowering:
         """A copy, but of what lies there already."""
         if source[1:] == result[1:] or result.type.size == 0:
             return ()
-        return (moves.copy(source, result),)
+        return moves.copy(source, result)
 
     def _concat(self, node: Node, values: Sequence[Located], result: Located) -> tuple[Work, ...]:
-        axis, offset, found = node.attributes["axis"] % node.type.ndim, result.offset, []
+        axis, offset = node.attributes["axis"] % node.type.ndim, result.offset
+        found: list[Work] = []
         for one in values:
             if one.type.size:
-                found.append(moves.copy(one, Located(one.type, result.slot, offset, result.strides)))
+                found += moves.copy(one, Located(one.type, result.slot, offset, result.strides))
             offset += one.type.shape[axis] * result.strides[axis]
         return tuple(found)

@@ -1,4 +1,8 @@
-"""The text of the kernels, in modules that are compiled by themselves. The set is fixed."""
+"""The text of the kernels, in modules that are compiled by themselves.
+
+The set is fixed, but for chains of many elements: those have modules of their own, made of our text and of
+what `generating` writes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ _FOLDER = Path(__file__).parent / "kernels"
 
 #: The files of each module, in order.
 MODULES = {
-    "elementwise": ("common.cuh", "elementwise.cu"),
+    "elementwise": ("common.cuh", "operations.cuh", "elementwise.cu"),
     "rows": ("common.cuh", "rows.cu"),
     "gather": ("common.cuh", "blocks.cuh", "gather.cu"),
     "rope": ("common.cuh", "rope.cu"),
@@ -22,13 +26,38 @@ MODULES = {
 
 #: Of the compiler, beside the processor to compile for.
 OPTIONS = ("-std=c++17", "--diag-suppress=177")
+#: Of chains, beside those: each operation is rounded by itself, whatever stands next to it.
+CHAIN_OPTIONS = ("--fmad=false",)
+
+
+#: The kernel of a chain's own module, and what stands for such modules in `options_of`.
+CHAIN = "chain"
+
+
+def options_of(module: str) -> tuple[str, ...]:
+    """What a module is compiled with."""
+    return OPTIONS + CHAIN_OPTIONS if module in ("elementwise", CHAIN) else OPTIONS
 
 
 @cache
 def text_of(module: str) -> str:
     """The whole source of a module."""
     operations = "".join(f"#define OP_{one.name} {one.value}\n" for one in Operation)
-    return operations + "\n".join((_FOLDER / name).read_text() for name in MODULES[module])
+    return operations + _joined(*MODULES[module])
+
+
+def text_of_chain(source: str) -> str:
+    """The whole source of a module whose kernel is a chain's own."""
+    return "\n".join((_chains(), source, _joined("chain.cu")))
+
+
+@cache
+def _chains() -> str:
+    return _joined("common.cuh", "operations.cuh", "chain.cuh")
+
+
+def _joined(*names: str) -> str:
+    return "\n".join((_FOLDER / name).read_text() for name in names)
 
 
 @cache

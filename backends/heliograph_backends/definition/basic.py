@@ -72,7 +72,7 @@ def leaky_relu(xp: Any, attributes: Attributes, x: Array) -> Array:
 
 
 def floor_divide(xp: Any, attributes: Attributes, a: Array, b: Array) -> Array:
-    """As NumPy has it, in whose place other libraries round a / b down: by way of fmod, whose rest is exact."""
+    """As NumPy has it, while others round a / b down: by way of fmod, whose rest is exact."""
     if a.dtype.kind != "f":
         return xp.floor_divide(a, b)
     quotient, _ = _divided(xp, a, b)
