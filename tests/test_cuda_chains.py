@@ -15,7 +15,8 @@ from chain_graphs import CASTS, FIVES, READINGS, casting, computing, graphs, num
 from cuda_emulation import EmulatedDriver, why_not
 from cuda_emulation.compiling import compiled_chain
 
-from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Tensor
+from heliograph_backends import access
+from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Tensor, host_bytes
 from heliograph_backends.cuda import CudaDevice, building
 from heliograph_backends.cuda.chains import GATED, LEAST_GENERATED
 from heliograph_backends.cuda.driver import NOT_COMPILED
@@ -305,11 +306,11 @@ def test_memory_that_is_not_aligned_for_vectors_is_interpreted(
     buffer, output = (device.buffer_type.allocate(size) for size in (4 + 256, 256))
     for offset, kernel in ((4, "elementwise_few"), (0, CHAIN)):
         weight = Tensor(type, buffer, offset)
-        weight.array[...] = values
+        access.write(weight, 0, host_bytes(values))
         plan = device.compile(graph, LeafBindings({0: weight}, {}), CompileOptions())
         plan.compute([], [Tensor(type, output)], Abort())
         assert device.driver.launched[-1] == kernel
-        assert np.array_equal(Tensor(type, output).array, -values)
+        assert np.array_equal(Tensor(type, output).array.get(), -values)
         plan.free()
     for one in (buffer, output):
         one.free()

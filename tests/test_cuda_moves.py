@@ -10,7 +10,8 @@ import pytest
 from backend_graphs import Maker, run
 from cuda_emulation import EmulatedDriver, why_not
 
-from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Tensor
+from heliograph_backends import access
+from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Tensor, host_bytes
 from heliograph_backends.cuda import CudaDevice
 from heliograph_backends.cuda.filling import Located
 from heliograph_backends.cuda.moves import copy
@@ -123,10 +124,10 @@ def test_memory_that_is_not_aligned_is_copied_item_by_item(
     buffers = [device.buffer_type.allocate(4 + type.nbytes) for _ in range(2)]
     for offset in (4, 0):
         weight, output = Tensor(type, buffers[0], offset), Tensor(type, buffers[1])
-        weight.array[...] = x
+        access.write(weight, 0, host_bytes(x))
         plan = device.compile(graph, LeafBindings({0: weight}, {}), CompileOptions())
         plan.compute([], [output], Abort())
-        assert np.array_equal(output.array, x)
+        assert np.array_equal(output.array.get(), x)
         plan.free()
     for one in buffers:
         one.free()

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from heliograph_backends.cuda.sources import MODULES, module_of, text_of, text_of_chain
 
+#: One launch at a time: the fibres are the process's.
+LAUNCHING = threading.Lock()
 _HEADERS = Path(__file__).parent
 _OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-w", "-fPIC")
 _SHARED = ("-shared",)
@@ -30,16 +32,17 @@ def why_not() -> str:
 @cache
 def compiled() -> dict[str, ctypes.CDLL]:
     """A library for each module."""
-    return {name: _library(name, text_of(name)) for name in MODULES}
+    return {name: library_of(text_of(name), name) for name in MODULES}
 
 
 def compiled_chain(source: str) -> ctypes.CDLL:
     """The library of a chain's own module."""
-    return _library("chain", text_of_chain(source))
+    return library_of(text_of_chain(source))
 
 
-def _library(name: str, text: str) -> ctypes.CDLL:
-    """From a folder that only this user writes, made anew when a source changes."""
+def library_of(text: str, name: str = "chain") -> ctypes.CDLL:
+    """The library of a module's whole source, from a folder that only this user writes, made anew when a
+    source changes."""
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
     path = _folder() / f"{name}-{key}.so"
     if not path.exists():

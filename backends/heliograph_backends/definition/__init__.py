@@ -97,7 +97,8 @@ def define_node(graph: Graph, number: int, xp: Any = numpy) -> Kernel:
 def _define(op: str, attributes: Attributes, xp: Any) -> Kernel:
     if op == "matmul":
         return _matmul(xp)
-    if op in UFUNCS:
+    # What is a formula too is a ufunc of NumPy's alone, and something else in other libraries.
+    if op in UFUNCS and (xp is numpy or op not in FORMULAS):
         ufunc: Kernel = getattr(xp, UFUNCS[op])
         # NumPy wants their third argument by name, since min(a, b, c) would be another thing.
         return (lambda a, b, out: ufunc(a, b, out=out)) if op in ("maximum", "minimum") else ufunc
