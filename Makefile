@@ -60,7 +60,9 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 # Much of the time daemons start and end, so a few more processes than processors are not idle.
+# Kernels that are compiled beforehand are not compiled by each of them.
 unit: $(VENV)/.dev $(VENV)/.model
+	$(BIN)/heliograph warmup
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile -m 'not hosts and not ray and not deploy and not peers' $(TESTS)
 
 # Takes most of a minute, a third of it for noticing that a peer is gone.
