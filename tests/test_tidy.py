@@ -48,6 +48,7 @@ PURE = (
     "heliograph_server.core.slices",
     "heliograph_server.core.tasks",
     "heliograph_backends.placement",
+    "heliograph_backends.cuda.attending",
     "heliograph_backends.cuda.chains",
     "heliograph_backends.cuda.failures",
     "heliograph_backends.cuda.filling",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from heliograph_backends.cuda import chains, moves, products, rows
+from heliograph_backends.cuda import attending, chains, moves, products, rows
 from heliograph_backends.cuda.filling import Launch, Located
 from heliograph_backends.planning.fusion import Group, Role, other_operand
 from heliograph_backends.planning.layout import Place, value_types, view
@@ -156,8 +156,8 @@ class Lowering:
                 *self._moved(values[0], result),
                 moves.set_rows(number, values[1], values[2], result, report),
             )
-        if products.is_attention(node, types) and products.reads_rows([*values, result]):
-            return (products.attention(node, values, result, self.target.shared_bytes),)
+        if attending.is_attention(node, types) and products.reads_rows([*values, result]):
+            return (attending.attention(node, values, result, self.target.shared_bytes),)
         return self._move(node, types, values, result, storage)
 
     @staticmethod
