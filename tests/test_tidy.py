@@ -56,6 +56,7 @@ PURE = (
     "heliograph_backends.cuda.moves",
     "heliograph_backends.cuda.products",
     "heliograph_backends.cuda.rows",
+    "heliograph_backends.cuda.target",
     "heliograph_backends.registry.specification",
     "heliograph.cli.findings",
     "heliograph.cli.growth",

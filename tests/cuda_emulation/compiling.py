@@ -14,7 +14,8 @@ from pathlib import Path
 
 from heliograph_backends.cuda.sources import MODULES, module_of, text_of
 
-_HEADER = Path(__file__).parent / "device.hpp"
+_FOLDER = Path(__file__).parent
+_HEADER = _FOLDER / "device.hpp"
 _OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC")
 
 
@@ -30,7 +31,8 @@ def compiled() -> dict[str, ctypes.CDLL]:
     """A library for each module, from a folder that only this user writes, made anew when a source
     changes."""
     texts = {name: f'#include "{_HEADER}"\n{text_of(name)}' for name in MODULES}
-    key = hashlib.sha256("".join((_HEADER.read_text(), *texts.values())).encode()).hexdigest()[:16]
+    headers = (path.read_text() for path in sorted(_FOLDER.glob("*.hpp")))
+    key = hashlib.sha256("".join((*headers, *texts.values())).encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir(), f"heliograph-cuda-emulation-{os.getuid()}", key)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return {name: _library(folder, name, text) for name, text in texts.items()}

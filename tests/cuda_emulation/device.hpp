@@ -26,19 +26,31 @@ struct ushort4 { unsigned short x, y, z, w; };
 namespace emulated {
 
 enum State { READY, AT_BLOCK, AT_WARP, DONE };
-enum Result { OK = 0, DEADLOCK = 1 };
+enum Result { OK = 0, DEADLOCK = 1, OUTSIDE = 3 };
+// Words behind a block's shared memory, which nobody may write to.
+enum { GUARD = 64 };
+
+// A copy to shared memory beside computing.
+struct Copy {
+  void* to;
+  const void* from;
+  int bytes;
+};
 
 struct Fibre {
   ucontext_t context;
   std::vector<char> stack = std::vector<char>(65536);
   State state = READY;
   Index index{};
+  std::vector<std::vector<Copy>> copies{1};  // in groups, the last one of which is not ended
 };
 
 // What the lanes of a warp show each other. Two sets in turn: one barrier for each exchange is enough.
 struct Warp {
   float values[2][32];
   float a[2][32][4], b[2][32][2];
+  unsigned narrow_a[2][32][4], narrow_b[2][32][2];
+  const unsigned char* rows[2][32];
   int turns[32] = {};
 };
 
@@ -74,6 +86,7 @@ static void begin(Fibre& fibre) {
   fibre.context.uc_stack.ss_size = fibre.stack.size();
   fibre.context.uc_link = &scheduler;
   fibre.state = READY;
+  fibre.copies.assign(1, {});
   makecontext(&fibre.context, enter, 0);
 }
 
@@ -86,6 +99,11 @@ static bool release(unsigned first, unsigned last, State state) {
   for (unsigned i = first; any && i < last; i++)
     if (fibres[i].state == state) fibres[i].state = READY;
   return any;
+}
+
+// Whether what lies behind a block's shared memory is as it was: NaN.
+static bool guarded() {
+  return std::all_of(dynamic.end() - GUARD, dynamic.end(), [](float one) { return std::isnan(one); });
 }
 
 static Result run_block() {
@@ -106,7 +124,7 @@ static Result run_block() {
       }
       left = left || one.state != DONE;
     }
-    if (!left) return OK;
+    if (!left) return guarded() ? OK : OUTSIDE;
     bool released = false;
     for (unsigned first = 0; first < count; first += 32)
       released = release(first, std::min(first + 32, count), AT_WARP) || released;
@@ -121,7 +139,7 @@ static int launch(std::function<void()> kernel, const unsigned* grid, const unsi
   body = std::move(kernel);
   if (fibres.size() != count) fibres = std::vector<Fibre>(count);
   warps.resize((count + 31) / 32);
-  dynamic.resize(shared / 4 + 1);
+  dynamic.resize((shared + 3) / 4 + GUARD);
   for (block_index.z = 0; block_index.z < grid_size.z; block_index.z++)
     for (block_index.y = 0; block_index.y < grid_size.y; block_index.y++)
       for (block_index.x = 0; block_index.x < grid_size.x; block_index.x++)
@@ -208,3 +226,5 @@ static inline void multiply_tiles(float (&d)[4], const unsigned (&a)[4], const u
       d[i] += own.a[turn][row % 8 * 4 + k % 4][row / 8 + k / 4 * 2] * own.b[turn][column * 4 + k % 4][k / 4];
   }
 }
+
+#include "tiles.hpp"

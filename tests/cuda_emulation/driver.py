@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from cuda_emulation.compiling import kernel
+from cuda_emulation.compiling import compiled, kernel
 from heliograph_backends.cuda.driver import Block, Bytes, Driver, DriverError, Gemm, Properties
 from heliograph_backends.cuda.parameters import Parameters
 from heliograph_proto import bfloat16
 
 _ITEMS = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": np.uint16}
+_FAILURES = ("", "a deadlock", "too many threads", "a write behind its shared memory")
 #: One launch at a time: the fibres are the process's.
 _LAUNCHING = threading.Lock()
 
@@ -74,6 +75,9 @@ class EmulatedDriver(Driver):
             status = self.failures[call].popleft()
             self.dead = status if status >= 700 and status < 720 else 0
             raise DriverError(status, f"scripted, in {call}")
+
+    def warmup(self) -> None:
+        compiled()
 
     # Memory
 
@@ -214,7 +218,7 @@ class EmulatedDriver(Driver):
                     copied.ctypes.data, sizes[0].ctypes.data, sizes[1].ctypes.data, shared_bytes
                 )
             if status:
-                raise DriverError(719, f"{name}: {('', 'a deadlock', 'too many threads')[status]}")
+                raise DriverError(719, f"{name}: {_FAILURES[status]}")
 
         self._put(queue, work, "launch")
 

@@ -7,11 +7,11 @@ with CuPy in place of NumPy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from heliograph_backends.cuda import attending, chains, moves, products, rows
 from heliograph_backends.cuda.filling import Launch, Located
+from heliograph_backends.cuda.target import OwnSlots, Target
 from heliograph_backends.planning.fusion import Group, Role, other_operand
 from heliograph_backends.planning.layout import Place, value_types, view
 from heliograph_backends.planning.storage import Storage
@@ -24,13 +24,6 @@ Work: TypeAlias = Launch | products.Call
 
 #: The report of a failure: the node's number and what it met.
 FAILURE_TYPE = TensorType(DTYPES["u64"], (2,))
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What the kernels may count on of a device."""
-
-    shared_bytes: int
 
 
 class Lowering:
@@ -89,9 +82,13 @@ class Lowering:
 
     # Work
 
-    def work(self, group: Group, storage: Storage, failure: int) -> tuple[Work, ...] | None:
-        """What a group puts on a queue; None if it runs on the definition. `failure`: the slot of the
-        report."""
+    def workspace_bytes(self, groups: Sequence[Group]) -> int:
+        """The most that any of the groups needs while it runs."""
+        nodes = (self._node(group.last) for group in groups)
+        return max((attending.workspace_bytes(*one, self.target.multiprocessors) for one in nodes), default=0)
+
+    def work(self, group: Group, storage: Storage, own: OwnSlots) -> tuple[Work, ...] | None:
+        """What a group puts on a queue; None if it runs on the definition."""
         if self.types[self.leaves + group.last].size == 0 and group.role != "matmul":
             return ()
         if group.role == "elementwise":
@@ -100,7 +97,7 @@ class Lowering:
             return self._product(group, storage)
         if group.role == "norm":
             return (self._norm(group, storage),)
-        return self._other(group.last, storage, failure)
+        return self._other(group.last, storage, own)
 
     def _at(self, storage: Storage, value: int) -> Located:
         return Located(self.types[value], *storage.locate(value))
@@ -138,11 +135,11 @@ class Lowering:
         result = self._at(storage, self.leaves + group.last)
         return rows.norm(node, self._at(storage, node.operands[0]), result, found)
 
-    def _other(self, number: int, storage: Storage, failure: int) -> tuple[Work, ...] | None:
+    def _other(self, number: int, storage: Storage, own: OwnSlots) -> tuple[Work, ...] | None:
         node, types = self._node(number)
         result = self._at(storage, self.leaves + number)
         values = self._operands(storage, node)
-        report = Located(FAILURE_TYPE, failure, 0, (8,))
+        report = Located(FAILURE_TYPE, own.report, 0, (8,))
         if rows.is_row_op(node, types):
             return (self._row_op(node, values, result),)
         if types and rows.is_reduction(node, types[0]):
@@ -157,7 +154,7 @@ class Lowering:
                 moves.set_rows(number, values[1], values[2], result, report),
             )
         if attending.is_attention(node, types) and products.reads_rows([*values, result]):
-            return (attending.attention(node, values, result, self.target.shared_bytes),)
+            return attending.attention(node, values, result, own, self.target)
         return self._move(node, types, values, result, storage)
 
     @staticmethod

@@ -78,13 +78,13 @@ PRODUCT = _struct(
     ("block_bytes", "i4"), ("parts", "i4"),
 )  # fmt: skip
 ATTENTION = _struct(
-    ("heads", "i8"), ("rows", "i8"), ("keys", "i8"), ("d", "i8"), ("dv", "i8"),
-    *((name, "u8") for name in ("q", "k", "v", "mask", "sinks", "result")),
+    *((name, "u8") for name in ("q", "k", "v", "mask", "sinks", "result", "partial")),
     *((f"{name}_strides", "i8", (3,)) for name in ("q", "k", "v", "mask", "result")),
-    ("batch_repeat", "i8"), ("head_repeat", "i8"), ("mask_batches", "i8"), ("mask_heads", "i8"),
+    *((name, "i4") for name in ("heads", "rows", "keys", "d", "dv", "batch_repeat", "head_repeat")),
+    *((name, "i4") for name in ("mask_batches", "mask_heads")),
     *((f"{name}_type", "i4") for name in ("q", "k", "v", "mask", "sinks", "result")),
-    ("has_mask", "i4"), ("has_sinks", "i4"), ("scale", "f4"), ("cap", "f4"), ("max_bias", "f4"),
-    ("slope_power", "f4"),
+    *((name, "i4") for name in ("has_mask", "has_sinks", "splits", "tiles_of_split")),
+    *((name, "f4") for name in ("scale", "cap", "max_bias", "slope_power")),
 )  # fmt: skip
 
 

@@ -29,10 +29,11 @@ from heliograph_backends.cuda import moves
 from heliograph_backends.cuda.binding import PlanMemory, are_separate, fixed_bytes
 from heliograph_backends.cuda.driver import DriverError, Queue
 from heliograph_backends.cuda.filling import Located
-from heliograph_backends.cuda.lowering import FAILURE_TYPE, Lowering, Target
+from heliograph_backends.cuda.lowering import FAILURE_TYPE, Lowering
 from heliograph_backends.cuda.memory import can_reach
 from heliograph_backends.cuda.replaying import Replays
 from heliograph_backends.cuda.steps import ArrayCopy, DefinitionStep, KernelStep, Step
+from heliograph_backends.cuda.target import Target
 from heliograph_backends.planning.fusion import Group, group_nodes
 from heliograph_backends.planning.layout import place_values
 from heliograph_backends.planning.storage import Storage, plan_storage
@@ -55,21 +56,24 @@ class Layout:
     lowering: Lowering
     groups: tuple[Group, ...]
     storage: Storage
+    workspace_bytes: int
 
 
 def plan_layout(device: CudaDevice, graph: Graph, options: CompileOptions, *, direct: bool = True) -> Layout:
     """Raises OutOfMemoryError for a value that no buffer can hold. `direct`: see `place_values`."""
     places = place_values(graph, direct=direct)
-    lowering = Lowering(graph, places, Target(device.driver.properties.shared_bytes))
+    facts = device.driver.properties
+    lowering = Lowering(graph, places, Target(facts.shared_bytes, facts.multiprocessors))
     groups = group_nodes(graph, places, lowering, fusion=options.fusion)
     storage = plan_storage(graph, places, groups, device.buffer_type.max_size, alignment=ALIGNMENT)
-    return Layout(lowering, groups, storage)
+    return Layout(lowering, groups, storage, lowering.workspace_bytes(groups))
 
 
 def estimate(device: CudaDevice, graph: Graph, options: CompileOptions) -> Estimate:
     """What compiling takes: the plan's own blocks, and the fixed places of inputs and outputs."""
-    storage = plan_layout(device, graph, options).storage
-    return Estimate((*storage.own_bytes, FAILURE_TYPE.nbytes, *fixed_bytes(graph)))
+    layout = plan_layout(device, graph, options)
+    workspace = (layout.workspace_bytes,) if layout.workspace_bytes else ()
+    return Estimate((*layout.storage.own_bytes, FAILURE_TYPE.nbytes, *workspace, *fixed_bytes(graph)))
 
 
 class CudaPlan(Plan):
@@ -86,7 +90,7 @@ class CudaPlan(Plan):
         self._freed = False
         _check_reach(device, bindings)
         layout = plan_layout(device, graph, options, direct=are_separate(bindings))
-        self.memory = PlanMemory(device, graph, layout.storage, bindings)
+        self.memory = PlanMemory(device, graph, layout.storage, bindings, layout.workspace_bytes)
         try:
             with device.queue(), np.errstate(all="ignore"):
                 self._steps = self._made(layout)
@@ -115,7 +119,7 @@ class CudaPlan(Plan):
             node = self.graph.nodes[group.last]
             if OPS[node.op].group == "source":
                 continue
-            work = layout.lowering.work(group, layout.storage, self.memory.failure_slot)
+            work = layout.lowering.work(group, layout.storage, self.memory.own_slots)
             if work is None:
                 found += [DefinitionStep(self.graph, number, self.memory) for number in group.nodes]
             elif work:
@@ -200,7 +204,7 @@ class CudaPlan(Plan):
 
     @property
     def _report_address(self) -> int:
-        return self.memory.addresses[self.memory.failure_slot]
+        return self.memory.addresses[self.memory.own_slots.report]
 
     def _settle_quietly(self, queue: Queue) -> None:
         try:

@@ -10,6 +10,8 @@ from heliograph_backends.cuda.operations import Operation
 
 _FOLDER = Path(__file__).parent / "kernels"
 
+_ATTENTION = ("common.cuh", "tiles.cuh", "attending.cuh", "attention.cuh")
+
 #: The files of each module, in order.
 MODULES = {
     "elementwise": ("common.cuh", "elementwise.cu"),
@@ -17,7 +19,10 @@ MODULES = {
     "gather": ("common.cuh", "blocks.cuh", "gather.cu"),
     "rope": ("common.cuh", "rope.cu"),
     "products": ("common.cuh", "blocks.cuh", "products.cu"),
-    "attention": ("common.cuh", "attention.cu"),
+    "attention": ("common.cuh", "tiles.cuh", "attending.cuh", "attention_few.cu"),
+    "attention_f16": (*_ATTENTION, "attention_f16.cu"),
+    "attention_bf16": (*_ATTENTION, "attention_bf16.cu"),
+    "attention_f32": (*_ATTENTION, "attention_f32.cu"),
 }
 
 #: Of the compiler, beside the processor to compile for.
@@ -42,5 +47,6 @@ def kernels_of(module: str) -> tuple[str, ...]:
     text = re.sub(r"#define.*(?:\\\n.*)*", "", text_of(module))
     names = re.findall(r"^KERNEL\((\w+),", text, re.M)
     names += [f"get_rows_{one}" for one in re.findall(r"^GET_ROWS\(\w+, (\w+)\)", text, re.M)]
-    names += [f"attention_{one}" for one in re.findall(r"^ATTENTION\((\d+)\)", text, re.M)]
+    for form, width in re.findall(r"^ATTENTION\(\w+, (\w+), (\d+)\)", text, re.M):
+        names += [f"attention_{form}_{width}", f"attention_{form}_{width}_split"]
     return tuple(names)
