@@ -34,7 +34,7 @@ from heliograph_proto.types import DTYPES
 SEED = 20251121
 emulated = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 PARAMETERS = {
-    "elementwise": ELEMENTWISE, "soft_max": ROWS, "layer_norm": ROWS, "rms_norm": ROWS, "l2_norm": ROWS,
+    "elementwise": ELEMENTWISE, "soft_max": ROWS, "norm": ROWS,
     "reduce": REDUCE, "copy_elements": COPY, "get_rows": GATHER, "set_rows": GATHER, "rope": ROPE,
     "product": PRODUCT, "attention": ATTENTION,
 }  # fmt: skip
@@ -105,7 +105,7 @@ def test_parameters_have_the_size_that_the_kernel_reads(kernel: str) -> None:
     """And at most the 4 KiB that every GPU takes."""
     type = (
         PARAMETERS.get(kernel)
-        or PARAMETERS[re.sub("_(one|few|many|merge|plain|narrow|b?f16|f32|q?[0-9]).*", "", kernel)]
+        or PARAMETERS[re.sub("_(one|few|many|merge|long|plain|narrow|b?f16|f32|q?[0-9]).*", "", kernel)]
     )
     assert parameter_bytes(kernel) == type.itemsize <= 4096
 

@@ -19,6 +19,8 @@ static int show_row(const void* row) {
 
 }  // namespace emulated
 
+static inline unsigned char* in_memory(unsigned long long address) { return (unsigned char*)address; }
+
 static inline void copy_later(void* to, const void* from, int bytes) {
   emulated::current->copies.back().push_back({to, from, bytes});
 }

@@ -14,6 +14,8 @@ Parameters: TypeAlias = np.ndarray[Any, np.dtype[np.void]]
 MOST_DIMENSIONS = 6
 MOST_OPERANDS = 16
 MOST_INSTRUCTIONS = 32
+#: Sums before a norm that are part of it.
+MOST_ADDED = 2
 
 #: The numbers of data types.
 TYPES = {
@@ -46,9 +48,10 @@ ELEMENTWISE = _struct(
 )  # fmt: skip
 ROWS = _struct(
     ("walk", WALK), ("rows", "i8"), ("columns", "i8"), ("x", OPERAND), ("result", OPERAND),
-    ("second", OPERAND), ("third", OPERAND), ("inner", "i8", (4,)), ("heads", "i8"), ("matrix_rows", "i8"),
-    ("has_second", "i4"), ("has_third", "i4"), ("scale", "f4"), ("max_bias", "f4"), ("slope_power", "f4"),
-    ("threads", "i4"),
+    ("second", OPERAND), ("third", OPERAND), ("added", OPERAND, (MOST_ADDED,)),
+    ("inner", "i8", (4 + MOST_ADDED,)), ("heads", "i8"), ("matrix_rows", "i8"),
+    ("has_second", "i4"), ("has_third", "i4"), ("adds", "i4"), ("threads", "i4"), ("packed", "i4"),
+    ("norm", "i4"), ("scale", "f4"), ("max_bias", "f4"), ("slope_power", "f4"), ("reserved", "i4"),
 )  # fmt: skip
 REDUCE = _struct(
     ("walk", WALK), ("inner", WALK), ("rows", "i8"), ("columns", "i8"), ("x", OPERAND), ("along", OPERAND),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product as combinations
+from typing import NamedTuple
 
 from heliograph_backends.cuda.driver import Gemm
 from heliograph_backends.cuda.filling import Filling, Launch, Located, Strides, aligned, collapsed, few
@@ -24,6 +25,8 @@ CUBLAS = {
 }  # fmt: skip
 #: The most calls for one product, where one batch cannot express it.
 MOST_CALLS = 64
+#: Of a product: cuBLAS counts them in 32 bits.
+MOST_ROWS = 2**31 - 1
 #: What one dimension of a grid of blocks other than the first can be.
 MOST_GRID = 65535
 
@@ -128,7 +131,42 @@ def calls(node: Node, operands: Sequence[Located], result: Located) -> tuple[Cal
     m, n, k = result.type.shape[-2], result.type.shape[-1], left.type.shape[-1]
     if k == 0:
         return None
-    return _calls((m, n, k), (left, right, result), right_steps, sizes, strides)
+    found = _as_rows(_Rows(m, left, result, sizes, tuple(strides)))
+    values = found.left, right, found.result
+    return _calls((found.m, n, k), values, right_steps, found.sizes, found.strides)
+
+
+class _Rows(NamedTuple):
+    """Rows of the left side, and what they lie in; sizes and strides are of the batch."""
+
+    m: int
+    left: Located
+    result: Located
+    sizes: Strides
+    strides: tuple[Strides, ...]
+
+
+def _as_rows(one: _Rows) -> _Rows:
+    """Dimensions of the batch as rows, as long as all their matrices meet the same right one and their rows
+    follow one another: one product instead of many."""
+    while one.sizes and one.strides[1][-1] == 0 and one.m * one.sizes[-1] <= MOST_ROWS:
+        left, result = (
+            _with_rows(one.m, value, steps)
+            for value, steps in zip((one.left, one.result), one.strides[::2], strict=True)
+        )
+        if left is None or result is None:
+            break
+        fewer = tuple(steps[:-1] for steps in one.strides)
+        one = _Rows(one.m * one.sizes[-1], left, result, one.sizes[:-1], fewer)
+    return one
+
+
+def _with_rows(m: int, value: Located, steps: Strides) -> Located | None:
+    """A value whose m rows go on where the next matrix of the batch begins; None if they do not."""
+    row = value.strides[-2] if m > 1 else steps[-1]
+    if steps[-1] != m * row or row < value.type.shape[-1] * value.type.dtype.block_bytes:
+        return None
+    return value._replace(strides=(*value.strides[:-2], row, value.strides[-1]))
 
 
 def _calls(

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from heliograph_backends.cuda.operations import Operation
 
+#: How many times four elements of a row a thread holds at most, of which there is a kernel for each.
+HELD = (1, 2, 3, 4, 6, 8)
+
 _FOLDER = Path(__file__).parent / "kernels"
 
 _ATTENTION = ("common.cuh", "tiles.cuh", "attending.cuh", "attention.cuh")
@@ -15,7 +18,7 @@ _ATTENTION = ("common.cuh", "tiles.cuh", "attending.cuh", "attention.cuh")
 #: The files of each module, in order.
 MODULES = {
     "elementwise": ("common.cuh", "elementwise.cu"),
-    "rows": ("common.cuh", "rows.cu"),
+    "rows": ("common.cuh", "tiles.cuh", "rows.cu"),
     "gather": ("common.cuh", "blocks.cuh", "gather.cu"),
     "rope": ("common.cuh", "rope.cu"),
     "products": ("common.cuh", "blocks.cuh", "products.cu"),
@@ -47,6 +50,7 @@ def kernels_of(module: str) -> tuple[str, ...]:
     text = re.sub(r"#define.*(?:\\\n.*)*", "", text_of(module))
     names = re.findall(r"^KERNEL\((\w+),", text, re.M)
     names += [f"get_rows_{one}" for one in re.findall(r"^GET_ROWS\(\w+, (\w+)\)", text, re.M)]
+    names += [f"{op}_{n}" for op in re.findall(r"^ROWS\((\w+), \w+\)", text, re.M) for n in (*HELD, "long")]
     for form, width in re.findall(r"^ATTENTION\(\w+, (\w+), (\d+)\)", text, re.M):
         names += [f"attention_{form}_{width}", f"attention_{form}_{width}_split"]
     return tuple(names)

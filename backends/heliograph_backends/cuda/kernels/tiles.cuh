@@ -8,6 +8,13 @@ struct alignas(16) Chunk { u32 words[4]; };
 struct alignas(8) Pair { u32 words[2]; };
 
 #ifndef HELIOGRAPH_EMULATED
+// An address in the device's memory; the compiler is told that it is no other.
+static __device__ __forceinline__ u8* in_memory(u64 address) {
+  u8* place = reinterpret_cast<u8*>(address);
+  __builtin_assume(__isGlobal(place));
+  return place;
+}
+
 static __device__ __forceinline__ u32 shared_address(const void* place) {
   u32 found;
   asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(found) : "l"(place));
@@ -85,6 +92,20 @@ static __device__ __forceinline__ float fast_reciprocal(float x) {
   return found;
 }
 #endif
+
+// Of all threads of a row as `row_larger`, but a NaN is left out.
+static __device__ __forceinline__ float row_largest(float value, float* shared, int threads) {
+#pragma unroll
+  for (int step = 16; step; step /= 2) value = fmaxf(value, __shfl_xor_sync(FULL_WARP, value, step));
+  if (threads <= 32) return value;
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = shared[threadIdx.x % 32 < threads / 32 ? threadIdx.x % 32 : 0];
+#pragma unroll
+  for (int step = 16; step; step /= 2) value = fmaxf(value, __shfl_xor_sync(FULL_WARP, value, step));
+  return value;
+}
 
 #define LOG2_E 1.4426950408889634f
 
