@@ -52,6 +52,7 @@ PURE = (
     "heliograph_backends.cuda.chains",
     "heliograph_backends.cuda.failures",
     "heliograph_backends.cuda.filling",
+    "heliograph_backends.cuda.joining",
     "heliograph_backends.cuda.lowering",
     "heliograph_backends.cuda.moves",
     "heliograph_backends.cuda.products",

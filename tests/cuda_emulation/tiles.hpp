@@ -19,6 +19,8 @@ static int show_row(const void* row) {
 
 }  // namespace emulated
 
+#define KERNEL_OF_BLOCKS(name, Parameters, threads, blocks) KERNEL(name, Parameters, threads)
+
 static inline unsigned char* in_memory(unsigned long long address) { return (unsigned char*)address; }
 
 static inline void copy_later(void* to, const void* from, int bytes) {
@@ -64,6 +66,11 @@ static inline unsigned narrow_pair(float first, float second) {
     return value != value ? upper | 0x40 : (bits + (upper & 1) + 0x7fff) >> 16;
   };
   return narrow(first) | narrow(second) << 16;
+}
+
+template <int T>
+static inline unsigned add_narrow(unsigned a, unsigned b) {
+  return narrow_pair<T>(narrow_half<T>(a, 0) + narrow_half<T>(b, 0), narrow_half<T>(a, 1) + narrow_half<T>(b, 1));
 }
 
 template <int T>

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from heliograph_backends.cuda.chains import FLOATS
 from heliograph_backends.cuda.filling import Filling, Launch, Located, Strides
 from heliograph_backends.cuda.parameters import ATTENTION, TYPES
-from heliograph_backends.cuda.products import MOST_GRID
+from heliograph_backends.cuda.products import MOST_GRID, reads_rows
 from heliograph_backends.cuda.rows import slope_power
 from heliograph_backends.cuda.target import OwnSlots, Target
 from heliograph_proto.graph import Node
@@ -144,29 +144,59 @@ def workspace_bytes(node: Node, operands: Sequence[TensorType], multiprocessors:
     return 4 * splits * math.prod(q.shape[:3]) * (v.shape[-1] + 2) if splits > 1 else 0
 
 
+def kernel_of(node: Node, values: Sequence[Located], target: Target) -> Tiling | None:
+    """The kernel on the matrix units for operands that lie so: where rows are whole chunks, and a block's
+    shared memory is enough."""
+    types = [one.type for one in values]
+    if not has_tiling(types) or any(abs(one.strides[2]) >= MOST_STRIDE for one in values[:3]):
+        return None
+    tiling = tiling_of(types)
+    mask_lines = _mask_lines(node, values, tiling)
+    shared = tiling.shared_bytes(types[3].dtype.name if mask_lines else "", mask_lines)
+    return tiling if shared <= target.shared_bytes else None
+
+
+def attends(node: Node, values: Sequence[Located], target: Target) -> bool:
+    """Whether any kernel reads these operands where they lie."""
+    types = [one.type for one in values]
+    if not is_attention(node, types) or not reads_rows(values):
+        return False
+    return kernel_of(node, values, target) is not None or not {one.dtype.name for one in types} & set(BLOCKS)
+
+
+def takes_biases(node: Node, values: Sequence[Located], target: Target) -> bool:
+    """Whether the kernel can add rows to queries, keys and values: where it computes in their own type."""
+    if not attends(node, values, target):
+        return False
+    tiling = kernel_of(node, values, target)
+    return tiling is not None and all(one.type.dtype.name == tiling.form for one in values[:3])
+
+
 def attention(
     node: Node,
     values: Sequence[Located],
     result: Located,
     own: OwnSlots,
     target: Target,
-) -> tuple[Launch, ...] | None:
-    """On the matrix units where rows are whole chunks and a block's shared memory is enough. None: no kernel
-    can."""
+    biases: Sequence[Located | None] = (),
+) -> tuple[Launch, ...]:
+    """Of operands that a kernel attends with. `biases`: rows that are added to q, k and v, with strides over
+    [batch, heads, rows, d] that are 0 but for heads."""
     filling = _filled(node, values, result)
     q, k, *_ = values
     batch, heads, rows, _ = q.type.shape
-    types = [one.type for one in values]
-    tiling = tiling_of(types)
-    mask_lines = _mask_lines(node, values, tiling)
-    shared = tiling.shared_bytes(types[3].dtype.name if mask_lines else "", mask_lines)
-    in_reach = all(abs(one.strides[2]) < MOST_STRIDE for one in (*values[:3], result))
-    if not has_tiling(types) or shared > target.shared_bytes or not in_reach:
-        if {one.dtype.name for one in types} & set(BLOCKS):
-            return None
+    tiling = kernel_of(node, values, target)
+    if tiling is None:
         return (filling.launch("attention_few", (rows, heads, batch), 128),)
+    for bit, (name, bias) in enumerate(zip("qkv", biases, strict=False)):
+        if bias is not None:
+            filling.address(f"{name}_bias", bias)
+            filling.set(**{f"{name}_bias_stride": bias.strides[1]})
+            filling.parameters["has_biases"][0] |= 1 << bit
     sharing = sharing_of(tiling, q.type, k.type, target.multiprocessors)
     filling.set(splits=sharing.splits, tiles_of_split=sharing.tiles_of_split)
+    mask_lines = _mask_lines(node, values, tiling)
+    shared = tiling.shared_bytes(values[3].type.dtype.name if mask_lines else "", mask_lines)
     if not tiling.split:
         return (filling.launch(tiling.kernel, (sharing.blocks, heads, batch), 128, shared),)
     if sharing.splits > 1:

@@ -82,11 +82,13 @@ PRODUCT = _struct(
 )  # fmt: skip
 ATTENTION = _struct(
     *((name, "u8") for name in ("q", "k", "v", "mask", "sinks", "result", "partial")),
+    *((f"{name}_bias", "u8") for name in ("q", "k", "v")),
+    *((f"{name}_bias_stride", "i8") for name in ("q", "k", "v")),
     *((f"{name}_strides", "i8", (3,)) for name in ("q", "k", "v", "mask", "result")),
     *((name, "i4") for name in ("heads", "rows", "keys", "d", "dv", "batch_repeat", "head_repeat")),
     *((name, "i4") for name in ("mask_batches", "mask_heads")),
     *((f"{name}_type", "i4") for name in ("q", "k", "v", "mask", "sinks", "result")),
-    *((name, "i4") for name in ("has_mask", "has_sinks", "splits", "tiles_of_split")),
+    *((name, "i4") for name in ("has_mask", "has_sinks", "has_biases", "splits", "tiles_of_split")),
     *((name, "f4") for name in ("scale", "cap", "max_bias", "slope_power")),
 )  # fmt: skip
 

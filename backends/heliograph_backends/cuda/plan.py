@@ -29,6 +29,7 @@ from heliograph_backends.cuda import moves
 from heliograph_backends.cuda.binding import PlanMemory, are_separate, fixed_bytes
 from heliograph_backends.cuda.driver import DriverError, Queue
 from heliograph_backends.cuda.filling import Located
+from heliograph_backends.cuda.joining import joined
 from heliograph_backends.cuda.lowering import FAILURE_TYPE, Lowering
 from heliograph_backends.cuda.memory import can_reach
 from heliograph_backends.cuda.replaying import Replays
@@ -65,6 +66,8 @@ def plan_layout(device: CudaDevice, graph: Graph, options: CompileOptions, *, di
     facts = device.driver.properties
     lowering = Lowering(graph, places, Target(facts.shared_bytes, facts.multiprocessors))
     groups = group_nodes(graph, places, lowering, fusion=options.fusion)
+    if options.fusion:
+        groups = joined(graph, places, groups, lowering)
     storage = plan_storage(graph, places, groups, device.buffer_type.max_size, alignment=ALIGNMENT)
     return Layout(lowering, groups, storage, lowering.workspace_bytes(groups))
 

@@ -5,6 +5,8 @@
 struct AttentionParameters {
   u64 q, k, v, mask, sinks, result;
   u64 partial;  // f32 [splits, lines, dv + 2]: of each split of the keys sums, largest exponent, total
+  u64 q_bias, k_bias, v_bias;  // rows that are added first where `has_biases` says so, by head; their strides in bytes
+  i64 q_bias_stride, k_bias_stride, v_bias_stride;
   // In bytes, of batch, head and row; elements of a row lie side by side.
   i64 q_strides[3], k_strides[3], v_strides[3], mask_strides[3], result_strides[3];
   int heads;
@@ -16,6 +18,7 @@ struct AttentionParameters {
   int mask_batches, mask_heads;   // masks come again after so many
   int q_type, k_type, v_type, mask_type, sinks_type, result_type;
   int has_mask, has_sinks;
+  int has_biases;  // bits: 1 q, 2 k, 4 v; then all have the data type that is computed with
   int splits;  // of the keys, over blocks
   int tiles_of_split;
   float scale;

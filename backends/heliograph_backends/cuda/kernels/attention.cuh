@@ -85,7 +85,7 @@ static __device__ __forceinline__ void stage(const u8* from, int stride, int typ
   constexpr int ALL = ROWS * R::CHUNKS;
   const Chunk nothing = {};
   if (type == T && ((u64)from | (u64)stride) % 16 == 0) {
-#pragma unroll
+#pragma unroll 8
     for (int j = 0; j < (ALL + THREADS - 1) / THREADS; j++) {
       int i = j * THREADS + threadIdx.x, row = i / R::CHUNKS, chunk = i % R::CHUNKS;
       if (ALL % THREADS != 0 && i >= ALL) break;
@@ -100,6 +100,40 @@ static __device__ __forceinline__ void stage(const u8* from, int stride, int typ
     bool there = row < count && chunk * R::IN_CHUNK < columns;
     *reinterpret_cast<Chunk*>(to + row * R::PITCH + chunk * 16) =
         there ? converted<T>(from + row * stride, type, chunk * R::IN_CHUNK) : nothing;
+  }
+}
+
+template <int T>
+static __device__ __forceinline__ Chunk sum_of(const Chunk& a, const Chunk& b) {
+  Chunk sum;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    if constexpr (T == F32)
+      sum.words[i] = (u32)__float_as_int(__fadd_rn(__int_as_float((int)a.words[i]), __int_as_float((int)b.words[i])));
+    else
+      sum.words[i] = add_narrow<T>(a.words[i], b.words[i]);
+  }
+  return sum;
+}
+
+// Adds a row to what this thread staged of ROWS rows, as soon as its copies are there.
+template <int T, int D, int ROWS, int THREADS>
+static __device__ __forceinline__ void add_bias(const u8* bias, int columns, int count, u8* to) {
+  using R = Rows<T, D>;
+  constexpr int ALL = ROWS * R::CHUNKS;
+  bool whole = (u64)bias % 16 == 0;
+#pragma unroll 4
+  for (int j = 0; j < (ALL + THREADS - 1) / THREADS; j++) {
+    int i = j * THREADS + threadIdx.x, row = i / R::CHUNKS, column = i % R::CHUNKS * R::IN_CHUNK;
+    if (row >= count || column >= columns || (ALL % THREADS != 0 && i >= ALL)) continue;
+    Chunk* place = reinterpret_cast<Chunk*>(to + row * R::PITCH + column * R::ITEM);
+    const u8* from = bias + column * R::ITEM;
+    Chunk more;
+    if (whole)
+      more = *reinterpret_cast<const Chunk*>(from);
+    else
+      more = converted<T>(bias, T, column);
+    *place = sum_of<T>(*place, more);
   }
 }
 
@@ -137,12 +171,38 @@ template <int T, int D, bool SPLIT> struct Part {
       for (int i = threadIdx.x; i < S::LINES * S::CHUNKS; i += S::THREADS) {
         int line = i / S::CHUNKS, column = i % S::CHUNKS * S::IN_CHUNK;
         bool there = line < count && column < p.d;
-        *reinterpret_cast<Chunk*>(to + line * S::PITCH + column * S::ITEM) =
-            there ? converted<T>(query_at(p, blockIdx.z, head(line), row(line)), p.q_type, column) : nothing;
+        Chunk found = there ? converted<T>(query_at(p, blockIdx.z, head(line), row(line)), p.q_type, column) : nothing;
+        if (there && p.has_biases & 1) {
+          const u8* bias = in_memory(p.q_bias) + head(line) * p.q_bias_stride;
+          found = sum_of<T>(found, converted<T>(bias, T, column));
+        }
+        *reinterpret_cast<Chunk*>(to + line * S::PITCH + column * S::ITEM) = found;
       }
     } else {
       const u8* q = query_at(p, blockIdx.z, blockIdx.y, first);
       stage<T, D, S::LINES, S::THREADS>(q, (int)p.q_strides[2], p.q_type, p.d, count, to);
+    }
+  }
+
+  // What is added to queries, when this thread's copies of them are there.
+  __device__ __forceinline__ void add_to_queries(u8* to) const {
+    if constexpr (!SPLIT)
+      if (p.has_biases & 1) {
+        const u8* bias = in_memory(p.q_bias) + blockIdx.y * p.q_bias_stride;
+        add_bias<T, D, S::LINES, S::THREADS>(bias, p.d, count, to);
+      }
+  }
+
+  // The same of a tile of keys and values.
+  __device__ __forceinline__ void add_to_tile(int number, u8* to) const {
+    u32 shared_head = SPLIT ? blockIdx.y : blockIdx.y / (u32)p.head_repeat;
+    int left = p.keys - number * S::KEYS;
+#pragma unroll 1
+    for (int which = 0; which < 2; which++) {
+      if (!(p.has_biases & 2 << which)) continue;
+      const u8* bias = in_memory(which ? p.v_bias : p.k_bias) +
+                       shared_head * (which ? p.v_bias_stride : p.k_bias_stride);
+      add_bias<T, D, S::KEYS, S::THREADS>(bias, which ? p.dv : p.d, left, to + which * (S::KEYS * S::PITCH));
     }
   }
 
@@ -571,6 +631,7 @@ static __device__ __forceinline__ void attend(const AttentionParameters& p) {
     if (!is_first) {
       bool shown = next < part.last_tile && part.shows(next);
       await_copies<0>();
+      if (p.has_biases) part.add_to_tile(tile, shared + at * S::STAGE);
       // Behind this barrier everybody's copies of this tile are there, and nobody reads the other stage any more:
       // neither the tile before nor queries. Tiles that the mask hides from all lines are left out.
       while (!__syncthreads_or(shown) && next < part.last_tile) {
@@ -584,8 +645,11 @@ static __device__ __forceinline__ void attend(const AttentionParameters& p) {
     }
     end_copies();
     if (is_first) {
-      if constexpr (S::HELD) {
+      if (S::HELD || p.has_biases & 1) {
         await_copies<1>();
+        part.add_to_queries(queries);
+      }
+      if constexpr (S::HELD) {
         __syncthreads();
         lines.hold_queries(queries);
       }
@@ -617,6 +681,6 @@ static __device__ __forceinline__ void attend(const AttentionParameters& p) {
 }
 
 // Kernels of heads of up to D elements: `many` rows, and few.
-#define ATTENTION(T, name, D)                                                                                     \
-  KERNEL(attention_##name##_##D, AttentionParameters, 128) { attend<T, D, false>(p); }                           \
+#define ATTENTION(T, name, D)                                                                                   \
+  KERNEL_OF_BLOCKS(attention_##name##_##D, AttentionParameters, 128, (D % 64 == 32 || D == 128 ? 3 : 2)) { attend<T, D, false>(p); } \
   KERNEL(attention_##name##_##D##_split, AttentionParameters, (Tiling<T, D, true>::THREADS)) { attend<T, D, true>(p); }

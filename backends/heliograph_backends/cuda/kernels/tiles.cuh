@@ -8,6 +8,10 @@ struct alignas(16) Chunk { u32 words[4]; };
 struct alignas(8) Pair { u32 words[2]; };
 
 #ifndef HELIOGRAPH_EMULATED
+// A kernel of which so many blocks are to fit on a multiprocessor.
+#define KERNEL_OF_BLOCKS(name, Parameters, threads, blocks) \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Parameters p)
+
 // An address in the device's memory; the compiler is told that it is no other.
 static __device__ __forceinline__ u8* in_memory(u64 address) {
   u8* place = reinterpret_cast<u8*>(address);
@@ -77,6 +81,17 @@ static __device__ __forceinline__ u32 narrow_pair(float first, float second) {
   else
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
   return word;
+}
+
+// Sums of two pairs of narrow floats, rounded once; those of f32 that are rounded afterwards have the same bits.
+template <int T>
+static __device__ __forceinline__ u32 add_narrow(u32 a, u32 b) {
+  u32 sum;
+  if constexpr (T == F16)
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+  else
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(0x3f803f80u), "r"(b));  // 1 a + b
+  return sum;
 }
 
 // Powers of two with an error of two units of the last place, and nothing below the smallest normal float.
