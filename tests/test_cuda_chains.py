@@ -18,7 +18,7 @@ from cuda_emulation.compiling import compiled_chain
 from heliograph_backends import access
 from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Tensor, host_bytes
 from heliograph_backends.cuda import CudaDevice, building
-from heliograph_backends.cuda.chains import GATED, LEAST_GENERATED
+from heliograph_backends.cuda.chains import GATED
 from heliograph_backends.cuda.driver import NOT_COMPILED
 from heliograph_backends.cuda.filling import Launch, Located
 from heliograph_backends.cuda.generating import generated
@@ -27,6 +27,7 @@ from heliograph_backends.cuda.lowering import Lowering, Target
 from heliograph_backends.cuda.operations import Operation
 from heliograph_backends.cuda.programs import Instruction, pieces
 from heliograph_backends.cuda.sources import CHAIN, options_of, text_of_chain
+from heliograph_backends.cuda.target import LEAST_GENERATED
 from heliograph_backends.planning.fusion import group_nodes
 from heliograph_backends.planning.layout import place_values
 from heliograph_backends.planning.storage import plan_storage

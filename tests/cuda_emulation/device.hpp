@@ -30,17 +30,27 @@ namespace emulated {
 enum State { READY, AT_BLOCK, AT_WARP, DONE };
 enum Result { OK = 0, DEADLOCK = 1, MISALIGNED = 3, OUTSIDE_SHARED = 4 };
 
+// A copy to shared memory beside computing.
+struct Copy {
+  void* to;
+  const void* from;
+  int bytes;
+};
+
 struct Fibre {
   ucontext_t context;
   std::vector<char> stack = std::vector<char>(65536);
   State state = READY;
   Index index{};
+  std::vector<std::vector<Copy>> copies{1};  // in groups, the last one of which is not ended
 };
 
 // What the lanes of a warp show each other. Two sets in turn: one barrier for each exchange is enough.
 struct Warp {
   float values[2][32];
   float a[2][32][4], b[2][32][2];
+  unsigned narrow_a[2][32][4], narrow_b[2][32][2];
+  const unsigned char* rows[2][32];
   int turns[32] = {};
 };
 
@@ -84,6 +94,7 @@ static void begin(Fibre& fibre) {
   fibre.context.uc_stack.ss_size = fibre.stack.size();
   fibre.context.uc_link = &scheduler;
   fibre.state = READY;
+  fibre.copies.assign(1, {});
   makecontext(&fibre.context, enter, 0);
 }
 
@@ -98,6 +109,7 @@ static bool release(unsigned first, unsigned last, State state) {
   return any;
 }
 
+// Whether what lies behind a block's shared memory is as it was: NaN.
 static Result run_block() {
   unsigned count = (unsigned)fibres.size();
   std::fill(dynamic.begin(), dynamic.end(), NAN);
@@ -331,3 +343,5 @@ static inline void multiply_bf16(float (&d)[4], const unsigned (&a)[4], unsigned
     }
   }
 }
+
+#include "tiles.hpp"

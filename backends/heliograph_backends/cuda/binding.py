@@ -13,6 +13,7 @@ from heliograph_backends import access
 from heliograph_backends.contract import LeafBindings, Tensor, Usage
 from heliograph_backends.cuda.lowering import FAILURE_TYPE
 from heliograph_backends.cuda.memory import CudaBuffer, address_of, can_reach, owner_of
+from heliograph_backends.cuda.target import OwnSlots
 from heliograph_backends.planning.storage import Storage
 from heliograph_proto.errors import InvalidInputError
 from heliograph_proto.graph import Graph, LeafKind
@@ -39,14 +40,20 @@ def _run_types(graph: Graph) -> list[TensorType]:
 class PlanMemory:
     """Addresses by slot. Those of inputs and outputs are the run's, unless they have fixed places."""
 
-    def __init__(self, device: CudaDevice, graph: Graph, storage: Storage, bindings: LeafBindings) -> None:
+    def __init__(
+        self,
+        device: CudaDevice,
+        graph: Graph,
+        storage: Storage,
+        bindings: LeafBindings,
+        workspace_bytes: int = 0,
+    ) -> None:
         """Raises OutOfMemoryError, InvalidInputError."""
         self.device = device
         self.graph = graph
         self.storage = storage
-        #: The slot of the report of a failure.
-        self.failure_slot = storage.slots
-        count = storage.slots + 1
+        self.own_slots = OwnSlots(storage.slots, storage.slots + 1)
+        count = storage.slots + len(self.own_slots)
         self.addresses = [0] * count
         self._owners: list[Any] = [None] * count
         self._own: list[CudaBuffer] = []
@@ -61,6 +68,9 @@ class PlanMemory:
         self._written = [bindings.variables[value] for value in storage.written]
         try:
             self._bind_lasting(bindings)
+            if workspace_bytes:
+                workspace = self._allocate(TensorType(DTYPES["u8"], (workspace_bytes,)))
+                self._bind(self.own_slots.workspace, workspace)
         except BaseException:
             self.free()
             raise
@@ -135,7 +145,7 @@ class PlanMemory:
     def _bind_lasting(self, bindings: LeafBindings) -> None:
         for number, size in enumerate(self.storage.own_bytes):
             self._bind(self.storage.arena_slot + number, self._allocate(TensorType(DTYPES["u8"], (size,))))
-        self._bind(self.failure_slot, self._allocate(FAILURE_TYPE))
+        self._bind(self.own_slots.report, self._allocate(FAILURE_TYPE))
         if self.is_fixed:
             slots = (*self.input_slots, *self.storage.output_slots)
             for slot, type in zip(slots, _run_types(self.graph), strict=True):

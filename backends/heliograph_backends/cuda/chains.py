@@ -7,22 +7,17 @@ since an interpreter spends more instructions on each element than there is time
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from heliograph_backends.cuda.filling import Launch, Located, fits
 from heliograph_backends.cuda.generating import generated
 from heliograph_backends.cuda.interpreting import interpreted
 from heliograph_backends.cuda.operations import EXACT, Operation
 from heliograph_backends.cuda.programs import Instruction, Program, Ref, pieces
+from heliograph_backends.cuda.target import Target
 from heliograph_proto.graph import Graph, Node
 from heliograph_proto.types import TensorType
 
-if TYPE_CHECKING:
-    from heliograph_backends.cuda.lowering import Target
-
-#: From here on a run takes some microseconds less in a kernel of its own, and at 2^28 elements a millisecond.
-#: The first plan that has the chain takes 0.1 s to compile it, others a file of CuPy's cache.
-LEAST_GENERATED = 2**20
 #: Ops that are one instruction of their name.
 INSTRUCTIONS = {
     name: Operation[name.upper()]

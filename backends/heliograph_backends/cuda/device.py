@@ -14,14 +14,13 @@ import numpy as np
 from heliograph_backends.contract import BufferType, CompileOptions, Device, Estimate, LeafBindings, Plan
 from heliograph_backends.cpu.memory import Budget, HostBuffer, machine_memory_bytes
 from heliograph_backends.cuda.building import Kernels
-from heliograph_backends.cuda.chains import LEAST_GENERATED
 from heliograph_backends.cuda.driver import Driver, DriverError, Queue
 from heliograph_backends.cuda.failures import is_sticky, typed
-from heliograph_backends.cuda.lowering import Target
 from heliograph_backends.cuda.memory import CudaBufferType, PinnedBufferType, shared_buffer_types
 from heliograph_backends.cuda.plan import CudaPlan, estimate
 from heliograph_backends.cuda.staging import Staging
 from heliograph_backends.cuda.stream import CudaEvent, CudaStream
+from heliograph_backends.cuda.target import LEAST_GENERATED, Target
 from heliograph_backends.sealed import why_no_sealed
 from heliograph_proto.description import Capabilities, DeviceType, Memory
 from heliograph_proto.errors import DeviceLostError, HeliographError

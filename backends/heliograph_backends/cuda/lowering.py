@@ -7,12 +7,12 @@ with CuPy in place of NumPy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
-from heliograph_backends.cuda import chains, moves, products, rows, stored
+from heliograph_backends.cuda import attending, chains, joining, moves, products, rows, stored
 from heliograph_backends.cuda.filling import Launch, Located
-from heliograph_backends.planning.fusion import Group, Role, other_operand
+from heliograph_backends.cuda.target import OwnSlots, Target
+from heliograph_backends.planning.fusion import Group, Role, is_row, other_operand
 from heliograph_backends.planning.layout import Place, value_types, view
 from heliograph_backends.planning.storage import Storage
 from heliograph_proto.graph import Graph, Node
@@ -24,16 +24,6 @@ Work: TypeAlias = Launch | products.Call
 
 #: The report of a failure: the node's number and what it met.
 FAILURE_TYPE = TensorType(DTYPES["u64"], (2,))
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What the kernels may count on of a device."""
-
-    shared_bytes: int
-    multiprocessors: int = 1
-    #: Chains of so many elements have kernels of their own.
-    least_generated: int = chains.LEAST_GENERATED
 
 
 class Lowering:
@@ -68,12 +58,8 @@ class Lowering:
         node, types = self._node(number)
         if node.op not in ("matmul", "mul_mat"):
             return False
-        operands = [
-            Located(self.types[value], 0, self.places[value].offset_bytes, self.places[value].strides)
-            for value in node.operands
-        ]
         result = Located(node.type, 0, 0, node.type.strides)
-        return node.type.size == 0 or self._multiplied(node, types, operands, result) is not None
+        return node.type.size == 0 or self._multiplied(node, types, self._placed(number), result) is not None
 
     def _multiplied(
         self, node: Node, types: Sequence[TensorType], operands: Sequence[Located], result: Located
@@ -87,15 +73,43 @@ class Lowering:
         """Whether norms can take this value as their weight or bias."""
         return self.types[value].ndim > 0 and self.types[value].dtype.name in chains.FLOATS
 
+    def gathers(self, number: int) -> bool:
+        """Whether a kernel gathers a node's rows."""
+        return moves.gathers(*self._node(number))
+
+    def attends(self, number: int) -> bool:
+        """Whether a kernel computes a node's attention."""
+        node, types = self._node(number)
+        return attending.is_attention(node, types) and attending.attends(
+            node, self._placed(number), self.target
+        )
+
+    def takes_biases(self, number: int) -> bool:
+        """Whether that kernel adds rows to queries, keys and values itself."""
+        return self.attends(number) and attending.takes_biases(
+            self.graph.nodes[number], self._placed(number), self.target
+        )
+
+    def _placed(self, number: int) -> list[Located]:
+        """A node's operands with the strides that they will have; slots do not matter yet."""
+        return [
+            Located(self.types[value], 0, self.places[value].offset_bytes, self.places[value].strides)
+            for value in self.graph.nodes[number].operands
+        ]
+
     def _node(self, number: int) -> tuple[Node, list[TensorType]]:
         node = self.graph.nodes[number]
         return node, [self.types[value] for value in node.operands]
 
     # Work
 
-    def work(self, group: Group, storage: Storage, failure: int) -> tuple[Work, ...] | None:
-        """What a group puts on a queue; None if it runs on the definition. `failure`: the slot of the
-        report."""
+    def workspace_bytes(self, groups: Sequence[Group]) -> int:
+        """The most that any of the groups needs while it runs."""
+        nodes = (self._node(group.last) for group in groups)
+        return max((attending.workspace_bytes(*one, self.target.multiprocessors) for one in nodes), default=0)
+
+    def work(self, group: Group, storage: Storage, own: OwnSlots) -> tuple[Work, ...] | None:
+        """What a group puts on a queue; None if it runs on the definition."""
         if self.types[self.leaves + group.last].size == 0 and group.role != "matmul":
             return ()
         if group.role == "elementwise":
@@ -104,7 +118,12 @@ class Lowering:
             return self._product(group, storage)
         if group.role == "norm":
             return (self._norm(group, storage),)
-        return self._other(group.last, storage, failure)
+        ops = {self.graph.nodes[number].op: number for number in group.nodes}
+        if "flash_attn_ext" in ops:
+            return self._attention(ops["flash_attn_ext"], group, storage, own)
+        if "get_rows" in ops:
+            return self._gathered(ops["get_rows"], group, storage, own)
+        return self._other(group.last, storage, own)
 
     def _at(self, storage: Storage, value: int) -> Located:
         return Located(self.types[value], *storage.locate(value))
@@ -136,27 +155,101 @@ class Lowering:
         return (*found, *(self._chain(rest, storage, self.leaves + number) if rest else ()))
 
     def _norm(self, group: Group, storage: Storage) -> Launch:
-        node = self.graph.nodes[group.nodes[0]]
-        value, found = self.leaves + group.nodes[0], []
-        for number in group.nodes[1:]:
-            found.append(self._at(storage, other_operand(self.graph.nodes[number].operands, value)))
-            value = self.leaves + number
+        """Sums that the norm reads, the norm, and what follows it."""
+        place = next(place for place, n in enumerate(group.nodes) if self.graph.nodes[n].op in rows.NORMS)
+        number = group.nodes[place]
+        value, added = self._added(group.nodes[:place], number)
+        found = []
+        last = self.leaves + number
+        for after in group.nodes[place + 1 :]:
+            found.append(self._at(storage, other_operand(self.graph.nodes[after].operands, last)))
+            last = self.leaves + after
         result = self._at(storage, self.leaves + group.last)
-        return rows.norm(node, self._at(storage, node.operands[0]), result, found)
+        sums = [self._at(storage, one) for one in added]
+        return rows.norm(self.graph.nodes[number], self._at(storage, value), result, found, sums)
 
-    def _other(self, number: int, storage: Storage, failure: int) -> tuple[Work, ...] | None:
+    def _added(self, sums: Sequence[int], norm: int) -> tuple[int, list[int]]:
+        """The value that sums before a norm begin with, and what each adds."""
+        if not sums:
+            return self.graph.nodes[norm].operands[0], []
+        first, *others = (self.graph.nodes[number] for number in sums)
+        # Of the first sum's operands the one that a step before makes, if one does.
+        value, more = sorted(first.operands, key=lambda one: one < self.leaves)
+        found = [more]
+        for before, node in zip(sums, others, strict=False):
+            found.append(other_operand(node.operands, self.leaves + before))
+        return value, found
+
+    def _attention(
+        self, number: int, group: Group, storage: Storage, own: OwnSlots
+    ) -> tuple[Work, ...] | None:
+        """Sums with rows that the kernel makes itself, the attention, and a conversion of its result."""
+        node = self.graph.nodes[number]
+        if not self.attends(number):
+            return None
+        result = self._whole(node.type.shape, group, storage)
+        if group.nodes[0] == number:
+            values = self._operands(storage, node)
+            return attending.attention(node, values, result, own, self.target)
+        sums = group.nodes[0]
+        # Views of the sums are views of what the step before made.
+        row, source = self._row_and_source(sums)
+        found = joining.biases(self.graph, self.places, sums, number)
+        assert found is not None, "its group says that it has them"
+        values = [self._moved_to(storage, value, self.leaves + sums, source) for value in node.operands]
+        places = [None if one is None else self._bias(storage, row, one, node) for one in found]
+        return attending.attention(node, values, result, own, self.target, places)
+
+    def _row_and_source(self, sums: int) -> tuple[int, int]:
+        """Of a sum with a row: the row, and what it is added to."""
+        node = self.graph.nodes[sums]
+        first, second = node.operands
+        return (first, second) if is_row(self.types[first], node.type) else (second, first)
+
+    def _moved_to(self, storage: Storage, value: int, root: int, source: int) -> Located:
+        """A view of a value that is not there, in the memory of one that lies as it would."""
+        place = self.places[value]
+        if place.root != root:
+            return self._at(storage, value)
+        slot, start, _ = storage.locate(source)
+        return Located(self.types[value], slot, start + place.offset_bytes, place.strides)
+
+    def _bias(self, storage: Storage, row: int, bias: joining.Bias, node: Node) -> Located:
+        slot, start, _ = storage.locate(row)
+        item = self.types[row].dtype.block_bytes
+        return Located(self.types[row], slot, start + bias.offset_bytes, (0, bias.head_stride, 0, item))
+
+    def _whole(self, shape: tuple[int, ...], group: Group, storage: Storage) -> Located:
+        """A group's result in another shape with as many elements; both lie without gaps."""
+        value = self._at(storage, self.leaves + group.last)
+        if value.type.shape == shape:
+            return value
+        type = TensorType(value.type.dtype, shape)
+        return Located(type, value.slot, value.offset, type.strides)
+
+    def _gathered(
+        self, number: int, group: Group, storage: Storage, own: OwnSlots
+    ) -> tuple[Work, ...] | None:
+        """Rows, in the type of the table where a conversion back to it follows."""
+        node = self.graph.nodes[number]
+        if not self.gathers(number):
+            return None
+        table, indices = self._operands(storage, node)
+        result = self._whole(node.type.shape, group, storage)
+        report = Located(FAILURE_TYPE, own.report, 0, (8,))
+        return (moves.get_rows(number, table, indices, result, report),)
+
+    def _other(self, number: int, storage: Storage, own: OwnSlots) -> tuple[Work, ...] | None:
         node, types = self._node(number)
         result = self._at(storage, self.leaves + number)
         values = self._operands(storage, node)
-        report = Located(FAILURE_TYPE, failure, 0, (8,))
+        report = Located(FAILURE_TYPE, own.report, 0, (8,))
         if rows.is_row_op(node, types):
             return (self._row_op(node, values, result),)
         if types and rows.is_reduction(node, types[0]):
             return (rows.reduction(node, values[0], result),)
         if rows.is_rope(node, types):
             return (rows.rope(node, values[0], result, values[1], values[2:]),)
-        if moves.gathers(node, types):
-            return (moves.get_rows(number, values[0], values[1], result, report),)
         if moves.sets_rows(node, types):
             return (
                 *self._moved(values[0], result),
@@ -164,8 +257,6 @@ class Lowering:
             )
         if stored.is_expert_product(node, types) and stored.reads_rows(values[:2], result):
             return (stored.expert_product(number, values, result, report, self.target),)
-        if products.is_attention(node, types) and products.reads_rows([*values, result]):
-            return (products.attention(node, values, result, self.target.shared_bytes),)
         return self._move(node, types, values, result, storage)
 
     @staticmethod

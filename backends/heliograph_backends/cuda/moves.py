@@ -132,12 +132,12 @@ def gathers(node: Node, operands: Sequence[TensorType]) -> bool:
 
 
 def get_rows(number: int, table: Located, indices: Located, result: Located, failure: Located) -> Launch:
-    """One block for each row."""
+    """One block for each row. Rows of narrow floats come out as f32, or as they are if the result is."""
     name = table.type.dtype.name
     filling = _gather(number, table, indices, result, failure)
     if table.type.dtype.kind == "quantized":
         return _gathered(filling, f"get_rows_{name}", indices)
-    if name in ("f16", "bf16"):
+    if name in ("f16", "bf16") and result.type.dtype is not table.type.dtype:
         return _gathered(filling, "get_rows_narrow", indices)
     filling.set(item_bytes=table.type.dtype.block_bytes)
     return _gathered(filling, "get_rows_plain", indices)

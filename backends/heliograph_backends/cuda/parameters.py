@@ -16,6 +16,8 @@ MOST_DIMENSIONS = 6
 #: Of the kernels that interpret chains.
 MOST_OPERANDS, MOST_INSTRUCTIONS = 16, 32
 FEW_OPERANDS, FEW_INSTRUCTIONS = 4, 8
+#: Sums before a norm that are part of it.
+MOST_ADDED = 2
 
 #: The numbers of data types.
 TYPES = {
@@ -69,9 +71,10 @@ def chain_type(operands: int, walked: int, dimensions: int, numbers: int) -> np.
 
 ROWS = _struct(
     ("walk", WALK), ("rows", "i8"), ("columns", "i8"), ("x", OPERAND), ("result", OPERAND),
-    ("second", OPERAND), ("third", OPERAND), ("inner", "i8", (4,)), ("heads", "i8"), ("matrix_rows", "i8"),
-    ("has_second", "i4"), ("has_third", "i4"), ("scale", "f4"), ("max_bias", "f4"), ("slope_power", "f4"),
-    ("threads", "i4"),
+    ("second", OPERAND), ("third", OPERAND), ("added", OPERAND, (MOST_ADDED,)),
+    ("inner", "i8", (4 + MOST_ADDED,)), ("heads", "i8"), ("matrix_rows", "i8"),
+    ("has_second", "i4"), ("has_third", "i4"), ("adds", "i4"), ("threads", "i4"), ("packed", "i4"),
+    ("norm", "i4"), ("scale", "f4"), ("max_bias", "f4"), ("slope_power", "f4"), ("reserved", "i4"),
 )  # fmt: skip
 REDUCE = _struct(
     ("walk", WALK), ("inner", WALK), ("rows", "i8"), ("columns", "i8"), ("x", OPERAND), ("along", OPERAND),
@@ -110,13 +113,15 @@ PRODUCT = _struct(
     ("warp_bits", "i4"), ("reserved", "i4"),
 )  # fmt: skip
 ATTENTION = _struct(
-    ("heads", "i8"), ("rows", "i8"), ("keys", "i8"), ("d", "i8"), ("dv", "i8"),
-    *((name, "u8") for name in ("q", "k", "v", "mask", "sinks", "result")),
+    *((name, "u8") for name in ("q", "k", "v", "mask", "sinks", "result", "partial")),
+    *((f"{name}_bias", "u8") for name in ("q", "k", "v")),
+    *((f"{name}_bias_stride", "i8") for name in ("q", "k", "v")),
     *((f"{name}_strides", "i8", (3,)) for name in ("q", "k", "v", "mask", "result")),
-    ("batch_repeat", "i8"), ("head_repeat", "i8"), ("mask_batches", "i8"), ("mask_heads", "i8"),
+    *((name, "i4") for name in ("heads", "rows", "keys", "d", "dv", "batch_repeat", "head_repeat")),
+    *((name, "i4") for name in ("mask_batches", "mask_heads")),
     *((f"{name}_type", "i4") for name in ("q", "k", "v", "mask", "sinks", "result")),
-    ("has_mask", "i4"), ("has_sinks", "i4"), ("scale", "f4"), ("cap", "f4"), ("max_bias", "f4"),
-    ("slope_power", "f4"),
+    *((name, "i4") for name in ("has_mask", "has_sinks", "has_biases", "splits", "tiles_of_split")),
+    *((name, "f4") for name in ("scale", "cap", "max_bias", "slope_power")),
 )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from heliograph_backends.cuda.binding import PlanMemory, are_separate, fixed_byt
 from heliograph_backends.cuda.building import PlanKernels
 from heliograph_backends.cuda.driver import DriverError, Queue
 from heliograph_backends.cuda.filling import Launch, Located
+from heliograph_backends.cuda.joining import joined
 from heliograph_backends.cuda.lowering import FAILURE_TYPE, Lowering, Work
 from heliograph_backends.cuda.memory import can_reach
 from heliograph_backends.cuda.replaying import Replays
@@ -56,6 +57,7 @@ class Layout:
     lowering: Lowering
     groups: tuple[Group, ...]
     storage: Storage
+    workspace_bytes: int
 
 
 def plan_layout(device: CudaDevice, graph: Graph, options: CompileOptions, *, direct: bool = True) -> Layout:
@@ -63,14 +65,17 @@ def plan_layout(device: CudaDevice, graph: Graph, options: CompileOptions, *, di
     places = place_values(graph, direct=direct)
     lowering = Lowering(graph, places, device.target)
     groups = group_nodes(graph, places, lowering, fusion=options.fusion)
+    if options.fusion:
+        groups = joined(graph, places, groups, lowering)
     storage = plan_storage(graph, places, groups, device.buffer_type.max_size, alignment=ALIGNMENT)
-    return Layout(lowering, groups, storage)
+    return Layout(lowering, groups, storage, lowering.workspace_bytes(groups))
 
 
 def estimate(device: CudaDevice, graph: Graph, options: CompileOptions) -> Estimate:
     """What compiling takes: the plan's own blocks, and the fixed places of inputs and outputs."""
-    storage = plan_layout(device, graph, options).storage
-    return Estimate((*storage.own_bytes, FAILURE_TYPE.nbytes, *fixed_bytes(graph)))
+    layout = plan_layout(device, graph, options)
+    workspace = (layout.workspace_bytes,) if layout.workspace_bytes else ()
+    return Estimate((*layout.storage.own_bytes, FAILURE_TYPE.nbytes, *workspace, *fixed_bytes(graph)))
 
 
 class CudaPlan(Plan):
@@ -87,7 +92,7 @@ class CudaPlan(Plan):
         self._freed = False
         _check_reach(device, bindings)
         layout = plan_layout(device, graph, options, direct=are_separate(bindings))
-        self.memory = PlanMemory(device, graph, layout.storage, bindings)
+        self.memory = PlanMemory(device, graph, layout.storage, bindings, layout.workspace_bytes)
         self._kernels = PlanKernels(device.kernels)
         try:
             with device.queue(), np.errstate(all="ignore"):
@@ -117,7 +122,7 @@ class CudaPlan(Plan):
             node = self.graph.nodes[group.last]
             if OPS[node.op].group == "source":
                 continue
-            work = layout.lowering.work(group, layout.storage, self.memory.failure_slot)
+            work = layout.lowering.work(group, layout.storage, self.memory.own_slots)
             if work is None:
                 found += [DefinitionStep(self.graph, number, self.memory) for number in group.nodes]
             elif work:
@@ -207,7 +212,7 @@ class CudaPlan(Plan):
 
     @property
     def _report_address(self) -> int:
-        return self.memory.addresses[self.memory.failure_slot]
+        return self.memory.addresses[self.memory.own_slots.report]
 
     def _settle_quietly(self, queue: Queue) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Matrix products and attention as launches and calls of cuBLAS. Pure."""
+"""Matrix products as launches and calls of cuBLAS. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product as combinations
+from typing import NamedTuple
 
-from heliograph_backends.cuda.chains import FLOATS
 from heliograph_backends.cuda.driver import Gemm
-from heliograph_backends.cuda.filling import Filling, Launch, Located, Strides, aligned, collapsed
-from heliograph_backends.cuda.parameters import ATTENTION, TYPES
-from heliograph_backends.cuda.rows import slope_power
+from heliograph_backends.cuda.filling import Located, Strides, aligned, collapsed
 from heliograph_proto.graph import Node
 from heliograph_proto.types import TensorType
 
@@ -23,11 +21,10 @@ CUBLAS = {
 }  # fmt: skip
 #: The most calls for one product, where one batch cannot express it.
 MOST_CALLS = 64
+#: Of a product: cuBLAS counts them in 32 bits.
+MOST_ROWS = 2**31 - 1
 #: What one dimension of a grid of blocks other than the first can be.
 MOST_GRID = 65535
-#: Widths of heads with a kernel on the matrix units, and its shared memory.
-HEADS = (32, 64, 80, 96, 128, 256)
-BLOCK_ROWS, BLOCK_KEYS, MOST_WIDTH = 64, 32, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,42 @@ def calls(node: Node, operands: Sequence[Located], result: Located) -> tuple[Cal
     m, n, k = result.type.shape[-2], result.type.shape[-1], left.type.shape[-1]
     if k == 0:
         return None
-    return _calls((m, n, k), (left, right, result), right_steps, sizes, strides)
+    found = _as_rows(_Rows(m, left, result, sizes, tuple(strides)))
+    values = found.left, right, found.result
+    return _calls((found.m, n, k), values, right_steps, found.sizes, found.strides)
+
+
+class _Rows(NamedTuple):
+    """Rows of the left side, and what they lie in; sizes and strides are of the batch."""
+
+    m: int
+    left: Located
+    result: Located
+    sizes: Strides
+    strides: tuple[Strides, ...]
+
+
+def _as_rows(one: _Rows) -> _Rows:
+    """Dimensions of the batch as rows, as long as all their matrices meet the same right one and their rows
+    follow one another: one product instead of many."""
+    while one.sizes and one.strides[1][-1] == 0 and one.m * one.sizes[-1] <= MOST_ROWS:
+        left, result = (
+            _with_rows(one.m, value, steps)
+            for value, steps in zip((one.left, one.result), one.strides[::2], strict=True)
+        )
+        if left is None or result is None:
+            break
+        fewer = tuple(steps[:-1] for steps in one.strides)
+        one = _Rows(one.m * one.sizes[-1], left, result, one.sizes[:-1], fewer)
+    return one
+
+
+def _with_rows(m: int, value: Located, steps: Strides) -> Located | None:
+    """A value whose m rows go on where the next matrix of the batch begins; None if they do not."""
+    row = value.strides[-2] if m > 1 else steps[-1]
+    if steps[-1] != m * row or row < value.type.shape[-1] * value.type.dtype.block_bytes:
+        return None
+    return value._replace(strides=(*value.strides[:-2], row, value.strides[-1]))
 
 
 def _calls(
@@ -129,63 +161,6 @@ def _read(steps: Strides, shape: tuple[int, int], item: int) -> tuple[bool, int]
     return None
 
 
-# Attention
-
-
-def is_attention(node: Node, operands: Sequence[TensorType]) -> bool:
-    """Whether a kernel attends with these operands."""
-    if node.op != "flash_attn_ext" or any(one.dtype.name not in FLOATS for one in (*operands, node.type)):
-        return False
-    q, _, v = operands[:3]
-    return (
-        max(q.shape[-1], v.shape[-1]) <= MOST_WIDTH and max(q.shape[:2]) <= MOST_GRID and node.type.size > 0
-    )
-
-
 def reads_rows(values: Sequence[Located]) -> bool:
     """Whether the elements of rows lie side by side, as the kernels read them."""
     return all(one.strides[-1] == one.type.dtype.block_bytes or one.type.shape[-1] == 1 for one in values)
-
-
-def attention(node: Node, values: Sequence[Located], result: Located, shared_bytes: int) -> Launch:
-    """On the matrix units where there are rows enough, heads of a usual width, and the block's shared
-    memory."""
-    q, k, v, *rest = values
-    batch, heads, rows, d = q.type.shape
-    keys, dv = k.type.shape[-2], v.type.shape[-1]
-    filling = Filling(ATTENTION)
-    for name, one in zip(("q", "k", "v", "mask", "sinks"), values, strict=False):
-        filling.address(name, one)
-        filling.set(**{f"{name}_type": TYPES[one.type.dtype.name]})
-    filling.address("result", result)
-    # The result is [batch, rows, heads, dv].
-    b, r, h = result.strides[:3]
-    filling.set(
-        heads=heads, rows=rows, keys=keys, d=d, dv=dv, q_strides=q.strides[:3], k_strides=k.strides[:3],
-        v_strides=v.strides[:3], result_strides=(b, h, r), result_type=TYPES[result.type.dtype.name],
-        batch_repeat=batch // max(1, k.type.shape[0]), head_repeat=heads // max(1, k.type.shape[1]),
-        mask_batches=1, mask_heads=1, has_mask=bool(rest), has_sinks=len(rest) > 1,
-        scale=node.attributes["scale"], cap=node.attributes["logit_softcap"],
-        max_bias=node.attributes["max_bias"], slope_power=slope_power(heads),
-    )  # fmt: skip
-    if rest:
-        _mask(filling, rest[0])
-    needed = tiles_bytes(d)
-    if rows > MOST_FEW and d == dv and d in HEADS and needed <= shared_bytes:
-        return filling.launch(f"attention_{d}", (-(-rows // BLOCK_ROWS), heads, batch), 128, needed)
-    return filling.launch("attention_few", (rows, heads, batch), 128)
-
-
-def tiles_bytes(d: int) -> int:
-    """Shared memory of the kernel on the matrix units: queries, keys, values and weights, in words of 4
-    bytes."""
-    pitch = BLOCK_ROWS * (d + 4) + BLOCK_KEYS * (d + 4) + BLOCK_KEYS * (d + 8) + BLOCK_ROWS * (BLOCK_KEYS + 4)
-    return 4 * pitch
-
-
-def _mask(filling: Filling, mask: Located) -> None:
-    """Its leading dimensions, which come again."""
-    missing = 4 - mask.type.ndim
-    shape = (1,) * missing + mask.type.shape
-    strides = (0,) * missing + mask.strides
-    filling.set(mask_batches=shape[0], mask_heads=shape[1], mask_strides=strides[:3])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from heliograph_backends.cuda.chains import FLOATS
 from heliograph_backends.cuda.filling import (
@@ -17,58 +18,78 @@ from heliograph_backends.cuda.filling import (
     fits,
 )
 from heliograph_backends.cuda.parameters import REDUCE, ROPE, ROWS
+from heliograph_backends.cuda.sources import HELD
 from heliograph_backends.definition.rope import correction
 from heliograph_proto.graph import Node
 from heliograph_proto.rules.rope import NEOX, NORMAL, pairs
 from heliograph_proto.types import TensorType
 
-#: Ops on rows and their kernels.
-NORMS = {"norm": "layer_norm", "rms_norm": "rms_norm", "l2_norm": "l2_norm"}
+#: Norms, by the kernel's number of what they do.
+NORMS = {"norm": 0, "rms_norm": 1, "l2_norm": 2}
+#: Operands by their places in the kernel's `inner`.
+INNER = ("x", "result", "second", "third", "added")
 #: Reductions, by the kernel's number of what they do.
 REDUCTIONS = {
     "reduce_sum": 0, "reduce_mean": 1, "reduce_max": 2, "reduce_min": 3, "sum_rows": 0, "mean": 1, "sum": 0,
 }  # fmt: skip
+#: Rows and their elements are counted in 32 bits.
+MOST_ELEMENTS = 2**31 - 1
 #: Up to so many elements a warp has a row of its own; more have a block.
 WARP_COLUMNS = 1024
-WARPS_IN_BLOCK = 8
+WARPS_IN_BLOCK = 4
+#: Up to so many elements a block holds a row in registers.
+HELD_COLUMNS = 8192
 
 
-def threads_for(columns: int) -> tuple[int, int, int]:
-    """Threads of a row, of a block, and rows of a block."""
+class Shape(NamedTuple):
+    """How threads share rows."""
+
+    threads: int
+    #: Of a block.
+    block: int
+    rows: int
+
+    def grid(self, rows: int) -> tuple[int, int, int]:
+        """Blocks for so many rows."""
+        return max(1, -(-rows // self.rows)), 1, 1
+
+
+def shape_for(columns: int) -> Shape:
+    """Threads of a row, and of a block, by the row's length alone."""
     if columns <= WARP_COLUMNS:
-        return 32, 32 * WARPS_IN_BLOCK, WARPS_IN_BLOCK
-    threads = 256 if columns <= 4096 else 512 if columns <= 16384 else 1024
-    return threads, threads, 1
+        return Shape(32, 32 * WARPS_IN_BLOCK, WARPS_IN_BLOCK)
+    threads = 256 if columns <= HELD_COLUMNS else 1024
+    return Shape(threads, threads, 1)
+
+
+def kernel_for(op: str, columns: int) -> str:
+    """The kernel that holds rows of this length in registers, or the one that does not."""
+    if columns % 4 or columns > HELD_COLUMNS:
+        return f"{op}_long"
+    each = 4 * shape_for(columns).threads
+    return f"{op}_{next(held for held in HELD if held * each >= columns)}"
 
 
 def is_row_op(node: Node, operands: Sequence[TensorType]) -> bool:
     """Whether a kernel computes a node of these operands."""
     floats = all(one.dtype.name in FLOATS for one in operands)
-    return (
-        floats
-        and node.type.ndim > 0
-        and few(node.type.shape[:-1])
-        and (node.op in NORMS or node.op == "soft_max")
-    )
+    counted = node.type.ndim > 0 and few(node.type.shape[:-1]) and node.type.size <= MOST_ELEMENTS
+    return floats and counted and (node.op in NORMS or node.op == "soft_max")
 
 
-def norm(node: Node, x: Located, result: Located, rows: Sequence[Located]) -> Launch:
-    """A norm, times a row and plus a row where these are given."""
-    filling = Filling(ROWS)
-    threads = _rows(filling, node, x, result)
-    filling.set(scale=float(node.attributes["eps"]), heads=1, matrix_rows=1)
-    for name, row in zip(("second", "third"), rows, strict=False):
-        filling.operand(name, row, (0,) * (len(result.type.shape) - 1))
-        filling.set(**{f"has_{name}": 1})
-    inner = [row.strides[-1] for row in rows] + [0, 0]
-    filling.parameters["inner"][0][2:] = inner[:2]
-    return _launched(filling, NORMS[node.op], result.type, threads)
+def norm(
+    node: Node, x: Located, result: Located, rows: Sequence[Located], added: Sequence[Located] = ()
+) -> Launch:
+    """A norm of x and what is added to it, times a row and plus a row where these are given."""
+    walked = [(name, row) for name, row in zip(("second", "third"), rows, strict=False)]
+    filling = _rows(node, result, {"x": x, **dict(walked)}, added)
+    filling.set(scale=float(node.attributes["eps"]), heads=1, matrix_rows=1, norm=NORMS[node.op])
+    return _launched(filling, "norm", result.type)
 
 
 def soft_max(node: Node, x: Located, result: Located, rest: Sequence[Located]) -> Launch:
     """With a mask and sinks where these are given."""
-    filling = Filling(ROWS)
-    threads = _rows(filling, node, x, result)
+    filling = _rows(node, result, {"x": x, **({"second": rest[0]} if rest else {})})
     shape = result.type.shape
     heads = shape[-3] if len(shape) > 2 else 1
     filling.set(
@@ -78,16 +99,11 @@ def soft_max(node: Node, x: Located, result: Located, rest: Sequence[Located]) -
         matrix_rows=shape[-2] if len(shape) > 1 else 1,
         slope_power=slope_power(heads),
     )
-    if rest:
-        steps = aligned(rest[0].type.shape, rest[0].strides, shape)
-        filling.operand("second", rest[0], steps[:-1])
-        filling.set(has_second=1)
-        filling.parameters["inner"][0][2] = steps[-1]
     if len(rest) > 1:
         filling.operand("third", rest[1])
         filling.set(has_third=1)
         filling.parameters["inner"][0][3] = rest[1].strides[-1]
-    return _launched(filling, "soft_max", result.type, threads)
+    return _launched(filling, "soft_max", result.type)
 
 
 def slope_power(heads: int) -> float:
@@ -95,22 +111,34 @@ def slope_power(heads: int) -> float:
     return float(2 ** int(math.log2(max(1, heads))))
 
 
-def _rows(filling: Filling, node: Node, x: Located, result: Located) -> int:
-    """Fills what all ops along rows have; the threads of a row."""
+def _rows(
+    node: Node, result: Located, operands: Mapping[str, Located], added: Sequence[Located] = ()
+) -> Filling:
+    """Fills what all ops along rows have. Operands broadcast to the result."""
     *leading, columns = result.type.shape
-    threads = threads_for(columns)[0]
-    filling.walk(leading)
-    filling.operand("x", x, x.strides[:-1])
-    filling.operand("result", result, result.strides[:-1])
-    filling.set(rows=math.prod(leading), columns=columns, threads=threads)
-    filling.parameters["inner"][0][:2] = x.strides[-1], result.strides[-1]
-    return threads
+    values = [result, *operands.values(), *added]
+    strides = [aligned(one.type.shape, one.strides, result.type.shape) for one in values]
+    sizes, steps = collapsed(leading, [one[:-1] for one in strides])
+    filling = Filling(ROWS)
+    filling.walk(sizes)
+    names = ["result", *operands, *["added"] * len(added)]
+    for number, (name, one, step) in enumerate(zip(names, values, steps, strict=True)):
+        place = number - 1 - len(operands) if name == "added" else None
+        filling.operand(name, one, step, place=place)
+        inner = INNER.index(name) + (place or 0)
+        filling.parameters["inner"][0][inner] = strides[number][-1]
+    for name in ("second", "third"):
+        filling.set(**{f"has_{name}": name in operands})
+    packed = all(step[-1] == one.type.dtype.block_bytes for one, step in zip(values, strides, strict=True))
+    threads = shape_for(columns).threads
+    filling.set(packed=packed, rows=math.prod(leading), columns=columns, threads=threads, adds=len(added))
+    return filling
 
 
-def _launched(filling: Filling, kernel: str, type: TensorType, threads: int) -> Launch:
+def _launched(filling: Filling, op: str, type: TensorType) -> Launch:
     *leading, columns = type.shape
-    _, block, rows = threads_for(columns)
-    return filling.launch(kernel, (max(1, -(-math.prod(leading) // rows)), 1, 1), block)
+    shape = shape_for(columns)
+    return filling.launch(kernel_for(op, columns), shape.grid(math.prod(leading)), shape.block)
 
 
 # Reductions
@@ -146,9 +174,9 @@ def reduction(node: Node, x: Located, result: Located) -> Launch:
     filling.operand("x", x, steps_of[0])
     filling.operand("along", x, steps)
     filling.operand("result", result, steps_of[1])
-    threads, block, each = threads_for(columns)
-    filling.set(rows=rows, columns=columns, operation=REDUCTIONS[node.op], threads=threads)
-    return filling.launch("reduce", (max(1, -(-rows // each)), 1, 1), block)
+    found = shape_for(columns)
+    filling.set(rows=rows, columns=columns, operation=REDUCTIONS[node.op], threads=found.threads)
+    return filling.launch("reduce", found.grid(rows), found.block)
 
 
 # Rope

@@ -12,23 +12,31 @@ from pathlib import Path
 
 from heliograph_backends.cuda.operations import Operation
 
+#: How many times four elements of a row a thread holds at most, of which there is a kernel for each.
+HELD = (1, 2, 3, 4, 6, 8)
+
 _FOLDER = Path(__file__).parent / "kernels"
 
 _STORED = ("common.cuh", "blocks.cuh", "instructions.cuh", "units.cuh", "stored.cuh")
+_ATTENTION = ("common.cuh", "tiles.cuh", "attending.cuh", "attention.cuh")
 
 #: The files of each module, in order.
 MODULES = {
     "elementwise": ("common.cuh", "operations.cuh", "elementwise.cu"),
-    "rows": ("common.cuh", "rows.cu"),
+    "rows": ("common.cuh", "tiles.cuh", "rows.cu"),
     "gather": ("common.cuh", "blocks.cuh", "gather.cu"),
     "rope": ("common.cuh", "rope.cu"),
     "products": (*_STORED, "fixed_point.cuh", "products.cu"),
     "products_many": (*_STORED, "stored_tiles.cuh", "products_many.cu"),
-    "attention": ("common.cuh", "attention.cu"),
+    "attention": ("common.cuh", "tiles.cuh", "attending.cuh", "attention_few.cu"),
+    "attention_f16": (*_ATTENTION, "attention_f16.cu"),
+    "attention_bf16": (*_ATTENTION, "attention_bf16.cu"),
+    "attention_f32": (*_ATTENTION, "attention_f32.cu"),
 }
 
-#: Of the compiler, beside the processor to compile for.
-OPTIONS = ("-std=c++17", "--diag-suppress=177")
+#: Of the compiler, beside the processor to compile for. What has no word beside it, as a lambda that takes
+#: anything, is the device's.
+OPTIONS = ("-std=c++17", "--device-as-default-execution-space", "--diag-suppress=177")
 #: Of chains, beside those: each operation is rounded by itself, whatever stands next to it.
 CHAIN_OPTIONS = ("--fmad=false",)
 
@@ -77,5 +85,7 @@ def kernels_of(module: str) -> tuple[str, ...]:
     for macro, rows in (("PRODUCTS", ("one", "four", "eight")), ("MANY_PRODUCTS", ("tiles", "large"))):
         types = re.findall(rf"^{macro}\(\w+, (\w+)\)", text, re.M)
         names += [f"product_{one}_{type}" for type in types for one in rows]
-    names += [f"attention_{one}" for one in re.findall(r"^ATTENTION\((\d+)\)", text, re.M)]
+    names += [f"{op}_{n}" for op in re.findall(r"^ROWS\((\w+), \w+\)", text, re.M) for n in (*HELD, "long")]
+    for form, width in re.findall(r"^ATTENTION\(\w+, (\w+), (\d+)\)", text, re.M):
+        names += [f"attention_{form}_{width}", f"attention_{form}_{width}_split"]
     return tuple(names)

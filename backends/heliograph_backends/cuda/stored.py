@@ -18,7 +18,7 @@ from heliograph_proto.graph import Node
 from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
-    from heliograph_backends.cuda.lowering import Target
+    from heliograph_backends.cuda.target import Target
 
 #: The most rows of activations that a pass over the weights serves, and the kernels by what they hold.
 MOST_FEW = 8

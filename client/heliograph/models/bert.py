@@ -99,8 +99,9 @@ class BertEncoder:
         ids = graph.input("ids", (batch, length), "i32")
         mask = graph.input("mask", (batch, length), "f32")
         hidden = self._hidden(graph, ids, mask)
-        # The sum over a sentence's tokens is a matrix product with its mask.
-        total = (mask.reshape((batch, 1, length)) @ hidden).reshape((batch, self.config.hidden_size))
+        # The sum over a sentence's tokens is a matrix product with its mask, in f32 whatever the weights are.
+        ones = hg.astype(mask, hidden.dtype).reshape((batch, 1, length))
+        total = hg.ops.mul_mat(hidden.mT, ones).reshape((batch, self.config.hidden_size))
         count = hg.maximum(hg.sum(mask, axis=1, keepdims=True), 1e-9)
         graph.output("embedding", hg.ops.l2_norm(total / count, eps=1e-12))
         return graph
@@ -109,6 +110,8 @@ class BertEncoder:
         """The last layer's hidden states, [B, T, H]."""
         batch, length = ids.shape
         bias = hg.ops.scale(mask, scale=-MASKED, bias=MASKED).reshape((batch, 1, 1, length))
+        # A view, whose rows are one.
+        bias = hg.broadcast_to(bias, (batch, 1, length, length))
         x = self._embed(graph, ids)
         for layer in range(self.config.num_hidden_layers):
             with graph.scope(f"layer{layer}"):
@@ -135,8 +138,8 @@ class BertEncoder:
         heads, size = self.config.num_attention_heads, self.config.head_size
         joined = self._dense(graph, f"{prefix}attention.self", x).reshape((batch, length, 3, heads, size))
         query, key, value = (hg.permute_dims(joined[:, :, i], (0, 2, 1, 3)) for i in range(3))
-        weights = hg.ops.soft_max(query @ key.mT, bias, scale=size**-0.5)
-        return hg.permute_dims(weights @ value, (0, 2, 1, 3)).reshape((batch, length, hidden))
+        attended = hg.ops.flash_attn_ext(query, key, value, bias, scale=size**-0.5)
+        return hg.astype(attended.reshape((batch, length, hidden)), x.dtype)
 
     def _dense(self, graph: Graph, name: str, x: Value) -> Value:
         return x @ self._weight(graph, f"{name}.weight").mT + self._weight(graph, f"{name}.bias")

@@ -1,4 +1,9 @@
-// Ops along rows: soft_max, norm, rms_norm and l2_norm. A warp or a block has one row.
+// Ops along rows: soft_max, norm, rms_norm and l2_norm. A warp or a block has one row, and keeps it in registers where it
+// fits: then every element is read once, and all of a thread's loads are on their way before the first is needed.
+//
+// Which elements a thread adds up depends on the row's length alone, and so do a sum's last bits.
+
+#define MOST_ADDED 2
 
 struct RowsParameters {
   Walk walk;  // of the rows
@@ -6,116 +11,403 @@ struct RowsParameters {
   i64 columns;
   Operand x;
   Operand result;
-  Operand second;  // the mask, or what a norm is multiplied with
-  Operand third;   // the sinks, or what is added to a norm
-  i64 inner[4];    // bytes between the elements of a row of x, result, second, third
-  i64 heads;       // of soft_max: matrices of `matrix_rows` rows that have slopes and sinks of their own
+  Operand second;             // the mask, or what a norm is multiplied with
+  Operand third;              // the sinks, or what is added to a norm
+  Operand added[MOST_ADDED];  // what is added to x before a norm, rounded one by one
+  i64 inner[4 + MOST_ADDED];  // bytes between the elements of a row of x, result, second, third, added
+  i64 heads;  // of soft_max: matrices of `matrix_rows` rows that have slopes and sinks of their own
   i64 matrix_rows;
   int has_second;
   int has_third;
+  int adds;     // how many of `added` there are
+  int threads;  // of a row: 32, or the block's
+  int packed;   // whether the elements of every row lie side by side
+  int norm;
   float scale;  // of norms: eps
   float max_bias;
   float slope_power;  // the largest power of 2 that is not above heads
-  int threads;        // of a row: 32, or the block's
+  int reserved;
 };
 
 struct Row {
   const RowsParameters& p;
-  i64 number;
-  u8 *x, *result, *second, *third;
+  u32 number;
+  int thread;
 
-  __device__ Row(const RowsParameters& p, i64 number)
-      : p(p), number(number), x(row_of(p.walk, p.x, number)), result(row_of(p.walk, p.result, number)),
-        second(p.has_second ? row_of(p.walk, p.second, number) : nullptr),
-        third(p.has_third ? row_of(p.walk, p.third, number) : nullptr) {}
+  __device__ __forceinline__ Row(const RowsParameters& p) : p(p) {
+    // A row for each warp, or one for the block. Threads count within their row.
+    bool by_warp = p.threads == 32;
+    number = by_warp ? blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x;
+    thread = by_warp ? threadIdx.x % 32 : threadIdx.x;
+  }
 
-  __device__ float get(i64 column) const { return load(x + column * p.inner[0], p.x.type); }
-  __device__ float mask(i64 column) const { return load(second + column * p.inner[2], p.second.type); }
-  __device__ void put(i64 column, float value) const { store(result + column * p.inner[1], p.result.type, value); }
+  __device__ __forceinline__ bool is_there() const { return number < (u32)p.rows; }
+
+  __device__ __forceinline__ u8* at(const Operand& operand) const {
+    u8* start = in_memory(operand.address);
+    if (p.walk.dimensions <= 1) return start + number * operand.strides[0];
+    u32 index = number;
+#pragma unroll 1
+    for (int axis = p.walk.dimensions - 1; axis > 0; axis--) {
+      u32 size = (u32)p.walk.sizes[axis], rest = index / size;
+      start += (index - rest * size) * operand.strides[axis];
+      index = rest;
+    }
+    return start + index * operand.strides[0];
+  }
+
+  // Whether what was found can be read and written four elements at a time.
+  __device__ __forceinline__ bool is_wide(const u8* place, int type) const {
+    return (u32)(u64)place % (type == F32 ? 16 : 8) == 0;
+  }
 };
 
-// A row for each warp, or one for the block; whether this thread has one. Threads count within their row.
-#define EACH_ROW                                                            \
-  __shared__ float shared[32];                                              \
-  bool by_warp = p.threads == 32;                                           \
-  i64 per_block = by_warp ? blockDim.x / 32 : 1;                            \
-  i64 number = blockIdx.x * per_block + (by_warp ? threadIdx.x / 32 : 0);   \
-  int thread = by_warp ? threadIdx.x % 32 : threadIdx.x;                    \
-  if (number >= p.rows) return;                                             \
-  Row row(p, number)
+// Four elements side by side, as they lie, of 4 or 2 bytes.
+template <bool NARROW> struct Four;
+template <> struct Four<false> {
+  typedef Chunk Words;
+  enum { SIZE = 4 };
+  __device__ __forceinline__ static void open(const Chunk& from, int, float (&out)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) out[i] = __int_as_float((int)from.words[i]);
+  }
+  __device__ __forceinline__ static Chunk close(int, const float (&values)[4]) {
+    Chunk made;
+#pragma unroll
+    for (int i = 0; i < 4; i++) made.words[i] = (u32)__float_as_int(values[i]);
+    return made;
+  }
+};
+template <> struct Four<true> {
+  typedef Pair Words;
+  enum { SIZE = 2 };
+  __device__ __forceinline__ static void open(const Pair& from, int type, float (&out)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      u16 bits = (u16)(from.words[i / 2] >> i % 2 * 16);
+      out[i] = type == F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+    }
+  }
+  __device__ __forceinline__ static Pair close(int type, const float (&values)[4]) {
+    Pair made;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+      made.words[i] = type == F16 ? narrow_pair<F16>(values[2 * i], values[2 * i + 1])
+                                  : narrow_pair<BF16>(values[2 * i], values[2 * i + 1]);
+    return made;
+  }
+};
 
-static __device__ __forceinline__ float slope_of(const RowsParameters& p, i64 head) {
+// A thread's elements of a row in registers: four side by side, COUNT times behind those of all other threads.
+template <int COUNT, bool NARROW> struct Held {
+  using F = Four<NARROW>;
+  enum { EACH = 4, HELD = true };
+  const Row& row;
+  float values[COUNT][4];
+
+  __device__ __forceinline__ int column(int i) const { return (i * row.p.threads + row.thread) * 4; }
+  __device__ __forceinline__ bool has(int i) const { return column(i) < (int)row.p.columns; }
+
+  // All words of a row that are this thread's, asked for at once.
+  template <class Words>
+  __device__ __forceinline__ void fetch(const u8* from, Words (&out)[COUNT]) const {
+    const Words nothing = {};
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+      out[i] = has(i) ? *reinterpret_cast<const Words*>(from + column(i) * (int)(sizeof(Words) / 4)) : nothing;
+  }
+
+  template <class C>
+  __device__ __forceinline__ void each(C call) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+      if (has(i)) call(values[i], column(i));
+  }
+
+  __device__ __forceinline__ void put(u8* to, int type, int column, const float (&out)[4]) const {
+    *reinterpret_cast<typename F::Words*>(to + column * F::SIZE) = F::close(type, out);
+  }
+
+  __device__ __forceinline__ void get(const u8* from, i64, int type, int column, float (&out)[4]) const {
+    F::open(*reinterpret_cast<const typename F::Words*>(from + column * F::SIZE), type, out);
+  }
+};
+
+// The same elements, read anew with every pass, however they lie.
+template <int N> struct Passing {
+  enum { EACH = N, HELD = false };
+  const Row& row;
+
+  template <class L, class C>
+  __device__ __forceinline__ void each(L load_values, C call) {
+    for (int column = row.thread * N; column < (int)row.p.columns; column += row.p.threads * N) {
+      float values[N];
+      load_values(column, values);
+      call(values, column);
+    }
+  }
+
+  __device__ __forceinline__ void put(u8* to, int type, int column, const float (&out)[N]) const {
+#pragma unroll
+    for (int i = 0; i < N; i++) store(to + (column + i) * row.p.inner[1], type, out[i]);
+  }
+
+  __device__ __forceinline__ void get(const u8* from, i64 inner, int type, int column, float (&out)[N]) const {
+#pragma unroll
+    for (int i = 0; i < N; i++) out[i] = load(from + (column + i) * inner, type);
+  }
+};
+
+static __device__ __forceinline__ float exp_of(float x) { return fast_exp2(x * LOG2_E); }
+
+static __device__ __forceinline__ float slope_of(const RowsParameters& p, u32 head) {
   if (p.max_bias == 0.0f) return 1.0f;
   float at = (float)head, exponent = at < p.slope_power ? at + 1.0f : (2.0f * (at - p.slope_power) + 1.0f) / 2.0f;
   return exp2f(exponent * (-p.max_bias / p.slope_power));
 }
 
-KERNEL(soft_max, RowsParameters, 1024) {
-  EACH_ROW;
-  i64 head = number / p.matrix_rows % p.heads;
-  float slope = slope_of(p, head);
-  float top = -INFINITE;
-  for (i64 c = thread; c < p.columns; c += p.threads) {
-    float score = __fmul_rn(row.get(c), p.scale);
-    if (p.has_second) score = __fadd_rn(score, __fmul_rn(slope, row.mask(c)));
-    top = larger(top, score);
+struct SoftMax {
+  const Row& row;
+  const u8 *x, *mask;
+  u8* result;
+  float slope, sink;
+
+  __device__ __forceinline__ SoftMax(const Row& row) : row(row), slope(1.0f), sink(-INFINITE) {
+    const RowsParameters& p = row.p;
+    x = row.at(p.x), result = row.at(p.result), mask = p.has_second ? row.at(p.second) : x;
+    if (!p.has_third && p.max_bias == 0.0f) return;
+    u32 head = row.number / (u32)p.matrix_rows % (u32)p.heads;
+    slope = slope_of(p, head);
+    if (p.has_third) sink = load(in_memory(p.third.address) + head * p.inner[3], p.third.type);
   }
-  top = row_larger(top, shared, p.threads);
-  float sink = p.has_third ? load(reinterpret_cast<u8*>(p.third.address) + head * p.inner[3], p.third.type) : 0.0f;
-  if (p.has_third) top = larger(top, sink);
-  float total = 0.0f;
-  for (i64 c = thread; c < p.columns; c += p.threads) {
-    float score = __fmul_rn(row.get(c), p.scale);
-    if (p.has_second) score = __fadd_rn(score, __fmul_rn(slope, row.mask(c)));
-    total += expf(score - top);
+
+  __device__ __forceinline__ bool is_wide() const {
+    const RowsParameters& p = row.p;
+    bool all = p.packed && row.is_wide(x, p.x.type) && row.is_wide(result, p.x.type);
+    return all && (!p.has_second || row.is_wide(mask, p.second.type));
   }
-  total = row_sum(total, shared, p.threads);
-  if (p.has_third) total += expf(sink - top);
-  for (i64 c = thread; c < p.columns; c += p.threads) {
-    float score = __fmul_rn(row.get(c), p.scale);
-    if (p.has_second) score = __fadd_rn(score, __fmul_rn(slope, row.mask(c)));
-    row.put(c, expf(score - top) / total);
+
+  __device__ __forceinline__ float score(float value, float shown) const {
+    float scaled = __fmul_rn(value, row.p.scale);
+    return row.p.has_second ? __fadd_rn(scaled, __fmul_rn(slope, shown)) : scaled;
   }
+
+  template <int COUNT, bool NARROW>
+  __device__ __forceinline__ void run(Held<COUNT, NARROW> held, float* shared) {
+    typename Four<NARROW>::Words words[COUNT];
+    held.fetch(x, words);
+    if (!row.p.has_second) {
+      open(held, words);
+    } else if (row.p.second.type == F32) {
+      open_masked<false>(held, words);
+    } else {
+      open_masked<true>(held, words);
+    }
+    auto each = [&](auto call) { held.each(call); };
+    finish(held, each, shared);
+  }
+
+  template <int COUNT, bool NARROW>
+  __device__ __forceinline__ void open(
+      Held<COUNT, NARROW>& held, const typename Four<NARROW>::Words (&words)[COUNT]) const {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      Four<NARROW>::open(words[i], row.p.x.type, held.values[i]);
+#pragma unroll
+      for (int j = 0; j < 4; j++) held.values[i][j] = score(held.values[i][j], 0.0f);
+    }
+  }
+
+  template <bool NARROW_MASK, int COUNT, bool NARROW>
+  __device__ __forceinline__ void open_masked(
+      Held<COUNT, NARROW>& held, const typename Four<NARROW>::Words (&words)[COUNT]) const {
+    typename Four<NARROW_MASK>::Words shown[COUNT];
+    held.fetch(mask, shown);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      float added[4];
+      Four<NARROW>::open(words[i], row.p.x.type, held.values[i]);
+      Four<NARROW_MASK>::open(shown[i], row.p.second.type, added);
+#pragma unroll
+      for (int j = 0; j < 4; j++) held.values[i][j] = score(held.values[i][j], added[j]);
+    }
+  }
+
+  template <int N>
+  __device__ __forceinline__ void run(Passing<N> passing, float* shared) {
+    auto load_scores = [&](int column, float (&out)[N]) {
+      float shown[N] = {};
+      passing.get(x, row.p.inner[0], row.p.x.type, column, out);
+      if (row.p.has_second) passing.get(mask, row.p.inner[2], row.p.second.type, column, shown);
+      for (int i = 0; i < N; i++) out[i] = score(out[i], shown[i]);
+    };
+    auto each = [&](auto call) { passing.each(load_scores, call); };
+    finish(passing, each, shared);
+  }
+
+  template <class R, class E>
+  __device__ __forceinline__ void finish(const R& reading, E each, float* shared) {
+    constexpr int N = R::EACH;
+    const RowsParameters& p = row.p;
+    float top = sink, total = 0.0f;
+    each([&](float (&values)[N], int) {
+      for (int i = 0; i < N; i++) top = fmaxf(top, values[i]);
+    });
+    // A NaN is no largest score, but makes the total one.
+    top = row_largest(top, shared, p.threads);
+    each([&](float (&values)[N], int) {
+      for (int i = 0; i < N; i++) total += values[i] = exp_of(values[i] - top);
+    });
+    total = row_sum(total, shared, p.threads);
+    if (p.has_third) total += exp_of(sink - top);
+    float part = 1.0f / total;
+    each([&](float (&values)[N], int column) {
+      float out[N];
+      for (int i = 0; i < N; i++) out[i] = (R::HELD ? values[i] : exp_of(values[i] - top)) * part;
+      reading.put(result, p.result.type, column, out);
+    });
+  }
+};
+
+enum Norm { LAYER_NORM = 0, RMS_NORM = 1, L2_NORM = 2 };
+
+// Elements, minus their mean for a layer's norm, over the root of their mean square, or over their length.
+struct Normal {
+  const Row& row;
+  const u8 *x, *times, *plus, *added[MOST_ADDED];
+  u8* result;
+
+  __device__ __forceinline__ Normal(const Row& row) : row(row) {
+    const RowsParameters& p = row.p;
+    x = row.at(p.x), result = row.at(p.result);
+    // What there is not is nowhere else than x, so that one question is enough for all.
+    times = p.has_second ? row.at(p.second) : x, plus = p.has_third ? row.at(p.third) : x;
+#pragma unroll
+    for (int i = 0; i < MOST_ADDED; i++) added[i] = i < p.adds ? row.at(p.added[i]) : x;
+  }
+
+  __device__ __forceinline__ bool is_wide() const {
+    int type = row.p.x.type;
+    bool all = row.p.packed && row.is_wide(x, type) && row.is_wide(result, type) && row.is_wide(times, type) &&
+               row.is_wide(plus, type);
+#pragma unroll
+    for (int i = 0; i < MOST_ADDED; i++) all = all && row.is_wide(added[i], type);
+    return all;
+  }
+
+  template <int COUNT, bool NARROW>
+  __device__ __forceinline__ void run(Held<COUNT, NARROW> held, float* shared) {
+    using F = Four<NARROW>;
+    typename F::Words words[COUNT], more[MOST_ADDED][COUNT];
+    held.fetch(x, words);
+#pragma unroll
+    for (int i = 0; i < MOST_ADDED; i++)
+      if (i < row.p.adds) held.fetch(added[i], more[i]);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) F::open(words[i], row.p.x.type, held.values[i]);
+#pragma unroll
+    for (int i = 0; i < MOST_ADDED; i++)
+      if (i < row.p.adds)
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) {
+          float one[4];
+          F::open(more[i][j], row.p.x.type, one);
+#pragma unroll
+          for (int k = 0; k < 4; k++)
+            held.values[j][k] = rounded(__fadd_rn(held.values[j][k], one[k]), row.p.x.type);
+        }
+    auto each = [&](auto call) { held.each(call); };
+    finish(held, each, shared);
+  }
+
+  template <int N>
+  __device__ __forceinline__ void run(Passing<N> passing, float* shared) {
+    auto load_sums = [&](int column, float (&out)[N]) {
+      passing.get(x, row.p.inner[0], row.p.x.type, column, out);
+#pragma unroll
+      for (int i = 0; i < MOST_ADDED; i++)
+        if (i < row.p.adds) {
+          float one[N];
+          passing.get(added[i], row.p.inner[4 + i], row.p.x.type, column, one);
+          for (int j = 0; j < N; j++) out[j] = rounded(__fadd_rn(out[j], one[j]), row.p.x.type);
+        }
+    };
+    auto each = [&](auto call) { passing.each(load_sums, call); };
+    finish(passing, each, shared);
+  }
+
+  template <class R, class E>
+  __device__ __forceinline__ void finish(const R& reading, E each, float* shared) {
+    constexpr int N = R::EACH;
+    const RowsParameters& p = row.p;
+    float squares = 0.0f, mean = 0.0f, count = (float)(int)p.columns;
+    if (p.norm == LAYER_NORM) {
+      each([&](float (&values)[N], int) {
+        for (int i = 0; i < N; i++) mean += values[i];
+      });
+      mean = row_sum(mean, shared, p.threads) / count;
+    }
+    each([&](float (&values)[N], int) {
+      for (int i = 0; i < N; i++) squares = fmaf(values[i] - mean, values[i] - mean, squares);
+    });
+    squares = row_sum(squares, shared, p.threads);
+    float length = p.norm == L2_NORM ? larger(sqrtf(squares), p.scale) : sqrtf(squares / count + p.scale);
+    float by = 1.0f / length;
+    // Rounded as the nodes one by one would be: times a row, plus a row.
+    each([&](float (&values)[N], int column) {
+      float out[N], row_of[N];
+      int type = p.result.type;
+      for (int i = 0; i < N; i++) out[i] = rounded(__fmul_rn(values[i] - mean, by), type);
+      if (p.has_second) {
+        reading.get(times, p.inner[2], type, column, row_of);
+        for (int i = 0; i < N; i++) out[i] = rounded(__fmul_rn(out[i], row_of[i]), type);
+      }
+      if (p.has_third) {
+        reading.get(plus, p.inner[3], type, column, row_of);
+        for (int i = 0; i < N; i++) out[i] = rounded(__fadd_rn(out[i], row_of[i]), type);
+      }
+      reading.put(result, type, column, out);
+    });
+  }
+};
+
+template <class Op, int COUNT>
+static __device__ __forceinline__ void run_held(const RowsParameters& p) {
+  __shared__ float shared[32];
+  Row row(p);
+  if (!row.is_there()) return;
+  Op op(row);
+  if (!op.is_wide())
+    op.run(Passing<4>{row}, shared);
+  else if (p.x.type == F32)
+    op.run(Held<COUNT, false>{row}, shared);
+  else
+    op.run(Held<COUNT, true>{row}, shared);
 }
 
-// What a norm gives, rounded as the nodes one by one would be: times a row, plus a row.
-static __device__ __forceinline__ void put_normal(const Row& row, i64 column, float value) {
-  const RowsParameters& p = row.p;
-  value = rounded(value, p.result.type);
-  if (p.has_second) value = rounded(__fmul_rn(value, row.mask(column)), p.result.type);
-  if (p.has_third)
-    value = rounded(__fadd_rn(value, load(row.third + column * p.inner[3], p.third.type)), p.result.type);
-  row.put(column, value);
+// Rows that no registers hold, or that do not end with four elements.
+template <class Op>
+static __device__ __forceinline__ void run_long(const RowsParameters& p) {
+  __shared__ float shared[32];
+  Row row(p);
+  if (!row.is_there()) return;
+  Op op(row);
+  if (p.columns % 4 == 0)
+    op.run(Passing<4>{row}, shared);
+  else
+    op.run(Passing<1>{row}, shared);
 }
 
-KERNEL(layer_norm, RowsParameters, 1024) {
-  EACH_ROW;
-  float sum = 0.0f, squares = 0.0f;
-  for (i64 c = thread; c < p.columns; c += p.threads) sum += row.get(c);
-  float mean = row_sum(sum, shared, p.threads) / (float)p.columns;
-  for (i64 c = thread; c < p.columns; c += p.threads) {
-    float centered = row.get(c) - mean;
-    squares += centered * centered;
-  }
-  float deviation = sqrtf(row_sum(squares, shared, p.threads) / (float)p.columns + p.scale);
-  for (i64 c = thread; c < p.columns; c += p.threads) put_normal(row, c, (row.get(c) - mean) / deviation);
-}
-
-KERNEL(rms_norm, RowsParameters, 1024) {
-  EACH_ROW;
-  float squares = 0.0f;
-  for (i64 c = thread; c < p.columns; c += p.threads) squares += row.get(c) * row.get(c);
-  float length = sqrtf(row_sum(squares, shared, p.threads) / (float)p.columns + p.scale);
-  for (i64 c = thread; c < p.columns; c += p.threads) put_normal(row, c, row.get(c) / length);
-}
-
-KERNEL(l2_norm, RowsParameters, 1024) {
-  EACH_ROW;
-  float squares = 0.0f;
-  for (i64 c = thread; c < p.columns; c += p.threads) squares += row.get(c) * row.get(c);
-  float length = larger(sqrtf(row_sum(squares, shared, p.threads)), p.scale);
-  for (i64 c = thread; c < p.columns; c += p.threads) row.put(c, row.get(c) / length);
-}
+#define ROWS(name, Op)                                                     \
+  KERNEL(name##_1, RowsParameters, 256) { run_held<Op, 1>(p); }            \
+  KERNEL(name##_2, RowsParameters, 256) { run_held<Op, 2>(p); }            \
+  KERNEL(name##_3, RowsParameters, 256) { run_held<Op, 3>(p); }            \
+  KERNEL(name##_4, RowsParameters, 256) { run_held<Op, 4>(p); }            \
+  KERNEL(name##_6, RowsParameters, 256) { run_held<Op, 6>(p); }            \
+  KERNEL(name##_8, RowsParameters, 256) { run_held<Op, 8>(p); }            \
+  KERNEL(name##_long, RowsParameters, 1024) { run_long<Op>(p); }
+ROWS(soft_max, SoftMax)
+ROWS(norm, Normal)
 
 // Reductions over any dimensions: what is reduced has a walk of its own.
 struct ReduceParameters {
@@ -138,10 +430,11 @@ KERNEL(reduce, ReduceParameters, 1024) {
   int thread = by_warp ? threadIdx.x % 32 : threadIdx.x;
   if (number >= p.rows) return;
   const u8* x = row_of(p.walk, p.x, number);
+  bool plain = p.inner.dimensions <= 1;
   bool sums = p.operation < 2;
   float sign = p.operation == 3 ? -1.0f : 1.0f, found = sums ? 0.0f : -INFINITE;
   for (i64 c = thread; c < p.columns; c += p.threads) {
-    float value = sign * load(x + offset_at(p.inner, p.along, c), p.x.type);
+    float value = sign * load(x + (plain ? c * p.along.strides[0] : offset_at(p.inner, p.along, c)), p.x.type);
     found = sums ? found + value : larger(found, value);
   }
   found = sums ? row_sum(found, shared, p.threads) : row_larger(found, shared, p.threads);

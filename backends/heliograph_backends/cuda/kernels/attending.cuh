@@ -1,0 +1,74 @@
+// What the kernels of attention share: parameters, where a line's operands lie, masks.
+//
+// A line is a row of q of one head: its query. Exponents are those of two: e^x = 2^(x log2 e).
+
+struct AttentionParameters {
+  u64 q, k, v, mask, sinks, result;
+  u64 partial;  // f32 [splits, lines, dv + 2]: of each split of the keys sums, largest exponent, total
+  u64 q_bias, k_bias, v_bias;  // rows that are added first where `has_biases` says so, by head; their strides in bytes
+  i64 q_bias_stride, k_bias_stride, v_bias_stride;
+  // In bytes, of batch, head and row; elements of a row lie side by side.
+  i64 q_strides[3], k_strides[3], v_strides[3], mask_strides[3], result_strides[3];
+  int heads;
+  int rows;
+  int keys;
+  int d;
+  int dv;
+  int batch_repeat, head_repeat;  // how many of q's share one of k's and v's
+  int mask_batches, mask_heads;   // masks come again after so many
+  int q_type, k_type, v_type, mask_type, sinks_type, result_type;
+  int has_mask, has_sinks;
+  int has_biases;  // bits: 1 q, 2 k, 4 v; then all have the data type that is computed with
+  int splits;  // of the keys, over blocks
+  int tiles_of_split;
+  float scale;
+  float cap;
+  float max_bias;
+  float slope_power;
+};
+
+// ALiBi's of a head.
+static __device__ __forceinline__ float slope_of(const AttentionParameters& p, int head) {
+  if (p.max_bias == 0.0f) return 1.0f;
+  float at = (float)head;
+  float exponent = at < p.slope_power ? at + 1.0f : (2.0f * (at - p.slope_power) + 1.0f) / 2.0f;
+  return exp2f(exponent * (-p.max_bias / p.slope_power));
+}
+
+static __device__ __forceinline__ float sink_of(const AttentionParameters& p, int head) {
+  if (!p.has_sinks) return -INFINITE;
+  return load(reinterpret_cast<const u8*>(p.sinks) + (i64)head * size_of(p.sinks_type), p.sinks_type);
+}
+
+static __device__ __forceinline__ const u8* query_at(const AttentionParameters& p, u32 batch, u32 head, int row) {
+  return reinterpret_cast<const u8*>(p.q) + batch * p.q_strides[0] + head * p.q_strides[1] + row * p.q_strides[2];
+}
+
+static __device__ __forceinline__ const u8* mask_at(const AttentionParameters& p, u32 batch, u32 head, int row) {
+  return reinterpret_cast<const u8*>(p.mask) + batch % (u32)p.mask_batches * p.mask_strides[0] +
+         head % (u32)p.mask_heads * p.mask_strides[1] + row * p.mask_strides[2];
+}
+
+static __device__ __forceinline__ u8* result_at(const AttentionParameters& p, u32 batch, u32 head, int row) {
+  return reinterpret_cast<u8*>(p.result) + batch * p.result_strides[0] + head * p.result_strides[1] +
+         row * p.result_strides[2];
+}
+
+// Keys and values of a batch and of one of their own heads.
+static __device__ __forceinline__ const u8* keys_at(const AttentionParameters& p, u32 batch, u32 head) {
+  return reinterpret_cast<const u8*>(p.k) + batch / (u32)p.batch_repeat * p.k_strides[0] + head * p.k_strides[1];
+}
+
+static __device__ __forceinline__ const u8* values_at(const AttentionParameters& p, u32 batch, u32 head) {
+  return reinterpret_cast<const u8*>(p.v) + batch / (u32)p.batch_repeat * p.v_strides[0] + head * p.v_strides[1];
+}
+
+// The place of a line's sums in `partial`.
+static __device__ __forceinline__ float* partial_at(const AttentionParameters& p, int split, i64 lines, i64 line) {
+  return reinterpret_cast<float*>(p.partial) + (split * lines + line) * (p.dv + 2);
+}
+
+// 2^(x - top), where a top of minus infinity means that nothing was seen yet.
+static __device__ __forceinline__ float power(float x, float top) {
+  return fast_exp2(x - (top == -INFINITE ? 0.0f : top));
+}
