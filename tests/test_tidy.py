@@ -58,6 +58,7 @@ PURE = (
     "heliograph_backends.cuda.products",
     "heliograph_backends.cuda.rows",
     "heliograph_backends.cuda.target",
+    "heliograph_backends.cuda.turning",
     "heliograph_backends.registry.specification",
     "heliograph.cli.findings",
     "heliograph.cli.growth",

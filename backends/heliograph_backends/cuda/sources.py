@@ -20,7 +20,7 @@ MODULES = {
     "elementwise": ("common.cuh", "elementwise.cu"),
     "rows": ("common.cuh", "tiles.cuh", "rows.cu"),
     "gather": ("common.cuh", "blocks.cuh", "gather.cu"),
-    "rope": ("common.cuh", "rope.cu"),
+    "rope": ("common.cuh", "tiles.cuh", "rope.cu"),
     "products": ("common.cuh", "blocks.cuh", "products.cu"),
     "attention": ("common.cuh", "tiles.cuh", "attending.cuh", "attention_few.cu"),
     "attention_f16": (*_ATTENTION, "attention_f16.cu"),
