@@ -30,6 +30,7 @@ from heliograph_backends.cuda.parameters import (
     TYPES,
 )  # fmt: skip
 from heliograph_backends.cuda.sources import MODULES, kernels_of, module_of, options_of, text_of
+from heliograph_proto import bfloat16
 from heliograph_proto.types import DTYPES
 
 SEED = 20251121
@@ -159,3 +160,68 @@ def test_rows_that_no_warp_holds_are_a_blocks(
     made.output(made.node("add", made.node("mul", made.node("norm", x), row), row))
     made.output(made.node("reduce_sum", x, axes=(1,), keepdims=False))
     same(device, definition, made, 1e-10)
+
+
+@emulated
+@pytest.mark.parametrize("name", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize("columns", [128, 256, 384, 512, 768, 1024, 1028, 4096, 33, 1030])
+def test_rows_of_every_length_and_type(
+    name: str, columns: int, device: CudaDevice, definition: CpuDevice, rng: np.random.Generator
+) -> None:
+    """Those that a warp or a block holds, and those that do not end with four elements."""
+    made = Maker()
+    x = put(made, rng.standard_normal((3, 5, columns), np.float32), name)
+    row = put(made, rng.standard_normal(columns, np.float32), name)
+    mask = made.input(rng.standard_normal((5, columns)).astype(np.float16))
+    for op in ("rms_norm", "l2_norm"):
+        made.output(made.node(op, x, eps=1e-5))
+    made.output(made.node("add", made.node("mul", made.node("norm", x, eps=1e-5), row), row))
+    made.output(made.node("soft_max", x, scale=0.5), made.node("soft_max", x, mask, scale=0.5, max_bias=8.0))
+    same(device, definition, made, {"f16": 1e-6, "bf16": 1e-4, "f32": 1e-11}[name])
+
+
+@emulated
+def test_a_sum_does_not_depend_on_where_a_row_lies(device: CudaDevice, rng: np.random.Generator) -> None:
+    """A weight that begins at an odd place is read element by element, and added up in the same order."""
+    row = rng.standard_normal(1000, np.float32)
+    found = []
+    for before in (0, 1):
+        made = Maker()
+        whole = made.input(np.concatenate([np.zeros(before, np.float32), row]))
+        made.output(
+            made.node("norm", made.node("slice", whole, start=(before,), stop=(before + 1000,), step=(1,)))
+        )
+        found += run(device, made)
+    assert found[0].tobytes() == found[1].tobytes()
+
+
+@emulated
+@pytest.mark.parametrize("name", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize(("width", "dims", "offset"), [(64, 64, 0), (80, 64, 16), (70, 20, 3), (256, 256, 0)])
+@pytest.mark.parametrize("mode", [0, 2])
+def test_rope_of_many_heads(
+    mode: int,
+    width: int,
+    dims: int,
+    offset: int,
+    name: str,
+    device: CudaDevice,
+    definition: CpuDevice,
+    rng: np.random.Generator,
+) -> None:
+    """At positions far from the first, where f32 could not tell the angles."""
+    made = Maker()
+    x = put(made, rng.standard_normal((2, 3, 11, width), np.float32), name)
+    positions = made.input(np.array([0, 70_001, 1_000_003], np.int32))
+    factors = made.input((1 + rng.random(dims // 2)).astype(np.float32))
+    made.output(made.node("rope", x, positions, n_dims=dims, mode=mode, offset=offset))
+    made.output(made.node("rope", x, positions, factors, n_dims=dims, mode=mode, offset=offset))
+    same(device, definition, made, {"f16": 1e-6, "bf16": 1e-4, "f32": 1e-11}[name])
+    assert device.driver.launched == ["rope", "rope"]
+
+
+def put(made: Maker, array: np.ndarray, name: str) -> int:
+    """An input of a float type."""
+    if name == "bf16":
+        return made.input(bfloat16.to_bits(array), "bf16")
+    return made.input(array.astype(name.replace("f", "float")))

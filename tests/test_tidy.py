@@ -62,6 +62,7 @@ PURE = (
     "heliograph_backends.cuda.rows",
     "heliograph_backends.cuda.stored",
     "heliograph_backends.cuda.target",
+    "heliograph_backends.cuda.turning",
     "heliograph_backends.registry.specification",
     "heliograph.cli.findings",
     "heliograph.cli.growth",

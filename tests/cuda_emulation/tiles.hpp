@@ -93,3 +93,6 @@ static inline void multiply_narrow(float (&d)[4], const unsigned (&a)[4], unsign
 
 static inline float fast_exp2(float x) { return exp2f(x); }
 static inline float fast_reciprocal(float x) { return 1.0f / x; }
+static inline void sincospif(float x, float* sine, float* cosine) {
+  *sine = (float)std::sin(M_PI * x), *cosine = (float)std::cos(M_PI * x);
+}

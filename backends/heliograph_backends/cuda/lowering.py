@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from heliograph_backends.cuda import attending, chains, joining, moves, products, rows, stored
+from heliograph_backends.cuda import attending, chains, joining, moves, products, rows, stored, turning
 from heliograph_backends.cuda.filling import Launch, Located
 from heliograph_backends.cuda.target import OwnSlots, Target
 from heliograph_backends.planning.fusion import Group, Role, is_row, other_operand
@@ -248,8 +248,8 @@ class Lowering:
             return (self._row_op(node, values, result),)
         if types and rows.is_reduction(node, types[0]):
             return (rows.reduction(node, values[0], result),)
-        if rows.is_rope(node, types):
-            return (rows.rope(node, values[0], result, values[1], values[2:]),)
+        if turning.is_rope(node, types):
+            return (turning.rope(node, values[0], result, values[1], values[2:]),)
         if moves.sets_rows(node, types):
             return (
                 *self._moved(values[0], result),

@@ -18,6 +18,8 @@ MOST_OPERANDS, MOST_INSTRUCTIONS = 16, 32
 FEW_OPERANDS, FEW_INSTRUCTIONS = 4, 8
 #: Sums before a norm that are part of it.
 MOST_ADDED = 2
+#: Pairs of a row that turn.
+MOST_PAIRS = 128
 
 #: The numbers of data types.
 TYPES = {
@@ -99,11 +101,10 @@ GATHER = _struct(
     ("item_bytes", "i4"), ("wide_indices", "i4"), ("last", "i4"),
 )  # fmt: skip
 ROPE = _struct(
-    ("walk", WALK), ("tokens", "i8"), ("heads", "i8"), ("width", "i8"), ("x", OPERAND), ("result", OPERAND),
-    ("positions", OPERAND), ("factors", OPERAND), ("head_strides", "i8", (2,)), ("inner", "i8", (2,)),
-    ("has_factors", "i4"), ("pairs", "i4"), ("start", "i4"), ("adjacent", "i4"), ("log_base", "f8"),
-    ("per_pair", "f8"), ("freq_scale", "f8"), ("size", "f8"), ("ext_factor", "f8"), ("low", "f8"),
-    ("range", "f8"),
+    ("walk", WALK), ("tokens", "i8"), ("x", OPERAND), ("result", OPERAND), ("positions", OPERAND),
+    ("factors", OPERAND), ("head_strides", "i8", (2,)), ("inner", "i8", (2,)), ("turns", "f8", (MOST_PAIRS,)),
+    *((name, "i4") for name in ("heads", "width", "has_factors", "pairs", "start", "adjacent")),
+    ("heads_of_unit", "i4"), ("units_of_token", "i4"), ("size", "f4"), ("packed", "i4"),
 )  # fmt: skip
 PRODUCT = _struct(
     ("walk", WALK), ("n", "i8"), ("k", "i8"), ("rows", "i8"), ("weights", OPERAND), ("x", OPERAND),

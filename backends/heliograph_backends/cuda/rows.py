@@ -1,4 +1,4 @@
-"""Ops along rows, reductions and rope as launches. Pure."""
+"""Ops along rows and reductions as launches. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from heliograph_backends.cuda.filling import (
     Launch,
     Located,
     aligned,
-    blocks_for,
     collapsed,
     few,
     fits,
 )
-from heliograph_backends.cuda.parameters import REDUCE, ROPE, ROWS
+from heliograph_backends.cuda.parameters import REDUCE, ROWS
 from heliograph_backends.cuda.sources import HELD
-from heliograph_backends.definition.rope import correction
 from heliograph_proto.graph import Node
-from heliograph_proto.rules.rope import NEOX, NORMAL, pairs
 from heliograph_proto.types import TensorType
 
 #: Norms, by the kernel's number of what they do.
@@ -177,42 +174,3 @@ def reduction(node: Node, x: Located, result: Located) -> Launch:
     found = shape_for(columns)
     filling.set(rows=rows, columns=columns, operation=REDUCTIONS[node.op], threads=found.threads)
     return filling.launch("reduce", found.grid(rows), found.block)
-
-
-# Rope
-
-
-def is_rope(node: Node, operands: Sequence[TensorType]) -> bool:
-    """Whether the kernel turns a node's rows: with plain positions."""
-    plain = node.op == "rope" and node.attributes["mode"] in (NORMAL, NEOX)
-    return plain and operands[0].dtype.name in FLOATS and few(node.type.shape[:-2])
-
-
-def rope(node: Node, x: Located, result: Located, positions: Located, factors: Sequence[Located]) -> Launch:
-    """Rows are tokens, each with its heads."""
-    *leading, heads, width = node.type.shape
-    attributes = node.attributes
-    count = pairs(dict(attributes))
-    filling = Filling(ROPE)
-    filling.walk(leading)
-    filling.operand("x", x, x.strides[:-2])
-    filling.operand("result", result, result.strides[:-2])
-    filling.operand("positions", positions, aligned(positions.type.shape, positions.strides, leading))
-    for one in factors:
-        filling.operand("factors", one)
-    low, high, size = 0.0, 0.0, attributes["attn_factor"]
-    if attributes["ext_factor"]:
-        low, high = correction(attributes)
-        size = attributes["attn_factor"] * (1 - 0.1 * math.log(attributes["freq_scale"]))
-    filling.set(
-        tokens=math.prod(leading), heads=heads, width=width, has_factors=bool(factors), pairs=count,
-        start=attributes["offset"], adjacent=attributes["mode"] == NORMAL,
-        log_base=math.log(attributes["freq_base"]), per_pair=-2.0 / attributes["n_dims"],
-        freq_scale=attributes["freq_scale"], size=size, ext_factor=attributes["ext_factor"], low=low,
-        range=max(0.001, high - low),
-    )  # fmt: skip
-    for place, one in enumerate((x, result)):
-        filling.parameters["head_strides"][0][place] = one.strides[-2]
-        filling.parameters["inner"][0][place] = one.strides[-1]
-    work = math.prod(leading) * (width - count)
-    return filling.launch("rope", (blocks_for(work, 256), 1, 1), 256)

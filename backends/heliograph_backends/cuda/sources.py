@@ -25,7 +25,7 @@ MODULES = {
     "elementwise": ("common.cuh", "operations.cuh", "elementwise.cu"),
     "rows": ("common.cuh", "tiles.cuh", "rows.cu"),
     "gather": ("common.cuh", "blocks.cuh", "gather.cu"),
-    "rope": ("common.cuh", "rope.cu"),
+    "rope": ("common.cuh", "tiles.cuh", "rope.cu"),
     "products": (*_STORED, "fixed_point.cuh", "products.cu"),
     "products_many": (*_STORED, "stored_tiles.cuh", "products_many.cu"),
     "attention": ("common.cuh", "tiles.cuh", "attending.cuh", "attention_few.cu"),

@@ -620,7 +620,7 @@ static __device__ __forceinline__ void attend(const AttentionParameters& p) {
   Part<T, D, SPLIT> part(p);
   // Queries lie where the second tile will, unless they stay in shared memory; the first one comes to the other stage.
   u8* queries = shared + (S::HELD ? 0 : 2 * S::STAGE);
-  part.stage_queries(queries);
+  if constexpr (!SPLIT) part.stage_queries(queries);
   end_copies();
   u8* masks = shared + 2 * S::STAGE + S::QUERIES;
   int mask_bytes = part.mask_bytes(), at = 0;
@@ -645,6 +645,8 @@ static __device__ __forceinline__ void attend(const AttentionParameters& p) {
     }
     end_copies();
     if (is_first) {
+      // Few queries are read while the first tile comes.
+      if constexpr (SPLIT) part.stage_queries(queries);
       if (S::HELD || p.has_biases & 1) {
         await_copies<1>();
         part.add_to_queries(queries);

@@ -55,26 +55,38 @@ KERNEL(attention_few, AttentionParameters, FEW_WARPS * 32) {
 }
 
 #define MERGE_THREADS 128
+#define MOST_SPLITS 64
 
 // A block has one line; its parts are added up in their order.
 KERNEL(attention_merge, AttentionParameters, MERGE_THREADS) {
+  __shared__ float weights[MOST_SPLITS];
   u32 line = blockIdx.x, row = line % (u32)p.rows, matrix = line / (u32)p.rows;
   u32 head = matrix % (u32)p.heads, batch = matrix / (u32)p.heads;
   i64 lines = gridDim.x;
-  float sink = sink_of(p, head) * LOG2_E, highest = sink, all = 0.0f;
-  for (int split = 0; split < p.splits; split++) highest = larger(highest, partial_at(p, split, lines, line)[p.dv]);
-  for (int split = 0; split < p.splits; split++) {
-    const float* part = partial_at(p, split, lines, line) + p.dv;
-    all = fmaf(part[1], power(part[0], highest), all);
+  int lane = threadIdx.x % 32;
+  // Every warp looks at all parts, a lane at two of them.
+  float tops[2], totals[2], sink = sink_of(p, head) * LOG2_E;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    bool there = lane + 32 * i < p.splits;
+    const float* part = partial_at(p, there ? lane + 32 * i : 0, lines, line) + p.dv;
+    tops[i] = there ? part[0] : -INFINITE, totals[i] = there ? part[1] : 0.0f;
   }
-  if (p.has_sinks) all += power(sink, highest);
+  float highest = larger(warp_larger(larger(tops[0], tops[1])), sink);
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    tops[i] = power(tops[i], highest), totals[i] *= tops[i];
+    if (threadIdx.x < 32) weights[lane + 32 * i] = tops[i];
+  }
+  float all = warp_sum(totals[0] + totals[1]) + (p.has_sinks ? power(sink, highest) : 0.0f);
+  float part = 1.0f / (all == 0.0f ? 1.0f : all);
+  __syncthreads();
   u8* result = result_at(p, batch, head, row);
   for (int column = threadIdx.x; column < p.dv; column += MERGE_THREADS) {
+    const float* from = partial_at(p, 0, lines, line) + column;
     float found = 0.0f;
-    for (int split = 0; split < p.splits; split++) {
-      const float* part = partial_at(p, split, lines, line);
-      found = fmaf(part[column], power(part[p.dv], highest), found);
-    }
-    store(result + column * size_of(p.result_type), p.result_type, found / (all == 0.0f ? 1.0f : all));
+#pragma unroll 8
+    for (int split = 0; split < p.splits; split++) found = fmaf(from[split * lines * (p.dv + 2)], weights[split], found);
+    store(result + column * size_of(p.result_type), p.result_type, found * part);
   }
 }

@@ -62,42 +62,6 @@ struct Row {
   }
 };
 
-// Four elements side by side, as they lie, of 4 or 2 bytes.
-template <bool NARROW> struct Four;
-template <> struct Four<false> {
-  typedef Chunk Words;
-  enum { SIZE = 4 };
-  __device__ __forceinline__ static void open(const Chunk& from, int, float (&out)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) out[i] = __int_as_float((int)from.words[i]);
-  }
-  __device__ __forceinline__ static Chunk close(int, const float (&values)[4]) {
-    Chunk made;
-#pragma unroll
-    for (int i = 0; i < 4; i++) made.words[i] = (u32)__float_as_int(values[i]);
-    return made;
-  }
-};
-template <> struct Four<true> {
-  typedef Pair Words;
-  enum { SIZE = 2 };
-  __device__ __forceinline__ static void open(const Pair& from, int type, float (&out)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      u16 bits = (u16)(from.words[i / 2] >> i % 2 * 16);
-      out[i] = type == F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
-    }
-  }
-  __device__ __forceinline__ static Pair close(int type, const float (&values)[4]) {
-    Pair made;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-      made.words[i] = type == F16 ? narrow_pair<F16>(values[2 * i], values[2 * i + 1])
-                                  : narrow_pair<BF16>(values[2 * i], values[2 * i + 1]);
-    return made;
-  }
-};
-
 // A thread's elements of a row in registers: four side by side, COUNT times behind those of all other threads.
 template <int COUNT, bool NARROW> struct Held {
   using F = Four<NARROW>;
