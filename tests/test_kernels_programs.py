@@ -71,7 +71,7 @@ def test_what_the_runner_cannot_do_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing wrote"):
         builder.elementwise((4, 10), Elementwise((flat,), (Instruction(Op.NEG, Input(0), (Register(0),)),)))
     with pytest.raises(ValueError, match="3 pairs"):
-        turn = Rotation(5, 0, True, 1.0, (1.0,) * 3, (1.0,) * 3)
+        turn = Rotation(5, 0, True, 0, 1.0, (1.0,) * 3, (1.0,) * 3, (0,) * 3)
         builder.rotary((4, 10), flat, flat, Operand(1, 0, (4, 0)), turn)
     with pytest.raises(ValueError, match="slots"):
         builder.elementwise((4, 10), Elementwise((flat,), (Instruction(Op.NEG, Input(0), (Input(0),)),)))

@@ -10,9 +10,7 @@ import math
 from collections.abc import Callable
 from typing import TypeAlias
 
-import numpy
-
-from heliograph_backends.cpu import attention, experts, moves
+from heliograph_backends.cpu import attention, experts, moves, rotary
 from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.instructions import (
     ELEMENTWISE,
@@ -24,6 +22,7 @@ from heliograph_backends.cpu.instructions import (
     instructions_of,
 )
 from heliograph_backends.cpu.kernels import Operation
+from heliograph_backends.cpu.kernels.elements import BRAIN, HALF
 from heliograph_backends.cpu.products import (
     can_cut,
     cut_body,
@@ -33,31 +32,35 @@ from heliograph_backends.cpu.products import (
     repeats,
     stored_operand,
 )
-from heliograph_backends.definition.rope import yarn
 from heliograph_backends.planning.fusion import Group, Role, other_operand
 from heliograph_backends.planning.layout import Place, value_types, view
 from heliograph_backends.planning.storage import Storage, is_weight
 from heliograph_proto.graph import Graph, Node
 from heliograph_proto.ops import OPS
-from heliograph_proto.rules.rope import NEOX, NORMAL, pairs
 from heliograph_proto.types import F32, DType, TensorType, contiguous_strides
 
 #: Ops on rows that have a kernel of their own.
 ROW_KERNELS = ("norm", "rms_norm", "l2_norm", "soft_max")
 REDUCTIONS = {"reduce_sum": "sum_rows", "reduce_mean": "mean_rows", "reduce_max": "max_rows"}
 
+#: Rotary embedding, and its gradient.
+TURNS = ("rope", "rope_back")
 #: Ops of any data type whose steps stand in modules of their own.
 APART = {
     "flash_attn_ext": attention.append,
     "mul_mat_id": experts.append,
+    **dict.fromkeys(TURNS, rotary.append),
     **dict.fromkeys(moves.COPIES | moves.INDEXED, moves.append),
 }
 
+#: Floats of 16 bits, which elementwise kernels stage as f32, and all that they take.
+NARROW = {"f16": HALF, "bf16": BRAIN}
+STAGED = frozenset({"f32", *NARROW})
+#: An operand, and how it is stored if not as f32.
+Stored: TypeAlias = tuple[k.Operand, int]
+
 #: Matrix products; mul_mat's first operand is the right side, transposed.
 PRODUCTS = frozenset({"matmul", "mul_mat"})
-
-#: Of a rope, in the kernel's scratch.
-MOST_PAIRS = 4096
 
 #: Registers a packed weight, or its transpose, and returns the slot that it will be bound to.
 PackedSlot: TypeAlias = Callable[[int, bool], int]
@@ -77,7 +80,7 @@ class Lowering:
         self._scalars = {
             value: digits(node.attributes["value"])
             for value, node in enumerate(graph.nodes, self.leaves)
-            if node.op == "fill" and node.type.size == 1
+            if node.op == "fill" and node.type.size == 1 and node.type.dtype is F32
         }
         # Equal steps are encoded once, and equal instructions are the same object.
         self._encodings = k.Encodings()
@@ -121,16 +124,16 @@ class Lowering:
     def _find_kernel(self, number: int) -> bool:
         node = self.graph.nodes[number]
         if node.op == "flash_attn_ext":
-            return self._attends(number)
+            return attention.has_kernel(node, *self._around(number))
+        if node.op in TURNS:
+            return rotary.has_kernel(node, *self._around(number))
         plain = self._is_f32[self.leaves + number]
         if node.op == "mul_mat_id":
             return plain and experts.has_kernel(*self._around(number))
         if node.op in moves.INDEXED or (node.op in moves.COPIES and not (plain and node.op == "cont")):
             return self._moves(number)
         if not plain:
-            return self._moves_bytes(node)
-        if node.op == "rope":
-            return self._turns_rows(node)
+            return self._is_narrow(node) or self._moves_bytes(node)
         if self._is_stored_product(node):
             return True
         for value in node.operands:
@@ -164,6 +167,11 @@ class Lowering:
         move = moves.move_of(node, types)
         return move is not None and moves.fits(node, move, types, strides)
 
+    def _is_narrow(self, node: Node) -> bool:
+        """Whether a node is elementwise on f16 or bf16: such nodes compute in f32, and round once, each."""
+        names = [self.types[value].dtype.name for value in node.operands]
+        return node.op in ELEMENTWISE and node.type.dtype.name in NARROW and STAGED.issuperset(names)
+
     def _moves_bytes(self, node: Node) -> bool:
         """Whether a node of another type than f32 is copied by the byte."""
         if node.type.dtype.kind == "quantized":
@@ -171,10 +179,6 @@ class Lowering:
         if node.op == "assign":
             return self.places[node.operands[1]].root != self.places[node.operands[0]].root
         return node.op == "concat" or OPS[node.op].is_view
-
-    def _attends(self, number: int) -> bool:
-        types, strides = self._around(number)
-        return attention.has_kernel(self.graph.nodes[number], types, strides)
 
     def _is_stored_product(self, node: Node) -> bool:
         types = [self.types[value] for value in node.operands]
@@ -194,15 +198,6 @@ class Lowering:
         rows = source.ndim > 0 and tuple(axis % source.ndim for axis in axes) == (source.ndim - 1,)
         return rows and self._has_contiguous_rows(node.operands[0])
 
-    def _turns_rows(self, node: Node) -> bool:
-        """Whether a rope has plain positions, and heads side by side."""
-        x, _, *factors = node.operands
-        heads, width = self.types[x].shape[-2:]
-        strides = self.places[x].strides
-        side_by_side = strides[-1] == 4 and (heads == 1 or strides[-2] == 4 * width)
-        plain = node.attributes["mode"] in (NORMAL, NEOX) and pairs(dict(node.attributes)) <= MOST_PAIRS
-        return plain and side_by_side and all(self._has_contiguous_rows(value) for value in factors)
-
     # Steps
 
     def append(self, builder: k.ProgramBuilder, group: Group, storage: Storage, packed: PackedSlot) -> None:
@@ -217,10 +212,10 @@ class Lowering:
             self._norm(builder, group, storage)
         elif node.op in ROW_KERNELS:
             self._rows(builder, group.last, storage)
-        elif node.op == "rope":
-            self._rope(builder, group.last, storage)
         elif node.op in REDUCTIONS:
             self._reduction(builder, group.last, storage)
+        elif self._is_narrow(node):
+            builder.elementwise(node.type.shape, self._body(group.nodes, storage, product=None))
         elif node.op in APART:
             types = [self.types[value] for value in node.operands]
             values = (*node.operands, self.leaves + group.last)
@@ -238,7 +233,8 @@ class Lowering:
 
     def _body(self, nodes: tuple[int, ...], storage: Storage, product: int | None) -> k.Elementwise:
         """The instructions of elementwise nodes; `product` is a value that is already in place."""
-        operands: list[k.Operand] = [self._result(storage, nodes[-1])]
+        result = self.leaves + nodes[-1]
+        operands = [(self.operand(storage, result), NARROW.get(self.types[result].dtype.name, 0))]
         sources: dict[int, Ref] = {} if product is None else {product: 0}
         forms = []
         for place, number in enumerate(nodes):
@@ -249,10 +245,13 @@ class Lowering:
         instructions = self._instructions.get(key)
         if instructions is None:
             instructions = self._instructions[key] = instructions_of(forms)
-        return k.Elementwise(tuple(operands), instructions)
+        narrow = tuple([each for _, each in operands])
+        return k.Elementwise(
+            tuple([each for each, _ in operands]), instructions, narrow if any(narrow) else ()
+        )
 
     def _sources(
-        self, node: Node, known: dict[int, Ref], operands: list[k.Operand], storage: Storage
+        self, node: Node, known: dict[int, Ref], operands: list[Stored], storage: Storage
     ) -> tuple[Ref, ...]:
         """Where a node's instructions find what they read; new operands are appended."""
         if node.op in GATED and len(node.operands) == 1:
@@ -264,19 +263,20 @@ class Lowering:
             found = tuple([known[value] for value in node.operands])
         return found[::-1] if node.op in GATED and node.attributes["swap"] else found
 
-    def _source(self, value: int, operands: list[k.Operand], storage: Storage) -> Ref:
+    def _source(self, value: int, operands: list[Stored], storage: Storage) -> Ref:
         number = self._scalars.get(value)
         if number is not None:
             return number
-        operands.append(self.operand(storage, value))
+        operands.append((self.operand(storage, value), NARROW.get(self.types[value].dtype.name, 0)))
         return len(operands) - 1
 
-    def _halves(self, node: Node, operands: list[k.Operand], storage: Storage) -> tuple[Ref, Ref]:
+    def _halves(self, node: Node, operands: list[Stored], storage: Storage) -> tuple[Ref, Ref]:
         """The halves of the rows of a gated unit's one operand."""
         slot, offset, strides = storage.locate(node.operands[0])
         steps = repeating(node.type.shape, strides)
         second = offset + node.type.shape[-1] * strides[-1]
-        operands += [k.Operand(slot, offset, steps), k.Operand(slot, second, steps)]
+        narrow = NARROW.get(node.type.dtype.name, 0)
+        operands += [(k.Operand(slot, at, steps), narrow) for at in (offset, second)]
         return len(operands) - 2, len(operands) - 1
 
     def _matmul(self, builder: k.ProgramBuilder, group: Group, storage: Storage, packed: PackedSlot) -> None:
@@ -333,21 +333,6 @@ class Lowering:
         mask = self.operand(storage, node.operands[1]) if len(node.operands) == 2 else None
         builder.soft_max(shape, source, target, mask, float(node.attributes["scale"]))
 
-    def _rope(self, builder: k.ProgramBuilder, number: int, storage: Storage) -> None:
-        """Rows are tokens, with their heads side by side."""
-        node = self.graph.nodes[number]
-        *leading, heads, width = node.type.shape
-        values = (node.operands[0], self.leaves + number, *node.operands[1:])
-        source, target, positions, *factors = (self.operand(storage, value) for value in values)
-        builder.rotary(
-            (*leading, heads * width),
-            source._replace(strides=(*source.strides[:-2], 4)),
-            target._replace(strides=(*target.strides[:-2], 4)),
-            positions._replace(strides=(*positions.strides, 0)),
-            rotation(node),
-            *(each._replace(strides=(4,)) for each in factors),
-        )
-
     def _reduction(self, builder: k.ProgramBuilder, number: int, storage: Storage) -> None:
         node = self.graph.nodes[number]
         shape = self.types[node.operands[0]].shape
@@ -388,18 +373,6 @@ class Lowering:
             target = k.Operand(slot, offset, strides)
             copy(builder, found.shape, self.operand(storage, value), target, found.dtype)
             offset += found.shape[axis] * strides[axis]
-
-
-def rotation(node: Node) -> k.Rotation:
-    """The angles of a rope, as the definition has them."""
-    attributes = node.attributes
-    count = pairs(dict(attributes))
-    powers = numpy.arange(count) * (-2.0 / attributes["n_dims"])
-    scales, size = yarn(numpy, attributes, numpy.ones((1, count)))
-    angles = attributes["freq_base"] ** powers
-    start, adjacent = attributes["offset"], attributes["mode"] == NORMAL
-    width = node.type.shape[-1]
-    return k.Rotation(width, start, adjacent, float(size), tuple(angles.tolist()), tuple(scales[0].tolist()))
 
 
 #: One object, so that equal copies are encoded once.

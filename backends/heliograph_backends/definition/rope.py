@@ -40,16 +40,15 @@ def _places(attributes: Attributes, count: int) -> tuple[slice, slice]:
 
 def _angles(xp: Any, attributes: Attributes, positions: Array, count: int) -> Array:
     """The angle of each token's pairs before scaling, [tokens, pairs], in f64."""
-    pair = xp.arange(count)
-    exponent, own = pair, positions[:, None]
-    if attributes["mode"] in SECTIONED:
-        axis, exponent = _sections(xp, attributes, pair)
-        own = positions[axis].T
+    axis, exponent = powers(xp, attributes, xp.arange(count))
+    own = positions[axis].T if attributes["mode"] in SECTIONED else positions[:, None]
     return own * attributes["freq_base"] ** (exponent * (-2.0 / attributes["n_dims"]))
 
 
-def _sections(xp: Any, attributes: Attributes, pair: Array) -> tuple[Array, Array]:
-    """Which of a token's four positions turns each pair, and the power of the base."""
+def powers(xp: Any, attributes: Attributes, pair: Array) -> tuple[Array, Array]:
+    """Which of a token's positions turns each pair, and the power of the base."""
+    if attributes["mode"] not in SECTIONED:
+        return xp.zeros_like(pair), pair
     sections = attributes["sections"]
     sector = pair % sum(sections)
     ends = xp.asarray(numpy.cumsum(sections))

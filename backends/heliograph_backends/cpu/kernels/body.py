@@ -38,8 +38,9 @@ def encode_body(
     registers = sum(isinstance(value, Register) for value in numbers)
     chunk = LONG_CHUNK if len(numbers) * LONG_CHUNK * 4 <= 48 * 1024 else SHORT_CHUNK
     words = [len(operands), registers, len(constants), len(body.instructions), chunk]
-    for operand, access in zip(operands, _access(body), strict=True):
-        words += [*operand, access]
+    narrow = body.narrow or (0,) * len(operands)
+    for operand, access, stored in zip(operands, _access(body), narrow, strict=True):
+        words += [*operand, access + stored]
     words += constants
     for instruction in body.instructions:
         code = _encode(instruction, numbers)

@@ -83,9 +83,9 @@ class ProgramBuilder:
         """Run an elementwise program over `shape`, of any number of axes that merge to at most
         eight.
         """
-        operands, instructions = body
+        operands, instructions, narrow = body
         shape = tuple(shape)
-        key = (id(instructions), shape, *[operand.strides for operand in operands])
+        key = (id(instructions), shape, narrow, *[operand.strides for operand in operands])
         encoding = self._encodings.find(key, instructions, lambda: encode_elementwise(shape, body))
         self._append(encoding, operands)
 
@@ -106,7 +106,7 @@ class ProgramBuilder:
         `product` has contiguous columns and overlaps neither side. The epilogue's operands lie over
         batch + (rows, columns); `product` itself takes part as one of them.
         """
-        extra, instructions = epilogue or ((), None)
+        extra, instructions = epilogue[:2] if epilogue else ((), None)
         operands = (left, right, product, *extra)
         strides = [each[2] for each in operands]
         form = right.kind if isinstance(right, StoredOperand) else type(right)
@@ -181,17 +181,17 @@ class ProgramBuilder:
         rotation: Rotation,
         factors: Operand | None = None,
     ) -> None:
-        """Turn the pairs of all heads of each row by the row's position; rows are heads side by side.
+        """Turn the pairs of all heads of each row by the row's positions; rows are heads side by side.
 
-        `positions` are int32, one for each row (stride 0 along it); angles are divided by `factors`, one for
-        each pair.
+        `positions` are int32, of each row the first (stride 0 along it), and where the rotation says;
+        angles are divided by `factors`, one for each pair.
         """
         operands, shape = (source, positions, factors, target), tuple(shape)
         strides = [None if operand is None else operand.strides for operand in operands]
         numbers = struct.pack(
             f"{2 * len(rotation.angles) + 1}d", *rotation.angles, *rotation.scales, rotation.size
         )
-        key = (Kind.ROTARY, shape, numbers, rotation[:3], *strides)
+        key = (Kind.ROTARY, shape, numbers, rotation[:4], rotation.positions, *strides)
         encoding = self._encodings.find(key, None, lambda: encode_rotary(shape, operands, rotation))
         self._append(encoding, [operand for operand in operands if operand is not None])
 

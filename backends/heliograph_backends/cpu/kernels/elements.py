@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from .layout import CONVERTED, ROUNDING, WIDENING
 from .stored_types import FORMS, Stored
 
 #: A row of float32 where a kernel also takes stored ones; numbers of `Stored` are greater.
@@ -25,6 +26,14 @@ class Conversion(IntEnum):
     BF16_F32 = 8
     BF16_F16 = 9
 
+
+def _staged(widen: Conversion, narrow: Conversion) -> int:
+    return (CONVERTED + widen) << WIDENING | (CONVERTED + narrow) << ROUNDING
+
+
+#: How kernels of float32 that stage f16 and bf16 convert them.
+HALF: Final = _staged(Conversion.F16_F32, Conversion.F32_F16)
+BRAIN: Final = _staged(Conversion.BF16_F32, Conversion.F32_BF16)
 
 #: Added to a `Stored`: its blocks become float32.
 UNPACK: Final = 64

@@ -4,8 +4,8 @@ Theory of operation (as numexpr: Cooke, Hochberg, Alted). A program runs over ch
 thousand elements, so that its registers stay in the L1 cache and the cost of an instruction's
 dispatch is spread. A chunk is a piece of one row, or several whole short rows. Where an operand's
 part of the chunk is contiguous, instructions read and write it in place; where it is broadcast or
-strided, it is staged through a buffer: gathered before the first instruction, scattered after the
-last. Chunks change no bits, for every instruction treats each element alone.
+strided, or stored as f16 or bf16, it is staged through a buffer: gathered before the first instruction,
+scattered after the last. Chunks change no bits, for every instruction treats each element alone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .layout import (
     COLUMN_STRIDE,
     CONSTANTS,
     FIRST,
+    HEAVY_AT,
     IMMEDIATES,
     INSTRUCTION_WORDS,
     INSTRUCTIONS,
@@ -30,16 +31,20 @@ from .layout import (
     READ,
     REGISTERS,
     RESULT,
+    ROUNDING,
     ROW_STRIDE,
     SECOND,
     STEP_HEADER_WORDS,
     STREAMED,
     TABLE_AT,
     WIDE_ROW,
+    WIDENING,
     WRITTEN,
 )
 from .operations import apply_operation
-from .space import copy_block, fill_row, locate, operand_base
+from .space import convert_rows, copy_block, fill_row, locate, operand_base
+
+KINDS = (1 << ROUNDING - WIDENING) - 1
 
 
 @jit
@@ -69,8 +74,8 @@ def prepare(body: int, slots: int, scratch: int, elements: int) -> None:
 
 @jit
 def is_direct(operand: int, rows: int, columns: int) -> bool:
-    """Tell whether an operand's part of a chunk is contiguous."""
-    if word(operand, COLUMN_STRIDE) != 4 and columns > 1:
+    """Tell whether an operand's part of a chunk is float32 and contiguous."""
+    if word(operand, ACCESS) >> WIDENING or (word(operand, COLUMN_STRIDE) != 4 and columns > 1):
         return False
     contiguous: bool = rows == 1 or word(operand, ROW_STRIDE) == 4 * columns
     return contiguous
@@ -87,8 +92,8 @@ def gather(
     whole_rows: bool,
     again: bool,
 ) -> None:
-    """Point the table at each operand's part of the chunk, staging those that are read and not
-    contiguous.
+    """Point the table at each operand's part of the chunk, staging those that are read and not float32,
+    or not contiguous.
     """
     for number in range(word(body, OPERANDS)):
         operand = body + 8 * (BODY_HEADER_WORDS + number * BODY_OPERAND_WORDS)
@@ -102,7 +107,13 @@ def gather(
         # What is the same for every chunk of the block was staged with the first, which is the
         # largest.
         same = again and row_stride == 0 and (column_stride == 0 or whole_rows)
-        if word(operand, ACCESS) & READ and not same:
+        access = word(operand, ACCESS)
+        if access & READ == 0 or same:
+            continue
+        if access >> WIDENING:
+            heavy, kind = word(scratch + HEAVY_AT, 0), access >> WIDENING & KINDS
+            convert_rows(heavy, kind, buffer, place, row_stride, column_stride, rows, columns)
+        else:
             copy_block(buffer, 4 * columns, 4, place, row_stride, column_stride, rows, columns)
 
 
@@ -136,8 +147,12 @@ def scatter(body: int, scratch: int, row: int, rows: int, column: int, columns: 
         if word(operand, ACCESS) & WRITTEN and not is_direct(operand, rows, columns):
             row_stride, column_stride = word(operand, ROW_STRIDE), word(operand, COLUMN_STRIDE)
             place = word(scratch + BASES_AT, number) + row * row_stride + column * column_stride
-            buffer = buffer_of(body, scratch, number)
-            copy_block(place, row_stride, column_stride, buffer, 4 * columns, 4, rows, columns)
+            buffer, access = buffer_of(body, scratch, number), word(operand, ACCESS)
+            if access >> ROUNDING:
+                heavy, kind = word(scratch + HEAVY_AT, 0), access >> ROUNDING
+                convert_rows(heavy, kind, buffer, place, row_stride, column_stride, rows, columns)
+            else:
+                copy_block(place, row_stride, column_stride, buffer, 4 * columns, 4, rows, columns)
 
 
 @jit

@@ -141,10 +141,13 @@ def encode_rows(
     operands: Sequence[Operand | None],
     parameter: float,
     more: Sequence[int] = (),
+    size: int = 4,
 ) -> Encoding:
-    """Encode a row kernel over source, weight, bias and target; `more` follows the parameter."""
+    """Encode a row kernel over source, weight, bias and target, of elements of `size` bytes; `more` follows
+    the parameter.
+    """
     strides = [broadcast(each, len(shape)) if each else (0,) * len(shape) for each in operands]
-    _check_rows(kind, shape, operands, strides)
+    _check_rows(kind, shape, operands, strides, size)
     if 0 in shape[:-1] or (shape[-1] == 0 and kind not in (Kind.SUM, Kind.MEAN)):
         return NOTHING
     leading, steps_before = coalesce(shape[:-1], [steps[:-1] for steps in strides])
@@ -167,13 +170,16 @@ def encode_rows(
 
 def encode_rotary(shape: tuple[int, ...], operands: Sequence[Operand | None], rotation: Rotation) -> Encoding:
     """Encode a rotary embedding over source, positions, factors and target, see `ProgramBuilder.rotary`."""
-    width, start, adjacent, size, angles, scales = rotation
+    width, start, adjacent, narrow, size, angles, scales, positions = rotation
     pairs = len(angles)
     if not 0 < pairs <= layout.MAXIMUM_PAIRS or start < 0 or start + 2 * pairs > width or shape[-1] % width:
         raise ValueError(f"{pairs} pairs from element {start} of heads of {width} in rows of {shape[-1]}")
-    words = [width, start, int(adjacent), *_patterns(size), pairs]
-    words += [word for pair in zip(angles, scales, strict=True) for word in _patterns(*pair)]
-    return encode_rows(Kind.ROTARY, shape, operands, 0.0, words)
+    if narrow and width > layout.MAXIMUM_NARROW:
+        raise ValueError(f"heads of {width} elements of 16 bits: at most {layout.MAXIMUM_NARROW}")
+    words = [width, start, int(adjacent), *_patterns(size), narrow, pairs]
+    for angle, scale, position in zip(angles, scales, positions, strict=True):
+        words += [*_patterns(angle, scale), position]
+    return encode_rows(Kind.ROTARY, shape, operands, 0.0, words, 2 if narrow else 4)
 
 
 def _patterns(*values: float) -> tuple[int, ...]:
@@ -187,12 +193,17 @@ def _choices(preferred: Choice, plain: Choice) -> tuple[Choice, ...]:
 
 
 def _check_rows(
-    kind: Kind, shape: tuple[int, ...], operands: Sequence[Operand | None], strides: Sequence[Strides]
+    kind: Kind,
+    shape: tuple[int, ...],
+    operands: Sequence[Operand | None],
+    strides: Sequence[Strides],
+    size: int,
 ) -> None:
     for place, (operand, steps) in enumerate(zip(operands, strides, strict=True)):
         if kind is Kind.ROTARY and place == 1:
             continue  # one position for a whole row
-        if operand is not None and shape[-1] > 1 and steps[-1] != 4:
+        own = 4 if kind is Kind.ROTARY and place == 2 else size
+        if operand is not None and shape[-1] > 1 and steps[-1] != own:
             raise ValueError(f"{kind.name.lower()} needs contiguous rows, not a stride of {steps[-1]} bytes")
 
 

@@ -75,16 +75,17 @@ BIAS: Final = WEIGHT + OPERAND_WORDS
 TARGET: Final = BIAS + OPERAND_WORDS
 PARAMETER: Final = TARGET + OPERAND_WORDS
 
-# Rotary embedding, after the parameter of a row kernel whose weight are positions (int32, one for each
-# row) and whose bias are factors. For each pair of a head: two float64, the angle for a step of one
-# position before factors, and what it is multiplied with after them.
+# Rotary embedding, after the parameter of a row kernel whose weight are positions (int32, those of a row in
+# one or several places) and whose bias are factors. For each pair of a head: two float64, the angle for a
+# step of one position before factors, and what it is multiplied with after them, and where its position is.
 WIDTH: Final = PARAMETER + 1  # elements of a head
 START: Final = PARAMETER + 2  # first element of a head that turns
 ADJACENT: Final = PARAMETER + 3  # whether a pair are neighbours, rather than one of each half
 SIZE: Final = PARAMETER + 4  # length of what was 1 long, float64
-PAIRS: Final = PARAMETER + 5
-ROTATIONS: Final = PARAMETER + 6
-PAIR_WORDS: Final = 2
+TURNED_AS: Final = PARAMETER + 5  # 0: float32; else `elements.HALF` or `BRAIN`
+PAIRS: Final = PARAMETER + 6
+ROTATIONS: Final = PARAMETER + 7
+PAIR_WORDS: Final = 3
 
 # Rows that are moved, and converted on the way: two operands, which rows (int32 or int64; absent where all
 # are moved in order), then these words. A column is one element; strides along it are those of what lies
@@ -172,6 +173,10 @@ ACCESS: Final = OPERAND_WORDS
 BODY_OPERAND_WORDS: Final = OPERAND_WORDS + 1
 READ: Final = 1
 WRITTEN: Final = 2
+# An operand that is f16 or bf16 is staged: from these bits on are the conversions to float32 and from it, as
+# kinds of `heavy_block`, see `elements`.
+WIDENING: Final = 2
+ROUNDING: Final = 12
 
 # Rows of at least this many columns are chunks by themselves: staging them to make longer chunks would
 # cost more than it saves.
@@ -188,15 +193,19 @@ INSTRUCTION_WORDS: Final = 5
 STREAMED: Final = 256
 FETCHED: Final = 512
 
-# Each worker's scratch, in bytes: the block's outer indices, the addresses of the values in this
-# chunk, those of the operands in this block, buffers, packed matrices.
+# Each worker's scratch, in bytes: the block's outer indices, the address of `heavy_block`, the addresses
+# of the values in this chunk, those of the operands in this block, buffers, packed matrices.
 INDEX_AT: Final = 0
+HEAVY_AT: Final = 48
 MAXIMUM_VALUES: Final = 64
 TABLE_AT: Final = 64
 BASES_AT: Final = TABLE_AT + MAXIMUM_VALUES * WORD_BYTES
 BUFFERS_AT: Final = BASES_AT + MAXIMUM_VALUES * WORD_BYTES
 BUFFER_AREA_BYTES: Final = 128 * 1024
-MAXIMUM_PAIRS: Final = BUFFER_AREA_BYTES // 8
+MAXIMUM_PAIRS: Final = BUFFER_AREA_BYTES // 16
+# Elements of a row that is staged as float32 behind the angles, or behind a row of results.
+STAGED_AT: Final = BUFFERS_AT + BUFFER_AREA_BYTES // 2
+MAXIMUM_NARROW: Final = BUFFER_AREA_BYTES // 8
 PACK_AT: Final = BUFFERS_AT + BUFFER_AREA_BYTES
 STRIP_GAP_BYTES: Final = 64
 
@@ -253,6 +262,10 @@ class Kind(IntEnum):
     SCATTER = 12
     ATTENTION = 13
     EXPERTS = 14
+
+
+#: A conversion of `elements` plus this, in place of a kind: `heavy_block` converts a row for other kernels.
+CONVERTED: Final = 256
 
 
 class Status(IntEnum):

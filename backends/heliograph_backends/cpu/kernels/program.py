@@ -92,6 +92,8 @@ class Elementwise(NamedTuple):
 
     operands: tuple[Operand, ...]
     instructions: tuple[Instruction, ...]
+    narrow: tuple[int, ...] = ()
+    """Of each operand `elements.HALF` or `BRAIN` if it is f16 or bf16, else 0; none: all are float32."""
 
 
 class Experts(NamedTuple):
@@ -119,12 +121,16 @@ class Rotation(NamedTuple):
     """The first element that turns."""
     adjacent: bool
     """Whether a pair are neighbours, rather than one of each half of what turns."""
+    narrow: int
+    """`elements.HALF` or `BRAIN` if rows are f16 or bf16, else 0."""
     size: float
     """Length of what was 1 long."""
     angles: tuple[float, ...]
     """Of each pair: the angle for one position, before it is divided by the pair's factor."""
     scales: tuple[float, ...]
     """Of each pair: what the angle is multiplied with after that."""
+    positions: tuple[int, ...]
+    """Of each pair: bytes from a token's first position to the one that it turns by."""
 
 
 class Attention(NamedTuple):

@@ -1,7 +1,8 @@
 """Rotary position embedding of rows of heads: the angles of a token once, then all its heads.
 
 Angles are computed in float64, as is the length `size`; cosines and sines times size are rounded to
-float32, and so is each operator of a * cosine - b * sine and a * sine + b * cosine.
+float32, and so is each operator of a * cosine - b * sine and a * sine + b * cosine. Rows of f16 and bf16
+are turned in the scratch, and rounded once.
 """
 
 from __future__ import annotations
@@ -9,34 +10,40 @@ from __future__ import annotations
 import math
 
 from .atomics import double_of_bits, load_f32, load_i32, store_f32, word
+from .elementwise import KINDS
 from .lanes import jit
 from .layout import (
     ADJACENT,
     BIAS,
     BUFFERS_AT,
     COLUMNS,
+    HEAVY_AT,
     PAIR_WORDS,
     PAIRS,
     ROTATIONS,
+    ROUNDING,
     ROW_STRIDE,
     SIZE,
     SOURCE,
+    STAGED_AT,
     START,
     TARGET,
+    TURNED_AS,
     WEIGHT,
+    WIDENING,
     WIDTH,
 )
 from .row_kernels import first_row
-from .space import copy_row, locate
+from .space import convert_rows, copy_row, locate
 
 
 @jit
-def prepare_angles(step: int, position: int, factors: int, table: int) -> None:
+def prepare_angles(step: int, positions: int, factors: int, table: int) -> None:
     """Leave the cosines of a token's pairs at `table`, and the sines behind them."""
     pairs, size = word(step, PAIRS), double_of_bits(word(step, SIZE))
     rotation = step + 8 * ROTATIONS
     for pair in range(pairs):
-        angle = position * double_of_bits(word(rotation, 0))
+        angle = load_i32(positions + word(rotation, 2)) * double_of_bits(word(rotation, 0))
         if factors:
             angle /= load_f32(factors + 4 * pair)
         angle *= double_of_bits(word(rotation, 1))
@@ -70,13 +77,19 @@ def rotary_block(step: int, block: int, slots: int, scratch: int) -> None:
     row, rows, _, _ = locate(step, block, scratch)
     target = first_row(step + 8 * TARGET, slots, scratch, row)
     source = first_row(step + 8 * SOURCE, slots, scratch, row)
-    position = first_row(step + 8 * WEIGHT, slots, scratch, row)
+    positions = first_row(step + 8 * WEIGHT, slots, scratch, row)
     factors = first_row(step + 8 * BIAS, slots, scratch, row)
-    table = scratch + BUFFERS_AT
+    table, narrow, width = scratch + BUFFERS_AT, word(step, TURNED_AS), word(step, WIDTH)
+    heavy, staged = word(scratch + HEAVY_AT, 0), scratch + STAGED_AT
     for _ in range(rows):
-        prepare_angles(step, load_i32(position), factors, table)
-        for head in range(0, 4 * word(step, COLUMNS), 4 * word(step, WIDTH)):
-            turn_head(step, target + head, source + head, table)
+        prepare_angles(step, positions, factors, table)
+        for head in range(0, word(step, COLUMNS), width):
+            if narrow:
+                convert_rows(heavy, narrow >> WIDENING & KINDS, staged, source + 2 * head, 0, 2, 1, width)
+                turn_head(step, staged, staged, table)
+                convert_rows(heavy, narrow >> ROUNDING, staged, target + 2 * head, 0, 2, 1, width)
+            else:
+                turn_head(step, target + 4 * head, source + 4 * head, table)
         target += word(step + 8 * TARGET, ROW_STRIDE)
         source += word(step + 8 * SOURCE, ROW_STRIDE)
-        position += word(step + 8 * WEIGHT, ROW_STRIDE)
+        positions += word(step + 8 * WEIGHT, ROW_STRIDE)

@@ -50,6 +50,7 @@ from .layout import (
     FAILED_STEP,
     FINISHED,
     HEAVY,
+    HEAVY_AT,
     KIND,
     MAIL_BEFORE,
     MAIL_CODE,
@@ -209,6 +210,7 @@ def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int
 @jit_inline
 def help_along(code: int, slots: int, control: int, scratch: int) -> None:
     """Take part in the shared steps as they open."""
+    set_word(scratch + HEAVY_AT, 0, word(control, HEAVY))
     step = code + 8 * PROGRAM_HEADER_WORDS
     for _ in range(word(code, STEP_COUNT)):
         counter = word(step, COUNTER)
@@ -254,6 +256,7 @@ def run_program(code: int, slots: int, control: int, scratch: int, helpers: int)
     addresses.
     """
     set_word(control, WORKERS, helpers + 1)
+    set_word(scratch + HEAVY_AT, 0, word(control, HEAVY))
     post(code, slots, control, helpers)
     status = lead(code, slots, control, scratch, helpers > 0)
     atomic_store(control, STATUS, status)

@@ -9,12 +9,26 @@ from typing import Any
 from numba import types
 
 from .atomics import load_f32, set_word, store_f32, word
-from .lanes import LANES, Lanes, element, emitted, integer, jit, loop, tail_mask
+from .elements import Conversion
+from .lanes import (
+    I64,
+    LANES,
+    Lanes,
+    call_address,
+    element,
+    emitted,
+    integer,
+    jit,
+    loop,
+    subroutine,
+    tail_mask,
+)
 from .layout import (
     COLUMN_BLOCK,
     COLUMN_BLOCKS,
     COLUMN_STRIDE,
     COLUMNS,
+    CONVERTED,
     INDEX_AT,
     OFFSET,
     OUTER_DIMENSIONS,
@@ -26,6 +40,8 @@ from .layout import (
     ROWS,
     SLOT,
 )
+
+FIRST_WIDENING = CONVERTED + int(Conversion.F16_F32)
 
 
 @jit
@@ -115,3 +131,41 @@ def copy_block(
             copy_scattered(target, target_column, source, source_column, columns)
         target += target_row
         source += source_row
+
+
+def _convert_rows(
+    builder: Any,
+    heavy: Any,
+    kind: Any,
+    buffer: Any,
+    place: Any,
+    row: Any,
+    column: Any,
+    rows: Any,
+    columns: Any,
+) -> None:
+    widens = builder.icmp_signed(">=", kind, integer(FIRST_WIDENING))
+    with loop(builder, integer(0), rows, 1) as index:
+        staged = builder.add(buffer, builder.mul(index, builder.mul(columns, integer(4))))
+        stored = builder.add(place, builder.mul(index, row))
+        target, source = builder.select(widens, staged, stored), builder.select(widens, stored, staged)
+        call_address(builder, heavy, kind, target, source, columns, column)
+
+
+@emitted(types.void, *[types.int64] * 8)
+def convert_rows(
+    builder: Any,
+    heavy: Any,
+    kind: Any,
+    buffer: Any,
+    place: Any,
+    row: Any,
+    column: Any,
+    rows: Any,
+    columns: Any,
+) -> None:
+    """Stage rows of f16 or bf16 that lie with these strides as float32, or write them from there; a function
+    by itself, which makes no kernel larger that may call it.
+    """
+    function = subroutine(builder, "convert_rows", (I64,) * 8, _convert_rows)
+    builder.call(function, [heavy, kind, buffer, place, row, column, rows, columns])
