@@ -149,7 +149,9 @@ def multiply_keys(
     key_row = word(step + 8 * KEYS, ROW_STRIDE)
     panel_bytes = (depth + 15) // 16 * 16 * PANEL_ROW_BYTES
     if form != FLOAT32 and rows <= FEW_ROWS:
-        multiply_few(form, scores, SCORE_ROW_BYTES, queries, query_row, keys, key_row, rows, count, depth, 1)
+        multiply_few(
+            form, scores, SCORE_ROW_BYTES, queries, query_row, keys, key_row, rows, count, depth, 1, keys
+        )
         return
     if form == FLOAT32:
         pack_panels(panels, panel_bytes, keys, 4, key_row, depth, count)

@@ -34,6 +34,7 @@ from .geometry import (
     coalesce,
     cut_elements,
     cut_matmul,
+    cut_streamed,
     matmul_ns,
     split_axes,
 )
@@ -118,11 +119,15 @@ def encode_gemm(
         return NOTHING
     outer, rows, sides = _fold_batch(batch, rows, sides)
     packed = isinstance(right, PackedOperand)
-    space = cut_matmul(outer, rows, columns, depth, packed)
     pack_left = sides[0][-1] != 4 and depth > 1
     form, block = _right_form(right)
     # With few rows a stored weight is never unpacked, so it can stream through in one go.
-    streams = form > 1 and space.row_block <= FEW_ROWS and not pack_left
+    streams = form > 1 and rows <= FEW_ROWS and not pack_left
+    space = (
+        cut_streamed(outer, rows, columns, depth)
+        if streams
+        else cut_matmul(outer, rows, columns, depth, packed)
+    )
     depth_block = PACKED_DEPTH_BLOCK if packed else max(1, depth) if streams else UNPACKED_DEPTH_BLOCK
     operands = [operand_words(side) for side in sides]
     words = [word for operand in operands[:3] for word in operand]

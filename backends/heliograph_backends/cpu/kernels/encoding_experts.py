@@ -10,7 +10,7 @@ from .encoding import NOTHING, Encoding, broadcast, encoding_of, operand_words, 
 from .geometry import TILE_NS, UNPACKED_COLUMN_BLOCK, UNPACKED_ROW_BLOCK, Space, matmul_ns
 from .layout import PANEL_COLUMNS, Kind
 from .program import Experts, Operand
-from .stored_types import FEW_ROWS, FORMS
+from .stored_types import FEW_COLUMNS, FEW_ROWS, FORMS
 
 #: Blocks that workers can share well.
 BLOCKS_WANTED = 16
@@ -50,7 +50,7 @@ def _cut(form: Experts, places: int) -> tuple[Space, float]:
     nanoseconds = matmul_ns(max(1, matrices), rows, form.columns, form.depth)
     panels = -(-form.columns // PANEL_COLUMNS)
     wanted = max(-(-form.columns // UNPACKED_COLUMN_BLOCK), -(-BLOCKS_WANTED // max(1, matrices)))
-    block = -(-panels // min(panels, wanted)) * PANEL_COLUMNS
+    block = FEW_COLUMNS if rows <= FEW_ROWS else -(-panels // min(panels, wanted)) * PANEL_COLUMNS
     space = Space((max(1, matrices),), 1, form.columns, 1, block)
     per_tile = max(1, round(TILE_NS * space.blocks / max(1.0, nanoseconds)))
     return Space(space.outer, 1, form.columns, 1, block, per_tile), nanoseconds

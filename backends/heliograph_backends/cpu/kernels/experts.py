@@ -13,7 +13,9 @@ from __future__ import annotations
 from .atomics import load_i32, set_word, word
 from .lanes import jit, jit_inline
 from .layout import (
+    BLOCKS,
     COLUMN_BLOCK,
+    COLUMN_BLOCKS,
     COLUMN_STRIDE,
     EXPERT_BLOCK,
     EXPERT_BLOCK_BYTES,
@@ -46,7 +48,7 @@ from .layout import (
 )
 from .matmul import multiply_panels
 from .packing import PANEL_ROW_BYTES
-from .space import copy_block, copy_row, locate
+from .space import copy_block, copy_row, locate, next_block
 from .stored_matmul import multiply_few, unpack_panels
 from .stored_types import FEW_ROWS
 
@@ -130,8 +132,26 @@ def gather_rows(
         copy_block(target + row * target_row, 0, 4, source, 0, column, 1, depth)
 
 
+@jit
+def weights_ahead(step: int, block: int, slots: int, scratch: int, weights: int) -> int:
+    """Guess where the weights of this worker's next block are; where there is none, or another worker has its
+    expert, those of this one.
+    """
+    following, column_blocks = next_block(step, block, scratch), word(step, COLUMN_BLOCKS)
+    if following >= word(step, BLOCKS):
+        return weights
+    expert = expert_of(step, slots, following // column_blocks)
+    if expert < 0:
+        return weights
+    column = following % column_blocks * word(step, COLUMN_BLOCK)
+    found: int = start_of(step + 8 * EXPERT_WEIGHTS, slots, expert, column)
+    return found
+
+
 @jit_inline
-def multiply_listed(step: int, scratch: int, weights: int, column: int, columns: int, count: int) -> None:
+def multiply_listed(
+    step: int, scratch: int, weights: int, column: int, columns: int, count: int, ahead: int
+) -> None:
     """Multiply the listed rows by some columns of an expert."""
     form, depth = word(step, EXPERT_FORM), word(step, EXPERT_DEPTH)
     column_step = word(step + 8 * EXPERT_WEIGHTS, ROW_STRIDE)
@@ -153,7 +173,18 @@ def multiply_listed(step: int, scratch: int, weights: int, column: int, columns:
         first = 1 if start == 0 else 0
         if few:
             multiply_few(
-                form, product, product_row, left, left_row, source, column_step, count, columns, size, first
+                form,
+                product,
+                product_row,
+                left,
+                left_row,
+                source,
+                column_step,
+                count,
+                columns,
+                size,
+                first,
+                ahead,
             )
         else:
             panel_bytes = (size + 15) // 16 * 16 * PANEL_ROW_BYTES
@@ -178,4 +209,5 @@ def experts_block(step: int, block: int, slots: int, scratch: int) -> None:
         count, place = list_rows(step, slots, scratch, expert, place)
         if count > 0:
             weights = start_of(step + 8 * EXPERT_WEIGHTS, slots, expert, column)
-            multiply_listed(step, scratch, weights, column, columns, count)
+            ahead = weights_ahead(step, block, slots, scratch, weights)
+            multiply_listed(step, scratch, weights, column, columns, count, ahead)

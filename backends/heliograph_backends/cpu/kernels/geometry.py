@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import prod
 
 from .layout import OUTER_DIMENSIONS, PANEL_COLUMNS, UNPACKED_DEPTH
+from .stored_types import FEW_COLUMNS
 
 TILE_ELEMENTS = 32 * 1024
 TILE_NS = 6000.0
@@ -99,6 +100,12 @@ def matmul_ns(batch: int, rows: int, columns: int, depth: int) -> float:
     """
     arithmetic = 2.0 * rows * columns * depth / FLOPS_PER_NS
     return batch * max(arithmetic, 4.0 * depth * columns / MEMORY_BYTES_PER_NS)
+
+
+def cut_streamed(outer: tuple[int, ...], rows: int, columns: int, depth: int) -> Space:
+    """Cut a product of few rows with a stored weight into the columns that its kernels take together."""
+    block_ns = max(1.0, matmul_ns(1, rows, min(columns, FEW_COLUMNS), depth))
+    return Space(outer, rows, columns, rows, FEW_COLUMNS, max(1, round(TILE_NS / block_ns)))
 
 
 def cut_matmul(outer: tuple[int, ...], rows: int, columns: int, depth: int, packed: bool) -> Space:

@@ -180,6 +180,14 @@ def local(builder: ir.IRBuilder, kind: ir.Type) -> ir.Value:
     return _alloca_once(builder, kind)
 
 
+def workspace(builder: ir.IRBuilder, size: int) -> ir.Value:
+    """Return the address of `size` bytes of the function that is being built, a multiple of 64, not cleared."""
+    with builder.goto_entry_block():
+        area = builder.alloca(ir.ArrayType(ir.IntType(8), size))
+        area.align = 64
+        return builder.ptrtoint(area, I64)
+
+
 def integer(value: int) -> ir.Constant:
     """Return an int64 constant."""
     return ir.Constant(I64, value)

@@ -6,8 +6,11 @@ from __future__ import annotations
 
 from .atomics import word
 from .elementwise import run_body
-from .lanes import jit_inline
+from .lanes import jit, jit_inline
 from .layout import (
+    BLOCKS,
+    COLUMN_BLOCK,
+    COLUMN_BLOCKS,
     COLUMN_STRIDE,
     DEPTH,
     DEPTH_BLOCK,
@@ -26,7 +29,7 @@ from .layout import (
 )
 from .matmul_kernel import KERNEL_COLUMNS, KERNEL_ROWS, multiply_strip
 from .packing import PANEL_ROW_BYTES, pack_panels
-from .space import copy_block, locate, operand_address, operand_base
+from .space import copy_block, locate, next_block, operand_address, operand_base
 from .stored_matmul import multiply_few, unpack_panels
 from .stored_types import FEW_ROWS
 
@@ -74,8 +77,11 @@ def multiply_slice(
     columns: int,
     start: int,
     depth: int,
+    ahead: int,
 ) -> None:
-    """Continue the block's sums over `depth` values of k from `start`."""
+    """Continue the block's sums over `depth` values of k from `start`; the worker's next block is probably
+    `ahead` columns further.
+    """
     packed = scratch + PACK_AT
     left = operand_address(step + 8 * LEFT, slots, scratch, row, start)
     left_row = word(step + 8 * LEFT, ROW_STRIDE)
@@ -112,6 +118,7 @@ def multiply_slice(
                 columns,
                 depth,
                 first,
+                source + ahead * column_step,
             )
             return
         else:
@@ -123,13 +130,24 @@ def multiply_slice(
     multiply_panels(product, product_row, left, left_row, right, panel_bytes, rows, columns, depth, first)
 
 
+@jit
+def columns_ahead(step: int, block: int, scratch: int) -> int:
+    """Guess how many columns further the worker's next block is; 0 where that is of other rows or matrices."""
+    following, column_blocks = next_block(step, block, scratch), word(step, COLUMN_BLOCKS)
+    if following >= word(step, BLOCKS) or following // column_blocks != block // column_blocks:
+        return 0
+    distance: int = (following - block) * word(step, COLUMN_BLOCK)
+    return distance
+
+
 @jit_inline
 def matmul_block(step: int, block: int, slots: int, scratch: int) -> None:
     """Run one block of a matrix product and its epilogue."""
     row, rows, column, columns = locate(step, block, scratch)
     depth, depth_block = word(step, DEPTH), word(step, DEPTH_BLOCK)
+    ahead = columns_ahead(step, block, scratch)
     for start in range(0, max(depth, 1), depth_block):
         part = min(depth_block, depth - start)
-        multiply_slice(step, slots, scratch, row, rows, column, columns, start, part)
+        multiply_slice(step, slots, scratch, row, rows, column, columns, start, part, ahead)
     if word(step, HAS_EPILOGUE):
         run_body(step + 8 * EPILOGUE, slots, scratch, row, rows, column, columns)

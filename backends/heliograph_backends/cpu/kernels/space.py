@@ -24,12 +24,17 @@ from .lanes import (
     tail_mask,
 )
 from .layout import (
+    BLOCKS_PER_TILE,
     COLUMN_BLOCK,
     COLUMN_BLOCKS,
     COLUMN_STRIDE,
     COLUMNS,
     CONVERTED,
     INDEX_AT,
+    LAST_AT,
+    LAST_DISTANCE,
+    LAST_STEP,
+    LAST_TILE,
     OFFSET,
     OUTER_DIMENSIONS,
     OUTER_SIZES,
@@ -64,6 +69,28 @@ def locate(step: int, block: int, scratch: int) -> tuple[int, int, int, int]:
     rows = min(word(step, ROW_BLOCK), word(step, ROWS) - row)
     columns = min(word(step, COLUMN_BLOCK), word(step, COLUMNS) - column)
     return row, rows, column, columns
+
+
+#: Workers claim tiles in turns, so a worker's next tile is about as many tiles on as there are workers.
+MOST_WORKERS = 256
+
+
+@jit
+def next_block(step: int, block: int, scratch: int) -> int:
+    """Guess which block this worker runs after this one, which may be behind the step's last."""
+    per_tile, last = word(step, BLOCKS_PER_TILE), scratch + LAST_AT
+    tile, distance = block // per_tile, word(last, LAST_DISTANCE)
+    if word(last, LAST_STEP) == step and tile > word(last, LAST_TILE):
+        distance = tile - word(last, LAST_TILE)
+    if distance < 1 or distance > MOST_WORKERS:
+        distance = 1
+    set_word(last, LAST_STEP, step)
+    set_word(last, LAST_TILE, tile)
+    set_word(last, LAST_DISTANCE, distance)
+    following: int = block + 1
+    if following % per_tile == 0:
+        following += (distance - 1) * per_tile
+    return following
 
 
 @jit

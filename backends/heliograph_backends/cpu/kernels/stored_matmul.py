@@ -1,20 +1,30 @@
 """Matrix products whose right side is stored as f32, f16, bf16 or blocks, read without a copy in float32.
 
 Contract. The bits are those of the product with the dequantized weight, see `matmul_kernel`: one chain of
-fused multiply-adds along k for each element. With few rows the weight streams through registers once;
-with more, a block of it becomes float32 panels in the cache. The chain is the same.
+fused multiply-adds along k for each element. With few rows the weight becomes float32 in registers; with more,
+a block of it becomes float32 panels in the cache. The chain is the same.
+
+Theory of operation, for few rows. Up to 64 rows of weights, which are columns of the product, pass together:
+some hundred elements of each go to a shelf (see `stored_words`), then sixteen elements of sixteen rows at a time
+become float32 and are multiplied. So the chains of four vectors at least are under way at once, which an
+addition's latency asks for.
+
+Memory is fast where it is read in order, which 64 rows at once are not. So while some rows are multiplied, what
+comes after them is fetched in order, a few lines with every sixteen elements: never so many that they stand
+in each other's way, and always as far ahead as one pass over these rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final
 
 from llvmlite import ir
 from numba import types
 
+from . import stored_blocks as blocks
 from . import stored_k_blocks as k_blocks
-from .fetching import Fetches, behind_rows, in_rows, unit_bytes
 from .lanes import (
     F32,
     F32_VECTOR,
@@ -27,160 +37,233 @@ from .lanes import (
     local,
     loop,
     pointer,
+    prefetch,
     subroutine,
     tail_mask,
+    workspace,
 )
-from .layout import PANEL_COLUMNS
+from .layout import CACHE_LINE_BYTES, PANEL_COLUMNS
 from .packing import PANEL_ROW_BYTES
-from .stored_blocks import bf16, f16, f32, q4_0, q4_1, q5_0, q5_1, q8_0, single_bf16, single_f16, single_f32
-from .stored_lanes import Shelf
-from .stored_types import FEW_ROWS, FORMS, Stored
+from .stored_readings import Reading, Rows
+from .stored_types import FEW_COLUMNS, FEW_ROWS, FORMS, Stored
+from .stored_words import (
+    COPIED_BYTES,
+    COPIED_ROW_BYTES,
+    LINE_BYTES,
+    VECTOR_BYTES,
+    Shelf,
+    copy_rows,
+    transpose_rows,
+)
 
-GROUPS = PANEL_COLUMNS // LANES
-
-
-class KBlock(NamedTuple):
-    """How blocks with parts are read."""
-
-    shelf: int
-    """Vectors that the head leaves."""
-    head: Callable[[Any, Sequence[Any], Shelf], None]
-    unit: Callable[[Any, Sequence[Any], Any, Shelf], Iterator[Lanes]]
-
-
-UNITS: Final[dict[Stored, Callable[[Any, Sequence[Any]], Iterator[Lanes]]]] = {
-    Stored.F32: f32,
-    Stored.F16: f16,
-    Stored.BF16: bf16,
-    Stored.Q8_0: q8_0,
-    Stored.Q4_0: q4_0,
-    Stored.Q4_1: q4_1,
-    Stored.Q5_0: q5_0,
-    Stored.Q5_1: q5_1,
+READINGS: Final[dict[Stored, Reading]] = {
+    Stored.F32: blocks.F32,
+    Stored.F16: blocks.F16,
+    Stored.BF16: blocks.BF16,
+    Stored.Q8_0: blocks.Q8_0,
+    Stored.Q4_0: blocks.Q4_0,
+    Stored.Q4_1: blocks.Q4_1,
+    Stored.Q5_0: blocks.Q5_0,
+    Stored.Q5_1: blocks.Q5_1,
+    Stored.Q2_K: k_blocks.Q2_K,
+    Stored.Q3_K: k_blocks.Q3_K,
+    Stored.Q4_K: k_blocks.Q4_K,
+    Stored.Q5_K: k_blocks.Q5_K,
+    Stored.Q6_K: k_blocks.Q6_K,
 }
-K_BLOCKS: Final = {
-    Stored.Q2_K: KBlock(32, k_blocks.q2_k_head, k_blocks.q2_k_unit),
-    Stored.Q3_K: KBlock(24, k_blocks.q3_k_head, k_blocks.q3_k_unit),
-    Stored.Q4_K: KBlock(16, k_blocks.q4_k_head, k_blocks.q4_k_unit),
-    Stored.Q5_K: KBlock(24, k_blocks.q5_k_head, k_blocks.q5_k_unit),
-    Stored.Q6_K: KBlock(16, k_blocks.q6_k_head, k_blocks.q6_k_unit),
-}
-#: Of types whose blocks are single elements, which may be fewer than a unit at a row's end.
-SINGLES: Final[dict[Stored, Callable[[Any, Sequence[Any]], Lanes]]] = {
-    Stored.F32: single_f32,
-    Stored.F16: single_f16,
-    Stored.BF16: single_bf16,
-}
-
-#: Is told k and the weights there, for each group of sixteen columns.
-Act = Callable[[Any, Sequence[Lanes]], None]
+#: Bytes of a row that are read before the other rows' are: what is fetched ahead then fits the second-level cache.
+PART_BYTES = 2304
+#: By a type's number: elements of a block, its bytes, and elements of a part.
+_NUMBERS = range(max(Stored) + 1)
+BLOCK_ELEMENTS = tuple(FORMS[Stored(each)].block_size if each in FORMS else 1 for each in _NUMBERS)
+BLOCK_BYTES = tuple(FORMS[Stored(each)].block_bytes if each in FORMS else 1 for each in _NUMBERS)
+PARTS = tuple(
+    PART_BYTES // READINGS[Stored(each)].bytes * READINGS[Stored(each)].elements if each in FORMS else 1
+    for each in _NUMBERS
+)
+GROUPS = FEW_COLUMNS // LANES
 
 
 def _minimum(builder: Any, first: Any, second: Any) -> Any:
     return builder.select(builder.icmp_signed("<", first, second), first, second)
 
 
-def _rows(builder: Any, base: Any, step: Any, count: Any, most: int) -> list[Any]:
-    """Return the addresses of `most` rows; those behind the last of `count` are the last one's, unless all
-    are there (`count` is None): addresses that need no choice need fewer registers.
-    """
-    if count is None:
-        return [builder.add(base, builder.mul(step, integer(row))) for row in range(most)]
-    last = builder.sub(count, integer(1))
-    return [
-        builder.add(base, builder.mul(step, _minimum(builder, integer(row), last))) for row in range(most)
-    ]
+def _times(builder: Any, number: Any, size: int) -> Any:
+    return builder.mul(number, integer(size))
 
 
-def each_weight(
-    builder: Any, kind: Stored, rows: Sequence[Any], depth: Any, act: Act, following: Any = None
-) -> None:
-    """Call `act` for each k of 32 rows of weights, in order. `following`: the address of as many rows that
-    are read next, where whole rows are.
-    """
-    groups = [rows[first : first + LANES] for first in range(0, len(rows), LANES)]
-    if kind in K_BLOCKS:
-        _each_of_blocks(builder, kind, groups, depth, act, following)
-        return
-    form = FORMS[kind]
-    whole = builder.and_(depth, integer(-form.unit))
-    with loop(builder, integer(0), whole, form.unit) as start:
-        moved = _moved(builder, groups, builder.udiv(start, integer(form.block_size)), form.block_bytes)
-        units = [UNITS[kind](builder, group) for group in moved]
-        if following is not None:
-            fetches = behind_rows(builder, form, following, start, len(rows))
-        else:
-            # Measured: what is shorter than a line is there in time without being asked for.
-            near = [row for group in moved for row in group] if kind in SINGLES else []
-            fetches = in_rows(builder, form, near, integer(unit_bytes(form)))
-        _each_lane(builder, units, start, act, fetches)
-    if kind in SINGLES:
-        with loop(builder, whole, depth, 1) as index:
-            moved = _moved(builder, groups, index, form.block_bytes)
-            act(index, [SINGLES[kind](builder, group) for group in moved])
+def _prepare(kind: Stored) -> Callable[..., None]:
+    """Fill a shelf with some elements of sixteen rows, or of less."""
+    reading, form = READINGS[kind], FORMS[kind]
 
-
-def _each_of_blocks(
-    builder: Any, kind: Stored, groups: Sequence[Any], depth: Any, act: Act, following: Any
-) -> None:
-    form, k_block = FORMS[kind], K_BLOCKS[kind]
-    shelves = [Shelf(builder, k_block.shelf) for _ in groups]
-    with loop(builder, integer(0), depth, form.block_size) as start:
-        moved = _moved(builder, groups, builder.udiv(start, integer(form.block_size)), form.block_bytes)
-        for group, shelf in zip(moved, shelves, strict=True):
-            k_block.head(builder, group, shelf)
-        with loop(builder, integer(0), integer(form.block_size), form.unit) as place:
-            unit = builder.udiv(place, integer(form.unit))
-            pairs = zip(moved, shelves, strict=True)
-            units = [k_block.unit(builder, group, unit, shelf) for group, shelf in pairs]
-            first = builder.add(start, place)
-            if following is not None:
-                fetches = behind_rows(builder, form, following, first, LANES * len(groups))
-            else:
-                near = [row for group in moved for row in group]
-                ahead = builder.add(builder.mul(unit, integer(unit_bytes(form))), integer(form.block_bytes))
-                fetches = in_rows(builder, form, near, ahead)
-            _each_lane(builder, units, first, act, fetches)
-
-
-def _moved(builder: Any, groups: Sequence[Any], index: Any, step: int) -> list[list[Any]]:
-    offset = builder.mul(index, integer(step))
-    return [[builder.add(row, offset) for row in group] for group in groups]
-
-
-def _each_lane(
-    builder: Any, units: Sequence[Iterator[Lanes]], start: Any, act: Act, fetches: Fetches
-) -> None:
-    for place, lanes in enumerate(zip(*units, strict=True)):
-        fetches.go(place)
-        act(builder.add(start, integer(place)), lanes)
-
-
-def _unpack(kind: Stored) -> Callable[..., None]:
-    """A panel, sixteen columns after the other; what is behind the last column stays as it is."""
-
-    def body(builder: Any, target: Any, source: Any, step: Any, depth: Any, columns: Any) -> None:
-        with loop(builder, integer(0), columns, LANES) as column:
-
-            def act(k: Any, lanes: Sequence[Lanes]) -> None:
-                place = builder.add(builder.mul(k, integer(PANEL_ROW_BYTES)), builder.mul(column, integer(4)))
-                lanes[0].store(builder.add(target, place))
-
-            first = builder.add(source, builder.mul(column, step))
-            rows = _rows(builder, first, step, builder.sub(columns, column), LANES)
-            each_weight(builder, kind, rows, depth, act)
+    def body(builder: Any, shelf: Any, source: Any, step: Any, rows: Any, elements: Any) -> None:
+        size = _times(builder, builder.udiv(elements, integer(form.block_size)), form.block_bytes)
+        words = integer(reading.words_bytes) if reading.words_bytes else size
+        whole = builder.and_(
+            builder.icmp_signed(">=", rows, integer(LANES)),
+            builder.and_(
+                builder.icmp_signed(">=", words, integer(LINE_BYTES)),
+                builder.icmp_signed("==", builder.and_(words, integer(3)), integer(0)),
+            ),
+        )
+        places = [local(builder, I64) for _ in range(3)]
+        for place, value in zip(places, (source, step, words), strict=True):
+            builder.store(value, place)
+        with builder.if_then(builder.not_(whole), likely=False):
+            copied = workspace(builder, COPIED_BYTES)
+            copy_rows(builder, copied, source, step, _minimum(builder, rows, integer(LANES)), size)
+            least = _minimum(builder, words, integer(LINE_BYTES))
+            more = builder.sub(integer(LINE_BYTES), least)
+            enough = builder.and_(builder.add(builder.add(words, more), integer(3)), integer(-4))
+            for place, value in zip(places, (copied, integer(COPIED_ROW_BYTES), enough), strict=True):
+                builder.store(value, place)
+        first, step, words = (builder.load(place) for place in places)
+        made = Shelf(builder, shelf)
+        transpose_rows(builder, made, first, step, words)
+        if reading.head is not None:
+            reading.head(builder, made, Rows(first, step))
 
     return body
 
 
-def _multiply(kind: Stored, most: int) -> Callable[..., None]:
-    """The product of one row and 32 columns, or of up to `most` rows and columns; rows that are not there
-    repeat the last one.
+def _prepared(
+    builder: Any, kind: Stored, shelf: Any, source: Any, step: Any, rows: Any, elements: Any
+) -> None:
+    function = subroutine(builder, f"prepare_{kind.name.lower()}", (I64,) * 5, _prepare(kind))
+    builder.call(function, [shelf, source, step, rows, elements])
 
-    Two chains of multiply-adds at least run side by side: with one row both groups of sixteen columns, with
-    more rows one group after the other, which is half the code.
-    """
-    groups = GROUPS if most == 1 else 1
+
+def _place_of(builder: Any, kind: Stored, element: Any) -> Any:
+    """Return where in a row the block of an element is."""
+    form = FORMS[kind]
+    return _times(builder, builder.udiv(element, integer(form.block_size)), form.block_bytes)
+
+
+def _runs(builder: Any, elements: Any) -> Any:
+    return builder.udiv(builder.add(elements, integer(LANES - 1)), integer(LANES))
+
+
+def _unpack(kind: Stored) -> Callable[..., None]:
+    """A panel, sixteen columns after the other; whole runs of sixteen k are written."""
+    reading = READINGS[kind]
+
+    def body(builder: Any, target: Any, source: Any, step: Any, depth: Any, columns: Any) -> None:
+        shelf = workspace(builder, VECTOR_BYTES * reading.vectors)
+        with loop(builder, integer(0), columns, LANES) as column:
+            rows = builder.sub(columns, column)
+            first = builder.add(source, builder.mul(column, step))
+            panel = builder.add(target, _times(builder, column, 4))
+            with loop(builder, integer(0), depth, reading.elements) as start:
+                elements = _minimum(builder, builder.sub(depth, start), integer(reading.elements))
+                here = builder.add(first, _place_of(builder, kind, start))
+                _prepared(builder, kind, shelf, here, step, rows, elements)
+                with loop(builder, integer(0), _runs(builder, elements), 1) as run:
+                    k = builder.add(start, _times(builder, run, LANES))
+                    place = builder.add(panel, _times(builder, k, PANEL_ROW_BYTES))
+                    for number, lanes in enumerate(reading.run(builder, Shelf(builder, shelf), run)):
+                        lanes.store(builder.add(place, integer(number * PANEL_ROW_BYTES)))
+
+    return body
+
+
+class _Ahead:
+    """Fetches rows in order, a share with each run."""
+
+    def __init__(self, builder: Any, first: Any, step: Any, size: Any, share: int) -> None:
+        """`size`: bytes of a row; `share`: those that are fetched at once, of which a row has whole ones."""
+        self._builder, self._step, self._size, self._share = builder, step, size, share
+        self._row, self._offset = local(builder, I64), local(builder, I64)
+        builder.store(first, self._row)
+        builder.store(integer(0), self._offset)
+
+    def go(self) -> None:
+        """Fetch the lines of the next share."""
+        builder = self._builder
+        row, offset = builder.load(self._row), builder.load(self._offset)
+        start, end = builder.add(row, offset), builder.add(offset, integer(self._share))
+        over = builder.icmp_signed(">=", end, self._size)
+        builder.store(builder.select(over, builder.add(row, self._step), row), self._row)
+        builder.store(builder.select(over, integer(0), end), self._offset)
+        for line in range(0, self._share, CACHE_LINE_BYTES):
+            prefetch(builder, builder.add(start, integer(line)), 2)
+
+
+class _Sums:
+    """The chains of some rows and groups of sixteen columns."""
+
+    def __init__(self, builder: Any, rows: Any, c: Any, c_row: Any, columns: Any) -> None:
+        self._builder, self._rows, self._c, self._c_row, self._columns = builder, rows, c, c_row, columns
+        self._area = workspace(builder, VECTOR_BYTES * FEW_ROWS * GROUPS)
+        self._groups = _runs(builder, columns)
+
+    def place(self, row: Any, group: Any) -> Any:
+        """Return where a sum is."""
+        builder = self._builder
+        index = builder.add(_times(builder, row, GROUPS), group)
+        address = builder.add(self._area, _times(builder, index, VECTOR_BYTES))
+        return pointer(builder, address, F32_VECTOR)
+
+    def _each(self, act: Callable[[Any, Any, Any], None]) -> None:
+        builder = self._builder
+        with loop(builder, integer(0), self._rows, 1) as row:
+            with loop(builder, integer(0), self._groups, 1) as group:
+                column = _times(builder, group, LANES)
+                address = builder.add(self._c, builder.mul(row, self._c_row))
+                address = builder.add(address, _times(builder, column, 4))
+                mask = tail_mask(builder, builder.sub(self._columns, column))
+                act(self.place(row, group), address, mask)
+
+    def open(self, first: Any) -> None:
+        """Begin with zeros, or with what the product has."""
+        builder = self._builder
+        zeros = ir.Constant(F32_VECTOR, [0.0] * LANES)
+        self._each(lambda cell, _address, _mask: builder.store(zeros, cell, align=VECTOR_BYTES))
+
+        def load(cell: Any, address: Any, mask: Any) -> None:
+            builder.store(Lanes.load_masked(builder, address, mask).value, cell, align=VECTOR_BYTES)
+
+        with builder.if_then(builder.icmp_signed("==", first, integer(0))):
+            self._each(load)
+
+    def close(self) -> None:
+        """Write the product."""
+        builder = self._builder
+
+        def store(cell: Any, address: Any, mask: Any) -> None:
+            Lanes(builder, builder.load(cell, align=VECTOR_BYTES)).store_masked(address, mask)
+
+        self._each(store)
+
+    def add(self, group: Any, weights: Callable[[], Iterable[Lanes]], a: Any, a_row: Any) -> None:
+        """Add the products of consecutive weights with what is at `a`, for each row.
+
+        A single row takes the weights as they are made; several share them.
+        """
+        builder = self._builder
+        with builder.if_else(builder.icmp_signed("==", self._rows, integer(1))) as (one, several):
+            with one:
+                self._add_row(integer(0), group, weights(), a)
+            with several:
+                made = list(weights())
+                with loop(builder, integer(0), self._rows, 1) as row:
+                    self._add_row(row, group, made, builder.add(a, builder.mul(row, a_row)))
+
+    def _add_row(self, row: Any, group: Any, weights: Iterable[Lanes], a: Any) -> None:
+        builder = self._builder
+        cell = self.place(row, group)
+        total = Lanes(builder, builder.load(cell, align=VECTOR_BYTES))
+        for place, lanes in enumerate(weights):
+            address = builder.add(a, integer(4 * place))
+            factor = Lanes.broadcast(builder, builder.load(pointer(builder, address, F32)))
+            total = lanes.fma(factor, total)
+        builder.store(total.value, cell, align=VECTOR_BYTES)
+
+
+def _multiply(kind: Stored) -> Callable[..., None]:
+    """The product of up to FEW_ROWS rows and FEW_COLUMNS columns."""
+    reading = READINGS[kind]
+    shelf_bytes = VECTOR_BYTES * reading.vectors
+    share = reading.bytes * LANES // (reading.elements // LANES)
 
     def body(
         builder: Any,
@@ -194,64 +277,53 @@ def _multiply(kind: Stored, most: int) -> Callable[..., None]:
         depth: Any,
         columns: Any,
         first: Any,
+        ahead: Any,
     ) -> None:
-        left, product = _rows(builder, a, a_row, rows, most), _rows(builder, c, c_row, rows, most)
-        with loop(
-            builder, integer(0), integer(PANEL_COLUMNS) if most == 1 else columns, groups * LANES
-        ) as column:
-            rest = builder.sub(columns, column)
-            base = builder.add(b, builder.mul(b_row, column))
-            right = _rows(builder, base, b_row, None if most == 1 else rest, groups * LANES)
-            cells = _Cells(builder, [_element(builder, row, column) for row in product], rest, groups)
-            with builder.if_then(builder.icmp_signed("==", first, integer(0))):
-                cells.load()
-
-            def act(k: Any, lanes: Sequence[Lanes]) -> None:
-                cells.add([_element(builder, row, k) for row in left], lanes)
-
-            following = builder.add(base, builder.mul(b_row, integer(groups * LANES)))
-            each_weight(builder, kind, right, depth, act, following)
-            cells.store()
+        shelves = workspace(builder, shelf_bytes * GROUPS)
+        sums = _Sums(builder, rows, c, c_row, columns)
+        sums.open(first)
+        groups, whole = _runs(builder, columns), builder.and_(depth, integer(-LANES))
+        chunks = builder.udiv(builder.add(depth, integer(reading.elements - 1)), integer(reading.elements))
+        fetches = _Ahead(builder, ahead, b_row, _times(builder, chunks, reading.bytes), share)
+        with loop(builder, integer(0), whole, reading.elements) as start:
+            elements = _minimum(builder, builder.sub(whole, start), integer(reading.elements))
+            with loop(builder, integer(0), groups, 1) as group:
+                column = _times(builder, group, LANES)
+                here = builder.add(b, builder.mul(column, b_row))
+                here = builder.add(here, _place_of(builder, kind, start))
+                shelf = builder.add(shelves, _times(builder, group, shelf_bytes))
+                _prepared(builder, kind, shelf, here, b_row, builder.sub(columns, column), elements)
+            with loop(builder, integer(0), _runs(builder, elements), 1) as run:
+                k = builder.add(start, _times(builder, run, LANES))
+                left = builder.add(a, _times(builder, k, 4))
+                with loop(builder, integer(0), groups, 1) as group:
+                    shelf = Shelf(builder, builder.add(shelves, _times(builder, group, shelf_bytes)))
+                    fetches.go()
+                    sums.add(group, partial(reading.run, builder, shelf, run), left, a_row)
+        if FORMS[kind].block_size == 1:
+            _add_rest(builder, kind, sums, (a, a_row), (b, b_row), (whole, depth), columns)
+        sums.close()
 
     return body
 
 
-def _element(builder: Any, row: Any, index: Any) -> Any:
-    return builder.add(row, builder.mul(index, integer(4)))
-
-
-class _Cells:
-    """The sums of some rows and groups of sixteen columns, from +0."""
-
-    def __init__(self, builder: Any, rows: Sequence[Any], columns: Any, groups: int) -> None:
-        """`rows`: the addresses of the first elements; `columns`: those that are there."""
-        self._builder = builder
-        self._rows = [[local(builder, F32_VECTOR) for _ in range(groups)] for _ in rows]
-        masks = [tail_mask(builder, builder.sub(columns, integer(LANES * group))) for group in range(groups)]
-        self._places = [
-            (cell, builder.add(row, integer(4 * LANES * group)), masks[group])
-            for row, cells in zip(rows, self._rows, strict=True)
-            for group, cell in enumerate(cells)
-        ]
-        for cell, _, _ in self._places:
-            builder.store(ir.Constant(F32_VECTOR, [0.0] * LANES), cell)
-
-    def load(self) -> None:
-        for cell, address, mask in self._places:
-            self._builder.store(Lanes.load_masked(self._builder, address, mask).value, cell)
-
-    def add(self, left: Sequence[Any], lanes: Sequence[Lanes]) -> None:
-        """Add the products of what is at `left`, for each row, and of a weight for each group."""
-        builder = self._builder
-        for address, cells in zip(left, self._rows, strict=True):
-            factor = Lanes.broadcast(builder, builder.load(pointer(builder, address, F32)))
-            for cell, weights in zip(cells, lanes, strict=True):
-                sum_so_far = Lanes(builder, builder.load(cell))
-                builder.store(weights.fma(factor, sum_so_far).value, cell)
-
-    def store(self) -> None:
-        for cell, address, mask in self._places:
-            Lanes(self._builder, self._builder.load(cell)).store_masked(address, mask)
+def _add_rest(
+    builder: Any, kind: Stored, sums: _Sums, a: Any, b: Any, depths: tuple[Any, Any], columns: Any
+) -> None:
+    """Add the products of less than sixteen elements, unpacked one group of columns after the other."""
+    start, depth = depths
+    panel = workspace(builder, PANEL_ROW_BYTES * LANES)
+    rest = builder.sub(depth, start)
+    with loop(builder, integer(0), columns, LANES) as column:
+        source = builder.add(b[0], builder.mul(column, b[1]))
+        source = builder.add(source, _place_of(builder, kind, start))
+        function = subroutine(builder, f"unpack_{kind.name.lower()}", (I64,) * 5, _unpack(kind))
+        present = _minimum(builder, builder.sub(columns, column), integer(LANES))
+        builder.call(function, [panel, source, b[1], rest, present])
+        with loop(builder, integer(0), rest, 1) as place:
+            weights = Lanes.load(builder, builder.add(panel, _times(builder, place, PANEL_ROW_BYTES)))
+            left = builder.add(a[0], _times(builder, builder.add(start, place), 4))
+            sums.add(builder.udiv(column, integer(LANES)), lambda: [weights], left, a[1])
 
 
 def _dispatch(builder: Any, kind: Any, call: Callable[[Stored], None]) -> None:
@@ -280,7 +352,7 @@ def unpack_panel(
     _dispatch(builder, kind, call)
 
 
-@emitted(types.void, *[types.int64] * 11)
+@emitted(types.void, *[types.int64] * 12)
 def multiply_stored(
     builder: Any,
     kind: Any,
@@ -294,21 +366,16 @@ def multiply_stored(
     depth: Any,
     columns: Any,
     first: Any,
+    ahead: Any,
 ) -> None:
-    """Multiply up to FEW_ROWS rows of a by up to 32 rows of b; strides in bytes."""
-    arguments = [rows, c, c_row, a, a_row, b, b_row, depth, columns, first]
+    """Multiply up to FEW_ROWS rows of a by up to FEW_COLUMNS rows of b, and fetch as much of b's rows from
+    `ahead` on; strides in bytes.
+    """
+    arguments = [rows, c, c_row, a, a_row, b, b_row, depth, columns, first, ahead]
 
     def call(each: Stored) -> None:
-        single = builder.and_(
-            builder.icmp_signed("==", rows, integer(1)),
-            builder.icmp_signed(">=", columns, integer(PANEL_COLUMNS)),
-        )
-        with builder.if_else(single) as (one, several):
-            for branch, most in ((one, 1), (several, FEW_ROWS)):
-                with branch:
-                    name = f"multiply_{most}_{each.name.lower()}"
-                    body = _multiply(each, most)
-                    builder.call(subroutine(builder, name, (I64,) * 10, body), arguments)
+        name = f"multiply_{each.name.lower()}"
+        builder.call(subroutine(builder, name, (I64,) * 11, _multiply(each)), arguments)
 
     _dispatch(builder, kind, call)
 
@@ -317,7 +384,9 @@ def multiply_stored(
 def unpack_panels(
     kind: int, target: int, panel_bytes: int, source: int, step: int, depth: int, columns: int
 ) -> None:
-    """Unpack stored rows `step` bytes apart, which are columns of the product, into panels."""
+    """Unpack stored rows `step` bytes apart, which are columns of the product, into panels; a panel has room for
+    whole runs of sixteen k.
+    """
     for column in range(0, columns, PANEL_COLUMNS):
         present = min(columns - column, PANEL_COLUMNS)
         unpack_panel(kind, target, source + column * step, step, depth, present)
@@ -337,19 +406,29 @@ def multiply_few(
     columns: int,
     depth: int,
     first: int,
+    ahead: int,
 ) -> None:
-    """Multiply few rows by columns that are stored as rows of the right side."""
-    for column in range(0, columns, PANEL_COLUMNS):
-        multiply_stored(
-            kind,
-            rows,
-            product + 4 * column,
-            product_row,
-            left,
-            left_row,
-            right + column * right_row,
-            right_row,
-            depth,
-            min(columns - column, PANEL_COLUMNS),
-            first,
-        )
+    """Multiply few rows by columns that are stored as rows of the right side; rows from `ahead` on come next."""
+    part = PARTS[kind]
+    for column in range(0, columns, FEW_COLUMNS):
+        last = column + FEW_COLUMNS >= columns
+        source = right + column * right_row
+        for start in range(0, max(depth, 1), part):
+            here = source + start // BLOCK_ELEMENTS[kind] * BLOCK_BYTES[kind]
+            after = here + part // BLOCK_ELEMENTS[kind] * BLOCK_BYTES[kind]
+            if start + part >= depth:
+                after = ahead if last else source + FEW_COLUMNS * right_row
+            multiply_stored(
+                kind,
+                rows,
+                product + 4 * column,
+                product_row,
+                left + 4 * start,
+                left_row,
+                here,
+                right_row,
+                min(part, depth - start),
+                min(columns - column, FEW_COLUMNS),
+                first if start == 0 else 0,
+                after,
+            )

@@ -7,6 +7,8 @@ from typing import Final, NamedTuple
 
 #: Rows of the left side up to which a weight streams through registers, and is not unpacked into panels.
 FEW_ROWS: Final = 4
+#: Columns of a product with few rows that are computed together.
+FEW_COLUMNS: Final = 64
 
 
 class Stored(IntEnum):
