@@ -10,6 +10,9 @@
 // heads that share keys, which its warps share; where there are few such blocks, others have other keys, and
 // `attention_merge` adds up (Dao et al., "Flash-Decoding", 2023).
 
+// Up to so many tiles, as a power of two, are asked about at once.
+#define MOST_LEVEL 3
+
 // Rows of D elements as T in shared memory. An odd number of chunks between rows: tiles meet every bank once.
 template <int T, int D> struct Rows {
   enum {
@@ -149,7 +152,8 @@ template <int T, int D, bool SPLIT> struct Part {
   __device__ __forceinline__ Part(const AttentionParameters& p) : p(p) {
     int lines = SPLIT ? p.head_repeat * p.rows : p.rows, tiles = (p.keys + S::KEYS - 1) / S::KEYS;
     int split = SPLIT ? (int)(blockIdx.x % (u32)p.splits) : 0;
-    first = (SPLIT ? (int)(blockIdx.x / (u32)p.splits) : (int)blockIdx.x) * S::LINES;
+    // The last rows first: under a mask that hides what comes later they have the most tiles.
+    first = (SPLIT ? (int)(blockIdx.x / (u32)p.splits) : (int)(gridDim.x - 1 - blockIdx.x)) * S::LINES;
     count = lines - first < S::LINES ? lines - first : S::LINES;
     tile = split * p.tiles_of_split;
     last_tile = SPLIT && tile + p.tiles_of_split < tiles ? tile + p.tiles_of_split : tiles;
@@ -226,15 +230,30 @@ template <int T, int D, bool SPLIT> struct Part {
 
   __device__ __forceinline__ int mask_lines() const { return same_mask ? 1 : count; }
 
-  // Whether this thread's share of the mask shows any key of a tile.
-  __device__ __forceinline__ bool shows(int number) const {
+  // Whether this thread's share of the mask shows any key of 2^level tiles. Four loads are on their way at once.
+  __device__ __forceinline__ bool shows(int number, int level) const {
     if (!p.has_mask) return true;
-    int size = size_of(p.mask_type), left = p.keys - number * S::KEYS;
+    int size = size_of(p.mask_type), start = number * S::KEYS, left = p.keys - start;
+    u64 places = p.mask | (u64)p.mask_strides[0] | (u64)p.mask_strides[1] | (u64)p.mask_strides[2];
+    bool chunks = places % 16 == 0 && p.keys % (16 / size) == 0;
+    int in_step = chunks ? 16 / size : 1, steps = (S::KEYS << level) / in_step, all = mask_lines() * steps;
+    u32 hidden = p.mask_type == F32 ? 0xff800000u : p.mask_type == F16 ? 0xfc00fc00u : 0xff80ff80u;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < mask_lines() * S::KEYS; i += S::THREADS) {
-      int key = i % S::KEYS;
-      const u8* place = mask(i / S::KEYS) + ((i64)number * S::KEYS + key) * size;
-      if (key < left && load(place, p.mask_type) != -INFINITE) return true;
+    for (int base = threadIdx.x; base < all; base += 4 * S::THREADS) {
+      u32 seen = 0;
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        int i = base + j * S::THREADS, line = i / steps, key = (i - line * steps) * in_step;
+        if (i >= all || key >= left) continue;
+        const u8* place = mask(line) + (i64)(start + key) * size;
+        if (chunks) {
+          Chunk found = *reinterpret_cast<const Chunk*>(place);
+          for (int w = 0; w < 4; w++) seen |= found.words[w] ^ hidden;
+        } else {
+          seen |= load(place, p.mask_type) != -INFINITE;
+        }
+      }
+      if (seen) return true;
     }
     return false;
   }
@@ -629,14 +648,18 @@ static __device__ __forceinline__ void attend(const AttentionParameters& p) {
     next = tile + 1;
     bool is_first = next == part.tile;
     if (!is_first) {
-      bool shown = next < part.last_tile && part.shows(next);
+      bool shown = next < part.last_tile && part.shows(next, 0);
       await_copies<0>();
       if (p.has_biases) part.add_to_tile(tile, shared + at * S::STAGE);
       // Behind this barrier everybody's copies of this tile are there, and nobody reads the other stage any more:
       // neither the tile before nor queries. Tiles that the mask hides from all lines are left out.
-      while (!__syncthreads_or(shown) && next < part.last_tile) {
-        next++;
-        shown = next < part.last_tile && part.shows(next);
+      // Where one is, ever more behind it are asked about at once.
+      bool any = __syncthreads_or(shown);
+      for (int level = 0; next < part.last_tile && !(any && level == 0);) {
+        next += any ? 0 : 1 << level;
+        level = any ? 0 : level < MOST_LEVEL ? level + 1 : level;
+        shown = next < part.last_tile && part.shows(next, level);
+        any = __syncthreads_or(shown);
       }
     }
     if (next < part.last_tile) {
