@@ -94,7 +94,8 @@ class BertEncoder:
 
     def sentence_embeddings(self, batch: int, length: int) -> Graph:
         """A graph from `ids` (i32 [B, T]) and `mask` (f32 [B, T], 1 for tokens, 0 for padding) to
-        `embedding` (f32 [B, H]): the mean over a sentence's tokens, at unit length."""
+        `embedding` (f32 [B, H]): the mean over a sentence's tokens, at unit length, which is that of their
+        sum; 0 for a sentence of padding."""
         graph = hg.Graph()
         ids = graph.input("ids", (batch, length), "i32")
         mask = graph.input("mask", (batch, length), "f32")
@@ -102,8 +103,7 @@ class BertEncoder:
         # The sum over a sentence's tokens is a matrix product with its mask, in f32 whatever the weights are.
         ones = hg.astype(mask, hidden.dtype).reshape((batch, 1, length))
         total = hg.ops.mul_mat(hidden.mT, ones).reshape((batch, self.config.hidden_size))
-        count = hg.maximum(hg.sum(mask, axis=1, keepdims=True), 1e-9)
-        graph.output("embedding", hg.ops.l2_norm(total / count, eps=1e-12))
+        graph.output("embedding", hg.ops.l2_norm(total, eps=1e-12))
         return graph
 
     def _hidden(self, graph: Graph, ids: Value, mask: Value) -> Value:
