@@ -110,8 +110,6 @@ class BertEncoder:
         """The last layer's hidden states, [B, T, H]."""
         batch, length = ids.shape
         bias = hg.ops.scale(mask, scale=-MASKED, bias=MASKED).reshape((batch, 1, 1, length))
-        # A view, whose rows are one.
-        bias = hg.broadcast_to(bias, (batch, 1, length, length))
         x = self._embed(graph, ids)
         for layer in range(self.config.num_hidden_layers):
             with graph.scope(f"layer{layer}"):
@@ -138,7 +136,9 @@ class BertEncoder:
         heads, size = self.config.num_attention_heads, self.config.head_size
         joined = self._dense(graph, f"{prefix}attention.self", x).reshape((batch, length, 3, heads, size))
         query, key, value = (hg.permute_dims(joined[:, :, i], (0, 2, 1, 3)) for i in range(3))
-        attended = hg.ops.flash_attn_ext(query, key, value, bias, scale=size**-0.5)
+        # A view whose rows are one, made here so that layers elsewhere are sent that one.
+        rows = hg.broadcast_to(bias, (batch, 1, length, length))
+        attended = hg.ops.flash_attn_ext(query, key, value, rows, scale=size**-0.5)
         return hg.astype(attended.reshape((batch, length, hidden)), x.dtype)
 
     def _dense(self, graph: Graph, name: str, x: Value) -> Value:
