@@ -60,8 +60,10 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 # Much of the time daemons start and end, so a few more processes than processors are not idle.
+# Kernels that are compiled beforehand are not compiled by each of them.
 unit: $(VENV)/.dev $(VENV)/.model
-	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile -m 'not hosts and not ray and not deploy' $(TESTS)
+	$(BIN)/heliograph warmup
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile -m 'not hosts and not ray and not deploy and not peers' $(TESTS)
 
 # Takes most of a minute, a third of it for noticing that a peer is gone.
 test-hosts: $(VENV)/.dev
@@ -76,7 +78,7 @@ test-deploy: $(VENV)/.dev
 	  tests/deploying/alone.sh $(BIN)/pytest -q -rs tests/test_deploy.py; fi
 
 test-peers: $(VENV)/.dev .venv-peers/.ggml
-	$(BIN)/pytest -q -rs tests/test_ggml_peer.py
+	$(BIN)/pytest -q -rs tests/test_ggml_peer.py tests/test_ggml_types.py
 
 # In namespaces of its own: there Ray has no address but loopback, and whatever it started ends with the tests.
 RAY_HOST = unshare $$([ "$$(id -u)" = 0 ] || echo -Ur) --net --pid --fork --kill-child --mount-proc

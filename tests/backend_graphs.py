@@ -9,7 +9,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from heliograph_backends.contract import Abort, Arena, CompileOptions, Device, LeafBindings, Plan, Tensor
+from heliograph_backends import access
+from heliograph_backends.contract import (
+    Abort,
+    Arena,
+    CompileOptions,
+    Device,
+    LeafBindings,
+    Plan,
+    Tensor,
+    host_bytes,
+)
 from heliograph_backends.cpu import CpuDevice
 from heliograph_proto.digests import DIGEST_BYTES
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output, validate
@@ -84,13 +94,17 @@ def place(device: Device, array: Array, type: TensorType | None = None) -> Tenso
     buffer = device.buffer_type.allocate(type.nbytes + 2 * GUARD_BYTES)
     buffer.clear(GUARD)
     tensor = Tensor(type, buffer, GUARD_BYTES)
-    tensor.array[...] = array
+    data = np.ascontiguousarray(array, type.dtype.storage)
+    assert data.nbytes == type.nbytes
+    if data.nbytes:
+        buffer.set(GUARD_BYTES, host_bytes(data))
     return tensor
 
 
 def remove(tensor: Tensor) -> Array:
     """A copy of a tensor's elements; checks its guard bytes and frees its memory."""
-    found = np.array(tensor.array)
+    type = tensor.type
+    found = np.frombuffer(access.read_whole(tensor), type.dtype.storage).reshape(type.storage_shape)
     size = tensor.buffer.size_bytes
     for offset in (0, size - GUARD_BYTES):
         guard = bytearray(GUARD_BYTES)

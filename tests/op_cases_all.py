@@ -8,6 +8,7 @@ import numpy as np
 import op_cases_activations
 import op_cases_attention
 import op_cases_basic
+import op_cases_elementary
 import op_cases_patches
 import op_cases_products
 import op_cases_recurrent
@@ -25,8 +26,9 @@ from heliograph_proto.ops import EXACT, OPS
 TIGHT = 1e-6
 
 _FAMILIES = (
-    op_cases_activations, op_cases_attention, op_cases_basic, op_cases_products, op_cases_reductions,
-    op_cases_rope, op_cases_windows, op_cases_training, op_cases_recurrent, op_cases_patches,
+    op_cases_activations, op_cases_attention, op_cases_basic, op_cases_elementary, op_cases_products,
+    op_cases_reductions, op_cases_rope, op_cases_windows, op_cases_training, op_cases_recurrent,
+    op_cases_patches,
 )  # fmt: skip
 CASES: dict[str, Cases] = {op: cases for family in _FAMILIES for op, cases in family.CASES.items()}
 

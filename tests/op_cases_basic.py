@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,13 @@ def floor_divide(a: Array, b: Array) -> Array:
 
 def remainder(a: Array, b: Array) -> Array:
     return remainder_of_integers(a, b) if a.dtype == object else np.remainder(a, b)
+
+
+def power(a: Array, b: Array) -> Array:
+    """Integers: where the exponent is below 0, towards 0, and 0 for what divides by 0."""
+    if a.dtype != object:
+        return np.asarray(a**b)
+    return np.frompyfunc(lambda x, y: x**y if y >= 0 else int(Fraction(x) ** y) if x else 0, 2, 1)(a, b)
 
 
 UNARY_OF_FLOATS: dict[str, Callable[..., Array]] = {
@@ -104,9 +112,13 @@ BINARY: dict[str, tuple[tuple[str, ...], Callable[[Array, Array], Array]]] = {
     "sub": (NUMBERS, lambda a, b: a - b),
     "mul": (NUMBERS, lambda a, b: a * b),
     "div": (FLOATS, lambda a, b: a / b),
-    "pow": (FLOATS, lambda a, b: a**b),
+    "pow": (NUMBERS, power),
     "floor_divide": (NUMBERS, floor_divide),
     "remainder": (NUMBERS, remainder),
+    "atan2": (FLOATS, np.arctan2),
+    "hypot": (FLOATS, np.hypot),
+    "logaddexp": (FLOATS, np.logaddexp),
+    "copysign": (FLOATS, np.copysign),
     "maximum": (NUMBERS, np.maximum),
     "minimum": (NUMBERS, np.minimum),
     "equal": (PLAIN, lambda a, b: a == b),
@@ -174,8 +186,11 @@ def binary_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
     names, formula = BINARY[op]
     for name, (left, right) in itertools.product(names, PAIRS):
         a, b = data(random, name, left), data(random, name, right)
-        if op == "pow":
+        if op == "pow" and name in FLOATS:
             a = np.abs(a)
+        yield Case(op, [a, b], formula(wide(a), wide(b)))
+    for left, right in PAIRS if op in ("add", "sub", "mul", "div") else ():
+        a, b = data(random, "f16", left), data(random, "f32", right)
         yield Case(op, [a, b], formula(wide(a), wide(b)))
 
 
@@ -242,9 +257,10 @@ def matmul_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
         ((0, 4), (4, 3)), ((2, 1, 4, 8), (3, 8, 5)), ((3, 4, 1), (1, 6)), ((2, 3), (4, 3, 40)),
         ((2, 1, 2, 1, 2, 1, 3, 4), (2, 1, 2, 1, 3, 4, 5)),
     ]  # fmt: skip
-    for name, (left, right) in itertools.product(FLOATS, forms):
+    for name, (left, right) in itertools.product(NUMBERS, forms):
         a, b = data(random, name, left), data(random, name, right)
-        yield Case(op, [a, b], np.matmul(wide(a), wide(b)))
+        expected = np.matmul(wide(a), wide(b))
+        yield Case(op, [a, b], expected if a.shape[-1] else np.zeros(expected.shape, expected.dtype))
 
 
 def norm_cases(op: str, random: np.random.Generator) -> Iterator[Case]:

@@ -191,6 +191,10 @@ def dsv4_hc_pre_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
         for token, stream in itertools.product(range(tokens), range(count)):
             expected[token] += wide(x)[token, stream] * wide(weights)[token, stream]
         yield Case(op, [x, weights], expected)
+        yield Case(op, [x, weights], -0.5 * expected, {"scale": -0.5})
+        gates = data(random, right, (tokens, count, width))
+        summed = (wide(x) / (1 + np.exp(-wide(gates)))).sum(1)
+        yield Case(op, [x, gates], 0.25 * summed, {"gated": True, "scale": 0.25})
 
 
 def dsv4_hc_post_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
@@ -203,6 +207,7 @@ def dsv4_hc_post_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
             for source in range(count):
                 expected[token, to] += wide(residual)[token, source] * wide(comb)[token, source, to]
         yield Case(op, [x, residual, post, comb], expected)
+        yield Case(op, [x, residual, post], wide(x)[:, None] * wide(post)[..., None] + wide(residual))
 
 
 CASES: dict[str, Cases] = {
@@ -273,6 +278,9 @@ REFUSED: list[Refusal] = [
     refused("endless iterations", "dsv4_hc_comb", "from 1 to 1000", *COMB, eps=0.1, iterations=2**31 - 1),
     refused("iterations with a negative eps", "dsv4_hc_comb", "eps is -1", *COMB, eps=-1.0, iterations=2),
     refused("weights of other streams", "dsv4_hc_pre", "weights is f32", t("f32", 3, 4, 7), t("f32", 3, 5)),
+    refused("weights as gates", "dsv4_hc_pre", "weights is", t("f32", 3, 4, 7), t("f32", 3, 4), gated=True),
+    refused("gates as weights", "dsv4_hc_pre", "weights is f32", t("f32", 3, 4, 7), t("f32", 3, 4, 7)),
+    refused("no scale", "dsv4_hc_pre", "scale is nan", t("f32", 3, 4, 7), t("f32", 3, 4), scale=math.nan),
     refused("streams of rows", "dsv4_hc_pre", "[t, hc, n]", t("f32", 3, 4), t("f32", 3, 4)),
     refused("a residual of rows", "dsv4_hc_post", "[t, hc, n]", *other(POST, 1, 3, 7)),
     refused("x of another width", "dsv4_hc_post", "x is f32", *other(POST, 0, 3, 8)),

@@ -81,6 +81,11 @@ def set_rows_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
             own = [p % size for p, size in zip(lead[len(lead) - len(at) :], at, strict=True)]
             expected[(*place[:-1], indices[tuple(own)])] = wide(rows)[place]
         yield Case(op, [target, rows, indices], expected)
+    for source in FLOATS:
+        target, rows = data(random, "i32", (6, 5)), data(random, source, (2, 5))
+        expected = wide(target).copy()
+        expected[[4, 1]] = np.frompyfunc(int, 1, 1)(wide(rows))
+        yield Case(op, [target, rows, np.array([4, 1])], expected)
     twice = [np.zeros((3, 2), np.float32), np.arange(6, dtype=np.float32).reshape(3, 2), np.array([1, 1, 0])]
     yield Case(op, twice, np.array([[4.0, 5], [2, 3], [0, 0]]))
 
@@ -89,6 +94,8 @@ def add1_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
     for name, shape, one in itertools.product(NUMBERS, ((), (3, 5), (0, 2)), ((), (1,), (1, 1, 1))):
         a, b = data(random, name, shape), data(random, name, one)
         yield Case(op, [a, b], wide(a) + wide(b).reshape(()))
+    a, b = data(random, "f16", (3, 5)), data(random, "f32", (1,))
+    yield Case(op, [a, b], wide(a) + wide(b))
 
 
 def add_id_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
@@ -101,16 +108,19 @@ def add_id_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
 
 BLOCKS = [((4, 5), (2, 3), (1, 2)), ((4, 5), (4, 5), (0, 0)), ((7,), (0,), (7,)), ((), (), ()),
           ((2, 3, 4), (1, 3, 2), (1, 0, 2))]  # fmt: skip
+SPREAD = [((7, 9), (3, 4), (1, 2), (2, 1)), ((7, 9), (2, 3), (0, 2), (6, 3)), ((7,), (0,), (7,), (5,))]
 
 
 def block_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
-    for name, (whole, part, start) in itertools.product(NUMBERS if op == "acc" else PLAIN, BLOCKS):
+    forms = [*((*each, ()) for each in BLOCKS), *SPREAD]
+    for name, (whole, part, start, step) in itertools.product(NUMBERS if op == "acc" else PLAIN, forms):
         a, b = data(random, name, whole), data(random, name, part)
         expected = wide(a).copy() if whole else np.array(wide(a))
         for place in np.ndindex(part):
-            at = tuple(p + s for p, s in zip(place, start, strict=True))
+            walks = zip(place, start, step or (1,) * len(part), strict=True)
+            at = tuple(first + by * p for p, first, by in walks)
             expected[at] = expected[at] + wide(b)[place] if op == "acc" else wide(b)[place]
-        yield Case(op, [a, b], expected, {"start": start})
+        yield Case(op, [a, b], expected, {"start": start, **({"step": step} if step else {})})
 
 
 def diag_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
@@ -194,6 +204,7 @@ REFUSED: list[Refusal] = [
     ("more rows than indices", "set_rows", [t(F, 4, 3), t(F, 2, 3), t(I, 1)], {}, "one index for each"),
     ("batches set at others", "set_rows", [t(F, 4, 4, 3), t(F, 4, 2, 3), t(I, 3, 2)], {}, "do not divide"),
     ("more batches of indices", "set_rows", [t(F, 4, 3), t(F, 2, 3), t(I, 1, 2)], {}, "do not divide"),
+    ("floats set in other integers", "set_rows", [t("i64", 4, 3), t(F, 2, 3), t(I, 2)], {}, "different data"),
     ("integers set in floats", "set_rows", [t(F, 4, 3), t(I, 2, 3), t(I, 2)], {}, "different data types"),
     ("a float as an index", "set_rows", [t(F, 4, 3), t(F, 2, 3), t(F, 2)], {}, "i32 or i64"),
     ("a row set in a row", "set_rows", [t(F, 3), t(F, 3), t(I, 1)], {}, "at least 2"),
@@ -206,6 +217,9 @@ REFUSED: list[Refusal] = [
     ("a block at the end of numbers", "set", [t(F, 4), t(F, 2)], {"start": (2**63 - 1,)}, "is not within"),
     ("a block of another rank", "set", [t(F, 4), t(F, 2, 1)], {"start": (0,)}, "as many dimensions"),
     ("a start of another rank", "acc", [t(F, 4), t(F, 2)], {"start": (0, 0)}, "as many dimensions"),
+    ("a block that ends outside", "set", [t(F, 5), t(F, 3)], {"start": (1,), "step": (2,)}, "is not within"),
+    ("steps that stay", "acc", [t(F, 5), t(F, 3)], {"start": (1,), "step": (0,)}, "step is 0"),
+    ("a step of another rank", "acc", [t(F, 5), t(F, 3)], {"start": (1,), "step": (1, 1)}, "as many dimen"),
     ("a matrix for a diagonal", "diag", [t(F, 2, 2)], {}, "must be 1"),
     ("a diagonal past 2**63", "diag", [t(F, 2**40)], {}, "passes 2**63"),
     ("a negative past", "diag_mask_inf", [t(F, 2, 2)], {"n_past": -1}, "n_past is -1"),

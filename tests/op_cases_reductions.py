@@ -1,4 +1,4 @@
-"""Cases of ggml's reductions and sorts along the last dimension."""
+"""Cases of reductions, sorts and searches along the last dimension."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
+from backend_graphs import Array
 from op_cases import FLOATS, NUMBERS, PLAIN, ROWS, SHAPES, Case, Cases, Refusal, data, t, wide
+
+from heliograph_proto.types import DTYPES
 
 WITH_ROWS = (*ROWS, (0,), (3, 0, 2), (300,))
 
@@ -30,6 +33,9 @@ def row_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
         x = data(random, name, shape)
         if op == "cumsum":
             yield Case(op, [x], np.cumsum(wide(x), axis=-1))
+        elif op == "cumprod":
+            x = (1 + x / 64).astype(x.dtype) if name in FLOATS else x
+            yield Case(op, [x], np.cumprod(wide(x), axis=-1))
         elif op == "sum_rows":
             yield Case(op, [x], np.asarray(wide(x).sum(-1, keepdims=True)))
         elif shape[-1]:
@@ -53,11 +59,35 @@ def sort_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
             yield Case(op, [x], places[..., :k], {"k": k})
 
 
+def searchsorted_cases(op: str, random: np.random.Generator) -> Iterator[Case]:
+    """Few different numbers, so that many are equal; NaN behind all of them."""
+    for name, count, shape, right in itertools.product(NUMBERS, (0, 1, 2, 33), SHAPES, (False, True)):
+        vector = np.sort((data(random, name, (count,)) // 2).astype(DTYPES[name].numpy))
+        x = np.asarray((data(random, name, shape) // 2).astype(vector.dtype))
+        if name in FLOATS and count > 2:
+            vector[-2:] = np.nan
+            x = np.where(random.random(shape) < 0.2, vector.dtype.type(np.nan), x)
+        yield Case(op, [vector, x], places_in(vector, x, right=right), {"right": right})
+
+
+def places_in(vector: Array, x: Array, *, right: bool) -> Array:
+    """By counting."""
+
+    def is_before(one: Array, other: Array) -> Array:
+        later = np.isnan(other) & ~np.isnan(one) if other.dtype.kind == "f" else False
+        return np.asarray((one < other) | later)
+
+    one, other = vector, x[..., None]
+    before = ~is_before(other, one) if right else is_before(one, other)
+    return np.asarray(before.sum(-1).astype(object))
+
+
 CASES: dict[str, Cases] = {
     "count_equal": count_equal_cases,
     "sum": sum_cases,
-    **dict.fromkeys(("sum_rows", "mean", "cumsum"), row_cases),
+    **dict.fromkeys(("sum_rows", "mean", "cumsum", "cumprod"), row_cases),
     **dict.fromkeys(("argsort", "top_k"), sort_cases),
+    "searchsorted": searchsorted_cases,
 }
 
 F = "f32"
@@ -69,6 +99,10 @@ REFUSED: list[Refusal] = [
     ("the mean of empty rows", "mean", [t(F, 2, 0)], {}, "empty rows"),
     ("the mean of integers", "mean", [t("i32", 2)], {}, "takes float"),
     ("the sums of a scalar", "cumsum", [t(F)], {}, "at least 1"),
+    ("the products of booleans", "cumprod", [t("bool", 2)], {}, "takes float or int"),
+    ("a search in a matrix", "searchsorted", [t(F, 2, 2), t(F)], {}, "has one dimension"),
+    ("a search for another type", "searchsorted", [t(F, 2), t("f64")], {}, "different data types"),
+    ("a search in booleans", "searchsorted", [t("bool", 2), t("bool")], {}, "takes float or int"),
     ("the order of a scalar", "argsort", [t(F)], {}, "at least 1"),
     ("an order past i32", "argsort", [t("i8", 2**31)], {}, "do not fit in i32"),
     ("the largest none", "top_k", [t(F, 4)], {"k": 0}, "k is 0"),

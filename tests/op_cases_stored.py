@@ -14,6 +14,7 @@ from op_cases import data
 from heliograph_proto import bfloat16
 from heliograph_proto.ops import OPS
 from heliograph_proto.quantization import quantize
+from heliograph_proto.rules.products import BESIDE_Q8_0
 from heliograph_proto.types import DTYPES, dtype
 
 QUANTIZED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
@@ -21,7 +22,8 @@ QUANTIZED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5
 #: Operands that may be blocks, by op.
 BLOCK_OPERANDS: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("cast", "cpy", "cont", "reshape", "permute", "broadcast_to", "slice"), (0,)),
-    **dict.fromkeys(("get_rows", "set_rows", "mul_mat", "mul_mat_id", "out_prod"), (0,)),
+    **dict.fromkeys(("get_rows", "set_rows", "out_prod", "add", "add1", "im2col", "im2col_3d"), (0,)),
+    **dict.fromkeys(("mul_mat", "mul_mat_id"), (0, 1)),
     "concat": (0, 1),
     "assign": (0, 1),
     "flash_attn_ext": (1, 2),
@@ -83,6 +85,7 @@ def block_nodes(op: str, name: str, random: np.random.Generator) -> Iterator[Nod
         "get_rows": _lookups, "flash_attn_ext": _attentions, "cast": _casts, "cpy": _copies,
         "cont": _moves, "concat": _joins, "reshape": _moves, "permute": _moves, "broadcast_to": _moves,
         "slice": _moves, "assign": _joins, "set_rows": _insertions, "lightning_indexer": _indexers,
+        "add": _sums, "add1": _sums, "im2col": _windows, "im2col_3d": _windows,
     }[op]  # fmt: skip
     yield from made(op, _Source(name, random), width)
 
@@ -96,6 +99,10 @@ class _Source:
 
     def blocks(self, *shape: int) -> Stored:
         return blocks(data(self.random, "f32", shape), self.name)
+
+    def others(self, name: str, *shape: int) -> Stored:
+        """Blocks of another data type."""
+        return blocks(data(self.random, "f32", shape), name)
 
     def floats(self, *shape: int, name: str = "f32") -> Stored:
         array = data(self.random, "f32" if name == "bf16" else name, shape)
@@ -111,12 +118,30 @@ def _products(op: str, source: _Source, width: int) -> Iterator[Node]:
             yield Node(op, [source.blocks(*own, 5, width), source.floats(*lead, 3, width, name=name)])
     yield Node(op, [source.blocks(2, 5, width), source.floats(4, 3, width)])
     yield Node(op, [source.blocks(5, 0), source.floats(3, 0)])
+    if source.name in BESIDE_Q8_0:
+        yield Node(op, [source.blocks(2, 5, width), source.others("q8_0", 4, 3, width)])
 
 
 def _expert_products(op: str, source: _Source, width: int) -> Iterator[Node]:
     for own in (1, 2):
         operands = [source.blocks(6, 5, width), source.floats(3, own, width), source.indices(6, 3, 2)]
         yield Node(op, operands)
+        if source.name in BESIDE_Q8_0:
+            yield Node(op, [operands[0], source.others("q8_0", 3, own, width), operands[2]])
+
+
+def _sums(op: str, source: _Source, width: int) -> Iterator[Node]:
+    for shape in ((3, width), (width,), (1, 1)) if op == "add" else ((1,), ()):
+        yield Node(op, [source.blocks(3, width), source.floats(*shape)])
+
+
+def _windows(op: str, source: _Source, width: int) -> Iterator[Node]:
+    """Kernels of whole blocks, of which the shape alone matters."""
+    if op == "im2col":
+        yield Node(op, [source.blocks(2, 3, width), source.floats(1, 3, width + 5)])
+    else:
+        kernel, volume = source.blocks(2, 1, 2, width), source.floats(2, 2, 3, width + 1)
+        yield Node(op, [kernel, volume], {"channels": 2})
 
 
 def _outer_products(op: str, source: _Source, width: int) -> Iterator[Node]:

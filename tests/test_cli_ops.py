@@ -10,6 +10,7 @@ import pytest
 
 from heliograph.cli import main
 from heliograph.cli.ops import described
+from heliograph.testing import running_daemon
 from heliograph_backends.cpu.kernels import available
 from heliograph_proto.ops import OPS
 
@@ -23,10 +24,10 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 
 
 def test_an_op_is_its_call_its_group_and_what_it_gives(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ops", "add1", "leaky_relu"]) == 0
+    assert main(["ops", "pow", "leaky_relu"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "add1(a, b)  [elementwise]",
-        "    a + b, where b is one number.",
+        "pow(a, b)  [elementwise]",
+        "    a to the power of b.",
         "leaky_relu(x, slope: real = 0.01)  [elementwise]",
         "    x above 0, else x * `slope`.",
     ]
@@ -36,7 +37,8 @@ def found(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[tuple[str
     """The answers by op and data types."""
     assert main(["ops", "--json", *arguments]) == 0
     rows = json.loads(capsys.readouterr().out)
-    return {(row["op"], ", ".join(row["dtypes"])): row for row in rows}
+    types = (" to ".join(filter(None, (", ".join(row["dtypes"]), row["to"]))) for row in rows)
+    return {(row["op"], each): row for row, each in zip(rows, types, strict=True)}
 
 
 @native
@@ -73,6 +75,34 @@ def test_the_table_counts_cases_and_says_what_is_not_supported(
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["op", "dtypes", "supported", "conformance", "road"]
     assert lines[0].split()[:5] == ["soft_max", "f32", "yes", "7", "passed"]
+    assert lines[-1].startswith("cpu0: 8 passed, 0 not supported, 0 failed in ")
+
+
+@native
+def test_the_sums_have_all_roads_and_outcomes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ops", "--device", "cpu:threads=1", "--ask", "exp", "cast", "mul_mat", "permute"]) == 0
+    *lines, roads, cases = capsys.readouterr().out.splitlines()
+    assert roads.startswith(f"{len(lines) - 1} ops with data types; cases by road: ")
+    assert all(word in roads for word in ("kernel", "definition", "BLAS", "view"))
+    assert cases.endswith(" cases, of which none was run")
+
+
+def test_no_row_is_wider_than_a_hundred_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ops", "--device", "cpu:threads=1", "--ask"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
+
+
+def test_a_conversion_says_to_what(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = found(capsys, "--device", "cpu:threads=1", "--ask", "cast", "fill")
+    assert {("cast", "f32 to f16"), ("cast", "q4_k to f32"), ("fill", "i64")} <= set(rows)
+
+
+@pytest.mark.parametrize("name", ["cpu0", "local:#cpu0", "local:#CPU0", "local:", "cpu"])
+def test_a_device_goes_by_the_name_that_heliograph_devices_prints(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ops", "--device", name, "--quick", "neg"]) == 0
+    assert "0 failed" in capsys.readouterr().out
 
 
 def test_a_failure_is_exit_status_1_with_its_details(
@@ -90,7 +120,13 @@ def test_a_failure_is_exit_status_1_with_its_details(
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["exo"], "did you mean"), (["--device", "cpo", "exp"], "cpo")],
+    [
+        (["exo"], "did you mean"),
+        (["--device", "cpo", "exp"], "cpo"),
+        (["--device", "cpu7", "exp"], "no device is named 'cpu7'"),
+        (["--device", "cpu:0", "exp"], "named without a colon: cpu0"),
+        (["--device", "local:#gpu0", "exp"], "unknown backend 'gpu'"),
+    ],
 )
 def test_what_cannot_be_asked_is_an_error(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
@@ -98,3 +134,18 @@ def test_what_cannot_be_asked_is_an_error(
     assert main(["ops", *arguments]) == 1
     printed = capsys.readouterr()
     assert printed.err.startswith("error: ") and words in printed.err and printed.out == ""
+
+
+def test_a_device_that_a_daemon_lacks_is_an_error_that_names_those_it_has(
+    daemon: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ops", "--device", f"{daemon.tcp}#cpu9", "exp"]) == 1
+    assert "cpu9" in (printed := capsys.readouterr().err) and "cpu0" in printed
+
+
+def test_a_daemon_that_asks_for_a_token_is_shown_that_of_the_url(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running_daemon("--tokens", str(tmp_path / "tokens")) as url:
+        assert main(["ops", "--device", f"{url}#cpu0", "--quick", "neg"]) == 0
+    assert "0 failed" in capsys.readouterr().out

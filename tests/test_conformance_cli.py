@@ -56,12 +56,14 @@ def test_a_failure_of_a_plugins_device_is_exit_status_1_with_its_details(
     ("text", "is_remote"),
     [
         ("grpc://box:7070#cpu0", True),
+        ("grpcs://box:7070?token=hgt_x#cpu0", True),
         ("box:7070#cpu0", True),
         ("127.0.0.1:7070", True),
         ("[::1]:7070#cpu0", True),
         ("unix:///run/x#cpu0", True),
         ("cpu", False),
         ("cpu:threads=2", False),
+        ("cpu:0", False),
         ("local:#cpu:threads=2", False),
     ],
 )

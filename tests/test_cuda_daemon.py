@@ -67,3 +67,27 @@ def test_an_index_outside_is_an_error_of_the_run_and_the_session_lives_on(url: s
         with pytest.raises(hg.OutOfRangeError, match="index 9 is not one of 4 rows"):
             plan.run(rows=table, ids=np.array([0, 9], np.int32))
         assert np.array_equal(plan.run(rows=table, ids=np.array([0, 3], np.int32))["y"], table[:2])
+
+
+def test_a_client_maps_memory_that_a_gpu_copies_from_and_to(url: str) -> None:
+    with hg.connect(url) as session:
+        mapped = session.empty((64, 33), "f32", "emulated0", buffer_type="shared")
+        there = session.empty((64, 33), "f32", "emulated0")
+        given = np.arange(64 * 33, dtype=np.float32).reshape(64, 33)
+        array = mapped.map()
+        array[:] = given
+        assert mapped.copy_and_wait(there) is hg.CopyRoad.DESTINATION
+        array[:] = 0
+        assert there.copy_and_wait(mapped) is hg.CopyRoad.SOURCE
+        assert np.array_equal(array, given)
+
+
+def test_a_run_reads_and_writes_what_a_client_maps(url: str) -> None:
+    graph = hg.Graph()
+    graph.output("y", hg.exp(graph.input("x", (8, 16), "f32")))
+    with hg.connect(url) as session:
+        plan = session.compile(graph, devices=["emulated0"])
+        x, y = (session.empty((8, 16), "f32", "emulated0", buffer_type="shared") for _ in range(2))
+        x.map()[:] = 1
+        plan.run(x=x, out={"y": y})
+        assert np.allclose(y.map(), np.e)

@@ -3,6 +3,8 @@ emulated one."""
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -13,10 +15,11 @@ from backend_graphs import Loaded, Maker, place, remove
 from cuda_emulation import EmulatedDriver, why_not
 
 from heliograph_backends import access
-from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Stream, host_bytes
+from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Stream, Tensor, host_bytes
 from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.cuda import CudaBackend, CudaDevice
 from heliograph_backends.cuda.binding import MOST_FIXED_BYTES
+from heliograph_backends.cuda.driver import DriverError
 from heliograph_backends.cuda.staging import MOST_PIECES, PIECE_BYTES
 from heliograph_proto.description import CopyRoad, DeviceType
 from heliograph_proto.errors import (
@@ -27,9 +30,10 @@ from heliograph_proto.errors import (
     OutOfMemoryError,
     OutOfRangeError,
 )
+from heliograph_proto.types import DTYPES, TensorType
 
 emulated = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
-ILLEGAL_ADDRESS, OUT_OF_MEMORY, INVALID_CONFIGURATION = 700, 2, 9
+ILLEGAL_ADDRESS, OUT_OF_MEMORY, INVALID_CONFIGURATION, NOT_SUPPORTED = 700, 2, 9, 801
 SECONDS = 10.0
 
 
@@ -169,6 +173,73 @@ def test_memory_of_the_host_is_pinned_as_long_as_a_buffer_is_over_it(
     assert driver.registered == 0
 
 
+def test_memory_that_a_client_maps_is_pinned_where_it_is(device: CudaDevice, driver: EmulatedDriver) -> None:
+    (shared,) = device.extra_buffer_types
+    mapped, buffer = shared.allocate(100), device.buffer_type.allocate(100)
+    with mmap.mmap(descriptor := mapped.descriptor(), 100) as theirs:
+        os.close(descriptor)
+        theirs[:100] = bytes(range(100))
+        there, here = (Tensor(TensorType(DTYPES["u8"], (100,)), one) for one in (mapped, buffer))
+        assert access.copy(there, here) is CopyRoad.DESTINATION
+        mapped.clear()
+        assert access.copy(here, there) is CopyRoad.SOURCE
+        assert theirs[:100] == bytes(range(100))
+    assert driver.registered == 1 and device.staging.pinned_bytes == 0
+    assert not device.supports_buffer_type(shared)
+    for one in (mapped, buffer):
+        one.free()
+    assert driver.registered == 0
+
+
+def test_memory_that_a_client_maps_goes_through_staging_where_it_cannot_be_pinned(
+    device: CudaDevice, driver: EmulatedDriver
+) -> None:
+    driver.fail("register", NOT_SUPPORTED)
+    mapped, buffer = device.extra_buffer_types[0].allocate(100), device.buffer_type.allocate(100)
+    mapped.clear(7)
+    there, here = (Tensor(TensorType(DTYPES["u8"], (100,)), one) for one in (mapped, buffer))
+    access.copy(there, here)
+    assert access.read_whole(here) == bytes([7]) * 100 and device.staging.pinned_bytes > 0
+    for one in (mapped, buffer):
+        one.free()
+
+
+def test_what_a_lost_device_had_pinned_is_given_back(device: CudaDevice, driver: EmulatedDriver) -> None:
+    buffer = device.extra_buffer_types[0].allocate(100)
+    driver.fail("copy", ILLEGAL_ADDRESS)
+    with pytest.raises(DeviceLostError):
+        device.buffer_type.allocate(4).set(0, memoryview(bytes(4)))
+    assert device.lost is not None
+    driver.fail("unregister", ILLEGAL_ADDRESS)
+    buffer.free()
+    with pytest.raises(HeliographError):
+        buffer.descriptor()
+
+
+def test_weights_of_the_cpu_that_a_card_writes_are_packed_anew(device: CudaDevice) -> None:
+    """What the CPU keeps beside them is of what they were."""
+    cpu = CpuDevice(threads=1, memory_bytes=2**28)
+    made = Maker()
+    weight, x = made.weight(np.ones((64, 64), np.float32)), made.input(np.ones((32, 64), np.float32))
+    made.output(made.node("matmul", x, weight))
+    there, rows = place(cpu, made.arrays[0]), place(cpu, made.arrays[1])
+    here = place(device, np.full((64, 64), 2, np.float32))
+    found = []
+    for _ in range(2):
+        plan, result = (
+            cpu.compile(made.graph(), LeafBindings({weight: there}, {}), CompileOptions()),
+            place(cpu, np.zeros((32, 64), np.float32)),
+        )
+        plan.compute([rows], [result], Abort())
+        plan.free()
+        found.append(remove(result))
+        assert access.copy(here, there) is CopyRoad.SOURCE
+    assert [set(one.ravel().tolist()) for one in found] == [{64.0}, {128.0}]
+    for one in (there, rows, here):
+        remove(one)
+    cpu.close()
+
+
 # Streams and events
 
 
@@ -225,10 +296,12 @@ def test_a_stream_waits_for_another_on_the_device(device: CudaDevice, driver: Em
     assert not event.is_reached()
     driver.goes_on = True
     outcome.wait()
+    # The first stream's thread may not have asked the device yet.
+    assert event.is_reached()
     event.synchronize(SECONDS)
     found = bytearray(4)
     buffer.get(0, memoryview(found))
-    assert found == bytes([9, 7, 7, 7]) and event.is_reached()
+    assert found == bytes([9, 7, 7, 7])
     for one in (first, second):
         one.close()
     buffer.free()
@@ -320,7 +393,7 @@ def test_a_replay_reads_the_inputs_of_its_own_run(device: CudaDevice) -> None:
     it = Loaded(device, chain())
     for _ in range(2):
         it.run()
-    it.inputs[0].array[...] = 0
+    access.memset(it.inputs[0], 0, it.inputs[0].type.nbytes, 0)
     (found,) = it.run()
     assert np.allclose(found, 0.25)
     it.free()
@@ -342,14 +415,18 @@ def test_what_cannot_be_captured_runs_between_graphs_and_is_named(
 
 
 @emulated
-def test_a_plan_that_cuda_refuses_to_capture_runs_all_the_same(
-    device: CudaDevice, driver: EmulatedDriver
+@pytest.mark.parametrize("why", [DriverError(901, "refused"), NotImplementedError("not by this library")])
+def test_a_plan_that_cannot_be_captured_runs_all_the_same(
+    device: CudaDevice, driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch, why: Exception
 ) -> None:
+    def refuse(_issue: object) -> None:
+        raise why
+
     it = Loaded(device, chain())
-    driver.fail("capture", 901)
+    monkeypatch.setattr(driver, "capture", refuse)
     found = [it.run()[0] for _ in range(3)]
     assert np.array_equal(found[0], found[2])
-    assert it.plan.note.startswith("not replayed: CUDA refused to capture it")
+    assert it.plan.note == f"not replayed: it could not be captured: {why}"
     it.free()
 
 
@@ -366,8 +443,8 @@ def test_large_inputs_are_read_where_they_are_and_captured_for_each(
     for _ in range(3):
         for number, one in enumerate(given, 1):
             it.plan.compute([one], outs, Abort())
-            assert outs[0].array[-1] == number**2
-            assert np.isclose(outs[1].array, number * MOST_FIXED_BYTES // 4, rtol=1e-3)
+            assert outs[0].array[-1].get() == number**2
+            assert np.isclose(outs[1].array.get(), number * MOST_FIXED_BYTES // 4, rtol=1e-3)
     assert driver.captures == 2 and "for each set of input and output tensors" in it.plan.note
     for one in (given[1], *outs):
         remove(one)

@@ -20,23 +20,27 @@ from heliograph_backends.cuda.parameters import (
     ATTENTION,
     COPY,
     ELEMENTWISE,
+    ELEMENTWISE_FEW,
     GATHER,
     PRODUCT,
     REDUCE,
     ROPE,
     ROWS,
+    TRANSPOSE,
     TYPES,
 )  # fmt: skip
-from heliograph_backends.cuda.sources import MODULES, OPTIONS, kernels_of, module_of, text_of
-from heliograph_proto import bfloat16, quantization
+from heliograph_backends.cuda.sources import MODULES, kernels_of, module_of, options_of, text_of
+from heliograph_proto import bfloat16
 from heliograph_proto.types import DTYPES
 
 SEED = 20251121
 emulated = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+#: What the name of an op's kernel goes on with.
+ENDINGS = "one|few|many|merge|long|plain|narrow|four|eight|tiles|large|b?f16|f32|q?[0-9]"
 PARAMETERS = {
-    "elementwise": ELEMENTWISE, "soft_max": ROWS, "norm": ROWS,
-    "reduce": REDUCE, "copy_elements": COPY, "get_rows": GATHER, "set_rows": GATHER, "rope": ROPE,
-    "product": PRODUCT, "attention": ATTENTION,
+    "elementwise": ELEMENTWISE, "elementwise_few": ELEMENTWISE_FEW, "soft_max": ROWS, "norm": ROWS,
+    "reduce": REDUCE, "copy_elements": COPY, "copy_transposed": TRANSPOSE,
+    "get_rows": GATHER, "set_rows": GATHER, "rope": ROPE, "product": PRODUCT, "attention": ATTENTION,
 }  # fmt: skip
 
 
@@ -70,7 +74,7 @@ def rng() -> np.random.Generator:
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("module", MODULES)
 def test_every_module_compiles_to_machine_code_without_a_gpu(module: str, architecture: str) -> None:
-    options = (*OPTIONS, f"--gpu-architecture={architecture}")
+    options = (*options_of(module), f"--gpu-architecture={architecture}")
     code = nvrtc_library.compiled(text_of(module), f"{module}.cu", options)
     missing = [name for name in kernels_of(module) if f".text.{name}\0".encode() not in code]
     assert not missing
@@ -80,9 +84,9 @@ def test_every_kernel_is_in_one_module() -> None:
     assert sum(len(kernels_of(module)) for module in MODULES) == len(module_of())
 
 
-def test_every_operation_has_its_case_in_the_interpreter() -> None:
-    text = text_of("elementwise")
-    assert set(re.findall(r"case OP_(\w+):", text)) == {one.name for one in Operation}
+def test_every_operation_has_its_formula() -> None:
+    rows = re.findall(r"^  ROW\((\w+), ", text_of("elementwise"), re.M)
+    assert sorted(rows) == sorted(one.name for one in Operation)
 
 
 @pytest.mark.parametrize("name", ["q4_0", "q4_k", "q6_k", "q8_0", "f16", "bf16"])
@@ -105,7 +109,13 @@ def test_parameters_have_the_size_that_the_kernel_reads(kernel: str) -> None:
     """And at most the 4 KiB that every GPU takes."""
     type = (
         PARAMETERS.get(kernel)
-        or PARAMETERS[re.sub("_(one|few|many|merge|long|plain|narrow|b?f16|f32|q?[0-9]).*", "", kernel)]
+        or PARAMETERS[
+            re.sub(
+                "_(one|few|many|merge|long|plain|narrow|four|eight|tiles|large|b?f16|f32|q?[0-9]).*",
+                "",
+                kernel,
+            )
+        ]
     )
     assert parameter_bytes(kernel) == type.itemsize <= 4096
 
@@ -120,32 +130,6 @@ def same(device: CudaDevice, definition: CpuDevice, made: Maker, tolerance: floa
 
 
 @emulated
-@pytest.mark.parametrize("rows", [1, 3, 70])
-@pytest.mark.parametrize("name", [one for one in TYPES if one != "f32"])
-def test_products_with_stored_weights(
-    name: str, rows: int, device: CudaDevice, definition: CpuDevice, rng: np.random.Generator
-) -> None:
-    """Rows that end within a tile, and a depth of more than one stage."""
-    depth, n = 1280, 133
-    made, dtype = Maker(), DTYPES[name]
-    values = rng.standard_normal((n, depth), np.float32)
-    weight = made.weight(stored(values, name), name if dtype.kind == "quantized" or name == "bf16" else "")
-    x = made.input(rng.standard_normal((rows, depth), np.float32))
-    made.output(made.node("mul_mat", weight, x))
-    same(device, definition, made, 1e-6)
-    assert device.driver.launched[-1] == {1: "product_one", 3: "product_few", 70: "product_many"}[rows]
-
-
-def stored(values: np.ndarray, name: str) -> np.ndarray:
-    """Weights in the form of a data type."""
-    dtype = DTYPES[name]
-    if name == "f16":
-        return values.astype(np.float16)
-    if name == "bf16":
-        return (values.view(np.uint32) >> 16).astype(np.uint16)
-    return np.asarray(quantization.quantize(values, dtype))
-
-
 @emulated
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_a_chain_has_the_same_bits_fused_and_not(
@@ -159,7 +143,7 @@ def test_a_chain_has_the_same_bits_fused_and_not(
     value = made.node("silu", made.node("exp", made.node("gelu", made.node("add", x, row))))
     made.output(made.node("tanh", made.node("sub", value, product)))
     fused = run(device, made, fusion=True)
-    assert device.driver.launched == ["elementwise"]
+    assert device.driver.launched == ["elementwise_few"]
     plain = run(device, made, fusion=False)
     assert np.asarray(fused[0]).tobytes() == np.asarray(plain[0]).tobytes()
 

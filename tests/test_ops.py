@@ -22,6 +22,7 @@ from op_cases_basic import (
     norm,
     rms_norm,
 )
+from op_cases_elementary import OF_ONE
 
 from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.cpu.kernels import available
@@ -90,14 +91,15 @@ SPECIAL = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 20.0,
 
 
 @pytest.mark.parametrize("device", ["definition", "native"])
-@pytest.mark.parametrize("op", [*UNARY_OF_FLOATS, *UNARY_OF_NUMBERS, *WITH_ATTRIBUTES])
+@pytest.mark.parametrize("op", [*UNARY_OF_FLOATS, *UNARY_OF_NUMBERS, *OF_ONE, *WITH_ATTRIBUTES])
 def test_nan_infinity_and_zero_go_through_one_operand_as_in_float64(
     op: str, device: str, request: pytest.FixtureRequest
 ) -> None:
     for name in FLOATS:
         x = np.array(SPECIAL, DTYPES[name].numpy)
         attributes: Mapping[str, Any] = {}
-        formula = {**UNARY_OF_FLOATS, **UNARY_OF_NUMBERS}.get(op)
+        of_one = {one: formula for one, (formula, _) in OF_ONE.items()}
+        formula = {**UNARY_OF_FLOATS, **UNARY_OF_NUMBERS, **of_one}.get(op)
         if formula is None:
             attributes, formula = WITH_ATTRIBUTES[op][0]
         with np.errstate(all="ignore"):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import op_cases_activations
 import op_cases_attention
+import op_cases_elementary
 import op_cases_patches
 import op_cases_products
 import op_cases_recurrent
@@ -26,6 +27,7 @@ from heliograph_proto.types import DTYPES, TensorType
 REFUSED: list[Refusal] = [
     *op_cases_activations.REFUSED,
     *op_cases_attention.REFUSED,
+    *op_cases_elementary.REFUSED,
     *op_cases_products.REFUSED,
     *op_cases_reductions.REFUSED,
     *op_cases_rope.REFUSED,
@@ -89,7 +91,7 @@ REFUSED: list[Refusal] = [
     ("a vector", "matmul", [t("f32", 3), t("f32", 3, 2)], {}, "at least 2 needed"),
     ("sides that do not meet", "matmul", [t("f32", 2, 3), t("f32", 2, 3)], {}, "the left rows have 3"),
     ("batches that differ", "matmul", [t("f32", 2, 1, 1), t("f32", 3, 1, 1)], {}, "do not broadcast"),
-    ("a product of integers", "matmul", [t("i32", 1, 1)] * 2, {}, "takes float"),
+    ("a product of booleans", "matmul", [t("bool", 1, 1)] * 2, {}, "takes float"),
     ("an empty soft_max", "soft_max", [t("f32", 2, 0)], {}, "empty rows"),
     ("a scale that is NaN", "soft_max", [t("f32", 2)], {"scale": math.nan}, "must be finite"),
     ("a mask of another type", "soft_max", [t("f32", 2), t("f64", 2)], {}, "data types"),

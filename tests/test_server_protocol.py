@@ -370,6 +370,19 @@ def test_writing_a_tensor_wholly_heals_it(script: Script) -> None:
     assert script.done[healed] is None
 
 
+def test_what_begins_before_a_write_is_done_reads_what_it_writes(script: Script) -> None:
+    """As on a device that has work before it has done with the last."""
+    script.tensor(1)
+    script.send(c.SetTensor(1, 8, bytes(16)))
+    script.run_all()
+    written, healed = script.write(1), script.read(1)
+    assert script.core.begin(written) and script.core.begin(healed)
+    for _ in range(2):
+        script.begun[script.lane] = True
+        script.end(script.lane)
+    assert script.done[written] is script.done[healed] is None
+
+
 def test_writing_a_part_of_a_poisoned_tensor_heals_that_part(script: Script) -> None:
     """So a large tensor that is written in pieces is whole again after the last one."""
     script.tensor(1)

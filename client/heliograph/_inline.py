@@ -86,12 +86,10 @@ class InlinePlan:
 
     def arrays(self, pending: Pending) -> dict[str, np.ndarray[Any, Any]]:
         """The outputs of a run that went well, in memory of their own."""
-        arrays = {}
-        for (name, dtype, shape), data in zip(self._outputs, self.data(pending), strict=True):
-            arrays[name] = array = np.frombuffer(data, dtype).copy()
-            if array.shape != shape:
-                array.shape = shape
-        return arrays
+        return {
+            name: np.frombuffer(data, dtype).reshape(shape).copy()
+            for (name, dtype, shape), data in zip(self._outputs, self.data(pending), strict=True)
+        }
 
 
 def inline_plan(spec: PlanSpec, limits: Limits) -> InlinePlan | None:

@@ -6,18 +6,19 @@ scalar (weak), or a NumPy array (which becomes a constant of the graph).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-from heliograph._promotion import default_dtype, is_scalar, promote_all
+from heliograph._promotion import default_dtype, is_scalar, named_dtype, promote_all
 from heliograph._source import invalid
 from heliograph._symbol import Symbol
 from heliograph_proto.errors import InvalidArgumentError, InvalidGraphError
 from heliograph_proto.rules import normalize_axes
-from heliograph_proto.types import I64, DType, dtype
+from heliograph_proto.types import BOOL, I64, DType, DTypeArgument, dtype
 
 if TYPE_CHECKING:
     from heliograph.builder import Graph
@@ -91,6 +92,22 @@ def elementwise(op: str, *operands: Operand) -> Value:
     return apply(op, *promoted(*operands))
 
 
+def bitwise(name: str, a: Operand, b: Operand) -> Value:
+    """ "and", "or" or "xor" of the bits of integers, or of booleans."""
+    left, right = promoted(a, b)
+    return apply(f"logical_{name}" if left.dtype is BOOL else f"bitwise_{name}", left, right)
+
+
+def invert(x: Value) -> Value:
+    """Each bit of integers, or each boolean, the other way round."""
+    return apply("logical_not" if x.dtype is BOOL else "bitwise_invert", x)
+
+
+def unary(op: str, x: Operand) -> Value:
+    """An op of one operand."""
+    return apply(op, one_value(x))
+
+
 def one_value(operand: Operand) -> Value:
     """The operand of a function that takes one. Raises InvalidArgumentError unless it is a value."""
     return lift(graph_of(operand), operand)
@@ -126,14 +143,28 @@ def reduce(op: str, x: Value, axis: Axis, keepdims: bool) -> Value:
 
 
 def mean(x: Value, axis: Axis, keepdims: bool) -> Value:
-    """The mean; of floats only, as the array API says."""
+    """The mean; of floats only, as the array API says, and NaN of nothing."""
     if not x.dtype.is_float:
         raise invalid(f"the mean of {x.type}", "convert it first: hg.astype(x, 'f32')")
-    return reduce("reduce_mean", x, axis, keepdims)
+    return reduce("reduce_mean", x, axis, keepdims) if count_of(x, axis) else nan(x, axis, keepdims)
 
 
-def accumulator(x: Value) -> Value:
-    """What sums and products add up in: small integers and bool become 64 bits, as the array API says."""
+def count_of(x: Symbol, axis: Axis) -> int:
+    """How many elements are reduced to one."""
+    return math.prod(x.shape[place] for place in axes_of(x, axis))
+
+
+def nan(x: Value, axis: Axis, keepdims: bool) -> Value:
+    """NaN in the shape that a reduction has."""
+    shape = reduce("reduce_sum", x, axis, keepdims).shape
+    return x.graph.full(shape, math.nan, x.dtype)
+
+
+def accumulator(x: Value, target: DTypeArgument | None = None) -> Value:
+    """What sums and products add up in: `target`, or small integers and bool become 64 bits, as the array API
+    says."""
+    if target is not None:
+        return cast(x, named_dtype(target))
     if x.dtype.kind in ("int", "bool"):
         return cast(x, I64)
     return cast(x, dtype("u64")) if x.dtype.kind == "uint" else x
@@ -182,7 +213,7 @@ def matmul(a: Operand, b: Operand) -> Value:
 
 
 def power(a: Operand, b: Operand) -> Value:
-    """a ** b. The op is for floats; integers are multiplied when the exponent is a Python int."""
+    """a ** b; integers are multiplied when the exponent is a Python int."""
     if is_value(a) and type(b) is int:
         if b == 2:
             return apply("sqr", a)

@@ -12,53 +12,78 @@ SYNONYMS = {
     "absolute": "hg.abs",
     "amax": "hg.max",
     "amin": "hg.min",
-    "array": "g.constant(array)",
-    "asarray": "g.constant(array)",
+    "arccos": "hg.acos",
+    "arccosh": "hg.acosh",
+    "arcsin": "hg.asin",
+    "arcsinh": "hg.asinh",
+    "arctan": "hg.atan",
+    "arctan2": "hg.atan2",
+    "arctanh": "hg.atanh",
+    "array": "g.constant(array) or hg.asarray",
     "average": "hg.mean",
-    "bitwise_and": "hg.logical_and",
-    "bitwise_not": "hg.logical_not",
-    "bitwise_or": "hg.logical_or",
-    "bitwise_xor": "hg.logical_xor",
+    "bitwise_not": "hg.bitwise_invert",
     "cast": "hg.astype",
     "concatenate": "hg.concat",
+    "conjugate": "hg.conj",
+    "cumprod": "hg.cumulative_prod",
+    "cumsum": "hg.cumulative_sum",
     "dot": "hg.matmul",
+    "e": "math.e",
     "einsum": "hg.matmul, hg.vecdot or hg.tensordot",
-    "empty": "hg.zeros, or session.empty for a tensor",
     "fabs": "hg.abs",
     "fix": "hg.trunc",
     "float_power": "hg.pow",
     "gather": "hg.take",
     "hstack": "hg.concat",
+    "identity": "hg.eye",
+    "inf": "math.inf",
     "inner": "hg.vecdot",
-    "invert": "hg.logical_not",
+    "invert": "hg.bitwise_invert",
     "layernorm": "hg.layer_norm",
-    "log10": "hg.log(x) / math.log(10)",
-    "log2": "hg.log(x) / math.log(2)",
+    "left_shift": "hg.bitwise_left_shift",
     "mod": "hg.remainder",
-    "moveaxis": "hg.permute_dims",
+    "nan": "math.nan",
     "newaxis": "None, as in x[:, None]",
+    "pi": "math.pi",
     "power": "hg.pow",
     "product": "hg.prod",
     "ravel": "hg.flatten",
+    "right_shift": "hg.bitwise_right_shift",
     "rint": "hg.round",
-    "swapaxes": "hg.permute_dims",
-    "tan": "hg.sin(x) / hg.cos(x)",
+    "swapaxes": "hg.moveaxis or hg.permute_dims",
     "transpose": "hg.permute_dims, or .T and .mT",
     "true_divide": "hg.divide",
     "vstack": "hg.concat",
 }
 
+_BY_VALUES = "shapes are static, and that of its result would depend on values"
+#: What the array API has and hg. lacks, and why.
+ABSENT = {
+    "fft": "there are no Fourier transforms",
+    "imag": "no data type is complex",
+    "linalg": "there are no decompositions; products are under hg. itself",
+    "nonzero": _BY_VALUES,
+    "unique_all": _BY_VALUES,
+    "unique_counts": _BY_VALUES,
+    "unique_inverse": _BY_VALUES,
+    "unique_values": _BY_VALUES,
+}
+
 
 def numpy_advice(name: str) -> str:
     """What to do instead of calling a function of NumPy on a value."""
+    if name in ABSENT:
+        return f"hg has none: {ABSENT[name]}"
     found = _exact(name)
     return f"use {found}" if found else "what there is for values is listed by dir(hg) and dir(hg.ops)"
 
 
 def hint(name: str) -> str:
-    """What somebody who asks for hg.NAME may mean; empty when nothing is like it."""
+    """What somebody who asks for hg.NAME may mean, or why there is none; empty when nothing is like it."""
     if name.startswith("_"):
         return ""
+    if name in ABSENT:
+        return f": {ABSENT[name]}"
     plain = [
         row for row in DTYPES.values() if name in (row.name, row.numpy_name) or f"{row.numpy_name}_" == name
     ]

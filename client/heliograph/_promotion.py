@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from heliograph._source import invalid
 from heliograph_proto.rules import fits
-from heliograph_proto.types import BOOL, DTYPES, F32, I64, DType
+from heliograph_proto.types import BOOL, DTYPES, F32, I64, DType, DTypeArgument, dtype
 
 #: A Python scalar, whose data type is weak.
 Scalar: TypeAlias = bool | int | float
@@ -26,32 +26,46 @@ _ADVICE = "convert one of them: hg.astype(x, 'f32')"
 
 
 def promote(left: DType, right: DType) -> DType:
-    """The data type that holds both. Raises InvalidGraphError when the kinds differ."""
+    """The data type that holds both. Raises InvalidGraphError when there is none: kinds differ."""
+    found = promotable(left, right)
+    if found is not None:
+        return found
+    if left.is_integer and right.is_integer:
+        raise invalid(f"{left} and {right} have no common integer type", "convert one: hg.astype(x, 'i64')")
+    blocks = "quantized" in (left.kind, right.kind)
+    raise invalid(f"{left} and {right} have no common data type", _BLOCKS_ADVICE if blocks else _ADVICE)
+
+
+def promotable(left: DType, right: DType) -> DType | None:
+    """The data type that holds both; None when there is none."""
     if left is right:
         return left
     if left.is_float and right.is_float:
         same_width = left.block_bytes == right.block_bytes
         return F32 if same_width else max(left, right, key=lambda one: one.block_bytes)
-    if left.is_integer and right.is_integer:
-        return _promote_integers(left, right)
-    blocks = "quantized" in (left.kind, right.kind)
-    raise invalid(f"{left} and {right} have no common data type", _BLOCKS_ADVICE if blocks else _ADVICE)
+    return _integers(left, right) if left.is_integer and right.is_integer else None
 
 
-def _promote_integers(left: DType, right: DType) -> DType:
+def _integers(left: DType, right: DType) -> DType | None:
     if left.kind == right.kind:
         return max(left, right, key=lambda one: one.block_bytes)
     signed, unsigned = (left, right) if left.kind == "int" else (right, left)
     if signed.block_bytes > unsigned.block_bytes:
         return signed
-    if unsigned.block_bytes == 8:
-        raise invalid(f"{left} and {right} have no common integer type", "convert one: hg.astype(x, 'i64')")
-    return DTYPES[f"i{unsigned.block_bytes * 16}"]
+    return None if unsigned.block_bytes == 8 else DTYPES[f"i{unsigned.block_bytes * 16}"]
 
 
 def promote_all(found: Iterable[DType]) -> DType:
     """The data type that holds all of them; at least one is given."""
     return reduce(promote, found)
+
+
+def named_dtype(argument: DTypeArgument) -> DType:
+    """The data type that an argument names. Raises InvalidGraphError."""
+    try:
+        return dtype(argument)
+    except TypeError as error:
+        raise invalid(str(error)) from None
 
 
 def default_dtype(scalar: Scalar) -> DType:

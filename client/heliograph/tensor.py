@@ -119,11 +119,12 @@ class Tensor(TensorBase):
         """The tensor's own memory as an array of its shape and strides: read and written without a copy, by
         both sides.
 
-        For tensors of the buffer type "shared" (`session.empty(..., buffer_type="shared")`) of a CPU device
-        on this host. Returns when everything sent before has written the tensor. What is written into the
-        array is seen by commands that are sent afterwards; what later commands write appears in it when
-        they are done (`session.synchronize`), so nothing orders it but you. Nothing is computed in such
-        memory: a run reads it by a copy. The array stays when the tensor is freed, and is then nobody else's.
+        For tensors of the buffer type "shared" (`session.empty(..., buffer_type="shared")`) of a device on
+        this host that has it: CPUs, and GPUs, whose copies to and from such memory go straight. Returns when
+        everything sent before has written the tensor. What is written into the array is seen by commands
+        that are sent afterwards; what later commands write appears in it when they are done
+        (`session.synchronize`), so nothing orders it but you. Nothing is computed in such memory: a run reads
+        it by a copy. The array stays when the tensor is freed, and is then nobody else's.
 
         Raises UnsupportedError for other memory and other hosts, the error of what was to compute the
         tensor, DeadlineExceededError.

@@ -96,25 +96,37 @@ class Value(Symbol):
         return lowering.apply("abs", self)
 
     def __invert__(self) -> Value:
-        return lowering.apply("logical_not", self)
+        return lowering.invert(self)
 
     def __and__(self, other: Operand) -> Value:
-        return lowering.elementwise("logical_and", self, other)
+        return lowering.bitwise("and", self, other)
 
     def __rand__(self, other: Operand) -> Value:
-        return lowering.elementwise("logical_and", other, self)
+        return lowering.bitwise("and", other, self)
 
     def __or__(self, other: Operand) -> Value:
-        return lowering.elementwise("logical_or", self, other)
+        return lowering.bitwise("or", self, other)
 
     def __ror__(self, other: Operand) -> Value:
-        return lowering.elementwise("logical_or", other, self)
+        return lowering.bitwise("or", other, self)
 
     def __xor__(self, other: Operand) -> Value:
-        return lowering.elementwise("logical_xor", self, other)
+        return lowering.bitwise("xor", self, other)
 
     def __rxor__(self, other: Operand) -> Value:
-        return lowering.elementwise("logical_xor", other, self)
+        return lowering.bitwise("xor", other, self)
+
+    def __lshift__(self, other: Operand) -> Value:
+        return lowering.elementwise("bitwise_left_shift", self, other)
+
+    def __rlshift__(self, other: Operand) -> Value:
+        return lowering.elementwise("bitwise_left_shift", other, self)
+
+    def __rshift__(self, other: Operand) -> Value:
+        return lowering.elementwise("bitwise_right_shift", self, other)
+
+    def __rrshift__(self, other: Operand) -> Value:
+        return lowering.elementwise("bitwise_right_shift", other, self)
 
     def __eq__(self, other: Operand) -> Value:  # type: ignore[override]
         return lowering.elementwise("equal", self, other)
@@ -211,6 +223,7 @@ class Value(Symbol):
 _OPERATORS: dict[str, Callable[..., Value]] = {
     "power": lowering.power,
     "matmul": lowering.matmul,
+    **{f"bitwise_{name}": partial(lowering.bitwise, name) for name in ("and", "or", "xor")},
     **{
         ufunc: partial(lowering.elementwise, op)
         for ufunc, op in (
@@ -220,9 +233,8 @@ _OPERATORS: dict[str, Callable[..., Value]] = {
             ("divide", "div"),
             ("floor_divide", "floor_divide"),
             ("remainder", "remainder"),
-            ("bitwise_and", "logical_and"),
-            ("bitwise_or", "logical_or"),
-            ("bitwise_xor", "logical_xor"),
+            ("left_shift", "bitwise_left_shift"),
+            ("right_shift", "bitwise_right_shift"),
             ("equal", "equal"),
             ("not_equal", "not_equal"),
             ("less", "less"),

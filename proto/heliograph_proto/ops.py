@@ -20,6 +20,7 @@ from heliograph_proto.table import (
     attention,
     basic,
     deepseek,
+    elementary,
     patches,
     products,
     recurrent,
@@ -45,8 +46,8 @@ __all__ = [
 ]  # fmt: skip
 
 _FAMILIES = (
-    basic, activations, attention, products, reductions, rope, windows, recurrent, training, patches,
-    deepseek,
+    basic, elementary, activations, attention, products, reductions, rope, windows, recurrent, training,
+    patches, deepseek,
 )  # fmt: skip
 #: Every op by its name.
 OPS: Mapping[str, Op] = {row.name: row for family in _FAMILIES for row in family.ROWS}

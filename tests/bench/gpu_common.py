@@ -74,13 +74,18 @@ def tensor(device: CudaDevice, type: TensorType, seed: int) -> Tensor:
 
 
 def blocks(xp: Any, random: Any, type: TensorType) -> Any:
-    """Blocks whose quanta are random and whose scales are small."""
+    """Blocks whose quanta are random, and whose scales are such that products have numbers of their operands'
+    size, however many there are behind one another."""
     dtype = type.dtype
-    scales = {"q4_0": (0,), "q8_0": (0,), "q4_k": (0, 2)}[dtype.name]
+    # The root of the elements' mean square for scales of 1; q4_k's second scale makes their mean nearly 0.
+    size, heads = {"q4_0": (4.6, (1,)), "q8_0": (74, (1,)), "q4_k": (258, (1, 7.5))}[dtype.name]
     rows = xp.asarray(random.randint(0, 256, type.storage_shape), dtype=xp.uint8)
     found = rows.reshape(*type.storage_shape[:-1], -1, dtype.block_bytes)
-    for place in scales:
-        found[..., place : place + 2] = xp.asarray(np.frombuffer(np.float16(0.01).tobytes(), np.uint8))
+    for place, times in enumerate(heads):
+        for first, sign in enumerate((1, -1)):
+            scale = np.float16(sign * times / size / type.shape[-1] ** 0.5)
+            part = xp.asarray(np.frombuffer(scale.tobytes(), np.uint8))
+            found[..., first::2, 2 * place : 2 * place + 2] = part
     return found.reshape(type.storage_shape)
 
 

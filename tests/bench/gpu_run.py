@@ -40,6 +40,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--only", nargs="*", default=["*"], metavar="PATTERN")
     arguments = parser.parse_args()
+    if why := checkout.why_not():
+        raise SystemExit(f"this Python cannot take the figures: {why}")
     arguments.out.mkdir(parents=True, exist_ok=True)
     found: list[Figure] = []
     missing: dict[str, str] = {}

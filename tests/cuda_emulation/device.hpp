@@ -22,13 +22,13 @@
 struct Index { unsigned x, y, z; };
 struct float4 { float x, y, z, w; };
 struct ushort4 { unsigned short x, y, z, w; };
+struct uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
 
 namespace emulated {
 
 enum State { READY, AT_BLOCK, AT_WARP, DONE };
-enum Result { OK = 0, DEADLOCK = 1, OUTSIDE = 3 };
-// Words behind a block's shared memory, which nobody may write to.
-enum { GUARD = 64 };
+enum Result { OK = 0, DEADLOCK = 1, MISALIGNED = 3, OUTSIDE_SHARED = 4 };
 
 // A copy to shared memory beside computing.
 struct Copy {
@@ -62,6 +62,14 @@ static Fibre* current;
 static std::function<void()> body;
 static Index block_index, block_size, grid_size;
 static int any_of_block[2], any_turn;
+// What a thread met that ends the launch.
+static int fault;
+// Of each thread, groups of copies to shared memory that go on by themselves; the last is not ended.
+struct Fetch { void* to; const void* from; int bytes; };
+using FetchGroups = std::vector<std::vector<Fetch>>;
+static std::vector<FetchGroups> fetches;
+// Words behind a block's dynamic shared memory, which nobody writes.
+static const size_t GUARD_WORDS = 64;
 
 static unsigned linear() {
   return current->index.x + block_size.x * (current->index.y + block_size.y * current->index.z);
@@ -102,14 +110,11 @@ static bool release(unsigned first, unsigned last, State state) {
 }
 
 // Whether what lies behind a block's shared memory is as it was: NaN.
-static bool guarded() {
-  return std::all_of(dynamic.end() - GUARD, dynamic.end(), [](float one) { return std::isnan(one); });
-}
-
 static Result run_block() {
   unsigned count = (unsigned)fibres.size();
   std::fill(dynamic.begin(), dynamic.end(), NAN);
   for (auto& one : warps) one = Warp();
+  fetches.assign(count, FetchGroups(1));
   for (unsigned i = 0; i < count; i++) {
     begin(fibres[i]);
     fibres[i].index = {i % block_size.x, i / block_size.x % block_size.y, i / block_size.x / block_size.y};
@@ -124,7 +129,11 @@ static Result run_block() {
       }
       left = left || one.state != DONE;
     }
-    if (!left) return guarded() ? OK : OUTSIDE;
+    if (!left) {
+      for (size_t i = dynamic.size() - GUARD_WORDS; i < dynamic.size(); i++)
+        if (dynamic[i] == dynamic[i]) return OUTSIDE_SHARED;
+      return (Result)fault;
+    }
     bool released = false;
     for (unsigned first = 0; first < count; first += 32)
       released = release(first, std::min(first + 32, count), AT_WARP) || released;
@@ -139,7 +148,8 @@ static int launch(std::function<void()> kernel, const unsigned* grid, const unsi
   body = std::move(kernel);
   if (fibres.size() != count) fibres = std::vector<Fibre>(count);
   warps.resize((count + 31) / 32);
-  dynamic.resize((shared + 3) / 4 + GUARD);
+  dynamic.resize(shared / 4 + 1 + GUARD_WORDS);
+  fault = OK;
   for (block_index.z = 0; block_index.z < grid_size.z; block_index.z++)
     for (block_index.y = 0; block_index.y < grid_size.y; block_index.y++)
       for (block_index.x = 0; block_index.x < grid_size.x; block_index.x++)
@@ -209,6 +219,17 @@ static inline unsigned short f32_to_f16(float value) {
   std::memcpy(&bits, &narrow, 2);
   return bits;
 }
+static inline unsigned f32_pair_to_f16(float first, float second) {
+  return f32_to_f16(first) | (unsigned)f32_to_f16(second) << 16;
+}
+// To the nearest, halves to even; there is one NaN.
+static inline unsigned short f32_to_bf16(float value) {
+  unsigned bits = (unsigned)__float_as_int(value);
+  return value != value ? 0x7fff : (unsigned short)((bits + (bits >> 16 & 1) + 0x7fff) >> 16);
+}
+static inline unsigned f32_pair_to_bf16(float first, float second) {
+  return f32_to_bf16(first) | (unsigned)f32_to_bf16(second) << 16;
+}
 static inline unsigned to_tf32(float value) {
   unsigned bits = (unsigned)__float_as_int(value);
   return std::isfinite(value) ? (bits + 0x1000u) & ~0x1fffu : bits;
@@ -224,6 +245,102 @@ static inline void multiply_tiles(float (&d)[4], const unsigned (&a)[4], const u
     int row = (int)lane / 4 + i / 2 * 8, column = (int)lane % 4 * 2 + i % 2;
     for (int k = 0; k < 8; k++)
       d[i] += own.a[turn][row % 8 * 4 + k % 4][row / 8 + k / 4 * 2] * own.b[turn][column * 4 + k % 4][k / 4];
+  }
+}
+
+// Instructions of products. A fetch happens when its thread waits for it, and no sooner. A place that the device would
+// fault at is the launch's failure.
+
+namespace emulated {
+
+static float f32_of(unsigned bits) { float f; std::memcpy(&f, &bits, 4); return f; }
+
+static FetchGroups& own_fetches() { return fetches[linear()]; }
+
+// What lanes show each other for one exchange, by turn and warp.
+struct Shown { unsigned words[32][6]; const unsigned char* rows[32]; };
+static Shown shown[2][32];
+
+static float bf16_half(unsigned word, int half) { return f32_of(word >> 16 * half << 16); }
+
+static void check_place(const void* place, unsigned size) {
+  if (reinterpret_cast<uintptr_t>(place) % size) fault = MISALIGNED;
+}
+
+}  // namespace emulated
+
+#define KERNEL_BESIDE(blocks, name, Parameters, threads) KERNEL(name, Parameters, threads)
+
+typedef unsigned char* SharedPlace;
+static inline SharedPlace shared_place(const void* place) { return (SharedPlace)place; }
+static inline void fetch_later(SharedPlace to, const void* from, int bytes = 16) {
+  emulated::check_place(to, 16), emulated::check_place(from, 16);
+  emulated::own_fetches().back().push_back({to, from, bytes});
+}
+static inline void end_fetches() { emulated::own_fetches().emplace_back(); }
+template <int LEFT> static inline void await_fetches() {
+  auto& groups = emulated::own_fetches();
+  while ((int)groups.size() - 1 > LEFT) {
+    for (auto& one : groups.front()) {
+      std::memset(one.to, 0, 16);
+      std::memcpy(one.to, one.from, (size_t)one.bytes);
+    }
+    groups.erase(groups.begin());
+  }
+}
+template <int N> static inline void load_words(const void* place, unsigned* out) {
+  emulated::check_place(place, 4 * N);
+  std::memcpy(out, place, 4 * N);
+}
+static inline void store_words(void* place, unsigned a, unsigned b, unsigned c, unsigned d) {
+  emulated::check_place(place, 16);
+  unsigned four[4] = {a, b, c, d};
+  std::memcpy(place, four, 16);
+}
+static inline unsigned bytes_of(unsigned low, unsigned high, unsigned which) {
+  unsigned long long both = (unsigned long long)high << 32 | low;
+  unsigned found = 0;
+  for (int i = 0; i < 4; i++) found |= (unsigned)(both >> (which >> 4 * i & 7) * 8 & 255) << 8 * i;
+  return found;
+}
+template <bool SIGNED> static inline int dot_bytes(unsigned a, unsigned b, int sum) {
+  for (int i = 0; i < 32; i += 8) {
+    int byte = (int)(a >> i & 255);
+    sum += (SIGNED ? (signed char)byte : byte) * (signed char)(b >> i & 255);
+  }
+  return sum;
+}
+static inline int atomicAdd(int* place, int more) { return (*place += more) - more; }
+static inline unsigned bf16_pair(float first, float second) {
+  auto narrow = [](float value) {
+    unsigned bits = (unsigned)__float_as_int(value);
+    return value != value ? 0x7fffu : (bits + (bits >> 16 & 1) + 0x7fff) >> 16;
+  };
+  return narrow(first) | narrow(second) << 16;
+}
+static inline unsigned add_bf16_pairs(unsigned a, unsigned b) {
+  return bf16_pair(emulated::bf16_half(a, 0) + emulated::bf16_half(b, 0),
+                   emulated::bf16_half(a, 1) + emulated::bf16_half(b, 1));
+}
+static inline void load_matrices(SharedPlace row, unsigned (&out)[4]) {
+  emulated::check_place(row, 16);
+  unsigned lane = emulated::lane();
+  auto& own = emulated::shown[emulated::warp().turns[lane]++ % 2][emulated::linear() / 32];
+  own.rows[lane] = row;
+  emulated::give_way(emulated::AT_WARP);
+  for (unsigned i = 0; i < 4; i++) std::memcpy(&out[i], own.rows[i * 8 + lane / 4] + lane % 4 * 4, 4);
+}
+static inline void multiply_bf16(float (&d)[4], const unsigned (&a)[4], unsigned b, unsigned next_b) {
+  unsigned lane = emulated::lane(), mine[6] = {a[0], a[1], a[2], a[3], b, next_b};
+  auto& own = emulated::shown[emulated::warp().turns[lane]++ % 2][emulated::linear() / 32];
+  std::memcpy(own.words[lane], mine, sizeof mine);
+  emulated::give_way(emulated::AT_WARP);
+  for (int i = 0; i < 4; i++) {
+    int row = (int)lane / 4 + i / 2 * 8, column = (int)lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; k++) {
+      float left = emulated::bf16_half(own.words[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2);
+      d[i] += left * emulated::bf16_half(own.words[column * 4 + k % 8 / 2][4 + k / 8], k % 2);
+    }
   }
 }
 

@@ -11,15 +11,25 @@ from typing import Any
 
 import numpy as np
 
-from cuda_emulation.compiling import compiled, kernel
-from heliograph_backends.cuda.driver import Block, Bytes, Driver, DriverError, Gemm, Properties
+from cuda_emulation.array import DeviceArray
+from cuda_emulation.compiling import LAUNCHING, compiled, compiled_chain, entry
+from cuda_emulation.gemm import multiply, view
+from cuda_emulation.library import Library
+from heliograph_backends.cuda.driver import (
+    Block,
+    Bytes,
+    Driver,
+    DriverError,
+    Gemm,
+    Kernel,
+    Properties,
+)
 from heliograph_backends.cuda.parameters import Parameters
-from heliograph_proto import bfloat16
 
-_ITEMS = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": np.uint16}
-_FAILURES = ("", "a deadlock", "too many threads", "a write behind its shared memory")
-#: One launch at a time: the fibres are the process's.
-_LAUNCHING = threading.Lock()
+#: What a launch can end with.
+_FAULTS = {
+    1: "a deadlock", 2: "too many threads", 3: "a misaligned access", 4: "a write past shared memory"
+}  # fmt: skip
 
 
 class Queue:
@@ -45,15 +55,18 @@ class EmulatedDriver(Driver):
     `failures` are statuses by the name of a call, each for its next one.
     """
 
-    xp = np
-
-    def __init__(self, number: int = 0, *, memory_bytes: int = 2**30, lazy: bool = False) -> None:
+    def __init__(
+        self, number: int = 0, *, memory_bytes: int = 2**30, lazy: bool = False, shared_bytes: int = 2**20
+    ) -> None:
         self.number = number
         self.lazy = lazy
-        self.properties = Properties(f"emulated {number}", f"0000:0{number}:00.0", (9, 0), 4, 2**20, 2**20)
+        self.properties = Properties(
+            f"emulated {number}", f"0000:0{number}:00.0", (9, 0), 4, 2**20, shared_bytes
+        )
         self.failures: dict[str, deque[int]] = {}
         self.dead = 0
         self.launched: list[str] = []
+        self.built: list[str] = []
         self.captures = self.replays = 0
         #: While False, a lazy device comes to no mark by itself.
         self.goes_on = True
@@ -61,7 +74,8 @@ class EmulatedDriver(Driver):
         self._limit = memory_bytes
         self._default = Queue()
         self._queues: list[Queue] = [self._default]
-        self._recording = threading.local()
+        self._here = threading.local()
+        self.xp = Library(self._arrive, self._wait_for_value)
         self.registered = 0
 
     def fail(self, call: str, status: int) -> None:
@@ -75,9 +89,6 @@ class EmulatedDriver(Driver):
             status = self.failures[call].popleft()
             self.dead = status if status >= 700 and status < 720 else 0
             raise DriverError(status, f"scripted, in {call}")
-
-    def warmup(self) -> None:
-        compiled()
 
     # Memory
 
@@ -107,6 +118,7 @@ class EmulatedDriver(Driver):
         self.registered += 1
 
         def release() -> None:
+            self._pass("unregister")
             self.registered -= 1
 
         return release
@@ -124,7 +136,23 @@ class EmulatedDriver(Driver):
 
     @contextmanager
     def using(self, queue: Queue) -> Iterator[None]:
-        yield
+        before = getattr(self._here, "queue", None)
+        self._here.queue = queue
+        try:
+            yield
+        finally:
+            self._here.queue = before
+
+    def _arrive(self) -> None:
+        """What the array library does comes behind what is on the thread's queue."""
+        queue = getattr(self._here, "queue", None)
+        if queue is not None:
+            queue.run_to(queue.put_so_far)
+
+    def _wait_for_value(self) -> None:
+        if getattr(self._here, "captures", False):
+            raise DriverError(900, "a capture waits for no value")
+        self._pass("wait")
 
     def _put(self, queue: Queue, work: Callable[[], None], call: str) -> None:
         self._pass(call)
@@ -187,75 +215,60 @@ class EmulatedDriver(Driver):
     def array(
         self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], owner: Any
     ) -> Any:
-        # The extent is not known here; the caller checked it.
-        extent = (
-            sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
-            + np.dtype(dtype).itemsize
-        )
-        memory = (ctypes.c_uint8 * extent).from_address(address)
-        made = np.ndarray(shape, dtype, memory, 0, strides)
-        memory._owner = owner
-        return made
+        return DeviceArray(view(address, shape, dtype, strides, owner), self.xp)
 
     # Work
 
+    def build(self, source: str) -> Kernel:
+        self._pass("build")
+        self.built.append(source)
+        function = compiled_chain(source).chain
+        function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_uint]
+        return function
+
     def launch(
         self,
-        name: str,
+        kernel: str | Kernel,
         grid: tuple[int, int, int],
         threads: int,
         parameters: Parameters,
         queue: Queue,
         shared_bytes: int = 0,
     ) -> None:
-        copied, function = parameters.copy(), kernel(name)
+        copied = parameters.copy()
+        name, function = (kernel, entry(kernel)) if isinstance(kernel, str) else ("chain", kernel)
+        if shared_bytes > self.properties.shared_bytes:
+            raise DriverError(1, f"{name}: {shared_bytes} bytes of shared memory for a block")
         self.launched.append(name)
 
         def work() -> None:
             sizes = np.array([*grid], np.uint32), np.array([threads, 1, 1], np.uint32)
-            with _LAUNCHING:
+            with LAUNCHING:
                 status = function(
                     copied.ctypes.data, sizes[0].ctypes.data, sizes[1].ctypes.data, shared_bytes
                 )
             if status:
-                raise DriverError(719, f"{name}: {_FAILURES[status]}")
+                raise DriverError(719, f"{name}: {_FAULTS[status]}")
 
         self._put(queue, work, "launch")
 
     def gemm(self, product: Gemm, a: int, b: int, c: int, queue: Queue, *, tf32: bool) -> None:
-        self._put(queue, lambda: self._multiply(product, a, b, c), "gemm")
-
-    def _multiply(self, product: Gemm, a: int, b: int, c: int) -> None:
-        m, n, k = product.sizes
-        for number in range(product.batch):
-            shapes = (m, k), (k, n), (m, n)
-            views = [
-                self._columns(base, name, number * stride, shape, leading, flipped)
-                for base, name, stride, shape, leading, flipped in zip(
-                    (a, b, c), product.types, product.strides, shapes, product.leading,
-                    (*product.transposed, False), strict=True,
-                )
-            ]  # fmt: skip
-            left, right, result = views
-            wide = np.float64 if product.types[2] == "f64" else np.float32
-            found = _wide(left, product.types[0], wide) @ _wide(right, product.types[1], wide)
-            result[...] = bfloat16.to_bits(found) if product.types[2] == "bf16" else found
-
-    def _columns(
-        self, base: int, name: str, offset: int, shape: tuple[int, int], leading: int, flipped: bool
-    ) -> Any:
-        """A matrix [rows, columns] whose columns, or rows if flipped, lie `leading` elements apart."""
-        item = np.dtype(_ITEMS[name]).itemsize
-        strides = (leading * item, item) if flipped else (item, leading * item)
-        return self.array(base + offset * item, shape, _ITEMS[name], strides, None)
+        self._put(queue, lambda: multiply(product, a, b, c), "gemm")
 
     def failure(self, error: Exception) -> DriverError | None:
         return error if isinstance(error, DriverError) else None
 
+    def warmup(self) -> None:
+        compiled()
+
     def capture(self, issue: Callable[[Any], None]) -> Any:
         self._pass("capture")
         recorded = Queue()
-        issue(recorded)
+        self._here.captures = True
+        try:
+            issue(recorded)
+        finally:
+            self._here.captures = False
         self.captures += 1
         return tuple(recorded.work)
 
@@ -267,7 +280,3 @@ class EmulatedDriver(Driver):
                 one()
 
         self._put(queue, work, "replay")
-
-
-def _wide(array: Any, name: str, wide: Any) -> Any:
-    return bfloat16.from_bits(array) if name == "bf16" else array.astype(wide)

@@ -2,9 +2,9 @@
 
     python tests/gpu/run.py --out FOLDER [--quick]
 
-Needs a checkout with generated code (`make proto`), and a Python that has NumPy, grpcio, protobuf and CuPy;
-it installs and fetches nothing. Prints a table and writes report.json and table.txt; the status is 1 if
-anything failed or could not be run.
+Needs a checkout with generated code (`make proto`), and a Python that has CuPy and what pyproject.toml has
+for the extra `server`; it installs and fetches nothing. Prints a table and writes report.json and table.txt;
+the status is 1 if anything failed or could not be run.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ Found = tuple[bool, str, Any]
 
 def environment(_quick: bool) -> Found:
     """What there is here, and whether there is a GPU at all."""
+    if why := checkout.why_not():
+        return False, why, {"python": platform.python_version()}
     from heliograph_backends.cuda import CudaBackend
 
     backend = CudaBackend()
@@ -104,17 +106,60 @@ def beside_the_cpu(_quick: bool) -> Found:
     return error < 1e-7, f"normalised error {error:.2e}", {"error": error, "explained": explained}
 
 
+def chains(_quick: bool) -> Found:
+    """Every operation, data type and way to read, in a chain's own kernel and interpreted: the same bits."""
+    import numpy as np
+    from chain_graphs import FIVES, READINGS, computing, graphs, reading_it
+
+    from heliograph_backends.cuda import CudaDevice
+    from heliograph_backends.cuda.cupy_driver import open_gpu
+
+    rng, types = np.random.default_rng(12), ("f32", "f16", "bf16")
+    made = list(graphs(rng))
+    made += [computing(ops, dtype, rng) for ops in FIVES for dtype in types]
+    made += [reading_it(reading, dtype, rng) for reading in READINGS for dtype in types]
+    driver, differing = open_gpu(0), []
+    devices = CudaDevice("own", driver, 2**30, least_generated=1), CudaDevice("interpreted", driver, 2**30)
+    for one in made:
+        (bits, note), (wanted, _) = (_ran(device, one) for device in devices)
+        if bits != wanted or "kernels of their own" not in note:
+            differing.append({"ops": [op for op, *_ in one.nodes], "types": [str(n[3]) for n in one.nodes]})
+    driver.close()
+    return not differing, f"{len(made) - len(differing)} of {len(made)} the same", differing
+
+
+def _ran(device: Any, made: Any) -> tuple[bytes, str]:
+    """The one output's bytes of a graph of inputs alone, and what the plan says of itself."""
+    from heliograph_backends import access
+    from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Tensor, host_bytes
+
+    graph = made.graph()
+    types = [*(leaf.type for leaf in graph.leaves), graph.type_of(graph.outputs[0].value)]
+    tensors = [Tensor(type, device.buffer_type.allocate(max(1, type.nbytes))) for type in types]
+    for tensor, array in zip(tensors, made.arrays, strict=False):
+        access.write(tensor, 0, host_bytes(array))
+    plan = device.compile(graph, LeafBindings({}, {}), CompileOptions())
+    plan.compute(tensors[:-1], tensors[-1:], Abort())
+    found = bytearray(types[-1].nbytes)
+    tensors[-1].buffer.get(0, memoryview(found))
+    note = plan.note
+    plan.free()
+    for tensor in tensors:
+        tensor.buffer.free()
+    return bytes(found), note
+
+
 def machine_code(_quick: bool) -> Found:
     """The kernels as machine code of sm_80 and sm_90, with CUDA's compiler."""
     from cupy.cuda import nvrtc
 
-    from heliograph_backends.cuda.sources import MODULES, OPTIONS, text_of
+    from heliograph_backends.cuda.sources import MODULES, options_of, text_of
 
     sizes = {}
     for architecture in ("sm_80", "sm_90"):
         for module in MODULES:
             program = nvrtc.createProgram(text_of(module), f"{module}.cu", (), ())
-            nvrtc.compileProgram(program, (*OPTIONS, f"--gpu-architecture={architecture}"))
+            nvrtc.compileProgram(program, (*options_of(module), f"--gpu-architecture={architecture}"))
             sizes[f"{module} {architecture}"] = len(nvrtc.getCUBIN(program))
             nvrtc.destroyProgram(program)
     return True, f"{len(sizes)} modules", sizes
@@ -123,6 +168,7 @@ def machine_code(_quick: bool) -> Found:
 PARTS: dict[str, Callable[[bool], Found]] = {
     "environment": environment,
     "machine code": machine_code,
+    "chains": chains,
     "conformance": conformance,
     "cuda beside cpu": beside_the_cpu,
     "through a daemon": through_a_daemon,
@@ -143,7 +189,7 @@ def main() -> int:
     found: dict[str, dict[str, Any]] = {}
     for name, part in PARTS.items():
         if name != "environment" and not found["environment"]["ok"]:
-            found[name] = {"ok": False, "words": "not run: there is no GPU", "seconds": 0.0, "detail": {}}
+            found[name] = {"ok": False, "words": "not run: see environment", "seconds": 0.0, "detail": {}}
         else:
             found[name] = _one(name, part, arguments.quick)
         (arguments.out / "report.json").write_text(json.dumps(found, indent=2, default=str) + "\n")

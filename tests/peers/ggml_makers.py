@@ -7,18 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from heliograph_proto.rules.products import BESIDE_Q8_0
 from peers.ggml import MAX_DIMENSIONS, Tensor, library, reversed_shape
-from peers.ggml_call import BLOCKS, SMALL, Call, Maker, NotTaken
+from peers.ggml_call import BLOCKS, Call, Maker, NotTaken
 
 LARGEST_POSITION = 2**20
-#: What ggml's CPU converts to what, besides a type to itself.
-CASTS = {
-    "f32": f"f16 bf16 i32 {SMALL}",
-    "f16": f"f32 bf16 {SMALL}",
-    "bf16": f"f32 f16 {SMALL}",
-    "i32": "f32",
-    "quantized": "f32",
-}
 SCALE_FLAGS = {"align_corners": 1 << 8, "antialias": 1 << 9}
 
 
@@ -35,14 +28,16 @@ def plain(name: str, *attributes: str) -> Maker:
 
 
 def binary(name: str) -> Maker:
-    """ggml stretches the second operand alone; the first comes here as it would be stretched."""
-    return lambda call: call.node(name, call.leaf(0, shape=call.result.shape), _stretched(call, 1))
+    """ggml stretches the second operand alone, and not beside blocks; the first comes here stretched."""
 
+    def make(call: Call) -> Tensor:
+        if len(call.shape(1)) > len(call.result.shape):
+            raise NotTaken("an operand of more dimensions than the result")
+        if call.type() in BLOCKS.split() and call.shape(1) != call.shape():
+            raise NotTaken("a sum of blocks with something of another shape")
+        return call.node(name, call.leaf(0, shape=call.result.shape), call.leaf(1))
 
-def _stretched(call: Call, place: int) -> Tensor:
-    if len(call.shape(place)) > len(call.result.shape):
-        raise NotTaken("an operand of more dimensions than the result")
-    return call.leaf(place)
+    return make
 
 
 def gated(name: str) -> Maker:
@@ -72,20 +67,13 @@ def _halves(call: Call) -> list[Tensor]:
 
 
 def cast(call: Call) -> Tensor:
-    _require_conversion(call)
     return call.node("cast", call.leaf(), call.result.dtype.name)
-
-
-def _require_conversion(call: Call) -> None:
-    source, target = call.type(), call.result.dtype.name
-    if source != target and target not in CASTS[source if source in CASTS else "quantized"].split():
-        raise NotTaken(f"ggml does not convert {source} to {target}")
 
 
 def cpy(call: Call) -> Tensor:
     """Into a leaf of the second operand's type, whose elements do not matter."""
-    _require_conversion(call)
-    if call.shape() != call.result.shape and {call.type(), call.result.dtype.name} & set(BLOCKS.split()):
+    stored = {call.type(), call.result.dtype.name} & set(BLOCKS.split())
+    if stored and call.shape()[-1:] != call.result.shape[-1:]:
         raise NotTaken("ggml's CPU quantizes rows of the source, whole blocks or not")
     return call.node("cpy", call.leaf(), call.graph.weight(call.result.dtype.name, call.result.shape))
 
@@ -97,8 +85,6 @@ def arange(call: Call) -> Tensor:
 
 
 def fill(call: Call) -> Tensor:
-    if call.result.dtype.name not in ("f32", "f16"):
-        raise NotTaken(f"ggml does not fill {call.result.dtype.name}")
     return call.node("fill", call.graph.weight(call.result.dtype.name, call.result.shape), call["value"])
 
 
@@ -129,8 +115,6 @@ def _add_sinks(op: str, node: Tensor, sinks: Tensor) -> None:
 
 def flash_attn_ext(call: Call) -> Tensor:
     q, k, v = call.leaf(0, "f32"), call.leaf(1), call.leaf(2)
-    if call.type(1) != call.type(2):
-        raise NotTaken("keys and values of different types")
     mask = call.optional(3, "f16", _mask_shape(call, 3, (call.shape(0)[-2], call.shape(1)[-2])))
     if mask is None and call["max_bias"]:
         raise NotTaken("ALiBi needs a mask")
@@ -168,13 +152,18 @@ def argsort(call: Call) -> Tensor:
 # Products
 
 
+def _activations(call: Call) -> Tensor:
+    """Those of a type that ggml does not take beside these weights are the same in f32."""
+    dot = {"f16": "f16", "bf16": "bf16", **dict.fromkeys(BESIDE_Q8_0, "q8_0")}
+    return call.leaf(1, "" if call.type(1) == dot.get(call.type()) else "f32")
+
+
 def mul_mat(call: Call) -> Tensor:
-    """Activations are f32; f16 ones are the same in it."""
-    return call.node("mul_mat", call.leaf(0), call.leaf(1, "f32"))
+    return call.node("mul_mat", call.leaf(0), _activations(call))
 
 
 def mul_mat_id(call: Call) -> Tensor:
-    return call.node("mul_mat_id", call.leaf(0), call.leaf(1, "f32"), call.leaf(2, "i32"))
+    return call.node("mul_mat_id", call.leaf(0), _activations(call), call.leaf(2, "i32"))
 
 
 # Rows by index
@@ -191,7 +180,7 @@ def set_rows(call: Call) -> Tensor:
     """ggml's indices have a dimension fewer than rows; missing ones are in front in both."""
     if len(call.shape(2)) > 3:
         raise NotTaken("indices of four dimensions")
-    return call.node("set_rows", call.leaf(0), call.leaf(1, "f32"), call.leaf(2))
+    return call.node("set_rows", call.leaf(0), call.leaf(1), call.leaf(2))
 
 
 def add_id(call: Call) -> Tensor:
@@ -205,7 +194,12 @@ def block(name: str) -> Maker:
         whole, part = call.leaf(0), call.leaf(1)
         start = reversed_shape(call["start"])[: len(call["start"])]
         offset = sum(at * stride for at, stride in zip(start, whole.nb, strict=False))
-        return call.node(name, whole, part, *whole.nb[1:], offset)
+        first, *steps = [*reversed(call["step"])] or [1]
+        if first != 1:
+            raise NotTaken("elements of a row that are not side by side")
+        steps += [1] * (MAX_DIMENSIONS - 1 - len(steps))
+        strides = [step * stride for step, stride in zip(steps, whole.nb[1:], strict=True)]
+        return call.node(name, whole, part, *strides, offset)
 
     return make
 

@@ -127,6 +127,19 @@ def lightning_indexer(call: Call) -> Tensor:
     return call.node("lightning_indexer", call.leaf(0), call.leaf(1), call.leaf(2), call.leaf(3, "f16"))
 
 
+def dsv4_hc_pre(call: Call) -> Tensor:
+    x, weights = call.leaf(0), call.leaf(1)
+    if call["gated"]:
+        return call.node("dsv4_hc_pre_gated", x, weights, call["scale"])
+    if call["scale"] != 1:
+        raise NotTaken("ggml scales what is gated alone")
+    return call.node("dsv4_hc_pre", x, weights)
+
+
+def dsv4_hc_post(call: Call) -> Tensor:
+    return call.node("dsv4_hc_post", *map(call.leaf, range(3)), call.optional(3))
+
+
 def dsv4_hc_comb(call: Call) -> Tensor:
     if call.shape()[1] != DEEPSEEK_MIXES:
         raise NotTaken("ggml has four streams")

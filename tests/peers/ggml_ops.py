@@ -6,12 +6,14 @@ process where it meets what it does not take, so its conditions are asked for he
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from peers import ggml_makers as make
 from peers import ggml_makers_rest as rest
+from peers import ggml_pairs as pairs
 from peers.ggml import MAX_DIMENSIONS, Tensor
-from peers.ggml_call import BLOCKS, FLOATS, INDICES, SMALL, Call, Maker, NotTaken
+from peers.ggml_call import BLOCKS, EVERY, FLOATS, INDICES, Call, Maker, NotTaken
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class Counterpart:
     make: Maker
     #: For each operand the types that ggml takes; the last ones stand for further operands too.
     takes: tuple[str, ...] = ("f32",)
+    #: Whether it takes operands of these types, with a result of this one, together.
+    together: Callable[[Sequence[str], str], bool] = pairs.any_together
 
 
 def node_of(call: Call, op: str) -> Tensor:
@@ -29,6 +33,14 @@ def node_of(call: Call, op: str) -> Tensor:
     for place in range(len(call)):
         if call.type(place) not in counterpart.takes[min(place, len(counterpart.takes) - 1)].split():
             raise NotTaken(f"ggml does not take {call.type(place)} as operand {place}")
+    types, result = [call.type(place) for place in range(len(call))], call.result.dtype.name
+    if not counterpart.together(types, result):
+        raise NotTaken(f"ggml does not take {' with '.join(types)} for {result}")
+    return made(counterpart, call)
+
+
+def made(counterpart: Counterpart, call: Call) -> Tensor:
+    """ggml's node, of whatever data types. Raises NotTaken for shapes and attributes that it lacks."""
     shapes = [*map(call.shape, range(len(call))), call.result.shape]
     if any(len(shape) > MAX_DIMENSIONS for shape in shapes):
         raise NotTaken(f"ggml has {MAX_DIMENSIONS} dimensions")
@@ -43,30 +55,31 @@ UNARY = (
 )
 COUNTERPARTS: dict[str, Counterpart] = {
     **{name: Counterpart(make.plain(name), (FLOATS,)) for name in UNARY.split()},
-    **{name: Counterpart(make.binary(name), (FLOATS,)) for name in ("add", "sub", "mul", "div")},
+    **{name: Counterpart(make.binary(name), (FLOATS,), pairs.alike_or_f32) for name in ("sub", "mul", "div")},
+    "add": Counterpart(make.binary("add"), (f"{FLOATS} {BLOCKS}", FLOATS), pairs.alike_or_f32),
     **{
-        name: Counterpart(make.gated(name), ("f32 f16",))
+        name: Counterpart(make.gated(name), (FLOATS,))
         for name in ("reglu", "geglu", "swiglu", "geglu_erf", "geglu_quick")
     },
     "swiglu_oai": Counterpart(make.gated_with("swiglu_oai", "alpha", "limit")),
-    "swiglu_clamp": Counterpart(make.gated_with("swiglu_clamp", "limit")),
-    "xielu": Counterpart(make.plain("xielu", "alpha_n", "alpha_p", "beta", "eps")),
-    "scale": Counterpart(make.plain("scale_bias", "scale", "bias")),
+    "swiglu_clamp": Counterpart(make.gated_with("swiglu_clamp", "limit"), ("f32 f16",)),
+    "xielu": Counterpart(make.plain("xielu", "alpha_n", "alpha_p", "beta", "eps"), (FLOATS,)),
+    "scale": Counterpart(make.plain("scale_bias", "scale", "bias"), ("f32 bf16",)),
     "clamp": Counterpart(make.plain("clamp", "min", "max"), ("f32 f16",)),
     "leaky_relu": Counterpart(
         lambda call: call.node("leaky_relu", call.leaf(), call["slope"], False), ("f32 f16",)
     ),
-    "cast": Counterpart(make.cast, (f"{FLOATS} i32 {BLOCKS}",)),
-    "cpy": Counterpart(make.cpy, (f"{FLOATS} i32 {BLOCKS}",)),
+    "cast": Counterpart(make.cast, (EVERY,), pairs.converted),
+    "cpy": Counterpart(make.cpy, (EVERY,), pairs.converted),
     "arange": Counterpart(make.arange),
-    "fill": Counterpart(make.fill),
+    "fill": Counterpart(make.fill, together=pairs.filled),
     "norm": Counterpart(make.plain("norm", "eps")),
     "rms_norm": Counterpart(make.plain("rms_norm", "eps")),
     "l2_norm": Counterpart(make.plain("l2_norm", "eps")),
     "group_norm": Counterpart(make.group_norm),
     "soft_max": Counterpart(make.soft_max, ("f32", "f32 f16", "f32")),
     "flash_attn_ext": Counterpart(
-        make.flash_attn_ext, ("f32 f16", f"f32 f16 bf16 {SMALL}", f"f32 f16 bf16 {SMALL}", "f32 f16", "f32")
+        make.flash_attn_ext, ("f32 f16", f"{FLOATS} {BLOCKS}", f"{FLOATS} {BLOCKS}", "f32 f16", "f32")
     ),
     "argmax": Counterpart(make.argmax),
     "argsort": Counterpart(make.argsort),
@@ -76,33 +89,35 @@ COUNTERPARTS: dict[str, Counterpart] = {
     "mean": Counterpart(make.plain("mean")),
     "cumsum": Counterpart(make.plain("cumsum")),
     "count_equal": Counterpart(make.count_equal, ("i32",)),
-    "mul_mat": Counterpart(make.mul_mat, (f"{FLOATS} {BLOCKS}", "f32 f16")),
-    "mul_mat_id": Counterpart(make.mul_mat_id, (f"{FLOATS} {BLOCKS}", "f32 f16", INDICES)),
+    "mul_mat": Counterpart(make.mul_mat, (f"{FLOATS} {BLOCKS}", f"{FLOATS} q8_0"), pairs.multiplied),
+    "mul_mat_id": Counterpart(
+        make.mul_mat_id, (f"{FLOATS} {BLOCKS}", f"{FLOATS} q8_0", INDICES), pairs.multiplied
+    ),
     "out_prod": Counterpart(make.plain("out_prod"), (f"f32 f16 {BLOCKS}", "f32")),
     "get_rows": Counterpart(make.get_rows, (f"{FLOATS} i32 {BLOCKS}", INDICES)),
-    "set_rows": Counterpart(make.set_rows, (f"{FLOATS} {SMALL}", "f32 f16", INDICES)),
-    "add1": Counterpart(make.plain("add1")),
+    "set_rows": Counterpart(make.set_rows, (f"{FLOATS} i32 {BLOCKS}", "f32 f16", INDICES), pairs.set_in),
+    "add1": Counterpart(make.plain("add1"), (f"{FLOATS} {BLOCKS}", FLOATS), pairs.alike_or_f32),
     "add_id": Counterpart(make.add_id, ("f32", "f32", INDICES)),
     "acc": Counterpart(make.block("acc")),
-    "set": Counterpart(make.block("set"), ("f32 i32",)),
+    "set": Counterpart(make.block("set"), ("f32 i32",), pairs.alike),
     "diag": Counterpart(make.plain("diag")),
     "diag_mask_inf": Counterpart(make.plain("diag_mask_inf", "n_past")),
     "diag_mask_zero": Counterpart(make.plain("diag_mask_zero", "n_past")),
     "tri": Counterpart(make.plain("tri", "type")),
     "repeat": Counterpart(make.repeat, ("f32 f16 bf16 i32 i16",)),
     "broadcast_to": Counterpart(make.repeat, ("f32 f16 bf16 i32 i16",)),
-    "cont": Counterpart(make.plain("cont"), (f"{FLOATS} i8 i16 i32 i64 f64 {BLOCKS}",)),
-    "concat": Counterpart(make.concat, ("f32 f16 bf16 i8 i16 i32 i64",)),
-    "permute": Counterpart(make.permute, ("f32 f16 bf16 i32",)),
+    "cont": Counterpart(make.plain("cont"), (EVERY,)),
+    "concat": Counterpart(make.concat, (EVERY,), pairs.alike),
+    "permute": Counterpart(make.permute, (EVERY,)),
     "pad": Counterpart(make.pad),
     "pad_reflect_1d": Counterpart(make.plain("pad_reflect_1d", "left", "right")),
     "roll": Counterpart(make.roll),
     "rope": Counterpart(make.rope, ("f32 f16", "i32", "f32")),
     "timestep_embedding": Counterpart(make.plain("timestep_embedding", "dim", "max_period")),
-    "im2col": Counterpart(make.im2col, ("f32 f16", "f32")),
-    "im2col_3d": Counterpart(make.im2col_3d, ("f32 f16", "f32")),
+    "im2col": Counterpart(make.im2col, (f"{FLOATS} f64 {BLOCKS}", "f32 f16"), pairs.windowed),
+    "im2col_3d": Counterpart(make.im2col_3d, (f"{FLOATS} f64 {BLOCKS}", "f32"), pairs.windowed),
     "conv_2d": Counterpart(make.convolution("conv_2d_direct"), ("f32 f16", "f32")),
-    "conv_2d_dw": Counterpart(make.convolution("conv_2d_dw_direct"), ("f32", "f32")),
+    "conv_2d_dw": Counterpart(make.convolution("conv_2d_dw_direct"), ("f32 f16", "f32")),
     "conv_transpose_1d": Counterpart(make.conv_transpose_1d, ("f32 f16", "f32")),
     "conv_transpose_2d": Counterpart(make.conv_transpose_2d, ("f32 f16", "f32")),
     "pool_1d": Counterpart(make.pool_1d, ("f32 f16",)),
@@ -133,10 +148,8 @@ COUNTERPARTS: dict[str, Counterpart] = {
     "win_unpart": Counterpart(rest.win_unpart),
     "get_rel_pos": Counterpart(rest.get_rel_pos, ("f16",)),
     "add_rel_pos": Counterpart(make.plain("add_rel_pos")),
-    "lightning_indexer": Counterpart(
-        rest.lightning_indexer, ("f32", f"f32 f16 bf16 {BLOCKS}", "f32", "f32 f16")
-    ),
+    "lightning_indexer": Counterpart(rest.lightning_indexer, ("f32", f"{FLOATS} {BLOCKS}", "f32", "f32 f16")),
     "dsv4_hc_comb": Counterpart(rest.dsv4_hc_comb),
-    "dsv4_hc_pre": Counterpart(make.plain("dsv4_hc_pre")),
-    "dsv4_hc_post": Counterpart(make.plain("dsv4_hc_post")),
+    "dsv4_hc_pre": Counterpart(rest.dsv4_hc_pre),
+    "dsv4_hc_post": Counterpart(rest.dsv4_hc_post),
 }

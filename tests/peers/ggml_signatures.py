@@ -61,6 +61,7 @@ NODES: dict[str, str] = {
     "dsv4_hc_comb": "tctttfi",
     "dsv4_hc_post": "tctttt",
     "dsv4_hc_pre": "tctt",
+    "dsv4_hc_pre_gated": "tcttf",
     "diag_mask_zero": "tcti",
     "fill": "tctf",
     "flash_attn_ext": "tcttttfff",

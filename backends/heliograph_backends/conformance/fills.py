@@ -48,6 +48,22 @@ def fraction(random: np.random.Generator, type: TensorType, number: int) -> Arra
     return random.uniform(0.25, 0.75, type.shape)
 
 
+def within_one(random: np.random.Generator, type: TensorType, number: int) -> Array:
+    """Floats from -7/8 to 7/8."""
+    return random.uniform(-0.875, 0.875, type.shape)
+
+
+def above_one(random: np.random.Generator, type: TensorType, number: int) -> Array:
+    """Floats from 17/16 to 4."""
+    return 1 + positive(random, type, 0)
+
+
+def bits(random: np.random.Generator, type: TensorType, number: int) -> Array:
+    """Numbers of bits, also more than the integers have and, where there are such, negative ones."""
+    own = type.dtype.itemsize * 8
+    return random.integers(-2 if type.dtype.kind == "int" else 0, own + 3, type.shape)
+
+
 def below_zero(random: np.random.Generator, type: TensorType, number: int) -> Array:
     """Floats from -3/4 to -1/4."""
     return -fraction(random, type, 0)
@@ -71,6 +87,16 @@ def wide(random: np.random.Generator, type: TensorType, number: int) -> Array:
     limits = np.iinfo(type.dtype.numpy)
     found = random.integers(limits.min, limits.max, type.shape, type.dtype.numpy, endpoint=True)
     return np.where(random.random(type.shape) < 0.1, 0, found)
+
+
+def rising(random: np.random.Generator, type: TensorType, number: int) -> Array:
+    """As quarters, in order."""
+    return np.sort(quarters(random, type, 0), axis=-1)
+
+
+def rising_wide(random: np.random.Generator, type: TensorType, number: int) -> Array:
+    """As wide, in order."""
+    return np.sort(wide(random, type, 0), axis=-1)
 
 
 def near_one(random: np.random.Generator, type: TensorType, number: int) -> Array:
@@ -166,5 +192,6 @@ FILLS: Mapping[str, Fill] = {
     "near_one": near_one, "special": special, "edges": edges, "edges_above": edges_above, "spoiled": spoiled,
     "zero": zero, "large": large, "below": below,
     "distinct": distinct, "outside": outside, "mask": mask, "bias": bias, "hiding": hiding,
-    "positions": positions, "fraction": fraction, "below_zero": below_zero,
+    "positions": positions, "fraction": fraction, "below_zero": below_zero, "within_one": within_one,
+    "above_one": above_one, "bits": bits, "rising": rising, "rising_wide": rising_wide,
 }  # fmt: skip

@@ -133,7 +133,7 @@ class Buffer(ABC):
         """A new file descriptor of its memory, which the caller closes. Default: UnsupportedError."""
         raise UnsupportedError(
             f"memory of buffer type {self.buffer_type.name} cannot be mapped by another process",
-            advice="use the buffer type 'shared' of a CPU device",
+            advice="use the buffer type 'shared', which CPU and CUDA devices have",
         )
 
     def set_usage(self, usage: Usage) -> None:

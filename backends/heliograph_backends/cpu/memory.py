@@ -145,7 +145,7 @@ class HostBuffer(Buffer):
 
     def set(self, offset_bytes: int, data: memoryview) -> None:
         if data.nbytes:
-            self._drop_extras(offset_bytes, offset_bytes + data.nbytes)
+            self.drop_extras(offset_bytes, offset_bytes + data.nbytes)
             self.memory[offset_bytes : offset_bytes + data.nbytes] = np.frombuffer(data, np.uint8)
 
     def get(self, offset_bytes: int, out: memoryview) -> None:
@@ -153,12 +153,12 @@ class HostBuffer(Buffer):
             np.frombuffer(out, np.uint8)[:] = self.memory[offset_bytes : offset_bytes + out.nbytes]
 
     def memset(self, offset_bytes: int, size_bytes: int, value: int) -> None:
-        self._drop_extras(offset_bytes, offset_bytes + size_bytes)
+        self.drop_extras(offset_bytes, offset_bytes + size_bytes)
         self.memory[offset_bytes : offset_bytes + size_bytes] = value
 
     def set_2d(self, offset_bytes: int, data: memoryview, chunks: Chunks) -> None:
         if data.nbytes:
-            self._drop_extras(offset_bytes, offset_bytes + chunks.extent_bytes)
+            self.drop_extras(offset_bytes, offset_bytes + chunks.extent_bytes)
             self._strided(offset_bytes, chunks)[:] = np.frombuffer(data, np.uint8).reshape(chunks.count, -1)
 
     def get_2d(self, offset_bytes: int, out: memoryview, chunks: Chunks) -> None:
@@ -172,7 +172,7 @@ class HostBuffer(Buffer):
     def copy_from(self, source: Tensor, destination: Tensor) -> bool:
         if not source.buffer.buffer_type.is_host:
             return False
-        self._drop_extras(destination.offset_bytes, destination.offset_bytes + destination.extent_bytes)
+        self.drop_extras(destination.offset_bytes, destination.offset_bytes + destination.extent_bytes)
         np.copyto(access.elements(destination), access.elements(source))
         return True
 
@@ -200,10 +200,10 @@ class HostBuffer(Buffer):
             return self._extras[key].made
 
     def free_tensor(self, tensor: Tensor) -> None:
-        self._drop_extras(tensor.offset_bytes, tensor.offset_bytes + tensor.extent_bytes)
+        self.drop_extras(tensor.offset_bytes, tensor.offset_bytes + tensor.extent_bytes)
 
-    def _drop_extras(self, start: int, end: int) -> None:
-        """Of a range of bytes."""
+    def drop_extras(self, start: int, end: int) -> None:
+        """Forgets what kernels keep beside these bytes, which are about to be written."""
         if not self._extras:
             return
         with self._lock:

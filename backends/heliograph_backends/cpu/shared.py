@@ -32,11 +32,18 @@ class SharedBufferType(HostBufferType):
     def allocate(self, size_bytes: int, usage: Usage = Usage.ANY) -> SharedBuffer:
         taken_bytes = whole_pages(size_bytes)
         self.budget.take(taken_bytes)
+        memory: SealedMemory | None = None
         try:
             memory = SealedMemory(size_bytes)
+            return self.make(memory, usage)
         except BaseException:
+            if memory is not None:
+                memory.close()
             self.budget.give(taken_bytes)
             raise
+
+    def make(self, memory: SealedMemory, usage: Usage) -> SharedBuffer:
+        """The buffer over new memory. Devices that reach such memory in a way of their own make another."""
         return SharedBuffer(self, memory, usage)
 
     def wrap(self, memory: memoryview) -> HostBuffer:
@@ -50,12 +57,13 @@ class SharedBuffer(HostBuffer):
 
     def __init__(self, buffer_type: SharedBufferType, sealed: SealedMemory, usage: Usage) -> None:
         self._sealed = sealed
-        super().__init__(buffer_type, sealed.array, usage, on_free=self._give_back)
+        super().__init__(buffer_type, sealed.array, usage, on_free=self.give_back)
 
     def descriptor(self) -> int:
         return self._sealed.descriptor()
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """Lets go of the memory; called once, by `free`."""
         self._sealed.close()
         self.buffer_type.budget.give(whole_pages(self._sealed.size_bytes))
 

@@ -36,7 +36,8 @@ class CudaBackend(Backend):
 
     def _start(self, parameters: Sequence[Mapping[str, Any]]) -> None:
         # Here and not above: CuPy takes half a second, and may be missing.
-        from heliograph_backends.cuda.cupy_driver import count_gpus, open_gpu, versions
+        from heliograph_backends.cuda.cupy_driver import open_gpu
+        from heliograph_backends.cuda.cupy_gpus import count_gpus, versions
 
         there = count_gpus()
         self._features = versions()

@@ -1,26 +1,20 @@
-"""Elementwise chains as programs of the one kernel that interprets them. Pure.
+"""Elementwise chains of graphs as programs, and how they run. Pure.
 
-An interpreter rather than a kernel for each chain: no client's graph makes the daemon compile anything, and
-chains are bound by memory, where instructions from constant memory cost little. What the next instruction
-alone reads stays in registers; what is read later lies in shared memory.
+A chain of few elements is interpreted, by one kernel for all of them. One of many has a kernel of its own,
+since an interpreter spends more instructions on each element than there is time for while memory brings it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from heliograph_backends.cuda.filling import Filling, Launch, Located, aligned, blocks_for, collapsed, fits
-from heliograph_backends.cuda.operations import Operation
-from heliograph_backends.cuda.parameters import (
-    ELEMENTWISE,
-    IN_ORDER,
-    MOST_INSTRUCTIONS,
-    ONE_ELEMENT,
-    STRIDED,
-    TYPES,
-)
+from heliograph_backends.cuda.filling import Launch, Located, fits
+from heliograph_backends.cuda.generating import generated
+from heliograph_backends.cuda.interpreting import interpreted
+from heliograph_backends.cuda.operations import EXACT, Operation
+from heliograph_backends.cuda.programs import Instruction, Program, Ref, pieces
+from heliograph_backends.cuda.target import Target
 from heliograph_proto.graph import Graph, Node
 from heliograph_proto.types import TensorType
 
@@ -29,9 +23,9 @@ INSTRUCTIONS = {
     name: Operation[name.upper()]
     for name in (
         "add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sgn", "sqr", "sqrt", "rsqrt",
-        "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf", "sigmoid", "relu", "elu", "silu",
-        "gelu", "gelu_erf", "gelu_quick", "softplus", "hardswish", "hardsigmoid", "step", "floor", "ceil",
-        "round", "trunc", "scale", "clamp", "leaky_relu",
+        "exp", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tanh", "erf", "sigmoid", "relu",
+        "elu", "silu", "gelu", "gelu_erf", "gelu_quick", "softplus", "hardswish", "hardsigmoid", "step",
+        "floor", "ceil", "round", "trunc", "scale", "clamp", "leaky_relu",
     )
 } | {"cont": Operation.COPY}  # fmt: skip
 #: The attributes of ops that are an instruction's numbers.
@@ -45,23 +39,7 @@ GATED = {
 }  # fmt: skip
 FLOATS = ("f32", "f16", "bf16")
 
-THREADS, LANES = 256, 8
-TILE = THREADS * LANES
-FIRST_REGISTER, LAST_RESULT = 16, 32
-MOST_REGISTERS = LAST_RESULT - FIRST_REGISTER
-
-#: A source: an operand's number, or -1 - an earlier part's number.
-Ref: TypeAlias = int
 Locate: TypeAlias = Callable[[int], Located]
-
-
-class _Part(NamedTuple):
-    """An instruction before it has registers."""
-
-    operation: Operation
-    sources: tuple[Ref, ...]
-    numbers: tuple[float, ...]
-    rounds: bool
 
 
 def is_elementwise(node: Node, operands: Sequence[TensorType]) -> bool:
@@ -72,33 +50,44 @@ def is_elementwise(node: Node, operands: Sequence[TensorType]) -> bool:
     return name in FLOATS and all(one.dtype.name == name for one in operands) and fits(node.type.shape)
 
 
-def chain(graph: Graph, nodes: Sequence[int], locate: Locate, result: Located) -> Launch:
-    """The launch of a chain, whose last node's value is the result. What another step left in the result's
+def chain(
+    graph: Graph, nodes: Sequence[int], locate: Locate, result: Located, target: Target
+) -> tuple[Launch, ...]:
+    """The launches of a chain, whose last node's value is the result. What another step left in the result's
     own memory is read there."""
-    return _Chain(graph, nodes, locate, result).launch()
+    return _launches(_Chain(graph, nodes, locate, result).program(), target)
 
 
-def converted(source: Located, result: Located) -> Launch:
-    """The launch of a conversion between two of FLOATS."""
-    filling = Filling(ELEMENTWISE)
-    _fill(filling, result.type.shape, [result, source])
-    _write(filling, 0, Operation.COPY, 1, -1, -1, (), True)
-    filling.set(type=TYPES[result.type.dtype.name], instructions=1)
-    return _launched(filling, result.type.size, 0)
+def converted(source: Located, result: Located, target: Target) -> tuple[Launch, ...]:
+    """The launches of a conversion between two of FLOATS."""
+    return _launches(Program((result, source), (Instruction(Operation.COPY, (1,), (), True),)), target)
+
+
+def _launches(program: Program, target: Target) -> tuple[Launch, ...]:
+    found = []
+    for piece in pieces(program.operands):
+        launch = interpreted(piece, program.instructions)
+        if piece.elements >= target.least_generated:
+            launch = generated(piece, program.instructions, target.multiprocessors, launch)
+        found.append(launch)
+    return tuple(found)
 
 
 class _Chain:
-    """A chain under construction."""
+    """A chain's program under construction."""
 
     def __init__(self, graph: Graph, nodes: Sequence[int], locate: Locate, result: Located) -> None:
         self.graph, self.locate = graph, locate
         self.leaves = len(graph.leaves)
-        self.shape = result.type.shape
         self.operands = [result]
-        self.parts: list[_Part] = []
+        self.instructions: list[Instruction] = []
         self._sources: dict[int, Ref] = {}
         for number in nodes:
             self._add(number)
+
+    def program(self) -> Program:
+        """When all nodes are in it."""
+        return Program(tuple(self.operands), tuple(self.instructions))
 
     def _add(self, number: int) -> None:
         node = self.graph.nodes[number]
@@ -110,8 +99,8 @@ class _Chain:
             made = self._put(Operation.MUL, (activated, gate), (), rounds=True)
         else:
             numbers = tuple(float(node.attributes[name]) for name in NUMBERS.get(node.op, ()))
-            sources = tuple(map(self._source, node.operands))
-            made = self._put(INSTRUCTIONS[node.op], sources, numbers, rounds=True)
+            operation, sources = INSTRUCTIONS[node.op], tuple(map(self._source, node.operands))
+            made = self._put(operation, sources, numbers, rounds=operation not in EXACT)
         self._sources[self.leaves + number] = made
 
     def _source(self, value: int) -> Ref:
@@ -131,78 +120,5 @@ class _Chain:
     def _put(
         self, operation: Operation, sources: tuple[Ref, ...], numbers: tuple[float, ...], *, rounds: bool
     ) -> Ref:
-        self.parts.append(_Part(operation, sources, numbers, rounds))
-        return -len(self.parts)
-
-    def launch(self) -> Launch:
-        filling = Filling(ELEMENTWISE)
-        _fill(filling, self.shape, self.operands)
-        registers = self._write_program(filling)
-        type = TYPES[self.operands[0].type.dtype.name]
-        filling.set(type=type, instructions=len(self.parts))
-        return _launched(filling, math.prod(self.shape), registers)
-
-    def _write_program(self, filling: Filling) -> int:
-        """Writes the instructions; how many registers they need."""
-        reads: dict[int, list[int]] = {}
-        for number, part in enumerate(self.parts):
-            for ref in part.sources:
-                reads.setdefault(-1 - ref, []).append(number)
-        homes: dict[int, int] = {}
-        free: list[int] = []
-        most = 0
-        for number, part in enumerate(self.parts):
-            places = [self._place(ref, number, homes) for ref in part.sources]
-            for ref in set(part.sources):
-                if -1 - ref in homes and reads[-1 - ref][-1] == number:
-                    free.append(homes.pop(-1 - ref))
-            target = -1
-            if any(reader > number + 1 for reader in reads.get(number, ())):
-                target = homes[number] = free.pop() if free else len(homes) + len(free)
-                most = max(most, target + 1)
-            second = places[1] if len(places) > 1 else -1
-            _write(filling, number, part.operation, places[0], second, target, part.numbers, part.rounds)
-        return most
-
-    @staticmethod
-    def _place(ref: Ref, number: int, homes: Mapping[int, int]) -> int:
-        if ref >= 0:
-            return ref
-        return LAST_RESULT if -1 - ref == number - 1 else FIRST_REGISTER + homes[-1 - ref]
-
-
-def _fill(filling: Filling, shape: Sequence[int], operands: Sequence[Located]) -> None:
-    """Operands over as few dimensions as they allow."""
-    strides = [aligned(one.type.shape, one.strides, shape) for one in operands]
-    sizes, steps = collapsed(shape, strides)
-    filling.walk(sizes)
-    filling.set(count=math.prod(shape))
-    for place, (one, step) in enumerate(zip(operands, steps, strict=True)):
-        filling.operand("operands", one, step, kind=_kind(one.type, sizes, step), place=place)
-
-
-def _kind(type: TensorType, sizes: Sequence[int], strides: Sequence[int]) -> int:
-    if not any(strides):
-        return ONE_ELEMENT
-    plain = len(sizes) == 1 and strides[0] == type.dtype.block_bytes
-    return IN_ORDER if plain else STRIDED
-
-
-def _write(
-    filling: Filling,
-    number: int,
-    operation: Operation,
-    first: int,
-    second: int,
-    target: int,
-    numbers: Sequence[float],
-    rounds: bool,
-) -> None:
-    assert number < MOST_INSTRUCTIONS and target < MOST_REGISTERS, "a chain is short"
-    p, q = (*numbers, 0.0, 0.0)[:2]
-    filling.parameters["program"][0][number] = (operation, first, second, target, p, q, rounds, 0)
-
-
-def _launched(filling: Filling, count: int, registers: int) -> Launch:
-    grid = (blocks_for(count, TILE), 1, 1)
-    return filling.launch("elementwise", grid, THREADS, registers * TILE * 4)
+        self.instructions.append(Instruction(operation, sources, numbers, rounds))
+        return -len(self.instructions)

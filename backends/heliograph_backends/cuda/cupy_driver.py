@@ -1,4 +1,4 @@
-"""The driver on CuPy 13 and 14: streams, events, the pool, cuBLAS, NVRTC and CUDA graphs.
+"""The driver on CuPy 13 and 14: streams, events, NVRTC and CUDA graphs.
 
 CuPy's own kernels are compiled with their first use and kept in its cache on disk, as are ours. Nothing here
 has names of ours in it but those of `driver`; what CuPy raises becomes `DriverError` in one place.
@@ -7,57 +7,37 @@ has names of ours in it but those of `driver`; what CuPy raises becomes `DriverE
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
-from heliograph_backends.cuda.driver import Block, Bytes, Driver, DriverError, Gemm, Properties, Queue
-from heliograph_backends.cuda.failures import OUT_OF_MEMORY
+from heliograph_backends.cuda.cublas import (
+    OLD_WORKSPACE_BYTES,
+    WORKSPACE_BYTES,
+    Library,
+    Products,
+    Workspace,
+)
+from heliograph_backends.cuda.cupy_gpus import cupy
+from heliograph_backends.cuda.cupy_memory import CupyMemory, CupyQueue
+from heliograph_backends.cuda.driver import NOT_COMPILED, Driver, DriverError, Gemm, Kernel
 from heliograph_backends.cuda.parameters import Parameters
-from heliograph_backends.cuda.sources import MODULES, OPTIONS, kernels_of, module_of, text_of
-from heliograph_proto.errors import ConfigurationError
+from heliograph_backends.cuda.sources import (
+    CHAIN,
+    MODULES,
+    kernels_of,
+    module_of,
+    options_of,
+    text_of,
+    text_of_chain,
+)
 
-try:
-    import cupy
-except ImportError as error:
-    advice = "pip install 'heliograph[cuda12]', or [cuda13] for CUDA 13"
-    raise ConfigurationError(f"CuPy cannot be imported: {error}", advice=advice) from None
-
-#: Numbers of cudaDataType_t and cublasComputeType_t.
-_DATA = {"f32": 0, "f64": 1, "f16": 2, "bf16": 14}
-_COMPUTE_F32, _COMPUTE_F64, _COMPUTE_TF32 = 68, 70, 77
-_DEFAULT_ALGORITHM = -1
 #: What a block may have of shared memory without asking.
 _PLAIN_SHARED_BYTES = 48 * 1024
-_PEER_ALREADY_ENABLED = 704
-
-
-def count_gpus() -> int:
-    """How many GPUs there are. Raises ConfigurationError, saying why there are none."""
-    try:
-        there = int(cupy.cuda.runtime.getDeviceCount())
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise ConfigurationError(f"there is no GPU that CUDA can use: {error}") from None
-    if not there:
-        raise ConfigurationError("there is no GPU that CUDA can use")
-    return there
-
-
-def versions() -> Mapping[str, str]:
-    """Of CuPy, and of CUDA as it was built and as the driver has it."""
-    runtime = cupy.cuda.runtime
-    return {
-        "cupy": cupy.__version__,
-        "cuda_runtime": _dotted(runtime.runtimeGetVersion()),
-        "cuda_driver": _dotted(runtime.driverGetVersion()),
-    }
-
-
-def _dotted(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"
+#: Of cudaError_t.
+_NOT_READY = 600
 
 
 def open_gpu(number: int) -> Driver:
@@ -65,193 +45,89 @@ def open_gpu(number: int) -> Driver:
     return CupyDriver(number)
 
 
-class CupyDriver(Driver):
+@dataclass(frozen=True, slots=True, eq=False)
+class _Recording:
+    """A graph, and the workspace of the products in it."""
+
+    graph: Any
+    workspace: Workspace | None
+
+
+class CupyDriver(CupyMemory):
     """One GPU through CuPy."""
 
-    xp = cupy
-
     def __init__(self, number: int) -> None:
-        self.number = number
-        self._device = cupy.cuda.Device(number)
         self._functions: dict[str, Any] = {}
+        #: What kernels were told that they may have of shared memory.
+        self._shared: dict[str | Kernel, int] = {}
         self._loading = threading.Lock()
-        self._peers: set[int] = set()
-        with self._translated(), self._device:
-            self._pool = cupy.cuda.MemoryPool()
-            self._pinned = cupy.cuda.PinnedMemoryPool()
-            # What the definition allocates comes from the same pool, under the same limit.
-            self._allocating = self._pool.malloc
-            self.properties = _properties(number, self._device)
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """CuPy's errors as DriverError."""
-        try:
-            yield
-        except Exception as error:
-            found = self.failure(error)
-            if found is None or found is error:
-                raise
-            raise found from error
-
-    @contextmanager
-    def _here(self) -> Iterator[None]:
-        with self._translated(), self._device:
-            yield
-
-    def failure(self, error: Exception) -> DriverError | None:
-        if isinstance(error, DriverError):
-            return error
-        if isinstance(error, cupy.cuda.memory.OutOfMemoryError):
-            return DriverError(OUT_OF_MEMORY, str(error))
-        kinds = cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError
-        if isinstance(error, kinds):
-            # The numbers of CUresult and cudaError_t are the same for what is told apart here.
-            return DriverError(int(error.status), str(error))
-        library = type(error).__name__
-        return DriverError(-1, str(error)) if library in ("CUBLASError", "NVRTCError") else None
-
-    # Memory
-
-    def memory(self) -> tuple[int, int]:
-        with self._here():
-            free, total = cupy.cuda.runtime.memGetInfo()
-        return int(free), int(total)
-
-    def set_limit(self, size_bytes: int) -> None:
-        with self._here():
-            self._pool.set_limit(size=size_bytes)
-
-    def allocate(self, size_bytes: int) -> Block:
-        # In the default queue's arena: freed memory is taken again in whatever order, when nobody uses it.
-        with self._here(), cupy.cuda.Stream.null:
-            pointer = self._pool.malloc(size_bytes)
-        return Block(int(pointer.ptr), size_bytes, pointer)
-
-    def allocate_pinned(self, size_bytes: int) -> Bytes:
-        with self._here():
-            pointer = self._pinned.malloc(size_bytes)
-        return np.frombuffer(pointer, np.uint8, size_bytes)
-
-    def register(self, memory: Bytes) -> Callable[[], None]:
-        address = int(memory.ctypes.data)
-        with self._here():
-            cupy.cuda.runtime.hostRegister(address, memory.nbytes, 0)
-
-        def release() -> None:
-            with self._here():
-                cupy.cuda.runtime.hostUnregister(address)
-
-        return release
+        self._default = CupyQueue(cupy.cuda.Stream.null)
+        super().__init__(number)
 
     # Queues
 
-    def queue(self) -> Queue:
+    def queue(self) -> CupyQueue:
         with self._here():
-            return cupy.cuda.Stream()
+            return CupyQueue(cupy.cuda.Stream())
 
     @property
-    def default_queue(self) -> Queue:
-        return cupy.cuda.Stream.null
+    def default_queue(self) -> CupyQueue:
+        return self._default
 
     @contextmanager
-    def using(self, queue: Queue) -> Iterator[None]:
-        with self._here(), queue, cupy.cuda.using_allocator(self._allocating):
+    def using(self, queue: CupyQueue) -> Iterator[None]:
+        with self._here(), queue.stream, cupy.cuda.using_allocator(self._allocating):
             yield
 
-    def mark(self, queue: Queue) -> Any:
+    def mark(self, queue: CupyQueue) -> Any:
         with self._here():
             event = cupy.cuda.Event(block=True, disable_timing=True)
-            event.record(queue)
+            event.record(queue.stream)
         return event
 
     def is_reached(self, mark: Any) -> bool:
+        runtime = cupy.cuda.runtime
         with self._here():
-            return bool(mark.done)
+            # Event.done says False of a device that failed as of one that is busy.
+            status = runtime.eventQuery(mark.ptr)
+            if status not in (0, _NOT_READY):
+                raise runtime.CUDARuntimeError(status)
+        return bool(status == 0)
 
     def wait(self, mark: Any) -> None:
         with self._here():
             mark.synchronize()
 
-    def wait_for(self, queue: Queue, mark: Any) -> None:
+    def wait_for(self, queue: CupyQueue, mark: Any) -> None:
         with self._here():
-            queue.wait_event(mark)
-
-    # Bytes
-
-    def copy(self, target: int, source: int, size_bytes: int, queue: Queue) -> None:
-        runtime = cupy.cuda.runtime
-        with self._here():
-            runtime.memcpyAsync(target, source, size_bytes, runtime.memcpyDefault, queue.ptr)
-
-    def copy_2d(
-        self,
-        target: int,
-        target_step: int,
-        source: int,
-        source_step: int,
-        width: int,
-        count: int,
-        queue: Queue,
-    ) -> None:
-        runtime = cupy.cuda.runtime
-        if count == 1:
-            self.copy(target, source, width, queue)
-            return
-        with self._here():
-            runtime.memcpy2DAsync(
-                target, target_step, source, source_step, width, count, runtime.memcpyDefault, queue.ptr
-            )
-
-    def copy_from_peer(self, target: int, source: int, peer: int, size_bytes: int, queue: Queue) -> None:
-        with self._here():
-            self._reach(peer)
-            cupy.cuda.runtime.memcpyPeerAsync(target, self.number, source, peer, size_bytes, queue.ptr)
-
-    def _reach(self, peer: int) -> None:
-        """Lets this GPU read another one's memory directly, once; where it cannot, CUDA goes through the
-        host."""
-        runtime = cupy.cuda.runtime
-        if peer in self._peers:
-            return
-        self._peers.add(peer)
-        if not runtime.deviceCanAccessPeer(self.number, peer):
-            return
-        try:
-            runtime.deviceEnablePeerAccess(peer)
-        except runtime.CUDARuntimeError as error:
-            if error.status != _PEER_ALREADY_ENABLED:
-                raise
-
-    def fill(self, address: int, value: int, size_bytes: int, queue: Queue) -> None:
-        with self._here():
-            cupy.cuda.runtime.memsetAsync(address, value, size_bytes, queue.ptr)
-
-    def array(
-        self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], owner: Any
-    ) -> Any:
-        extent = sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
-        with self._here():
-            memory = cupy.cuda.UnownedMemory(address, extent + np.dtype(dtype).itemsize, owner, self.number)
-            return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
+            queue.stream.wait_event(mark)
 
     # Work
 
+    def build(self, source: str) -> Kernel:
+        with self._here():
+            try:
+                # CuPy keeps the code in its cache on disk, and the module as long as the process.
+                module = cupy.RawModule(code=text_of_chain(source), options=options_of(CHAIN))
+                return module.get_function(CHAIN)
+            except cupy.cuda.compiler.CompileException as error:
+                raise DriverError(NOT_COMPILED, str(error)) from error
+
     def launch(
         self,
-        kernel: str,
+        kernel: str | Kernel,
         grid: tuple[int, int, int],
         threads: int,
         parameters: Parameters,
-        queue: Queue,
+        queue: CupyQueue,
         shared_bytes: int = 0,
     ) -> None:
-        with self._here(), queue:
-            function = self._function(kernel)
-            if shared_bytes > _PLAIN_SHARED_BYTES and function.max_dynamic_shared_size_bytes < shared_bytes:
-                function.max_dynamic_shared_size_bytes = shared_bytes
-            # An array of NumPy's is a parameter by value: its bytes are copied at the launch.
-            function(grid, (threads, 1, 1), (parameters,), shared_mem=shared_bytes)
+        with self._here():
+            function = self._function(kernel) if isinstance(kernel, str) else kernel
+            if shared_bytes > self._shared.get(kernel, _PLAIN_SHARED_BYTES):
+                function.max_dynamic_shared_size_bytes = self._shared[kernel] = shared_bytes
+            # An array of NumPy's of one element is a parameter by value: its bytes are copied at the launch.
+            function(grid, (threads, 1, 1), (parameters,), shared_mem=shared_bytes, stream=queue.stream)
 
     def _function(self, kernel: str) -> Any:
         if kernel not in self._functions:
@@ -261,7 +137,7 @@ class CupyDriver(Driver):
     def _load(self, name: str) -> None:
         """Compiles a module, or takes it from CuPy's cache, and loads it."""
         with self._loading:
-            module = cupy.RawModule(code=text_of(name), options=OPTIONS)
+            module = cupy.RawModule(code=text_of(name), options=options_of(name))
             for kernel in kernels_of(name):
                 self._functions[kernel] = module.get_function(kernel)
 
@@ -270,49 +146,41 @@ class CupyDriver(Driver):
             for name in MODULES:
                 self._load(name)
 
-    def gemm(self, product: Gemm, a: int, b: int, c: int, queue: Queue, *, tf32: bool) -> None:
-        wide = product.types[2] == "f64"
-        one, nothing = (np.array(value, np.float64 if wide else np.float32) for value in (1, 0))
-        compute = _COMPUTE_F64 if wide else _COMPUTE_F32
-        if tf32 and product.types[0] == "f32":
-            compute = _COMPUTE_TF32
-        m, n, k = product.sizes
-        types = [_DATA[name] for name in product.types]
-        turns = [int(turned) for turned in product.transposed]
-        places = zip((a, b, c), types, product.leading, product.strides, strict=True)
-        (first, second, third) = places
+    def gemm(self, product: Gemm, a: int, b: int, c: int, queue: CupyQueue, *, tf32: bool) -> None:
         with self._here():
-            handle = self._cublas(queue)
-            cublas = self._library
-            cublas.gemmStridedBatchedEx(
-                handle, *turns, m, n, k, one.ctypes.data, *first, *second, nothing.ctypes.data, *third,
-                product.batch, compute, _DEFAULT_ALGORITHM,
-            )  # fmt: skip
+            self._products.multiply(product, a, b, c, queue, tf32=tf32)
 
     @cached_property
-    def _library(self) -> Any:
+    def _products(self) -> Products:
+        # Loads cuBLAS, which takes a moment.
         from cupy_backends.cuda.libs import cublas
 
-        return cublas
+        modern = self.properties.compute_capability >= (9, 0)
+        size_bytes = WORKSPACE_BYTES if modern else OLD_WORKSPACE_BYTES
+        return Products(
+            Library(cublas.__file__), lambda: self._workspace(size_bytes), size_bytes, self._order
+        )
 
-    def _cublas(self, queue: Queue) -> int:
-        """This thread's handle, which is CuPy's, on the queue."""
-        handle = int(self._device.cublas_handle)
-        self._library.setStream(handle, queue.ptr)
-        return handle
+    def _workspace(self, size_bytes: int) -> Workspace:
+        # Of the memory that is left to others, as cuBLAS's own would be.
+        memory = cupy.cuda.Memory(size_bytes)
+        return Workspace(int(memory.ptr), memory)
 
-    def capture(self, issue: Callable[[Queue], None]) -> Any:
+    def _order(self, queue: CupyQueue, other: CupyQueue) -> None:
+        self.wait_for(queue, self.mark(other))
+
+    def capture(self, issue: Callable[[CupyQueue], None]) -> _Recording:
         with self._here():
             # One that does not wait for the default queue: a capture may not.
-            stream = cupy.cuda.Stream(non_blocking=True)
-            with stream:
-                stream.begin_capture()
+            queue = CupyQueue(cupy.cuda.Stream(non_blocking=True), captures=True)
+            with queue.stream:
+                queue.stream.begin_capture()
                 try:
-                    issue(stream)
+                    issue(queue)
                 except BaseException:
-                    self._abandon(stream)
+                    self._abandon(queue.stream)
                     raise
-                return stream.end_capture()
+                return _Recording(queue.stream.end_capture(), queue.workspace)
 
     @staticmethod
     def _abandon(stream: Any) -> None:
@@ -322,29 +190,21 @@ class CupyDriver(Driver):
         except cupy.cuda.runtime.CUDARuntimeError:
             pass
 
-    def replay(self, recording: Any, queue: Queue) -> None:
+    def replay(self, recording: _Recording, queue: CupyQueue) -> None:
         with self._here():
-            recording.launch(queue)
+            if recording.workspace is None:
+                recording.graph.launch(queue.stream)
+                return
+            with self._products.in_order(recording.workspace, queue):
+                recording.graph.launch(queue.stream)
 
     def close(self) -> None:
         try:
             with self._here():
+                if "_products" in self.__dict__:
+                    self._products.close()
                 self._functions.clear()
                 self._pool.free_all_blocks()
                 self._pinned.free_all_blocks()
         except DriverError:
             pass  # a lost device gives nothing back; its process does
-
-
-def _properties(number: int, device: Any) -> Properties:
-    found = cupy.cuda.runtime.getDeviceProperties(number)
-    name = found["name"]
-    return Properties(
-        name.decode(errors="replace") if isinstance(name, bytes) else str(name),
-        str(device.pci_bus_id).lower(),
-        (int(found["major"]), int(found["minor"])),
-        int(found["multiProcessorCount"]),
-        int(found["l2CacheSize"]),
-        int(found["sharedMemPerBlockOptin"]),
-        bool(found["integrated"]),
-    )

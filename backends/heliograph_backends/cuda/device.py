@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from heliograph_backends.contract import CompileOptions, Device, Estimate, LeafBindings, Plan
+from heliograph_backends.contract import BufferType, CompileOptions, Device, Estimate, LeafBindings, Plan
 from heliograph_backends.cpu.memory import Budget, HostBuffer, machine_memory_bytes
+from heliograph_backends.cuda.building import Kernels
 from heliograph_backends.cuda.driver import Driver, DriverError, Queue
 from heliograph_backends.cuda.failures import is_sticky, typed
-from heliograph_backends.cuda.memory import CudaBufferType, PinnedBufferType
+from heliograph_backends.cuda.memory import CudaBufferType, PinnedBufferType, shared_buffer_types
 from heliograph_backends.cuda.plan import CudaPlan, estimate
 from heliograph_backends.cuda.staging import Staging
 from heliograph_backends.cuda.stream import CudaEvent, CudaStream
+from heliograph_backends.cuda.target import LEAST_GENERATED, Target
+from heliograph_backends.sealed import why_no_sealed
 from heliograph_proto.description import Capabilities, DeviceType, Memory
 from heliograph_proto.errors import DeviceLostError, HeliographError
 from heliograph_proto.graph import Graph
@@ -36,12 +39,24 @@ class CudaDevice(Device):
     backend = "cuda"
     capabilities = Capabilities(async_=True, host_buffer=True, buffer_from_host=True, events=True)
 
-    def __init__(self, name: str, driver: Driver, memory_bytes: int = 0, *, tf32: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        driver: Driver,
+        memory_bytes: int = 0,
+        *,
+        tf32: bool = False,
+        least_generated: int = LEAST_GENERATED,
+    ) -> None:
+        """`least_generated`: chains of so many elements have kernels of their own."""
         self.name = name
         self.driver = driver
         #: Whether f32 products may be summed over operands rounded to tf32.
         self.tf32 = tf32
         facts = driver.properties
+        #: What kernels are chosen by.
+        self.target = Target(facts.shared_bytes, facts.multiprocessors, least_generated)
+        self.kernels = Kernels(driver)
         self.description = facts.name
         self.type = DeviceType.INTEGRATED_GPU if facts.integrated else DeviceType.GPU
         self.id = facts.pci_id
@@ -57,6 +72,7 @@ class CudaDevice(Device):
             self._host_budget = Budget(f"{name}_host", machine_memory_bytes())
             self._buffer_type = CudaBufferType(self, self._budget)
             self._pinned_type = PinnedBufferType(self, self._host_budget)
+            self._shared_types = shared_buffer_types(self, self._host_budget)
             self.staging = Staging(driver)
             driver.warmup()
 
@@ -75,8 +91,15 @@ class CudaDevice(Device):
     def host_buffer_type(self) -> PinnedBufferType:
         return self._pinned_type
 
+    @property
+    def extra_buffer_types(self) -> Sequence[BufferType]:
+        return self._shared_types
+
     def supports_buffer_type(self, buffer_type: Any) -> bool:
         return buffer_type is self._buffer_type or buffer_type is self._pinned_type
+
+    def why_missing(self) -> Mapping[str, str]:
+        return {} if self._shared_types else {"shared_memory": why_no_sealed()}
 
     def features(self) -> Mapping[str, str]:
         facts = self.driver.properties

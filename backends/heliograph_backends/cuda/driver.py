@@ -17,15 +17,20 @@ import numpy as np
 
 from heliograph_backends.cuda.parameters import Parameters
 
-#: A queue of the device, a point in one, and what was captured from one.
+#: A queue of the device, a point in one, what was captured from one, and what was made of a source.
 Queue: TypeAlias = Any
 Mark: TypeAlias = Any
 Recording: TypeAlias = Any
+Kernel: TypeAlias = Any
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 
+#: The status where the compiler refused a source.
+NOT_COMPILED = -2
+
+
 class DriverError(Exception):
-    """CUDA refused or failed; `status` is cudaError_t's number, -1 for what has none."""
+    """CUDA refused or failed; `status` is cudaError_t's number, NOT_COMPILED, or -1 for what has none."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -164,16 +169,21 @@ class Driver(ABC):
         """An array of `xp` over memory that the device reaches, which keeps `owner`."""
 
     @abstractmethod
+    def build(self, source: str) -> Kernel:
+        """The kernel of a chain's source (see `sources.text_of_chain`), compiled and loaded. Raises
+        DriverError, of status NOT_COMPILED where the compiler refuses it."""
+
+    @abstractmethod
     def launch(
         self,
-        kernel: str,
+        kernel: str | Kernel,
         grid: tuple[int, int, int],
         threads: int,
         parameters: Parameters,
         queue: Queue,
         shared_bytes: int = 0,
     ) -> None:
-        """Runs a kernel of `sources`. Parameters may change as soon as it returns."""
+        """Runs a kernel of `sources`, or one that was built. Parameters may change as soon as it returns."""
 
     @abstractmethod
     def gemm(self, product: Gemm, a: int, b: int, c: int, queue: Queue, *, tf32: bool) -> None:

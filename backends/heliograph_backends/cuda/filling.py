@@ -40,12 +40,18 @@ class Patch(NamedTuple):
 class Launch:
     """One run of a kernel."""
 
-    kernel: str
+    #: A name of `sources`, or what the driver made of a source.
+    kernel: Any
     grid: tuple[int, int, int]
     threads: int
     parameters: Parameters
     patches: tuple[Patch, ...]
     shared_bytes: int = 0
+    #: What a kernel of its own is compiled from; empty for one of `sources`.
+    source: str = ""
+    #: What addresses of slots must be multiples of, and what runs where they are not.
+    alignment: int = 1
+    instead: Launch | None = None
 
 
 class Filling:
@@ -67,6 +73,12 @@ class Filling:
         walk["sizes"] = 1
         walk["sizes"][: len(sizes)] = sizes
 
+    def divisors(self, sizes: Sequence[int], name: str = "divisors") -> None:
+        """Sizes that indices are divided by, each from 1 to 2^31 - 1."""
+        for place, size in enumerate(sizes):
+            shift = 31 + (size - 1).bit_length()
+            self.parameters[name][0][place] = (size, -(-(2**shift) // size), shift, 0)
+
     def operand(
         self, name: str, value: Located, strides: Strides = (), *, kind: int = 0, place: int | None = None
     ) -> None:
@@ -76,9 +88,9 @@ class Filling:
         found["type"], found["kind"] = TYPES.get(value.type.dtype.name, 0), kind
         self._patch(self._word(name, place, "address"), value)
 
-    def address(self, name: str, value: Located) -> None:
-        """A field that is an address."""
-        self._patch(self._word(name), value)
+    def address(self, name: str, value: Located, place: int | None = None) -> None:
+        """A field that is an address, or a place of one that is several."""
+        self._patch(self._word(name, place), value)
 
     def _patch(self, word: int, value: Located) -> None:
         self._patches.append(Patch(word, value.slot, value.offset))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from heliograph_backends.cuda import attending, chains, joining, moves, products, rows, turning
+from heliograph_backends.cuda import attending, chains, joining, moves, products, rows, stored, turning
 from heliograph_backends.cuda.filling import Launch, Located
 from heliograph_backends.cuda.target import OwnSlots, Target
 from heliograph_backends.planning.fusion import Group, Role, other_operand
@@ -41,11 +41,16 @@ class Lowering:
     def role(self, number: int) -> Role:
         """The role of a node in fusion."""
         node, operands = self._node(number)
-        if chains.is_elementwise(node, operands):
+        if chains.is_elementwise(node, operands) and not self._turns_rows(node):
             return "elementwise"
         if node.op in ("norm", "rms_norm") and rows.is_row_op(node, operands):
             return "norm"
         return "matmul" if self._has_product(number) else "other"
+
+    def _turns_rows(self, node: Node) -> bool:
+        """Whether it is a copy of what does not lie in rows, which goes by tiles and so joins no chain."""
+        type, strides = node.type, self.places[node.operands[0]].strides
+        return node.op == "cont" and type.shape[-1:] > (1,) and strides[-1] != type.dtype.block_bytes
 
     def _has_product(self, number: int) -> bool:
         """Whether a kernel or cuBLAS reads a product's operands where they lie; slots do not matter for
@@ -56,16 +61,12 @@ class Lowering:
         result = Located(node.type, 0, 0, node.type.strides)
         return node.type.size == 0 or self._multiplied(node, types, self._placed(number), result) is not None
 
-    @staticmethod
     def _multiplied(
-        node: Node, types: Sequence[TensorType], operands: Sequence[Located], result: Located
+        self, node: Node, types: Sequence[TensorType], operands: Sequence[Located], result: Located
     ) -> Sequence[Work] | None:
         """The work of a product; None if nothing here computes it."""
-        adjacent = products.reads_rows([*operands[1:], result]) and operands[0].strides[-1:] == (
-            types[0].dtype.block_bytes,
-        )
-        if products.is_stored_product(node, types) and adjacent:
-            return (products.stored(node, operands[0], operands[1], result),)
+        if stored.is_product(node, types) and stored.reads_rows(operands, result):
+            return (stored.product(operands[0], operands[1], result, self.target),)
         return products.calls(node, operands, result) if products.is_cublas(node, types) else None
 
     def is_row_operand(self, value: int) -> bool:
@@ -137,7 +138,9 @@ class Lowering:
         def locate(value: int) -> Located:
             return result if value == product else self._at(storage, value)
 
-        return (chains.chain(self.graph, nodes, locate, result),)
+        if [self.graph.nodes[number].op for number in nodes] == ["cont"]:
+            return self._moved(locate(self.graph.nodes[nodes[0]].operands[0]), result)
+        return chains.chain(self.graph, nodes, locate, result, self.target)
 
     def _product(self, group: Group, storage: Storage) -> tuple[Work, ...] | None:
         number = next(n for n in group.nodes if self.graph.nodes[n].op in ("matmul", "mul_mat"))
@@ -215,6 +218,8 @@ class Lowering:
                 *self._moved(values[0], result),
                 moves.set_rows(number, values[1], values[2], result, report),
             )
+        if stored.is_expert_product(node, types) and stored.reads_rows(values[:2], result):
+            return (stored.expert_product(number, values, result, report, self.target),)
         return self._move(node, types, values, result, storage)
 
     @staticmethod
@@ -233,7 +238,7 @@ class Lowering:
     ) -> tuple[Work, ...] | None:
         """Copies: cont, concat, assign, cast between floats, and views that must be copied after all."""
         if node.op == "cast" and {types[0].dtype.name, node.type.dtype.name} <= set(chains.FLOATS):
-            return (chains.converted(values[0], result),)
+            return chains.converted(values[0], result, self.target)
         if not moves.can_copy(node.type):
             return None
         if node.op == "cont":
@@ -265,12 +270,13 @@ class Lowering:
         """A copy, but of what lies there already."""
         if source[1:] == result[1:] or result.type.size == 0:
             return ()
-        return (moves.copy(source, result),)
+        return moves.copy(source, result)
 
     def _concat(self, node: Node, values: Sequence[Located], result: Located) -> tuple[Work, ...]:
-        axis, offset, found = node.attributes["axis"] % node.type.ndim, result.offset, []
+        axis, offset = node.attributes["axis"] % node.type.ndim, result.offset
+        found: list[Work] = []
         for one in values:
             if one.type.size:
-                found.append(moves.copy(one, Located(one.type, result.slot, offset, result.strides)))
+                found += moves.copy(one, Located(one.type, result.slot, offset, result.strides))
             offset += one.type.shape[axis] * result.strides[axis]
         return tuple(found)

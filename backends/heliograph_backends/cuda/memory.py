@@ -1,20 +1,27 @@
-"""Device memory: buffers under the device's limit, and pinned host memory that the device reads in place."""
+"""Device memory: buffers under the device's limit, pinned host memory that it reads in place, and pinned
+memory that a client maps."""
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from heliograph_backends.contract import Buffer, BufferType, Chunks, Tensor, Usage
 from heliograph_backends.cpu.memory import Budget, HostBuffer, HostBufferType
+from heliograph_backends.cpu.shared import SharedBuffer, SharedBufferType
 from heliograph_backends.cuda.driver import Block, Bytes
-from heliograph_proto.errors import UnsupportedError
+from heliograph_backends.sealed import SealedMemory, why_no_sealed
+from heliograph_proto.errors import ComputeFailedError, HeliographError, UnsupportedError
 from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
     from heliograph_backends.cuda.device import CudaDevice
+
+logger = logging.getLogger(__name__)
 
 #: CuPy's pool hands out multiples of 512 bytes, which begin there.
 GRAIN = 512
@@ -144,9 +151,9 @@ class CudaBuffer(Buffer):
         buffer = destination.buffer
         if not (source.is_contiguous and destination.is_contiguous and isinstance(buffer, HostBuffer)):
             return False
-        start = destination.offset_bytes
-        buffer.set(start, memoryview(b""))
-        part = buffer.memory[start : start + source.type.nbytes]
+        start, end = destination.offset_bytes, destination.offset_bytes + source.type.nbytes
+        buffer.drop_extras(start, end)
+        part = buffer.memory[start:end]
         self.get(source.offset_bytes, part.data)
         return True
 
@@ -194,15 +201,70 @@ class PinnedBufferType(HostBufferType):
             return self.allocate(0)
         if not array.flags.writeable:
             raise UnsupportedError("memory that cannot be written cannot be pinned", advice="copy it first")
-        with self._cuda.guarded():
-            release = self._cuda.driver.register(array)
-        forget = self._cuda.staging.pinned.add(array)
+        return HostBuffer(self, array, Usage.ANY, on_free=pinned_in_place(self._cuda, array))
 
-        def free() -> None:
-            forget()
-            release()
 
-        return HostBuffer(self, array, Usage.ANY, on_free=free)
+class CudaSharedBufferType(SharedBufferType):
+    """Host memory that a client can map and that is pinned where it is: the client's own stores, and one copy
+    by the card, are all that moves bytes between the two. Nothing is computed in it, see `cpu.shared`."""
+
+    def __init__(self, device: CudaDevice, budget: Budget) -> None:
+        super().__init__(device, budget)
+        self._cuda = device
+
+    def make(self, memory: SealedMemory, usage: Usage) -> SharedBuffer:
+        return CudaSharedBuffer(self, self._cuda, memory, usage)
+
+
+class CudaSharedBuffer(SharedBuffer):
+    """A block of it. Where the system lets no such memory be pinned, copies go through staging."""
+
+    def __init__(
+        self, buffer_type: SharedBufferType, device: CudaDevice, sealed: SealedMemory, usage: Usage
+    ) -> None:
+        """Raises DeviceLostError, OutOfMemoryError."""
+        super().__init__(buffer_type, sealed, usage)
+        self._unpin: Callable[[], None] | None = None
+        try:
+            self._unpin = pinned_in_place(device, self.memory) if self.size_bytes else None
+        except (ComputeFailedError, UnsupportedError) as error:
+            logger.warning("memory that a client maps is copied through staging: %s", error.message)
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether copies to and from the card go straight."""
+        return self._unpin is not None
+
+    def give_back(self) -> None:
+        if self._unpin is not None:
+            self._unpin()
+        super().give_back()
+
+
+def pinned_in_place(device: CudaDevice, memory: Bytes) -> Callable[[], None]:
+    """Pins memory of this process where it is; the call returned lets go of it, once.
+
+    Raises DeviceLostError, OutOfMemoryError, ComputeFailedError, UnsupportedError.
+    """
+    with device.guarded():
+        release = device.driver.register(memory)
+    forget = device.staging.pinned.add(memory)
+
+    def unpin() -> None:
+        forget()
+        try:
+            with device.guarded(alive=False):
+                release()
+        except HeliographError as error:
+            # A lost device holds nothing any more, and memory must be given back all the same.
+            logger.debug("letting go of pinned memory: %s", error)
+
+    return unpin
+
+
+def shared_buffer_types(device: CudaDevice, budget: Budget) -> tuple[CudaSharedBufferType, ...]:
+    """One buffer type, or none: see `why_no_sealed`."""
+    return () if why_no_sealed() else (CudaSharedBufferType(device, budget),)
 
 
 def can_reach(tensor: Tensor, device: CudaDevice) -> bool:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from heliograph_backends.cuda.chains import FLOATS
 from heliograph_backends.cuda.filling import (
     Filling,
     Launch,
     Located,
+    Strides,
     aligned,
     blocks_for,
-    collapsed,
     few,
     fits,
 )
-from heliograph_backends.cuda.parameters import COPY, GATHER
+from heliograph_backends.cuda.parameters import COPY, GATHER, TRANSPOSE
+from heliograph_backends.cuda.programs import Piece, pieces
 from heliograph_proto.graph import Node
 from heliograph_proto.types import DTYPES, TensorType
 
+#: Tiles in which dimensions change places, and how long those must be.
+TILE_SIDE, LEAST_SIDE = 64, 16
 #: Rows that are gathered at once; blocks go on behind.
 MOST_BLOCKS = 65535
 
@@ -37,19 +41,86 @@ def can_copy(type: TensorType) -> bool:
     return fits(type.shape)
 
 
-def copy(source: Located, result: Located) -> Launch:
-    """A copy between strides; the source broadcasts to the result."""
+def copy(source: Located, result: Located) -> tuple[Launch, ...]:
+    """Copies between strides; the source broadcasts to the result."""
     source, result = as_items(source), as_items(result)
-    shape = result.type.shape
-    strides = [aligned(one.type.shape, one.strides, shape) for one in (source, result)]
-    sizes, steps = collapsed(shape, strides)
     item = result.type.dtype.block_bytes
+    found = []
+    for piece in pieces((result, source)):
+        launch = _copied(piece, item)
+        width = _width(piece, item)
+        if width > item:
+            launch = replace(_copied(_widened(piece, item, width), width), alignment=width, instead=launch)
+        found.append(launch)
+    return tuple(found)
+
+
+def _copied(piece: Piece, item: int) -> Launch:
+    """Of a piece's items, one by one or by tiles."""
+    to, source = piece.steps
+    across, along = (_axis(steps, piece.sizes, item) for steps in (source, to))
+    if item <= 8 and across is not None and along is not None and across != along:
+        return _transposed(piece, item, across, along)
     filling = Filling(COPY)
-    filling.walk(sizes)
-    filling.operand("source", source, steps[0])
-    filling.operand("result", result, steps[1])
-    filling.set(count=math.prod(sizes), item_bytes=item)
-    return filling.launch("copy_elements", (blocks_for(math.prod(sizes), 1024), 1, 1), 256)
+    filling.divisors(piece.sizes)
+    _strides(filling, piece, range(len(piece.sizes)))
+    filling.set(count=piece.elements, item_bytes=item)
+    return filling.launch("copy_elements", (blocks_for(piece.elements, 1024), 1, 1), 256)
+
+
+def _axis(steps: Strides, sizes: Strides, item: int) -> int | None:
+    """The dimension, if it is a long one, whose items lie side by side."""
+    found = (axis for axis, step in enumerate(steps) if step == item and sizes[axis] >= LEAST_SIDE)
+    return next(found, None)
+
+
+def _transposed(piece: Piece, item: int, across: int, along: int) -> Launch:
+    """Of a piece of which the source has the items of one dimension side by side, the result those of
+    another."""
+    filling = Filling(TRANSPOSE)
+    others = [axis for axis in range(len(piece.sizes)) if axis not in (across, along)]
+    tiles = [-(-piece.sizes[axis] // TILE_SIDE) for axis in (across, along)]
+    filling.divisors([piece.sizes[axis] for axis in others])
+    filling.divisors(tiles, "tiles")
+    _strides(filling, piece, others)
+    to, source = piece.steps
+    filling.set(
+        from_step=source[along], to_step=to[across], across=piece.sizes[across], along=piece.sizes[along],
+        item_bytes=item,
+    )  # fmt: skip
+    blocks = math.prod(tiles) * math.prod(piece.sizes[axis] for axis in others)
+    shared = TILE_SIDE * (TILE_SIDE * item + max(4, item))
+    return filling.launch("copy_transposed", (blocks, 1, 1), 256, shared)
+
+
+def _strides(filling: Filling, piece: Piece, axes: Sequence[int]) -> None:
+    """Addresses, and strides over these dimensions."""
+    to, source = piece.steps
+    filling.address("to", piece.operands[0])
+    filling.address("from", piece.operands[1])
+    filling.set(dimensions=len(axes))
+    for name, steps in (("to_strides", to), ("from_strides", source)):
+        filling.parameters[name][0][: len(axes)] = [steps[axis] for axis in axes]
+
+
+def _width(piece: Piece, item: int) -> int:
+    """Bytes that are moved at once: of items side by side in both, on multiples of so many."""
+    if not piece.sizes or any(steps[-1] != item for steps in piece.steps):
+        return item
+    row = piece.sizes[-1] * item
+    places = [row, *(one.offset for one in piece.operands)]
+    places += [step for steps in piece.steps for step in steps[:-1]]
+    return max(width for width in (item, 2, 4, 8, 16) if not any(place % width for place in places))
+
+
+def _widened(piece: Piece, item: int, width: int) -> Piece:
+    """The same bytes as wider items."""
+    *outer, row = piece.sizes
+    count = row * item // width
+    # A row that is one item is no dimension any more, so that rows may be transposed.
+    if count == 1 and outer:
+        return Piece(tuple(outer), piece.operands, tuple(steps[:-1] for steps in piece.steps))
+    return Piece((*outer, count), piece.operands, tuple((*steps[:-1], width) for steps in piece.steps))
 
 
 # Rows

@@ -51,3 +51,14 @@ class Operation(IntEnum):
     CLAMP = 37
     #: x, or x * p below 0
     LEAKY_RELU = 38
+    LOG2 = 39
+    LOG10 = 40
+
+
+#: Operations whose result, of what has a narrow type, has it too: nothing is rounded.
+EXACT = frozenset(
+    Operation[name]
+    for name in (
+        "COPY", "MAXIMUM", "MINIMUM", "NEG", "ABS", "SGN", "RELU", "STEP", "FLOOR", "CEIL", "ROUND", "TRUNC",
+    )
+)  # fmt: skip

@@ -5,6 +5,7 @@ A kernel takes one of them by value. `align=True` lays fields out as C does.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,8 +13,9 @@ import numpy as np
 Parameters: TypeAlias = np.ndarray[Any, np.dtype[np.void]]
 
 MOST_DIMENSIONS = 6
-MOST_OPERANDS = 16
-MOST_INSTRUCTIONS = 32
+#: Of the kernels that interpret chains.
+MOST_OPERANDS, MOST_INSTRUCTIONS = 16, 32
+FEW_OPERANDS, FEW_INSTRUCTIONS = 4, 8
 #: Sums before a norm that are part of it.
 MOST_ADDED = 2
 #: Pairs of a row that turn.
@@ -40,14 +42,35 @@ def _struct(*fields: tuple[Any, ...]) -> np.dtype[np.void]:
 
 OPERAND = _struct(("address", "u8"), ("strides", "i8", (MOST_DIMENSIONS,)), ("type", "i4"), ("kind", "i4"))
 WALK = _struct(("sizes", "i8", (MOST_DIMENSIONS,)), ("dimensions", "i4"), ("reserved", "i4"))
+DIVISOR = _struct(("size", "u4"), ("multiplier", "u4"), ("shift", "u4"), ("reserved", "u4"))
 INSTRUCTION = _struct(
-    ("operation", "i4"), ("first", "i4"), ("second", "i4"), ("target", "i4"),
-    ("p", "f4"), ("q", "f4"), ("rounds", "i4"), ("reserved", "i4"),
+    ("operation", "u1"), ("first", "i1"), ("second", "i1"), ("target", "i1"), ("rounds", "i4"), ("p", "f4"),
+    ("q", "f4"),
 )  # fmt: skip
-ELEMENTWISE = _struct(
-    ("walk", WALK), ("count", "i8"), ("type", "i4"), ("instructions", "i4"),
-    ("operands", OPERAND, (MOST_OPERANDS,)), ("program", INSTRUCTION, (MOST_INSTRUCTIONS,)),
-)  # fmt: skip
+
+
+def _interpreted(operands: int, instructions: int) -> np.dtype[np.void]:
+    return _struct(
+        ("divisors", DIVISOR, (MOST_DIMENSIONS,)), ("count", "u4"), ("dimensions", "i4"), ("type", "i4"),
+        ("instructions", "i4"), ("operands", OPERAND, (operands,)), ("program", INSTRUCTION, (instructions,)),
+    )  # fmt: skip
+
+
+ELEMENTWISE = _interpreted(MOST_OPERANDS, MOST_INSTRUCTIONS)
+ELEMENTWISE_FEW = _interpreted(FEW_OPERANDS, FEW_INSTRUCTIONS)
+
+
+@cache
+def chain_type(operands: int, walked: int, dimensions: int, numbers: int) -> np.dtype[np.void]:
+    """Of a chain with a kernel of its own."""
+    axes = max(1, dimensions)
+    return _struct(
+        ("vectors", "u4"), ("tiles", "u4"), ("rest", "u4"), ("reserved", "u4"),
+        ("addresses", "u8", (operands,)), ("divisors", DIVISOR, (axes,)),
+        ("strides", "i8", (max(1, walked), axes)), ("numbers", "f4", (max(1, numbers),)),
+    )  # fmt: skip
+
+
 ROWS = _struct(
     ("walk", WALK), ("rows", "i8"), ("columns", "i8"), ("x", OPERAND), ("result", OPERAND),
     ("second", OPERAND), ("third", OPERAND), ("added", OPERAND, (MOST_ADDED,)),
@@ -60,8 +83,15 @@ REDUCE = _struct(
     ("result", OPERAND), ("operation", "i4"), ("threads", "i4"),
 )  # fmt: skip
 COPY = _struct(
-    ("walk", WALK), ("count", "i8"), ("source", OPERAND), ("result", OPERAND), ("item_bytes", "i4"),
-    ("reserved", "i4"),
+    ("divisors", DIVISOR, (MOST_DIMENSIONS,)), ("from_strides", "i8", (MOST_DIMENSIONS,)),
+    ("to_strides", "i8", (MOST_DIMENSIONS,)), ("from", "u8"), ("to", "u8"), ("count", "u4"),
+    ("dimensions", "i4"), ("item_bytes", "i4"), ("reserved", "i4"),
+)  # fmt: skip
+TRANSPOSE = _struct(
+    ("divisors", DIVISOR, (MOST_DIMENSIONS,)), ("from_strides", "i8", (MOST_DIMENSIONS,)),
+    ("to_strides", "i8", (MOST_DIMENSIONS,)), ("tiles", DIVISOR, (2,)), ("from", "u8"), ("to", "u8"),
+    ("from_step", "i8"), ("to_step", "i8"), ("across", "u4"), ("along", "u4"), ("dimensions", "i4"),
+    ("item_bytes", "i4"),
 )  # fmt: skip
 GATHER = _struct(
     ("walk", WALK), ("count", "i8"), ("columns", "i8"), ("there", "i8"), ("table", OPERAND),
@@ -78,8 +108,10 @@ ROPE = _struct(
 )  # fmt: skip
 PRODUCT = _struct(
     ("walk", WALK), ("n", "i8"), ("k", "i8"), ("rows", "i8"), ("weights", OPERAND), ("x", OPERAND),
-    ("result", OPERAND), ("weight_stride", "i8"), ("x_stride", "i8"), ("result_stride", "i8"),
-    ("block_bytes", "i4"), ("parts", "i4"),
+    ("result", OPERAND), ("ids", OPERAND), ("experts", "i8"), ("expert_stride", "i8"),
+    ("weight_stride", "i8"), ("x_stride", "i8"), ("result_stride", "i8"), ("id_step", "i8"), ("groups", "i8"),
+    ("larger_blocks", "i8"), ("chunk", "i8"), ("failure", "u8"), ("node", "i4"), ("wide_ids", "i4"),
+    ("warp_bits", "i4"), ("reserved", "i4"),
 )  # fmt: skip
 ATTENTION = _struct(
     *((name, "u8") for name in ("q", "k", "v", "mask", "sinks", "result", "partial")),

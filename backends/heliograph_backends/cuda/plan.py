@@ -27,14 +27,14 @@ from heliograph_backends.contract import (
 )
 from heliograph_backends.cuda import moves
 from heliograph_backends.cuda.binding import PlanMemory, are_separate, fixed_bytes
+from heliograph_backends.cuda.building import PlanKernels
 from heliograph_backends.cuda.driver import DriverError, Queue
-from heliograph_backends.cuda.filling import Located
+from heliograph_backends.cuda.filling import Launch, Located
 from heliograph_backends.cuda.joining import joined
-from heliograph_backends.cuda.lowering import FAILURE_TYPE, Lowering
+from heliograph_backends.cuda.lowering import FAILURE_TYPE, Lowering, Work
 from heliograph_backends.cuda.memory import can_reach
 from heliograph_backends.cuda.replaying import Replays
 from heliograph_backends.cuda.steps import ArrayCopy, DefinitionStep, KernelStep, Step
-from heliograph_backends.cuda.target import Target
 from heliograph_backends.planning.fusion import Group, group_nodes
 from heliograph_backends.planning.layout import place_values
 from heliograph_backends.planning.storage import Storage, plan_storage
@@ -63,8 +63,7 @@ class Layout:
 def plan_layout(device: CudaDevice, graph: Graph, options: CompileOptions, *, direct: bool = True) -> Layout:
     """Raises OutOfMemoryError for a value that no buffer can hold. `direct`: see `place_values`."""
     places = place_values(graph, direct=direct)
-    facts = device.driver.properties
-    lowering = Lowering(graph, places, Target(facts.shared_bytes, facts.multiprocessors))
+    lowering = Lowering(graph, places, device.target)
     groups = group_nodes(graph, places, lowering, fusion=options.fusion)
     if options.fusion:
         groups = joined(graph, places, groups, lowering)
@@ -94,6 +93,7 @@ class CudaPlan(Plan):
         _check_reach(device, bindings)
         layout = plan_layout(device, graph, options, direct=are_separate(bindings))
         self.memory = PlanMemory(device, graph, layout.storage, bindings, layout.workspace_bytes)
+        self._kernels = PlanKernels(device.kernels)
         try:
             with device.queue(), np.errstate(all="ignore"):
                 self._steps = self._made(layout)
@@ -102,7 +102,7 @@ class CudaPlan(Plan):
             self.memory.free()
             raise
         self._replays = Replays(self._steps, self.memory)
-        self._reports = any(node.op in ("get_rows", "set_rows") for node in graph.nodes)
+        self._reports = any(node.op in ("get_rows", "set_rows", "mul_mat_id") for node in graph.nodes)
         self.compute_bytes = self.memory.compute_bytes
         self.steps = len(self._steps)
 
@@ -111,8 +111,8 @@ class CudaPlan(Plan):
 
     @property
     def note(self) -> str:
-        """Whether runs are replayed, or why they are not."""
-        return self._replays.note
+        """Whether runs are replayed, or why they are not; and what large chains run on."""
+        return "; ".join(filter(None, (self._replays.note, self._kernels.note)))
 
     # Made once
 
@@ -126,7 +126,7 @@ class CudaPlan(Plan):
             if work is None:
                 found += [DefinitionStep(self.graph, number, self.memory) for number in group.nodes]
             elif work:
-                found.append(KernelStep(self.graph, group.last, work, self.memory, tf32=self.device.tf32))
+                found.append(self._step(group.last, work))
             if node.op == "assign":
                 found += self._kept(group.last, layout)
         slots = layout.storage.output_slots
@@ -134,6 +134,10 @@ class CudaPlan(Plan):
             value = self.graph.outputs[place].value
             found += self._copied(layout, value, Located(self.graph.type_of(value), slots[place], 0, ()))
         return found
+
+    def _step(self, number: int, work: Sequence[Work]) -> KernelStep:
+        built = [self._kernels.built(one) if isinstance(one, Launch) else one for one in work]
+        return KernelStep(self.graph, number, built, self.memory, tf32=self.device.tf32)
 
     def _kept(self, number: int, layout: Layout) -> list[Step]:
         """A copy of an assignment's result that does not lie in the variable, since a later one overwrites
@@ -155,7 +159,7 @@ class CudaPlan(Plan):
         found = moves.copy(
             Located(type, *layout.storage.locate(source)), target._replace(strides=type.strides)
         )
-        return [KernelStep(self.graph, 0, (found,), self.memory, tf32=False)]
+        return [KernelStep(self.graph, 0, found, self.memory, tf32=False)]
 
     def _issue_constants(self, layout: Layout) -> None:
         """Computes what depends on nothing, once."""
@@ -200,9 +204,10 @@ class CudaPlan(Plan):
         if words[0]:
             number = int(words[0]) - 1
             node = self.graph.nodes[number]
-            there = self.graph.type_of(node.operands[0]).shape[-2]
+            *leading, rows, _ = self.graph.type_of(node.operands[0]).shape
+            choices = f"{leading[0]} experts" if node.op == "mul_mat_id" else f"{rows} rows"
             met = int(words[1].astype(np.int64))
-            message = f"{node.op}: index {met} is not one of {there} rows"
+            message = f"{node.op}: index {met} is not one of {choices}"
             raise OutOfRangeError(message, origin=self.graph.origin(number))
 
     @property

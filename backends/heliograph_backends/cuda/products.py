@@ -9,16 +9,12 @@ from itertools import product as combinations
 from typing import NamedTuple
 
 from heliograph_backends.cuda.driver import Gemm
-from heliograph_backends.cuda.filling import Filling, Launch, Located, Strides, aligned, collapsed, few
-from heliograph_backends.cuda.parameters import PRODUCT, TYPES
+from heliograph_backends.cuda.filling import Located, Strides, aligned, collapsed
 from heliograph_proto.graph import Node
 from heliograph_proto.types import TensorType
 
-#: Up to so many rows each lane keeps its sums; more go through tiles.
+#: Up to so many rows attention has a block for each.
 MOST_FEW = 4
-TILE_ROWS, TILE_N = 64, 128
-#: Rows of weights that a block of the kernels for few rows has, and the words of a stage of activations.
-ROWS_OF_BLOCK, STAGED_ELEMENTS = 16, 32 * 33
 #: What cuBLAS takes, by data types of operands and result.
 CUBLAS = {
     ("f32", "f32"), ("f64", "f64"), ("f16", "f16"), ("bf16", "bf16"), ("f16", "f32"), ("bf16", "f32"),
@@ -41,51 +37,10 @@ class Call:
     c: tuple[int, int]
 
 
-# Stored weights
+# Matrices
 
 
-def is_stored_product(node: Node, operands: Sequence[TensorType]) -> bool:
-    """Whether the kernels read these weights as they are stored."""
-    if node.op != "mul_mat" or operands[1].dtype.name != "f32" or operands[0].dtype.name not in TYPES:
-        return False
-    weights, x = operands
-    whole = weights.shape[-1] % 32 == 0 and weights.shape[-1] > 0 and weights.dtype.name != "f32"
-    matrices = math.prod(x.shape[:-2])
-    return whole and matrices <= MOST_GRID and x.shape[-2] <= MOST_GRID * TILE_ROWS and _fits_cut(weights, x)
-
-
-def stored(node: Node, weights: Located, x: Located, result: Located) -> Launch:
-    """Blocks become f32 in registers or in shared memory."""
-    parts, block_bytes = _blocks(weights.type)
-    rows, depth, n = x.type.shape[-2], x.type.shape[-1], weights.type.shape[-2]
-    sizes, (w, a, c) = _matrices(weights, x, result)
-    filling = Filling(PRODUCT)
-    filling.walk(sizes)
-    filling.operand("weights", weights, w)
-    filling.operand("x", x, a)
-    filling.operand("result", result, c)
-    filling.set(
-        n=n, k=depth, rows=rows, weight_stride=weights.strides[-2], x_stride=x.strides[-2],
-        result_stride=result.strides[-2], block_bytes=block_bytes, parts=parts,
-    )  # fmt: skip
-    matrices = math.prod(sizes)
-    if rows > MOST_FEW:
-        grid = (-(-n // TILE_N), -(-rows // TILE_ROWS), matrices)
-        return filling.launch("product_many", grid, 128)
-    kernel, held = ("product_one", 1) if rows == 1 else ("product_few", MOST_FEW)
-    shared = held * STAGED_ELEMENTS * 4 + ROWS_OF_BLOCK * 32 // parts * block_bytes
-    return filling.launch(kernel, (-(-n // ROWS_OF_BLOCK), 1, matrices), 256, shared)
-
-
-def _blocks(type: TensorType) -> tuple[int, int]:
-    """How many parts of 32 elements a block has, and its bytes; of narrow floats 32 are a block."""
-    dtype = type.dtype
-    if dtype.block_size == 1:
-        return 1, 32 * dtype.block_bytes
-    return dtype.block_size // 32, dtype.block_bytes
-
-
-def _matrices(weights: Located, x: Located, result: Located) -> tuple[Strides, tuple[Strides, ...]]:
+def matrices(weights: Located, x: Located, result: Located) -> tuple[Strides, tuple[Strides, ...]]:
     """The leading dimensions, those cut in two where a matrix of the weights serves several in a row."""
     sizes: list[int] = []
     steps: tuple[list[int], list[int], list[int]] = [], [], []
@@ -98,10 +53,6 @@ def _matrices(weights: Located, x: Located, result: Located) -> tuple[Strides, t
         for into, step, repeats in zip(steps, strides, (True, False, False), strict=True):
             into += [step, 0] if repeats else [step * times, step]
     return collapsed(sizes, [tuple(one) for one in steps])
-
-
-def _fits_cut(weights: TensorType, x: TensorType) -> bool:
-    return few(2 * x.shape[:-2])
 
 
 # cuBLAS
@@ -125,7 +76,7 @@ def calls(node: Node, operands: Sequence[Located], result: Located) -> tuple[Cal
         sizes, strides = collapsed(lead, [*steps, result.strides[:-2]])
     else:
         right, left = operands
-        sizes, (w, a, c) = _matrices(right, left, result)
+        sizes, (w, a, c) = matrices(right, left, result)
         strides = (a, w, c)
         right_steps = right.strides[-1], right.strides[-2]
     m, n, k = result.type.shape[-2], result.type.shape[-1], left.type.shape[-1]

@@ -106,10 +106,11 @@ class Replays:
             # Work on the default queue would wait for the capture, which CUDA refuses.
             with device.capturing:
                 found[number] = device.driver.capture(issue)
-        except DriverError as error:
-            if is_sticky(error):
+        except Exception as error:
+            # Whatever it is, the steps say it one by one if it is theirs.
+            if isinstance(error, DriverError) and is_sticky(error):
                 raise
-            self._failed = f"CUDA refused to capture it: {error}"
+            self._failed = f"it could not be captured: {error}"
 
     @staticmethod
     def _issue(steps: Sequence[Step], queue: Queue, abort: Abort) -> None:

@@ -42,22 +42,28 @@ class KernelStep(Step):
     ) -> None:
         self._graph, self._number = graph, number
         self._work = work
+        self._bound = work
         self._memory = memory
         self._driver = memory.device.driver
         self._tf32 = tf32
         self.rebind()
 
     def rebind(self) -> None:
+        self._bound = [self._with_memory(one) if isinstance(one, Launch) else one for one in self._work]
+
+    def _with_memory(self, launch: Launch) -> Launch:
+        """The launch, or what stands for it where the memory is not aligned for it, with addresses."""
         addresses = self._memory.addresses
-        for one in self._work:
-            if isinstance(one, Launch):
-                words = one.parameters.view(np.uint64)
-                for word, slot, offset in one.patches:
-                    words[word] = addresses[slot] + offset
+        words = launch.parameters.view(np.uint64)
+        aligned = True
+        for word, slot, offset in launch.patches:
+            words[word] = addresses[slot] + offset
+            aligned = aligned and addresses[slot] % launch.alignment == 0
+        return launch if aligned or launch.instead is None else self._with_memory(launch.instead)
 
     def issue(self, queue: Queue) -> None:
         try:
-            for one in self._work:
+            for one in self._bound:
                 if isinstance(one, Launch):
                     self._driver.launch(
                         one.kernel, one.grid, one.threads, one.parameters, queue, one.shared_bytes

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from heliograph_backends.contract import Done, Event, Stream
-from heliograph_backends.cuda.driver import DriverError, Mark, Queue
+from heliograph_backends.cuda.driver import Driver, DriverError, Mark, Queue
 from heliograph_proto.errors import CancelledError
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class CudaEvent(Event):
             super().record(stream)
             self._marking = _Marking(reached=self._reached)
             return self
-        marking, reached = _Marking(), threading.Event()
+        marking, reached = _Marking(driver=stream.device.driver), threading.Event()
 
         def mark() -> None:
             marking.mark = stream.device.driver.mark(stream.queue)
@@ -191,13 +191,25 @@ class CudaEvent(Event):
 
         stream.submit(wait_for_mark, lambda _error: None)
 
+    def is_reached(self) -> bool:
+        """By the device itself: it may have gone on behind the mark before the stream's thread asked it."""
+        marking = self._marking
+        if super().is_reached() or marking.mark is None or marking.driver is None:
+            return super().is_reached()
+        try:
+            return marking.driver.is_reached(marking.mark)
+        except DriverError:
+            return super().is_reached()  # the stream's thread says what went wrong
+
 
 class _Marking:
     """A mark on the device, from when its stream's thread made it."""
 
-    def __init__(self, reached: threading.Event | None = None) -> None:
+    def __init__(self, reached: threading.Event | None = None, driver: Driver | None = None) -> None:
         self.issued = threading.Event()
         self.mark: Mark = None
+        #: Who made the mark.
+        self.driver = driver
         #: Of a mark on another kind of stream, which only the host knows.
         self.reached = reached
 

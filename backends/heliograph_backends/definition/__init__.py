@@ -18,6 +18,7 @@ from heliograph_backends.definition import (
     attention,
     basic,
     deepseek,
+    elementary,
     patches,
     products,
     recurrent,
@@ -35,27 +36,32 @@ from heliograph_proto.types import DType
 #: Ops that are one ufunc, called as ufunc(*operands, out).
 UFUNCS = {
     "neg": "negative", "abs": "absolute", "sgn": "sign", "sqr": "square", "sqrt": "sqrt",
-    "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "sin": "sin", "cos": "cos",
+    "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "log2": "log2",
+    "log10": "log10", "sin": "sin", "cos": "cos",
+    "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
+    "atanh": "arctanh", "atan2": "arctan2", "hypot": "hypot",
     "tanh": "tanh", "floor": "floor", "ceil": "ceil", "round": "rint", "trunc": "trunc",
     "logical_not": "logical_not", "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite",
-    "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "pow": "power",
+    "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide",
     "floor_divide": "floor_divide", "remainder": "remainder",
     "maximum": "maximum", "minimum": "minimum", "equal": "equal", "not_equal": "not_equal",
     "less": "less", "less_equal": "less_equal", "greater": "greater",
     "greater_equal": "greater_equal", "logical_and": "logical_and", "logical_or": "logical_or",
-    "logical_xor": "logical_xor",
+    "logical_xor": "logical_xor", "signbit": "signbit", "copysign": "copysign",
+    "bitwise_invert": "invert", "bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or",
+    "bitwise_xor": "bitwise_xor",
 }  # fmt: skip
 
 _FAMILIES = (
-    activations, attention, basic, deepseek, patches, products, recurrent, reductions, rope, rows, training,
-    windows,
+    activations, attention, basic, deepseek, elementary, patches, products, recurrent, reductions, rope, rows,
+    training, windows,
 )  # fmt: skip
 #: Ops that are more than one ufunc.
 FORMULAS: Mapping[str, Formula] = {
     name: formula for family in _FAMILIES for name, formula in family.FORMULAS.items()
 }
-#: Ops that write parts of their result one after the other.
-WRITERS: Mapping[str, Writer] = {**rows.WRITERS, **windows.WRITERS}
+#: Ops that write their result themselves, in parts or as one.
+WRITERS: Mapping[str, Writer] = {**elementary.WRITERS, **rows.WRITERS, **windows.WRITERS}
 #: Ops whose definition takes products of matrices, which for floats are those of a BLAS library.
 PRODUCTS = frozenset({
     "conv_2d", "conv_3d", "conv_transpose_1d", "conv_transpose_2d", "flash_attn_ext", "lightning_indexer",
@@ -91,7 +97,8 @@ def define_node(graph: Graph, number: int, xp: Any = numpy) -> Kernel:
 def _define(op: str, attributes: Attributes, xp: Any) -> Kernel:
     if op == "matmul":
         return _matmul(xp)
-    if op in UFUNCS:
+    # What is a formula too is a ufunc of NumPy's alone, and something else in other libraries.
+    if op in UFUNCS and (xp is numpy or op not in FORMULAS):
         ufunc: Kernel = getattr(xp, UFUNCS[op])
         # NumPy wants their third argument by name, since min(a, b, c) would be another thing.
         return (lambda a, b, out: ufunc(a, b, out=out)) if op in ("maximum", "minimum") else ufunc

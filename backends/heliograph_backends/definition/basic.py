@@ -71,6 +71,34 @@ def leaky_relu(xp: Any, attributes: Attributes, x: Array) -> Array:
     return xp.where(x > 0, x, x * constant(x, attributes["slope"]))
 
 
+def floor_divide(xp: Any, attributes: Attributes, a: Array, b: Array) -> Array:
+    """As NumPy has it, while others round a / b down: by way of fmod, whose rest is exact."""
+    if a.dtype.kind != "f":
+        return xp.floor_divide(a, b)
+    quotient, _ = _divided(xp, a, b)
+    floor = xp.floor(quotient)
+    floor = xp.where(quotient - floor > constant(a, 0.5), floor + constant(a, 1), floor)
+    whole = xp.where(quotient == 0, xp.copysign(constant(a, 0), a / b), floor)
+    return xp.where(b == 0, a / b, whole)
+
+
+def remainder(xp: Any, attributes: Attributes, a: Array, b: Array) -> Array:
+    """See floor_divide."""
+    return _divided(xp, a, b)[1] if a.dtype.kind == "f" else xp.remainder(a, b)
+
+
+def _divided(xp: Any, a: Array, b: Array) -> tuple[Array, Array]:
+    """The quotient without a rest, still to be rounded to an integer, and the rest with the sign of b."""
+    rest = xp.fmod(a, b)
+    quotient = (a - rest) / b
+    other_sign = (rest != 0) & ((b < 0) != (rest < 0))
+    signed = xp.where(rest == 0, xp.copysign(constant(a, 0), b), rest)
+    return (
+        xp.where(other_sign, quotient - constant(a, 1), quotient),
+        xp.where(other_sign, rest + b, signed),
+    )
+
+
 def cast(xp: Any, attributes: Attributes, x: Array) -> Array:
     return x.astype(attributes["dtype"].numpy)
 
@@ -198,6 +226,8 @@ FORMULAS: Mapping[str, Formula] = {
     "step": lambda xp, attributes, x: x > 0,
     "scale": in_wide(scale),
     "clamp": clamp,
+    "floor_divide": in_wide(floor_divide),
+    "remainder": in_wide(remainder),
     "leaky_relu": in_wide(leaky_relu),
     "cast": cast,
     "cpy": lambda xp, attributes, x, target: x.reshape(target.shape),

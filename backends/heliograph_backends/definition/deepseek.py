@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from heliograph_backends.definition.base import Array, Attributes, Formula, accumulated, constant, cycled
+from heliograph_backends.definition.basic import sigmoid
 
 
 def lightning_indexer(
@@ -39,16 +40,20 @@ def dsv4_hc_comb(xp: Any, attributes: Attributes, mixes: Array, scale: Array, ba
 
 def dsv4_hc_pre(xp: Any, attributes: Attributes, x: Array, weights: Array) -> Array:
     x, weights = accumulated(xp, x, weights)
-    return (x * weights[..., None]).sum(1)
+    each = sigmoid(xp, attributes, weights) if attributes["gated"] else weights[..., None]
+    return constant(x, attributes["scale"]) * (x * each).sum(1)
 
 
 def dsv4_hc_post(
-    xp: Any, attributes: Attributes, x: Array, residual: Array, post: Array, comb: Array
+    xp: Any, attributes: Attributes, x: Array, residual: Array, post: Array, *comb: Array
 ) -> Array:
-    x, residual, post, comb = accumulated(xp, x, residual, post, comb)
+    """Without comb each stream goes on as it is."""
+    x, residual, post, *mixes = accumulated(xp, x, residual, post, *comb)
     result = x[:, None] * post[..., None]
+    if not mixes:
+        return result + residual
     for stream in range(residual.shape[1]):
-        result += residual[:, stream, None] * comb[:, stream, :, None]
+        result += residual[:, stream, None] * mixes[0][:, stream, :, None]
     return result
 
 

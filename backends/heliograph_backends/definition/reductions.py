@@ -1,4 +1,4 @@
-"""Formulas: ggml's reductions and sorts along the last dimension."""
+"""Formulas: reductions, sorts and searches along the last dimension."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ def cumsum(xp: Any, attributes: Attributes, x: Array) -> Array:
     return xp.cumsum(x, axis=-1, dtype=_accumulator(xp, x))
 
 
+def cumprod(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return xp.cumprod(x, axis=-1, dtype=_accumulator(xp, x))
+
+
 def _accumulator(xp: Any, x: Array) -> Any:
     """f32 for f16; integers keep their width, as if NumPy's wider sum were cast back."""
     return xp.float32 if x.dtype == xp.float16 else x.dtype
@@ -42,12 +46,18 @@ def top_k(xp: Any, attributes: Attributes, x: Array) -> Array:
     return argsort(xp, {"descending": True}, x)[..., : attributes["k"]]
 
 
+def searchsorted(xp: Any, attributes: Attributes, vector: Array, x: Array) -> Array:
+    return xp.searchsorted(vector, x, side="right" if attributes["right"] else "left")
+
+
 FORMULAS: Mapping[str, Formula] = {
     "sum": sum_,
     "sum_rows": sum_rows,
     "mean": mean,
     "cumsum": cumsum,
+    "cumprod": cumprod,
     "count_equal": lambda xp, attributes, a, b: xp.count_nonzero(a == b),
     "argsort": argsort,
     "top_k": top_k,
+    "searchsorted": searchsorted,
 }

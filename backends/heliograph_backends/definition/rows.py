@@ -17,16 +17,37 @@ from heliograph_backends.definition.base import (
 
 
 def set_rows(xp: Any, attributes: Attributes, out: Array, target: Array, rows: Array, indices: Array) -> None:
-    """Of an index that comes twice, the later row stays."""
+    """Of an index that comes twice, the later row stays: libraries assign in any order, so the earlier ones
+    are left out."""
     check_indices("set_rows", indices, target.shape[-2], "rows")
     out[...] = target
-    lead = rows.shape[:-2]
-    grid = [xp.arange(size).reshape(size, *(1,) * (len(lead) - axis)) for axis, size in enumerate(lead)]
-    out[(*grid, cycled(xp, indices, rows.shape[:-1]))] = rows
+    count = rows.shape[-2]
+    lead = math.prod(rows.shape[:-2])
+    # A matrix after the other, and the places of its rows in it.
+    matrix = xp.repeat(xp.arange(lead), count)
+    row = xp.tile(xp.arange(count, dtype=xp.int32), lead)
+    place = cycled(xp, indices, rows.shape[:-1]).reshape(-1)
+    last = xp.full((lead, target.shape[-2]), -1, xp.int32)
+    xp.maximum.at(last, (matrix, place), row)
+    kept = xp.flatnonzero(last[matrix, place] == row)
+    flat = rows.reshape(lead * count, rows.shape[-1])
+    out[(*_unravelled(matrix[kept], rows.shape[:-2]), place[kept])] = flat[kept]
+
+
+def _unravelled(number: Array, shape: tuple[int, ...]) -> list[Array]:
+    """Along each dimension the index of elements that are counted in row-major order."""
+    found = []
+    for size in reversed(shape):
+        found.append(number % size)
+        number = number // size
+    return found[::-1]
 
 
 def _block(attributes: Attributes, b: Array) -> tuple[slice, ...]:
-    return tuple(slice(at, at + size) for at, size in zip(attributes["start"], b.shape, strict=True))
+    """Where b lies; a block without elements anywhere."""
+    steps = attributes["step"] or (1,) * b.ndim
+    walks = zip(attributes["start"], b.shape, steps, strict=True)
+    return tuple(slice(at, at + (size - 1) * by + 1 if size else at, by) for at, size, by in walks)
 
 
 def acc(xp: Any, attributes: Attributes, out: Array, a: Array, b: Array) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from heliograph_backends.definition.base import Array, Attributes, Kernel
+from heliograph_backends.definition.elementary import bf16_after
 from heliograph_proto import bfloat16, quantization
 from heliograph_proto.types import DType
 
@@ -191,6 +192,17 @@ def _reading_parts(
     return kernel
 
 
+def _stepping(
+    define: Define, op: str, attributes: Attributes, xp: Any, operands: Sequence[DType], result: DType
+) -> Kernel:
+    """nextafter: the next one of f32 would be rounded back."""
+
+    def kernel(a: Array, b: Array, out: Array) -> None:
+        out[...] = bf16_after(xp, a, b)
+
+    return kernel
+
+
 _SPECIAL: Mapping[str, DefineStored] = {
     "cast": _converting,
     "cpy": _converting,
@@ -198,4 +210,5 @@ _SPECIAL: Mapping[str, DefineStored] = {
     "set_rows": _scattering,
     "mul_mat": _reading_parts,
     "mul_mat_id": _reading_parts,
+    "nextafter": _stepping,
 }

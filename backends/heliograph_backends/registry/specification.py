@@ -62,7 +62,10 @@ def _item(item: str, backend: str, parameters: Sequence[Parameter]) -> tuple[str
     found = next((one for one in parameters if one.name == key), None)
     if found is None:
         message = f"backend {backend!r} has no parameter {key[:64]!r}"
-        raise ConfigurationError(message, advice=suggest(key, [one.name for one in parameters]))
+        advice = suggest(key, [one.name for one in parameters])
+        if key.isdecimal():
+            advice = f"{advice}, each with =VALUE; devices are named without a colon: {backend}{key[:20]}"
+        raise ConfigurationError(message, advice=advice)
     if found.kind is not ParameterKind.TEXT:
         return key, _number(found, value)
     if not equals:

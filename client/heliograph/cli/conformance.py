@@ -8,11 +8,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from string import digits
 from typing import TYPE_CHECKING
 
 from heliograph.cli import missing_extra
 from heliograph.cli.progress import progress_bars
 from heliograph.cli.tables import print_table
+from heliograph_proto.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,9 +22,10 @@ if TYPE_CHECKING:
 
     from heliograph_backends.conformance import Report, Result
     from heliograph_backends.contract import Device
+    from heliograph_backends.registry import Registry
 
 #: A device of another process: a URL with a scheme, or host:port.
-REMOTE = re.compile(r"grpc://|unix:|[^:#/=,]+:[0-9]+(#|$)|\[")
+REMOTE = re.compile(r"grpcs?://|unix:|(?!(cpu|cuda|fake):)[^:#/=,]+:[0-9]+(#|$)|\[")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         metavar="URL#DEVICE",
         default="cpu",
-        help="grpc://host:port#cpu0 or unix:///path#cpu0; in this process local:#cpu:threads=2, or just "
-        "cpu:threads=2 (default: cpu)",
+        help="grpc://host:port#cpu0 or unix:///path#cpu0, by the name that `heliograph devices` has; in this "
+        "process local:#cpu0 or local:#cpu:threads=2, or just cpu:threads=2 (default: cpu)",
     )
     parser.add_argument(
         "--backend",
@@ -84,13 +87,24 @@ def opened(text: str, backends: Sequence[str] = ()) -> Iterator[Device]:
         with open_device(text) as device:
             yield device
         return
-    from heliograph_backends.registry import open_registry
-
-    registry = open_registry((text.removeprefix("local:").removeprefix("#") or "cpu",), backends)
+    registry, name = _started(text.removeprefix("local:").removeprefix("#") or "cpu", backends)
     try:
-        yield registry.device()
+        yield registry.device(name)
     finally:
         registry.close()
+
+
+def _started(text: str, backends: Sequence[str]) -> tuple[Registry, str]:
+    """The backend that a specification names, or the name of one of its devices, such as cpu0; that name."""
+    from heliograph_backends.registry import open_registry
+
+    backend = text.rstrip(digits)
+    try:
+        return open_registry((text,), backends), ""
+    except ConfigurationError:
+        if backend in ("", text) or ":" in text:
+            raise
+    return open_registry((backend,), backends), text
 
 
 def print_report(report: Report) -> None:

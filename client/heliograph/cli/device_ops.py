@@ -11,18 +11,22 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from heliograph.cli.conformance import case_progress, opened
 from heliograph.cli.tables import print_table
 from heliograph_proto.description import OpRoad
 from heliograph_proto.ops import infer
+from heliograph_proto.types import DType
 
 if TYPE_CHECKING:
     from heliograph_backends.conformance import Result
     from heliograph_backends.conformance.case import OpCase
     from heliograph_backends.contract import Device
 
+
+#: An op, its operands' data types, and the one that an attribute asks for.
+_Key: TypeAlias = tuple[str, tuple[str, ...], str]
 
 #: What people call the roads.
 ROADS = {road: "BLAS" if road is OpRoad.BLAS else road.name.lower() for road in OpRoad}
@@ -34,7 +38,9 @@ class Found:
 
     op: str
     #: Of the operands, each type once, in their order; of an op without any that of its result.
-    dtypes: str
+    dtypes: tuple[str, ...]
+    #: The data type that an attribute asks for; empty where none does.
+    to: str = ""
     #: How often it is supported, or not and why.
     supported: Counter[bool] = field(default_factory=Counter)
     why_not: str = ""
@@ -62,15 +68,18 @@ class Found:
             self.failures.append(str(result))
 
     def as_row(self) -> list[str]:
-        """For people."""
-        ended = ", ".join(f"{count} {word}" for word, count in self.outcomes.most_common())
-        return [self.op, self.dtypes, _counted(self._answers()), ended, _counted(self._named())]
+        """For people. What is not supported has no other outcome, and so is said once."""
+        ended = ((word, self.outcomes[word]) for word in ("passed", "failed"))
+        words = ", ".join(f"{count} {word}" for word, count in ended if count)
+        types = ", ".join(self.dtypes) + (f" to {self.to}" if self.to else "")
+        return [self.op, types, self._answer(), words, _counted(self._named())]
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
         return {
             "op": self.op,
-            "dtypes": self.dtypes.split(", "),
+            "dtypes": self.dtypes,
+            "to": self.to,
             "supported": self.supported[True],
             "not_supported": self.supported[False],
             "why_not": self.why_not,
@@ -79,8 +88,10 @@ class Found:
             "roads": dict(self._named()),
         }
 
-    def _answers(self) -> Counter[str]:
-        return Counter({"yes" if can else "no": count for can, count in self.supported.items()})
+    def _answer(self) -> str:
+        if not self.supported[False]:
+            return "yes"
+        return f"{self.supported[True]} of {self.supported.total()}" if self.supported[True] else "no"
 
     def _named(self) -> Counter[str]:
         return Counter({ROADS[road]: count for road, count in self.roads.items()})
@@ -91,7 +102,8 @@ def run(arguments: argparse.Namespace, ops: Sequence[str]) -> int:
     from heliograph_backends.conformance import run_cases
 
     cases = cases_of(ops, quick=arguments.quick)
-    found: dict[str, Found] = {}
+    found: dict[_Key, Found] = {}
+    report = None
     with opened(arguments.device, arguments.backends) as device:
         for case in cases:
             found_by(found, case).ask(device, case)
@@ -100,7 +112,11 @@ def run(arguments: argparse.Namespace, ops: Sequence[str]) -> int:
                 report = run_cases(device, cases, on_result=progress)
             for case, result in zip(cases, report.results, strict=True):
                 found_by(found, case).note(result)
-    _print(list(found.values()), as_json=arguments.json)
+    if arguments.json:
+        print(json.dumps([one.as_json() for one in found.values()], indent=2))
+    else:
+        _print(list(found.values()))
+        print(f"{report} (seed {report.seed})" if report else f"{len(cases)} cases, of which none was run")
     return 1 if any(one.failures for one in found.values()) else 0
 
 
@@ -114,13 +130,13 @@ def cases_of(ops: Sequence[str], *, quick: bool) -> list[OpCase]:
     return [case for case in cases if case.quick or not quick]
 
 
-def found_by(found: dict[str, Found], case: OpCase) -> Found:
+def found_by(found: dict[_Key, Found], case: OpCase) -> Found:
     """What is known of a case's op and data types."""
-    names = dict.fromkeys(one.type.dtype.name for one in case.operands)
-    if not names:
-        names = {infer(case.op, [], dict(case.attributes))[0].dtype.name: None}
-    dtypes = ", ".join(names)
-    return found.setdefault(f"{case.op} {dtypes}", Found(case.op, dtypes))
+    to = "".join(value.name for _, value in case.attributes if isinstance(value, DType))
+    dtypes = tuple(dict.fromkeys(one.type.dtype.name for one in case.operands))
+    if not case.operands:
+        dtypes, to = (infer(case.op, [], dict(case.attributes))[0].dtype.name,), ""
+    return found.setdefault((case.op, dtypes, to), Found(case.op, dtypes, to))
 
 
 def _counted(words: Counter[str]) -> str:
@@ -130,12 +146,13 @@ def _counted(words: Counter[str]) -> str:
     return ", ".join(f"{word} {count}" for word, count in words.most_common())
 
 
-def _print(found: Sequence[Found], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps([one.as_json() for one in found], indent=2))
-        return
+def _print(found: Sequence[Found]) -> None:
+    """A table, why some are not supported, what failed, and by which roads how many cases go."""
     print_table(["op", "dtypes", "supported", "conformance", "road"], [one.as_row() for one in found])
     for why, count in Counter(one.why_not for one in found if one.why_not).most_common():
         print(f"not supported ({count}): {why}")
     for failure in (failure for one in found for failure in one.failures):
         print(failure)
+    roads = sum((one.roads for one in found), Counter[OpRoad]())
+    named = ", ".join(f"{ROADS[road]} {count}" for road, count in roads.most_common())
+    print(f"{len(found)} ops with data types; cases by road: {named or 'none'}")

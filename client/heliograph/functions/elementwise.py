@@ -7,245 +7,146 @@ value. Shapes broadcast. All raise InvalidGraphError at the user's line for data
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 from heliograph import _lowering as lowering
 from heliograph._lowering import Operand
 from heliograph._promotion import default_dtype, is_scalar, promote_all, weak_scalar
-from heliograph._source import invalid
 from heliograph.value import Value
-from heliograph_proto.types import DTypeArgument, dtype
 
 
-def _unary(op: str, x: Operand) -> Value:
-    return lowering.apply(op, lowering.one_value(x))
-
-
-def add(x1: Operand, x2: Operand) -> Value:
+def add(x1: Operand, x2: Operand, /) -> Value:
     """x1 + x2."""
     return lowering.elementwise("add", x1, x2)
 
 
-def subtract(x1: Operand, x2: Operand) -> Value:
+def subtract(x1: Operand, x2: Operand, /) -> Value:
     """x1 - x2."""
     return lowering.elementwise("sub", x1, x2)
 
 
-def multiply(x1: Operand, x2: Operand) -> Value:
+def multiply(x1: Operand, x2: Operand, /) -> Value:
     """x1 * x2."""
     return lowering.elementwise("mul", x1, x2)
 
 
-def divide(x1: Operand, x2: Operand) -> Value:
+def divide(x1: Operand, x2: Operand, /) -> Value:
     """x1 / x2, of floats."""
     return lowering.elementwise("div", x1, x2)
 
 
-def floor_divide(x1: Operand, x2: Operand) -> Value:
+def floor_divide(x1: Operand, x2: Operand, /) -> Value:
     """floor(x1 / x2); by an integer 0: 0."""
     return lowering.elementwise("floor_divide", x1, x2)
 
 
-def remainder(x1: Operand, x2: Operand) -> Value:
+def remainder(x1: Operand, x2: Operand, /) -> Value:
     """x1 - floor(x1 / x2) * x2, with the sign of x2; by an integer 0: 0."""
     return lowering.elementwise("remainder", x1, x2)
 
 
-def pow(x1: Operand, x2: Operand) -> Value:
-    """x1 to the power of x2, of floats; integers to the power of a Python int."""
+def pow(x1: Operand, x2: Operand, /) -> Value:
+    """x1 to the power of x2; of integers, where x2 is below 0, towards 0, and 0 if x1 is 0."""
     return lowering.power(x1, x2)
 
 
-def maximum(x1: Operand, x2: Operand) -> Value:
+def maximum(x1: Operand, x2: Operand, /) -> Value:
     """The larger one; NaN if either is."""
     return lowering.elementwise("maximum", x1, x2)
 
 
-def minimum(x1: Operand, x2: Operand) -> Value:
+def minimum(x1: Operand, x2: Operand, /) -> Value:
     """The smaller one; NaN if either is."""
     return lowering.elementwise("minimum", x1, x2)
 
 
-def equal(x1: Operand, x2: Operand) -> Value:
+def equal(x1: Operand, x2: Operand, /) -> Value:
     """x1 == x2, bool."""
     return lowering.elementwise("equal", x1, x2)
 
 
-def not_equal(x1: Operand, x2: Operand) -> Value:
+def not_equal(x1: Operand, x2: Operand, /) -> Value:
     """x1 != x2, bool."""
     return lowering.elementwise("not_equal", x1, x2)
 
 
-def less(x1: Operand, x2: Operand) -> Value:
+def less(x1: Operand, x2: Operand, /) -> Value:
     """x1 < x2, bool."""
     return lowering.elementwise("less", x1, x2)
 
 
-def less_equal(x1: Operand, x2: Operand) -> Value:
+def less_equal(x1: Operand, x2: Operand, /) -> Value:
     """x1 <= x2, bool."""
     return lowering.elementwise("less_equal", x1, x2)
 
 
-def greater(x1: Operand, x2: Operand) -> Value:
+def greater(x1: Operand, x2: Operand, /) -> Value:
     """x1 > x2, bool."""
     return lowering.elementwise("greater", x1, x2)
 
 
-def greater_equal(x1: Operand, x2: Operand) -> Value:
+def greater_equal(x1: Operand, x2: Operand, /) -> Value:
     """x1 >= x2, bool."""
     return lowering.elementwise("greater_equal", x1, x2)
 
 
-def logical_and(x1: Operand, x2: Operand) -> Value:
+def logical_and(x1: Operand, x2: Operand, /) -> Value:
     """Whether both are true, of bool."""
     return lowering.elementwise("logical_and", x1, x2)
 
 
-def logical_or(x1: Operand, x2: Operand) -> Value:
+def logical_or(x1: Operand, x2: Operand, /) -> Value:
     """Whether one is true, of bool."""
     return lowering.elementwise("logical_or", x1, x2)
 
 
-def logical_xor(x1: Operand, x2: Operand) -> Value:
+def logical_xor(x1: Operand, x2: Operand, /) -> Value:
     """Whether exactly one is true, of bool."""
     return lowering.elementwise("logical_xor", x1, x2)
 
 
-def logical_not(x: Operand) -> Value:
+def logical_not(x: Operand, /) -> Value:
     """True where x is false, of bool."""
-    return _unary("logical_not", x)
+    return lowering.unary("logical_not", x)
 
 
-def negative(x: Operand) -> Value:
+def negative(x: Operand, /) -> Value:
     """-x."""
-    return _unary("neg", x)
+    return lowering.unary("neg", x)
 
 
-def positive(x: Operand) -> Value:
+def positive(x: Operand, /) -> Value:
     """x itself."""
     return lowering.one_value(x)
 
 
-def abs(x: Operand) -> Value:
+def conj(x: Operand, /) -> Value:
+    """x itself: no data type is complex."""
+    return lowering.one_value(x)
+
+
+def real(x: Operand, /) -> Value:
+    """x itself: no data type is complex."""
+    return lowering.one_value(x)
+
+
+def abs(x: Operand, /) -> Value:
     """The absolute value."""
-    return _unary("abs", x)
+    return lowering.unary("abs", x)
 
 
-def sign(x: Operand) -> Value:
+def sign(x: Operand, /) -> Value:
     """-1, 0 or 1 by the sign of x; NaN stays."""
-    return _unary("sgn", x)
+    return lowering.unary("sgn", x)
 
 
-def square(x: Operand) -> Value:
+def square(x: Operand, /) -> Value:
     """x * x."""
-    return _unary("sqr", x)
+    return lowering.unary("sqr", x)
 
 
-def sqrt(x: Operand) -> Value:
-    """The square root; NaN below 0."""
-    return _unary("sqrt", x)
-
-
-def rsqrt(x: Operand) -> Value:
-    """1 / sqrt(x)."""
-    return _unary("rsqrt", x)
-
-
-def reciprocal(x: Operand) -> Value:
+def reciprocal(x: Operand, /) -> Value:
     """1 / x."""
     return lowering.elementwise("div", 1, x)
-
-
-def exp(x: Operand) -> Value:
-    """e to the x."""
-    return _unary("exp", x)
-
-
-def expm1(x: Operand) -> Value:
-    """exp(x) - 1, accurate near 0."""
-    return _unary("expm1", x)
-
-
-def log(x: Operand) -> Value:
-    """The natural logarithm; -inf at 0, NaN below."""
-    return _unary("log", x)
-
-
-def log2(x: Operand) -> Value:
-    """The logarithm to the base 2, of floats."""
-    return log(x) / math.log(2)
-
-
-def log10(x: Operand) -> Value:
-    """The logarithm to the base 10, of floats."""
-    return log(x) / math.log(10)
-
-
-def sinh(x: Operand) -> Value:
-    """The hyperbolic sine, of floats."""
-    return (expm1(x) - expm1(negative(x))) * 0.5
-
-
-def cosh(x: Operand) -> Value:
-    """The hyperbolic cosine, of floats."""
-    return (exp(x) + exp(negative(x))) * 0.5
-
-
-def tan(x: Operand) -> Value:
-    """The tangent of radians, of floats."""
-    return sin(x) / cos(x)
-
-
-def log1p(x: Operand) -> Value:
-    """log(1 + x), accurate near 0."""
-    return _unary("log1p", x)
-
-
-def sin(x: Operand) -> Value:
-    """The sine of x in radians."""
-    return _unary("sin", x)
-
-
-def cos(x: Operand) -> Value:
-    """The cosine of x in radians."""
-    return _unary("cos", x)
-
-
-def tanh(x: Operand) -> Value:
-    """The hyperbolic tangent."""
-    return _unary("tanh", x)
-
-
-def erf(x: Operand) -> Value:
-    """The error function."""
-    return _unary("erf", x)
-
-
-def sigmoid(x: Operand) -> Value:
-    """1 / (1 + exp(-x))."""
-    return _unary("sigmoid", x)
-
-
-def relu(x: Operand) -> Value:
-    """max(x, 0); NaN stays."""
-    return _unary("relu", x)
-
-
-def silu(x: Operand) -> Value:
-    """x * sigmoid(x)."""
-    return _unary("silu", x)
-
-
-def softplus(x: Operand) -> Value:
-    """log(1 + exp(x)) without overflow."""
-    return _unary("softplus", x)
-
-
-def gelu(x: Operand, approximate: Literal["none", "tanh"] = "none") -> Value:
-    """x times the normal distribution's probability of x: exactly, by erf, or by tanh."""
-    if approximate not in ("none", "tanh"):
-        raise invalid(f"gelu: approximate is {approximate!r}", "it is 'none' or 'tanh'")
-    return _unary("gelu_erf" if approximate == "none" else "gelu", x)
 
 
 def _whole(op: str, x: Operand) -> Value:
@@ -254,22 +155,22 @@ def _whole(op: str, x: Operand) -> Value:
     return value if value.dtype.is_integer else lowering.apply(op, value)
 
 
-def floor(x: Operand) -> Value:
+def floor(x: Operand, /) -> Value:
     """The largest whole number not above x."""
     return _whole("floor", x)
 
 
-def ceil(x: Operand) -> Value:
+def ceil(x: Operand, /) -> Value:
     """The smallest whole number not below x."""
     return _whole("ceil", x)
 
 
-def round(x: Operand) -> Value:
+def round(x: Operand, /) -> Value:
     """The nearest whole number; halves to even."""
     return _whole("round", x)
 
 
-def trunc(x: Operand) -> Value:
+def trunc(x: Operand, /) -> Value:
     """The whole part of x."""
     return _whole("trunc", x)
 
@@ -282,17 +183,17 @@ def _classify(op: str, x: Operand, of_integers: str) -> Value:
     return lowering.apply(op, value)
 
 
-def isnan(x: Operand) -> Value:
+def isnan(x: Operand, /) -> Value:
     """Whether x is NaN."""
     return _classify("isnan", x, "not_equal")
 
 
-def isinf(x: Operand) -> Value:
+def isinf(x: Operand, /) -> Value:
     """Whether x is infinite."""
     return _classify("isinf", x, "not_equal")
 
 
-def isfinite(x: Operand) -> Value:
+def isfinite(x: Operand, /) -> Value:
     """Whether x is neither infinite nor NaN."""
     return _classify("isfinite", x, "equal")
 
@@ -314,7 +215,7 @@ def _scalar_or_none(bound: object) -> bool:
     return bound is None or is_scalar(bound)
 
 
-def where(condition: Operand, x1: Operand, x2: Operand) -> Value:
+def where(condition: Operand, x1: Operand, x2: Operand, /) -> Value:
     """x1 where the condition (bool) is true, else x2; two Python scalars give f32, i64 or bool."""
     graph = lowering.graph_of(condition, x1, x2)
     if is_scalar(x1) and is_scalar(x2):
@@ -326,12 +227,3 @@ def where(condition: Operand, x1: Operand, x2: Operand) -> Value:
         lifted = [lowering.lift(graph, one, common) for one in (x1, x2)]
         chosen = [lowering.cast(one, common) for one in lifted]
     return lowering.apply("where", lowering.lift(graph, condition), *chosen)
-
-
-def astype(x: Operand, dtype_: DTypeArgument) -> Value:
-    """The elements as another data type; to integers towards zero, to bool whether they are not 0."""
-    try:
-        target = dtype(dtype_)
-    except TypeError as error:
-        raise invalid(str(error)) from None
-    return lowering.cast(lowering.one_value(x), target)

@@ -1,4 +1,4 @@
-"""Products of matrices and vectors: the array API's names and rules. Of floats."""
+"""Products of matrices and vectors: the array API's names and rules."""
 
 from __future__ import annotations
 

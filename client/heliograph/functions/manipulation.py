@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from operator import index
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +16,9 @@ from heliograph.value import Value
 from heliograph_proto.types import I64
 
 
-def reshape(x: Operand, /, shape: Sequence[int]) -> Value:
-    """The same elements in row-major order in another shape; one size may be -1."""
+def reshape(x: Operand, /, shape: Sequence[int], *, copy: bool | None = None) -> Value:
+    """The same elements in row-major order in another shape; one size may be -1. Values never change, so
+    `copy` makes no difference."""
     return lowering.reshape(lowering.one_value(x), shape)
 
 
@@ -33,7 +35,7 @@ def matrix_transpose(x: Operand, /) -> Value:
     return lowering.one_value(x).mT
 
 
-def expand_dims(x: Operand, /, *, axis: int = 0) -> Value:
+def expand_dims(x: Operand, /, axis: int = 0) -> Value:
     """A new dimension of size 1 at the place `axis` of the result."""
     value = lowering.one_value(x)
     place = index(axis)
@@ -103,7 +105,7 @@ def split(x: Operand, /, sections: int | Sequence[int], *, axis: int = 0) -> lis
     return [value[(*whole, slice(*pair))] for pair in zip(edges, edges[1:], strict=False)]
 
 
-def tile(x: Operand, /, repetitions: Sequence[int]) -> Value:
+def tile(x: Operand, repetitions: Sequence[int], /) -> Value:
     """x repeated so many times along each dimension."""
     value = lowering.one_value(x)
     rank = max(value.ndim, len(repetitions))
@@ -185,14 +187,31 @@ def _rolled(x: Value, shift: int, axis: int) -> Value:
     return concat([x[(*whole, slice(cut, None))], x[(*whole, slice(None, cut))]], axis=axis)
 
 
-def repeat(x: Operand, repetitions: int, /, *, axis: int | None = None) -> Value:
-    """Each element so many times along an axis; None: of the flattened elements."""
+def repeat(
+    x: Operand, repeats: int | Sequence[int] | np.ndarray[Any, Any], /, *, axis: int | None = None
+) -> Value:
+    """Each element so many times along an axis, or the first so many times and the second so many; None: of
+    the flattened elements. `repeats` is known while the graph is built, since the shape depends on it."""
+    if lowering.is_value(repeats):
+        raise invalid(
+            f"repeat by {repeats!r:.200}: the shape would depend on its elements, which only a run has",
+            "repeat by an int or by a NumPy array",
+        )
     value = lowering.one_value(x)
     if axis is None:
         value, axis = flatten(value), 0
-    place, times = lowering.axis_of(value, axis), index(repetitions)
-    if times < 0:
-        raise invalid(f"repeat of {value.type} {times} times")
+    place, times = lowering.axis_of(value, axis), np.asarray(repeats)
+    size = value.shape[place]
+    if times.dtype.kind not in "iu" or times.shape not in ((), (1,), (size,)) or (times < 0).any():
+        raise invalid(
+            f"repeat of {value.type} by {repeats!r:.80} along axis {place}: ints from 0 on, 1 or {size}"
+        )
+    if times.size != 1:
+        return take(value, np.repeat(np.arange(size), times), axis=place)
+    return _repeated(value, place, int(times.reshape(())))
+
+
+def _repeated(value: Value, place: int, times: int) -> Value:
     wide = expand_dims(value, axis=place + 1)
     wide = broadcast_to(wide, (*wide.shape[: place + 1], times, *wide.shape[place + 2 :]))
     return lowering.reshape(
@@ -204,18 +223,28 @@ def take(x: Operand, indices: Operand, /, *, axis: int | None = None) -> Value:
     """The elements of x at the indices (integers) along an axis.
 
     The result has the indices' shape in place of that dimension. An index outside x is an error of
-    the run. `axis` may be left out when x has one dimension.
+    the run, which includes negative ones; those of an array, known before, count from the end. `axis` may be
+    left out when x has one dimension.
     """
     graph = lowering.graph_of(x, indices)
-    value, places = lowering.lift(graph, x), lowering.lift(graph, indices)
+    value = lowering.lift(graph, x)
     if axis is None and value.ndim != 1:
         raise invalid(f"take from {value.type} needs an axis")
+    place = lowering.axis_of(value, 0 if axis is None else axis)
+    places = lowering.lift(graph, _from_the_end(indices, value.shape[place]))
     if not places.dtype.is_integer:
         raise invalid(f"take: the indices are {places.type}", "convert them first: hg.astype(i, 'i64')")
-    place = lowering.axis_of(value, 0 if axis is None else axis)
     if places.dtype.name not in ("i32", "i64"):
         places = lowering.cast(places, I64)
     return _take(value, places, place)
+
+
+def _from_the_end(indices: Operand, size: int) -> Operand:
+    """Indices that are known without those below 0."""
+    if not isinstance(indices, (np.ndarray, np.generic)) or indices.dtype.kind != "i":
+        return indices
+    places: np.ndarray[Any, Any] = np.asarray(indices)
+    return np.where(places < 0, places.astype(np.int64) + size, places) if (places < 0).any() else places
 
 
 def _take(x: Value, places: Value, axis: int) -> Value:

@@ -1,12 +1,41 @@
-"""What neural networks are made of: softmax, norms, attention. Of floats."""
+"""What neural networks are made of: activations, softmax, norms, attention. Of floats."""
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from heliograph import _lowering as lowering
 from heliograph._lowering import Operand
+from heliograph._source import invalid
 from heliograph.value import Value
+
+
+def sigmoid(x: Operand, /) -> Value:
+    """1 / (1 + exp(-x))."""
+    return lowering.unary("sigmoid", x)
+
+
+def relu(x: Operand, /) -> Value:
+    """max(x, 0); NaN stays."""
+    return lowering.unary("relu", x)
+
+
+def silu(x: Operand, /) -> Value:
+    """x * sigmoid(x)."""
+    return lowering.unary("silu", x)
+
+
+def softplus(x: Operand, /) -> Value:
+    """log(1 + exp(x)) without overflow."""
+    return lowering.unary("softplus", x)
+
+
+def gelu(x: Operand, /, approximate: Literal["none", "tanh"] = "none") -> Value:
+    """x times the normal distribution's probability of x: exactly, by erf, or by tanh."""
+    if approximate not in ("none", "tanh"):
+        raise invalid(f"gelu: approximate is {approximate!r}", "it is 'none' or 'tanh'")
+    return lowering.unary("gelu_erf" if approximate == "none" else "gelu", x)
 
 
 def softmax(x: Operand, /, *, axis: int = -1) -> Value:

@@ -6,27 +6,30 @@ InvalidGraphError at the user's line for axes that do not exist.
 
 from __future__ import annotations
 
-import math
-
 from heliograph import _lowering as lowering
 from heliograph._lowering import Axis, Operand
 from heliograph._source import invalid
+from heliograph.functions.manipulation import concat
 from heliograph.value import Value
-from heliograph_proto.types import BOOL, I64
+from heliograph_proto.types import BOOL, I64, DTypeArgument
 
 
-def sum(x: Operand, /, *, axis: Axis = None, keepdims: bool = False) -> Value:
-    """The sum; small integers and bool add up in 64 bits."""
-    return lowering.reduce("reduce_sum", lowering.accumulator(lowering.one_value(x)), axis, keepdims)
+def sum(
+    x: Operand, /, *, axis: Axis = None, dtype: DTypeArgument | None = None, keepdims: bool = False
+) -> Value:
+    """The sum, in `dtype`; unless given, small integers and bool add up in 64 bits."""
+    return lowering.reduce("reduce_sum", lowering.accumulator(lowering.one_value(x), dtype), axis, keepdims)
 
 
-def prod(x: Operand, /, *, axis: Axis = None, keepdims: bool = False) -> Value:
-    """The product; small integers and bool multiply in 64 bits."""
-    return lowering.reduce("reduce_prod", lowering.accumulator(lowering.one_value(x)), axis, keepdims)
+def prod(
+    x: Operand, /, *, axis: Axis = None, dtype: DTypeArgument | None = None, keepdims: bool = False
+) -> Value:
+    """The product, in `dtype`; unless given, small integers and bool multiply in 64 bits."""
+    return lowering.reduce("reduce_prod", lowering.accumulator(lowering.one_value(x), dtype), axis, keepdims)
 
 
 def mean(x: Operand, /, *, axis: Axis = None, keepdims: bool = False) -> Value:
-    """The mean, of floats."""
+    """The mean, of floats; NaN of nothing."""
     return lowering.mean(lowering.one_value(x), axis, keepdims)
 
 
@@ -41,12 +44,13 @@ def min(x: Operand, /, *, axis: Axis = None, keepdims: bool = False) -> Value:
 
 
 def var(x: Operand, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Value:
-    """The variance: squared distances from the mean, summed, divided by (count - correction)."""
+    """The variance: squared distances from the mean, summed, divided by (count - correction); NaN unless that
+    is above 0."""
     value = lowering.one_value(x)
-    count = math.prod(value.shape[place] for place in lowering.axes_of(value, axis))
-    if count - correction <= 0:
-        raise invalid(f"the variance of {count} elements with a correction of {correction}")
     distance = value - lowering.mean(value, axis, True)
+    count = lowering.count_of(value, axis)
+    if count - correction <= 0:
+        return lowering.nan(value, axis, keepdims)
     squares = lowering.apply("sqr", distance)
     if not correction:
         return lowering.mean(squares, axis, keepdims)
@@ -73,10 +77,21 @@ def count_nonzero(x: Operand, /, *, axis: Axis = None, keepdims: bool = False) -
     return _count_of(_truth(x), axis, keepdims)
 
 
-def diff(x: Operand, /, *, axis: int = -1, n: int = 1) -> Value:
-    """Each element less the one before it along an axis, n times."""
+def diff(
+    x: Operand,
+    /,
+    *,
+    axis: int = -1,
+    n: int = 1,
+    prepend: Operand | None = None,
+    append: Operand | None = None,
+) -> Value:
+    """Each element less the one before it along an axis, n times; of x with what is put before and behind."""
     value = lowering.one_value(x)
+    parts = [part for part in (prepend, value, append) if part is not None]
     place = lowering.axis_of(value, axis)
+    if len(parts) > 1:
+        value = concat(parts, axis=place)
     if n < 0:
         raise invalid(f"diff of {value.type} {n} times")
     whole = (slice(None),) * place

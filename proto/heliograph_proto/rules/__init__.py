@@ -49,13 +49,17 @@ def normalize_axes(axes: Sequence[int], rank: int) -> tuple[int, ...]:
     return found
 
 
+#: A data type of each kind that one converts to.
+_ONE_OF = {"float": "f32", "int": "i64", "uint": "u64", "bool": "bool", "quantized": "q8_0"}
+
+
 def require_kind(types: Types, kinds: Sequence[str]) -> None:
     """Raises unless every operand's data type is of one of the kinds."""
     for found in types:
         if found.dtype.kind not in kinds:
             raise InvalidGraphError(
                 f"an operand is {found}, but this op takes {' or '.join(kinds)} elements",
-                advice=f"convert the one that is {found.dtype}: hg.astype(..., 'f32')",
+                advice=f"convert the one that is {found.dtype}: hg.astype(..., '{_ONE_OF[kinds[0]]}')",
             )
 
 
@@ -78,6 +82,8 @@ PLAIN = ("float", "int", "uint", "bool")
 ANY = (*PLAIN, "quantized")
 #: What products take as weights, and rows are looked up in.
 WEIGHTS = ("float", "quantized")
+#: Floats of 16 bits.
+NARROW = ("f16", "bf16")
 
 
 def same(kinds: Sequence[str]) -> Rule:
@@ -107,6 +113,26 @@ def binary(kinds: Sequence[str]) -> Rule:
         require_kind(types, kinds)
         dtype = require_one_dtype(types)
         return TensorType(dtype, broadcast_shapes(*(found.shape for found in types)))
+
+    return rule
+
+
+def mixed(kinds: Sequence[str], *, blocks: bool = False) -> Rule:
+    """As binary; or, as in ggml, f16 or bf16 and then f32, with `blocks` also blocks and then f32.
+
+    The result has the first operand's data type. Blocks do not stretch.
+    """
+    alike = binary(kinds)
+
+    def rule(types: Types, attributes: Attributes) -> TensorType:
+        first, second = types
+        stored = blocks and first.dtype.kind == "quantized"
+        if second.dtype is not F32 or not (stored or first.dtype.name in NARROW):
+            return alike(types, attributes)
+        shape = broadcast_shapes(first.shape, second.shape)
+        if stored and shape != first.shape:
+            raise InvalidGraphError(f"{second} beside {first}: it must broadcast to its shape")
+        return TensorType(first.dtype, shape)
 
     return rule
 
@@ -220,7 +246,7 @@ def require_i32_places(length: int) -> None:
 def matmul(types: Types, attributes: Attributes) -> TensorType:
     """The array API's: [..., m, k] and [..., k, n] give [..., m, n]; leading dimensions broadcast."""
     left, right = types
-    require_kind(types, FLOATS)
+    require_kind(types, NUMBERS)
     dtype = require_one_dtype(types)
     require_rank(left, 2)
     require_rank(right, 2)
@@ -246,7 +272,7 @@ def get_rows(types: Types, attributes: Attributes) -> TensorType:
     require_rank(indices, 1)
     if rows.shape[:-2] != indices.shape[:-1]:
         raise InvalidGraphError(f"get_rows of {rows} at {indices}: leading dimensions differ")
-    narrow = rows.dtype.name in ("f16", "bf16") or rows.dtype.kind == "quantized"
+    narrow = rows.dtype.name in NARROW or rows.dtype.kind == "quantized"
     dtype = F32 if narrow else rows.dtype
     return TensorType(dtype, (*indices.shape, rows.shape[-1]))
 

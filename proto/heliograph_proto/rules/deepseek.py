@@ -6,7 +6,7 @@ import math
 
 from heliograph_proto.errors import InvalidGraphError
 from heliograph_proto.rules import FLOATS, Attributes, Types, require_kind
-from heliograph_proto.rules.activations import require_not_negative
+from heliograph_proto.rules.activations import require_finite, require_not_negative
 from heliograph_proto.rules.attention import require_bias_types
 from heliograph_proto.rules.products import accumulated, divides
 from heliograph_proto.rules.recurrent import require_shape
@@ -53,23 +53,25 @@ def dsv4_hc_comb(types: Types, attributes: Attributes) -> TensorType:
 
 
 def dsv4_hc_pre(types: Types, attributes: Attributes) -> TensorType:
-    """x [t, hc, n] and weights [t, hc] give [t, n]."""
+    """x [t, hc, n] and weights [t, hc], or gates [t, hc, n] with `gated`, give [t, n]."""
     x, weights = types
     dtype = accumulated(types)
+    require_finite(attributes, "scale")
     if x.ndim != 3:
         raise InvalidGraphError(f"x is {x}; [t, hc, n] needed")
-    require_shape("weights", weights, x.shape[:2])
+    require_shape("weights", weights, x.shape if attributes["gated"] else x.shape[:2])
     return TensorType(dtype, (x.shape[0], x.shape[2]))
 
 
 def dsv4_hc_post(types: Types, attributes: Attributes) -> TensorType:
-    """x [t, n], residual [t, hc, n], post [t, hc] and comb [t, hc, hc] give [t, hc, n]."""
-    x, residual, post, comb = types
+    """x [t, n], residual [t, hc, n], post [t, hc] and optionally comb [t, hc, hc] give [t, hc, n]."""
+    x, residual, post, *comb = types
     dtype = accumulated(types)
     if residual.ndim != 3:
         raise InvalidGraphError(f"residual is {residual}; [t, hc, n] needed")
     tokens, count, width = residual.shape
     require_shape("x", x, (tokens, width))
     require_shape("post", post, (tokens, count))
-    require_shape("comb", comb, (tokens, count, count))
+    for found in comb:
+        require_shape("comb", found, (tokens, count, count))
     return TensorType(dtype, residual.shape)

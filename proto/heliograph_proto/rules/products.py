@@ -23,6 +23,17 @@ def accumulated(types: Types, weights: int = 0) -> DType:
     return F64 if wide.pop() else F32
 
 
+#: Weights whose products ggml takes with rows of q8_0, besides floats.
+BESIDE_Q8_0 = ("q4_0", "q5_0", "q8_0")
+
+
+def multiplied(weights: TensorType, activations: TensorType) -> DType:
+    """The data type of a product of weights and activations: as accumulated, or of blocks with q8_0, f32."""
+    if activations.dtype.name == "q8_0" and weights.dtype.name in BESIDE_Q8_0:
+        return F32
+    return accumulated((weights, activations), weights=1)
+
+
 def require_indices(found: TensorType) -> None:
     """Raises unless the operand can index."""
     if found.dtype.name not in ("i32", "i64"):
@@ -48,7 +59,7 @@ def require_repeats(part: TensorType, whole: TensorType, drop: int) -> None:
 def mul_mat(types: Types, attributes: Attributes) -> TensorType:
     """Weights [.., n, k] and activations [.., m, k] give [.., m, n]: activations @ weights^T."""
     weights, activations = types
-    dtype = accumulated(types, weights=1)
+    dtype = multiplied(weights, activations)
     require_rank(weights, 2)
     require_rank(activations, 2)
     if weights.shape[-1] != activations.shape[-1]:
@@ -76,7 +87,7 @@ def out_prod(types: Types, attributes: Attributes) -> TensorType:
 def mul_mat_id(types: Types, attributes: Attributes) -> TensorType:
     """Experts [e, n, k], activations [t, u, k] and ids [t, used] give [t, used, n]; u divides used."""
     experts, activations, ids = types
-    dtype = accumulated(types[:2], weights=1)
+    dtype = multiplied(experts, activations)
     require_indices(ids)
     if (experts.ndim, activations.ndim, ids.ndim) != (3, 3, 2):
         raise InvalidGraphError(

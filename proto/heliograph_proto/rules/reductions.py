@@ -1,4 +1,4 @@
-"""Rules of ggml's reductions and sorts along the last dimension."""
+"""Rules of reductions, sorts and searches along the last dimension."""
 
 from __future__ import annotations
 
@@ -71,3 +71,13 @@ def top_k(types: Types, attributes: Attributes) -> TensorType:
     found = argsort(types, attributes)
     require_within("k", attributes["k"], 1, min(LARGEST, found.shape[-1]))
     return TensorType(I32, (*found.shape[:-1], attributes["k"]))
+
+
+def searchsorted(types: Types, attributes: Attributes) -> TensorType:
+    """A vector and what is looked for in it, of one data type, give a place (i64) for each of the latter."""
+    vector, x = types
+    require_kind(types, NUMBERS)
+    require_one_dtype(types)
+    if vector.ndim != 1:
+        raise InvalidGraphError(f"searchsorted in {vector}: what is searched has one dimension")
+    return TensorType(I64, x.shape)

@@ -11,12 +11,13 @@ from heliograph_proto.rules import (
     Attributes,
     Rule,
     Types,
+    mixed,
     require_kind,
     require_one_dtype,
     require_rank,
 )
 from heliograph_proto.rules.products import divides, require_indices, require_repeats
-from heliograph_proto.types import TensorType
+from heliograph_proto.types import I32, TensorType
 
 #: The largest size, stride or offset that an attribute may be: ggml's are 32 bits wide.
 LARGEST = 2**31 - 1
@@ -29,13 +30,17 @@ def require_within(name: str, value: int, least: int, most: int = LARGEST) -> No
 
 
 def set_rows(types: Types, attributes: Attributes) -> TensorType:
-    """[.., n, d], rows [.., r, d] and indices [.., r], whose leading dimensions divide the others'."""
+    """[.., n, d], rows [.., r, d] and indices [.., r], whose leading dimensions divide the others'.
+
+    Floats become what the target stores: other floats, blocks, or i32 towards zero.
+    """
     target, rows, indices = types
     require_kind((rows,), PLAIN)
     require_indices(indices)
     require_rank(target, 2)
     require_rank(indices, 1)
-    if rows.dtype is not target.dtype and not (rows.dtype.is_float and target.dtype.kind in WEIGHTS):
+    becomes = target.dtype.kind in WEIGHTS or target.dtype is I32
+    if rows.dtype is not target.dtype and not (rows.dtype.is_float and becomes):
         raise InvalidGraphError(f"rows {rows} and target {target} have different data types")
     if rows.shape[:-2] != target.shape[:-2] or rows.shape[-1:] != target.shape[-1:]:
         raise InvalidGraphError(f"set_rows of {rows} in {target}: they may differ in dimension -2 alone")
@@ -46,12 +51,11 @@ def set_rows(types: Types, attributes: Attributes) -> TensorType:
 
 
 def add1(types: Types, attributes: Attributes) -> TensorType:
-    """A tensor and one number of its data type."""
-    require_kind(types, NUMBERS)
-    require_one_dtype(types)
+    """A tensor and one number, of the data types that add takes."""
     if types[1].size != 1:
         raise InvalidGraphError(f"add1: the second operand is {types[1]}; it must be one element")
-    return types[0]
+    one = TensorType(types[1].dtype, ())
+    return mixed(NUMBERS, blocks=True)((types[0], one), attributes)
 
 
 def add_id(types: Types, attributes: Attributes) -> TensorType:
@@ -67,18 +71,19 @@ def add_id(types: Types, attributes: Attributes) -> TensorType:
 
 
 def block(kinds: tuple[str, ...]) -> Rule:
-    """A tensor and a block of its rank, that lies in it at `start`."""
+    """A tensor and a block of its rank, that lies in it at `start`, its elements `step` apart (none: 1)."""
 
     def rule(types: Types, attributes: Attributes) -> TensorType:
         whole, part = types
         require_kind(types, kinds)
         require_one_dtype(types)
-        start = attributes["start"]
-        if not whole.ndim == part.ndim == len(start):
+        start, step = attributes["start"], attributes["step"] or (1,) * whole.ndim
+        if not whole.ndim == part.ndim == len(start) == len(step):
             raise InvalidGraphError(f"{part} in {whole} at {start}: all must name as many dimensions")
-        for at, size, room in zip(start, part.shape, whole.shape, strict=True):
-            if at < 0 or at + size > room:
-                raise InvalidGraphError(f"{part} at {start} is not within {whole}")
+        for at, by, size, room in zip(start, step, part.shape, whole.shape, strict=True):
+            require_within("step", by, 1)
+            if at < 0 or at + max(0, size - 1) * by + min(1, size) > room:
+                raise InvalidGraphError(f"{part} at {start} by {step} is not within {whole}")
         return whole
 
     return rule

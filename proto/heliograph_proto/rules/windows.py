@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heliograph_proto.errors import InvalidGraphError
-from heliograph_proto.rules import FLOATS, PLAIN, Attributes, Types, require_kind, require_rank
+from heliograph_proto.rules import FLOATS, PLAIN, WEIGHTS, Attributes, Types, require_kind, require_rank
 from heliograph_proto.rules.products import accumulated
 from heliograph_proto.rules.rows import LARGEST, require_within
 from heliograph_proto.types import DType, TensorType
@@ -48,9 +48,13 @@ def _require_channels(kernel: int, data: int, types: Types) -> None:
 
 
 def im2col(types: Types, attributes: Attributes) -> TensorType:
-    """Kernel [oc, c, *k] and data [n, c, *sizes] give [n, *windows, c * k]; one or two of them."""
+    """Kernel [oc, c, *k] and data [n, c, *sizes] give [n, *windows, c * k]; one or two of them.
+
+    Of the kernel only the shape matters, so it may be blocks.
+    """
     kernel, data = types
-    require_kind(types, FLOATS)
+    require_kind([kernel], WEIGHTS)
+    require_kind([data], FLOATS)
     _require_dimensions(types, 3, 4)
     _require_channels(kernel.shape[1], data.shape[1], types)
     windows = window_sizes(attributes, data.shape[2:], kernel.shape[2:])
@@ -58,9 +62,10 @@ def im2col(types: Types, attributes: Attributes) -> TensorType:
 
 
 def im2col_3d(types: Types, attributes: Attributes) -> TensorType:
-    """Kernel [oc * c, *k] and data [n * c, d, h, w] give [n * od, oh, ow, c * k]."""
+    """Kernel [oc * c, *k] and data [n * c, d, h, w] give [n * od, oh, ow, c * k]; the kernel as of im2col."""
     kernel, data = types
-    require_kind(types, FLOATS)
+    require_kind([kernel], WEIGHTS)
+    require_kind([data], FLOATS)
     _require_dimensions(types, 4)
     channels = attributes["channels"]
     require_within("channels", channels, 1)

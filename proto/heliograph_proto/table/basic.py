@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from heliograph_proto import rules
-from heliograph_proto.rules import ANY, FLOATS, NUMBERS, PLAIN
+from heliograph_proto.rules import ANY, FLOATS, NUMBERS
+from heliograph_proto.table.forms import arithmetic, binary, comparison, question, unary
 from heliograph_proto.table.row import EXACT, Attribute, Op
-
-
-def _unary(name: str, doc: str, kinds: Sequence[str] = FLOATS, tolerance: float = 1e-7) -> Op:
-    return Op(name, ("x",), "elementwise", rules.same(kinds), doc, (), (0,), tolerance)
-
-
-def _binary(name: str, doc: str, kinds: Sequence[str] = NUMBERS, tolerance: float = 1e-7) -> Op:
-    return Op(name, ("a", "b"), "elementwise", rules.binary(kinds), doc, (), (0, 1), tolerance)
-
-
-def _test(name: str, doc: str) -> Op:
-    return Op(name, ("x",), "elementwise", rules.to_bool(FLOATS), doc, tolerance=EXACT)
-
-
-def _comparison(name: str, doc: str, kinds: Sequence[str] = PLAIN) -> Op:
-    return Op(name, ("a", "b"), "elementwise", rules.comparison(kinds), doc, tolerance=EXACT)
-
 
 _AXES = (Attribute("axes", "integers", ()), Attribute("keepdims", "boolean", False))
 
@@ -38,39 +20,39 @@ _SHAPE = Attribute("shape", "integers")
 
 ROWS: tuple[Op, ...] = (
     # elementwise, one operand
-    _unary("neg", "-x.", NUMBERS, EXACT),
-    _unary("abs", "The absolute value.", NUMBERS, EXACT),
-    _unary("sgn", "-1, 0 or 1 by the sign of x; NaN stays.", NUMBERS, EXACT),
-    _unary("sqr", "x * x.", NUMBERS),
-    _unary("sqrt", "The square root; NaN below 0."),
-    _unary("rsqrt", "1 / sqrt(x)."),
-    _unary("exp", "e to the x."),
-    _unary("expm1", "exp(x) - 1, accurate near 0."),
-    _unary("log", "The natural logarithm; -inf at 0, NaN below."),
-    _unary("log1p", "log(1 + x), accurate near 0."),
-    _unary("sin", "The sine of x in radians."),
-    _unary("cos", "The cosine of x in radians."),
-    _unary("tanh", "The hyperbolic tangent."),
-    _unary("erf", "The error function."),
-    _unary("sigmoid", "1 / (1 + exp(-x))."),
-    _unary("relu", "max(x, 0); NaN stays.", FLOATS, EXACT),
-    _unary("elu", "x above 0, else exp(x) - 1."),
-    _unary("silu", "x * sigmoid(x)."),
-    _unary("gelu", "0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."),
-    _unary("gelu_erf", "0.5 x (1 + erf(x / sqrt(2)))."),
-    _unary("gelu_quick", "x * sigmoid(1.702 x)."),
-    _unary("softplus", "log(1 + exp(x)) without overflow."),
-    _unary("hardswish", "x * clamp(x + 3, 0, 6) / 6."),
-    _unary("hardsigmoid", "clamp(x + 3, 0, 6) / 6."),
-    _unary("step", "1 above 0, else 0; NaN gives 0.", FLOATS, EXACT),
-    _unary("floor", "The largest whole number not above x.", FLOATS, EXACT),
-    _unary("ceil", "The smallest whole number not below x.", FLOATS, EXACT),
-    _unary("round", "The nearest whole number; halves to even.", FLOATS, EXACT),
-    _unary("trunc", "The whole part of x.", FLOATS, EXACT),
-    _unary("logical_not", "True where x is false.", ("bool",), EXACT),
-    _test("isnan", "Whether x is NaN."),
-    _test("isinf", "Whether x is infinite."),
-    _test("isfinite", "Whether x is neither infinite nor NaN."),
+    unary("neg", "-x.", NUMBERS, EXACT),
+    unary("abs", "The absolute value.", NUMBERS, EXACT),
+    unary("sgn", "-1, 0 or 1 by the sign of x; NaN stays.", NUMBERS, EXACT),
+    unary("sqr", "x * x.", NUMBERS),
+    unary("sqrt", "The square root; NaN below 0."),
+    unary("rsqrt", "1 / sqrt(x)."),
+    unary("exp", "e to the x."),
+    unary("expm1", "exp(x) - 1, accurate near 0."),
+    unary("log", "The natural logarithm; -inf at 0, NaN below."),
+    unary("log1p", "log(1 + x), accurate near 0."),
+    unary("sin", "The sine of x in radians."),
+    unary("cos", "The cosine of x in radians."),
+    unary("tanh", "The hyperbolic tangent."),
+    unary("erf", "The error function."),
+    unary("sigmoid", "1 / (1 + exp(-x))."),
+    unary("relu", "max(x, 0); NaN stays.", FLOATS, EXACT),
+    unary("elu", "x above 0, else exp(x) - 1."),
+    unary("silu", "x * sigmoid(x)."),
+    unary("gelu", "0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."),
+    unary("gelu_erf", "0.5 x (1 + erf(x / sqrt(2)))."),
+    unary("gelu_quick", "x * sigmoid(1.702 x)."),
+    unary("softplus", "log(1 + exp(x)) without overflow."),
+    unary("hardswish", "x * clamp(x + 3, 0, 6) / 6."),
+    unary("hardsigmoid", "clamp(x + 3, 0, 6) / 6."),
+    unary("step", "1 above 0, else 0; NaN gives 0.", FLOATS, EXACT),
+    unary("floor", "The largest whole number not above x.", FLOATS, EXACT),
+    unary("ceil", "The smallest whole number not below x.", FLOATS, EXACT),
+    unary("round", "The nearest whole number; halves to even.", FLOATS, EXACT),
+    unary("trunc", "The whole part of x.", FLOATS, EXACT),
+    unary("logical_not", "True where x is false.", ("bool",), EXACT),
+    question("isnan", "Whether x is NaN."),
+    question("isinf", "Whether x is infinite."),
+    question("isfinite", "Whether x is neither infinite nor NaN."),
     Op(
         "scale",
         ("x",),
@@ -119,24 +101,24 @@ ROWS: tuple[Op, ...] = (
         tolerance=EXACT,
     ),
     # elementwise, several operands; shapes broadcast as in NumPy
-    _binary("add", "a + b."),
-    _binary("sub", "a - b."),
-    _binary("mul", "a * b."),
-    _binary("div", "a / b.", FLOATS),
-    _binary("pow", "a to the power of b.", FLOATS),
-    _binary("floor_divide", "floor(a / b); by an integer 0: 0."),
-    _binary("remainder", "a - floor(a / b) * b, the sign of b; by an integer 0: 0."),
-    _binary("maximum", "The larger one; NaN if either is.", NUMBERS, EXACT),
-    _binary("minimum", "The smaller one; NaN if either is.", NUMBERS, EXACT),
-    _comparison("equal", "a == b."),
-    _comparison("not_equal", "a != b."),
-    _comparison("less", "a < b.", NUMBERS),
-    _comparison("less_equal", "a <= b.", NUMBERS),
-    _comparison("greater", "a > b.", NUMBERS),
-    _comparison("greater_equal", "a >= b.", NUMBERS),
-    _comparison("logical_and", "Whether both are true.", ("bool",)),
-    _comparison("logical_or", "Whether one is true.", ("bool",)),
-    _comparison("logical_xor", "Whether exactly one is true.", ("bool",)),
+    arithmetic("add", "a + b.", blocks=True),
+    arithmetic("sub", "a - b."),
+    arithmetic("mul", "a * b."),
+    arithmetic("div", "a / b.", FLOATS),
+    binary("pow", "a to the power of b; of integers with b below 0: 1 / a to the power of -b, towards 0."),
+    binary("floor_divide", "floor(a / b); by an integer 0: 0."),
+    binary("remainder", "a - floor(a / b) * b, the sign of b; by an integer 0: 0."),
+    binary("maximum", "The larger one; NaN if either is.", NUMBERS, EXACT),
+    binary("minimum", "The smaller one; NaN if either is.", NUMBERS, EXACT),
+    comparison("equal", "a == b."),
+    comparison("not_equal", "a != b."),
+    comparison("less", "a < b.", NUMBERS),
+    comparison("less_equal", "a <= b.", NUMBERS),
+    comparison("greater", "a > b.", NUMBERS),
+    comparison("greater_equal", "a >= b.", NUMBERS),
+    comparison("logical_and", "Whether both are true.", ("bool",)),
+    comparison("logical_or", "Whether one is true.", ("bool",)),
+    comparison("logical_xor", "Whether exactly one is true.", ("bool",)),
     Op(
         "where",
         ("condition", "a", "b"),

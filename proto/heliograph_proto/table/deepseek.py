@@ -21,12 +21,14 @@ ROWS: tuple[Op, ...] = (
     ),
     Op(
         "dsv4_hc_pre", ("x", "weights"), "rows", deepseek.dsv4_hc_pre,
-        "The sum over hc of x [t, hc, n] times weights [t, hc], in f32.", (), (), 1e-6,
+        "`scale` times the sum over hc of x [t, hc, n] times weights [t, hc], in f32; with `gated` times the "
+        "sigmoid of weights [t, hc, n].",
+        (Attribute("scale", "real", 1.0), Attribute("gated", "boolean", False)), (), 1e-6,
     ),
     Op(
-        "dsv4_hc_post", ("x", "residual", "post", "comb"), "rows", deepseek.dsv4_hc_post,
-        "x [t, n] times post [t, hc], plus the residual's streams [t, hc, n] as comb [t, from, to] mixes "
-        "them, in f32.",
+        "dsv4_hc_post", ("x", "residual", "post", "comb?"), "rows", deepseek.dsv4_hc_post,
+        "x [t, n] times post [t, hc], plus the residual's streams [t, hc, n], which comb [t, from, to] mixes "
+        "where it is given, in f32.",
         (), (), 1e-6,
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Rows: ggml's reductions and sorts along the last dimension."""
+"""Rows: reductions, sorts and searches along the last dimension."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ ROWS: tuple[Op, ...] = (
         tolerance=1e-6,
     ),
     Op(
+        "cumprod", ("x",), "rows", reductions.cumsum, "The products of each row up to each element.",
+        tolerance=1e-6,
+    ),
+    Op(
         "count_equal", ("a", "b"), "reduction", reductions.count_equal,
         "How many elements are equal, i64.", tolerance=EXACT,
     ),
@@ -28,5 +32,11 @@ ROWS: tuple[Op, ...] = (
         "top_k", ("x",), "rows", reductions.top_k,
         "The places (i32) of each row's `k` largest elements, the largest first.",
         (Attribute("k", "integer"),), (), EXACT,
+    ),
+    Op(
+        "searchsorted", ("sorted", "x"), "rows", reductions.searchsorted,
+        "For each x how many elements of a sorted vector are below it, or with `right` not above it; i64. "
+        "NaN is above all numbers.",
+        (Attribute("right", "boolean", False),), (), EXACT,
     ),
 )  # fmt: skip

@@ -67,7 +67,8 @@ class Op:
                 return QUANTA_TOLERANCE if any(one.dtype.is_float for one in operands) else EXACT
             return DEFAULT_TOLERANCE if any(one.dtype.kind == "quantized" for one in operands) else EXACT
         names = {found.dtype.name for found in (*operands, result)}
-        return max([self.tolerance, *(NARROW_TOLERANCES.get(name, 0.0) for name in names)])
+        quanta = QUANTA_TOLERANCE if result.dtype.kind == "quantized" else 0.0
+        return max([self.tolerance, quanta, *(NARROW_TOLERANCES.get(name, 0.0) for name in names)])
 
     @property
     def least_operands(self) -> int:

@@ -379,6 +379,8 @@ class SessionCore(ObservingCore):
             self._spoil(entry)
             return False
         entry.phase = Phase.RUNNING
+        # What is behind it on its lane may begin before the device has done with it.
+        self._heal(entry)
         entry.uses_place = isinstance(entry.task, WriteTask | ReadTask) and entry.task.shared is not None
         return True
 
@@ -412,11 +414,15 @@ class SessionCore(ObservingCore):
             self._spoil(entry)
             note_failure(entry)
         else:
-            for target in entry.heals:
-                target.heal(entry.part)
+            self._heal(entry)
         if not entry.reported:
             self._report(entry, result)
         self._retire(entry)
+
+    @staticmethod
+    def _heal(entry: Entry) -> None:
+        for target in entry.heals:
+            target.heal(entry.part)
 
     def _spoil(self, entry: Entry) -> None:
         assert entry.error is not None

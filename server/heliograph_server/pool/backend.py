@@ -88,7 +88,9 @@ def open_device(url: str) -> Iterator[RemoteDevice]:
     Raises what `hg.connect` does, and UnknownDeviceError.
     """
     address = parse_address(url)
-    member = join(str(replace(address, device="")), (address.device,) if address.device else ())
+    shown = replace(NO_CREDENTIALS, token=address.token)
+    names = (address.device,) if address.device else ()
+    member = join(str(replace(address, device="")), names, credentials=shown)
     try:
         yield member.devices[0]
     finally:

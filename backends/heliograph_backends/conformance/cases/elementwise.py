@@ -8,30 +8,36 @@ from typing import Any
 from heliograph_backends.conformance.case import OpCase, t
 from heliograph_backends.conformance.cases.forms import (
     EIGHT,
+    EVERY_BLOCK,
     FLOATS,
     INTEGERS,
     LARGE,
     LAYOUTS,
+    NARROW,
     NUMBERS,
     PLAIN,
-    QUANTIZED,
     STRIDES,
     TAKEN,
     Cases,
     c,
-    if_allowed,
     laid,
+    width,
 )
 from heliograph_proto.types import DTYPES
 
 FLOAT_UNARY = (
     "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf", "sigmoid", "relu", "elu",
     "silu", "gelu", "gelu_erf", "gelu_quick", "softplus", "hardswish", "hardsigmoid", "step", "floor",
-    "ceil", "round", "trunc", "isnan", "isinf", "isfinite",
+    "ceil", "round", "trunc", "isnan", "isinf", "isfinite", "acos", "acosh", "asin", "asinh", "atan", "atanh",
+    "signbit", "log2", "log10",
 )  # fmt: skip
 NUMBER_UNARY = ("neg", "abs", "sgn", "sqr")
-#: Where zero or less is no ordinary operand.
-POSITIVE = ("sqrt", "rsqrt", "log", "log1p")
+#: What holds ordinary operands, where not every number is one.
+ORDINARY = {
+    **dict.fromkeys(("sqrt", "rsqrt", "log", "log1p", "log2", "log10"), "positive"),
+    **dict.fromkeys(("acos", "asin", "atanh"), "within_one"),
+    "acosh": "above_one",
+}
 WITH_ATTRIBUTES: Mapping[str, tuple[dict[str, Any], ...]] = {
     "scale": ({"scale": -1.5, "bias": 0.25}, {"scale": 3.0}),
     "clamp": ({"min": -1.0, "max": 0.5}, {"min": float("-inf"), "max": 1.0}),
@@ -48,7 +54,7 @@ SHAPES = ((), (1,), (3, 0, 2), EIGHT, LARGE)
 
 def unary(op: str) -> Iterator[OpCase]:
     """Every shape for f32, one for the other data types, and the special numbers."""
-    fill = "positive" if op in POSITIVE else "normal"
+    fill = ORDINARY.get(op, "normal")
     attributes, *others = WITH_ATTRIBUTES.get(op, ({},))
     yield from laid(c(op, t("f32", 7, 33, fill=fill), **attributes), (*STRIDES, *TAKEN))
     for shape in SHAPES:
@@ -57,7 +63,7 @@ def unary(op: str) -> Iterator[OpCase]:
         yield c(op, t(name, 7, 33, fill=fill), **attributes)
     for name in FLOATS:
         yield c(op, t(name, 13, fill="special"), **attributes)
-    yield c(op, t("f32", 9000, fill="edges_above 4" if op in POSITIVE else "edges 4"), **attributes)
+    yield c(op, t("f32", 9000, fill="edges_above 4" if fill == "positive" else "edges 4"), **attributes)
     for other in others:
         yield c(op, t("f32", 7, 33), **other)
         yield c(op, t("f32", 13, fill="special"), **other)
@@ -76,7 +82,9 @@ def logical_not(op: str) -> Iterator[OpCase]:
 
 
 ARITHMETIC = ("add", "sub", "mul", "maximum", "minimum", "floor_divide", "remainder")
-FLOAT_BINARY = ("div", "pow")
+FLOAT_BINARY = ("div", "pow", "atan2", "hypot", "logaddexp", "copysign", "nextafter")
+#: Which take f32 beside narrow floats.
+WITH_F32 = ("add", "sub", "mul", "div")
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 LOGICAL = ("logical_and", "logical_or", "logical_xor")
 PAIRS = (
@@ -89,20 +97,30 @@ def binary(op: str) -> Iterator[OpCase]:
     """Broadcasting of f32, other data types, and every pair of special numbers."""
     first, second = _fills(op)
     plain = c(op, t("f32", 7, 33, fill=first), t("f32", 7, 33, fill=second))
-    if op in ("add", "sub", "mul", "div"):
+    if op in WITH_F32:
         yield from laid(plain, LAYOUTS)
     else:
         yield from laid(plain, (*STRIDES, *TAKEN), (1,))
-    for left, right in PAIRS if op in ("add", "sub", "mul", "div") else PAIRS[2:6]:
+    for left, right in PAIRS if op in WITH_F32 else PAIRS[2:6]:
         yield c(op, t("f32", *left, fill=first), t("f32", *right, fill=second))
     for name in _others(op):
         yield c(op, t(name, 2, 1, 7, fill=first), t(name, 3, 1, fill=second))
+    if op == "pow":
+        for name in INTEGERS:
+            yield c(op, t(name, 5, 40, fill="wide"), t(name, 40, fill="bits"))
+            yield c(op, t(name, 40, fill="few"), t(name, 5, 40, fill="bits"))
     if op not in FLOAT_BINARY:
         # In a float these would lose digits; those that divide meet 0, too.
         for name in WHOLE:
             yield c(op, t(name, 5, 40, fill="wide"), t(name, 40, fill="wide"))
     for name in FLOATS:
         yield c(op, t(name, 13, 1, fill="special"), t(name, 13, fill="special"))
+    for name in NARROW if op in WITH_F32 else ():
+        yield from laid(c(op, t(name, 7, 33, fill=first), t("f32", 7, 33, fill=second)), ("spaced", *TAKEN))
+        yield c(op, t(name, 2, 1, 7, fill=first), t("f32", 3, 1, fill=second))
+    for name in EVERY_BLOCK if op == "add" else ():
+        for shape in ((3, width(name)), (width(name),)):
+            yield c(op, t(name, 3, width(name)), t("f32", *shape))
 
 
 def _fills(op: str) -> tuple[str, str]:
@@ -124,6 +142,28 @@ def logical(op: str) -> Iterator[OpCase]:
     yield from laid(c(op, t("bool", 7, 33), t("bool", 7, 33)), STRIDES, (1,))
     for left, right in PAIRS[:5]:
         yield c(op, t("bool", *left), t("bool", *right))
+
+
+BITWISE = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift")
+
+
+def bitwise_invert(op: str) -> Iterator[OpCase]:
+    """Integers."""
+    yield from laid(c(op, t("i32", 7, 33)), (*STRIDES, *TAKEN))
+    for shape in SHAPES:
+        yield c(op, t("i32", *shape))
+    for name in INTEGERS:
+        yield c(op, t(name, 200, fill="wide"))
+
+
+def bitwise(op: str) -> Iterator[OpCase]:
+    """Integers that broadcast; shifts also by less than 0, and by all bits and more."""
+    second = "bits" if op.endswith("shift") else "wide"
+    yield from laid(c(op, t("i32", 7, 33), t("i32", 7, 33, fill=second)), (*STRIDES, *TAKEN), (1,))
+    for left, right in PAIRS[2:6]:
+        yield c(op, t("i32", *left), t("i32", *right, fill=second))
+    for name in INTEGERS:
+        yield c(op, t(name, 5, 40, fill="wide"), t(name, 40, fill=second))
 
 
 def where(op: str) -> Iterator[OpCase]:
@@ -154,12 +194,13 @@ def cast(op: str) -> Iterator[OpCase]:
         yield c(op, t(name, 13, fill="special"), dtype=DTYPES["f32"])
     yield c(op, t("f32", 0, 3), dtype=DTYPES["i32"])
     yield c(op, t("f32", *LARGE), dtype=DTYPES["f16"])
-    for name in QUANTIZED:
-        yield from if_allowed(
-            c(op, t("f32", 5, 96), dtype=DTYPES[name]), c(op, t("f16", 2, 3, 32), dtype=DTYPES[name]),
-            c(op, t(name, 5, 96), dtype=DTYPES["f32"]), c(op, t(name, 3, 32), dtype=DTYPES["f16"]),
-            c(op, t("f32", 0, 32), dtype=DTYPES[name]),
-        )  # fmt: skip
+    for name in EVERY_BLOCK:
+        size = width(name)
+        for other in FLOATS:
+            yield c(op, t(other, 2, 3, size), dtype=DTYPES[name])
+            yield c(op, t(name, 5, 2 * size), dtype=DTYPES[other])
+        yield c(op, t("f32", 0, size), dtype=DTYPES[name])
+        yield from laid(c(op, t("f32", 5, 3 * size), dtype=DTYPES[name]), ("spaced", "permute"))
 
 
 def _cast(source: str, target: str) -> OpCase:
@@ -191,12 +232,15 @@ def add1(op: str) -> Iterator[OpCase]:
         yield c(op, t(name, 3, 5), t(name))
     for shape in SHAPES:
         yield c(op, t("f32", *shape), t("f32", 1, 1, 1))
+    for name in (*NARROW, *EVERY_BLOCK):
+        yield c(op, t(name, 3, width(name)), t("f32", 1))
 
 
 CASES: Mapping[str, Cases] = {
     **dict.fromkeys((*NUMBER_UNARY, *FLOAT_UNARY, *WITH_ATTRIBUTES), unary),
     **dict.fromkeys((*ARITHMETIC, *FLOAT_BINARY, *COMPARISONS), binary),
     **dict.fromkeys(LOGICAL, logical),
+    **dict.fromkeys(BITWISE, bitwise),
     **dict.fromkeys(GATED, gated),
-    "logical_not": logical_not, "where": where, "cast": cast, "add1": add1,
+    "logical_not": logical_not, "bitwise_invert": bitwise_invert, "where": where, "cast": cast, "add1": add1,
 }  # fmt: skip

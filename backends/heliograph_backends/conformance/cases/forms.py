@@ -8,16 +8,17 @@ from typing import Any, TypeAlias
 from heliograph_backends.conformance.case import OpCase, Operand, with_layouts
 from heliograph_proto.errors import InvalidGraphError
 from heliograph_proto.ops import infer
+from heliograph_proto.types import DTYPES
 
 #: op -> its cases, the plainest one first.
 Cases: TypeAlias = Callable[[str], Iterator[OpCase]]
 
 FLOATS = ("f32", "f16", "bf16", "f64")
+NARROW = ("f16", "bf16")
 INTEGERS = ("i32", "i64", "u8", "i8", "i16", "u16", "u32", "u64")
 NUMBERS = (*FLOATS, *INTEGERS)
 PLAIN = (*NUMBERS, "bool")
-QUANTIZED = ("q8_0", "q4_0")
-EVERY_BLOCK = (*QUANTIZED, "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+EVERY_BLOCK = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 
 #: Strides in memory and in the graph.
 STRIDES = ("transposed", "spaced", "permute", "slice of permute")
@@ -39,6 +40,11 @@ def laid(case: OpCase, layouts: Sequence[str] = LAYOUTS, places: Sequence[int] =
     """The case, then with each operand in each layout."""
     yield case
     yield from with_layouts(case, tuple(layouts), tuple(places))
+
+
+def width(name: str) -> int:
+    """The length of a row of whole blocks: 256 for those of as many elements, 64 for others."""
+    return max(64, DTYPES[name].block_size)
 
 
 def if_allowed(*cases: OpCase) -> Iterator[OpCase]:

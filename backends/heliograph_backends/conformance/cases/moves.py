@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping
 
 from heliograph_backends.conformance.case import OpCase, OutsideCase, t
 from heliograph_backends.conformance.cases.forms import (
+    EVERY_BLOCK,
     FLOATS,
     LARGE,
     NUMBERS,
     PLAIN,
-    QUANTIZED,
     STRIDES,
     TAKEN,
     Cases,
     c,
-    if_allowed,
     laid,
+    width,
 )
 from heliograph_proto.graph import LeafKind
 from heliograph_proto.types import DTYPES
@@ -37,11 +37,10 @@ def get_rows(op: str) -> Iterator[OpCase]:
     for count in (0, 1, 300):
         yield c(op, t("f32", 9, 5, kind=LeafKind.WEIGHT), t("i32", count, fill="below 9"))
     yield c(op, t("f32", 0, 5), t("i32", 0))
-    for name in QUANTIZED:
-        yield from if_allowed(
-            c(op, t(name, 9, 64, kind=LeafKind.WEIGHT), t("i32", 4, fill="below 9")),
-            c(op, t(name, 2, 4, 32), t("i64", 2, 6, fill="below 4")),
-        )
+    for name in EVERY_BLOCK:
+        size = width(name)
+        yield c(op, t(name, 9, size, kind=LeafKind.WEIGHT), t("i32", 4, fill="below 9"))
+        yield c(op, t(name, 2, 4, size), t("i64", 2, 6, fill="below 4"))
     for wrong in (9, -1, 2**31 - 1):
         yield from outside(c(op, t("f32", 9, 5), t("i32", 4, fill=f"outside {wrong}")))
 
@@ -57,8 +56,13 @@ def set_rows(op: str) -> Iterator[OpCase]:
     yield c(op, t("f32", 9, 5), t("f32", 0, 5), t("i32", 0))
     yield c(op, t("f32", 2, 3, 4, 5), t("f32", 2, 3, 2, 5), t("i32", 2, 3, 2, fill="distinct 4"))
     yield c(op, t("f32", 2, 4, 6, 3), t("f32", 2, 4, 5, 3), t("i64", 2, 5, fill="distinct 6"))
-    for name in QUANTIZED:
-        yield from if_allowed(c(op, t(name, 9, 64), t("f32", 4, 64), t("i32", 4, fill="distinct 9")))
+    for name in EVERY_BLOCK:
+        size = width(name)
+        for source, index in (("f32", "i32"), ("f16", "i64"), ("bf16", "i32")):
+            yield c(op, t(name, 9, size), t(source, 4, size), t(index, 4, fill="distinct 9"))
+        yield c(op, t(name, 2, 6, size), t("f32", 2, 3, size), t("i64", 3, fill="distinct 6"))
+    for source in FLOATS:
+        yield c(op, t("i32", 9, 5), t(source, 4, 5), t("i64", 4, fill="distinct 9"))
     for wrong in (9, -1):
         yield from outside(c(op, t("f32", 9, 5), t("f32", 2, 5), t("i64", 2, fill=f"outside {wrong}")))
 
@@ -91,6 +95,8 @@ def block(op: str) -> Iterator[OpCase]:
         yield c(op, t("f32", *whole), t("f32", *part), start=start)
     for name in NUMBERS[1:] if op == "acc" else PLAIN[1:]:
         yield c(op, t(name, 7, 9), t(name, 3, 4), start=(4, 5))
+    for step in ((2, 1), (3, 2)):
+        yield c(op, t("f32", 7, 33), t("f32", 3, 14), start=(0, 5), step=step)
 
 
 def cont(op: str) -> Iterator[OpCase]:
@@ -104,8 +110,8 @@ def cont(op: str) -> Iterator[OpCase]:
     yield c(op, t("f32", 13, fill="special"))
     for name in ("i32", "i64", "u64"):
         yield c(op, t(name, 200, fill="wide"))
-    for name in QUANTIZED:
-        yield from if_allowed(c(op, t(name, 3, 64)))
+    for name in EVERY_BLOCK:
+        yield from laid(c(op, t(name, 4, 3, width(name))), ("permute",))
 
 
 def cpy(op: str) -> Iterator[OpCase]:
@@ -115,9 +121,13 @@ def cpy(op: str) -> Iterator[OpCase]:
         yield c(op, t("f32", 4, 3, fill="below 3"), t(name, 2, 6))
         yield c(op, t(name, 4, 3), t(name, 12))
     yield c(op, t("f32", 0, 3), t("i32", 5, 0))
-    for name in QUANTIZED:
-        yield c(op, t("f32", 4, 48), t(name, 3, 64))
-        yield c(op, t(name, 3, 64), t("f32", 4, 48))
+    for name in EVERY_BLOCK:
+        size = width(name)
+        for other in FLOATS[:3]:
+            yield c(op, t(other, 4, size * 3 // 4), t(name, 3, size))
+            yield c(op, t(other, 2, 3, size), t(name, 6, size))
+            yield c(op, t(name, 3, size), t(other, 4, size * 3 // 4))
+        yield c(op, t(name, 3, size), t(name, 3, size))
 
 
 def concat(op: str) -> Iterator[OpCase]:
@@ -125,6 +135,10 @@ def concat(op: str) -> Iterator[OpCase]:
     yield from laid(c(op, t("f32", 7, 33), t("f32", 7, 12), axis=1), (*STRIDES, "repeated", "computed"))
     for name in PLAIN:
         yield c(op, t(name, 2, 4, 3), t(name, 2, 0, 3), t(name, 2, 1, 3), axis=-2)
+    for name in EVERY_BLOCK:
+        size = width(name)
+        for axis in (0, 1):
+            yield c(op, t(name, 2, size), t(name, 2, size), axis=axis)
     yield c(op, t("f32", 5, 9))
     yield c(op, t("f32", 129, 9), t("f32", 130, 9), axis=0)
     yield c(op, *(t("f32", 2, 3) for _ in range(40)), axis=1)
@@ -136,6 +150,8 @@ def reshape(op: str) -> Iterator[OpCase]:
         yield from laid(c(op, t("f32", 7, 33), shape=shape), (*STRIDES, "slice", "computed", "kept"))
     for name in PLAIN[1:]:
         yield c(op, t(name, 4, 1, 6), shape=(2, -1, 3))
+    for name in EVERY_BLOCK:
+        yield c(op, t(name, 4, 3, width(name)), shape=(2, 6, width(name)))
     yield c(op, t("f32", 0, 3), shape=(5, 0))
     yield c(op, t("f32"), shape=(1, 1))
 
@@ -146,6 +162,8 @@ def permute(op: str) -> Iterator[OpCase]:
         yield from laid(c(op, t("f32", 4, 3, 5), axes=axes), (*STRIDES, "computed", "kept"))
     for name in PLAIN[1:]:
         yield c(op, t(name, 4, 3, 5), axes=(1, 2, 0))
+    for name in EVERY_BLOCK:
+        yield c(op, t(name, 4, 3, width(name)), axes=(1, 0, 2))
     yield c(op, t("f32", 2, 1, 2, 1, 3, 1, 2, 5), axes=(7, 6, 5, 4, 3, 2, 1, 0))
     yield c(op, t("f32"), axes=())
     yield c(op, t("f32", *LARGE), axes=(1, 0))
@@ -157,6 +175,8 @@ def broadcast_to(op: str) -> Iterator[OpCase]:
         yield from laid(c(op, t("f32", 4, 1, 6), shape=shape), (*STRIDES, "computed"))
     for name in PLAIN[1:]:
         yield c(op, t(name, 4, 1, 6), shape=(4, 3, 6))
+    for name in EVERY_BLOCK:
+        yield c(op, t(name, 1, width(name)), shape=(3, width(name)))
     yield c(op, t("f32", 1, 6), shape=(0, 6))
     yield c(op, t("f32"), shape=(3,))
 
@@ -173,6 +193,9 @@ def slice_(op: str) -> Iterator[OpCase]:
         )
     for name in PLAIN[1:]:
         yield c(op, t(name, 9, 7), start=(1, 2), stop=(8, 7), step=(3, 2))
+    for name in EVERY_BLOCK:
+        block = DTYPES[name].block_size
+        yield c(op, t(name, 9, 3 * block), start=(1, block), stop=(8, 3 * block), step=(3, 1))
 
 
 def diag(op: str) -> Iterator[OpCase]:
@@ -262,6 +285,8 @@ def assign(op: str) -> Iterator[OpCase]:
     yield from laid(pair("f32", 7, 33), (*STRIDES, "repeated", *TAKEN))
     for name in PLAIN[1:]:
         yield pair(name, 3, 5)
+    for name in EVERY_BLOCK:
+        yield pair(name, 3, width(name))
     for shape in ((), (0, 2), LARGE):
         yield pair("f32", *shape)
 

@@ -9,15 +9,16 @@ from heliograph_backends.conformance.case import OpCase, Operand, t
 from heliograph_backends.conformance.cases.forms import (
     EVERY_BLOCK,
     FLOATS,
-    QUANTIZED,
+    INTEGERS,
     STRIDES,
     TAKEN,
     Cases,
     c,
-    if_allowed,
     laid,
+    width,
 )
 from heliograph_proto.graph import LeafKind
+from heliograph_proto.rules.products import BESIDE_Q8_0
 from heliograph_proto.types import dtype
 
 WEIGHT = LeafKind.WEIGHT
@@ -41,6 +42,8 @@ def matmul(op: str) -> Iterator[OpCase]:
     for name in FLOATS[1:]:
         yield c(op, t(name, 5, 33), t(name, 33, 9))
         yield c(op, t(name, 5, 33), t(name, 33, 9, kind=WEIGHT))
+    for name in INTEGERS:
+        yield c(op, t(name, 5, 33, fill="wide"), t(name, 2, 33, 9, fill="wide"))
     yield c(op, t("f32", 6, 37, fill="spoiled"), t("f32", 37, 5))
 
 
@@ -63,7 +66,10 @@ def mul_mat(op: str) -> Iterator[OpCase]:
         yield c(op, t(left_name, 19, 33, kind=kind), t(right_name, 5, 33))
         yield c(op, t(left_name, 2, 5, 8, kind=kind), t(right_name, 4, 3, 8))
     for name in EVERY_BLOCK:
-        yield from if_allowed(*_blocks(op, name))
+        yield from _blocks(op, name)
+    for name in BESIDE_Q8_0:
+        for form in (((7, 64), (5, 64)), ((33, 256), (1, 256)), ((2, 5, 96), (4, 3, 96))):
+            yield c(op, t(name, *form[0], kind=WEIGHT), t("q8_0", *form[1]))
 
 
 def _blocks(op: str, name: str) -> Iterator[OpCase]:
@@ -99,11 +105,11 @@ def mul_mat_id(op: str) -> Iterator[OpCase]:
         yield _experts(op, left, right, (4, 5, 33, 3, 2, 1), WEIGHT)
     for name in EVERY_BLOCK:
         size = max(32, dtype(name).block_size)
-        yield from if_allowed(
-            _experts(op, name, "f32", (4, 5, 2 * size, 3, 2, 1), WEIGHT),
-            _experts(op, name, "f32", (6, 33, 256, 9, 2, 2), WEIGHT),
-            _experts(op, name, "f32", (16, 70, size, 1, 4, 1), WEIGHT),
-        )
+        yield _experts(op, name, "f32", (4, 5, 2 * size, 3, 2, 1), WEIGHT)
+        yield _experts(op, name, "f32", (6, 33, 256, 9, 2, 2), WEIGHT)
+        yield _experts(op, name, "f32", (16, 70, size, 1, 4, 1), WEIGHT)
+    for name in BESIDE_Q8_0:
+        yield _experts(op, name, "q8_0", (4, 5, 64, 3, 2, 1), WEIGHT)
 
 
 def _experts(
@@ -125,8 +131,8 @@ def out_prod(op: str) -> Iterator[OpCase]:
         yield c(op, t("f32", *first), t("f32", *second))
     for left, right in MIXED:
         yield c(op, t(left, 33, 7), t(right, 33, 5))
-    for name in QUANTIZED:
-        yield from if_allowed(c(op, t(name, 5, 64, kind=WEIGHT), t("f32", 5, 3)))
+    for name in EVERY_BLOCK:
+        yield c(op, t(name, 5, width(name), kind=WEIGHT), t("f32", 5, 3))
 
 
 def _attention(form: tuple[int, ...], name: str = "f32", keys: str = "") -> tuple[Operand, ...]:
@@ -163,8 +169,13 @@ def flash_attn_ext(op: str) -> Iterator[OpCase]:
     for name, keys in (("f32", "f16"), ("f16", "f16"), ("bf16", "bf16"), ("f64", "f64")):
         mask = t("f64" if name == "f64" else "f16", 5, 9, fill="mask")
         yield c(op, *_attention(form, name, keys), mask, scale=0.25)
-    for blocks in QUANTIZED:
-        yield from if_allowed(c(op, *_attention((1, 4, 2, 5, 33, 64, 64), "f32", blocks), scale=0.125))
+    for blocks in EVERY_BLOCK:
+        size = width(blocks)
+        for rows in (1, 5):
+            yield c(op, *_attention((1, 4, 2, rows, 33, size, size), "f32", blocks), scale=size**-0.5)
+        q, k, v = _attention((1, 4, 2, 5, 33, size, size), "f32", blocks)
+        mask = t("f16", 5, 33, fill="mask")
+        yield c(op, q, k, v, mask, t("f32", 4), scale=size**-0.5, max_bias=4.0, logit_softcap=2.0)
 
 
 CASES: Mapping[str, Cases] = {

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from heliograph_backends.conformance.case import OpCase, Operand, t
-from heliograph_backends.conformance.cases.forms import FLOATS, QUANTIZED, STRIDES, TAKEN, Cases, c, laid
+from heliograph_backends.conformance.cases.forms import (
+    EVERY_BLOCK,
+    FLOATS,
+    STRIDES,
+    TAKEN,
+    Cases,
+    c,
+    laid,
+    width,
+)
 from heliograph_backends.conformance.cases.moves import outside
 
 MIXED = (("f16", "f32"), ("f32", "f16"), ("f16", "f16"), ("bf16", "f32"), ("f64", "f64"))
@@ -114,9 +123,9 @@ def lightning_indexer(op: str) -> Iterator[OpCase]:
     """Masks of all streams or of each."""
 
     def case(name: str, mask: str, form: tuple[int, ...], fill: str = "bias", k: str = "") -> OpCase:
-        streams, tokens, heads, width, keys, masks = form
+        streams, tokens, heads, size, keys, masks = form
         return c(
-            op, t(name, streams, tokens, heads, width), t(k or name, streams, keys, 1, width),
+            op, t(name, streams, tokens, heads, size), t(k or name, streams, keys, 1, size),
             t(name, streams, 1, tokens, heads), t(mask, masks, 1, tokens, keys, fill=fill),
         )  # fmt: skip
 
@@ -125,31 +134,43 @@ def lightning_indexer(op: str) -> Iterator[OpCase]:
         yield case("f32", "f16", form, "mask")
     for name in FLOATS[1:]:
         yield case(name, "f16" if name != "f64" else name, (2, 3, 4, 8, 5, 1))
-    for name in ("f16", *QUANTIZED):
-        yield case("f32", "f16", (2, 3, 4, 64, 5, 1), "mask", name)
+    for name in ("f16", *EVERY_BLOCK):
+        yield case("f32", "f16", (2, 3, 4, width(name), 5, 1), "mask", name)
+
+
+def mixed(op: str) -> Iterator[OpCase]:
+    """Gates in place of weights, and streams that stay apart."""
+    for name in FLOATS:
+        streams = t(name, 3, 4, 33)
+        if op == "dsv4_hc_pre":
+            yield c(op, streams, streams, gated=True, scale=0.25)
+            yield c(op, streams, t(name, 3, 4), scale=-1.5)
+        if op == "dsv4_hc_post":
+            yield c(op, t(name, 3, 33), streams, t(name, 3, 4))
 
 
 def hyper(op: str) -> Iterator[OpCase]:
     """Four streams, and other numbers of them."""
     options = {"eps": 0.001, "iterations": 20} if op == "dsv4_hc_comb" else {}
 
-    def case(name: str, tokens: int, count: int, width: int) -> OpCase:
-        streams = t(name, tokens, count, width)
+    def case(name: str, tokens: int, count: int, size: int) -> OpCase:
+        streams = t(name, tokens, count, size)
         mixes = (2 + count) * count
         operands = {
             "dsv4_hc_comb": [t(name, tokens, mixes), t(name, 3), t(name, mixes)],
             "dsv4_hc_pre": [streams, t(name, tokens, count)],
             "dsv4_hc_post": [
-                t(name, tokens, width), streams, t(name, tokens, count), t(name, tokens, count, count)
+                t(name, tokens, size), streams, t(name, tokens, count), t(name, tokens, count, count)
             ],
         }  # fmt: skip
         return c(op, *operands[op], **options)
 
     yield from laid(case("f32", 3, 4, 7), STRIDES)
-    for tokens, count, width in ((1, 1, 1), (5, 4, 517), (0, 4, 3), (2, 3, 9)):
-        yield case("f32", tokens, count, width)
+    for tokens, count, size in ((1, 1, 1), (5, 4, 517), (0, 4, 3), (2, 3, 9)):
+        yield case("f32", tokens, count, size)
     for name in FLOATS[1:]:
         yield case(name, 3, 4, 9)
+    yield from mixed(op)
 
 
 CASES: Mapping[str, Cases] = {

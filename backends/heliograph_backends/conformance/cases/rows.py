@@ -58,13 +58,14 @@ def argmax(op: str) -> Iterator[OpCase]:
 
 
 def whole_rows(op: str) -> Iterator[OpCase]:
-    """Sums and means of rows, and running sums."""
-    yield from laid(c(op, t("f32", 7, 33)), (*STRIDES, "repeated"))
+    """Sums and means of rows, running sums and products."""
+    fill = "near_one" if op == "cumprod" else "normal"
+    yield from laid(c(op, t("f32", 7, 33, fill=fill)), (*STRIDES, "repeated"))
     for shape in (*ROWS, (3, 0, 2)):
-        yield c(op, t("f32", *shape))
+        yield c(op, t("f32", *shape, fill=fill))
     for name in FLOATS[1:] if op == "mean" else NUMBERS[1:]:
-        yield c(op, t(name, 5, 33))
-    if op in ("sum_rows", "cumsum"):
+        yield c(op, t(name, 5, 33, fill=fill))
+    if op != "mean":
         yield c(op, t("f32", 3, 0))
 
 
@@ -104,6 +105,21 @@ def sort(op: str) -> Iterator[OpCase]:
         yield c(op, t("f32", 4, 33), k=33)
     else:
         yield c(op, t("f32", 3, 0))
+
+
+def searchsorted(op: str) -> Iterator[OpCase]:
+    """Vectors in order, with equal elements; what is looked for lies on, between and beyond them."""
+    plain = c(op, t("f32", 7, fill="rising"), t("f32", 7, 33, fill="quarters"))
+    yield from laid(plain, STRIDES, (1,))
+    yield from laid(plain, ("spaced", "slice"), (0,))
+    for attributes in ({}, {"right": True}):
+        for count, shape in product((0, 1, 2, 37, 1000), ((), (5,), (7, 33))):
+            yield c(op, t("f32", count, fill="rising"), t("f32", *shape, fill="quarters"), **attributes)
+        for name in NUMBERS[1:]:
+            yield c(op, t(name, 37, fill="rising"), t(name, 5, 33, fill="quarters"), **attributes)
+        for name in ("i32", "i64", "u64"):
+            yield c(op, t(name, 37, fill="rising_wide"), t(name, 5, 33, fill="wide"), **attributes)
+        yield c(op, t("f32", 37, fill="rising"), t("f32", 13, fill="special"), **attributes)
 
 
 def norm(op: str) -> Iterator[OpCase]:
@@ -188,8 +204,8 @@ def timestep_embedding(op: str) -> Iterator[OpCase]:
 CASES: Mapping[str, Cases] = {
     **dict.fromkeys(("reduce_sum", "reduce_mean", "reduce_prod", "reduce_max", "reduce_min"), reduction),
     **dict.fromkeys(("norm", "rms_norm", "l2_norm"), norm),
-    **dict.fromkeys(("sum_rows", "mean", "cumsum"), whole_rows),
+    **dict.fromkeys(("sum_rows", "mean", "cumsum", "cumprod"), whole_rows),
     **dict.fromkeys(("argsort", "top_k"), sort),
-    "argmax": argmax, "sum": total, "count_equal": count_equal, "group_norm": group_norm,
-    "soft_max": soft_max, "rope": rope, "timestep_embedding": timestep_embedding,
+    "searchsorted": searchsorted, "argmax": argmax, "sum": total, "count_equal": count_equal,
+    "group_norm": group_norm, "soft_max": soft_max, "rope": rope, "timestep_embedding": timestep_embedding,
 }  # fmt: skip

@@ -7,7 +7,17 @@ from itertools import product
 from typing import Any
 
 from heliograph_backends.conformance.case import OpCase, t
-from heliograph_backends.conformance.cases.forms import FLOATS, PLAIN, STRIDES, Cases, c, laid
+from heliograph_backends.conformance.cases.forms import (
+    EVERY_BLOCK,
+    FLOATS,
+    NARROW,
+    PLAIN,
+    STRIDES,
+    Cases,
+    c,
+    laid,
+    width,
+)
 from heliograph_proto.graph import LeafKind
 from heliograph_proto.types import DTYPES
 
@@ -36,6 +46,9 @@ def im2col(op: str) -> Iterator[OpCase]:
         yield c(op, t("f32", 4, 3, *kernel), t("f32", 2, 3, *sizes), **attributes)
     for name, target in product(FLOATS, ("f32", "f16")):
         yield c(op, t("f32", 4, 3, 3, 3), t(name, 2, 3, 5, 7), padding=(1, 2), dtype=DTYPES[target])
+    for name in (*NARROW, *EVERY_BLOCK):
+        size = width(name)
+        yield c(op, t(name, 4, 3, 2, size, kind=LeafKind.WEIGHT), t("f32", 2, 3, 3, size + 1))
 
 
 def im2col_3d(op: str) -> Iterator[OpCase]:
@@ -44,6 +57,9 @@ def im2col_3d(op: str) -> Iterator[OpCase]:
     for name, form in product(FLOATS, SPACES):
         sizes, kernel = form[:2]
         yield c(op, t(name, 2, *kernel), t(name, 2, *sizes), channels=1, **steps(form))
+    for name, target in product(("f16", "q8_0", "q4_k"), ("f32", "f16")):
+        stored = t(name, 2, 1, 2, width(name))
+        yield c(op, stored, t("f32", 2, 2, 3, width(name) + 2), channels=1, dtype=DTYPES[target])
 
 
 def convolution(op: str) -> Iterator[OpCase]:

@@ -159,7 +159,8 @@ def too_much(bench: Bench, random: np.random.Generator) -> None:
         parts = [TensorType(DTYPES["u8"], (max(1, total // 3),))] * 4
         require_raises(OutOfMemoryError, partial(_allocate_tensors, one, parts), "allocating tensors")
         after = used_bytes(device)
-        require(after == before, f"{after - before:,} bytes more are taken after allocations that failed")
+        # Less may be: who looks for memory gives back what is kept without need.
+        require(after <= before, f"{after - before:,} bytes more are taken after allocations that failed")
 
 
 @CASES

@@ -94,6 +94,11 @@ class ByAddress:
             self._compiled = _cfunc(signature, error_model="numpy", cache=_disk_cache)(self._function)
 
     @property
+    def name(self) -> str:
+        """Of the function."""
+        return self._function.__name__
+
+    @property
     def address(self) -> int:
         """Where its code is, once it was compiled."""
         return int(self._compiled.address)

@@ -208,6 +208,7 @@ HEAVY: Final = 11  # the address of `heavy_block`
 FAILED_INDEX: Final = 10  # of a step that names rows: the index that is outside
 MAILS: Final = 16  # the address of a table of the helpers' mails, and of one of all workers' scratch
 SCRATCHES: Final = 17
+WORKERS: Final = 18  # that take part in the run
 PROGRESS: Final = 32  # number of shared steps opened so far
 COUNTERS: Final = 40
 CLAIMED: Final = 0

@@ -14,7 +14,6 @@ of machine.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.util
 import logging
 import os
@@ -22,12 +21,14 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
+
+from .compiling import Progress, compile_entries
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +56,6 @@ class CacheState:
     compiled: int = 0
     #: Whether it can only be read: what is compiled all the same is not kept.
     read_only: bool = False
-
-
-#: Is told of each function of ours that was compiled: how many are done, how many there are, its name.
-Progress: TypeAlias = Callable[[int, int, str], None]
 
 
 def available() -> bool:
@@ -162,7 +159,7 @@ class _Native:
                 cache = open_cache(folder or default_folder())
                 _announce(cache)
                 with _writable(cache) as place:
-                    self.runner, compiled = _compile(place, progress)
+                    self.runner, compiled = compile_entries(place, progress)
                 self.cache = replace(cache, compiled=compiled)
             return self.runner
 
@@ -207,58 +204,9 @@ def _announce(cache: CacheState) -> None:
         logger.warning("CPU kernels are not kept on disk: %s", cache.refusal.value)
     if cache.folder is None or not any(cache.folder.rglob("*.nbi")):
         logger.info(
-            "compiling the CPU kernels: about 40 seconds, once per machine and version; "
+            "compiling the CPU kernels: 20 to 40 seconds, once per machine and version; "
             "`heliograph warmup` does it beforehand"
         )
-
-
-def _compile(folder: Path | None, progress: Progress | None) -> tuple[Any, int]:
-    """Import the kernels with numba's cache folder set while their decorators look at it, and
-    compile or load them; also how many functions were compiled.
-    """
-    config: Any = importlib.import_module("numba.core.config")
-    event: Any = importlib.import_module("numba.core.event")
-    before = config.CACHE_DIR
-    config.CACHE_DIR = "" if folder is None else str(folder)
-    try:
-        lanes = importlib.import_module(".lanes", __package__)
-        lanes.use_disk_cache(folder is not None)
-        runner = importlib.import_module(".runner", __package__)
-        watch = _watch(lanes.compiled_names, progress)
-        with event.install_listener("numba:compile", watch):
-            for function in runner.BY_ADDRESS:
-                function.compile()
-            for entry, arguments in runner.ENTRIES.items():
-                entry.compile(arguments)
-    finally:
-        config.CACHE_DIR = before
-    return runner, watch.count
-
-
-def _watch(names: set[str], progress: Progress | None) -> Any:
-    """What numba tells when it has compiled a function; those of its own do not count."""
-    event: Any = importlib.import_module("numba.core.event")
-    listener: Any = event.Listener
-
-    class Watch(listener):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.seen: set[str] = set()
-
-        @property
-        def count(self) -> int:
-            return len(self.seen)
-
-        def on_start(self, found: Any) -> None:
-            """Nothing is known yet."""
-
-        def on_end(self, found: Any) -> None:
-            name = found.data["dispatcher"].py_func.__name__
-            if name in names and name not in self.seen:
-                self.seen.add(name)
-                if progress is not None:
-                    progress(self.count, len(names), name)
-
-    return Watch()
 
 
 _native = _Native()

@@ -67,6 +67,7 @@ from .layout import (
     STREAMS,
     TILES,
     TOGETHER,
+    WORKERS,
     Kind,
     Mail,
     Status,
@@ -84,6 +85,8 @@ EXPERTS = int(Kind.EXPERTS)
 LAST_KIND = int(max(Kind))
 PARKED, WAITING, POSTED, TAKEN = (int(each) for each in Mail)
 SPINS_BEFORE_YIELD = 4096
+# A worker claims this part of its even share of what is left, and one tile in the end.
+SHARES = 2
 # Looks for more work: those with a pause between them, and all.
 SPINS_BEFORE_GIVING_WAY = 1024
 LOOKS = 1280
@@ -128,14 +131,19 @@ def claim_tiles(step: int, slots: int, control: int, scratch: int) -> None:
     """Claim and run tiles of a shared step until none is left. After an abort tiles are claimed but
     not run.
     """
-    tiles = word(step, TILES)
+    tiles, shares = word(step, TILES), SHARES * word(control, WORKERS)
     counter = control + 8 * (COUNTERS + word(step, COUNTER) * COUNTER_WORDS)
-    tile = atomic_add(counter, CLAIMED, 1)
-    while tile < tiles:
-        if atomic_load(control, ABORT) == 0:
-            run_tile(step, tile, slots, control, scratch)
-        atomic_add(counter, DONE, 1)
-        tile = atomic_add(counter, CLAIMED, 1)
+    claimed = atomic_load(counter, CLAIMED)
+    while claimed < tiles:
+        share = max(1, (tiles - claimed) // shares)
+        first = atomic_add(counter, CLAIMED, share)
+        behind = min(first + share, tiles)
+        if first < behind:
+            for tile in range(first, behind):
+                if atomic_load(control, ABORT) == 0:
+                    run_tile(step, tile, slots, control, scratch)
+            atomic_add(counter, DONE, behind - first)
+        claimed = first + share
 
 
 @jit_inline
@@ -245,6 +253,7 @@ def run_program(code: int, slots: int, control: int, scratch: int, helpers: int)
     """Lead a run of an encoded program with so many helpers, and return its status; all but `helpers` are
     addresses.
     """
+    set_word(control, WORKERS, helpers + 1)
     post(code, slots, control, helpers)
     status = lead(code, slots, control, scratch, helpers > 0)
     atomic_store(control, STATUS, status)

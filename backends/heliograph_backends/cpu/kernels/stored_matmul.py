@@ -14,6 +14,7 @@ from llvmlite import ir
 from numba import types
 
 from . import stored_k_blocks as k_blocks
+from .fetching import Fetches, behind_rows, in_rows, unit_bytes
 from .lanes import (
     F32,
     F32_VECTOR,
@@ -26,11 +27,10 @@ from .lanes import (
     local,
     loop,
     pointer,
-    prefetch,
     subroutine,
     tail_mask,
 )
-from .layout import CACHE_LINE_BYTES, PANEL_COLUMNS
+from .layout import PANEL_COLUMNS
 from .packing import PANEL_ROW_BYTES
 from .stored_blocks import bf16, f16, f32, q4_0, q4_1, q5_0, q5_1, q8_0, single_bf16, single_f16, single_f32
 from .stored_lanes import Shelf
@@ -92,20 +92,27 @@ def _rows(builder: Any, base: Any, step: Any, count: Any, most: int) -> list[Any
     ]
 
 
-def each_weight(builder: Any, kind: Stored, rows: Sequence[Any], depth: Any, act: Act) -> None:
-    """Call `act` for each k of 32 rows of weights, in order."""
+def each_weight(
+    builder: Any, kind: Stored, rows: Sequence[Any], depth: Any, act: Act, following: Any = None
+) -> None:
+    """Call `act` for each k of 32 rows of weights, in order. `following`: the address of as many rows that
+    are read next, where whole rows are.
+    """
     groups = [rows[first : first + LANES] for first in range(0, len(rows), LANES)]
     if kind in K_BLOCKS:
-        _each_of_blocks(builder, kind, groups, depth, act)
+        _each_of_blocks(builder, kind, groups, depth, act, following)
         return
     form = FORMS[kind]
     whole = builder.and_(depth, integer(-form.unit))
     with loop(builder, integer(0), whole, form.unit) as start:
         moved = _moved(builder, groups, builder.udiv(start, integer(form.block_size)), form.block_bytes)
         units = [UNITS[kind](builder, group) for group in moved]
-        size = form.block_bytes * form.unit // form.block_size
-        # Measured: what is shorter than a line is there in time without being asked for.
-        fetches = _Fetches(builder, moved if kind in SINGLES else [], integer(size), size, form.unit)
+        if following is not None:
+            fetches = behind_rows(builder, form, following, start, len(rows))
+        else:
+            # Measured: what is shorter than a line is there in time without being asked for.
+            near = [row for group in moved for row in group] if kind in SINGLES else []
+            fetches = in_rows(builder, form, near, integer(unit_bytes(form)))
         _each_lane(builder, units, start, act, fetches)
     if kind in SINGLES:
         with loop(builder, whole, depth, 1) as index:
@@ -113,7 +120,9 @@ def each_weight(builder: Any, kind: Stored, rows: Sequence[Any], depth: Any, act
             act(index, [SINGLES[kind](builder, group) for group in moved])
 
 
-def _each_of_blocks(builder: Any, kind: Stored, groups: Sequence[Any], depth: Any, act: Act) -> None:
+def _each_of_blocks(
+    builder: Any, kind: Stored, groups: Sequence[Any], depth: Any, act: Act, following: Any
+) -> None:
     form, k_block = FORMS[kind], K_BLOCKS[kind]
     shelves = [Shelf(builder, k_block.shelf) for _ in groups]
     with loop(builder, integer(0), depth, form.block_size) as start:
@@ -124,32 +133,14 @@ def _each_of_blocks(builder: Any, kind: Stored, groups: Sequence[Any], depth: An
             unit = builder.udiv(place, integer(form.unit))
             pairs = zip(moved, shelves, strict=True)
             units = [k_block.unit(builder, group, unit, shelf) for group, shelf in pairs]
-            share = form.block_bytes * form.unit // form.block_size
-            ahead = builder.add(builder.mul(unit, integer(share)), integer(form.block_bytes))
-            fetches = _Fetches(builder, moved, ahead, share, form.unit)
-            _each_lane(builder, units, builder.add(start, place), act, fetches)
-
-
-class _Fetches:
-    """Asks for a share of all rows' next bytes, a few lines with each element, so that no queue fills up."""
-
-    def __init__(
-        self, builder: Any, groups: Sequence[Sequence[Any]], ahead: Any, size: int, elements: int
-    ) -> None:
-        lines = range(0, size, CACHE_LINE_BYTES)
-        self._places = [
-            builder.add(row, builder.add(ahead, integer(line)))
-            for line in lines
-            for group in groups
-            for row in group
-        ]
-        self._builder, self._elements = builder, elements
-
-    def go(self, element: int) -> None:
-        """Ask for what belongs to element `element` of a unit."""
-        first, last = (number * len(self._places) // self._elements for number in (element, element + 1))
-        for place in self._places[first:last]:
-            prefetch(self._builder, place)
+            first = builder.add(start, place)
+            if following is not None:
+                fetches = behind_rows(builder, form, following, first, LANES * len(groups))
+            else:
+                near = [row for group in moved for row in group]
+                ahead = builder.add(builder.mul(unit, integer(unit_bytes(form))), integer(form.block_bytes))
+                fetches = in_rows(builder, form, near, ahead)
+            _each_lane(builder, units, first, act, fetches)
 
 
 def _moved(builder: Any, groups: Sequence[Any], index: Any, step: int) -> list[list[Any]]:
@@ -158,7 +149,7 @@ def _moved(builder: Any, groups: Sequence[Any], index: Any, step: int) -> list[l
 
 
 def _each_lane(
-    builder: Any, units: Sequence[Iterator[Lanes]], start: Any, act: Act, fetches: _Fetches
+    builder: Any, units: Sequence[Iterator[Lanes]], start: Any, act: Act, fetches: Fetches
 ) -> None:
     for place, lanes in enumerate(zip(*units, strict=True)):
         fetches.go(place)
@@ -218,7 +209,8 @@ def _multiply(kind: Stored, most: int) -> Callable[..., None]:
             def act(k: Any, lanes: Sequence[Lanes]) -> None:
                 cells.add([_element(builder, row, k) for row in left], lanes)
 
-            each_weight(builder, kind, right, depth, act)
+            following = builder.add(base, builder.mul(b_row, integer(groups * LANES)))
+            each_weight(builder, kind, right, depth, act, following)
             cells.store()
 
     return body

@@ -108,9 +108,11 @@ def _exp_bounded(x: Lanes) -> Lanes:
 
 
 def expm1(x: Lanes) -> Lanes:
-    """e**x - 1: x + x**2 * p(x) for |x| up to 1/2, where the difference would lose digits."""
+    """e**x - 1: x + x**2 * p(x) for |x| up to 1/2, where the difference would lose digits; the sum makes 0 of
+    -0.
+    """
     near = polynomial(x, *EXPM1_COEFFICIENTS).fma(x * x, x)
-    return x.abs().where(">", 0.5, exp(x) - 1.0, near)
+    return x.abs().where(">", 0.5, exp(x) - 1.0, near).copysign(x)
 
 
 def log(x: Lanes) -> Lanes:
@@ -171,7 +173,7 @@ def tanh(x: Lanes) -> Lanes:
     t, s = x.abs(), x * x
     # From 10 on, the quotient is too small to matter.
     double = t.where(">", 10.0, 20.0, t + t)
-    far = (1.0 - 2.0 / (_exp_bounded(double) + 1.0)).copysign(x)
+    far = 1.0 - 2.0 / (_exp_bounded(double) + 1.0)
     low = polynomial(
         s,
         -5.70498872745e-3,
@@ -181,8 +183,8 @@ def tanh(x: Lanes) -> Lanes:
         -3.33332819422e-1,
     )
     near = (low * s).fma(x, x)
-    # A NaN takes the near side, where it stays one.
-    return t.where(">", 0.625, far, near)
+    # A NaN takes the near side, where it stays one; the sum above makes 0 of -0.
+    return t.where(">", 0.625, far, near).copysign(x)
 
 
 def sigmoid(x: Lanes) -> Lanes:

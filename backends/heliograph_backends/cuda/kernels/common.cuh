@@ -52,6 +52,26 @@ static __device__ __forceinline__ u16 f32_to_f16(float value) {
   return bits;
 }
 
+// Two at once: the first is the lower half of the word.
+static __device__ __forceinline__ u32 f32_pair_to_f16(float first, float second) {
+  u32 bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
+  return bits;
+}
+
+// To the nearest, halves to even; NaN stays NaN.
+static __device__ __forceinline__ u16 f32_to_bf16(float value) {
+  u16 bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+static __device__ __forceinline__ u32 f32_pair_to_bf16(float first, float second) {
+  u32 bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
+  return bits;
+}
+
 // Rounded to the 10 bits of mantissa that matrix units read, with the range of f32.
 static __device__ __forceinline__ u32 to_tf32(float value) {
   u32 bits;
@@ -73,13 +93,6 @@ static __device__ __forceinline__ void multiply_tiles(float (&d)[4], const u32 (
 #define FULL_WARP 0xffffffffu
 
 static __device__ __forceinline__ float bf16_to_f32(u16 bits) { return __int_as_float((int)((u32)bits << 16)); }
-
-// To the nearest, halves to even; NaN stays NaN.
-static __device__ __forceinline__ u16 f32_to_bf16(float value) {
-  u32 bits = (u32)__float_as_int(value);
-  u32 upper = bits >> 16;
-  return value != value ? (u16)(upper | 0x40) : (u16)((bits + (upper & 1) + 0x7fff) >> 16);
-}
 
 static __device__ __forceinline__ float load(const u8* place, int type) {
   if (type == F32) return *reinterpret_cast<const float*>(place);
@@ -150,6 +163,16 @@ static __device__ __forceinline__ i64 offset_at(const Walk& walk, const Operand&
 
 static __device__ __forceinline__ u8* row_of(const Walk& walk, const Operand& operand, i64 row) {
   return reinterpret_cast<u8*>(operand.address) + offset_at(walk, operand, row);
+}
+
+// floor(n / size) for n < 2^31 is n * multiplier >> shift: Granlund and Montgomery, "Division by invariant
+// integers using multiplication", 1994.
+struct Divisor {
+  u32 size, multiplier, shift, reserved;
+};
+
+static __device__ __forceinline__ u32 divided(u32 n, const Divisor& by) {
+  return (u32)(((u64)n * by.multiplier) >> by.shift);
 }
 
 // Notes the first failure of a run: the node's number and what it met. Later ones are dropped.

@@ -1,28 +1,129 @@
 // What moves elements: strided copies, rows that are gathered, and rows that are set.
 
 struct CopyParameters {
-  Walk walk;
-  i64 count;
-  Operand source;
-  Operand result;
+  Divisor divisors[MOST_DIMENSIONS];
+  i64 from_strides[MOST_DIMENSIONS];
+  i64 to_strides[MOST_DIMENSIONS];
+  u64 from;
+  u64 to;
+  u32 count;
+  int dimensions;
   int item_bytes;
   int reserved;
 };
 
-template <typename Item>
-static __device__ __forceinline__ void copy_items(const CopyParameters& p) {
-  i64 step = (i64)gridDim.x * blockDim.x;
-  for (i64 index = (i64)blockIdx.x * blockDim.x + threadIdx.x; index < p.count; index += step)
-    *reinterpret_cast<Item*>(row_of(p.walk, p.result, index)) =
-        *reinterpret_cast<const Item*>(row_of(p.walk, p.source, index));
+#define COPY_THREADS 256
+#define COPY_AHEAD 4
+
+static __device__ __forceinline__ void find_places(const CopyParameters& p, u32 index, const u8*& from, u8*& to) {
+  from = reinterpret_cast<const u8*>(p.from), to = reinterpret_cast<u8*>(p.to);
+#pragma unroll
+  for (int axis = MOST_DIMENSIONS - 1; axis > 0; axis--) {
+    if (axis >= p.dimensions) continue;
+    u32 above = divided(index, p.divisors[axis]);
+    u32 at = index - above * p.divisors[axis].size;
+    from += at * p.from_strides[axis], to += at * p.to_strides[axis];
+    index = above;
+  }
+  from += index * p.from_strides[0], to += index * p.to_strides[0];
 }
 
-KERNEL(copy_elements, CopyParameters, 256) {
+// Items as wide as rows and strides allow: see `moves.py`. A thread has several under way.
+template <typename Item>
+static __device__ __forceinline__ void copy_items(const CopyParameters& p) {
+  const u32 tile = COPY_THREADS * COPY_AHEAD;
+  u32 step = gridDim.x * tile;
+  for (u32 first = blockIdx.x * tile + threadIdx.x; first < p.count; first += step) {
+    Item items[COPY_AHEAD];
+    u8* to[COPY_AHEAD];
+#pragma unroll
+    for (int i = 0; i < COPY_AHEAD; i++) {
+      const u8* from;
+      u32 index = first + i * COPY_THREADS;
+      find_places(p, index, from, to[i]);
+      if (index < p.count) items[i] = *reinterpret_cast<const Item*>(from);
+    }
+#pragma unroll
+    for (int i = 0; i < COPY_AHEAD; i++)
+      if (first + i * COPY_THREADS < p.count) *reinterpret_cast<Item*>(to[i]) = items[i];
+  }
+}
+
+KERNEL(copy_elements, CopyParameters, COPY_THREADS) {
   switch (p.item_bytes) {
     case 1: copy_items<u8>(p); break;
     case 2: copy_items<u16>(p); break;
     case 4: copy_items<u32>(p); break;
-    default: copy_items<u64>(p);
+    case 8: copy_items<u64>(p); break;
+    default: copy_items<uint4>(p);
+  }
+}
+
+// Where the items of a row of the source are those of a column of the result: `across` runs along the source's
+// rows, `along` along the result's.
+struct TransposeParameters {
+  Divisor divisors[MOST_DIMENSIONS];  // of the other dimensions
+  i64 from_strides[MOST_DIMENSIONS];
+  i64 to_strides[MOST_DIMENSIONS];
+  Divisor tiles[2];  // how many there are across and along
+  u64 from;
+  u64 to;
+  i64 from_step;  // bytes between the source's rows
+  i64 to_step;    // and the result's
+  u32 across;
+  u32 along;
+  int dimensions;
+  int item_bytes;
+};
+
+#define TRANSPOSE_TILE 64
+#define TRANSPOSE_ROWS (COPY_THREADS / TRANSPOSE_TILE)
+
+// A tile comes in by rows and goes out by columns. Rows in shared memory end with a word or an item more, so that
+// the items of a column lie in different banks.
+template <typename Item>
+static __device__ __forceinline__ void transpose_items(const TransposeParameters& p, u64* shared) {
+  typedef Item Row[TRANSPOSE_TILE + (sizeof(Item) < 4 ? 4 / sizeof(Item) : 1)];
+  Row* tile = reinterpret_cast<Row*>(shared);
+  u32 rest = divided(blockIdx.x, p.tiles[0]);
+  u32 across = (blockIdx.x - rest * p.tiles[0].size) * TRANSPOSE_TILE;
+  u32 outer = divided(rest, p.tiles[1]);
+  u32 along = (rest - outer * p.tiles[1].size) * TRANSPOSE_TILE;
+  const u8* from = reinterpret_cast<const u8*>(p.from) + along * p.from_step;
+  u8* to = reinterpret_cast<u8*>(p.to) + across * p.to_step;
+#pragma unroll 1
+  for (int axis = p.dimensions - 1; axis >= 0; axis--) {
+    u32 above = divided(outer, p.divisors[axis]);
+    u32 at = outer - above * p.divisors[axis].size;
+    from += at * p.from_strides[axis], to += at * p.to_strides[axis];
+    outer = above;
+  }
+  u32 x = threadIdx.x % TRANSPOSE_TILE, y = threadIdx.x / TRANSPOSE_TILE;
+  if (across + x < p.across) {
+    u32 rows = p.along - along;
+    from += (u64)(across + x) * sizeof(Item) + y * p.from_step;
+#pragma unroll
+    for (u32 row = 0; row < TRANSPOSE_TILE; row += TRANSPOSE_ROWS, from += TRANSPOSE_ROWS * p.from_step)
+      if (row + y < rows) tile[row + y][x] = *reinterpret_cast<const Item*>(from);
+  }
+  // A thread reads what others wrote, once: this barrier is between the two, and the block ends behind them.
+  __syncthreads();
+  if (along + x < p.along) {
+    u32 rows = p.across - across;
+    to += (u64)(along + x) * sizeof(Item) + y * p.to_step;
+#pragma unroll
+    for (u32 row = 0; row < TRANSPOSE_TILE; row += TRANSPOSE_ROWS, to += TRANSPOSE_ROWS * p.to_step)
+      if (row + y < rows) *reinterpret_cast<Item*>(to) = tile[x][row + y];
+  }
+}
+
+KERNEL(copy_transposed, TransposeParameters, COPY_THREADS) {
+  DYNAMIC_SHARED(u64, shared);
+  switch (p.item_bytes) {
+    case 1: transpose_items<u8>(p, shared); break;
+    case 2: transpose_items<u16>(p, shared); break;
+    case 4: transpose_items<u32>(p, shared); break;
+    default: transpose_items<u64>(p, shared);
   }
 }
 
@@ -65,6 +166,11 @@ static __device__ __forceinline__ void move_row(
 
 static __device__ __forceinline__ void move_items(
     int item_bytes, const u8* from, i64 from_step, u8* to, i64 to_step, i64 columns) {
+  i64 bytes = columns * item_bytes;
+  if (from_step == item_bytes && to_step == item_bytes && ((u64)from | (u64)to | (u64)bytes) % 16 == 0) {
+    move_row<uint4>(from, 16, to, 16, bytes / 16);
+    return;
+  }
   switch (item_bytes) {
     case 1: move_row<u8>(from, from_step, to, to_step, columns); break;
     case 2: move_row<u16>(from, from_step, to, to_step, columns); break;

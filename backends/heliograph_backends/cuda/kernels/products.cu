@@ -1,188 +1,276 @@
-// Products with stored weights: activations [rows, k] times the transpose of weights [n, k], in f32.
+// Products of few rows with stored weights: activations [rows, k] times the transpose of weights [n, k], in
+// f32.
 //
-// Up to four rows: a warp has some rows of the weights, whose bytes it stages in shared memory; each lane then
-// makes 32 elements of two of them f32, in registers. More rows: a block has a tile of 64 x 128 results; 32
-// columns of its weights at a time become tf32 in shared memory, for the matrix units.
+// Bound by the weights' bytes, so all else is made to fit beside their way in. A multiprocessor has one block
+// and a share of the weights' rows. The block first makes the activations fixed-point numbers of 15 bits and
+// a sign in shared memory, two bytes each, with one scale for 64; so that a byte of weights is multiplied by
+// `dp4a`, four at once, twice, with sums that are exact. Then every warp goes alone, without barriers of the
+// block, through an equal share of the steps (GROUP rows, STEP elements): 16-byte copies bring the bytes of
+// the next two steps to a ring of its own in shared memory while it decodes those of this one. Shares end
+// within rows: the sums of their parts meet in shared memory, and are added in the order of the warps. So
+// bits depend on nothing but shapes and the device.
+//
+// Rows that lie at other multiples than 16 come with the bytes before them, and are moved in the ring. Narrow
+// floats go the same way, with f32 activations.
 
-struct ProductParameters {
-  Walk walk;  // of the matrices, by block's z
-  i64 n;
-  i64 k;
-  i64 rows;
-  Operand weights;
-  Operand x;
-  Operand result;
-  i64 weight_stride;  // bytes between rows
-  i64 x_stride;
-  i64 result_stride;
-  int block_bytes;
-  int parts;  // of 32 elements, of a block
+#define GROUP 2
+#define RING 3
+
+// A step of a block's: `step` of a group of rows.
+struct Place {
+  int group;
+  int step;
+  __device__ __forceinline__ void advance(int steps) {
+    if (++step == steps) step = 0, group++;
+  }
 };
 
-#define WARPS 8
-#define ROWS_OF_WARP 2
-#define FEW 4
-// 32 lanes, each with 32 elements.
-#define STAGE 1024
-
-// What is done for every type with a name of its own: one kernel has them all, since the type is the same for all
-// threads and told once for 32 elements.
-#define FOR_TYPE(type, DO)           \
-  switch (type) {                    \
-    case F16: DO(F16); break;        \
-    case BF16: DO(BF16); break;      \
-    case Q4_0: DO(Q4_0); break;      \
-    case Q4_1: DO(Q4_1); break;      \
-    case Q5_0: DO(Q5_0); break;      \
-    case Q5_1: DO(Q5_1); break;      \
-    case Q8_0: DO(Q8_0); break;      \
-    case Q2_K: DO(Q2_K); break;      \
-    case Q3_K: DO(Q3_K); break;      \
-    case Q4_K: DO(Q4_K); break;      \
-    case Q5_K: DO(Q5_K); break;      \
-    default: DO(Q6_K);               \
-  }
-
-// Words of 4 bytes where rows lie on multiples of 4, as they nearly always do; else of 2.
-static __device__ __forceinline__ void stage(const u8* from, i64 bytes, u8* to, int lane) {
-  if ((u64)from % 4 == 0) {
-    for (int word = lane; word < bytes / 4; word += 32)
-      reinterpret_cast<u32*>(to)[word] = reinterpret_cast<const u32*>(from)[word];
-    if (bytes % 4 && lane == 0)
-      reinterpret_cast<u16*>(to)[bytes / 2 - 1] = reinterpret_cast<const u16*>(from)[bytes / 2 - 1];
-  } else {
-    for (int half = lane; half < bytes / 2; half += 32)
-      reinterpret_cast<u16*>(to)[half] = reinterpret_cast<const u16*>(from)[half];
-  }
-}
-
-// An activation at [element][row]; 33 instead of 32 so that lanes meet different banks.
-#define AT(element, row) ((row) * (STAGE / 32 * 33) + (element) / 32 * 33 + (element) % 32)
-
-// Shared memory: ROWS stages of activations, then for each warp its rows' bytes of a stage.
-template <int ROWS>
-static __device__ __forceinline__ void few_rows(const ProductParameters& p) {
-  DYNAMIC_SHARED(float, xs);
-  u8* all_staged = reinterpret_cast<u8*>(xs + ROWS * STAGE / 32 * 33);
-  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stage_bytes = 32 / p.parts * p.block_bytes;
-  u8* staged = all_staged + warp * ROWS_OF_WARP * stage_bytes;
-  const u8* weights = row_of(p.walk, p.weights, blockIdx.z);
-  const u8* x = row_of(p.walk, p.x, blockIdx.z);
-  u8* result = row_of(p.walk, p.result, blockIdx.z);
-  i64 first = ((i64)blockIdx.x * WARPS + warp) * ROWS_OF_WARP;
-  float sums[ROWS_OF_WARP][ROWS];
-  for (int w = 0; w < ROWS_OF_WARP; w++)
-    for (int r = 0; r < ROWS; r++) sums[w][r] = 0.0f;
-  for (i64 start = 0; start < p.k; start += STAGE) {
-    __syncthreads();
-    for (int i = threadIdx.x; i < ROWS * STAGE; i += WARPS * 32) {
-      int row = i / STAGE, element = i % STAGE;
-      bool there = row < p.rows && start + element < p.k;
-      xs[AT(element, row)] = there ? reinterpret_cast<const float*>(x + row * p.x_stride)[start + element] : 0.0f;
-    }
-    i64 parts = p.k - start < STAGE ? (p.k - start) / 32 : 32;
-    for (int w = 0; w < ROWS_OF_WARP; w++) {
-      const u8* row = weights + (first + w) * p.weight_stride + start / 32 / p.parts * p.block_bytes;
-      if (first + w < p.n) stage(row, parts / p.parts * p.block_bytes, staged + w * stage_bytes, lane);
-    }
-    __syncthreads();
-    if (lane >= parts) continue;
-    // Two rows for each activation that is read. What lies past the last row is not written.
-    float one[32], other[32];
-#define BOTH(T) part_of<T>(staged, lane, one), part_of<T>(staged + stage_bytes, lane, other)
-    FOR_TYPE(p.weights.type, BOTH)
+// Has the bytes of a step brought to a warp's place in the ring. `from`: the group's first row, at the step.
+template <int T>
+static __device__ __forceinline__ void fetch(
+    const u8* from, i64 stride, i64 rows_left, i64 bytes_left, SharedPlace to, int lane, bool aligned) {
+  constexpr int BYTES = Step<T>::BYTES, ROOM = Step<T>::ROOM;
+  if (aligned && rows_left >= GROUP && bytes_left >= BYTES) {
 #pragma unroll
-    for (int r = 0; r < ROWS; r++)
+    for (int w = 0; w < GROUP; w++)
 #pragma unroll
-      for (int i = 0; i < 32; i++) {
-        float activation = xs[AT(lane * 32 + i, r)];
-        sums[0][r] += one[i] * activation;
-        sums[1][r] += other[i] * activation;
-      }
-  }
-  for (int w = 0; w < ROWS_OF_WARP; w++)
-    for (int r = 0; r < ROWS; r++) {
-      float sum = warp_sum(sums[w][r]);
-      if (lane == 0 && first + w < p.n && r < p.rows)
-        reinterpret_cast<float*>(result + r * p.result_stride)[first + w] = sum;
-    }
-}
-
-KERNEL(product_one, ProductParameters, WARPS * 32) { few_rows<1>(p); }
-KERNEL(product_few, ProductParameters, WARPS * 32) { few_rows<FEW>(p); }
-
-#define TILE_ROWS 64
-#define TILE_N 128
-#define TILE_K 32
-#define PADDED (TILE_K + 4)
-#define MANY_THREADS 128
-
-static __device__ __forceinline__ void stage_weights(
-    const ProductParameters& p, const u8* weights, i64 first, i64 start, u32* to) {
-  // A thread has one row of the tile.
-  i64 row = first + threadIdx.x;
-  u32* out = to + threadIdx.x * PADDED;
-  if (row >= p.n) {
-    for (int i = 0; i < TILE_K; i++) out[i] = 0;
+      for (int at = 0; at < BYTES; at += 512)
+        if (at + 512 <= BYTES || at + lane * 16 < BYTES)
+          fetch_later(to + w * ROOM + at + lane * 16, from + w * stride + at + lane * 16);
     return;
   }
-  float values[32];
-#define PART(T) part_of<T>(weights + row * p.weight_stride, start / 32, values)
-  FOR_TYPE(p.weights.type, PART)
-#pragma unroll
-  for (int i = 0; i < TILE_K; i++) out[i] = to_tf32(values[i]);
-}
-
-static __device__ __forceinline__ void stage_activations(
-    const ProductParameters& p, const u8* x, i64 first, i64 start, u32* to) {
-  for (int i = threadIdx.x; i < TILE_ROWS * TILE_K; i += MANY_THREADS) {
-    i64 row = first + i / TILE_K;
-    int column = i % TILE_K;
-    float value = row < p.rows ? reinterpret_cast<const float*>(x + row * p.x_stride)[start + column] : 0.0f;
-    to[i / TILE_K * PADDED + column] = to_tf32(value);
-  }
-}
-
-KERNEL(product_many, ProductParameters, MANY_THREADS) {
-  __shared__ u32 xs[TILE_ROWS * PADDED];
-  __shared__ u32 ws[TILE_N * PADDED];
-  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const u8* weights = row_of(p.walk, p.weights, blockIdx.z);
-  const u8* x = row_of(p.walk, p.x, blockIdx.z);
-  u8* result = row_of(p.walk, p.result, blockIdx.z);
-  i64 first_row = (i64)blockIdx.y * TILE_ROWS, first_n = (i64)blockIdx.x * TILE_N;
-  float d[4][4][4] = {};
-  for (i64 start = 0; start < p.k; start += TILE_K) {
-    __syncthreads();
-    stage_weights(p, weights, first_n, start, ws);
-    stage_activations(p, x, first_row, start, xs);
-    __syncthreads();
+  // What there is not, comes as 0 from where something is.
+  const u8* nowhere = from - (u64)from % 16;
 #pragma unroll 1
-    for (int k = 0; k < TILE_K; k += 8) {
-      u32 a[4][4], b[4][2];
-#pragma unroll
-      for (int m = 0; m < 4; m++) {
-        const u32* place = xs + (m * 16 + g) * PADDED + k + t;
-        a[m][0] = place[0], a[m][1] = place[8 * PADDED], a[m][2] = place[4], a[m][3] = place[8 * PADDED + 4];
-      }
-#pragma unroll
-      for (int n = 0; n < 4; n++) {
-        const u32* place = ws + (warp * 32 + n * 8 + g) * PADDED + k + t;
-        b[n][0] = place[0], b[n][1] = place[4];
-      }
-#pragma unroll
-      for (int m = 0; m < 4; m++)
-#pragma unroll
-        for (int n = 0; n < 4; n++) multiply_tiles(d[m][n], a[m], b[n]);
+  for (int w = 0; w < GROUP; w++, from += stride, to += ROOM) {
+    int skew = (int)((u64)from % 16),
+        there = w >= rows_left ? 0 : (int)(bytes_left < BYTES ? bytes_left : BYTES) + skew;
+#pragma unroll 1
+    for (int own = lane * 16; own < BYTES + skew; own += 512) {
+      int bytes = there - own < 0 ? 0 : there - own < 16 ? there - own : 16;
+      fetch_later(to + own, bytes ? from - skew + own : nowhere, bytes);
     }
   }
-#pragma unroll
-  for (int m = 0; m < 4; m++)
-#pragma unroll
-    for (int n = 0; n < 4; n++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        i64 row = first_row + m * 16 + g + i / 2 * 8, column = first_n + warp * 32 + n * 8 + 2 * t + i % 2;
-        if (row < p.rows && column < p.n) reinterpret_cast<float*>(result + row * p.result_stride)[column] = d[m][n][i];
-      }
 }
+
+// A step's part of the sums of a lane.
+template <int T, int ROWS>
+static __device__ __forceinline__ void add_step(
+    const u8* ring, const u8* x, i64 plane, int lane, float (&sums)[GROUP][ROWS]) {
+  if constexpr (Narrow<T>::IS) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      float values[GROUP][8];
+#pragma unroll
+      for (int w = 0; w < GROUP; w++) {
+        u32 words[4];
+        load_words<4>(ring + w * Step<T>::ROOM + j * 512 + lane * 16, words);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          values[w][2 * i] = T == F16 ? low_half(words[i]) : __int_as_float((int)(words[i] << 16));
+          values[w][2 * i + 1] =
+              T == F16 ? high_half(words[i]) : __int_as_float((int)(words[i] & 0xffff0000u));
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < ROWS; r++) {
+        u32 own[8];
+        load_words<4>(x + r * plane + j * 1024 + lane * 16, own);
+        load_words<4>(x + r * plane + j * 1024 + 512 + lane * 16, own + 4);
+#pragma unroll
+        for (int w = 0; w < GROUP; w++)
+#pragma unroll
+          for (int i = 0; i < 8; i++) sums[w][r] += values[w][i] * __int_as_float((int)own[i]);
+      }
+    }
+  } else {
+    constexpr int SPANS = Form<T>::SPANS, EACH = 4 / SPANS;
+    u32 numbers[GROUP][16];
+    float factors[GROUP][SPANS], offsets[GROUP][SPANS];
+#pragma unroll
+    for (int w = 0; w < GROUP; w++)
+      decode<T>(ring + w * Step<T>::ROOM, lane, numbers[w], factors[w], offsets[w]);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      const u8* unit = x + r * plane + lane * Step<T>::X_UNIT;
+      u32 tail[4];
+      float scale, found[GROUP] = {};
+      load_words<4>(unit + 128, tail);
+      scale = Form<T>::CROSSED ? *reinterpret_cast<const float*>(unit + 144) : __int_as_float((int)tail[0]);
+#pragma unroll
+      for (int s = 0; s < SPANS; s++) {
+        int upper[GROUP] = {}, lower[GROUP] = {};
+#pragma unroll
+        for (int g = s * EACH; g < (s + 1) * EACH; g++) {
+          u32 high[4], low[4];
+          load_words<4>(unit + g * 32, high), load_words<4>(unit + g * 32 + 16, low);
+#pragma unroll
+          for (int w = 0; w < GROUP; w++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+              upper[w] = dot_bytes<Form<T>::SIGNED>(numbers[w][4 * g + i], high[i], upper[w]);
+              lower[w] = dot_bytes<Form<T>::SIGNED>(numbers[w][4 * g + i], low[i], lower[w]);
+            }
+        }
+        float sum = __int_as_float((int)tail[Form<T>::CROSSED ? s : 1 + s]);
+#pragma unroll
+        for (int w = 0; w < GROUP; w++) {
+          // At most 32 * 128 * 32639: far from 2**31.
+          found[w] += factors[w][s] * (float)(upper[w] * 256 + lower[w]);
+          if (Form<T>::OFFSETS) found[w] += offsets[w][s] * sum;
+        }
+      }
+#pragma unroll
+      for (int w = 0; w < GROUP; w++) sums[w][r] += scale * found[w];
+    }
+  }
+}
+
+// A block's share of the groups of rows, and a warp's share of their steps.
+struct Share {
+  i64 first;
+  int groups;
+  int steps;
+  int warp_bits;
+  __device__ __forceinline__ int begin(int warp) const {
+    return (int)((i64)groups * steps * warp >> warp_bits);
+  }
+};
+
+// Lane `w * ROWS + r` has the sum of row w of a group and row r of the activations.
+template <int ROWS>
+static __device__ __forceinline__ void write(
+    const ProductParameters& p, u8* result, i64 group, int lane, float sum, bool adds) {
+  i64 row = group * GROUP + lane / ROWS;
+  if (lane >= GROUP * ROWS || row >= p.n || lane % ROWS >= p.rows) return;
+  float* place = reinterpret_cast<float*>(result + lane % ROWS * p.result_stride) + row;
+  *place = adds ? *place + sum : sum;
+}
+
+// A warp's steps. `pieces`: for each warp the sums of a group that another began, and of one that another
+// ends.
+template <int T, int ROWS>
+static __device__ __forceinline__ void sum_steps(
+    const ProductParameters& p, const Matrices& at, const Share& share, i64 start, u8* xs, u8* ring,
+    float* pieces) {
+  constexpr int SLOT = GROUP * Step<T>::ROOM;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, steps = share.steps;
+  const int from = share.begin(warp), to = share.begin(warp + 1);
+  const i64 row_bytes = (p.k / 32 / Stored<T>::PARTS) * Stored<T>::BYTES;
+  const i64 start_bytes = start / 32 / Stored<T>::PARTS * Stored<T>::BYTES;
+  const i64 plane = p.chunk / Step<T>::ELEMENTS * Step<T>::X_BYTES;
+  const bool aligned = ((u64)at.weights | (u64)p.weight_stride) % 16 == 0;
+  Place coming = {from / steps, from % steps}, here = coming;
+  const SharedPlace ring_place = shared_place(ring);
+  int fetched = from, next_slot = 0, slot = 0;
+  auto fetch_next = [&]() {
+    if (fetched < to) {
+      i64 row = (share.first + coming.group) * GROUP, bytes = start_bytes + (i64)coming.step * Step<T>::BYTES;
+      const u8* place = at.weights + row * p.weight_stride + bytes;
+      fetch<T>(place, p.weight_stride, p.n - row, row_bytes - bytes, ring_place + next_slot, lane, aligned);
+      coming.advance(steps);
+      fetched++;
+      next_slot = next_slot == (RING - 1) * SLOT ? 0 : next_slot + SLOT;
+    }
+    end_fetches();
+  };
+#pragma unroll 1
+  for (int i = 0; i < RING - 1; i++) fetch_next();
+  prepare<T, ROWS>(p, at.x, start, steps, xs);
+  __syncthreads();
+  float sums[GROUP][ROWS] = {};
+  for (int item = from; item < to; item++) {
+    fetch_next();
+    await_fetches<RING - 1>();
+    __syncwarp();
+    if (!aligned) {
+      i64 row = (share.first + here.group) * GROUP;
+#pragma unroll 1
+      for (int w = 0; w < GROUP; w++) {
+        int skew = (int)(((u64)at.weights + (row + w) * p.weight_stride) % 16);
+        if (skew) move_down(ring + slot + w * Step<T>::ROOM, skew, Step<T>::BYTES, lane);
+      }
+    }
+    add_step<T, ROWS>(ring + slot, xs + (i64)here.step * Step<T>::X_BYTES, plane, lane, sums);
+    slot = slot == (RING - 1) * SLOT ? 0 : slot + SLOT;
+    // Before others bring what comes next to this place.
+    __syncwarp();
+    bool ends = here.step == steps - 1;
+    if (ends || item == to - 1) {
+      float mine = 0.0f;
+#pragma unroll
+      for (int w = 0; w < GROUP; w++)
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+          float sum = warp_sum(sums[w][r]);
+          if (lane == w * ROWS + r) mine = sum;
+          sums[w][r] = 0.0f;
+        }
+      bool begins = here.group * steps >= from;
+      if (begins && ends)
+        write<ROWS>(p, at.result, share.first + here.group, lane, mine, start > 0);
+      else if (lane < GROUP * ROWS)
+        pieces[(warp * 2 + begins) * GROUP * ROWS + lane] = mine;
+    }
+    here.advance(steps);
+  }
+  await_fetches<0>();
+}
+
+// Adds the pieces of the group that a warp began and others went on with, in their order.
+template <int ROWS>
+static __device__ __forceinline__ void join_pieces(
+    const ProductParameters& p, const Matrices& at, const Share& share, const float* pieces, bool adds) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = 1 << share.warp_bits;
+  const int from = share.begin(warp), to = share.begin(warp + 1);
+  if (from == to) return;
+  const int group = (to - 1) / share.steps, end = (group + 1) * share.steps;
+  if (group * share.steps < from || end <= to || lane >= GROUP * ROWS) return;
+  float sum = pieces[(warp * 2 + 1) * GROUP * ROWS + lane];
+  for (int other = warp + 1; other < warps && share.begin(other) < end; other++)
+    if (share.begin(other) < share.begin(other + 1)) sum += pieces[other * 2 * GROUP * ROWS + lane];
+  write<ROWS>(p, at.result, share.first + group, lane, sum, adds);
+}
+
+// Shared memory: the activations of a chunk, the warps' rings, their pieces.
+template <int T, int ROWS>
+static __device__ __forceinline__ void few_rows(const ProductParameters& p) {
+  DYNAMIC_SHARED(u8, xs);
+  const int warp = threadIdx.x / 32, warps = 1 << p.warp_bits;
+  const i64 x_bytes = ROWS * (p.chunk / Step<T>::ELEMENTS * Step<T>::X_BYTES);
+  u8* ring = xs + x_bytes + warp * (RING * GROUP * Step<T>::ROOM);
+  float* pieces = reinterpret_cast<float*>(xs + x_bytes + warps * (RING * GROUP * Step<T>::ROOM));
+  Matrices at = find(p, blockIdx.y);
+  if (!is_there(p, at.expert, threadIdx.x == 0 && blockIdx.x == 0)) return;
+  at.weights += at.expert * p.expert_stride;
+  Share share;
+  share.first = p.groups * blockIdx.x + (blockIdx.x < p.larger_blocks ? blockIdx.x : p.larger_blocks);
+  share.groups = (int)p.groups + (blockIdx.x < p.larger_blocks);
+  share.warp_bits = p.warp_bits;
+  for (i64 start = 0; start < p.k; start += p.chunk) {
+    i64 depth = p.k - start < p.chunk ? p.k - start : p.chunk;
+    share.steps = (int)((depth + Step<T>::ELEMENTS - 1) / Step<T>::ELEMENTS);
+    sum_steps<T, ROWS>(p, at, share, start, xs, ring, pieces);
+    // All have their pieces there, and nobody reads activations any more.
+    __syncthreads();
+    join_pieces<ROWS>(p, at, share, pieces, start > 0);
+  }
+}
+
+#define WARPS(T, rows) (rows == 8 || Step<T>::BYTES > 1600 ? 8 : 16)
+#define PRODUCTS(T, name)                                                                 \
+  KERNEL(product_one_##name, ProductParameters, WARPS(T, 1) * 32) { few_rows<T, 1>(p); }  \
+  KERNEL(product_four_##name, ProductParameters, WARPS(T, 4) * 32) { few_rows<T, 4>(p); } \
+  KERNEL(product_eight_##name, ProductParameters, WARPS(T, 8) * 32) { few_rows<T, 8>(p); }
+PRODUCTS(F16, f16)
+PRODUCTS(BF16, bf16)
+PRODUCTS(Q4_0, q4_0)
+PRODUCTS(Q4_1, q4_1)
+PRODUCTS(Q5_0, q5_0)
+PRODUCTS(Q5_1, q5_1)
+PRODUCTS(Q8_0, q8_0)
+PRODUCTS(Q2_K, q2_k)
+PRODUCTS(Q3_K, q3_k)
+PRODUCTS(Q4_K, q4_k)
+PRODUCTS(Q5_K, q5_k)
+PRODUCTS(Q6_K, q6_k)

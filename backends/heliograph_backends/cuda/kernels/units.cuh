@@ -1,0 +1,200 @@
+// Stored weights as whole numbers: a unit is 64 elements of a row, each a factor times a byte plus an offset.
+//
+// A unit is what a lane decodes at once: two blocks of 32, or of a block of 256 a quarter whose bits lie in
+// the same bytes. It is four groups of 16 elements, four words of bytes each; where a group begins in the row
+// `element_of` says. Factors, and offsets, come with one or two groups (`SPANS` of a unit). Layouts are those
+// of `heliograph_proto.quantization`. Rows begin at multiples of 16 in shared memory, or of what their words
+// need.
+
+#define UNIT 64
+
+// Whether the numbers of a block of 256 lie bit by bit over its halves: a unit is then four groups 32 apart.
+template <int T>
+struct Form {
+  enum {
+    CROSSED = T == Q2_K || T == Q3_K || T == Q6_K,
+    SPANS = CROSSED ? 4 : 2,
+    SIGNED = T == Q8_0,
+    // What every number is too large by.
+    TOO_LARGE = 8 * (T == Q4_0) + 16 * (T == Q5_0) + 4 * (T == Q3_K) + 32 * (T == Q6_K),
+    OFFSETS = T != Q8_0
+  };
+};
+
+// The first element of a group.
+template <int T>
+static __device__ __forceinline__ int element_of(int unit, int group) {
+  if (!Form<T>::CROSSED) return unit * UNIT + group * 16;
+  return unit / 4 * 256 + unit % 4 / 2 * 128 + group * 32 + unit % 2 * 16;
+}
+
+static __device__ __forceinline__ float low_half(u32 word) { return f16_to_f32((u16)(word & 0xffff)); }
+static __device__ __forceinline__ float high_half(u32 word) { return f16_to_f32((u16)(word >> 16)); }
+
+// Words that lie at a multiple of two bytes.
+template <int N>
+static __device__ __forceinline__ void words_at(const u8* place, u32 (&out)[N]) {
+  int odd = (int)((u64)place % 4);
+  u32 which = odd ? 0x5432 : 0x3210, next, word;
+  load_words<1>(place - odd, &word);
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    load_words<1>(place - odd + 4 * i + 4, &next);
+    out[i] = bytes_of(word, next, which);
+    word = next;
+  }
+}
+
+// Four bits from `from` on, each in bit 4 of a byte of its own.
+static __device__ __forceinline__ u32 fifth_bits(u32 bits, int from) {
+  return (bits >> from & 15) * 0x02040810u & 0x10101010u;
+}
+
+// Two blocks of 32 behind one another: their heads, and their numbers.
+template <int T>
+static __device__ __forceinline__ void decode_pair(
+    const u8* place, u32 (&out)[16], float (&factors)[2], float (&offsets)[2]) {
+  constexpr int WORDS = Stored<T>::BYTES / 2, WIDTH = WORDS % 4 == 0 ? 4 : WORDS % 2 == 0 ? 2 : 1;
+  u32 x[WORDS];
+#pragma unroll
+  for (int i = 0; i < WORDS; i += WIDTH) load_words<WIDTH>(place + 4 * i, x + i);
+#pragma unroll
+  for (int b = 0; b < 2; b++) {
+    // Halves of words that come before the block's first.
+    const int at = b * Stored<T>::BYTES / 2;
+    auto word = [&](int half) {
+      int i = (at + half) / 2;
+      return (at + half) % 2 ? bytes_of(x[i], x[i + 1], 0x5432) : x[i];
+    };
+    auto number = [&](int half) {
+      return (at + half) % 2 ? high_half(x[(at + half) / 2]) : low_half(x[(at + half) / 2]);
+    };
+    factors[b] = number(0);
+    offsets[b] = T == Q4_1 || T == Q5_1 ? number(1) : factors[b] * -(float)Form<T>::TOO_LARGE;
+    if constexpr (T == Q8_0) {
+#pragma unroll
+      for (int i = 0; i < 8; i++) out[b * 8 + i] = word(1 + 2 * i);
+    } else {
+      constexpr bool five = T == Q5_0 || T == Q5_1;
+      constexpr int head = T == Q4_1 || T == Q5_1 ? 2 : 1;
+      u32 fifth = five ? word(head) : 0;
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        u32 both = word(head + (five ? 2 : 0) + 2 * i);
+        out[b * 8 + i] = both & 0x0f0f0f0f, out[b * 8 + 4 + i] = both >> 4 & 0x0f0f0f0f;
+        if (five)
+          out[b * 8 + i] |= fifth_bits(fifth, 4 * i), out[b * 8 + 4 + i] |= fifth_bits(fifth, 16 + 4 * i);
+      }
+    }
+  }
+}
+
+// A quarter of a block whose scales and offsets are six bits each: elements 64 * quarter and on.
+template <int T>
+static __device__ __forceinline__ void decode_six_bits(
+    const u8* block, int quarter, u32 (&out)[16], float (&factors)[2], float (&offsets)[2]) {
+  u32 head[4], x[8], fifth[8];
+  load_words<4>(block, head);
+  const u8* quanta = block + (T == Q5_K ? 48 : 16) + quarter * 32;
+  load_words<4>(quanta, x), load_words<4>(quanta + 16, x + 4);
+  if constexpr (T == Q5_K) load_words<4>(block + 16, fifth), load_words<4>(block + 32, fifth + 4);
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    out[i] = x[i] & 0x0f0f0f0f, out[8 + i] = x[i] >> 4 & 0x0f0f0f0f;
+    if constexpr (T == Q5_K) {
+      u32 bits = fifth[i] >> 2 * quarter;
+      out[i] |= bits << 4 & 0x10101010, out[8 + i] |= bits << 3 & 0x10101010;
+    }
+  }
+  bool early = quarter < 2;
+  u32 scales = early ? head[1] & 0x3f3f3f3f : (head[3] & 0x0f0f0f0f) | (head[1] >> 2 & 0x30303030);
+  u32 least = early ? head[2] & 0x3f3f3f3f : (head[3] >> 4 & 0x0f0f0f0f) | (head[2] >> 2 & 0x30303030);
+  scales >>= quarter % 2 * 16, least >>= quarter % 2 * 16;
+  float scale = low_half(head[0]), offset = -high_half(head[0]);
+  factors[0] = scale * whole(scales & 63), factors[1] = scale * whole(scales >> 8 & 63);
+  offsets[0] = offset * whole(least & 63), offsets[1] = offset * whole(least >> 8 & 63);
+}
+
+// Of the crossed types a quarter is half of the bytes of one half of the block.
+static __device__ __forceinline__ void decode_q2_k(
+    const u8* block, int quarter, u32 (&out)[16], float (&factors)[4], float (&offsets)[4]) {
+  u32 x[4], scales[2], head;
+  int half = quarter / 2, right = quarter % 2;
+#pragma unroll
+  for (int i = 0; i < 4; i++) load_words<1>(block + 16 + quarter * 16 + 4 * i, x + i);
+  load_words<1>(block + half * 8, scales), load_words<1>(block + half * 8 + 4, scales + 1);
+  load_words<1>(block + 80, &head);
+  float scale = low_half(head), offset = -high_half(head);
+#pragma unroll
+  for (int g = 0; g < 4; g++) {
+    u32 packed = scales[g / 2] >> (g % 2 * 16 + right * 8);
+    factors[g] = scale * whole(packed & 15), offsets[g] = offset * whole(packed >> 4 & 15);
+#pragma unroll
+    for (int i = 0; i < 4; i++) out[g * 4 + i] = x[i] >> 2 * g & 0x03030303;
+  }
+}
+
+static __device__ __forceinline__ void decode_q3_k(
+    const u8* block, int quarter, u32 (&out)[16], float (&factors)[4], float (&offsets)[4]) {
+  u32 x[4], third[4], packed[3];
+  int half = quarter / 2, right = quarter % 2;
+  words_at(block + 32 + quarter * 16, x), words_at(block + right * 16, third), words_at(block + 96, packed);
+  float scale = scale_at(block + 108);
+  // Six bits: the lower four of all, then the upper two.
+  u32 lower = packed[0] >> 4 * half, later = packed[1] >> 4 * half, upper = packed[2] >> 4 * half;
+  u32 scales[2] = {
+      (lower & 0x0f0f0f0f) | (upper << 4 & 0x30303030), (later & 0x0f0f0f0f) | (upper << 2 & 0x30303030)};
+#pragma unroll
+  for (int i = 0; i < 4; i++) third[i] >>= 4 * half;
+#pragma unroll
+  for (int g = 0; g < 4; g++) {
+    factors[g] = scale * (whole(scales[g / 2] >> (g % 2 * 16 + right * 8) & 63) - 32.0f);
+    offsets[g] = factors[g] * -(float)Form<Q3_K>::TOO_LARGE;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      u32 bit = g < 2 ? third[i] << (2 - g) : third[i] >> (g - 2);
+      out[g * 4 + i] = (x[i] >> 2 * g & 0x03030303) | (bit & 0x04040404);
+    }
+  }
+}
+
+static __device__ __forceinline__ void decode_q6_k(
+    const u8* block, int quarter, u32 (&out)[16], float (&factors)[4], float (&offsets)[4]) {
+  u32 low[2][4], high[4];
+  int half = quarter / 2, right = quarter % 2;
+  words_at(block + half * 64 + right * 16, low[0]), words_at(block + half * 64 + right * 16 + 32, low[1]);
+  words_at(block + 128 + quarter * 16, high);
+  const i8* scales = reinterpret_cast<const i8*>(block + 192 + half * 8 + right);
+  float scale = scale_at(block + 208);
+#pragma unroll
+  for (int g = 0; g < 4; g++) {
+    factors[g] = scale * (float)scales[2 * g];
+    offsets[g] = factors[g] * -(float)Form<Q6_K>::TOO_LARGE;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      u32 upper = g == 0 ? high[i] << 4 : g == 1 ? high[i] << 2 : g == 2 ? high[i] : high[i] >> 2;
+      out[g * 4 + i] = (low[g % 2][i] >> g / 2 * 4 & 0x0f0f0f0f) | (upper & 0x30303030);
+    }
+  }
+}
+
+// A unit of a row: its numbers, and the factor and offset of each span. Those of a type without offsets
+// are 0.
+template <int T>
+static __device__ __forceinline__ void decode(
+    const u8* row, int unit, u32 (&out)[16], float (&factors)[Form<T>::SPANS],
+    float (&offsets)[Form<T>::SPANS]) {
+  if constexpr (Stored<T>::PARTS == 1) {
+    decode_pair<T>(row + unit * 2 * Stored<T>::BYTES, out, factors, offsets);
+  } else {
+    const u8* block = row + unit / 4 * Stored<T>::BYTES;
+    if constexpr (T == Q2_K)
+      decode_q2_k(block, unit % 4, out, factors, offsets);
+    else if constexpr (T == Q3_K)
+      decode_q3_k(block, unit % 4, out, factors, offsets);
+    else if constexpr (T == Q6_K)
+      decode_q6_k(block, unit % 4, out, factors, offsets);
+    else
+      decode_six_bits<T>(block, unit % 4, out, factors, offsets);
+  }
+}
