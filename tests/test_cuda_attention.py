@@ -140,14 +140,16 @@ def test_masks_that_hide_some(
     case.check(device, definition, "f16")
 
 
+@pytest.mark.parametrize("odd", [0, 1])
 @pytest.mark.parametrize("rows", [3, 130])
 def test_a_mask_that_hides_whole_tiles(
-    rows: int, device: CudaDevice, definition: CpuDevice, rng: np.random.Generator
+    rows: int, odd: int, device: CudaDevice, definition: CpuDevice, rng: np.random.Generator
 ) -> None:
     """The first one, some between, and what is behind each row's own place."""
-    mask = np.where(np.arange(400) > np.arange(400 - rows, 400)[:, None], -np.inf, 0)
-    mask[:, :70] = mask[:, 128:260] = -np.inf
-    case = Case(rng, (1, 2, 2, rows, 400, 32, 32), FORMS["f16"], mask.astype(np.float16))
+    keys = 2112 + odd
+    mask = np.where(np.arange(keys) > np.arange(1500 - rows, 1500)[:, None], -np.inf, 0)
+    mask[:, :70] = mask[:, 128:260] = mask[:, 400:1290] = -np.inf
+    case = Case(rng, (1, 2, 2, rows, keys, 32, 32), FORMS["f16"], mask.astype(np.float16))
     case.check(device, definition, "f16")
 
 

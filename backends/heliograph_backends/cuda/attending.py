@@ -158,6 +158,8 @@ def kernel_of(node: Node, values: Sequence[Located], target: Target) -> Tiling |
     types = [one.type for one in values]
     if not has_tiling(types) or any(abs(one.strides[2]) >= MOST_STRIDE for one in values[:3]):
         return None
+    if types[0].shape[1] * types[2].shape[3] * 4 >= MOST_STRIDE:  # of the result
+        return None
     tiling = tiling_of(types)
     mask_lines = _mask_lines(node, values, tiling)
     shared = tiling.shared_bytes(types[3].dtype.name if mask_lines else "", mask_lines)

@@ -15,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from heliograph_backends.cuda.filling import Located
 from heliograph_backends.cuda.parameters import MOST_ADDED
 from heliograph_backends.planning.fusion import Group, is_row, other_operand
 from heliograph_backends.planning.layout import Place, value_types, view
+from heliograph_backends.planning.storage import Storage
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
@@ -188,3 +190,44 @@ def _through_views(
     if place is None:
         return None
     return view(node.op, node.attributes, types[node.operands[0]], node.type, place)
+
+
+def summands(graph: Graph, sums: Sequence[int], norm: int) -> tuple[int, list[int]]:
+    """The value that sums before a norm begin with, and what each adds."""
+    if not sums:
+        return graph.nodes[norm].operands[0], []
+    leaves = len(graph.leaves)
+    first, *others = (graph.nodes[number] for number in sums)
+    value, more = first.operands
+    found = [more]
+    for before, node in zip(sums, others, strict=False):
+        found.append(other_operand(node.operands, leaves + before))
+    return value, found
+
+
+def biased(
+    graph: Graph, storage: Storage, sums: int, attention: int
+) -> tuple[list[Located], list[Located | None]]:
+    """The operands of attention in the memory of what a sum adds a row to, since the sum's own is not there;
+    and what is added to q, k and v."""
+    root, types = len(graph.leaves) + sums, value_types(graph)
+    node, reads = graph.nodes[sums], graph.nodes[attention].operands
+    row = next(value for value in node.operands if is_row(types[value], node.type))
+    slot, start, _ = storage.locate(other_operand(node.operands, row))
+    values = []
+    for value in reads:
+        place = storage.places[value]
+        if place.root == root:
+            values.append(Located(types[value], slot, start + place.offset_bytes, place.strides))
+        else:
+            values.append(Located(types[value], *storage.locate(value)))
+    found = biases(graph, storage.places, sums, attention)
+    assert found is not None, "its group says that it has them"
+    slot, start, _ = storage.locate(row)
+    item = node.type.dtype.block_bytes
+    return values, [
+        None
+        if one is None
+        else Located(types[row], slot, start + one.offset_bytes, (0, one.head_stride, 0, item))
+        for one in found
+    ]

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from heliograph_backends.cuda import attending, chains, joining, moves, products, rows, stored, turning
 from heliograph_backends.cuda.filling import Launch, Located
 from heliograph_backends.cuda.target import OwnSlots, Target
-from heliograph_backends.planning.fusion import Group, Role, is_row, other_operand
+from heliograph_backends.planning.fusion import Group, Role, other_operand
 from heliograph_backends.planning.layout import Place, value_types, view
 from heliograph_backends.planning.storage import Storage
 from heliograph_proto.graph import Graph, Node
@@ -158,7 +158,7 @@ class Lowering:
         """Sums that the norm reads, the norm, and what follows it."""
         place = next(place for place, n in enumerate(group.nodes) if self.graph.nodes[n].op in rows.NORMS)
         number = group.nodes[place]
-        value, added = self._added(group.nodes[:place], number)
+        value, added = joining.summands(self.graph, group.nodes[:place], number)
         found = []
         last = self.leaves + number
         for after in group.nodes[place + 1 :]:
@@ -167,18 +167,6 @@ class Lowering:
         result = self._at(storage, self.leaves + group.last)
         sums = [self._at(storage, one) for one in added]
         return rows.norm(self.graph.nodes[number], self._at(storage, value), result, found, sums)
-
-    def _added(self, sums: Sequence[int], norm: int) -> tuple[int, list[int]]:
-        """The value that sums before a norm begin with, and what each adds."""
-        if not sums:
-            return self.graph.nodes[norm].operands[0], []
-        first, *others = (self.graph.nodes[number] for number in sums)
-        # Of the first sum's operands the one that a step before makes, if one does.
-        value, more = sorted(first.operands, key=lambda one: one < self.leaves)
-        found = [more]
-        for before, node in zip(sums, others, strict=False):
-            found.append(other_operand(node.operands, self.leaves + before))
-        return value, found
 
     def _attention(
         self, number: int, group: Group, storage: Storage, own: OwnSlots
@@ -191,33 +179,8 @@ class Lowering:
         if group.nodes[0] == number:
             values = self._operands(storage, node)
             return attending.attention(node, values, result, own, self.target)
-        sums = group.nodes[0]
-        # Views of the sums are views of what the step before made.
-        row, source = self._row_and_source(sums)
-        found = joining.biases(self.graph, self.places, sums, number)
-        assert found is not None, "its group says that it has them"
-        values = [self._moved_to(storage, value, self.leaves + sums, source) for value in node.operands]
-        places = [None if one is None else self._bias(storage, row, one, node) for one in found]
-        return attending.attention(node, values, result, own, self.target, places)
-
-    def _row_and_source(self, sums: int) -> tuple[int, int]:
-        """Of a sum with a row: the row, and what it is added to."""
-        node = self.graph.nodes[sums]
-        first, second = node.operands
-        return (first, second) if is_row(self.types[first], node.type) else (second, first)
-
-    def _moved_to(self, storage: Storage, value: int, root: int, source: int) -> Located:
-        """A view of a value that is not there, in the memory of one that lies as it would."""
-        place = self.places[value]
-        if place.root != root:
-            return self._at(storage, value)
-        slot, start, _ = storage.locate(source)
-        return Located(self.types[value], slot, start + place.offset_bytes, place.strides)
-
-    def _bias(self, storage: Storage, row: int, bias: joining.Bias, node: Node) -> Located:
-        slot, start, _ = storage.locate(row)
-        item = self.types[row].dtype.block_bytes
-        return Located(self.types[row], slot, start + bias.offset_bytes, (0, bias.head_stride, 0, item))
+        values, biases = joining.biased(self.graph, storage, group.nodes[0], number)
+        return attending.attention(node, values, result, own, self.target, biases)
 
     def _whole(self, shape: tuple[int, ...], group: Group, storage: Storage) -> Located:
         """A group's result in another shape with as many elements; both lie without gaps."""

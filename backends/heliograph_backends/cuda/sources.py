@@ -18,12 +18,15 @@ HELD = (1, 2, 3, 4, 6, 8)
 _FOLDER = Path(__file__).parent / "kernels"
 
 _STORED = ("common.cuh", "blocks.cuh", "instructions.cuh", "units.cuh", "stored.cuh")
-_ATTENTION = ("common.cuh", "tiles.cuh", "attending.cuh", "attention.cuh")
+_ATTENTION = (
+    "common.cuh", "tiles.cuh", "attending.cuh", "attention_staging.cuh", "attention_part.cuh",
+    "attention_lines.cuh", "attention.cuh",
+)  # fmt: skip
 
 #: The files of each module, in order.
 MODULES = {
     "elementwise": ("common.cuh", "operations.cuh", "elementwise.cu"),
-    "rows": ("common.cuh", "tiles.cuh", "rows.cu"),
+    "rows": ("common.cuh", "tiles.cuh", "rows.cuh", "rows.cu", "reduce.cu"),
     "gather": ("common.cuh", "blocks.cuh", "gather.cu"),
     "rope": ("common.cuh", "tiles.cuh", "rope.cu"),
     "products": (*_STORED, "fixed_point.cuh", "products.cu"),

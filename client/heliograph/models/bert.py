@@ -94,7 +94,8 @@ class BertEncoder:
 
     def sentence_embeddings(self, batch: int, length: int) -> Graph:
         """A graph from `ids` (i32 [B, T]) and `mask` (f32 [B, T], 1 for tokens, 0 for padding) to
-        `embedding` (f32 [B, H]): the mean over a sentence's tokens, at unit length."""
+        `embedding` (f32 [B, H]): the mean over a sentence's tokens, at unit length, which is that of their
+        sum; 0 for a sentence of padding."""
         graph = hg.Graph()
         ids = graph.input("ids", (batch, length), "i32")
         mask = graph.input("mask", (batch, length), "f32")
@@ -102,16 +103,13 @@ class BertEncoder:
         # The sum over a sentence's tokens is a matrix product with its mask, in f32 whatever the weights are.
         ones = hg.astype(mask, hidden.dtype).reshape((batch, 1, length))
         total = hg.ops.mul_mat(hidden.mT, ones).reshape((batch, self.config.hidden_size))
-        count = hg.maximum(hg.sum(mask, axis=1, keepdims=True), 1e-9)
-        graph.output("embedding", hg.ops.l2_norm(total / count, eps=1e-12))
+        graph.output("embedding", hg.ops.l2_norm(total, eps=1e-12))
         return graph
 
     def _hidden(self, graph: Graph, ids: Value, mask: Value) -> Value:
         """The last layer's hidden states, [B, T, H]."""
         batch, length = ids.shape
         bias = hg.ops.scale(mask, scale=-MASKED, bias=MASKED).reshape((batch, 1, 1, length))
-        # A view, whose rows are one.
-        bias = hg.broadcast_to(bias, (batch, 1, length, length))
         x = self._embed(graph, ids)
         for layer in range(self.config.num_hidden_layers):
             with graph.scope(f"layer{layer}"):
@@ -138,7 +136,9 @@ class BertEncoder:
         heads, size = self.config.num_attention_heads, self.config.head_size
         joined = self._dense(graph, f"{prefix}attention.self", x).reshape((batch, length, 3, heads, size))
         query, key, value = (hg.permute_dims(joined[:, :, i], (0, 2, 1, 3)) for i in range(3))
-        attended = hg.ops.flash_attn_ext(query, key, value, bias, scale=size**-0.5)
+        # A view whose rows are one, made here so that layers elsewhere are sent that one.
+        rows = hg.broadcast_to(bias, (batch, 1, length, length))
+        attended = hg.ops.flash_attn_ext(query, key, value, rows, scale=size**-0.5)
         return hg.astype(attended.reshape((batch, length, hidden)), x.dtype)
 
     def _dense(self, graph: Graph, name: str, x: Value) -> Value:

@@ -1,0 +1,123 @@
+// Ops along rows: soft_max, norm, rms_norm and l2_norm. A warp or a block has one row, and keeps it in registers where it
+// fits: then every element is read once, and all of a thread's loads are on their way before the first is needed.
+//
+// Which elements a thread adds up depends on the row's length alone, and so do a sum's last bits.
+
+#define MOST_ADDED 2
+
+struct RowsParameters {
+  Walk walk;  // of the rows
+  i64 rows;
+  i64 columns;
+  Operand x;
+  Operand result;
+  Operand second;             // the mask, or what a norm is multiplied with
+  Operand third;              // the sinks, or what is added to a norm
+  Operand added[MOST_ADDED];  // what is added to x before a norm, rounded one by one
+  i64 inner[4 + MOST_ADDED];  // bytes between the elements of a row of x, result, second, third, added
+  i64 heads;  // of soft_max: matrices of `matrix_rows` rows that have slopes and sinks of their own
+  i64 matrix_rows;
+  int has_second;
+  int has_third;
+  int adds;     // how many of `added` there are
+  int threads;  // of a row: 32, or the block's
+  int packed;   // whether the elements of every row lie side by side
+  int norm;
+  float scale;  // of norms: eps
+  float max_bias;
+  float slope_power;  // the largest power of 2 that is not above heads
+  int reserved;
+};
+
+struct Row {
+  const RowsParameters& p;
+  u32 number;
+  int thread;
+
+  __device__ __forceinline__ Row(const RowsParameters& p) : p(p) {
+    // A row for each warp, or one for the block. Threads count within their row.
+    bool by_warp = p.threads == 32;
+    number = by_warp ? blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x;
+    thread = by_warp ? threadIdx.x % 32 : threadIdx.x;
+  }
+
+  __device__ __forceinline__ bool is_there() const { return number < (u32)p.rows; }
+
+  __device__ __forceinline__ u8* at(const Operand& operand) const {
+    u8* start = in_memory(operand.address);
+    if (p.walk.dimensions <= 1) return start + number * operand.strides[0];
+    u32 index = number;
+#pragma unroll 1
+    for (int axis = p.walk.dimensions - 1; axis > 0; axis--) {
+      u32 size = (u32)p.walk.sizes[axis], rest = index / size;
+      start += (index - rest * size) * operand.strides[axis];
+      index = rest;
+    }
+    return start + index * operand.strides[0];
+  }
+
+  // Whether what was found can be read and written four elements at a time.
+  __device__ __forceinline__ bool is_wide(const u8* place, int type) const {
+    return (u32)(u64)place % (type == F32 ? 16 : 8) == 0;
+  }
+};
+
+// A thread's elements of a row in registers: four side by side, COUNT times behind those of all other threads.
+template <int COUNT, bool NARROW> struct Held {
+  using F = Four<NARROW>;
+  enum { EACH = 4, HELD = true };
+  const Row& row;
+  float values[COUNT][4];
+
+  __device__ __forceinline__ int column(int i) const { return (i * row.p.threads + row.thread) * 4; }
+  __device__ __forceinline__ bool has(int i) const { return column(i) < (int)row.p.columns; }
+
+  // All words of a row that are this thread's, asked for at once.
+  template <class Words>
+  __device__ __forceinline__ void fetch(const u8* from, Words (&out)[COUNT]) const {
+    const Words nothing = {};
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+      out[i] = has(i) ? *reinterpret_cast<const Words*>(from + column(i) * (int)(sizeof(Words) / 4)) : nothing;
+  }
+
+  template <class C>
+  __device__ __forceinline__ void each(C call) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+      if (has(i)) call(values[i], column(i));
+  }
+
+  __device__ __forceinline__ void put(u8* to, int type, int column, const float (&out)[4]) const {
+    *reinterpret_cast<typename F::Words*>(to + column * F::SIZE) = F::close(type, out);
+  }
+
+  __device__ __forceinline__ void get(const u8* from, i64, int type, int column, float (&out)[4]) const {
+    F::open(*reinterpret_cast<const typename F::Words*>(from + column * F::SIZE), type, out);
+  }
+};
+
+// The same elements, read anew with every pass, however they lie.
+template <int N> struct Passing {
+  enum { EACH = N, HELD = false };
+  const Row& row;
+
+  template <class L, class C>
+  __device__ __forceinline__ void each(L load_values, C call) {
+    for (int column = row.thread * N; column < (int)row.p.columns; column += row.p.threads * N) {
+      float values[N];
+      load_values(column, values);
+      call(values, column);
+    }
+  }
+
+  __device__ __forceinline__ void put(u8* to, int type, int column, const float (&out)[N]) const {
+#pragma unroll
+    for (int i = 0; i < N; i++) store(to + (column + i) * row.p.inner[1], type, out[i]);
+  }
+
+  __device__ __forceinline__ void get(const u8* from, i64 inner, int type, int column, float (&out)[N]) const {
+#pragma unroll
+    for (int i = 0; i < N; i++) out[i] = load(from + (column + i) * inner, type);
+  }
+};
