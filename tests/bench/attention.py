@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures import Figure, seconds_of
+from figures import Figure, rested_turns
 
 from heliograph_backends.contract import Abort, CompileOptions, LeafBindings
 from heliograph_backends.cpu import CpuDevice
@@ -55,12 +55,8 @@ def operands(queries: int) -> list[ggml.Array]:
 def _figure(device: CpuDevice, queries: int) -> Figure:
     arrays = operands(queries)
     rounds, runs = REPEATS[queries]
-    ours: list[float] = []
-    peer: list[float] = []
     with Peer(arrays, device.threads) as theirs, _plan(device, arrays) as (run, result):
-        for _ in range(rounds):
-            ours += seconds_of(run, runs, warmup=1)
-            peer += seconds_of(theirs.compute, runs, warmup=1)
+        ours, peer = rested_turns(run, theirs.compute, rounds, runs)
         if normalised_error(result, theirs.result().reshape(result.shape)) > TOLERANCE:
             raise RuntimeError(f"attention of {queries} queries: the results differ")
     shortest = f"shortest {min(ours) * 1e3:.3f} and {min(peer) * 1e3:.3f} ms, {device.threads} threads"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from figures import Figure, seconds_of
+from figures import Figure, rested_turns
 
 from heliograph_backends.contract import Abort, CompileOptions, LeafBindings
 from heliograph_backends.cpu import CpuDevice
@@ -88,12 +88,8 @@ def leaves() -> Leaves:
 
 
 def _figure(device: CpuDevice, given: Leaves) -> Figure:
-    ours: list[float] = []
-    peer: list[float] = []
     with Peer(given, device.threads) as theirs, _plan(device, given) as (run, result):
-        for _ in range(ROUNDS):
-            ours += seconds_of(run, RUNS, warmup=1)
-            peer += seconds_of(theirs.compute, RUNS, warmup=1)
+        ours, peer = rested_turns(run, theirs.compute, ROUNDS, RUNS)
         if normalised_error(result, theirs.result()) > TOLERANCE:
             raise RuntimeError("the decoders differ")
     shortest = f"shortest {min(ours) * 1e3:.3f} and {min(peer) * 1e3:.3f} ms, {device.threads} threads"

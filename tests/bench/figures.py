@@ -7,6 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+#: How long both rest before each turn. OpenMP's threads look for more work for some milliseconds after a
+#: parallel region (GNU's runtime 300,000 times, about 7 ms), and a turn of the other that begins meanwhile
+#: has a processor less. Our threads do so for a tenth of a millisecond, so a rest is no favour to ggml.
+REST_SECONDS = 0.02
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -39,6 +44,20 @@ def seconds_of(call: Callable[[], object], runs: int, warmup: int = 3) -> list[f
         start = time.perf_counter()
         call()
         found.append(time.perf_counter() - start)
+    return found
+
+
+def rested_turns(
+    ours: Callable[[], object], peer: Callable[[], object], rounds: int, runs: int
+) -> tuple[list[float], list[float]]:
+    """How long each of the runs of two calls took, in turns so that a drift of the machine meets both, with a
+    rest before each turn, for calls that have threads of their own in this process.
+    """
+    found: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds):
+        for call, seconds in zip((ours, peer), found, strict=True):
+            time.sleep(REST_SECONDS)
+            seconds += seconds_of(call, runs, warmup=1)
     return found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures import Figure, seconds_of
+from figures import Figure, rested_turns
 
 from heliograph_backends.contract import Abort, CompileOptions, LeafBindings
 from heliograph_backends.cpu import CpuDevice
@@ -114,12 +114,8 @@ def stored(name: str, shape: tuple[int, ...]) -> ggml.Array:
 
 def _figure(device: CpuDevice, name: str, product: Product, bar: float) -> Figure:
     rounds, runs = REPEATS[product.rows]
-    ours: list[float] = []
-    peer: list[float] = []
     with Peer(product, device.threads) as theirs, _plan(device, product) as (run, result):
-        for _ in range(rounds):
-            ours += seconds_of(run, runs, warmup=1)
-            peer += seconds_of(theirs.compute, runs, warmup=1)
+        ours, peer = rested_turns(run, theirs.compute, rounds, runs)
         if normalised_error(result, theirs.result()) > TOLERANCE:
             raise RuntimeError(f"{name}: the products differ")
     shortest = f"shortest {min(ours) * 1e3:.3f} and {min(peer) * 1e3:.3f} ms, {device.threads} threads"

@@ -139,3 +139,11 @@ def yield_core(builder: Any) -> None:
     code stays valid.
     """
     builder.call(intrinsic_function(builder, "sched_yield", I32), [])
+
+
+@emitted(types.int64)
+def processor(builder: Any) -> Any:
+    """Return the number of the processor that runs this thread; negative where the system does not tell."""
+    if "linux" not in builder.module.triple:
+        return ir.Constant(I64, -1)
+    return builder.sext(builder.call(intrinsic_function(builder, "sched_getcpu", I32), []), I64)

@@ -74,7 +74,7 @@ class BoundProgram:
         if workers is not None and helpers:
             self._control[layout.MAILS] = workers.mails_at
             if self._entries.open_program(self._control_at, self.program.shared_steps, helpers):
-                workers.wake(helpers)
+                workers.wake(helpers, int(self._control[layout.PROCESSOR]))
         return _STATUSES[self._run(helpers)]
 
     def abort(self) -> None:

@@ -181,7 +181,7 @@ def local(builder: ir.IRBuilder, kind: ir.Type) -> ir.Value:
 
 
 def workspace(builder: ir.IRBuilder, size: int) -> ir.Value:
-    """Return the address of `size` bytes of the function that is being built, a multiple of 64, not cleared."""
+    """Return the address of `size` bytes of the function that is built, a multiple of 64, not cleared."""
     with builder.goto_entry_block():
         area = builder.alloca(ir.ArrayType(ir.IntType(8), size))
         area.align = 64

@@ -224,6 +224,7 @@ FAILED_INDEX: Final = 10  # of a step that names rows: the index that is outside
 MAILS: Final = 16  # the address of a table of the helpers' mails, and of one of all workers' scratch
 SCRATCHES: Final = 17
 WORKERS: Final = 18  # that take part in the run
+PROCESSOR: Final = 19  # where the leader was when the run began
 PROGRESS: Final = 32  # number of shared steps opened so far
 COUNTERS: Final = 40
 CLAIMED: Final = 0
@@ -238,6 +239,7 @@ MAIL_CODE: Final = 2
 MAIL_SLOTS: Final = 3
 MAIL_CONTROL: Final = 4
 MAIL_SCRATCH: Final = 5
+MAIL_PROCESSOR: Final = 8  # where it was when it last looked; see `placement`
 MAIL_WORDS: Final = 16
 
 

@@ -132,7 +132,7 @@ def multiply_slice(
 
 @jit
 def columns_ahead(step: int, block: int, scratch: int) -> int:
-    """Guess how many columns further the worker's next block is; 0 where that is of other rows or matrices."""
+    """Guess how many columns further the worker's next block is; 0 where its rows or matrix are others."""
     following, column_blocks = next_block(step, block, scratch), word(step, COLUMN_BLOCKS)
     if following >= word(step, BLOCKS) or following // column_blocks != block // column_blocks:
         return 0

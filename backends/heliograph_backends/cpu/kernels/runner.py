@@ -30,6 +30,7 @@ from .atomics import (
     call_block,
     finish_streaming,
     pause,
+    processor,
     set_word,
     word,
     yield_core,
@@ -55,10 +56,12 @@ from .layout import (
     MAIL_BEFORE,
     MAIL_CODE,
     MAIL_CONTROL,
+    MAIL_PROCESSOR,
     MAIL_SCRATCH,
     MAIL_SLOTS,
     MAIL_STATE,
     MAILS,
+    PROCESSOR,
     PROGRAM_HEADER_WORDS,
     PROGRESS,
     SCRATCHES,
@@ -270,6 +273,8 @@ def serve(mail: int) -> None:
     """Help with what is posted to a mail, until nothing was for a while; then the helper is parked."""
     looks = 0
     while True:
+        if processor() != word(mail, MAIL_PROCESSOR):
+            set_word(mail, MAIL_PROCESSOR, processor())
         state = atomic_load(mail, MAIL_STATE)
         if state == POSTED and atomic_replace(mail, MAIL_STATE, POSTED, TAKEN):
             control = word(mail, MAIL_CONTROL)
@@ -289,17 +294,19 @@ def serve(mail: int) -> None:
 
 @jit_entry
 def open_program(control: int, shared_steps: int, helpers: int) -> int:
-    """Make a program ready for helpers, and return how many of them are parked; nobody is inside. Posting it
-    publishes all that was written before.
+    """Make a program ready for helpers, and return how many of them are parked or where the leader is; nobody
+    is inside. Posting it publishes all that was written before.
     """
     for index in range(COUNTERS, COUNTERS + shared_steps * COUNTER_WORDS):
         set_word(control, index, 0)
     set_word(control, PROGRESS, 0)
-    parked = 0
+    here, found = processor(), 0
+    set_word(control, PROCESSOR, here)
     for helper in range(helpers):
-        if atomic_load(word(word(control, MAILS), helper), MAIL_STATE) == PARKED:
-            parked += 1
-    return parked
+        mail = word(word(control, MAILS), helper)
+        if atomic_load(mail, MAIL_STATE) == PARKED or (here >= 0 and word(mail, MAIL_PROCESSOR) == here):
+            found += 1
+    return found
 
 
 @jit_entry

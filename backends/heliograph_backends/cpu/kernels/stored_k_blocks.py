@@ -108,8 +108,8 @@ def _q3_k(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
 
 
 def _eight_scales(words: int) -> Callable[[Any, Shelf, Rows], None]:
-    """Factors and offsets of a block's eight parts, behind so many words: six bits each, those of the last four
-    cut in two.
+    """Factors and offsets of a block's eight parts, behind so many words: six bits each, those of the last
+    four cut in two.
 
     In the fourth word are their low four bits; the two above those are above the ones of the first four.
     """
@@ -171,8 +171,8 @@ def _q6_k_head(builder: Any, shelf: Shelf, rows: Rows) -> None:
 def _q6_k(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
     """In each half of the block four parts of 32 elements: nibbles, and two bits above each; less 32.
 
-    Parts 0 and 1 are low nibbles, 2 and 3 high ones; part i has bits 2 i and 2 i + 1 of the other bytes. At bit
-    16 a number is added to 128; that and 32 times a factor, of 18 bits, is exact.
+    Parts 0 and 1 are low nibbles, 2 and 3 high ones; part i has bits 2 i and 2 i + 1 of the other bytes. At
+    bit 16 a number is added to 128; that and 32 times a factor, of 18 bits, is exact.
     """
     factor = shelf.lanes(total(builder, run, 52))
     base = factor * -(128.0 + 32.0)

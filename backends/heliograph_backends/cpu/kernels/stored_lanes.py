@@ -3,8 +3,9 @@
 Every conversion is exact, or rounds where the definition's does, so the lanes are bit for bit the weights
 that the definition dequantizes to.
 
-Four bytes of a word are four quanta of eight bits, eight of four, or two halves. A quantum becomes a float32 in
-one of three ways, whichever takes the fewest instructions: `small_numbers` looks up to five bits up in a table;
+Four bytes of a word are four quanta of eight bits, eight of four, or two halves. A quantum becomes a float32
+in one of three ways, whichever takes the fewest instructions: `small_numbers` looks up to five bits up in a
+table;
 `power_and_quanta` leaves a quantum in the digits of a power of two that the next multiply-add takes away;
 `top_byte` and a conversion give it its sign and 2**24 times its value, for which the block's scale makes up.
 """

@@ -1,17 +1,17 @@
 """Matrix products whose right side is stored as f32, f16, bf16 or blocks, read without a copy in float32.
 
 Contract. The bits are those of the product with the dequantized weight, see `matmul_kernel`: one chain of
-fused multiply-adds along k for each element. With few rows the weight becomes float32 in registers; with more,
-a block of it becomes float32 panels in the cache. The chain is the same.
+fused multiply-adds along k for each element. With few rows the weight becomes float32 in registers; with
+more, a block of it becomes float32 panels in the cache. The chain is the same.
 
 Theory of operation, for few rows. Up to 64 rows of weights, which are columns of the product, pass together:
-some hundred elements of each go to a shelf (see `stored_words`), then sixteen elements of sixteen rows at a time
-become float32 and are multiplied. So the chains of four vectors at least are under way at once, which an
+some hundred elements of each go to a shelf (see `stored_words`), then sixteen elements of sixteen rows at a
+time become float32 and are multiplied. So the chains of four vectors at least are under way at once, which an
 addition's latency asks for.
 
-Memory is fast where it is read in order, which 64 rows at once are not. So while some rows are multiplied, what
-comes after them is fetched in order, a few lines with every sixteen elements: never so many that they stand
-in each other's way, and always as far ahead as one pass over these rows.
+Memory is fast where it is read in order, which 64 rows at once are not. So while some rows are multiplied,
+what comes after them is fetched in order, a few lines with every sixteen elements: never so many that they
+stand in each other's way, and always as far ahead as one pass over these rows.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ READINGS: Final[dict[Stored, Reading]] = {
     Stored.Q5_K: k_blocks.Q5_K,
     Stored.Q6_K: k_blocks.Q6_K,
 }
-#: Bytes of a row that are read before the other rows' are: what is fetched ahead then fits the second-level cache.
+#: Bytes of a row that are read before the other rows' are: what is fetched ahead fits the second-level cache.
 PART_BYTES = 2304
 #: By a type's number: elements of a block, its bytes, and elements of a part.
 _NUMBERS = range(max(Stored) + 1)
@@ -205,13 +205,15 @@ class _Sums:
 
     def _each(self, act: Callable[[Any, Any, Any], None]) -> None:
         builder = self._builder
-        with loop(builder, integer(0), self._rows, 1) as row:
-            with loop(builder, integer(0), self._groups, 1) as group:
-                column = _times(builder, group, LANES)
-                address = builder.add(self._c, builder.mul(row, self._c_row))
-                address = builder.add(address, _times(builder, column, 4))
-                mask = tail_mask(builder, builder.sub(self._columns, column))
-                act(self.place(row, group), address, mask)
+        with (
+            loop(builder, integer(0), self._rows, 1) as row,
+            loop(builder, integer(0), self._groups, 1) as group,
+        ):
+            column = _times(builder, group, LANES)
+            address = builder.add(self._c, builder.mul(row, self._c_row))
+            address = builder.add(address, _times(builder, column, 4))
+            mask = tail_mask(builder, builder.sub(self._columns, column))
+            act(self.place(row, group), address, mask)
 
     def open(self, first: Any) -> None:
         """Begin with zeros, or with what the product has."""
@@ -384,8 +386,8 @@ def multiply_stored(
 def unpack_panels(
     kind: int, target: int, panel_bytes: int, source: int, step: int, depth: int, columns: int
 ) -> None:
-    """Unpack stored rows `step` bytes apart, which are columns of the product, into panels; a panel has room for
-    whole runs of sixteen k.
+    """Unpack stored rows `step` bytes apart, which are columns of the product, into panels; a panel has room
+    for whole runs of sixteen k.
     """
     for column in range(0, columns, PANEL_COLUMNS):
         present = min(columns - column, PANEL_COLUMNS)
@@ -408,7 +410,7 @@ def multiply_few(
     first: int,
     ahead: int,
 ) -> None:
-    """Multiply few rows by columns that are stored as rows of the right side; rows from `ahead` on come next."""
+    """Multiply few rows by columns that are rows of the right side; those from `ahead` on come next."""
     part = PARTS[kind]
     for column in range(0, columns, FEW_COLUMNS):
         last = column + FEW_COLUMNS >= columns

@@ -20,8 +20,8 @@ class Rows(NamedTuple):
 class Reading(NamedTuple):
     """How the elements of a type become lanes, `elements` of each of sixteen rows at a time.
 
-    Their words are transposed to a shelf; `head` adds, once for all of them, factors and the like; `run` makes
-    the lanes of sixteen consecutive elements, whose number is told at run time.
+    Their words are transposed to a shelf; `head` adds, once for all of them, factors and the like; `run`
+    makes the lanes of sixteen consecutive elements, whose number is told at run time.
     """
 
     elements: int

@@ -1,8 +1,8 @@
 """Memory to lanes: the words of sixteen rows, side by side.
 
-Theory of operation. A lane stands for a row, while memory runs along k. So rows are read a line at a time, and
-what was read is transposed: word i of sixteen rows becomes vector i of a shelf in the first-level cache. With
-AVX-512 a line of 64 bytes of each row fills one register, and sixteen of them are exchanged in four rounds of
+Theory of operation. A lane stands for a row, while memory runs along k. So rows are read a line at a time,
+and what was read is transposed: word i of sixteen rows becomes vector i of a shelf in the first-level cache.
+With AVX-512 a line of 64 bytes of each row fills one register, and sixteen of them are exchanged in four rounds of
 sixteen; elsewhere 16 bytes of each row fill a quarter of one. Words that a line has in common with the one
 before it are written twice, so that no line ends behind its row.
 
@@ -30,7 +30,7 @@ COPIED_BYTES = LANES * COPIED_ROW_BYTES
 
 
 class Shelf:
-    """Vectors of float32 or int32 from an address on, numbered at compile time or, with int64, at run time."""
+    """Vectors of float32 or int32 from an address on, numbered at compile or, with int64, at run time."""
 
     def __init__(self, builder: Any, address: Any) -> None:
         self._builder, self.address = builder, address
@@ -59,7 +59,7 @@ class Shelf:
 
 
 def rows_from(builder: Any, first: Any, step: Any) -> list[Any]:
-    """Return the addresses of sixteen rows, from six bases: the machine's base + index * scale covers the rest."""
+    """Return the addresses of sixteen rows, from six bases: base + index * scale covers the rest."""
     found: dict[int, Any] = {}
     for start in range(0, LANES, 3):
         base = builder.add(first, builder.mul(step, integer(start)))
@@ -145,7 +145,7 @@ def transpose_rows(builder: Any, shelf: Shelf, source: Any, step: Any, size: Any
 
 
 def _copy(builder: Any, target: Any, source: Any, step: Any, rows: Any, size: Any) -> None:
-    """Whole lines, the last of which ends with the row; of a shorter row shorts, which all rows are made of."""
+    """Whole lines, the last of which ends with the row; of a shorter row shorts, which all consist of."""
     short = ir.IntType(16)
     with loop(builder, integer(0), rows, 1) as row:
         there = builder.add(target, builder.mul(row, integer(COPIED_ROW_BYTES)))

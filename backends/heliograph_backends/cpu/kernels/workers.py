@@ -4,17 +4,26 @@ A helper that has nothing to do looks into its mail for a while, in native code;
 on a lock of its own, used as a binary semaphore: waking it is a release, which costs a microsecond, and
 some thirty until it is there. A run wakes those that are parked and posts the program to all. The thread
 that calls `BoundProgram.run` is worker 0. A helper that is on its way when the run ends finds nothing.
+
+One that is on the leader's processor when a run begins is sent elsewhere, see `placement`: the leader takes
+that processor from what it allows the helper, wakes it, and gives it back. So nothing is pinned while it
+runs, and the system may move it on.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 
 import numpy as np
 
 from . import layout, native
 from .layout import Mail
 from .memory import aligned_words
+from .placement import UNKNOWN, choices, colliding
 
 
 class _Helper:
@@ -22,16 +31,56 @@ class _Helper:
 
     def __init__(self, worker: int) -> None:
         self._mail = aligned_words(layout.MAIL_WORDS)
+        self._mail[layout.MAIL_PROCESSOR] = UNKNOWN
         self.mail_at = int(self._mail.ctypes.data)
         self._wake = threading.Lock()
         self._wake.acquire()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"heliograph-kernel-{worker}", daemon=True)
         self._thread.start()
+        assert self._thread.native_id is not None, "it was started"
+        self._native_id = self._thread.native_id
 
     @property
     def parked(self) -> bool:
         return int(self._mail[layout.MAIL_STATE]) == Mail.PARKED
+
+    @property
+    def processor(self) -> int:
+        """Where it was when it last looked for a program, or UNKNOWN."""
+        return int(self._mail[layout.MAIL_PROCESSOR])
+
+    @contextmanager
+    def elsewhere(self, processors: AbstractSet[int]) -> Iterator[None]:
+        """In the block it can only be on these processors: if it sleeps it wakes there, else it moves at
+        once. Behind it the system places it as before.
+        """
+        before = self.allowed
+        moved = bool(processors) and self._allow(processors)
+        yield
+        if moved:
+            self._allow(before)
+
+    def _allow(self, processors: AbstractSet[int]) -> bool:
+        """Tell whether the system did as it was told; it may be forbidden."""
+        try:
+            os.sched_setaffinity(self._native_id, processors)
+        except OSError:
+            return False
+        return True
+
+    @property
+    def allowed(self) -> set[int]:
+        """The processors on which it may run; none where the system does not tell."""
+        try:
+            return os.sched_getaffinity(self._native_id)
+        except (AttributeError, OSError):
+            return set()
+
+    def wake_if_parked(self) -> None:
+        """Wake the thread where it sleeps, or is on its way."""
+        if self.parked:
+            self.wake()
 
     def wake(self) -> None:
         """Wake the thread; one that was woken already and did not look yet will look once."""
@@ -72,6 +121,11 @@ class WorkerPool:
         """Number of helper threads that sleep, or are on their way."""
         return sum(helper.parked for helper in self._helpers)
 
+    @property
+    def processors(self) -> list[int]:
+        """Where each helper thread was when it last looked for a program; negative where that is unknown."""
+        return [helper.processor for helper in self._helpers]
+
     def resize(self, threads: int) -> None:
         """Have as many workers from now on; not during a run. What was bound before runs on them too.
 
@@ -89,11 +143,20 @@ class WorkerPool:
             self._table = np.array([helper.mail_at for helper in self._helpers], np.int64)
             self.mails_at = int(self._table.ctypes.data)
 
-    def wake(self, helpers: int) -> None:
-        """Wake those of the first `helpers` that are parked, for a run that begins."""
-        for helper in self._helpers[:helpers]:
-            if helper.parked:
-                helper.wake()
+    def wake(self, helpers: int, processor: int = UNKNOWN) -> None:
+        """Wake those of the first `helpers` that are parked, for a run that begins, and send those elsewhere
+        that would wait for each other or for the calling thread, which is on `processor`.
+        """
+        chosen = self._helpers[:helpers]
+        places = [helper.processor for helper in chosen]
+        moved = colliding(processor, places)
+        for number in moved:
+            helper = chosen[number]
+            with helper.elsewhere(choices(helper.allowed, processor, places)):
+                helper.wake_if_parked()
+        for number, helper in enumerate(chosen):
+            if number not in moved:
+                helper.wake_if_parked()
 
     def close(self) -> None:
         """End the helper threads and wait for them; not during a run."""
