@@ -1,12 +1,13 @@
 """Memory to lanes: the words of sixteen rows, side by side.
 
 Theory of operation. A lane stands for a row, while memory runs along k. So rows are read a line at a time,
-and what was read is transposed: word i of sixteen rows becomes vector i of a shelf in the first-level cache.
-With AVX-512 a line of 64 bytes of each row fills one register, and sixteen of them are exchanged in four rounds of
-sixteen; elsewhere 16 bytes of each row fill a quarter of one. Words that a line has in common with the one
-before it are written twice, so that no line ends behind its row.
+and what was read is transposed: word i of sixteen rows becomes vector i of a shelf in the first-level
+cache. With AVX-512 a line of 64 bytes of each row fills one register, and sixteen of them are exchanged in
+four rounds of sixteen; elsewhere 16 bytes of each row fill a quarter of one. Words that a line has in
+common with the one before it are written twice, so that no line ends behind its row.
 
-Rows that are shorter than a line, and groups of less than sixteen, are copied to a place of their own first.
+Rows that are shorter than a line, and groups of less than sixteen, are copied to a place of their own
+first.
 """
 
 from __future__ import annotations
