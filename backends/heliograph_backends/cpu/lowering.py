@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import TypeAlias
 
-from heliograph_backends.cpu import attention, experts, moves, rotary
+from heliograph_backends.cpu import attention, experts, moves, rotary, row_ops
 from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.instructions import (
     ELEMENTWISE,
@@ -39,8 +39,6 @@ from heliograph_proto.graph import Graph, Node
 from heliograph_proto.ops import OPS
 from heliograph_proto.types import F32, DType, TensorType, contiguous_strides
 
-#: Ops on rows that have a kernel of their own.
-ROW_KERNELS = ("norm", "rms_norm", "l2_norm", "soft_max")
 REDUCTIONS = {"reduce_sum": "sum_rows", "reduce_mean": "mean_rows", "reduce_max": "max_rows"}
 
 #: Rotary embedding, and its gradient.
@@ -50,6 +48,7 @@ APART = {
     "flash_attn_ext": attention.append,
     "mul_mat_id": experts.append,
     **dict.fromkeys(TURNS, rotary.append),
+    **dict.fromkeys(row_ops.OPS, row_ops.append),
     **dict.fromkeys(moves.COPIES | moves.INDEXED, moves.append),
 }
 
@@ -125,6 +124,8 @@ class Lowering:
         node = self.graph.nodes[number]
         if node.op == "flash_attn_ext":
             return attention.has_kernel(node, *self._around(number))
+        if node.op in row_ops.OPS:
+            return row_ops.has_kernel(node, *self._around(number))
         if node.op in TURNS:
             return rotary.has_kernel(node, *self._around(number))
         plain = self._is_f32[self.leaves + number]
@@ -143,13 +144,6 @@ class Lowering:
             return True
         if node.op == "mul_mat":
             return can_cut(*(self.types[value] for value in node.operands))
-        if node.op in ROW_KERNELS:
-            if len(node.operands) > 2 or node.attributes.get("max_bias"):
-                # The kernel of soft_max knows neither sinks nor slopes.
-                return False
-            # A mask may broadcast over rows, but kernels read each row of it whole.
-            whole = all(self.types[value].shape[-1:] == node.type.shape[-1:] for value in node.operands)
-            return whole and all(self._has_contiguous_rows(value) for value in node.operands)
         if node.op in REDUCTIONS:
             return self._reduces_rows(node)
         if node.op == "assign":
@@ -210,8 +204,6 @@ class Lowering:
             self._matmul(builder, group, storage, packed)
         elif group.role == "norm":
             self._norm(builder, group, storage)
-        elif node.op in ROW_KERNELS:
-            self._rows(builder, group.last, storage)
         elif node.op in REDUCTIONS:
             self._reduction(builder, group.last, storage)
         elif self._is_narrow(node):
@@ -322,16 +314,6 @@ class Lowering:
             builder.layer_norm(first.type.shape, source, target, rows[0], rows[1], epsilon)
         else:
             builder.rms_norm(first.type.shape, source, target, rows[0], epsilon)
-
-    def _rows(self, builder: k.ProgramBuilder, number: int, storage: Storage) -> None:
-        node = self.graph.nodes[number]
-        source, target = self.operand(storage, node.operands[0]), self._result(storage, number)
-        shape = node.type.shape
-        if node.op == "l2_norm":
-            builder.l2_norm(shape, source, target, float(node.attributes["eps"]))
-            return
-        mask = self.operand(storage, node.operands[1]) if len(node.operands) == 2 else None
-        builder.soft_max(shape, source, target, mask, float(node.attributes["scale"]))
 
     def _reduction(self, builder: k.ProgramBuilder, number: int, storage: Storage) -> None:
         node = self.graph.nodes[number]

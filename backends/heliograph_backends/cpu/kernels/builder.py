@@ -23,6 +23,7 @@ from .encoding import (
     encode_gemm,
     encode_rotary,
     encode_rows,
+    encode_soft_max,
 )
 from .encoding_experts import encode_experts
 from .encoding_rows import encode_attention, encode_convert, encode_gather, encode_scatter
@@ -148,9 +149,23 @@ class ProgramBuilder:
         target: Operand,
         mask: Operand | None = None,
         scale: float = 1.0,
+        *,
+        narrow: int = 0,
+        sinks: Operand | None = None,
+        slopes: tuple[float, ...] = (),
     ) -> None:
-        """Write the soft maximum of x * scale + mask over the last axis."""
-        self._rows(Kind.SOFT_MAX, shape, source, target, mask, None, scale)
+        """Write the soft maximum of x * scale + slope * mask over the last axis.
+
+        `narrow`: `elements.HALF` or `BRAIN` for a mask of f16 or bf16. A sink, of stride 0 along the last
+        axis, is one more score of each row. `slopes`, one for each index of axis -3; none: 1.
+        """
+        operands, shape = (source, mask, sinks, target), tuple(shape)
+        strides = [None if operand is None else operand.strides for operand in operands]
+        key = (Kind.SOFT_MAX, shape, struct.pack("d", scale), narrow, slopes, *strides)
+        encoding = self._encodings.find(
+            key, None, lambda: encode_soft_max(shape, operands, scale, narrow, slopes)
+        )
+        self._append(encoding, [operand for operand in operands if operand is not None])
 
     def l2_norm(self, shape: Sequence[int], source: Operand, target: Operand, epsilon: float = 1e-12) -> None:
         """Write x / max(sqrt(sum(x**2)), epsilon) over the last axis."""

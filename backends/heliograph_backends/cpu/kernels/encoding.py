@@ -147,12 +147,15 @@ def encode_rows(
     parameter: float,
     more: Sequence[int] = (),
     size: int = 4,
+    heads: Strides | None = None,
 ) -> Encoding:
-    """Encode a row kernel over source, weight, bias and target, of elements of `size` bytes; `more` follows
-    the parameter.
+    """Encode a row kernel over source, weight, bias and target, of elements of `size` bytes.
+
+    After the parameter come the words of an operand that has strides alone, if `heads` are given, and `more`.
     """
     strides = [broadcast(each, len(shape)) if each else (0,) * len(shape) for each in operands]
     _check_rows(kind, shape, operands, strides, size)
+    strides += [heads] if heads is not None else []
     if 0 in shape[:-1] or (shape[-1] == 0 and kind not in (Kind.SUM, Kind.MEAN)):
         return NOTHING
     leading, steps_before = coalesce(shape[:-1], [steps[:-1] for steps in strides])
@@ -164,13 +167,34 @@ def encode_rows(
         words += [-1, *[0] * (OPERAND_WORDS - 1)] if operand is None else operand_words(steps)
         if operand is not None:
             places.append(layout.SOURCE + place * OPERAND_WORDS)
-    words += [float_bits(parameter), *more]
+    words += [float_bits(parameter)]
+    words += operand_words((*steps_before[-1], 0)) if heads is not None else []
+    words += more
     nanoseconds = prod(shape) * TRANSCENDENTAL_NS
     # A soft_max stages its row in the scratch.
     fits = kind is not Kind.SOFT_MAX or 4 * shape[-1] <= layout.BUFFER_AREA_BYTES
     large = kind in _MAPPING_ROWS and prod(shape) * 4 >= STREAM_BYTES and fits
     codes = [step_words(kind, space, words, nanoseconds, streams) for streams in _choices(large, False)]
     return encoding_of(codes, tuple(places), space, nanoseconds)
+
+
+def encode_soft_max(
+    shape: tuple[int, ...],
+    operands: Sequence[Operand | None],
+    scale: float,
+    narrow: int,
+    slopes: tuple[float, ...],
+) -> Encoding:
+    """Encode a soft maximum over source, mask, sinks and target, see `ProgramBuilder.soft_max`."""
+    if narrow and shape[-1] > layout.MAXIMUM_NARROW:
+        raise ValueError(f"rows of {shape[-1]} elements of 16 bits: at most {layout.MAXIMUM_NARROW}")
+    if len(slopes) not in (0, shape[-3] if len(shape) > 2 else 1):
+        raise ValueError(f"{len(slopes)} slopes of {shape}: one for each index of axis -3")
+    heads = (0,) * len(shape)
+    if slopes and len(shape) > 2:
+        heads = (*heads[:-3], layout.WORD_BYTES, 0, 0)
+    words = [narrow, len(slopes), *map(float_bits, slopes)]
+    return encode_rows(Kind.SOFT_MAX, shape, operands, scale, words, heads=heads)
 
 
 def encode_rotary(shape: tuple[int, ...], operands: Sequence[Operand | None], rotation: Rotation) -> Encoding:
@@ -204,10 +228,13 @@ def _check_rows(
     strides: Sequence[Strides],
     size: int,
 ) -> None:
+    """Raise unless rows are contiguous: all of float32, but those of a rotary embedding and of a mask."""
     for place, (operand, steps) in enumerate(zip(operands, strides, strict=True)):
-        if kind is Kind.ROTARY and place == 1:
-            continue  # one position for a whole row
+        if (kind, place) in ((Kind.ROTARY, 1), (Kind.SOFT_MAX, 2)):
+            continue  # one position, or one sink, for a whole row
         own = 4 if kind is Kind.ROTARY and place == 2 else size
+        if kind is Kind.SOFT_MAX and place == 1 and operand is not None and steps[-1] == 2:
+            continue
         if operand is not None and shape[-1] > 1 and steps[-1] != own:
             raise ValueError(f"{kind.name.lower()} needs contiguous rows, not a stride of {steps[-1]} bytes")
 

@@ -70,10 +70,17 @@ EPILOGUE: Final = DEPTH + 6
 # Row kernels, after the step header: four operands (SLOT -1 where absent), then two float32
 # parameters.
 SOURCE: Final = STEP_HEADER_WORDS
-WEIGHT: Final = SOURCE + OPERAND_WORDS  # of soft_max: the mask
+WEIGHT: Final = SOURCE + OPERAND_WORDS
 BIAS: Final = WEIGHT + OPERAND_WORDS
 TARGET: Final = BIAS + OPERAND_WORDS
 PARAMETER: Final = TARGET + OPERAND_WORDS
+
+# Softmax, whose weight is the mask and whose bias are sinks, after the parameter: strides from a row to the
+# word of its head's slope, then these.
+SLOPES_OF: Final = PARAMETER + 1
+MASKED_AS: Final = SLOPES_OF + OPERAND_WORDS  # 0: float32; else `elements.HALF` or `BRAIN`
+ROW_SLOPES: Final = MASKED_AS + 1  # how many; 0: all are 1
+ROW_SLOPES_AT: Final = MASKED_AS + 2
 
 # Rotary embedding, after the parameter of a row kernel whose weight are positions (int32, those of a row in
 # one or several places) and whose bias are factors. For each pair of a head: two float64, the angle for a

@@ -20,10 +20,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 
 from .atomics import float_of_bits, word
+from .elementwise import KINDS
 from .lanes import (
     F32,
     F32_VECTOR,
@@ -40,10 +42,33 @@ from .lanes import (
     splat,
     subroutine,
 )
-from .layout import BIAS, BUFFERS_AT, PARAMETER, ROW_STRIDE, SLOT, SOURCE, STREAMS, TARGET, WEIGHT, Kind
+from .layout import (
+    BIAS,
+    BUFFERS_AT,
+    HEAVY_AT,
+    INDEX_AT,
+    MASKED_AS,
+    OUTER_DIMENSIONS,
+    OUTER_STRIDES,
+    PARAMETER,
+    ROW_SLOPES,
+    ROW_SLOPES_AT,
+    ROW_STRIDE,
+    SLOPES_OF,
+    SLOT,
+    SOURCE,
+    STAGED_AT,
+    STREAMS,
+    TARGET,
+    WEIGHT,
+    WIDENING,
+    Kind,
+)
 from .rows import PARTS, Row, each_vector, fetch_ahead, finish, load, total_of, tree
 from .soft_max import NEGATIVE_INFINITY, soft_max
-from .space import locate, operand_address
+from .space import convert_rows, locate, operand_address
+
+SOFT_MAX, ONE = int(Kind.SOFT_MAX), np.float32(1)
 
 
 def _square(builder: Any) -> Callable[[Any], Any]:
@@ -178,10 +203,10 @@ def _subroutine(builder: Any, kind: Kind) -> Any:
     def body(inner: Any, *arguments: Any) -> None:
         BODIES[kind](inner, Row(*arguments))
 
-    return subroutine(builder, f"row_{kind.name.lower()}", (*(I64,) * 5, F32, I64, I64), body)
+    return subroutine(builder, f"row_{kind.name.lower()}", (*(I64,) * 5, F32, F32, I64, I64), body)
 
 
-@emitted(types.void, *[types.int64] * 6, types.float32, types.int64, types.int64)
+@emitted(types.void, *[types.int64] * 6, types.float32, types.float32, types.int64, types.int64)
 def apply_row(
     builder: Any,
     kind: Any,
@@ -191,6 +216,7 @@ def apply_row(
     bias: Any,
     count: Any,
     parameter: Any,
+    slope: Any,
     staging: Any,
     ahead: Any,
 ) -> None:
@@ -200,7 +226,7 @@ def apply_row(
     for each in BODIES:
         with builder.goto_block(builder.append_basic_block(each.name.lower())):
             switch.add_case(integer(each), builder.block)
-            row = [target, source, weight, bias, count, parameter, staging, ahead]
+            row = [target, source, weight, bias, count, parameter, slope, staging, ahead]
             builder.call(_subroutine(builder, each), row)
             builder.branch(done)
     builder.position_at_end(done)
@@ -218,6 +244,18 @@ def first_row(operand: int, slots: int, scratch: int, row: int) -> int:
 
 
 @jit
+def slope_of(step: int, scratch: int, row: int) -> Any:
+    """Return the slope of the head of a row of a soft_max."""
+    if word(step, ROW_SLOPES) == 0:
+        return ONE
+    place = step + 8 * ROW_SLOPES_AT + row * word(step + 8 * SLOPES_OF, ROW_STRIDE)
+    for dimension in range(OUTER_DIMENSIONS):
+        index = word(scratch + INDEX_AT, dimension)
+        place += index * word(step + 8 * SLOPES_OF, OUTER_STRIDES + dimension)
+    return float_of_bits(word(place, 0))
+
+
+@jit
 def rows_block(kind: int, step: int, block: int, slots: int, scratch: int) -> None:
     """Run one block of a row step."""
     row, rows, _, columns = locate(step, block, scratch)
@@ -227,11 +265,18 @@ def rows_block(kind: int, step: int, block: int, slots: int, scratch: int) -> No
     weight = first_row(step + 8 * WEIGHT, slots, scratch, row)
     bias = first_row(step + 8 * BIAS, slots, scratch, row)
     streams, source_row = word(step, STREAMS), word(step + 8 * SOURCE, ROW_STRIDE)
-    for _ in range(rows):
+    masked, slope = word(step, MASKED_AS) if kind == SOFT_MAX else 0, ONE
+    for number in range(row, row + rows):
         # A row that begins between two cache lines is written as usual.
         staging = scratch + BUFFERS_AT if streams and target & 63 == 0 else 0
-        ahead = source + source_row
-        apply_row(kind, target, source, weight, bias, columns, parameter, staging, ahead)
+        ahead, mask = source + source_row, weight
+        if kind == SOFT_MAX:
+            slope = slope_of(step, scratch, number)
+        if masked:
+            mask = scratch + STAGED_AT
+            heavy = word(scratch + HEAVY_AT, 0)
+            convert_rows(heavy, masked >> WIDENING & KINDS, mask, weight, 0, 2, 1, columns)
+        apply_row(kind, target, source, mask, bias, columns, parameter, slope, staging, ahead)
         target += word(step + 8 * TARGET, ROW_STRIDE)
         source = ahead
         weight += word(step + 8 * WEIGHT, ROW_STRIDE)

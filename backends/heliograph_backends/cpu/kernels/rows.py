@@ -65,6 +65,8 @@ class Row(NamedTuple):
     bias: Any
     count: Any
     parameter: Any
+    #: What soft_max multiplies its mask, the weight, with; the bias points at a sink there.
+    slope: Any
     #: Where results lie until they are final, or 0 where the target is not written past the caches.
     staging: Any
     #: The source's next row, which is fetched while this one is computed.

@@ -1,8 +1,9 @@
 """soft_max of one row: passes over what the first of them brought into the cache.
 
-    largest   the maximum of t = x * scale + mask, where NaNs do not count: their exponential is NaN,
-              hence the sum, hence the row
-    sum       e = exp(t - largest), kept; four vectors are added in float32, and their sums in float64
+    largest   the maximum of t = x * scale + slope * mask and a sink, where NaNs do not count: their
+              exponential is NaN, hence the sum, hence the row
+    sum       e = exp(t - largest), kept; four vectors are added in float32, and their sums in float64, and
+              last the sink's
     result    e * (1 / sum)
 
 The second pass computes t again, which costs less than to keep it. Where the target is written past
@@ -17,7 +18,21 @@ from typing import Any
 from llvmlite import ir
 
 from . import vector_math
-from .lanes import F32, F32_VECTOR, F64, F64_VECTOR, LANES, Lanes, integer, local, loop, tail_mask
+from .lanes import (
+    F32,
+    F32_VECTOR,
+    F64,
+    F64_VECTOR,
+    I32,
+    LANES,
+    Lanes,
+    integer,
+    local,
+    loop,
+    pointer,
+    subroutine,
+    tail_mask,
+)
 from .rows import PARTS, Row, each_vector, fetch_ahead, finish, load, store, tree
 
 # Vectors of exponentials that are added in float32 before their sum goes on in float64.
@@ -77,9 +92,32 @@ def _exponentials(
     return tree(builder, builder.load(total), builder.fadd)
 
 
+def _sunk(builder: Any, row: Row, largest: Any) -> tuple[Any, Any]:
+    """Return the sink, or anything where there is none, and the larger one of it and the largest score."""
+    has_sink = builder.icmp_signed("!=", row.bias, integer(0))
+    # What is read in a sink's place does not matter.
+    sink = builder.load(pointer(builder, builder.select(has_sink, row.bias, row.source), F32))
+    above = builder.and_(has_sink, builder.fcmp_ordered(">", sink, largest))
+    return builder.select(has_sink, sink, ir.Constant(F32, 0.0)), builder.select(above, sink, largest)
+
+
+def _power(builder: Any, sink: Any, largest: Any) -> Any:
+    """Return e**(sink - largest) in float64."""
+    difference = Lanes.broadcast(builder, builder.fsub(sink, largest))
+    power = vector_math.exp_falling(difference).value
+    return builder.fpext(builder.extract_element(power, ir.Constant(I32, 0)), F64)
+
+
+def _with_sink(builder: Any, row: Row, total: Any, sink: Any, largest: Any) -> Any:
+    """Return the sum with that of the sink."""
+    power = builder.call(subroutine(builder, "power_of_sink", (F32, F32), _power, F64), [sink, largest])
+    has_sink = builder.icmp_signed("!=", row.bias, integer(0))
+    return builder.select(has_sink, builder.fadd(total, power), total)
+
+
 def soft_max(builder: Any, row: Row) -> None:
-    """Write the soft maximum of source * parameter + weight; the weight is the mask."""
-    scale = Lanes.broadcast(builder, row.parameter)
+    """Write the soft maximum of source * parameter + slope * weight; the weight is the mask."""
+    scale, slope = Lanes.broadcast(builder, row.parameter), Lanes.broadcast(builder, row.slope)
     staged = builder.icmp_signed("!=", row.staging, integer(0))
     staging = builder.select(staged, row.staging, row.target)
     one = ir.Constant(F64, 1.0)
@@ -92,11 +130,13 @@ def soft_max(builder: Any, row: Row) -> None:
         def score(index: Any, mask: Any, scaled: bool = scaled, masked: bool = masked) -> Lanes:
             lanes = load(builder, row.source, index, mask)
             lanes = lanes * scale if scaled else lanes
-            return lanes + load(builder, row.weight, index, mask) if masked else lanes
+            return lanes + load(builder, row.weight, index, mask) * slope if masked else lanes
 
         with builder.if_then(here):
-            largest = Lanes.broadcast(builder, _score_maximum(builder, row, score))
+            sink, top = _sunk(builder, row, _score_maximum(builder, row, score))
+            largest = Lanes.broadcast(builder, top)
             total = _exponentials(builder, row, score, largest, staging)
+            total = _with_sink(builder, row, total, sink, top)
             factor = Lanes.broadcast(builder, builder.fptrunc(builder.fdiv(one, total), F32))
 
             def quotients(index: Any, mask: Any, part: int, factor: Lanes = factor) -> None:
