@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .lanes import I64, Lanes, integer, loop, subroutine
+from .lanes import I64, Lanes, integer, loop, pointer, subroutine
 from .stored_lanes import (
+    SHORTS,
     chosen,
     constant,
     everywhere,
+    from_half,
     halves_of_words,
     low_half,
     number,
@@ -23,7 +25,7 @@ from .stored_lanes import (
     turned,
 )
 from .stored_readings import Reading, Rows, bits_of, each_byte, total
-from .stored_words import Shelf
+from .stored_words import LINE_BYTES, PIECE_BYTES, VECTOR_BYTES, Shelf, transpose_shorts
 
 #: Blocks of 32 elements that are read at once.
 BLOCKS = 8
@@ -39,6 +41,16 @@ def _f16(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
     words = shelf.from_on(builder.mul(run, integer(8)))
     for place in range(8):
         yield from halves_of_words(builder, words.words(place))
+
+
+def _f16_of_shorts(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+    """From shorts, see `transpose_shorts`, of which a conversion reads sixteen in a row."""
+    shorts = shelf.from_on(builder.mul(run, integer(8))).address
+    for element in range(16):
+        place = builder.add(
+            shorts, integer(VECTOR_BYTES * (element % 8) + VECTOR_BYTES // 2 * (element // 8))
+        )
+        yield from_half(builder, builder.load(pointer(builder, place, SHORTS), align=VECTOR_BYTES // 2))
 
 
 def _bf16(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
@@ -164,7 +176,10 @@ def _fives(builder: Any, block: Shelf, first: int, run: Any) -> Iterator[Any]:
 
 
 F32 = Reading(64, 256, 64, _f32)
-F16 = Reading(128, 256, 64, _f16)
+if LINE_BYTES > PIECE_BYTES:
+    F16 = Reading(128, 256, 64, _f16_of_shorts, transpose=transpose_shorts, whole=32)
+else:
+    F16 = Reading(128, 256, 64, _f16)
 BF16 = Reading(128, 256, 64, _bf16)
 Q8_0 = Reading(256, 272, 68 + 8, _q8_0, _pairs(8))
 Q4_0 = Reading(256, 144, 36 + 8, _q4_0, _pairs(4))

@@ -33,6 +33,7 @@ from .lanes import (
     Lanes,
     emitted,
     integer,
+    jit,
     jit_inline,
     local,
     loop,
@@ -46,15 +47,7 @@ from .layout import CACHE_LINE_BYTES, PANEL_COLUMNS
 from .packing import PANEL_ROW_BYTES
 from .stored_readings import Reading, Rows
 from .stored_types import FEW_COLUMNS, FEW_ROWS, FORMS, Stored
-from .stored_words import (
-    COPIED_BYTES,
-    COPIED_ROW_BYTES,
-    LINE_BYTES,
-    VECTOR_BYTES,
-    Shelf,
-    copy_rows,
-    transpose_rows,
-)
+from .stored_words import COPIED_BYTES, COPIED_ROW_BYTES, LINE_BYTES, VECTOR_BYTES, Shelf, copy_rows
 
 READINGS: Final[dict[Stored, Reading]] = {
     Stored.F32: blocks.F32,
@@ -71,16 +64,18 @@ READINGS: Final[dict[Stored, Reading]] = {
     Stored.Q5_K: k_blocks.Q5_K,
     Stored.Q6_K: k_blocks.Q6_K,
 }
-#: Bytes of a row that are read before the other rows' are: what is fetched ahead fits the second-level cache.
-PART_BYTES = 2304
-#: By a type's number: elements of a block, its bytes, and elements of a part.
-_NUMBERS = range(max(Stored) + 1)
-BLOCK_ELEMENTS = tuple(FORMS[Stored(each)].block_size if each in FORMS else 1 for each in _NUMBERS)
-BLOCK_BYTES = tuple(FORMS[Stored(each)].block_bytes if each in FORMS else 1 for each in _NUMBERS)
-PARTS = tuple(
-    PART_BYTES // READINGS[Stored(each)].bytes * READINGS[Stored(each)].elements if each in FORMS else 1
-    for each in _NUMBERS
-)
+#: What is fetched ahead: about a quarter of a usual second-level cache.
+AHEAD_BYTES = 256 * 1024
+#: Columns that pass together. The larger the elements, the more the product is bound by memory, which likes
+#: longer pieces of fewer rows, and the less by the chains.
+COLUMNS = {Stored.F32: 16, Stored.F16: 32, Stored.BF16: 32}
+#: By a type's number: elements of a block, its bytes, elements that are read at once, their bytes.
+_KINDS = [each if each in FORMS else min(FORMS) for each in range(max(Stored) + 1)]
+BLOCK_ELEMENTS = tuple(FORMS[Stored(each)].block_size for each in _KINDS)
+BLOCK_BYTES = tuple(FORMS[Stored(each)].block_bytes for each in _KINDS)
+READ_ELEMENTS = tuple(READINGS[Stored(each)].elements for each in _KINDS)
+READ_BYTES = tuple(READINGS[Stored(each)].bytes for each in _KINDS)
+WIDTHS = tuple(COLUMNS.get(Stored(each), FEW_COLUMNS) for each in _KINDS)
 GROUPS = FEW_COLUMNS // LANES
 
 
@@ -103,7 +98,7 @@ def _prepare(kind: Stored) -> Callable[..., None]:
             builder.icmp_signed(">=", rows, integer(LANES)),
             builder.and_(
                 builder.icmp_signed(">=", words, integer(LINE_BYTES)),
-                builder.icmp_signed("==", builder.and_(words, integer(3)), integer(0)),
+                builder.icmp_signed("==", builder.and_(words, integer(reading.whole - 1)), integer(0)),
             ),
         )
         places = [local(builder, I64) for _ in range(3)]
@@ -114,12 +109,13 @@ def _prepare(kind: Stored) -> Callable[..., None]:
             copy_rows(builder, copied, source, step, _minimum(builder, rows, integer(LANES)), size)
             least = _minimum(builder, words, integer(LINE_BYTES))
             more = builder.sub(integer(LINE_BYTES), least)
-            enough = builder.and_(builder.add(builder.add(words, more), integer(3)), integer(-4))
+            enough = builder.add(builder.add(words, more), integer(reading.whole - 1))
+            enough = builder.and_(enough, integer(-reading.whole))
             for place, value in zip(places, (copied, integer(COPIED_ROW_BYTES), enough), strict=True):
                 builder.store(value, place)
         first, step, words = (builder.load(place) for place in places)
         made = Shelf(builder, shelf)
-        transpose_rows(builder, made, first, step, words)
+        reading.transpose(builder, made, first, step, words)
         if reading.head is not None:
             reading.head(builder, made, Rows(first, step))
 
@@ -395,6 +391,16 @@ def unpack_panels(
         target += panel_bytes
 
 
+@jit
+def part_of(kind: int, depth: int) -> int:
+    """Return how many elements of a row are multiplied before the other rows' are: parts are equal."""
+    times = (depth + READ_ELEMENTS[kind] - 1) // READ_ELEMENTS[kind]
+    most = AHEAD_BYTES // WIDTHS[kind]
+    parts = max(1, (times * READ_BYTES[kind] + most // 2) // most)
+    found: int = (times + parts - 1) // parts * READ_ELEMENTS[kind]
+    return max(found, 1)
+
+
 @jit_inline
 def multiply_few(
     kind: int,
@@ -411,15 +417,15 @@ def multiply_few(
     ahead: int,
 ) -> None:
     """Multiply few rows by columns that are rows of the right side; those from `ahead` on come next."""
-    part = PARTS[kind]
-    for column in range(0, columns, FEW_COLUMNS):
-        last = column + FEW_COLUMNS >= columns
+    width, part = WIDTHS[kind], part_of(kind, depth)
+    for column in range(0, columns, width):
+        last = column + width >= columns
         source = right + column * right_row
         for start in range(0, max(depth, 1), part):
             here = source + start // BLOCK_ELEMENTS[kind] * BLOCK_BYTES[kind]
             after = here + part // BLOCK_ELEMENTS[kind] * BLOCK_BYTES[kind]
             if start + part >= depth:
-                after = ahead if last else source + FEW_COLUMNS * right_row
+                after = ahead if last else source + width * right_row
             multiply_stored(
                 kind,
                 rows,
@@ -430,7 +436,7 @@ def multiply_few(
                 here,
                 right_row,
                 min(part, depth - start),
-                min(columns - column, FEW_COLUMNS),
+                min(columns - column, width),
                 first if start == 0 else 0,
                 after,
             )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from .lanes import Lanes, integer
 from .stored_lanes import shifted
-from .stored_words import Shelf
+from .stored_words import Shelf, transpose_words
 
 
 class Rows(NamedTuple):
@@ -33,6 +33,9 @@ class Reading(NamedTuple):
     head: Callable[[Any, Shelf, Rows], None] | None = None
     words_bytes: int = 0
     """Bytes whose words are transposed, from the first on; 0: all."""
+    transpose: Callable[..., None] = transpose_words
+    whole: int = 4
+    """Bytes that `transpose` takes a whole number of."""
 
 
 def bits_of(builder: Any, number: Any, first: int, count: int, times: int = 1) -> Any:

@@ -12,7 +12,7 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -22,6 +22,7 @@ from .layout import CACHE_LINE_BYTES
 
 VECTOR_BYTES = 4 * LANES
 PIECE = ir.VectorType(I32, 4)
+SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
 PIECE_BYTES = 16
 #: Bytes of a row that are transposed at once.
 LINE_BYTES = 64 if has_feature("avx512f") else PIECE_BYTES
@@ -126,22 +127,59 @@ def _piece_words(builder: Any, rows: Sequence[Any]) -> list[Any]:
     return _transposed_quarters(builder, joined)
 
 
-def _transpose(builder: Any, shelf: Any, source: Any, step: Any, size: Any) -> None:
-    last = builder.sub(size, integer(LINE_BYTES))
-    with loop(builder, integer(0), size, LINE_BYTES) as index:
-        place = builder.select(builder.icmp_signed("<", index, last), index, last)
-        rows = rows_from(builder, builder.add(source, place), step)
-        read = _line_words if LINE_BYTES > PIECE_BYTES else _piece_words
-        found = Shelf(builder, builder.add(shelf, builder.mul(place, integer(LANES))))
-        for number, words in enumerate(read(builder, rows)):
-            found.put(number, words)
+def _line_shorts(builder: Any, rows: Sequence[Any]) -> list[Any]:
+    """Return the shorts of 64 bytes of sixteen rows: vector i of each eight has two of them of all rows, of each
+    sixteen in a row number i and number i + 8.
+
+    Interleaved, two rows are words of the same short of both.
+    """
+    lines = [builder.load(pointer(builder, row, SHORTS), align=1) for row in rows]
+    fours = []
+    for half in (0, 4):
+        order = [
+            quarter + half + place + side
+            for quarter in range(0, 32, 8)
+            for place in range(4)
+            for side in (0, 32)
+        ]
+        pairs = [
+            shuffled(builder, one, other, order) for one, other in zip(lines[::2], lines[1::2], strict=True)
+        ]
+        words = [builder.bitcast(pair, I32_VECTOR) for pair in pairs]
+        fours += [_transposed_quarters(builder, words[first : first + 4]) for first in (0, 4)]
+    found: list[Any] = [None] * LANES
+    for half in (0, 1):
+        for place, (some, others) in enumerate(zip(*fours[2 * half : 2 * half + 2], strict=True)):
+            for eight, order in ((0, (0, 4, 1, 5)), (8, (2, 6, 3, 7))):
+                found[eight + 4 * half + place] = _of_quarters(builder, some, others, order)
+    return found
 
 
-def transpose_rows(builder: Any, shelf: Shelf, source: Any, step: Any, size: Any) -> None:
+def _transpose(read: Callable[[Any, Sequence[Any]], list[Any]]) -> Callable[..., None]:
+    def body(builder: Any, shelf: Any, source: Any, step: Any, size: Any) -> None:
+        last = builder.sub(size, integer(LINE_BYTES))
+        with loop(builder, integer(0), size, LINE_BYTES) as index:
+            place = builder.select(builder.icmp_signed("<", index, last), index, last)
+            rows = rows_from(builder, builder.add(source, place), step)
+            found = Shelf(builder, builder.add(shelf, builder.mul(place, integer(LANES))))
+            for number, vector in enumerate(read(builder, rows)):
+                found.put(number, vector)
+
+    return body
+
+
+def transpose_words(builder: Any, shelf: Shelf, source: Any, step: Any, size: Any) -> None:
     """Leave the words of `size` bytes of sixteen rows, `step` bytes apart, on a shelf; a line at least, and
     whole words.
     """
-    function = subroutine(builder, "transpose_rows", (I64,) * 4, _transpose)
+    read = _line_words if LINE_BYTES > PIECE_BYTES else _piece_words
+    function = subroutine(builder, "transpose_words", (I64,) * 4, _transpose(read))
+    builder.call(function, [shelf.address, source, step, size])
+
+
+def transpose_shorts(builder: Any, shelf: Shelf, source: Any, step: Any, size: Any) -> None:
+    """The same with shorts, see `_line_shorts`, where a line is 64 bytes; sixteen whole ones at least."""
+    function = subroutine(builder, "transpose_shorts", (I64,) * 4, _transpose(_line_shorts))
     builder.call(function, [shelf.address, source, step, size])
 
 
