@@ -163,12 +163,6 @@ def _remainder(a: Any, b: Any, out: Any = None, dtype: Any = None) -> Any:
     return np.subtract(a, np.floor(np.divide(a, b, dtype=dtype)) * b, out=out)
 
 
-def _logaddexp(a: Any, b: Any, out: Any = None, dtype: Any = None) -> Any:
-    """Without a case for two infinities."""
-    larger = np.maximum(a, b, dtype=dtype)
-    return np.add(larger, np.log1p(np.exp(-np.abs(np.subtract(a, b)))), out=out)
-
-
 OTHERWISE: Mapping[str, Callable[..., Any]] = {
-    "floor_divide": _floor_divide, "remainder": _remainder, "mod": _remainder, "logaddexp": _logaddexp,
+    "floor_divide": _floor_divide, "remainder": _remainder, "mod": _remainder,
 }  # fmt: skip

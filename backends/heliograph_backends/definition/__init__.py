@@ -39,7 +39,7 @@ UFUNCS = {
     "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "log2": "log2",
     "log10": "log10", "sin": "sin", "cos": "cos",
     "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
-    "atanh": "arctanh", "atan2": "arctan2", "hypot": "hypot",
+    "atanh": "arctanh", "atan2": "arctan2", "hypot": "hypot", "logaddexp": "logaddexp",
     "tanh": "tanh", "floor": "floor", "ceil": "ceil", "round": "rint", "trunc": "trunc",
     "logical_not": "logical_not", "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite",
     "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide",

@@ -1,11 +1,11 @@
-"""Formulas: powers of integers, sums of exponentials, shifts of bits, and the floats beside floats."""
+"""Formulas: powers of integers, shifts of bits, and the floats beside floats."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from heliograph_backends.definition.base import Array, Attributes, Formula, Writer, constant, in_wide
+from heliograph_backends.definition.base import Array, Attributes, Formula, Writer, constant
 
 #: Bits of infinity, by the data type: what is above them, without the sign, is NaN.
 _INFINITY = {"float64": 0x7FF0000000000000, "float32": 0x7F800000, "float16": 0x7C00}
@@ -25,12 +25,6 @@ def _integer_power(xp: Any, a: Array, b: Array) -> Array:
     of_minus_one = xp.where(b & one == zero, one, -one)
     inverse = xp.where(a == one, one, xp.where(a == -one, of_minus_one, zero))
     return xp.where(b < zero, inverse, xp.power(a, xp.maximum(b, zero)))
-
-
-def logaddexp(xp: Any, attributes: Attributes, a: Array, b: Array) -> Array:
-    """CuPy's own makes NaN of two infinities that are equal."""
-    distance = xp.where(a == b, constant(a, 0), xp.abs(a - b))
-    return xp.maximum(a, b) + xp.log1p(xp.exp(-distance))
 
 
 def left_shift(xp: Any, attributes: Attributes, a: Array, b: Array) -> Array:
@@ -88,7 +82,6 @@ def bits_after(xp: Any, a: Array, b: Array, infinity: int) -> Array:
 WRITERS: Mapping[str, Writer] = {"pow": power}
 #: Ops that are more than one ufunc.
 FORMULAS: Mapping[str, Formula] = {
-    "logaddexp": in_wide(logaddexp),
     "bitwise_left_shift": left_shift,
     "bitwise_right_shift": right_shift,
     "nextafter": nextafter,
