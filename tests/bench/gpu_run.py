@@ -28,6 +28,7 @@ from figures import Figure  # noqa: E402
 BENCHMARKS = {
     "gpu-products": ("gpu_products", "figures"),
     "gpu-stored": ("gpu_products", "stored"),
+    "gpu-attention": ("gpu_attention", "figures"),
     "gpu-chain": ("gpu_memory", "chain"),
     "gpu-nodes": ("gpu_plans", "nodes"),
     "gpu-model": ("gpu_plans", "model"),
