@@ -177,10 +177,10 @@ def _fives(builder: Any, block: Shelf, first: int, run: Any) -> Iterator[Any]:
 
 F32 = Reading(64, 256, 64, _f32)
 if LINE_BYTES > PIECE_BYTES:
-    F16 = Reading(128, 256, 64, _f16_of_shorts, transpose=transpose_shorts, whole=32)
+    F16 = Reading(64, 128, 32, _f16_of_shorts, transpose=transpose_shorts, whole=32)
 else:
-    F16 = Reading(128, 256, 64, _f16)
-BF16 = Reading(128, 256, 64, _bf16)
+    F16 = Reading(64, 128, 32, _f16)
+BF16 = Reading(64, 128, 32, _bf16)
 Q8_0 = Reading(256, 272, 68 + 8, _q8_0, _pairs(8))
 Q4_0 = Reading(256, 144, 36 + 8, _q4_0, _pairs(4))
 Q4_1 = Reading(256, 160, 40 + 16, _q4_1, _scales_and_offsets(5))
