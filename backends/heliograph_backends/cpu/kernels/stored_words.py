@@ -128,8 +128,8 @@ def _piece_words(builder: Any, rows: Sequence[Any]) -> list[Any]:
 
 
 def _line_shorts(builder: Any, rows: Sequence[Any]) -> list[Any]:
-    """Return the shorts of 64 bytes of sixteen rows: vector i of each eight has two of them of all rows, of each
-    sixteen in a row number i and number i + 8.
+    """Return the shorts of 64 bytes of sixteen rows: vector i of each eight has two of them of all rows, of
+    each sixteen in a row number i and number i + 8.
 
     Interleaved, two rows are words of the same short of both.
     """
@@ -150,8 +150,8 @@ def _line_shorts(builder: Any, rows: Sequence[Any]) -> list[Any]:
     found: list[Any] = [None] * LANES
     for half in (0, 1):
         for place, (some, others) in enumerate(zip(*fours[2 * half : 2 * half + 2], strict=True)):
-            for eight, order in ((0, (0, 4, 1, 5)), (8, (2, 6, 3, 7))):
-                found[eight + 4 * half + place] = _of_quarters(builder, some, others, order)
+            for eight, quarters in ((0, (0, 4, 1, 5)), (8, (2, 6, 3, 7))):
+                found[eight + 4 * half + place] = _of_quarters(builder, some, others, quarters)
     return found
 
 
