@@ -133,6 +133,17 @@ def test_attention_adds_the_bias_of_what_it_reads(
     assert set(case.check(device)) == {"attention"}
 
 
+def test_keys_that_blocks_share_have_a_workspace_where_the_result_is_converted(device: CudaDevice) -> None:
+    case = Case("f16")
+    made = case.made
+    value = made.node(
+        "flash_attn_ext", case.put(1, 2, 1, 32), case.put(1, 2, 600, 32), case.put(1, 2, 600, 32)
+    )
+    made.output(made.node("cast", value, dtype=made.type(0).dtype))
+    case.check(device)
+    assert device.driver.launched == ["attention_f16_32_split", "attention_merge"]
+
+
 def test_a_biased_product_that_others_read_too_is_made_by_itself(device: CudaDevice) -> None:
     case = Case("f16")
     value, (query, *_) = attended(case, 5)

@@ -88,9 +88,9 @@ class Filling:
         found["type"], found["kind"] = TYPES.get(value.type.dtype.name, 0), kind
         self._patch(self._word(name, place, "address"), value)
 
-    def address(self, name: str, value: Located, place: int | None = None) -> None:
-        """A field that is an address, or a place of one that is several."""
-        self._patch(self._word(name, place), value)
+    def address(self, name: str, value: Located, place: int | None = None, inner: str = "") -> None:
+        """A field that is an address, or a place of one that is several; `inner`: a field of that."""
+        self._patch(self._word(name, place, inner), value)
 
     def _patch(self, word: int, value: Located) -> None:
         self._patches.append(Patch(word, value.slot, value.offset))

@@ -105,7 +105,7 @@ class Lowering:
 
     def workspace_bytes(self, groups: Sequence[Group]) -> int:
         """The most that any of the groups needs while it runs."""
-        nodes = (self._node(group.last) for group in groups)
+        nodes = (self._node(number) for group in groups for number in group.nodes)
         return max((attending.workspace_bytes(*one, self.target.multiprocessors) for one in nodes), default=0)
 
     def work(self, group: Group, storage: Storage, own: OwnSlots) -> tuple[Work, ...] | None:

@@ -71,12 +71,15 @@ def chain_type(operands: int, walked: int, dimensions: int, numbers: int) -> np.
     )  # fmt: skip
 
 
+LINE = _struct(("address", "u8"), ("step", "i8"))
 ROWS = _struct(
-    ("walk", WALK), ("rows", "i8"), ("columns", "i8"), ("x", OPERAND), ("result", OPERAND),
-    ("second", OPERAND), ("third", OPERAND), ("added", OPERAND, (MOST_ADDED,)),
-    ("inner", "i8", (4 + MOST_ADDED,)), ("heads", "i8"), ("matrix_rows", "i8"),
-    ("has_second", "i4"), ("has_third", "i4"), ("adds", "i4"), ("threads", "i4"), ("packed", "i4"),
-    ("norm", "i4"), ("scale", "f4"), ("max_bias", "f4"), ("slope_power", "f4"), ("reserved", "i4"),
+    ("x", LINE), ("result", LINE),
+    *((name, "i4") for name in ("rows", "columns", "threads", "dimensions", "packed", "has_second")),
+    ("has_third", "i4"), ("adds", "i4"), ("type", "i4"), ("norm", "i4"), ("scale", "f4"), ("max_bias", "f4"),
+    ("second", LINE), ("third", LINE), ("added", LINE, (MOST_ADDED,)),
+    *((name, "i4") for name in ("second_type", "third_type", "heads", "matrix_rows")),
+    ("slope_power", "f4"), ("reserved", "i4"), ("inner", "i8", (4 + MOST_ADDED,)),
+    ("sizes", "i8", (MOST_DIMENSIONS,)), ("strides", "i8", (4 + MOST_ADDED, MOST_DIMENSIONS)),
 )  # fmt: skip
 REDUCE = _struct(
     ("walk", WALK), ("inner", WALK), ("rows", "i8"), ("columns", "i8"), ("x", OPERAND), ("along", OPERAND),

@@ -16,15 +16,15 @@ from heliograph_backends.cuda.filling import (
     few,
     fits,
 )
-from heliograph_backends.cuda.parameters import REDUCE, ROWS
+from heliograph_backends.cuda.parameters import REDUCE, ROWS, TYPES
 from heliograph_backends.cuda.sources import HELD
 from heliograph_proto.graph import Node
 from heliograph_proto.types import TensorType
 
 #: Norms, by the kernel's number of what they do.
 NORMS = {"norm": 0, "rms_norm": 1, "l2_norm": 2}
-#: Operands by their places in the kernel's `inner`.
-INNER = ("x", "result", "second", "third", "added")
+#: Operands by their places in the kernel's `strides` and `inner`.
+OPERANDS = ("x", "result", "second", "third", "added")
 #: Reductions, by the kernel's number of what they do.
 REDUCTIONS = {
     "reduce_sum": 0, "reduce_mean": 1, "reduce_max": 2, "reduce_min": 3, "sum_rows": 0, "mean": 1, "sum": 0,
@@ -97,8 +97,8 @@ def soft_max(node: Node, x: Located, result: Located, rest: Sequence[Located]) -
         slope_power=slope_power(heads),
     )
     if len(rest) > 1:
-        filling.operand("third", rest[1])
-        filling.set(has_third=1)
+        filling.address("third", rest[1], inner="address")
+        filling.set(has_third=1, third_type=TYPES[rest[1].type.dtype.name])
         filling.parameters["inner"][0][3] = rest[1].strides[-1]
     return _launched(filling, "soft_max", result.type)
 
@@ -117,18 +117,25 @@ def _rows(
     strides = [aligned(one.type.shape, one.strides, result.type.shape) for one in values]
     sizes, steps = collapsed(leading, [one[:-1] for one in strides])
     filling = Filling(ROWS)
-    filling.walk(sizes)
+    filling.parameters["sizes"][0][: len(sizes)] = sizes
     names = ["result", *operands, *["added"] * len(added)]
     for number, (name, one, step) in enumerate(zip(names, values, steps, strict=True)):
         place = number - 1 - len(operands) if name == "added" else None
-        filling.operand(name, one, step, place=place)
-        inner = INNER.index(name) + (place or 0)
-        filling.parameters["inner"][0][inner] = strides[number][-1]
+        filling.address(name, one, place, "address")
+        found = filling.parameters[name][0] if place is None else filling.parameters[name][0][place]
+        found["step"] = step[0] if step else 0
+        at = OPERANDS.index(name) + (place or 0)
+        filling.parameters["strides"][0][at][: len(step)] = step
+        filling.parameters["inner"][0][at] = strides[number][-1]
     for name in ("second", "third"):
         filling.set(**{f"has_{name}": name in operands})
+        if name in operands:
+            filling.set(**{f"{name}_type": TYPES[operands[name].type.dtype.name]})
     packed = all(step[-1] == one.type.dtype.block_bytes for one, step in zip(values, strides, strict=True))
-    threads = shape_for(columns).threads
-    filling.set(packed=packed, rows=math.prod(leading), columns=columns, threads=threads, adds=len(added))
+    filling.set(
+        dimensions=len(sizes), rows=math.prod(leading), columns=columns, packed=packed, adds=len(added),
+        threads=shape_for(columns).threads, type=TYPES[result.type.dtype.name],
+    )  # fmt: skip
     return filling
 
 

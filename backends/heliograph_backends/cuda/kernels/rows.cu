@@ -16,17 +16,17 @@ struct SoftMax {
 
   __device__ __forceinline__ SoftMax(const Row& row) : row(row), slope(1.0f), sink(-INFINITE) {
     const RowsParameters& p = row.p;
-    x = row.at(p.x), result = row.at(p.result), mask = p.has_second ? row.at(p.second) : x;
+    x = row.at(p.x, 0), result = row.at(p.result, 1), mask = p.has_second ? row.at(p.second, 2) : x;
     if (!p.has_third && p.max_bias == 0.0f) return;
     u32 head = row.number / (u32)p.matrix_rows % (u32)p.heads;
     slope = slope_of(p, head);
-    if (p.has_third) sink = load(in_memory(p.third.address) + head * p.inner[3], p.third.type);
+    if (p.has_third) sink = load(in_memory(p.third.address) + head * p.inner[3], p.third_type);
   }
 
   __device__ __forceinline__ bool is_wide() const {
     const RowsParameters& p = row.p;
-    bool all = p.packed && row.is_wide(x, p.x.type) && row.is_wide(result, p.x.type);
-    return all && (!p.has_second || row.is_wide(mask, p.second.type));
+    bool all = p.packed && row.is_wide(x, p.type) && row.is_wide(result, p.type);
+    return all && (!p.has_second || row.is_wide(mask, p.second_type));
   }
 
   __device__ __forceinline__ float score(float value, float shown) const {
@@ -40,7 +40,7 @@ struct SoftMax {
     held.fetch(x, words);
     if (!row.p.has_second) {
       open(held, words);
-    } else if (row.p.second.type == F32) {
+    } else if (row.p.second_type == F32) {
       open_masked<false>(held, words);
     } else {
       open_masked<true>(held, words);
@@ -54,7 +54,7 @@ struct SoftMax {
       Held<COUNT, NARROW>& held, const typename Four<NARROW>::Words (&words)[COUNT]) const {
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-      Four<NARROW>::open(words[i], row.p.x.type, held.values[i]);
+      Four<NARROW>::open(words[i], row.p.type, held.values[i]);
 #pragma unroll
       for (int j = 0; j < 4; j++) held.values[i][j] = score(held.values[i][j], 0.0f);
     }
@@ -68,8 +68,8 @@ struct SoftMax {
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
       float added[4];
-      Four<NARROW>::open(words[i], row.p.x.type, held.values[i]);
-      Four<NARROW_MASK>::open(shown[i], row.p.second.type, added);
+      Four<NARROW>::open(words[i], row.p.type, held.values[i]);
+      Four<NARROW_MASK>::open(shown[i], row.p.second_type, added);
 #pragma unroll
       for (int j = 0; j < 4; j++) held.values[i][j] = score(held.values[i][j], added[j]);
     }
@@ -79,8 +79,8 @@ struct SoftMax {
   __device__ __forceinline__ void run(Passing<N> passing, float* shared) {
     auto load_scores = [&](int column, float (&out)[N]) {
       float shown[N] = {};
-      passing.get(x, row.p.inner[0], row.p.x.type, column, out);
-      if (row.p.has_second) passing.get(mask, row.p.inner[2], row.p.second.type, column, shown);
+      passing.get(x, row.p.inner[0], row.p.type, column, out);
+      if (row.p.has_second) passing.get(mask, row.p.inner[2], row.p.second_type, column, shown);
       for (int i = 0; i < N; i++) out[i] = score(out[i], shown[i]);
     };
     auto each = [&](auto call) { passing.each(load_scores, call); };
@@ -106,7 +106,7 @@ struct SoftMax {
     each([&](float (&values)[N], int column) {
       float out[N];
       for (int i = 0; i < N; i++) out[i] = (R::HELD ? values[i] : exp_of(values[i] - top)) * part;
-      reading.put(result, p.result.type, column, out);
+      reading.put(result, p.type, column, out);
     });
   }
 };
@@ -121,15 +121,15 @@ struct Normal {
 
   __device__ __forceinline__ Normal(const Row& row) : row(row) {
     const RowsParameters& p = row.p;
-    x = row.at(p.x), result = row.at(p.result);
+    x = row.at(p.x, 0), result = row.at(p.result, 1);
     // What there is not is nowhere else than x, so that one question is enough for all.
-    times = p.has_second ? row.at(p.second) : x, plus = p.has_third ? row.at(p.third) : x;
+    times = p.has_second ? row.at(p.second, 2) : x, plus = p.has_third ? row.at(p.third, 3) : x;
 #pragma unroll
-    for (int i = 0; i < MOST_ADDED; i++) added[i] = i < p.adds ? row.at(p.added[i]) : x;
+    for (int i = 0; i < MOST_ADDED; i++) added[i] = i < p.adds ? row.at(p.added[i], 4 + i) : x;
   }
 
   __device__ __forceinline__ bool is_wide() const {
-    int type = row.p.x.type;
+    int type = row.p.type;
     bool all = row.p.packed && row.is_wide(x, type) && row.is_wide(result, type) && row.is_wide(times, type) &&
                row.is_wide(plus, type);
 #pragma unroll
@@ -146,17 +146,17 @@ struct Normal {
     for (int i = 0; i < MOST_ADDED; i++)
       if (i < row.p.adds) held.fetch(added[i], more[i]);
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) F::open(words[i], row.p.x.type, held.values[i]);
+    for (int i = 0; i < COUNT; i++) F::open(words[i], row.p.type, held.values[i]);
 #pragma unroll
     for (int i = 0; i < MOST_ADDED; i++)
       if (i < row.p.adds)
 #pragma unroll
         for (int j = 0; j < COUNT; j++) {
           float one[4];
-          F::open(more[i][j], row.p.x.type, one);
+          F::open(more[i][j], row.p.type, one);
 #pragma unroll
           for (int k = 0; k < 4; k++)
-            held.values[j][k] = rounded(__fadd_rn(held.values[j][k], one[k]), row.p.x.type);
+            held.values[j][k] = rounded(__fadd_rn(held.values[j][k], one[k]), row.p.type);
         }
     auto each = [&](auto call) { held.each(call); };
     finish(held, each, shared);
@@ -165,13 +165,13 @@ struct Normal {
   template <int N>
   __device__ __forceinline__ void run(Passing<N> passing, float* shared) {
     auto load_sums = [&](int column, float (&out)[N]) {
-      passing.get(x, row.p.inner[0], row.p.x.type, column, out);
+      passing.get(x, row.p.inner[0], row.p.type, column, out);
 #pragma unroll
       for (int i = 0; i < MOST_ADDED; i++)
         if (i < row.p.adds) {
           float one[N];
-          passing.get(added[i], row.p.inner[4 + i], row.p.x.type, column, one);
-          for (int j = 0; j < N; j++) out[j] = rounded(__fadd_rn(out[j], one[j]), row.p.x.type);
+          passing.get(added[i], row.p.inner[4 + i], row.p.type, column, one);
+          for (int j = 0; j < N; j++) out[j] = rounded(__fadd_rn(out[j], one[j]), row.p.type);
         }
     };
     auto each = [&](auto call) { passing.each(load_sums, call); };
@@ -182,7 +182,7 @@ struct Normal {
   __device__ __forceinline__ void finish(const R& reading, E each, float* shared) {
     constexpr int N = R::EACH;
     const RowsParameters& p = row.p;
-    float squares = 0.0f, mean = 0.0f, count = (float)(int)p.columns;
+    float squares = 0.0f, mean = 0.0f, count = (float)p.columns;
     if (p.norm == LAYER_NORM) {
       each([&](float (&values)[N], int) {
         for (int i = 0; i < N; i++) mean += values[i];
@@ -198,7 +198,7 @@ struct Normal {
     // Rounded as the nodes one by one would be: times a row, plus a row.
     each([&](float (&values)[N], int column) {
       float out[N], row_of[N];
-      int type = p.result.type;
+      int type = p.type;
       for (int i = 0; i < N; i++) out[i] = rounded(__fmul_rn(values[i] - mean, by), type);
       if (p.has_second) {
         reading.get(times, p.inner[2], type, column, row_of);
@@ -221,7 +221,7 @@ static __device__ __forceinline__ void run_held(const RowsParameters& p) {
   Op op(row);
   if (!op.is_wide())
     op.run(Passing<4>{row}, shared);
-  else if (p.x.type == F32)
+  else if (p.type == F32)
     op.run(Held<COUNT, false>{row}, shared);
   else
     op.run(Held<COUNT, true>{row}, shared);

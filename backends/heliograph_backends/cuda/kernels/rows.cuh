@@ -5,29 +5,44 @@
 
 #define MOST_ADDED 2
 
+// An operand's first row, and the bytes to the next one where rows have one dimension.
+struct Line {
+  u64 address;
+  i64 step;
+};
+
+// What small runs read comes first: every 64 bytes of parameters that a kernel touches are fetched by themselves.
 struct RowsParameters {
-  Walk walk;  // of the rows
-  i64 rows;
-  i64 columns;
-  Operand x;
-  Operand result;
-  Operand second;             // the mask, or what a norm is multiplied with
-  Operand third;              // the sinks, or what is added to a norm
-  Operand added[MOST_ADDED];  // what is added to x before a norm, rounded one by one
-  i64 inner[4 + MOST_ADDED];  // bytes between the elements of a row of x, result, second, third, added
-  i64 heads;  // of soft_max: matrices of `matrix_rows` rows that have slopes and sinks of their own
-  i64 matrix_rows;
+  Line x;
+  Line result;  // of x's type
+  int rows;
+  int columns;
+  int threads;     // of a row: 32, or the block's
+  int dimensions;  // of the rows
+  int packed;      // whether the elements of every row lie side by side
   int has_second;
   int has_third;
-  int adds;     // how many of `added` there are
-  int threads;  // of a row: 32, or the block's
-  int packed;   // whether the elements of every row lie side by side
+  int adds;  // how many of `added` there are
+  int type;  // of x
   int norm;
   float scale;  // of norms: eps
   float max_bias;
+  Line second;             // the mask, or what a norm is multiplied with
+  Line third;              // the sinks, or what is added to a norm
+  Line added[MOST_ADDED];  // what is added to x before a norm, rounded one by one
+  int second_type;
+  int third_type;
+  int heads;  // of soft_max: matrices of `matrix_rows` rows that have slopes and sinks of their own
+  int matrix_rows;
   float slope_power;  // the largest power of 2 that is not above heads
   int reserved;
+  i64 inner[4 + MOST_ADDED];  // bytes between the elements of a row of x, result, second, third, added
+  i64 sizes[MOST_DIMENSIONS];
+  i64 strides[4 + MOST_ADDED][MOST_DIMENSIONS];
 };
+
+// Of those who have a warp each, of a block.
+#define WARP_ROWS 4
 
 struct Row {
   const RowsParameters& p;
@@ -37,23 +52,24 @@ struct Row {
   __device__ __forceinline__ Row(const RowsParameters& p) : p(p) {
     // A row for each warp, or one for the block. Threads count within their row.
     bool by_warp = p.threads == 32;
-    number = by_warp ? blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x;
+    number = by_warp ? blockIdx.x * WARP_ROWS + threadIdx.x / 32 : blockIdx.x;
     thread = by_warp ? threadIdx.x % 32 : threadIdx.x;
   }
 
   __device__ __forceinline__ bool is_there() const { return number < (u32)p.rows; }
 
-  __device__ __forceinline__ u8* at(const Operand& operand) const {
-    u8* start = in_memory(operand.address);
-    if (p.walk.dimensions <= 1) return start + number * operand.strides[0];
+  // `place`: of the operand in `strides`.
+  __device__ __forceinline__ u8* at(const Line& line, int place) const {
+    u8* start = in_memory(line.address);
+    if (p.dimensions <= 1) return start + number * line.step;
     u32 index = number;
 #pragma unroll 1
-    for (int axis = p.walk.dimensions - 1; axis > 0; axis--) {
-      u32 size = (u32)p.walk.sizes[axis], rest = index / size;
-      start += (index - rest * size) * operand.strides[axis];
+    for (int axis = p.dimensions - 1; axis > 0; axis--) {
+      u32 size = (u32)p.sizes[axis], rest = index / size;
+      start += (index - rest * size) * p.strides[place][axis];
       index = rest;
     }
-    return start + index * operand.strides[0];
+    return start + index * p.strides[place][0];
   }
 
   // Whether what was found can be read and written four elements at a time.
@@ -70,7 +86,7 @@ template <int COUNT, bool NARROW> struct Held {
   float values[COUNT][4];
 
   __device__ __forceinline__ int column(int i) const { return (i * row.p.threads + row.thread) * 4; }
-  __device__ __forceinline__ bool has(int i) const { return column(i) < (int)row.p.columns; }
+  __device__ __forceinline__ bool has(int i) const { return column(i) < row.p.columns; }
 
   // All words of a row that are this thread's, asked for at once.
   template <class Words>
@@ -104,7 +120,7 @@ template <int N> struct Passing {
 
   template <class L, class C>
   __device__ __forceinline__ void each(L load_values, C call) {
-    for (int column = row.thread * N; column < (int)row.p.columns; column += row.p.threads * N) {
+    for (int column = row.thread * N; column < row.p.columns; column += row.p.threads * N) {
       float values[N];
       load_values(column, values);
       call(values, column);
