@@ -20,7 +20,7 @@ OUT        ?= dist/gpu
 # Processes that `make test` runs tests in; 0: one, as a debugger wants it.
 WORKERS    ?= 3
 
-.PHONY: help demo demo-pool test test-deploy test-hosts test-peers test-ray test-gpu bench-gpu bench-pool lint types unit proto bench
+.PHONY: help demo demo-pool test test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool lint types unit proto bench
 .PHONY: peers constraints clean
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo "make test-deploy   the image and the compose file, built and run by an engine that the tests start"
 	@echo "make test-hosts    daemons and clients on hosts that slow, lossy and broken wires join"
 	@echo "make test-peers    our ops against ggml's, whose library comes from PyPI"
+	@echo "make test-peer-types  which data types ggml computes and we do not"
 	@echo "make test-ray      a pool that Ray places, on a cluster of several nodes, some of which are killed"
 	@echo "make bench         figures against peers (ONLY=name for some, BENCH_JSON=path for a copy as JSON)"
 	@echo "make bench-pool    figures of pools of hosts, in network namespaces (ONLY='pool-...' for some)"
@@ -78,7 +79,11 @@ test-deploy: $(VENV)/.dev
 	  tests/deploying/alone.sh $(BIN)/pytest -q -rs tests/test_deploy.py; fi
 
 test-peers: $(VENV)/.dev .venv-peers/.ggml
-	$(BIN)/pytest -q -rs tests/test_ggml_peer.py tests/test_ggml_types.py
+	$(BIN)/pytest -q -rs tests/test_ggml_peer.py
+
+# Tries every data type of every op in ggml, in a process each, since ggml ends its own where it refuses: minutes.
+test-peer-types: $(VENV)/.dev .venv-peers/.ggml
+	$(BIN)/pytest -q -rs tests/test_ggml_types.py
 
 # In namespaces of its own: there Ray has no address but loopback, and whatever it started ends with the tests.
 RAY_HOST = unshare $$([ "$$(id -u)" = 0 ] || echo -Ur) --net --pid --fork --kill-child --mount-proc

@@ -1,6 +1,6 @@
 """Whatever data types ggml's CPU computes an op for, we take them, and the comparison with ggml has them.
 
-Every combination is tried in a process of its own, which takes minutes: `make test-peers` runs this.
+Every combination is tried in a process of its own, which takes minutes: `make test-peer-types` runs this.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from peers.ggml_process import GgmlProcess
 pytestmark = [
     pytest.mark.peers,
     pytest.mark.skipif(
-        ggml.library_path() is None, reason="ggml's library is not installed: `make test-peers` gets it"
+        ggml.library_path() is None, reason="ggml's library is not installed: `make test-peer-types` gets it"
     ),
 ]
 

@@ -18,7 +18,6 @@ from typing import Any
 from llvmlite import ir
 
 from .lanes import I32, I32_VECTOR, I64, LANES, Lanes, has_feature, integer, loop, pointer, subroutine
-from .layout import CACHE_LINE_BYTES
 
 VECTOR_BYTES = 4 * LANES
 PIECE = ir.VectorType(I32, 4)
@@ -204,6 +203,3 @@ def copy_rows(builder: Any, target: Any, source: Any, step: Any, rows: Any, size
     """Copy `size` bytes of rows `step` bytes apart to a target of COPIED_BYTES, COPIED_ROW_BYTES apart."""
     function = subroutine(builder, "copy_rows", (I64,) * 5, _copy)
     builder.call(function, [target, source, step, rows, size])
-
-
-assert COPIED_ROW_BYTES % CACHE_LINE_BYTES == 0
