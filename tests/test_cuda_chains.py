@@ -27,7 +27,7 @@ from heliograph_backends.cuda.lowering import Lowering, Target
 from heliograph_backends.cuda.operations import Operation
 from heliograph_backends.cuda.programs import Instruction, pieces
 from heliograph_backends.cuda.sources import CHAIN, options_of, text_of_chain
-from heliograph_backends.cuda.target import LEAST_GENERATED
+from heliograph_backends.cuda.target import LEAST_GENERATED, OwnSlots
 from heliograph_backends.planning.fusion import group_nodes
 from heliograph_backends.planning.layout import place_values
 from heliograph_backends.planning.storage import plan_storage
@@ -165,7 +165,7 @@ def launches_of(made: Maker) -> list[Launch]:
     lowering = Lowering(graph, places, Target(2**16, 132, 1))
     groups = group_nodes(graph, places, lowering, fusion=True)
     storage = plan_storage(graph, places, groups, 2**40)
-    work = [one for group in groups for one in lowering.work(group, storage, 0) or ()]
+    work = [one for group in groups for one in lowering.work(group, storage, OwnSlots(0, 0)) or ()]
     return [one for one in work if isinstance(one, Launch)]
 
 

@@ -128,7 +128,7 @@ def meanwhile(folder: Path | None, runner: Any, seen: Seen) -> Iterator[None]:
     why_not = why_not_apart(folder, {function.name for function in runner.BY_ADDRESS})
     process = None if why_not else _started(str(folder))
     if process is None:
-        logger.debug("kernels are compiled in this process alone: %s", why_not or "another cannot be started")
+        logger.debug("this process makes the kernels alone: %s", why_not or "another cannot be started")
         yield
         return
     reader = threading.Thread(target=_read, args=(process, seen), name="heliograph-compiling", daemon=True)

@@ -99,10 +99,8 @@ def multiply_slice(
         right, panel_bytes = packed, (depth + 15) // 16 * 16 * PANEL_ROW_BYTES
         place = start // word(step, RIGHT_BLOCK)
         source = operand_address(step + 8 * RIGHT, slots, scratch, place, column)
-        row_step, column_step = (
-            word(step + 8 * RIGHT, ROW_STRIDE),
-            word(step + 8 * RIGHT, COLUMN_STRIDE),
-        )
+        row_step = word(step + 8 * RIGHT, ROW_STRIDE)
+        column_step = word(step + 8 * RIGHT, COLUMN_STRIDE)
         if form == 1:
             pack_panels(right, panel_bytes, source, row_step, column_step, depth, columns)
         elif rows <= FEW_ROWS:
