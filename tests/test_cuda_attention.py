@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import cuda_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Array, Maker, normalised_error, run
-from cuda_emulation import EmulatedDriver, why_not
+from cuda_emulation import why_not
 
 from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.cuda import CudaDevice
@@ -19,31 +20,13 @@ from heliograph_proto.types import DTYPES, TensorType
 if why_not():
     pytest.skip(why_not(), allow_module_level=True)
 
-SEED = 20251203
 #: Normalised mean squared errors: of f32, of weights rounded to 11 bits, and to 8.
 TOLERANCES = {"f32": 1e-11, "f16": 1e-6, "bf16": 1e-5}
 
 
-@pytest.fixture
-def device() -> Iterator[CudaDevice]:
-    made = CudaDevice("cuda0", EmulatedDriver())
-    yield made
-    assert made.memory().free_bytes == made.memory().total_bytes
-    made.close()
-
-
-@pytest.fixture
-def definition() -> Iterator[CpuDevice]:
-    """What has no kernels, to compare with."""
-    made = CpuDevice(threads=1, memory_bytes=2**28, native=False)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    print(f"seed {SEED}")
-    return np.random.default_rng(SEED)
+device = cuda_fixtures.device
+definition = cuda_fixtures.definition
+rng = cuda_fixtures.rng
 
 
 class Case:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import cuda_fixtures
 import numpy as np
 import nvrtc_library
 import pytest
@@ -34,24 +35,17 @@ from heliograph_backends.planning.storage import plan_storage
 from heliograph_proto.errors import DeviceLostError
 from heliograph_proto.types import DTYPES, TensorType
 
-SEED = 20260115
 emulated = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 Types = pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    print(f"seed {SEED}")
-    return np.random.default_rng(SEED)
+rng = cuda_fixtures.rng
 
 
 @pytest.fixture
 def device() -> Iterator[CudaDevice]:
     """One on which every chain is a large one."""
-    made = CudaDevice("cuda0", EmulatedDriver(), least_generated=1)
-    yield made
-    assert made.memory().free_bytes == made.memory().total_bytes
-    made.close()
+    yield from cuda_fixtures.closing(CudaDevice("cuda0", EmulatedDriver(), least_generated=1))
 
 
 @pytest.fixture

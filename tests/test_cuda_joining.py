@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+import cuda_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Loaded, Maker, run, same_bits
-from cuda_emulation import EmulatedDriver, why_not
+from cuda_emulation import why_not
 
 from heliograph_backends.cuda import CudaDevice
 from heliograph_proto import bfloat16
@@ -19,12 +18,7 @@ SEED = 20251204
 TYPES = ("f16", "bf16", "f32")
 
 
-@pytest.fixture
-def device() -> Iterator[CudaDevice]:
-    made = CudaDevice("cuda0", EmulatedDriver())
-    yield made
-    assert made.memory().free_bytes == made.memory().total_bytes
-    made.close()
+device = cuda_fixtures.device
 
 
 class Case:

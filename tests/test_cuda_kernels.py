@@ -4,13 +4,13 @@ does."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
+import cuda_fixtures
 import numpy as np
 import nvrtc_library
 import pytest
 from backend_graphs import Maker, normalised_error, run
-from cuda_emulation import EmulatedDriver, why_not
+from cuda_emulation import why_not
 from cuda_emulation.compiling import parameter_bytes
 
 from heliograph_backends.cpu import CpuDevice
@@ -33,7 +33,6 @@ from heliograph_backends.cuda.sources import MODULES, kernels_of, module_of, opt
 from heliograph_proto import bfloat16
 from heliograph_proto.types import DTYPES
 
-SEED = 20251121
 emulated = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 #: What the name of an op's kernel goes on with.
 ENDINGS = "one|few|many|merge|long|plain|narrow|four|eight|tiles|large|b?f16|f32|q?[0-9]"
@@ -44,29 +43,12 @@ PARAMETERS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def device() -> Iterator[CudaDevice]:
-    made = CudaDevice("cuda0", EmulatedDriver())
-    yield made
-    assert made.memory().free_bytes == made.memory().total_bytes
-    made.close()
-
-
-@pytest.fixture
-def definition() -> Iterator[CpuDevice]:
-    """What has no kernels, to compare with."""
-    made = CpuDevice(threads=1, memory_bytes=2**28, native=False)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    print(f"seed {SEED}")
-    return np.random.default_rng(SEED)
-
-
 # The source
+
+
+device = cuda_fixtures.device
+definition = cuda_fixtures.definition
+rng = cuda_fixtures.rng
 
 
 @pytest.mark.skipif(bool(nvrtc_library.why_not()), reason=nvrtc_library.why_not() or "-")

@@ -3,12 +3,13 @@ places."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+import cuda_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Maker, run
-from cuda_emulation import EmulatedDriver, why_not
+from cuda_emulation import why_not
 
 from heliograph_backends import access
 from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Tensor, host_bytes
@@ -20,22 +21,11 @@ from heliograph_proto.types import DTYPES, TensorType
 if why_not():
     pytest.skip(why_not(), allow_module_level=True)
 
-SEED = 20260116
 ELEMENTS, TRANSPOSED = "copy_elements", "copy_transposed"
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    print(f"seed {SEED}")
-    return np.random.default_rng(SEED)
-
-
-@pytest.fixture
-def device() -> Iterator[CudaDevice]:
-    made = CudaDevice("cuda0", EmulatedDriver())
-    yield made
-    assert made.memory().free_bytes == made.memory().total_bytes
-    made.close()
+rng = cuda_fixtures.rng
+device = cuda_fixtures.device
 
 
 def some(rng: np.random.Generator, dtype: str, shape: Sequence[int]) -> np.ndarray:

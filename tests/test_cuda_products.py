@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import cuda_fixtures
 import numpy as np
 import pytest
 from backend_graphs import Array, Maker, normalised_error, run
@@ -20,7 +21,6 @@ from heliograph_proto.types import DTYPES, TensorType
 if why_not():
     pytest.skip(why_not(), allow_module_level=True)
 
-SEED = 20251122
 NAMES = [name for name in TYPES if name != "f32"]
 #: By the number of rows: the kernel, and the most that its error may be of the sum of squares: activations
 #: are fixed-point numbers of 15 bits, or two bf16.
@@ -35,35 +35,15 @@ KERNELS = {
 SHARED_BYTES = (101376, 166912, 232448)
 
 
-@pytest.fixture
-def device() -> Iterator[CudaDevice]:
-    yield from closing(CudaDevice("cuda0", EmulatedDriver()))
+device = cuda_fixtures.device
+definition = cuda_fixtures.definition
+rng = cuda_fixtures.rng
 
 
 @pytest.fixture
 def small_device() -> Iterator[CudaDevice]:
     """One whose blocks have little shared memory."""
-    yield from closing(CudaDevice("cuda0", EmulatedDriver(shared_bytes=min(SHARED_BYTES))))
-
-
-def closing(made: CudaDevice) -> Iterator[CudaDevice]:
-    yield made
-    assert made.memory().free_bytes == made.memory().total_bytes
-    made.close()
-
-
-@pytest.fixture
-def definition() -> Iterator[CpuDevice]:
-    """What has no kernels, to compare with."""
-    made = CpuDevice(threads=1, memory_bytes=2**28, native=False)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    print(f"seed {SEED}")
-    return np.random.default_rng(SEED)
+    yield from cuda_fixtures.closing(CudaDevice("cuda0", EmulatedDriver(shared_bytes=min(SHARED_BYTES))))
 
 
 def stored(values: Array, name: str) -> Array:
