@@ -235,8 +235,8 @@ def test_a_terminal_that_is_closed_ends_its_daemon_unless_it_was_to_go_on(with_n
         os.setsid()
         # Who leads a session and has no terminal gets the one that it opens.
         os.close(os.open(os.ttyname(0), os.O_RDWR))
-        if with_nohup:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # Whatever the tests were started with.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if with_nohup else signal.SIG_DFL)
 
     with ours, theirs, serving(stdin=theirs, preexec_fn=take_terminal) as (process, url):
         theirs.close()
