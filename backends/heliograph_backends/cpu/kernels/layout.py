@@ -200,12 +200,12 @@ INSTRUCTION_WORDS: Final = 5
 STREAMED: Final = 256
 FETCHED: Final = 512
 
-# Each worker's scratch, in bytes: the block's outer indices, the address of `heavy_block`, which tiles the
-# worker ran last, the addresses of the values in this chunk, those of the operands in this block, buffers,
-# packed matrices.
+# Each worker's scratch, in bytes: the block's outer indices, the address of `heavy_block`, which tile of the
+# step the worker probably runs next, the addresses of the values in this chunk, those of the operands in this
+# block, buffers, packed matrices.
 INDEX_AT: Final = 0
 HEAVY_AT: Final = 48
-LAST_AT: Final = 64
+NEXT_AT: Final = 64
 MAXIMUM_VALUES: Final = 64
 TABLE_AT: Final = 128
 BASES_AT: Final = TABLE_AT + MAXIMUM_VALUES * WORD_BYTES
@@ -217,10 +217,6 @@ STAGED_AT: Final = BUFFERS_AT + BUFFER_AREA_BYTES // 2
 MAXIMUM_NARROW: Final = BUFFER_AREA_BYTES // 8
 PACK_AT: Final = BUFFERS_AT + BUFFER_AREA_BYTES
 STRIP_GAP_BYTES: Final = 64
-# The tile that a worker ran last: of which step, which one, and how many behind the one before.
-LAST_STEP: Final = 0
-LAST_TILE: Final = 1
-LAST_DISTANCE: Final = 2
 
 # The control block; what different workers write lies on different cache lines.
 ABORT: Final = 0

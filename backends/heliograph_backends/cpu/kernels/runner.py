@@ -61,6 +61,7 @@ from .layout import (
     MAIL_SLOTS,
     MAIL_STATE,
     MAILS,
+    NEXT_AT,
     PROCESSOR,
     PROGRAM_HEADER_WORDS,
     PROGRESS,
@@ -97,8 +98,9 @@ LOOKS = 1280
 
 
 @jit_inline
-def run_tile(step: int, tile: int, slots: int, control: int, scratch: int) -> None:
-    """Run the blocks of one tile."""
+def run_tile(step: int, tile: int, following: int, slots: int, control: int, scratch: int) -> None:
+    """Run the blocks of one tile; this worker probably runs the tile `following` after it."""
+    set_word(scratch + NEXT_AT, 0, following)
     kind, per_tile = word(step, KIND), word(step, BLOCKS_PER_TILE)
     for block in range(tile * per_tile, min((tile + 1) * per_tile, word(step, BLOCKS))):
         if kind == ELEMENTWISE:
@@ -145,7 +147,8 @@ def claim_tiles(step: int, slots: int, control: int, scratch: int) -> None:
         if first < behind:
             for tile in range(first, behind):
                 if atomic_load(control, ABORT) == 0:
-                    run_tile(step, tile, slots, control, scratch)
+                    following = tile + 1 if tile + 1 < behind else atomic_load(counter, CLAIMED)
+                    run_tile(step, tile, following, slots, control, scratch)
             atomic_add(counter, DONE, behind - first)
         claimed = first + share
 
@@ -166,7 +169,7 @@ def run_alone(step: int, slots: int, control: int, scratch: int) -> None:
     for tile in range(word(step, TILES)):
         if atomic_load(control, ABORT) != 0:
             break
-        run_tile(step, tile, slots, control, scratch)
+        run_tile(step, tile, tile + 1, slots, control, scratch)
 
 
 @jit_inline

@@ -31,10 +31,7 @@ from .layout import (
     COLUMNS,
     CONVERTED,
     INDEX_AT,
-    LAST_AT,
-    LAST_DISTANCE,
-    LAST_STEP,
-    LAST_TILE,
+    NEXT_AT,
     OFFSET,
     OUTER_DIMENSIONS,
     OUTER_SIZES,
@@ -71,25 +68,12 @@ def locate(step: int, block: int, scratch: int) -> tuple[int, int, int, int]:
     return row, rows, column, columns
 
 
-#: Workers claim tiles in turns, so a worker's next tile is about as many tiles on as there are workers.
-MOST_WORKERS = 256
-
-
 @jit
 def next_block(step: int, block: int, scratch: int) -> int:
-    """Guess which block this worker runs after this one, which may be behind the step's last."""
-    per_tile, last = word(step, BLOCKS_PER_TILE), scratch + LAST_AT
-    tile, distance = block // per_tile, word(last, LAST_DISTANCE)
-    if word(last, LAST_STEP) == step and tile > word(last, LAST_TILE):
-        distance = tile - word(last, LAST_TILE)
-    if distance < 1 or distance > MOST_WORKERS:
-        distance = 1
-    set_word(last, LAST_STEP, step)
-    set_word(last, LAST_TILE, tile)
-    set_word(last, LAST_DISTANCE, distance)
-    following: int = block + 1
+    """Return the block that this worker probably runs after this one; it may be behind the step's last."""
+    following, per_tile = block + 1, word(step, BLOCKS_PER_TILE)
     if following % per_tile == 0:
-        following += (distance - 1) * per_tile
+        following = word(scratch + NEXT_AT, 0) * per_tile
     return following
 
 
