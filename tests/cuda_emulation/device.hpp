@@ -64,10 +64,6 @@ static Index block_index, block_size, grid_size;
 static int any_of_block[2], any_turn;
 // What a thread met that ends the launch.
 static int fault;
-// Of each thread, groups of copies to shared memory that go on by themselves; the last is not ended.
-struct Fetch { void* to; const void* from; int bytes; };
-using FetchGroups = std::vector<std::vector<Fetch>>;
-static std::vector<FetchGroups> fetches;
 // Words behind a block's dynamic shared memory, which nobody writes.
 static const size_t GUARD_WORDS = 64;
 
@@ -109,12 +105,10 @@ static bool release(unsigned first, unsigned last, State state) {
   return any;
 }
 
-// Whether what lies behind a block's shared memory is as it was: NaN.
 static Result run_block() {
   unsigned count = (unsigned)fibres.size();
   std::fill(dynamic.begin(), dynamic.end(), NAN);
   for (auto& one : warps) one = Warp();
-  fetches.assign(count, FetchGroups(1));
   for (unsigned i = 0; i < count; i++) {
     begin(fibres[i]);
     fibres[i].index = {i % block_size.x, i / block_size.x % block_size.y, i / block_size.x / block_size.y};
@@ -248,100 +242,6 @@ static inline void multiply_tiles(float (&d)[4], const unsigned (&a)[4], const u
   }
 }
 
-// Instructions of products. A fetch happens when its thread waits for it, and no sooner. A place that the device would
-// fault at is the launch's failure.
-
-namespace emulated {
-
-static float f32_of(unsigned bits) { float f; std::memcpy(&f, &bits, 4); return f; }
-
-static FetchGroups& own_fetches() { return fetches[linear()]; }
-
-// What lanes show each other for one exchange, by turn and warp.
-struct Shown { unsigned words[32][6]; const unsigned char* rows[32]; };
-static Shown shown[2][32];
-
-static float bf16_half(unsigned word, int half) { return f32_of(word >> 16 * half << 16); }
-
-static void check_place(const void* place, unsigned size) {
-  if (reinterpret_cast<uintptr_t>(place) % size) fault = MISALIGNED;
-}
-
-}  // namespace emulated
-
-#define KERNEL_BESIDE(blocks, name, Parameters, threads) KERNEL(name, Parameters, threads)
-
-typedef unsigned char* SharedPlace;
-static inline SharedPlace shared_place(const void* place) { return (SharedPlace)place; }
-static inline void fetch_later(SharedPlace to, const void* from, int bytes = 16) {
-  emulated::check_place(to, 16), emulated::check_place(from, 16);
-  emulated::own_fetches().back().push_back({to, from, bytes});
-}
-static inline void end_fetches() { emulated::own_fetches().emplace_back(); }
-template <int LEFT> static inline void await_fetches() {
-  auto& groups = emulated::own_fetches();
-  while ((int)groups.size() - 1 > LEFT) {
-    for (auto& one : groups.front()) {
-      std::memset(one.to, 0, 16);
-      std::memcpy(one.to, one.from, (size_t)one.bytes);
-    }
-    groups.erase(groups.begin());
-  }
-}
-template <int N> static inline void load_words(const void* place, unsigned* out) {
-  emulated::check_place(place, 4 * N);
-  std::memcpy(out, place, 4 * N);
-}
-static inline void store_words(void* place, unsigned a, unsigned b, unsigned c, unsigned d) {
-  emulated::check_place(place, 16);
-  unsigned four[4] = {a, b, c, d};
-  std::memcpy(place, four, 16);
-}
-static inline unsigned bytes_of(unsigned low, unsigned high, unsigned which) {
-  unsigned long long both = (unsigned long long)high << 32 | low;
-  unsigned found = 0;
-  for (int i = 0; i < 4; i++) found |= (unsigned)(both >> (which >> 4 * i & 7) * 8 & 255) << 8 * i;
-  return found;
-}
-template <bool SIGNED> static inline int dot_bytes(unsigned a, unsigned b, int sum) {
-  for (int i = 0; i < 32; i += 8) {
-    int byte = (int)(a >> i & 255);
-    sum += (SIGNED ? (signed char)byte : byte) * (signed char)(b >> i & 255);
-  }
-  return sum;
-}
 static inline int atomicAdd(int* place, int more) { return (*place += more) - more; }
-static inline unsigned bf16_pair(float first, float second) {
-  auto narrow = [](float value) {
-    unsigned bits = (unsigned)__float_as_int(value);
-    return value != value ? 0x7fffu : (bits + (bits >> 16 & 1) + 0x7fff) >> 16;
-  };
-  return narrow(first) | narrow(second) << 16;
-}
-static inline unsigned add_bf16_pairs(unsigned a, unsigned b) {
-  return bf16_pair(emulated::bf16_half(a, 0) + emulated::bf16_half(b, 0),
-                   emulated::bf16_half(a, 1) + emulated::bf16_half(b, 1));
-}
-static inline void load_matrices(SharedPlace row, unsigned (&out)[4]) {
-  emulated::check_place(row, 16);
-  unsigned lane = emulated::lane();
-  auto& own = emulated::shown[emulated::warp().turns[lane]++ % 2][emulated::linear() / 32];
-  own.rows[lane] = row;
-  emulated::give_way(emulated::AT_WARP);
-  for (unsigned i = 0; i < 4; i++) std::memcpy(&out[i], own.rows[i * 8 + lane / 4] + lane % 4 * 4, 4);
-}
-static inline void multiply_bf16(float (&d)[4], const unsigned (&a)[4], unsigned b, unsigned next_b) {
-  unsigned lane = emulated::lane(), mine[6] = {a[0], a[1], a[2], a[3], b, next_b};
-  auto& own = emulated::shown[emulated::warp().turns[lane]++ % 2][emulated::linear() / 32];
-  std::memcpy(own.words[lane], mine, sizeof mine);
-  emulated::give_way(emulated::AT_WARP);
-  for (int i = 0; i < 4; i++) {
-    int row = (int)lane / 4 + i / 2 * 8, column = (int)lane % 4 * 2 + i % 2;
-    for (int k = 0; k < 16; k++) {
-      float left = emulated::bf16_half(own.words[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2);
-      d[i] += left * emulated::bf16_half(own.words[column * 4 + k % 8 / 2][4 + k / 8], k % 2);
-    }
-  }
-}
 
-#include "tiles.hpp"
+#include "instructions.hpp"

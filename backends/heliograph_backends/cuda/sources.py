@@ -19,19 +19,19 @@ _FOLDER = Path(__file__).parent / "kernels"
 
 _STORED = ("common.cuh", "blocks.cuh", "instructions.cuh", "units.cuh", "stored.cuh")
 _ATTENTION = (
-    "common.cuh", "tiles.cuh", "attending.cuh", "attention_staging.cuh", "attention_part.cuh",
-    "attention_lines.cuh", "attention.cuh",
+    "common.cuh", "instructions.cuh", "tiles.cuh", "attending.cuh", "attention_staging.cuh",
+    "attention_part.cuh", "attention_lines.cuh", "attention.cuh",
 )  # fmt: skip
 
 #: The files of each module, in order.
 MODULES = {
     "elementwise": ("common.cuh", "operations.cuh", "elementwise.cu"),
-    "rows": ("common.cuh", "tiles.cuh", "rows.cuh", "rows.cu", "reduce.cu"),
+    "rows": ("common.cuh", "instructions.cuh", "tiles.cuh", "rows.cuh", "rows.cu", "reduce.cu"),
     "gather": ("common.cuh", "blocks.cuh", "gather.cu"),
-    "rope": ("common.cuh", "tiles.cuh", "rope.cu"),
+    "rope": ("common.cuh", "instructions.cuh", "tiles.cuh", "rope.cu"),
     "products": (*_STORED, "fixed_point.cuh", "products.cu"),
     "products_many": (*_STORED, "stored_tiles.cuh", "products_many.cu"),
-    "attention": ("common.cuh", "tiles.cuh", "attending.cuh", "attention_few.cu"),
+    "attention": ("common.cuh", "instructions.cuh", "tiles.cuh", "attending.cuh", "attention_few.cu"),
     "attention_f16": (*_ATTENTION, "attention_f16.cu"),
     "attention_bf16": (*_ATTENTION, "attention_bf16.cu"),
     "attention_f32": (*_ATTENTION, "attention_f32.cu"),

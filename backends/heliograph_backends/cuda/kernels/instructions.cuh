@@ -1,13 +1,22 @@
-// Instructions that products need and C++ has no operator for: fetches to shared memory that go on by
-// themselves, wide loads, sums of products of bytes, and the matrix units on bf16. See the PTX manual under
-// each name.
+// Instructions that C++ has no operator for: copies to shared memory beside computing, wide loads, sums of products of
+// bytes, tiles from shared memory to registers, and products of tiles on the matrix units.
+//
+// A tile is eight rows of 16 bytes. With g = lane / 4, t = lane % 4 a lane has word t of row g, which are two narrow
+// floats or one of 4 bytes. See the PTX manual, cp.async, prmt, dp4a, ldmatrix and mma.
 
 #ifndef HELIOGRAPH_EMULATED
-// A kernel of which a multiprocessor has so many blocks, so that it has no more registers than that allows.
-#define KERNEL_BESIDE(blocks, name, Parameters, threads) \
+// A kernel of which so many blocks are to fit on a multiprocessor, so that it has no more registers than that allows.
+#define KERNEL_OF_BLOCKS(name, Parameters, threads, blocks) \
   extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Parameters p)
 
-// Where something is in shared memory, as fetches are told it.
+// An address in the device's memory; the compiler is told that it is no other.
+static __device__ __forceinline__ u8* in_memory(u64 address) {
+  u8* place = reinterpret_cast<u8*>(address);
+  __builtin_assume(__isGlobal(place));
+  return place;
+}
+
+// Where something is in shared memory, as copies and loads of tiles are told it.
 typedef u32 SharedPlace;
 static __device__ __forceinline__ SharedPlace shared_place(const void* place) {
   u32 found;
@@ -15,23 +24,26 @@ static __device__ __forceinline__ SharedPlace shared_place(const void* place) {
   return found;
 }
 
-// 16 bytes from memory, past the first-level cache, to shared memory. Both places are multiples of 16. The
-// thread sees them behind `await_fetches`, others of its warp behind a barrier after that.
-static __device__ __forceinline__ void fetch_later(SharedPlace to, const void* from) {
+// 16 bytes from memory, past the first-level cache, to shared memory. Both places are multiples of 16. The thread sees
+// them behind `await_copies`, others behind a barrier as well.
+static __device__ __forceinline__ void copy_later(SharedPlace to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 // The same, with 0 for all but the first `bytes`.
-static __device__ __forceinline__ void fetch_later(SharedPlace to, const void* from, int bytes) {
+static __device__ __forceinline__ void copy_later(SharedPlace to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
+static __device__ __forceinline__ void copy_later(void* to, const void* from, int bytes) {
+  copy_later(shared_place(to), from, bytes);
+}
 
-// Ends a group of fetches, which may be empty.
-static __device__ __forceinline__ void end_fetches() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Ends a group of copies, which may be empty.
+static __device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most so many of this thread's last groups are on their way.
 template <int LEFT>
-static __device__ __forceinline__ void await_fetches() {
+static __device__ __forceinline__ void await_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
@@ -72,37 +84,69 @@ static __device__ __forceinline__ int dot_bytes(u32 a, u32 b, int sum) {
   return found;
 }
 
-// Two numbers as bf16 in a word, the first in its lower half.
-static __device__ __forceinline__ u32 bf16_pair(float first, float second) {
-  u32 word;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-  return word;
+// Two narrow floats in a word, the first in its lower half.
+template <int T>
+static __device__ __forceinline__ u32 narrow_pair(float first, float second) {
+  return T == F16 ? f32_pair_to_f16(first, second) : f32_pair_to_bf16(first, second);
 }
 
-// Sums of two pairs of bf16.
-static __device__ __forceinline__ u32 add_bf16_pairs(u32 a, u32 b) {
+// Sums of two pairs of narrow floats, rounded once; those of f32 that are rounded afterwards have the same bits.
+template <int T>
+static __device__ __forceinline__ u32 add_narrow(u32 a, u32 b) {
   u32 sum;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(0x3f803f80), "r"(b));
+  if constexpr (T == F16)
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+  else
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(0x3f803f80u), "r"(b));  // 1 a + b
   return sum;
 }
 
-// Four tiles of eight rows of 16 bytes; lanes 8 i to 8 i + 7 say where the rows of tile i are. With g = lane
-// / 4 and t = lane % 4 a lane has word t of row g of each. See ldmatrix.
-static __device__ __forceinline__ void load_matrices(SharedPlace row, u32 (&out)[4]) {
+// Four tiles; lanes 8 i to 8 i + 7 say where the rows of tile i are.
+static __device__ __forceinline__ void load_tiles(u32 (&out)[4], SharedPlace row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                : "r"(row)
                : "memory");
 }
+static __device__ __forceinline__ void load_tiles(u32 (&out)[4], const void* row) {
+  load_tiles(out, shared_place(row));
+}
 
-// d += a b over a warp, of bf16: a [16, 16] by rows, b [16, 8] by columns, d [16, 8]. A lane has a(g, 2 t)
-// and the next one, a(g + 8, 2 t), a(g, 2 t + 8), a(g + 8, 2 t + 8); b(2 t, g) and the next one, b(2 t + 8,
-// g); d(g, 2 t) and the next one, d(g + 8, 2 t) and the next one. See mma.m16n8k16.
-static __device__ __forceinline__ void multiply_bf16(float (&d)[4], const u32 (&a)[4], u32 b, u32 next_b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(next_b));
+// The same of narrow floats with rows and columns exchanged: a lane has rows 2 t and 2 t + 1 of column g.
+static __device__ __forceinline__ void load_tiles_transposed(u32 (&out)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(shared_place(row))
+               : "memory");
+}
+
+// d += a b over a warp, of narrow floats: a [16, 16] by rows, b [16, 8] by columns, d [16, 8]. A lane has a(g, 2 t) and
+// the next one, a(g + 8, 2 t), a(g, 2 t + 8), a(g + 8, 2 t + 8); b(2 t, g) and the next one, b(2 t + 8, g); d as in
+// `multiply_tiles`.
+template <int T>
+static __device__ __forceinline__ void multiply_narrow(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  if constexpr (T == F16)
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Powers of two with an error of two units of the last place, and nothing below the smallest normal float.
+static __device__ __forceinline__ float fast_exp2(float x) {
+  float found;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(x));
+  return found;
+}
+
+static __device__ __forceinline__ float fast_reciprocal(float x) {
+  float found;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(x));
+  return found;
 }
 #endif

@@ -36,7 +36,7 @@ static __device__ __forceinline__ void fetch(
 #pragma unroll
       for (int at = 0; at < BYTES; at += 512)
         if (at + 512 <= BYTES || at + lane * 16 < BYTES)
-          fetch_later(to + w * ROOM + at + lane * 16, from + w * stride + at + lane * 16);
+          copy_later(to + w * ROOM + at + lane * 16, from + w * stride + at + lane * 16);
     return;
   }
   // What there is not, comes as 0 from where something is.
@@ -48,7 +48,7 @@ static __device__ __forceinline__ void fetch(
 #pragma unroll 1
     for (int own = lane * 16; own < BYTES + skew; own += 512) {
       int bytes = there - own < 0 ? 0 : there - own < 16 ? there - own : 16;
-      fetch_later(to + own, bytes ? from - skew + own : nowhere, bytes);
+      copy_later(to + own, bytes ? from - skew + own : nowhere, bytes);
     }
   }
 }
@@ -172,7 +172,7 @@ static __device__ __forceinline__ void sum_steps(
       fetched++;
       next_slot = next_slot == (RING - 1) * SLOT ? 0 : next_slot + SLOT;
     }
-    end_fetches();
+    end_copies();
   };
 #pragma unroll 1
   for (int i = 0; i < RING - 1; i++) fetch_next();
@@ -181,7 +181,7 @@ static __device__ __forceinline__ void sum_steps(
   float sums[GROUP][ROWS] = {};
   for (int item = from; item < to; item++) {
     fetch_next();
-    await_fetches<RING - 1>();
+    await_copies<RING - 1>();
     __syncwarp();
     if (!aligned) {
       i64 row = (share.first + here.group) * GROUP;
@@ -214,7 +214,7 @@ static __device__ __forceinline__ void sum_steps(
     }
     here.advance(steps);
   }
-  await_fetches<0>();
+  await_copies<0>();
 }
 
 // Adds the pieces of the group that a warp began and others went on with, in their order.

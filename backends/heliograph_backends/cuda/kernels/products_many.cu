@@ -45,16 +45,16 @@ static __device__ __forceinline__ void multiply_unit(const u8* tile, float (&d)[
     for (int m = 0; m < 2; m++)
 #pragma unroll
       for (int k = 0; k < 2; k++) {
-        load_matrices(a_place + m * 16 * PITCH + half * 64 + k * 32, upper[m][k]);
-        load_matrices(a_place + M * PITCH + m * 16 * PITCH + half * 64 + k * 32, lower[m][k]);
+        load_tiles(upper[m][k], a_place + m * 16 * PITCH + half * 64 + k * 32);
+        load_tiles(lower[m][k], a_place + M * PITCH + m * 16 * PITCH + half * 64 + k * 32);
       }
 #pragma unroll
     for (int first = 0; first < Warp<M>::TILES; first += NS) {
       u32 b[NS][4], rest[NS][4];
 #pragma unroll
       for (int n = 0; n < NS; n++) {
-        load_matrices(b_place + (first + n) * 8 * PITCH + half * 64, b[n]);
-        if (T == F16) load_matrices(b_place + (N + (first + n) * 8) * PITCH + half * 64, rest[n]);
+        load_tiles(b[n], b_place + (first + n) * 8 * PITCH + half * 64);
+        if (T == F16) load_tiles(rest[n], b_place + (N + (first + n) * 8) * PITCH + half * 64);
       }
       if constexpr (Narrow<T>::IS) {
 #pragma unroll
@@ -66,7 +66,7 @@ static __device__ __forceinline__ void multiply_unit(const u8* tile, float (&d)[
 #pragma unroll
               for (int m = 0; m < 2; m++) {
                 const u32* column = part == 2 ? rest[n] : b[n];
-                multiply_bf16(
+                multiply_narrow<BF16>(
                     d[m][first + n], part == 0 ? lower[m][k] : upper[m][k], column[2 * k], column[2 * k + 1]);
               }
       } else {
@@ -83,7 +83,7 @@ static __device__ __forceinline__ void multiply_unit(const u8* tile, float (&d)[
               for (int n = 0; n < NS; n++)
 #pragma unroll
                 for (int m = 0; m < 2; m++)
-                  multiply_bf16(c[m][n], part == 0 ? lower[m][k] : upper[m][k], b[n][2 * k], b[n][2 * k + 1]);
+                  multiply_narrow<BF16>(c[m][n], part == 0 ? lower[m][k] : upper[m][k], b[n][2 * k], b[n][2 * k + 1]);
 #pragma unroll
           for (int n = 0; n < NS; n++) {
             const int at = (span * N + (first + n) * 8) * 4;
@@ -222,7 +222,7 @@ static __device__ __forceinline__ void many_rows(const ProductParameters& p) {
   auto raw_of = [&](int stage) { return shared + At::RAW + stage % STAGES * At::RAW_BYTES; };
   auto fetch_stage = [&](int stage) {
     if (stage < stages) fetch_raw<T, M>(p, at.weights, first_n, stage, raw_of(stage));
-    end_fetches();
+    end_copies();
   };
   Rows<T, M> rows = {};
   while (take_rows<T, M>(p, at, rows, shared)) {
@@ -237,7 +237,7 @@ static __device__ __forceinline__ void many_rows(const ProductParameters& p) {
       const int next = step + 1, stage = next / EACH;
       // Of stages the next one must be there: behind it are STAGES - 2 at most. Then it is there for all, and
       // nobody reads the other tile any more, nor a stage of which all units were decoded.
-      if (next % EACH == 0) await_fetches<STAGES - 2>();
+      if (next % EACH == 0) await_copies<STAGES - 2>();
       __syncthreads();
       if (moves && next < steps && next % EACH == 0) {
         move_raw<T, M>(p, at.weights, first_n, stage, raw_of(stage));
@@ -256,15 +256,15 @@ static __device__ __forceinline__ void many_rows(const ProductParameters& p) {
         }
       }
     }
-    await_fetches<0>();
+    await_copies<0>();
     if (Tile<M>::UNITS > 1) join_units<M>(reinterpret_cast<float*>(shared), d);
     write_tile<M>(p, addresses + M, first_n, d);
   }
 }
 
 #define MANY_PRODUCTS(T, name)                                                                          \
-  KERNEL_BESIDE(2, product_tiles_##name, ProductParameters, Tile<32>::THREADS) { many_rows<T, 32>(p); } \
-  KERNEL_BESIDE(1, product_large_##name, ProductParameters, Tile<128>::THREADS) { many_rows<T, 128>(p); }
+  KERNEL_OF_BLOCKS(product_tiles_##name, ProductParameters, Tile<32>::THREADS, 2) { many_rows<T, 32>(p); } \
+  KERNEL_OF_BLOCKS(product_large_##name, ProductParameters, Tile<128>::THREADS, 1) { many_rows<T, 128>(p); }
 MANY_PRODUCTS(F16, f16)
 MANY_PRODUCTS(BF16, bf16)
 MANY_PRODUCTS(Q4_0, q4_0)

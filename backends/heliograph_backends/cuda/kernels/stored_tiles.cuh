@@ -89,7 +89,7 @@ static __device__ __forceinline__ void fetch_raw(
 #pragma unroll
   for (int at = 0; at < R::CHUNKS * 16; at += EACH * 16) {
     int bytes = there - at < 0 ? 0 : there - at < 16 ? there - at : 16;
-    if (at + own < R::CHUNKS * 16) fetch_later(place + at, bytes ? from + at : nowhere, bytes);
+    if (at + own < R::CHUNKS * 16) copy_later(place + at, bytes ? from + at : nowhere, bytes);
   }
 }
 
@@ -118,10 +118,10 @@ static __device__ __forceinline__ u32 two_numbers(u32 word, int which) {
   if (!Form<T>::SIGNED) {
     // -128 - TOO_LARGE: 0xc300 is -128, and every number more adds one.
     const u32 less = 0xc300 + Form<T>::TOO_LARGE;
-    return add_bf16_pairs(pair, less << 16 | less);
+    return add_narrow<BF16>(pair, less << 16 | less);
   }
   // Signed: the highest bit is worth -128, and -256 is 0xc380.
-  return add_bf16_pairs(pair & 0xff7fff7f, (pair & 0x00800080) | 0xc300c300);
+  return add_narrow<BF16>(pair & 0xff7fff7f, (pair & 0x00800080) | 0xc300c300);
 }
 
 // Half of a unit of a row: two groups. `raw`: the row's blocks, of which the unit is one; narrow floats' own.
@@ -138,11 +138,11 @@ static __device__ __forceinline__ void stage_half(const u8* raw, int unit, int r
 #pragma unroll
         for (int j = 0; j < 4; j++) {
           float first = low_half(words[j]), second = high_half(words[j]);
-          words[j] = bf16_pair(first, second);
+          words[j] = f32_pair_to_bf16(first, second);
           float first_rest = first - __int_as_float((int)(words[j] << 16));
           float second_rest = second - __int_as_float((int)(words[j] & 0xffff0000u));
           // Infinity less itself is not what is left of it.
-          rest[j] = bf16_pair(
+          rest[j] = f32_pair_to_bf16(
               first_rest == first_rest ? first_rest : 0.0f, second_rest == second_rest ? second_rest : 0.0f);
         }
         store_words(numbers_at + At::N * PITCH + i * 16, rest[0], rest[1], rest[2], rest[3]);
@@ -230,8 +230,8 @@ static __device__ __forceinline__ void stage_activations(u32 (&bits)[4][8], u8* 
 #pragma unroll
     for (int e = 0; e < 4; e++) {
       float first = __int_as_float((int)bits[j][2 * e]), second = __int_as_float((int)bits[j][2 * e + 1]);
-      upper[e] = bf16_pair(first, second);
-      lower[e] = bf16_pair(
+      upper[e] = f32_pair_to_bf16(first, second);
+      lower[e] = f32_pair_to_bf16(
           first - __int_as_float((int)(upper[e] << 16)),
           second - __int_as_float((int)(upper[e] & 0xffff0000u)));
       sum += first + second;

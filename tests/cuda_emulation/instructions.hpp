@@ -1,8 +1,12 @@
-// What `tiles.cuh` has of a device, on fibres. A copy beside computing is done when it is waited for, and no
-// sooner.
+// What `instructions.cuh` has of a device, on fibres. A copy beside computing is done when it is waited for, and no
+// sooner. A place that the device would fault at is the launch's failure.
 #pragma once
 
 namespace emulated {
+
+static void check_place(const void* place, unsigned size) {
+  if (reinterpret_cast<uintptr_t>(place) % size) fault = MISALIGNED;
+}
 
 static int next_turn() { return warp().turns[lane()]++ % 2; }
 
@@ -11,6 +15,7 @@ static const unsigned short* tile_row(int turn, int tile, int row) {
 }
 
 static int show_row(const void* row) {
+  check_place(row, 16);
   int turn = next_turn();
   warp().rows[turn][lane()] = (const unsigned char*)row;
   give_way(AT_WARP);
@@ -23,7 +28,10 @@ static int show_row(const void* row) {
 
 static inline unsigned char* in_memory(unsigned long long address) { return (unsigned char*)address; }
 
-static inline void copy_later(void* to, const void* from, int bytes) {
+typedef unsigned char* SharedPlace;
+static inline SharedPlace shared_place(const void* place) { return (SharedPlace)place; }
+static inline void copy_later(void* to, const void* from, int bytes = 16) {
+  emulated::check_place(to, 16), emulated::check_place(from, 16);
   emulated::current->copies.back().push_back({to, from, bytes});
 }
 static inline void end_copies() { emulated::current->copies.emplace_back(); }
@@ -38,6 +46,29 @@ static inline void await_copies() {
     }
     groups.erase(groups.begin());
   }
+}
+
+template <int N> static inline void load_words(const void* place, unsigned* out) {
+  emulated::check_place(place, 4 * N);
+  std::memcpy(out, place, 4 * N);
+}
+static inline void store_words(void* place, unsigned a, unsigned b, unsigned c, unsigned d) {
+  emulated::check_place(place, 16);
+  unsigned four[4] = {a, b, c, d};
+  std::memcpy(place, four, 16);
+}
+static inline unsigned bytes_of(unsigned low, unsigned high, unsigned which) {
+  unsigned long long both = (unsigned long long)high << 32 | low;
+  unsigned found = 0;
+  for (int i = 0; i < 4; i++) found |= (unsigned)(both >> (which >> 4 * i & 7) * 8 & 255) << 8 * i;
+  return found;
+}
+template <bool SIGNED> static inline int dot_bytes(unsigned a, unsigned b, int sum) {
+  for (int i = 0; i < 32; i += 8) {
+    int byte = (int)(a >> i & 255);
+    sum += (SIGNED ? (signed char)byte : byte) * (signed char)(b >> i & 255);
+  }
+  return sum;
 }
 
 static inline void load_tiles(unsigned (&out)[4], const void* row) {
@@ -60,12 +91,7 @@ static inline float narrow_half(unsigned word, int half) {
 
 template <int T>
 static inline unsigned narrow_pair(float first, float second) {
-  auto narrow = [](float value) {
-    if (T == 1) return (unsigned)f32_to_f16(value);
-    unsigned bits = (unsigned)__float_as_int(value), upper = bits >> 16;
-    return value != value ? upper | 0x40 : (bits + (upper & 1) + 0x7fff) >> 16;
-  };
-  return narrow(first) | narrow(second) << 16;
+  return T == 1 ? f32_pair_to_f16(first, second) : f32_pair_to_bf16(first, second);
 }
 
 template <int T>
