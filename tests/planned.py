@@ -7,7 +7,8 @@ from typing import Any
 
 from heliograph_backends.cpu.lowering import Lowering
 from heliograph_backends.planning.concurrency import side_by_side
-from heliograph_backends.planning.fusion import Group, group_nodes
+from heliograph_backends.planning.fusion import group_nodes
+from heliograph_backends.planning.groups import Group
 from heliograph_backends.planning.layout import place_values
 from heliograph_backends.planning.memory import UNBOUNDED, padded
 from heliograph_backends.planning.storage import Storage, plan_storage

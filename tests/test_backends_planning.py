@@ -10,7 +10,8 @@ from backend_graphs import Maker
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from heliograph_backends.planning.fusion import MAX_NODES, Group, group_nodes, needed_nodes
+from heliograph_backends.planning.fusion import MAX_NODES, group_nodes, needed_nodes
+from heliograph_backends.planning.groups import Group
 from heliograph_backends.planning.layout import (
     Place,
     assigned_variables,

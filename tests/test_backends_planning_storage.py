@@ -14,7 +14,8 @@ from planned import DefinitionOnly, Memory, Versions, planned, run
 from random_graphs import RandomGraph
 
 from heliograph_backends.planning import storage as storing
-from heliograph_backends.planning.fusion import Group, group_nodes
+from heliograph_backends.planning.fusion import group_nodes
+from heliograph_backends.planning.groups import Group
 from heliograph_backends.planning.layout import place_values
 from heliograph_backends.planning.liveness import live_blocks
 from heliograph_backends.planning.memory import UNBOUNDED, padded

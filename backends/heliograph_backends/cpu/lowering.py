@@ -32,7 +32,8 @@ from heliograph_backends.cpu.products import (
     repeats,
     stored_operand,
 )
-from heliograph_backends.planning.fusion import Group, Role, other_operand
+from heliograph_backends.planning.fusion import other_operand
+from heliograph_backends.planning.groups import Group, Role
 from heliograph_backends.planning.layout import Place, value_types, view
 from heliograph_backends.planning.storage import Storage, is_weight
 from heliograph_proto.graph import Graph, Node

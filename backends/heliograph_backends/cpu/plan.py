@@ -26,7 +26,8 @@ from heliograph_backends.cpu.lowering import Lowering
 from heliograph_backends.cpu.memory import HostBuffer
 from heliograph_backends.definition import define_node
 from heliograph_backends.planning.concurrency import concurrent_nodes, side_by_side
-from heliograph_backends.planning.fusion import Group, group_nodes
+from heliograph_backends.planning.fusion import group_nodes
+from heliograph_backends.planning.groups import Group
 from heliograph_backends.planning.layout import place_values
 from heliograph_backends.planning.storage import Storage, plan_storage
 from heliograph_proto.errors import (

@@ -17,7 +17,8 @@ from typing import NamedTuple, Protocol
 
 from heliograph_backends.cuda.filling import Located
 from heliograph_backends.cuda.parameters import MOST_ADDED
-from heliograph_backends.planning.fusion import Group, is_row, other_operand
+from heliograph_backends.planning.fusion import is_row, other_operand
+from heliograph_backends.planning.groups import Group
 from heliograph_backends.planning.layout import Place, value_types, view
 from heliograph_backends.planning.storage import Storage
 from heliograph_proto.graph import Graph

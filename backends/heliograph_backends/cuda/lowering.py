@@ -12,7 +12,8 @@ from typing import TypeAlias
 from heliograph_backends.cuda import attending, chains, joining, moves, products, rows, stored, turning
 from heliograph_backends.cuda.filling import Launch, Located
 from heliograph_backends.cuda.target import OwnSlots, Target
-from heliograph_backends.planning.fusion import Group, Role, other_operand
+from heliograph_backends.planning.fusion import other_operand
+from heliograph_backends.planning.groups import Group, Role
 from heliograph_backends.planning.layout import Place, value_types, view
 from heliograph_backends.planning.storage import Storage
 from heliograph_proto.graph import Graph, Node

@@ -35,7 +35,8 @@ from heliograph_backends.cuda.lowering import FAILURE_TYPE, Lowering, Work
 from heliograph_backends.cuda.memory import can_reach
 from heliograph_backends.cuda.replaying import Replays
 from heliograph_backends.cuda.steps import ArrayCopy, DefinitionStep, KernelStep, Step
-from heliograph_backends.planning.fusion import Group, group_nodes
+from heliograph_backends.planning.fusion import group_nodes
+from heliograph_backends.planning.groups import Group
 from heliograph_backends.planning.layout import place_values
 from heliograph_backends.planning.storage import Storage, plan_storage
 from heliograph_proto.errors import InvalidInputError, OutOfRangeError, UnknownHandleError

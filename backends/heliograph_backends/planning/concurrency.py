@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from heliograph_backends.planning.groups import Group
 from heliograph_backends.planning.layout import Place
 from heliograph_proto.graph import Graph
 from heliograph_proto.ops import OPS
-
-if TYPE_CHECKING:
-    from heliograph_backends.planning.fusion import Group
 
 
 def side_by_side(

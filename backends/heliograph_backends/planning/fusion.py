@@ -10,15 +10,13 @@ every kernel rounds after each op, as the ops by themselves do.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Protocol
 
+from heliograph_backends.planning.groups import Group, Role
 from heliograph_backends.planning.headroom import Headroom
 from heliograph_backends.planning.layout import Place, is_step, value_types
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
-
-#: What a node can be in a group; "other": it is always a step by itself.
-Role: TypeAlias = Literal["elementwise", "matmul", "norm", "other"]
 
 
 class Kernels(Protocol):
@@ -34,17 +32,6 @@ class Kernels(Protocol):
 #: Keeps a chain's operands and temporaries in the first-level cache: a group is a tree of nodes with at
 #: most two operands each, so it reads at most one value more than it has nodes.
 MAX_NODES = 12
-
-
-class Group(NamedTuple):
-    """Nodes that run as one step, by number, in order; the last one's value is the result."""
-
-    role: Role
-    nodes: tuple[int, ...]
-
-    @property
-    def last(self) -> int:
-        return self.nodes[-1]
 
 
 def needed_nodes(graph: Graph) -> list[bool]:

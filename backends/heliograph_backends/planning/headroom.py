@@ -7,17 +7,14 @@ nothing overflows whatever sizes a graph names.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from heliograph_backends.planning.groups import Group
 from heliograph_backends.planning.layout import Place
 from heliograph_backends.planning.liveness import live_blocks
 from heliograph_proto.graph import Graph
 from heliograph_proto.ops import OPS
-
-if TYPE_CHECKING:
-    from heliograph_backends.planning.fusion import Group
 
 #: The most steps over which something may be kept: bounds the work for each.
 MOST_STEPS = 4096

@@ -14,16 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from heliograph_backends.planning.groups import Group
 from heliograph_backends.planning.layout import Place, value_types
 from heliograph_backends.planning.memory import Lifetime
 from heliograph_proto.graph import Graph
 from heliograph_proto.ops import OPS
 from heliograph_proto.types import TensorType
-
-if TYPE_CHECKING:
-    from heliograph_backends.planning.fusion import Group
 
 _IN_PLACE = {name: row.in_place for name, row in OPS.items() if row.in_place}
 _ELEMENTWISE = frozenset(name for name, row in OPS.items() if row.group == "elementwise")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from heliograph_backends.placement import place as place_in_order
 from heliograph_backends.planning.concurrency import one_by_one
-from heliograph_backends.planning.fusion import Group
+from heliograph_backends.planning.groups import Group
 from heliograph_backends.planning.layout import Place, is_direct
 from heliograph_backends.planning.liveness import Liveness, live_blocks
 from heliograph_backends.planning.memory import UNBOUNDED, Arena, padded, plan_arena
