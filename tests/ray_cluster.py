@@ -47,6 +47,9 @@ class Nodes:
 def main() -> None:
     # Ray makes sockets there, whose paths must be short.
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    # There it notes which cluster is the current one; somebody who works here may have another.
+    os.environ["RAY_TMPDIR"] = folder
+    os.mkdir(os.path.join(folder, "ray"))
     kept = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     try:
