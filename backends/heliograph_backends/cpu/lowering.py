@@ -207,12 +207,12 @@ class Lowering:
             self._norm(builder, group, storage)
         elif node.op in REDUCTIONS:
             self._reduction(builder, group.last, storage)
-        elif self._is_narrow(node):
-            builder.elementwise(node.type.shape, self._body(group.nodes, storage, product=None))
         elif node.op in APART:
             types = [self.types[value] for value in node.operands]
             values = (*node.operands, self.leaves + group.last)
             APART[node.op](builder, node, types, [self.operand(storage, value) for value in values])
+        elif self._is_narrow(node):
+            builder.elementwise(node.type.shape, self._body(group.nodes, storage, product=None))
         else:
             self._move(builder, group.last, storage)
 
