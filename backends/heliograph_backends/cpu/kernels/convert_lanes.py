@@ -1,7 +1,8 @@
 """Rows of float32, f16 and bf16 into one another, and rows of any elements as they are.
 
-Floats are rounded once, to the nearest, halves to even; NaN stays NaN. Sixteen elements at a time where
-both rows lie side by side, else one at a time in the first of sixteen lanes, with the same bits.
+Floats are rounded once, to the nearest, halves to even; NaN stays NaN. Sixteen elements at a time, which are
+put together from their places and taken apart again where rows do not lie side by side; what is left of a
+row goes one at a time through the first of sixteen lanes, with the same bits.
 """
 
 from __future__ import annotations
@@ -115,25 +116,43 @@ def _row(conversion: Conversion) -> Callable[..., None]:
     read, write = _FLOATS.get(conversion) or _bytes(conversion)
     some, others = ir.VectorType(read.kind, LANES), ir.VectorType(write.kind, LANES)
 
+    def beside(builder: Any, target: Any, source: Any, index: Any) -> None:
+        place = builder.add(source, builder.mul(index, integer(read.bytes)))
+        found = builder.load(pointer(builder, place, some), align=read.bytes)
+        place = builder.add(target, builder.mul(index, integer(write.bytes)))
+        made = write.write(builder, read.read(builder, found))
+        builder.store(made, pointer(builder, place, others), align=write.bytes)
+
+    def apart(
+        builder: Any, target: Any, target_step: Any, source: Any, source_step: Any, index: Any, count: int
+    ) -> None:
+        lanes = [ir.Constant(I32, lane) for lane in range(count)]
+        found: Any = ir.Constant(some, None)
+        place = builder.add(source, builder.mul(index, source_step))
+        for lane in lanes:
+            one = builder.load(pointer(builder, place, read.kind), align=read.bytes)
+            found = builder.insert_element(found, one, lane)
+            place = builder.add(place, source_step)
+        made = write.write(builder, read.read(builder, found))
+        place = builder.add(target, builder.mul(index, target_step))
+        for lane in lanes:
+            one = builder.extract_element(made, lane)
+            builder.store(one, pointer(builder, place, write.kind), align=write.bytes)
+            place = builder.add(place, target_step)
+
     def body(builder: Any, target: Any, target_step: Any, source: Any, source_step: Any, count: Any) -> None:
         dense = builder.and_(
             builder.icmp_signed("==", source_step, integer(read.bytes)),
             builder.icmp_signed("==", target_step, integer(write.bytes)),
         )
-        whole = builder.select(dense, builder.and_(count, integer(-LANES)), integer(0))
-        with loop(builder, integer(0), whole, LANES) as index:
-            place = builder.add(source, builder.mul(index, integer(read.bytes)))
-            found = builder.load(pointer(builder, place, some), align=read.bytes)
-            place = builder.add(target, builder.mul(index, integer(write.bytes)))
-            made = write.write(builder, read.read(builder, found))
-            builder.store(made, pointer(builder, place, others), align=write.bytes)
+        whole = builder.and_(count, integer(-LANES))
+        with builder.if_else(dense) as (yes, no):
+            with yes, loop(builder, integer(0), whole, LANES) as index:
+                beside(builder, target, source, index)
+            with no, loop(builder, integer(0), whole, LANES) as index:
+                apart(builder, target, target_step, source, source_step, index, LANES)
         with loop(builder, whole, count, 1) as index:
-            place = builder.add(source, builder.mul(index, source_step))
-            one = builder.load(pointer(builder, place, read.kind), align=read.bytes)
-            found = builder.insert_element(ir.Constant(some, None), one, FIRST)
-            made = builder.extract_element(write.write(builder, read.read(builder, found)), FIRST)
-            place = builder.add(target, builder.mul(index, target_step))
-            builder.store(made, pointer(builder, place, write.kind), align=write.bytes)
+            apart(builder, target, target_step, source, source_step, index, 1)
 
     return body
 
