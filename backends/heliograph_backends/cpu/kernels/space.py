@@ -11,6 +11,7 @@ from numba import types
 from .atomics import load_f32, set_word, store_f32, word
 from .elements import Conversion
 from .lanes import (
+    F32,
     I64,
     LANES,
     Lanes,
@@ -20,6 +21,7 @@ from .lanes import (
     integer,
     jit,
     loop,
+    pointer,
     subroutine,
     tail_mask,
 )
@@ -103,13 +105,17 @@ def copy_row(builder: Any, target: Any, source: Any, count: Any) -> None:
         lanes.store_masked(element(builder, target, index), mask)
 
 
-@emitted(types.void, types.int64, types.float32, types.int64)
-def fill_row(builder: Any, target: Any, value: Any, count: Any) -> None:
-    """Store `count` contiguous float32 of one value."""
+def _fill(builder: Any, target: Any, value: Any, count: Any) -> None:
     lanes = Lanes.broadcast(builder, value)
     with loop(builder, integer(0), count, LANES) as index:
         mask = tail_mask(builder, builder.sub(count, index))
         lanes.store_masked(element(builder, target, index), mask)
+
+
+@emitted(types.void, types.int64, types.float32, types.int64)
+def fill_row(builder: Any, target: Any, value: Any, count: Any) -> None:
+    """Store `count` contiguous float32 of one value."""
+    _fill(builder, target, value, count)
 
 
 @jit
@@ -155,12 +161,31 @@ def _convert_rows(
     rows: Any,
     columns: Any,
 ) -> None:
+    one = integer(1)
     widens = builder.icmp_signed(">=", kind, integer(FIRST_WIDENING))
-    with loop(builder, integer(0), rows, 1) as index:
-        staged = builder.add(buffer, builder.mul(index, builder.mul(columns, integer(4))))
-        stored = builder.add(place, builder.mul(index, row))
-        target, source = builder.select(widens, staged, stored), builder.select(widens, stored, staged)
-        call_address(builder, heavy, kind, target, source, columns, column)
+    repeats = builder.and_(
+        builder.icmp_signed("==", column, integer(0)), builder.icmp_signed(">", columns, one)
+    )
+    with builder.if_else(builder.and_(widens, repeats)) as (spread, each):
+        with spread:
+            # All rows' elements become float32 at once, at the end of the buffer, where no row is written
+            # before it was read.
+            ones = builder.add(buffer, builder.mul(integer(4), builder.mul(rows, builder.sub(columns, one))))
+            call_address(builder, heavy, kind, ones, place, rows, row)
+            with loop(builder, integer(0), rows, 1) as index:
+                value = builder.load(pointer(builder, element(builder, ones, index), F32))
+                _fill(builder, element(builder, buffer, builder.mul(index, columns)), value, columns)
+        with each:
+            # Rows that lie one behind the other are one row.
+            joined = builder.icmp_signed("==", row, builder.mul(columns, column))
+            lines = builder.select(joined, one, rows)
+            length = builder.select(joined, builder.mul(rows, columns), columns)
+            with loop(builder, integer(0), lines, 1) as index:
+                staged = element(builder, buffer, builder.mul(index, columns))
+                stored = builder.add(place, builder.mul(index, row))
+                target = builder.select(widens, staged, stored)
+                source = builder.select(widens, stored, staged)
+                call_address(builder, heavy, kind, target, source, length, column)
 
 
 @emitted(types.void, *[types.int64] * 8)
