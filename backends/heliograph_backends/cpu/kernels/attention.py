@@ -171,7 +171,7 @@ def weigh_rows(
     for place in range(rows):
         biases = mask
         if mask and conversion == F16_F32:
-            convert_plain(conversion, wide, 4, mask, 2, count)
+            convert_plain(conversion, wide, 4, mask, 2, count, 1, 0, 0)
             biases = wide
         slope = slope_of(step, scratch, row + place)
         weigh_row(scores, count, biases, slope, scale, cap, states)

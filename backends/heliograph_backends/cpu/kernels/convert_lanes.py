@@ -112,7 +112,7 @@ def _bytes(conversion: Conversion) -> tuple[_Element, _Element]:
     return kept, kept
 
 
-def _row(conversion: Conversion) -> Callable[..., None]:
+def _rows(conversion: Conversion) -> Callable[..., None]:
     read, write = _FLOATS.get(conversion) or _bytes(conversion)
     some, others = ir.VectorType(read.kind, LANES), ir.VectorType(write.kind, LANES)
 
@@ -140,7 +140,7 @@ def _row(conversion: Conversion) -> Callable[..., None]:
             builder.store(one, pointer(builder, place, write.kind), align=write.bytes)
             place = builder.add(place, target_step)
 
-    def body(builder: Any, target: Any, target_step: Any, source: Any, source_step: Any, count: Any) -> None:
+    def row(builder: Any, target: Any, target_step: Any, source: Any, source_step: Any, count: Any) -> None:
         dense = builder.and_(
             builder.icmp_signed("==", source_step, integer(read.bytes)),
             builder.icmp_signed("==", target_step, integer(write.bytes)),
@@ -154,10 +154,26 @@ def _row(conversion: Conversion) -> Callable[..., None]:
         with loop(builder, whole, count, 1) as index:
             apart(builder, target, target_step, source, source_step, index, 1)
 
+    def body(
+        builder: Any,
+        target: Any,
+        target_step: Any,
+        source: Any,
+        source_step: Any,
+        count: Any,
+        rows: Any,
+        target_row: Any,
+        source_row: Any,
+    ) -> None:
+        with loop(builder, integer(0), rows, 1) as index:
+            there = builder.add(target, builder.mul(index, target_row))
+            here = builder.add(source, builder.mul(index, source_row))
+            row(builder, there, target_step, here, source_step, count)
+
     return body
 
 
-@emitted(types.void, *[types.int64] * 6)
+@emitted(types.void, *[types.int64] * 9)
 def convert_plain(
     builder: Any,
     conversion: Any,
@@ -166,15 +182,19 @@ def convert_plain(
     source: Any,
     source_step: Any,
     count: Any,
+    rows: Any,
+    target_row: Any,
+    source_row: Any,
 ) -> None:
-    """Convert a row of elements that are no blocks; steps in bytes."""
+    """Convert rows of elements that are no blocks; steps along rows and from one to the next in bytes."""
     done = builder.append_basic_block("convert.done")
     switch = builder.switch(conversion, done)
+    arguments = [target, target_step, source, source_step, count, rows, target_row, source_row]
     for each in Conversion:
         with builder.goto_block(builder.append_basic_block(each.name.lower())):
             switch.add_case(integer(each), builder.block)
-            function = subroutine(builder, f"convert_{each.name.lower()}", (I64,) * 5, _row(each))
-            builder.call(function, [target, target_step, source, source_step, count])
+            function = subroutine(builder, f"convert_{each.name.lower()}", (I64,) * 8, _rows(each))
+            builder.call(function, arguments)
             builder.branch(done)
     builder.position_at_end(done)
 

@@ -4,12 +4,23 @@ by its address: half of all code is behind it. Other kernels convert rows by it.
 
 from __future__ import annotations
 
+from .atomics import word
 from .attention import attention_block
 from .convert_lanes import convert_plain
 from .elements import Conversion
 from .experts import experts_block
-from .lanes import ByAddress
-from .layout import CONVERTED, Kind
+from .lanes import ByAddress, jit_inline
+from .layout import (
+    CONVERTED,
+    CONVERTED_COUNT,
+    CONVERTED_FROM,
+    CONVERTED_FROM_ROW,
+    CONVERTED_ROWS,
+    CONVERTED_STEP,
+    CONVERTED_TO,
+    CONVERTED_TO_ROW,
+    Kind,
+)
 from .matmul import matmul_block
 from .moves import move_block
 
@@ -17,17 +28,32 @@ F16_F32 = int(Conversion.F16_F32)
 MATMUL, ATTENTION, EXPERTS = int(Kind.MATMUL), int(Kind.ATTENTION), int(Kind.EXPERTS)
 
 
+@jit_inline
+def convert_staged(conversion: int, rows: int) -> None:
+    """Convert the rows that words describe."""
+    widens, step = conversion >= F16_F32, word(rows, CONVERTED_STEP)
+    convert_plain(
+        conversion,
+        word(rows, CONVERTED_TO),
+        4 if widens else step,
+        word(rows, CONVERTED_FROM),
+        step if widens else 4,
+        word(rows, CONVERTED_COUNT),
+        word(rows, CONVERTED_ROWS),
+        word(rows, CONVERTED_TO_ROW),
+        word(rows, CONVERTED_FROM_ROW),
+    )
+
+
 @ByAddress
 def heavy_block(kind: int, step: int, block: int, slots: int, scratch: int) -> None:
     """Run one block of a product with a matrix or with experts, of attention, or of rows that move.
 
-    For a row that is converted between float32, which lie side by side, and f16 or bf16 the other arguments
-    are target, source, how many elements, and the stride of what is narrow.
+    For rows that are converted between float32, which lie side by side, and f16 or bf16 the first of the
+    other arguments is the address of words that describe them.
     """
     if kind >= CONVERTED:
-        conversion = kind - CONVERTED
-        widens = conversion >= F16_F32
-        convert_plain(conversion, step, 4 if widens else scratch, block, scratch if widens else 4, slots)
+        convert_staged(kind - CONVERTED, step)
     elif kind == MATMUL:
         matmul_block(step, block, slots, scratch)
     elif kind == ATTENTION:

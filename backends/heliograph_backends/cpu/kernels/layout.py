@@ -275,8 +275,17 @@ class Kind(IntEnum):
     EXPERTS = 14
 
 
-#: A conversion of `elements` plus this, in place of a kind: `heavy_block` converts a row for other kernels.
+#: A conversion of `elements` plus this, in place of a kind: `heavy_block` converts rows for other kernels.
+#: Behind it the positions of the words that describe these; the step is that along rows of what is narrow.
 CONVERTED: Final = 256
+CONVERTED_TO: Final = 0
+CONVERTED_FROM: Final = 1
+CONVERTED_STEP: Final = 2
+CONVERTED_COUNT: Final = 3
+CONVERTED_ROWS: Final = 4
+CONVERTED_TO_ROW: Final = 5
+CONVERTED_FROM_ROW: Final = 6
+CONVERTED_WORDS: Final = 8
 
 
 class Status(IntEnum):

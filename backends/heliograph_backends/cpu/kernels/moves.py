@@ -65,8 +65,17 @@ def has_outside(kind: int, step: int, slots: int, control: int, scratch: int) ->
 
 
 @jit_inline
-def move_row(step: int, target: int, source: int, columns: int, scratch: int) -> None:
-    """Convert one row."""
+def move_rows(
+    step: int,
+    target: int,
+    source: int,
+    columns: int,
+    rows: int,
+    target_row: int,
+    source_row: int,
+    scratch: int,
+) -> None:
+    """Convert rows; of blocks one."""
     conversion = word(step, CONVERSION)
     if conversion >= PACK:
         pack_row(conversion - PACK, word(step, TO_BYTES), target, source, columns)
@@ -78,7 +87,9 @@ def move_row(step: int, target: int, source: int, columns: int, scratch: int) ->
             word(step + 8 * MOVED_TO, COLUMN_STRIDE),
             word(step + 8 * MOVED_FROM, COLUMN_STRIDE),
         )
-        convert_plain(conversion, target, target_step, source, source_step, columns)
+        convert_plain(
+            conversion, target, target_step, source, source_step, columns, rows, target_row, source_row
+        )
 
 
 @jit_inline
@@ -96,6 +107,9 @@ def move_block(kind: int, step: int, block: int, slots: int, scratch: int) -> No
     place = column // word(step, FROM_ELEMENTS)
     source = operand_address(step + 8 * MOVED_FROM, slots, scratch, first, place)
     target = operand_address(step + 8 * MOVED_TO, slots, scratch, row, column // word(step, TO_ELEMENTS))
+    together = 1
+    if kind == CONVERT and word(step, CONVERSION) < UNPACK:
+        together, rows = rows, 1
     for _ in range(rows):
         here, there, index = source, target, 0
         if kind != CONVERT:
@@ -110,4 +124,4 @@ def move_block(kind: int, step: int, block: int, slots: int, scratch: int) -> No
         else:
             target += target_row
         if kind == CONVERT or 0 <= index < choices:
-            move_row(step, there, here, columns, scratch)
+            move_rows(step, there, here, columns, together, target_row, source_row, scratch)

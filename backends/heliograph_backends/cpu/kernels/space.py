@@ -24,6 +24,7 @@ from .lanes import (
     pointer,
     subroutine,
     tail_mask,
+    workspace,
 )
 from .layout import (
     BLOCKS_PER_TILE,
@@ -32,6 +33,7 @@ from .layout import (
     COLUMN_STRIDE,
     COLUMNS,
     CONVERTED,
+    CONVERTED_WORDS,
     INDEX_AT,
     NEXT_AT,
     OFFSET,
@@ -43,6 +45,7 @@ from .layout import (
     ROW_STRIDE,
     ROWS,
     SLOT,
+    WORD_BYTES,
 )
 
 FIRST_WIDENING = CONVERTED + int(Conversion.F16_F32)
@@ -161,18 +164,24 @@ def _convert_rows(
     rows: Any,
     columns: Any,
 ) -> None:
-    one = integer(1)
+    zero, one = integer(0), integer(1)
     widens = builder.icmp_signed(">=", kind, integer(FIRST_WIDENING))
-    repeats = builder.and_(
-        builder.icmp_signed("==", column, integer(0)), builder.icmp_signed(">", columns, one)
-    )
+    words = workspace(builder, WORD_BYTES * CONVERTED_WORDS)
+
+    def convert(*described: Any) -> None:
+        for number, value in enumerate(described):
+            place = builder.add(words, integer(WORD_BYTES * number))
+            builder.store(value, pointer(builder, place, I64))
+        call_address(builder, heavy, kind, words, zero, zero, zero)
+
+    repeats = builder.and_(builder.icmp_signed("==", column, zero), builder.icmp_signed(">", columns, one))
     with builder.if_else(builder.and_(widens, repeats)) as (spread, each):
         with spread:
             # All rows' elements become float32 at once, at the end of the buffer, where no row is written
             # before it was read.
-            ones = builder.add(buffer, builder.mul(integer(4), builder.mul(rows, builder.sub(columns, one))))
-            call_address(builder, heavy, kind, ones, place, rows, row)
-            with loop(builder, integer(0), rows, 1) as index:
+            ones = element(builder, buffer, builder.mul(rows, builder.sub(columns, one)))
+            convert(ones, place, row, rows, one, zero, zero)
+            with loop(builder, zero, rows, 1) as index:
                 value = builder.load(pointer(builder, element(builder, ones, index), F32))
                 _fill(builder, element(builder, buffer, builder.mul(index, columns)), value, columns)
         with each:
@@ -180,12 +189,12 @@ def _convert_rows(
             joined = builder.icmp_signed("==", row, builder.mul(columns, column))
             lines = builder.select(joined, one, rows)
             length = builder.select(joined, builder.mul(rows, columns), columns)
-            with loop(builder, integer(0), lines, 1) as index:
-                staged = element(builder, buffer, builder.mul(index, columns))
-                stored = builder.add(place, builder.mul(index, row))
-                target = builder.select(widens, staged, stored)
-                source = builder.select(widens, stored, staged)
-                call_address(builder, heavy, kind, target, source, length, column)
+            staged_row = builder.mul(columns, integer(4))
+            ways = [(buffer, place), (place, buffer)], [(staged_row, row), (row, staged_row)]
+            (target, source), (target_row, source_row) = (
+                [builder.select(widens, *pair) for pair in zip(*both, strict=True)] for both in ways
+            )
+            convert(target, source, column, length, lines, target_row, source_row)
 
 
 @emitted(types.void, *[types.int64] * 8)
