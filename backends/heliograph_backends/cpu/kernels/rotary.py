@@ -8,10 +8,15 @@ are turned in the scratch, and rounded once.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
 
 from .atomics import double_of_bits, load_f32, load_i32, store_f32, word
 from .elementwise import KINDS
-from .lanes import jit
+from .lanes import I32_VECTOR, LANES, Lanes, element, emitted, integer, jit, loop, tail_mask
 from .layout import (
     ADJACENT,
     BIAS,
@@ -56,6 +61,57 @@ def prepare_angles(step: int, positions: int, factors: int, table: int) -> None:
         rotation += 8 * PAIR_WORDS
 
 
+def _turned(a: Lanes, b: Lanes, cosine: Lanes, sine: Lanes) -> tuple[Lanes, Lanes]:
+    return a * cosine - b * sine, a * sine + b * cosine
+
+
+def _shuffled(first: Lanes, second: Lanes, order: Sequence[int]) -> Lanes:
+    """Return lanes of both, of which the second's follow the first's in number."""
+    mask = ir.Constant(I32_VECTOR, list(order))
+    return Lanes(first.builder, first.builder.shuffle_vector(first.value, second.value, mask))
+
+
+@emitted(types.void, *[types.int64] * 4)
+def turn_halves(builder: Any, target: Any, source: Any, table: Any, pairs: Any) -> None:
+    """Turn pairs of one element of each half; they may be turned in place."""
+    with loop(builder, integer(0), pairs, LANES) as index:
+        mask = tail_mask(builder, builder.sub(pairs, index))
+        behind = builder.add(index, pairs)
+        values = [
+            Lanes.load_masked(builder, element(builder, base, place), mask)
+            for base, place in ((source, index), (source, behind), (table, index), (table, behind))
+        ]
+        for lanes, place in zip(_turned(*values), (index, behind), strict=True):
+            lanes.store_masked(element(builder, target, place), mask)
+
+
+@emitted(types.void, *[types.int64] * 4)
+def turn_neighbours(builder: Any, target: Any, source: Any, table: Any, pairs: Any) -> None:
+    """Turn pairs of neighbours; they may be turned in place."""
+    order = range(2 * LANES)
+    mixed = [LANES * (lane % 2) + lane // 2 for lane in order]
+    with loop(builder, integer(0), pairs, LANES) as index:
+        rest = builder.sub(pairs, index)
+        mask, first = tail_mask(builder, rest), builder.mul(index, integer(2))
+        elements = builder.mul(rest, integer(2))
+        halves = [
+            (
+                builder.add(first, integer(skipped)),
+                tail_mask(builder, builder.sub(elements, integer(skipped))),
+            )
+            for skipped in (0, LANES)
+        ]
+        both = [Lanes.load_masked(builder, element(builder, source, at), some) for at, some in halves]
+        cosine, sine = (
+            Lanes.load_masked(builder, element(builder, table, place), mask)
+            for place in (index, builder.add(index, pairs))
+        )
+        even, odd = (_shuffled(both[0], both[1], order[part::2]) for part in (0, 1))
+        a, b = _turned(even, odd, cosine, sine)
+        for (at, some), lanes in zip(halves, (mixed[:LANES], mixed[LANES:]), strict=True):
+            _shuffled(a, b, lanes).store_masked(element(builder, target, at), some)
+
+
 @jit
 def turn_head(step: int, target: int, source: int, table: int) -> None:
     """Turn the pairs of one head, and copy what belongs to no pair."""
@@ -64,15 +120,10 @@ def turn_head(step: int, target: int, source: int, table: int) -> None:
         end = start + 2 * pairs
         copy_row(target, source, start)
         copy_row(target + 4 * end, source + 4 * end, width - end)
-    adjacent = word(step, ADJACENT) != 0
-    apart, along = (4, 8) if adjacent else (4 * pairs, 4)
-    first = 4 * start
-    for pair in range(pairs):
-        cosine, sine = load_f32(table + 4 * pair), load_f32(table + 4 * (pairs + pair))
-        a, b = load_f32(source + first), load_f32(source + first + apart)
-        store_f32(target + first, a * cosine - b * sine)
-        store_f32(target + first + apart, a * sine + b * cosine)
-        first += along
+    if word(step, ADJACENT):
+        turn_neighbours(target + 4 * start, source + 4 * start, table, pairs)
+    else:
+        turn_halves(target + 4 * start, source + 4 * start, table, pairs)
 
 
 @jit
