@@ -18,6 +18,7 @@ from heliograph_backends.conformance.runner import run
 from heliograph_backends.cuda import CudaDevice
 from heliograph_backends.cuda.cublas import MOST_WORKSPACES
 from heliograph_backends.cuda.driver import DriverError, Gemm
+from heliograph_backends.cuda.parameters import COPY, empty
 from heliograph_backends.definition import define
 
 emulated = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
@@ -42,6 +43,16 @@ def test_graphs_and_events_conform() -> None:
                 assert not report.failures, report.failures
         finally:
             device.close()
+
+
+@emulated
+def test_a_launch_gives_cupy_plain_bytes(parts: Any) -> None:
+    """Of a struct NumPy would describe every field, at each launch."""
+    driver, cupy, _ = parts
+    parameters = empty(COPY)
+    driver.capture(lambda queue: driver.launch("copy_elements", (1, 1, 1), 32, parameters, queue))
+    (given,) = cupy.given_types
+    assert given.fields is None and given.itemsize == COPY.itemsize
 
 
 # Failures

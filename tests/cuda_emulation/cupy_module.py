@@ -131,6 +131,8 @@ class Cupy(Library):
         self.cuda = Cuda()
         #: The most shared memory that a kernel may have, by name, where it was asked for.
         self.shared: dict[str, int] = {}
+        #: The data types that kernels were given as parameters.
+        self.given_types: set[Any] = set()
 
     def ndarray(self, shape: Any, dtype: Any, memptr: Any, strides: Any) -> DeviceArray:
         return DeviceArray(view(memptr.ptr, shape, dtype, strides, memptr), self)
@@ -162,6 +164,7 @@ class RawKernel:
         (parameters,) = args
         if shared_mem > self.max_dynamic_shared_size_bytes or parameters.size != 1:
             raise self._cupy.cuda.driver.CUDADriverError(1)
+        self._cupy.given_types.add(parameters.dtype)
         copied = parameters.copy()
 
         def work() -> None:
