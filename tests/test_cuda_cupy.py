@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_emulation import EmulatedDriver, record, why_not
+from cuda_emulation import EmulatedDriver, cupy_module, record, why_not
 from cuda_emulation.array import DeviceArray
 from cuda_emulation.cupy_module import installed
 from cuda_emulation.library import Library
@@ -18,7 +18,8 @@ from heliograph_backends.conformance.runner import run
 from heliograph_backends.cuda import CudaDevice
 from heliograph_backends.cuda.cublas import MOST_WORKSPACES
 from heliograph_backends.cuda.driver import DriverError, Gemm
-from heliograph_backends.cuda.parameters import COPY, empty
+from heliograph_backends.cuda.parameters import COPY, ELEMENTWISE, empty
+from heliograph_backends.cuda.sources import kernels_of
 from heliograph_backends.definition import define
 
 emulated = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
@@ -53,6 +54,15 @@ def test_a_launch_gives_cupy_plain_bytes(parts: Any) -> None:
     driver.capture(lambda queue: driver.launch("copy_elements", (1, 1, 1), 32, parameters, queue))
     (given,) = cupy.given_types
     assert given.fields is None and given.itemsize == COPY.itemsize
+
+
+@emulated
+def test_kernels_may_have_all_shared_memory_of_a_block_before_anybody_launches_them(parts: Any) -> None:
+    """So that no launch changes it under another thread's."""
+    driver, cupy, _ = parts
+    driver.capture(lambda queue: driver.launch("elementwise", (1, 1, 1), 256, empty(ELEMENTWISE), queue))
+    static = cupy_module.RawKernel.shared_size_bytes
+    assert cupy.shared == dict.fromkeys(kernels_of("elementwise"), driver.properties.shared_bytes - static)
 
 
 # Failures

@@ -147,6 +147,9 @@ class Cupy(Library):
 class RawKernel:
     """A kernel of ours, by its name."""
 
+    #: What it has of shared memory whatever a launch asks for.
+    shared_size_bytes = 128
+
     def __init__(self, cupy: Cupy, name: str, function: Any) -> None:
         self._cupy, self._name = cupy, name
         self._function = function

@@ -36,8 +36,6 @@ from heliograph_backends.cuda.sources import (
     text_of_chain,
 )
 
-#: What a block may have of shared memory without asking.
-_PLAIN_SHARED_BYTES = 48 * 1024
 #: Of cudaError_t.
 _NOT_READY = 600
 
@@ -60,8 +58,6 @@ class CupyDriver(CupyMemory):
 
     def __init__(self, number: int) -> None:
         self._functions: dict[str, Any] = {}
-        #: What kernels were told that they may have of shared memory.
-        self._shared: dict[str | Kernel, int] = {}
         self._loading = threading.Lock()
         self._default = CupyQueue(cupy.cuda.Stream.null)
         super().__init__(number)
@@ -126,8 +122,6 @@ class CupyDriver(CupyMemory):
     ) -> None:
         with self._here():
             function = self._function(kernel) if isinstance(kernel, str) else kernel
-            if shared_bytes > self._shared.get(kernel, _PLAIN_SHARED_BYTES):
-                function.max_dynamic_shared_size_bytes = self._shared[kernel] = shared_bytes
             # An array of NumPy's of one element is a parameter by value: its bytes are copied at the launch.
             # CuPy asks for its interface, and of a struct that lists all fields, which takes 20 us.
             plain = parameters.view((np.void, parameters.itemsize))
@@ -143,7 +137,12 @@ class CupyDriver(CupyMemory):
         with self._loading:
             module = cupy.RawModule(code=text_of(name), options=options_of(name))
             for kernel in kernels_of(name):
-                self._functions[kernel] = module.get_function(kernel)
+                function = module.get_function(kernel)
+                # More than 48 KB are to be asked for. Here and for all that there is: of two threads that launch
+                # a kernel at the same time, neither then takes back what the other one asked for.
+                most = self.properties.shared_bytes - function.shared_size_bytes
+                function.max_dynamic_shared_size_bytes = most
+                self._functions[kernel] = function
 
     def warmup(self) -> None:
         with self._here():
