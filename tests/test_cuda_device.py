@@ -21,6 +21,7 @@ from heliograph_backends.cuda import CudaBackend, CudaDevice
 from heliograph_backends.cuda.binding import MOST_FIXED_BYTES
 from heliograph_backends.cuda.driver import DriverError
 from heliograph_backends.cuda.staging import MOST_PIECES, PIECE_BYTES
+from heliograph_backends.cuda.steps import KernelStep
 from heliograph_proto.description import CopyRoad, DeviceType
 from heliograph_proto.errors import (
     CancelledError,
@@ -448,6 +449,26 @@ def test_large_inputs_are_read_where_they_are_and_captured_for_each(
     assert driver.captures == 2 and "for each set of input and output tensors" in it.plan.note
     for one in (given[1], *outs):
         remove(one)
+    it.free()
+
+
+@emulated
+def test_a_replay_fills_no_parameters(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a plan reads its inputs is in the graph that was captured for them."""
+    filled = []
+    rebind = KernelStep.rebind
+    monkeypatch.setattr(KernelStep, "rebind", lambda step: filled.append(step) or rebind(step))
+    made = Maker()
+    x = made.input(np.ones(MOST_FIXED_BYTES // 4, np.float32))
+    made.output(made.node("reduce_sum", made.node("sqr", x), axes=(0,), keepdims=False))
+    made.output(made.node("reduce_sum", x, axes=(0,), keepdims=False))
+    it = Loaded(device, made)
+    counts = []
+    for _ in range(4):
+        filled.clear()
+        it.plan.compute(it.inputs, [None, None], Abort())
+        counts.append(len(filled))
+    assert counts == [it.plan.steps, it.plan.steps, 0, 0]
     it.free()
 
 

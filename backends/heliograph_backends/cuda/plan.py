@@ -187,9 +187,6 @@ class CudaPlan(Plan):
         self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort, queue: Queue
     ) -> None:
         self.memory.bind_run(inputs, outputs)
-        if not self.memory.is_fixed:
-            for step in self._steps:
-                step.rebind()
         with np.errstate(all="ignore"):
             if self._reports:
                 self.device.driver.fill(self._report_address, 0, FAILURE_TYPE.nbytes, queue)

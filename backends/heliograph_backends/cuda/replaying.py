@@ -102,6 +102,7 @@ class Replays:
             for step in steps:
                 step.issue(queue)
 
+        self._bind(steps)
         try:
             # Work on the default queue would wait for the capture, which CUDA refuses.
             with device.capturing:
@@ -112,11 +113,17 @@ class Replays:
                 raise
             self._failed = f"it could not be captured: {error}"
 
-    @staticmethod
-    def _issue(steps: Sequence[Step], queue: Queue, abort: Abort) -> None:
+    def _issue(self, steps: Sequence[Step], queue: Queue, abort: Abort) -> None:
+        self._bind(steps)
         for step in steps:
             _go_on(abort)
             step.issue(queue)
+
+    def _bind(self, steps: Sequence[Step]) -> None:
+        """Tells steps of the run's memory; those that are replayed have theirs in the graph."""
+        if not self._memory.is_fixed:
+            for step in steps:
+                step.rebind()
 
     def free(self) -> None:
         """Drops what was captured."""
