@@ -376,6 +376,50 @@ def test_an_index_outside_is_an_error_of_the_run_with_its_node(device: CudaDevic
     it.free()
 
 
+@emulated
+def test_who_runs_a_plan_that_may_report_waits_once(
+    device: CudaDevice, driver: EmulatedDriver, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its kernels report comes behind its steps."""
+    made = Maker()
+    rows, indices = made.weight(np.ones((3, 4), np.float32)), made.input(np.array([0, 2], np.int32))
+    made.output(made.node("sqr", made.node("get_rows", rows, indices)))
+    it, waits, outcome = Loaded(device, made), list[object](), Outcome()
+    wait = driver.wait
+
+    def counted(mark: object) -> None:
+        waits.append(mark)
+        wait(mark)
+
+    def work() -> None:
+        it.plan.compute(it.inputs, [None], Abort())
+        monkeypatch.setattr(driver, "wait", counted)
+        it.plan.compute(it.inputs, [None], Abort())
+        monkeypatch.setattr(driver, "wait", wait)
+
+    stream.submit(work, outcome)
+    outcome.wait()
+    assert outcome.error is None and len(waits) == 1
+    it.free()
+
+
+@emulated
+def test_a_run_reports_nothing_of_the_one_before(device: CudaDevice, driver: EmulatedDriver) -> None:
+    """Also where that failed behind the kernel that reported."""
+    made = Maker()
+    rows, indices = made.weight(np.ones((3, 4), np.float32)), made.input(np.array([0, 3], np.int32))
+    made.output(made.node("matmul", made.node("get_rows", rows, indices), made.weight(np.eye(4, dtype="f4"))))
+    it = Loaded(device, made)
+    driver.fail("gemm", INVALID_CONFIGURATION)
+    for failure in (ComputeFailedError, OutOfRangeError):
+        access.write(it.inputs[0], 0, host_bytes(np.array([0, 3], np.int32)))
+        with pytest.raises(failure):
+            it.run()
+        access.write(it.inputs[0], 0, host_bytes(np.array([0, 2], np.int32)))
+        assert it.run()[0] is not None
+    it.free()
+
+
 # Replays
 
 

@@ -138,8 +138,8 @@ class CupyDriver(CupyMemory):
             module = cupy.RawModule(code=text_of(name), options=options_of(name))
             for kernel in kernels_of(name):
                 function = module.get_function(kernel)
-                # More than 48 KB are to be asked for. Here and for all that there is: of two threads that launch
-                # a kernel at the same time, neither then takes back what the other one asked for.
+                # More than 48 KB are to be asked for. Here and for all that there is: of two threads that
+                # launch a kernel at the same time, neither then takes back what the other one asked for.
                 most = self.properties.shared_bytes - function.shared_size_bytes
                 function.max_dynamic_shared_size_bytes = most
                 self._functions[kernel] = function

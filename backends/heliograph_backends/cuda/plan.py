@@ -23,7 +23,6 @@ from heliograph_backends.contract import (
     LeafBindings,
     Plan,
     Tensor,
-    host_bytes,
 )
 from heliograph_backends.cuda import moves
 from heliograph_backends.cuda.binding import PlanMemory, are_separate, fixed_bytes
@@ -34,12 +33,13 @@ from heliograph_backends.cuda.joining import joined
 from heliograph_backends.cuda.lowering import FAILURE_TYPE, Lowering, Work
 from heliograph_backends.cuda.memory import can_reach
 from heliograph_backends.cuda.replaying import Replays
+from heliograph_backends.cuda.reporting import report_of
 from heliograph_backends.cuda.steps import ArrayCopy, DefinitionStep, KernelStep, Step
 from heliograph_backends.planning.fusion import group_nodes
 from heliograph_backends.planning.groups import Group
 from heliograph_backends.planning.layout import place_values
 from heliograph_backends.planning.storage import Storage, plan_storage
-from heliograph_proto.errors import InvalidInputError, OutOfRangeError, UnknownHandleError
+from heliograph_proto.errors import InvalidInputError, UnknownHandleError
 from heliograph_proto.graph import Graph
 from heliograph_proto.ops import OPS
 
@@ -99,11 +99,11 @@ class CudaPlan(Plan):
             with device.queue(), np.errstate(all="ignore"):
                 self._steps = self._made(layout)
                 self._issue_constants(layout)
+                self._report = report_of(graph, self.memory)
         except BaseException:
             self.memory.free()
             raise
         self._replays = Replays(self._steps, self.memory)
-        self._reports = any(node.op in ("get_rows", "set_rows", "mul_mat_id") for node in graph.nodes)
         self.compute_bytes = self.memory.compute_bytes
         self.steps = len(self._steps)
 
@@ -188,29 +188,15 @@ class CudaPlan(Plan):
     ) -> None:
         self.memory.bind_run(inputs, outputs)
         with np.errstate(all="ignore"):
-            if self._reports:
-                self.device.driver.fill(self._report_address, 0, FAILURE_TYPE.nbytes, queue)
+            if self._report is not None:
+                self._report.begin(queue)
             self._replays.run(queue, abort)
         self.memory.finish_run()
+        if self._report is not None:
+            self._report.fetch(queue)
         self.device.settle(queue)
-        if self._reports:
-            self._check_report(queue)
-
-    def _check_report(self, queue: Queue) -> None:
-        words = np.zeros(2, np.uint64)
-        self.device.to_host(host_bytes(words), self._report_address, queue)
-        if words[0]:
-            number = int(words[0]) - 1
-            node = self.graph.nodes[number]
-            *leading, rows, _ = self.graph.type_of(node.operands[0]).shape
-            choices = f"{leading[0]} experts" if node.op == "mul_mat_id" else f"{rows} rows"
-            met = int(words[1].astype(np.int64))
-            message = f"{node.op}: index {met} is not one of {choices}"
-            raise OutOfRangeError(message, origin=self.graph.origin(number))
-
-    @property
-    def _report_address(self) -> int:
-        return self.memory.addresses[self.memory.own_slots.report]
+        if self._report is not None:
+            self._report.check()
 
     def _settle_quietly(self, queue: Queue) -> None:
         try:
@@ -222,6 +208,7 @@ class CudaPlan(Plan):
         with self._lock:
             self._freed = True
             self._steps = []
+            self._report = None
             self._replays.free()
             self.memory.free()
 
