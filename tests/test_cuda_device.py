@@ -17,7 +17,7 @@ from cuda_emulation import EmulatedDriver, why_not
 from heliograph_backends import access
 from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Stream, Tensor, host_bytes
 from heliograph_backends.cpu import CpuDevice
-from heliograph_backends.cuda import CudaBackend, CudaDevice
+from heliograph_backends.cuda import CudaBackend, CudaDevice, staging
 from heliograph_backends.cuda.binding import MOST_FIXED_BYTES
 from heliograph_backends.cuda.driver import DriverError
 from heliograph_backends.cuda.staging import MOST_PIECES, PIECE_BYTES
@@ -133,6 +133,22 @@ def test_bytes_come_back_through_few_pieces_of_pinned_memory(device: CudaDevice)
     buffer.free()
     assert np.array_equal(found, data)
     assert device.staging.pinned_bytes <= MOST_PIECES * PIECE_BYTES
+
+
+def test_who_has_a_piece_of_pinned_memory_waits_for_no_other(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may have the rest of them, and each wait for one more."""
+    monkeypatch.setattr(staging, "WAIT_SECONDS", 0.0)
+    held = [device.staging.take() for _ in range(MOST_PIECES - 1)]
+    data = np.random.default_rng(1).integers(0, 256, 3 * PIECE_BYTES + 5, np.uint8)
+    found, buffer = np.zeros_like(data), device.buffer_type.allocate(data.nbytes)
+    buffer.set(0, host_bytes(data))
+    buffer.get(0, host_bytes(found))
+    assert np.array_equal(found, data)
+    buffer.free()
+    for piece in held:
+        device.staging.give(piece)
 
 
 def test_copies_say_who_copied(device: CudaDevice) -> None:

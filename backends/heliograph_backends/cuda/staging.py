@@ -80,7 +80,18 @@ class Staging:
 
     def take(self) -> Piece:
         """A piece that the device has done with. Raises DriverError, TimeoutError."""
-        piece = self._take()
+        piece = self._take(WAIT_SECONDS)
+        if piece is None:
+            raise TimeoutError("no staging memory became free")
+        return self._ready(piece)
+
+    def take_another(self) -> Piece | None:
+        """A piece for who holds one already: None if others hold the rest, who may wait for that one. Raises
+        DriverError."""
+        piece = self._take(0)
+        return None if piece is None else self._ready(piece)
+
+    def _ready(self, piece: Piece) -> Piece:
         mark, piece.mark = piece.mark, None
         if mark is not None:
             try:
@@ -90,7 +101,7 @@ class Staging:
                 raise
         return piece
 
-    def _take(self) -> Piece:
+    def _take(self, seconds: float) -> Piece | None:
         with self._condition:
             # Another one rather than waiting for the device, as long as there may be one.
             waits = bool(self._free) and self._free[0].mark is not None
@@ -101,9 +112,8 @@ class Staging:
                 except BaseException:
                     self._made -= 1
                     raise
-            if not self._condition.wait_for(lambda: self._free, WAIT_SECONDS):
-                raise TimeoutError("no staging memory became free")
-            return self._free.popleft()
+            self._condition.wait_for(lambda: self._free, seconds)
+            return self._free.popleft() if self._free else None
 
     def give(self, piece: Piece, queue: Queue = None) -> None:
         """Gives a piece back; with a queue, it is free when the device has come so far."""
@@ -138,9 +148,12 @@ class Staging:
         coming: deque[tuple[Piece, int]] = deque()
         try:
             for start in range(0, target.nbytes, PIECE_BYTES):
-                coming.append(
-                    (self._fetch(address + start, min(PIECE_BYTES, target.nbytes - start), queue), start)
-                )
+                piece = self.take_another() if coming else self.take()
+                if piece is None:
+                    self._read(target, *coming.popleft())
+                    piece = self.take()
+                self._fetch(piece, address + start, min(PIECE_BYTES, target.nbytes - start), queue)
+                coming.append((piece, start))
                 if len(coming) > 1:
                     self._read(target, *coming.popleft())
             while coming:
@@ -154,15 +167,13 @@ class Staging:
         self._driver.copy(target, source, size_bytes, queue)
         self._driver.wait(self._driver.mark(queue))
 
-    def _fetch(self, address: int, size_bytes: int, queue: Queue) -> Piece:
-        piece = self.take()
+    def _fetch(self, piece: Piece, address: int, size_bytes: int, queue: Queue) -> None:
         try:
             self._driver.copy(piece.address, address, size_bytes, queue)
             piece.mark = self._driver.mark(queue)
         except BaseException:
             self.give(piece)
             raise
-        return piece
 
     def _read(self, target: Bytes, piece: Piece, start: int) -> None:
         size = min(PIECE_BYTES, target.nbytes - start)
