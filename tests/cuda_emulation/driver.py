@@ -66,6 +66,7 @@ class EmulatedDriver(Driver):
         self.failures: dict[str, deque[int]] = {}
         self.dead = 0
         self.launched: list[str] = []
+        self.multiplied: list[Gemm] = []
         self.built: list[str] = []
         self.captures = self.replays = 0
         #: While False, a lazy device comes to no mark by itself.
@@ -253,6 +254,7 @@ class EmulatedDriver(Driver):
         self._put(queue, work, "launch")
 
     def gemm(self, product: Gemm, a: int, b: int, c: int, queue: Queue, *, tf32: bool) -> None:
+        self.multiplied.append(product)
         self._put(queue, lambda: multiply(product, a, b, c), "gemm")
 
     def failure(self, error: Exception) -> DriverError | None:

@@ -19,8 +19,9 @@ MOST_FEW = 4
 CUBLAS = {
     ("f32", "f32"), ("f64", "f64"), ("f16", "f16"), ("bf16", "bf16"), ("f16", "f32"), ("bf16", "f32"),
 }  # fmt: skip
-#: The most calls for one product, where one batch cannot express it.
-MOST_CALLS = 64
+#: The most calls for one product, where one batch cannot express it. In a graph each costs a microsecond or
+#: two; the definition would copy the operands, and keep the step out of graphs.
+MOST_CALLS = 1024
 #: Of a product: cuBLAS counts them in 32 bits.
 MOST_ROWS = 2**31 - 1
 #: What one dimension of a grid of blocks other than the first can be.
@@ -127,23 +128,27 @@ def _calls(
     sizes: Strides,
     strides: Sequence[Strides],
 ) -> tuple[Call, ...] | None:
-    """cuBLAS has columns first, so it is asked for the transpose: result^T = right^T left^T."""
+    """cuBLAS has columns first, so it is asked for the transpose: result^T = right^T left^T.
+
+    The longest dimension of the batch is that of each call; there is one for each index of the others.
+    """
     m, n, k = shape
     left, right, result = operands
     items = [one.type.dtype.block_bytes for one in operands]
     a = _read(right_steps, (k, n), items[1])
     b = _read(left.strides[-2:], (m, k), items[0])
     c = _read(result.strides[-2:], (m, n), items[2])
-    *outer, inner = sizes or (1,)
-    if a is None or b is None or c is None or c[0] or math.prod(outer) > MOST_CALLS:
+    along = sizes.index(max(sizes)) if sizes else 0
+    batch, last = sizes[along] if sizes else 1, [steps[along] if sizes else 0 for steps in strides]
+    if a is None or b is None or c is None or c[0] or math.prod(sizes) > MOST_CALLS * batch:
         return None
-    last = [one[-1] // item if sizes else 0 for one, item in zip(strides, items, strict=True)]
+    steps = [step // item for step, item in zip(last, items, strict=True)]
     types = (right.type.dtype.name, left.type.dtype.name, result.type.dtype.name)
-    gemm = Gemm((n, m, k), (a[0], b[0]), types, (a[1], b[1], c[1]), (last[1], last[0], last[2]), inner)
+    gemm = Gemm((n, m, k), (a[0], b[0]), types, (a[1], b[1], c[1]), (steps[1], steps[0], steps[2]), batch)
     found = []
-    for place in combinations(*map(range, outer)):
+    for place in combinations(*(range(1 if axis == along else size) for axis, size in enumerate(sizes))):
         at = [
-            one.offset + sum(i * step for i, step in zip(place, steps, strict=False))
+            one.offset + sum(i * step for i, step in zip(place, steps, strict=True))
             for one, steps in zip(operands, strides, strict=True)
         ]
         found.append(Call(gemm, (right.slot, at[1]), (left.slot, at[0]), (result.slot, at[2])))

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 #: Sets of tensors whose recordings are kept.
 MOST_KEYS = 4
-#: A single step gains nothing from being replayed.
-LEAST_STEPS = 2
+#: A single launch or call gains nothing from being replayed.
+LEAST_CALLS = 2
 #: Steps that are named where they cannot be captured.
 MOST_NAMED = 3
 
@@ -39,7 +39,9 @@ class Replays:
             (can, list(part)) for can, part in groupby(steps, lambda step: not step.why_not_captured)
         ]
         self._captured_segments = [
-            number for number, (can, part) in enumerate(self._segments) if can and len(part) >= LEAST_STEPS
+            number
+            for number, (can, part) in enumerate(self._segments)
+            if can and sum(step.calls for step in part) >= LEAST_CALLS
         ]
         self._count = len(steps)
         self._reasons = list(dict.fromkeys(step.why_not_captured for step in steps if step.why_not_captured))

@@ -24,6 +24,8 @@ class Step(ABC):
 
     #: Why it cannot be captured, in words; empty if it can.
     why_not_captured = ""
+    #: Launches and calls that it puts on a queue, where it can be captured.
+    calls = 0
 
     @abstractmethod
     def issue(self, queue: Queue) -> None:
@@ -42,6 +44,7 @@ class KernelStep(Step):
     ) -> None:
         self._graph, self._number = graph, number
         self._work = work
+        self.calls = len(work)
         self._bound = work
         self._memory = memory
         self._driver = memory.device.driver
