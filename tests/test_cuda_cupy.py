@@ -15,12 +15,13 @@ from cuda_emulation.cupy_module import installed
 from cuda_emulation.library import Library
 
 from heliograph_backends.conformance.runner import run
-from heliograph_backends.cuda import CudaDevice
+from heliograph_backends.cuda import CudaDevice, awaiting
 from heliograph_backends.cuda.cublas import MOST_WORKSPACES
 from heliograph_backends.cuda.driver import DriverError, Gemm
 from heliograph_backends.cuda.parameters import COPY, ELEMENTWISE, empty
 from heliograph_backends.cuda.sources import kernels_of
 from heliograph_backends.definition import define
+from heliograph_proto.errors import DeviceLostError
 
 emulated = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 ILLEGAL_ADDRESS, NOT_READY = 700, 600
@@ -63,6 +64,61 @@ def test_kernels_may_have_all_shared_memory_of_a_block_before_anybody_launches_t
     driver.capture(lambda queue: driver.launch("elementwise", (1, 1, 1), 256, empty(ELEMENTWISE), queue))
     static = cupy_module.RawKernel.shared_size_bytes
     assert cupy.shared == dict.fromkeys(kernels_of("elementwise"), driver.properties.shared_bytes - static)
+
+
+# Waiting
+
+
+@pytest.fixture
+def busy() -> Iterator[tuple[CudaDevice, Any]]:
+    """A device, and `cupy.cuda`, where no event happens before somebody blocks."""
+    with installed() as (module, cupy, _):
+        device = CudaDevice("cuda0", module.open_gpu(1))
+        cupy.cuda.is_busy, cupy.cuda.blocked = True, 0
+        yield device, cupy.cuda
+        device.close()
+
+
+@emulated
+def test_a_short_run_is_waited_for_by_asking(busy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, cuda = busy
+    monkeypatch.setattr(awaiting, "POLL_SECONDS", 1000.0)
+    cuda.is_busy = False
+    cuda.fail("cuda.runtime.eventQuery", NOT_READY, NOT_READY)
+    queue = device.driver.queue()
+    with device.on(queue):
+        device.settle(queue)
+    assert not cuda.failures["cuda.runtime.eventQuery"] and cuda.blocked == 0
+
+
+@emulated
+def test_who_has_asked_long_enough_blocks(busy: Any) -> None:
+    device, cuda = busy
+    queue = device.driver.queue()
+    with device.on(queue):
+        device.settle(queue)
+    assert cuda.blocked == 1
+
+
+@emulated
+def test_a_thread_without_a_queue_of_its_own_does_not_ask(busy: Any) -> None:
+    """It may be anybody's."""
+    device, cuda = busy
+    cuda.fail("cuda.runtime.eventQuery", ILLEGAL_ADDRESS)
+    with device.queue():
+        pass
+    assert cuda.failures["cuda.runtime.eventQuery"] and cuda.blocked == 1
+
+
+@emulated
+def test_a_failure_that_is_met_by_asking_is_the_devices(busy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, cuda = busy
+    monkeypatch.setattr(awaiting, "POLL_SECONDS", 1000.0)
+    cuda.fail("cuda.runtime.eventQuery", NOT_READY, ILLEGAL_ADDRESS)
+    queue = device.driver.queue()
+    with pytest.raises(DeviceLostError), device.guarded(), device.on(queue):
+        device.settle(queue)
+    assert device.lost is not None
 
 
 # Failures

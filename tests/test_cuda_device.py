@@ -400,22 +400,22 @@ def test_who_runs_a_plan_that_may_report_waits_once(
     made = Maker()
     rows, indices = made.weight(np.ones((3, 4), np.float32)), made.input(np.array([0, 2], np.int32))
     made.output(made.node("sqr", made.node("get_rows", rows, indices)))
-    it, waits, outcome = Loaded(device, made), list[object](), Outcome()
-    wait = driver.wait
+    it, marks, outcome = Loaded(device, made), list[object](), Outcome()
+    mark = driver.mark
 
-    def counted(mark: object) -> None:
-        waits.append(mark)
-        wait(mark)
+    def counted(queue: object) -> object:
+        marks.append(queue)
+        return mark(queue)
 
     def work() -> None:
         it.plan.compute(it.inputs, [None], Abort())
-        monkeypatch.setattr(driver, "wait", counted)
+        monkeypatch.setattr(driver, "mark", counted)
         it.plan.compute(it.inputs, [None], Abort())
-        monkeypatch.setattr(driver, "wait", wait)
+        monkeypatch.setattr(driver, "mark", mark)
 
     stream.submit(work, outcome)
     outcome.wait()
-    assert outcome.error is None and len(waits) == 1
+    assert outcome.error is None and len(marks) == 1
     it.free()
 
 

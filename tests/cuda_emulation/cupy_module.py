@@ -99,6 +99,9 @@ class Cuda:
         self.failures: dict[str, deque[int]] = {}
         self.streams: dict[int, Any] = {}
         self.here = threading.local()
+        #: While it is, no event has happened; it is until somebody blocks, which is counted.
+        self.is_busy = False
+        self.blocked = 0
         self.driver = SimpleNamespace(CUDADriverError=type("CUDADriverError", (CUDARuntimeError,), {}))
         self.runtime = Runtime(self)
         self.Stream = streams(self)

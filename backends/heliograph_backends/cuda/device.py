@@ -13,6 +13,7 @@ import numpy as np
 
 from heliograph_backends.contract import BufferType, CompileOptions, Device, Estimate, LeafBindings, Plan
 from heliograph_backends.cpu.memory import Budget, HostBuffer, machine_memory_bytes
+from heliograph_backends.cuda import awaiting
 from heliograph_backends.cuda.building import Kernels
 from heliograph_backends.cuda.driver import Driver, DriverError, Queue
 from heliograph_backends.cuda.failures import is_sticky, typed
@@ -186,7 +187,12 @@ class CudaDevice(Device):
 
     def settle(self, queue: Queue) -> None:
         """Waits until the device has computed what is on a queue. Raises DriverError."""
-        self.driver.wait(self.driver.mark(queue))
+        mark = self.driver.mark(queue)
+        # Streams have threads of their own, which are no event loop's.
+        if getattr(self._here, "queue", None) in (None, self.driver.default_queue):
+            self.driver.wait(mark)
+        else:
+            awaiting.wait(self.driver, mark)
 
     # Bytes
 
