@@ -34,7 +34,7 @@ from heliograph_proto.errors import (
 from heliograph_proto.types import DTYPES, TensorType
 
 emulated = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
-ILLEGAL_ADDRESS, OUT_OF_MEMORY, INVALID_CONFIGURATION, NOT_SUPPORTED = 700, 2, 9, 801
+ILLEGAL_ADDRESS, OUT_OF_MEMORY, INVALID_CONFIGURATION, NOT_SUPPORTED, UNKNOWN = 700, 2, 9, 801, -1
 SECONDS = 10.0
 
 
@@ -377,6 +377,18 @@ def test_after_a_sticky_error_the_device_is_lost_and_others_go_on(
     assert other.buffer_type.allocate(8).size_bytes == 8
     buffer.free()
     other.close()
+
+
+@emulated
+def test_a_run_that_lost_the_device_says_so_whatever_failed_first(
+    device: CudaDevice, driver: EmulatedDriver
+) -> None:
+    """As cuBLAS answers with a number of its own after a kernel met an illegal address."""
+    it = Loaded(device, chain())
+    driver.fail("launch", UNKNOWN)
+    driver.fail("wait", ILLEGAL_ADDRESS)
+    with pytest.raises(DeviceLostError, match="illegal address"):
+        it.plan.compute(it.inputs, [None], Abort())
 
 
 @emulated

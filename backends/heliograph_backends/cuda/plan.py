@@ -27,7 +27,7 @@ from heliograph_backends.contract import (
 from heliograph_backends.cuda import moves
 from heliograph_backends.cuda.binding import PlanMemory, are_separate, fixed_bytes
 from heliograph_backends.cuda.building import PlanKernels
-from heliograph_backends.cuda.driver import DriverError, Queue
+from heliograph_backends.cuda.driver import Queue
 from heliograph_backends.cuda.filling import Launch, Located
 from heliograph_backends.cuda.joining import joined
 from heliograph_backends.cuda.lowering import FAILURE_TYPE, Lowering, Work
@@ -39,7 +39,7 @@ from heliograph_backends.planning.fusion import group_nodes
 from heliograph_backends.planning.groups import Group
 from heliograph_backends.planning.layout import place_values
 from heliograph_backends.planning.storage import Storage, plan_storage
-from heliograph_proto.errors import InvalidInputError, UnknownHandleError
+from heliograph_proto.errors import HeliographError, InvalidInputError, UnknownHandleError
 from heliograph_proto.graph import Graph
 from heliograph_proto.ops import OPS
 
@@ -200,8 +200,10 @@ class CudaPlan(Plan):
 
     def _settle_quietly(self, queue: Queue) -> None:
         try:
-            self.device.settle(queue)
-        except DriverError as error:
+            # What cuBLAS answers after an illegal address says nothing of that; this does.
+            with self.device.guarded(alive=False):
+                self.device.settle(queue)
+        except HeliographError as error:
             logger.debug("waiting for a run that failed: %s", error)
 
     def free(self) -> None:
