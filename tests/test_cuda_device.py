@@ -20,6 +20,7 @@ from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.cuda import CudaBackend, CudaDevice, staging
 from heliograph_backends.cuda.binding import MOST_FIXED_BYTES
 from heliograph_backends.cuda.driver import DriverError
+from heliograph_backends.cuda.failures import is_sticky, typed
 from heliograph_backends.cuda.staging import MOST_PIECES, PIECE_BYTES
 from heliograph_backends.cuda.steps import KernelStep
 from heliograph_proto.description import CopyRoad, DeviceType
@@ -358,6 +359,13 @@ def test_a_launch_that_is_refused_fails_its_run_alone(device: CudaDevice, driver
         it.run()
     assert it.run()[0] is not None
     it.free()
+
+
+@pytest.mark.parametrize("status", [214, 220, 226, *range(714, 720), 721])
+def test_what_cuda_ends_a_process_for_loses_the_device(status: int) -> None:
+    """Each is said to leave it in an inconsistent state: see cudaError_t in CUDA's `driver_types.h`."""
+    error = DriverError(status, "said CUDA")
+    assert is_sticky(error) and isinstance(typed(error, "cuda0"), DeviceLostError)
 
 
 def test_after_a_sticky_error_the_device_is_lost_and_others_go_on(

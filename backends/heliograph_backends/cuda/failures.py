@@ -26,6 +26,7 @@ STICKY = {
     201: "the context is gone",
     214: "memory has an error that cannot be corrected",
     220: "a link to another GPU failed",
+    226: "it contained a failure of its memory or of a link",
     700: "a kernel read or wrote an illegal address",
     702: "a kernel ran longer than the system lets it",
     708: "the context was destroyed",
@@ -37,6 +38,7 @@ STICKY = {
     717: "a kernel met an address of the wrong kind",
     718: "a kernel jumped to an illegal address",
     719: "a kernel failed",
+    721: "a kernel left tensor memory behind",
     999: "the driver failed for reasons that it does not tell",
 }
 
