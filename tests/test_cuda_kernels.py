@@ -14,7 +14,8 @@ from cuda_emulation import why_not
 from cuda_emulation.compiling import parameter_bytes
 
 from heliograph_backends.cpu import CpuDevice
-from heliograph_backends.cuda import CudaDevice
+from heliograph_backends.cuda import CudaDevice, rows
+from heliograph_backends.cuda.filling import Located
 from heliograph_backends.cuda.operations import Operation
 from heliograph_backends.cuda.parameters import (
     ATTENTION,
@@ -31,7 +32,8 @@ from heliograph_backends.cuda.parameters import (
 )  # fmt: skip
 from heliograph_backends.cuda.sources import MODULES, kernels_of, module_of, options_of, text_of
 from heliograph_proto import bfloat16
-from heliograph_proto.types import DTYPES
+from heliograph_proto.graph import Node
+from heliograph_proto.types import DTYPES, TensorType
 
 emulated = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 #: What the name of an op's kernel goes on with.
@@ -207,3 +209,21 @@ def put(made: Maker, array: np.ndarray, name: str) -> int:
     if name == "bf16":
         return made.input(bfloat16.to_bits(array), "bf16")
     return made.input(array.astype(name.replace("f", "float")))
+
+
+# What a launch asks of a device
+
+
+@pytest.mark.parametrize(("results", "has_kernel"), [(2**31 - 1, True), (2**31, False)])
+def test_reductions_have_kernels_as_far_as_blocks_are_counted(results: int, has_kernel: bool) -> None:
+    """A grid has 2^31 - 1 of them, of which a long result has one for each element."""
+    source, result = (TensorType(DTYPES["f16"], shape) for shape in ((results, 4096), (results,)))
+    node = Node("reduce_max", (0,), result, {"axes": (1,), "keepdims": False})
+    assert rows.is_reduction(node, source) is has_kernel
+    if has_kernel:
+        launch = rows.reduction(node, located(source), located(result))
+        assert launch.grid[0] < 2**31
+
+
+def located(type: TensorType) -> Located:
+    return Located(type, 0, 0, type.strides)

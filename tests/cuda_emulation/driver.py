@@ -240,6 +240,8 @@ class EmulatedDriver(Driver):
         name, function = (kernel, entry(kernel)) if isinstance(kernel, str) else ("chain", kernel)
         if shared_bytes > self.properties.shared_bytes:
             raise DriverError(1, f"{name}: {shared_bytes} bytes of shared memory for a block")
+        if grid[0] >= 2**31 or max(grid[1:]) > 65535 or threads > 1024:
+            raise DriverError(9, f"{name}: blocks {grid} of {threads} threads")
         self.launched.append(name)
 
         def work() -> None:

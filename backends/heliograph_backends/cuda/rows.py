@@ -159,7 +159,8 @@ def reduced_axes(node: Node, source: TensorType) -> tuple[int, ...]:
 def is_reduction(node: Node, source: TensorType) -> bool:
     """Whether the kernel computes it."""
     floats = node.op in REDUCTIONS and {source.dtype.name, node.type.dtype.name} <= set(FLOATS)
-    return floats and source.ndim > 0 and source.size > 0 and fits(source.shape)
+    counted = source.size > 0 and node.type.size <= MOST_ELEMENTS
+    return floats and source.ndim > 0 and counted and fits(source.shape)
 
 
 def reduction(node: Node, x: Located, result: Located) -> Launch:
