@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from heliograph_backends.cuda.driver import DriverError, Properties
@@ -82,13 +81,32 @@ def failure(error: Exception) -> DriverError | None:
     return DriverError(-1, str(error)) if library in ("CUBLASError", "NVRTCError") else None
 
 
-@contextmanager
-def translated() -> Iterator[None]:
-    """CuPy's errors as DriverError."""
-    try:
-        yield
-    except Exception as error:
-        found = failure(error)
-        if found is None or found is error:
+class OnGpu:
+    """A block on a GPU, with CuPy's errors as DriverError. Any number of threads may be in it.
+
+    There is one around every call; a generator takes 1.5 us instead of 0.2.
+    """
+
+    __slots__ = ("_device",)
+
+    def __init__(self, number: int) -> None:
+        self._device = cupy.cuda.Device(number)
+
+    def __enter__(self) -> None:
+        try:
+            self._device.__enter__()
+        except Exception as error:
+            _translate(error)
             raise
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._device.__exit__(kind, error, trace)
+        if isinstance(error, Exception):
+            _translate(error)
+
+
+def _translate(error: Exception) -> None:
+    """Raises DriverError for what CUDA said, if it was CUDA's."""
+    found = failure(error)
+    if found is not None and found is not error:
         raise found from error

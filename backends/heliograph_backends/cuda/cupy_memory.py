@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from heliograph_backends.cuda.cublas import Workspace
-from heliograph_backends.cuda.cupy_gpus import cupy, failure, properties_of, translated
+from heliograph_backends.cuda.cupy_gpus import OnGpu, cupy, failure, properties_of
 from heliograph_backends.cuda.driver import Block, Bytes, Driver, DriverError
 
 #: Of cudaError_t.
@@ -44,20 +43,18 @@ class CupyMemory(Driver):
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._device = cupy.cuda.Device(number)
+        self._gpu = OnGpu(number)
         self._peers: set[int] = set()
         with self._here():
             self._pool = cupy.cuda.MemoryPool()
             self._pinned = cupy.cuda.PinnedMemoryPool()
             # What the definition allocates comes from the same pool, under the same limit.
             self._allocating = self._pool.malloc
-            self.properties = properties_of(self._device)
+            self.properties = properties_of(cupy.cuda.Device(number))
 
-    @contextmanager
-    def _here(self) -> Iterator[None]:
+    def _here(self) -> OnGpu:
         """On this GPU, with CuPy's errors as DriverError."""
-        with translated(), self._device:
-            yield
+        return self._gpu
 
     def failure(self, error: Exception) -> DriverError | None:
         return failure(error)
