@@ -65,6 +65,7 @@ class PlanMemory:
         self.input_slots = tuple(storage.leaf_slots[value] for value in inputs)
         self.run_slots = frozenset((*self.input_slots, *storage.output_slots))
         self.is_fixed = bool(fixed_bytes(graph)) or not self.run_slots
+        self._types = _run_types(graph)
         self._written = [bindings.variables[value] for value in storage.written]
         try:
             self._bind_lasting(bindings)
@@ -138,7 +139,7 @@ class PlanMemory:
 
     def _check(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]) -> None:
         """Kernels trust addresses, so this is the place that checks what lies there."""
-        for tensor, expected in zip((*inputs, *outputs), _run_types(self.graph), strict=True):
+        for tensor, expected in zip((*inputs, *outputs), self._types, strict=True):
             if tensor is not None and tensor.type != expected:
                 raise InvalidInputError(f"a tensor of {tensor.type} where the plan has {expected}")
 
