@@ -136,6 +136,20 @@ def test_bytes_come_back_through_few_pieces_of_pinned_memory(device: CudaDevice)
     assert device.staging.pinned_bytes <= MOST_PIECES * PIECE_BYTES
 
 
+def test_small_copies_make_one_piece_of_pinned_memory(device: CudaDevice, driver: EmulatedDriver) -> None:
+    """And another one only while the device is still at the first."""
+    buffer = device.buffer_type.allocate(8)
+    for _ in range(5):
+        buffer.set(0, memoryview(bytes(8)))
+    assert device.staging.pinned_bytes == PIECE_BYTES
+    driver.goes_on = False
+    with device.on(device.driver.queue()):
+        for _ in range(2):
+            buffer.set(0, memoryview(bytes(8)))
+    assert device.staging.pinned_bytes == 2 * PIECE_BYTES
+    buffer.free()
+
+
 def test_who_has_a_piece_of_pinned_memory_waits_for_no_other(
     device: CudaDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

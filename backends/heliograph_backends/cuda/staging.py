@@ -104,8 +104,7 @@ class Staging:
     def _take(self, seconds: float) -> Piece | None:
         with self._condition:
             # Another one rather than waiting for the device, as long as there may be one.
-            waits = bool(self._free) and self._free[0].mark is not None
-            if (not self._free or waits) and self._made < MOST_PIECES:
+            if not (self._free and self._is_ready(self._free[0])) and self._made < MOST_PIECES:
                 self._made += 1
                 try:
                     return Piece(self._driver.allocate_pinned(PIECE_BYTES))
@@ -114,6 +113,9 @@ class Staging:
                     raise
             self._condition.wait_for(lambda: self._free, seconds)
             return self._free.popleft() if self._free else None
+
+    def _is_ready(self, piece: Piece) -> bool:
+        return piece.mark is None or self._driver.is_reached(piece.mark)
 
     def give(self, piece: Piece, queue: Queue = None) -> None:
         """Gives a piece back; with a queue, it is free when the device has come so far."""
