@@ -92,6 +92,20 @@ def test_a_short_run_is_waited_for_by_asking(busy: Any, monkeypatch: pytest.Monk
 
 
 @emulated
+def test_small_results_are_waited_for_by_asking(busy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, cuda = busy
+    monkeypatch.setattr(awaiting, "POLL_SECONDS", 1000.0)
+    cuda.is_busy = False
+    buffer, out = device.buffer_type.allocate(8), bytearray(8)
+    with device.on(device.driver.queue()):
+        buffer.set(0, memoryview(b"results."))
+        cuda.fail("cuda.runtime.eventQuery", *[NOT_READY] * 5)
+        buffer.get(0, memoryview(out))
+    assert out == b"results." and cuda.blocked == 0
+    buffer.free()
+
+
+@emulated
 def test_who_has_asked_long_enough_blocks(busy: Any) -> None:
     device, cuda = busy
     queue = device.driver.queue()

@@ -15,7 +15,7 @@ from heliograph_backends.contract import BufferType, CompileOptions, Device, Est
 from heliograph_backends.cpu.memory import Budget, HostBuffer, machine_memory_bytes
 from heliograph_backends.cuda import awaiting
 from heliograph_backends.cuda.building import Kernels
-from heliograph_backends.cuda.driver import Driver, DriverError, Queue
+from heliograph_backends.cuda.driver import Driver, DriverError, Mark, Queue
 from heliograph_backends.cuda.failures import is_sticky, typed
 from heliograph_backends.cuda.memory import CudaBufferType, PinnedBufferType, shared_buffer_types
 from heliograph_backends.cuda.plan import CudaPlan, estimate
@@ -74,7 +74,7 @@ class CudaDevice(Device):
             self._buffer_type = CudaBufferType(self, self._budget)
             self._pinned_type = PinnedBufferType(self, self._host_budget)
             self._shared_types = shared_buffer_types(self, self._host_budget)
-            self.staging = Staging(driver)
+            self.staging = Staging(driver, self.wait)
             driver.warmup()
 
     def __repr__(self) -> str:
@@ -187,7 +187,10 @@ class CudaDevice(Device):
 
     def settle(self, queue: Queue) -> None:
         """Waits until the device has computed what is on a queue. Raises DriverError."""
-        mark = self.driver.mark(queue)
+        self.wait(self.driver.mark(queue))
+
+    def wait(self, mark: Mark) -> None:
+        """Waits until the device got to a mark. Raises DriverError."""
         # Streams have threads of their own, which are no event loop's.
         if getattr(self._here, "queue", None) in (None, self.driver.default_queue):
             self.driver.wait(mark)

@@ -62,8 +62,10 @@ class PinnedRanges:
 class Staging:
     """The pieces of one device. They are made when they are first needed."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, wait: Callable[[Mark], None]) -> None:
+        """`wait` does so until the device got to a mark."""
         self._driver = driver
+        self._wait = wait
         self._free: deque[Piece] = deque()
         self._made = 0
         self._condition = threading.Condition()
@@ -95,7 +97,7 @@ class Staging:
         mark, piece.mark = piece.mark, None
         if mark is not None:
             try:
-                self._driver.wait(mark)
+                self._wait(mark)
             except BaseException:
                 self.give(piece)
                 raise
@@ -167,7 +169,7 @@ class Staging:
     def _straight(self, target: int, source: int, size_bytes: int, queue: Queue) -> None:
         """Copies, and waits: the host's memory may change afterwards."""
         self._driver.copy(target, source, size_bytes, queue)
-        self._driver.wait(self._driver.mark(queue))
+        self._wait(self._driver.mark(queue))
 
     def _fetch(self, piece: Piece, address: int, size_bytes: int, queue: Queue) -> None:
         try:
@@ -180,7 +182,7 @@ class Staging:
     def _read(self, target: Bytes, piece: Piece, start: int) -> None:
         size = min(PIECE_BYTES, target.nbytes - start)
         try:
-            self._driver.wait(piece.mark)
+            self._wait(piece.mark)
             piece.mark = None
             target[start : start + size] = piece.memory[:size]
         finally:
