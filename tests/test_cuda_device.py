@@ -470,6 +470,50 @@ def test_a_run_reports_nothing_of_the_one_before(device: CudaDevice, driver: Emu
     it.free()
 
 
+# Compiling
+
+
+@emulated
+def test_nobody_waits_for_a_plan_that_has_kernels_compiled(
+    driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes the compiler 0.1 s each, while other threads write tensors and capture plans."""
+    device = CudaDevice("cuda0", driver, 2**28, least_generated=1)
+    buffer, build, written = device.buffer_type.allocate(8), driver.build, list[bool]()
+
+    def meanwhile(source: str) -> object:
+        other = threading.Thread(target=buffer.memset, args=(0, 8, 1))
+        other.start()
+        other.join(SECONDS)
+        written.append(not other.is_alive())
+        return build(source)
+
+    monkeypatch.setattr(driver, "build", meanwhile)
+    Loaded(device, chain()).free()
+    assert written == [True]
+    buffer.free()
+    device.close()
+
+
+@emulated
+def test_a_plan_is_compiled_while_the_device_is_busy(device: CudaDevice, driver: EmulatedDriver) -> None:
+    driver.goes_on = False
+    other = device.stream()
+    buffer, outcome, issued = device.buffer_type.allocate(8), Outcome(), threading.Event()
+    other.submit(lambda: buffer.memset(0, 8, 1), lambda _error: None)
+    event = device.event().record(other)
+    other.submit(issued.set, outcome)
+    assert issued.wait(SECONDS) and not event.is_reached()
+    made = chain()
+    plan = device.compile(made.graph(), LeafBindings({}, {}), CompileOptions())
+    assert not event.is_reached(), "compiling waited for what others compute"
+    driver.goes_on = True
+    outcome.wait()
+    plan.free()
+    other.close()
+    buffer.free()
+
+
 # Replays
 
 

@@ -157,17 +157,22 @@ class EmulatedDriver(Driver):
 
     def _put(self, queue: Queue, work: Callable[[], None], call: str) -> None:
         self._pass(call)
-        if queue is self._default:
-            for one in self._queues:
-                one.run_to(one.put_so_far)
+        self._run_others(queue)
         with queue.lock:
             queue.work.append(work)
             queue.put_so_far += 1
         if not self.lazy and queue in self._queues:
             queue.run_to(queue.put_so_far)
 
+    def _run_others(self, queue: Queue) -> None:
+        """What comes on the default queue is behind all that is on the others."""
+        if queue is self._default:
+            for one in self._queues:
+                one.run_to(one.put_so_far)
+
     def mark(self, queue: Queue) -> Any:
         self._pass("mark")
+        self._run_others(queue)
         return queue, queue.put_so_far
 
     def is_reached(self, mark: Any) -> bool:

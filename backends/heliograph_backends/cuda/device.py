@@ -174,6 +174,12 @@ class CudaDevice(Device):
             self._here.queue = before
 
     @contextmanager
+    def here(self) -> Iterator[None]:
+        """Makes the GPU this thread's, where nothing is put on a queue. Nobody waits for who is in here."""
+        with self.guarded(), self.driver.using(self.driver.default_queue):
+            yield
+
+    @contextmanager
     def queue(self) -> Iterator[Queue]:
         """This thread's queue; where it has none, the default one, which is waited for at the end."""
         queue = getattr(self._here, "queue", None)

@@ -96,10 +96,11 @@ class CudaPlan(Plan):
         self.memory = PlanMemory(device, graph, layout.storage, bindings, layout.workspace_bytes)
         self._kernels = PlanKernels(device.kernels)
         try:
-            with device.queue(), np.errstate(all="ignore"):
+            with device.here():
+                # Kernels of large chains are compiled in there, for which nobody else is to wait.
                 self._steps = self._made(layout)
-                self._issue_constants(layout)
                 self._report = report_of(graph, self.memory)
+            self._issue_constants(layout)
         except BaseException:
             self.memory.free()
             raise
@@ -164,9 +165,13 @@ class CudaPlan(Plan):
 
     def _issue_constants(self, layout: Layout) -> None:
         """Computes what depends on nothing, once."""
-        for group in layout.groups:
-            if OPS[self.graph.nodes[group.last].op].group == "source":
-                DefinitionStep(self.graph, group.last, self.memory).issue(None)
+        nodes = [group.last for group in layout.groups]
+        constants = [number for number in nodes if OPS[self.graph.nodes[number].op].group == "source"]
+        if not constants:
+            return  # the default queue would be waited for, and so all that other threads compute
+        with self.device.queue(), np.errstate(all="ignore"):
+            for number in constants:
+                DefinitionStep(self.graph, number, self.memory).issue(None)
 
     # Runs
 
