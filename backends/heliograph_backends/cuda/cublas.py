@@ -110,7 +110,7 @@ class Library:
     def multiply(self, handle: int, product: Gemm, a: int, b: int, c: int, *, tf32: bool) -> None:
         """A product, in parts where the batch is too large for one."""
         wide = product.types[2] == "f64"
-        one, nothing = (np.array(value, np.float64 if wide else np.float32) for value in (1, 0))
+        one, nothing = _ADDRESSES[wide]
         compute = _COMPUTE_F64 if wide else _COMPUTE_F32
         if tf32 and product.types[0] == "f32":
             compute = _COMPUTE_TF32
@@ -123,12 +123,16 @@ class Library:
             )
             first, second, third = zip(at, types, product.leading, product.strides, strict=True)
             self._multiply(
-                handle, *turns, *product.sizes, one.ctypes.data, *first, *second, nothing.ctypes.data, *third,
+                handle, *turns, *product.sizes, one, *first, *second, nothing, *third,
                 min(MOST_BATCH, product.batch - start), compute, _DEFAULT_ALGORITHM,
             )  # fmt: skip
 
 
 _ITEM_BYTES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
+#: What products and what was in their place before are multiplied by, in f32 and f64, and where these numbers
+#: are: made once, since arrays and their addresses would take a third of a call's time.
+_SCALARS = tuple(np.array([1, 0], type) for type in (np.float32, np.float64))
+_ADDRESSES = tuple((int(one.ctypes.data), int(one.ctypes.data) + one.itemsize) for one in _SCALARS)
 
 
 class Products:
