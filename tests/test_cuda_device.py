@@ -17,7 +17,8 @@ from cuda_emulation import EmulatedDriver, why_not
 from heliograph_backends import access
 from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Stream, Tensor, host_bytes
 from heliograph_backends.cpu import CpuDevice
-from heliograph_backends.cuda import CudaBackend, CudaDevice, staging
+from heliograph_backends.cuda import CudaBackend, CudaDevice, awaiting, staging
+from heliograph_backends.cuda import stream as streams
 from heliograph_backends.cuda.binding import MOST_FIXED_BYTES
 from heliograph_backends.cuda.driver import DriverError
 from heliograph_backends.cuda.failures import is_sticky, typed
@@ -291,6 +292,23 @@ def test_work_is_done_when_it_is_computed_and_not_when_it_is_issued(
     driver.goes_on = True
     outcome.wait()
     assert outcome.error is None
+    buffer.free()
+
+
+def test_small_work_is_done_without_a_pause(
+    device: CudaDevice, driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread asks some times more before it sleeps."""
+    monkeypatch.setattr(awaiting, "POLL_SECONDS", 1000.0)
+    monkeypatch.setattr(streams, "FIRST_PAUSE_SECONDS", 1000.0)
+    answers, is_reached = [False, False], driver.is_reached
+    monkeypatch.setattr(driver, "is_reached", lambda mark: answers.pop() if answers else is_reached(mark))
+    outcome, buffer = Outcome(), device.buffer_type.allocate(8)
+    made = device.stream()
+    made.submit(lambda: buffer.memset(0, 8, 1), outcome)
+    outcome.wait()
+    assert outcome.error is None and not answers
+    made.close()
     buffer.free()
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from heliograph_backends.contract import Done, Event, Stream
+from heliograph_backends.cuda import awaiting
 from heliograph_backends.cuda.driver import Driver, DriverError, Mark, Queue
 from heliograph_proto.errors import CancelledError
 
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 #: How much work may be issued and not yet computed.
 MOST_AHEAD = 64
-#: How often the device is asked: at once, then after a pause that doubles up to the longest.
+#: How often the device is asked: for a short while, then after a pause that doubles up to the longest.
 FIRST_PAUSE_SECONDS = 5e-6
 LONGEST_PAUSE_SECONDS = 200e-6
 #: How long close waits for the running work.
@@ -82,7 +83,9 @@ class CudaStream(Stream):
     def _run(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while not self._closed:
-            if self._issued and self._is_computed(self._issued[0].mark):
+            if self._issued and self._is_computed(
+                self._issued[0].mark, at_first=pause == FIRST_PAUSE_SECONDS
+            ):
                 self._finish_oldest()
                 pause = FIRST_PAUSE_SECONDS
                 continue
@@ -129,9 +132,13 @@ class CudaStream(Stream):
         except Exception as error:
             logger.debug("waiting for what was issued before a failure: %s", error)
 
-    def _is_computed(self, mark: Mark) -> bool:
+    def _is_computed(self, mark: Mark, *, at_first: bool) -> bool:
+        """`at_first`: since work was issued or done last. A pause takes longer than small work does."""
+        driver = self.device.driver
         try:
-            return self.device.driver.is_reached(mark)
+            if at_first:
+                return awaiting.reached_soon(driver, mark, lambda: bool(self._items) or self._closed)
+            return driver.is_reached(mark)
         except DriverError:
             return True  # waiting for it says what went wrong
 
