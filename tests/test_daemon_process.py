@@ -143,6 +143,14 @@ def test_a_server_that_is_not_there_is_a_typed_error_with_advice() -> None:
             hg.connect(url, timeout=5)
 
 
+def test_a_daemon_that_starts_as_it_was_asked_to_warns_of_nothing() -> None:
+    with started() as (process, url):
+        ready(url).close()
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=SECONDS)
+    assert "listening on" in log and "WARNING" not in log
+
+
 def test_a_port_that_is_taken_is_said_in_one_line(daemon: DaemonUrls) -> None:
     found = subprocess.run(
         [*SERVE, "--listen", daemon.tcp], capture_output=True, text=True, timeout=SECONDS, check=False

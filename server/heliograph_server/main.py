@@ -18,6 +18,9 @@ from heliograph_server.telemetry import logs
 
 logger = logging.getLogger("heliograph")
 
+#: Where backends come from that are part of this distribution.
+OWN = "entry point of heliograph"
+
 #: Asked for at start, or what the system allows if that is less.
 MOST_DESCRIPTORS = 2**20
 
@@ -77,7 +80,11 @@ def _announce(daemon: Daemon) -> None:
         logger.info("device %s: %s, %.1f GiB", device.name, device.description, gibibytes)
     for backend in found.backends:
         if backend.why:
-            logger.warning("backend %s (%s) is not available: %s", backend.name, backend.origin, backend.why)
+            # Of those that come along nobody asked for one: a device that is asked for is there, or ends the daemon.
+            level = logging.INFO if backend.origin == OWN else logging.WARNING
+            logger.log(
+                level, "backend %s (%s) is not available: %s", backend.name, backend.origin, backend.why
+            )
         elif not backend.devices and backend.origin != "built in":
             logger.info("backend %s (%s) can be used with --device", backend.name, backend.origin)
     assert daemon.access is not None
