@@ -55,6 +55,13 @@ def test_texts_may_have_colons_slashes_hashes_and_equals_signs(text: str, values
         assert parse_specification(text, PARAMETERS) == ("remote", values)
 
 
+@pytest.mark.parametrize("text", ["gpu", "GPU0:memory=1GiB", "nvidia"])
+def test_who_asks_for_a_gpu_is_not_sent_to_the_cpu(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="unknown backend") as caught:
+        parse_specification(text, {"cpu": (), "cuda": (), "fake": ()})
+    assert caught.value.advice == "did you mean 'cuda'?"
+
+
 @pytest.mark.parametrize(
     ("text", "message", "advice"),
     [

@@ -48,7 +48,10 @@ def parse_specification(
 
 def unknown_backend(name: str, known: Collection[str]) -> ConfigurationError:
     """The error for a name that no backend has."""
-    return ConfigurationError(f"unknown backend {name[:64]!r}", advice=suggest(name, known))
+    # "gpu" is nearer to "cpu" than to any GPU's name.
+    is_gpu = name.casefold().rstrip("0123456789") in ("gpu", "nvidia")
+    advice = "did you mean 'cuda'?" if is_gpu and "cuda" in known else suggest(name, known)
+    return ConfigurationError(f"unknown backend {name[:64]!r}", advice=advice)
 
 
 def suggest(word: str, known: Collection[str]) -> str:
