@@ -192,6 +192,23 @@ def test_an_empty_url_is_not_quietly_the_default(url: str) -> None:
     assert caught.value.advice
 
 
+@pytest.mark.parametrize(
+    ("url", "message", "advice"),
+    [
+        ("7071", "7071 is no host", "127.0.0.1:7071"),
+        ("grpc://7071", "7071 is no host", "127.0.0.1:7071"),
+        ("grpc://127.0.0.1:99999", "a port is a number from 0 to 65535", "grpc://host:port"),
+        ("cpu:reference=1", "a port is a number", "local:#cpu:reference=1"),
+    ],
+)
+def test_what_looks_like_a_host_or_a_port_is_said_with_what_was_meant(
+    url: str, message: str, advice: str
+) -> None:
+    with pytest.raises(hg.InvalidArgumentError, match=message) as caught:
+        hg.connect(url)
+    assert advice in caught.value.advice
+
+
 def test_a_unix_address_may_be_written_as_grpc_does() -> None:
     assert parse_address("unix:/run/h.sock#cpu0") == parse_address("unix:///run/h.sock#cpu0")
     with pytest.raises(hg.InvalidArgumentError, match="absolute"):

@@ -199,10 +199,18 @@ def _grpc(url: str, scheme: Literal["grpc", "grpcs"], device: str) -> Address:
     parts, shown = _split(url), without_token(url)
     try:
         host, port = parts.hostname or "", parts.port
-    except ValueError as error:
-        raise InvalidArgumentError(f"bad address {shown!r}: {error}", advice=ADVICE) from None
+    except ValueError:
+        raise InvalidArgumentError(
+            f"bad address {shown!r}: a port is a number from 0 to 65535", advice=_port_advice(shown)
+        ) from None
     if not host or parts.path.strip("/") or parts.username:
         raise InvalidArgumentError(f"bad address {shown!r}: a host is needed, no path", advice=ADVICE)
+    if host.isdecimal():
+        # To the resolver it is an IPv4 address in one number, which nobody writes.
+        raise InvalidArgumentError(
+            f"bad address {shown!r}: {host} is no host",
+            advice=f"127.0.0.1:{host}, if it is a port of this host",
+        )
     asked = _asked(parts.query)
     _check_host(host, is_bracketed=parts.netloc.startswith("["), shown=shown)
     tls_name = asked.get("tls_name", "")
@@ -220,6 +228,12 @@ def _grpc(url: str, scheme: Literal["grpc", "grpcs"], device: str) -> Address:
         tls_name=tls_name,
         token=asked.get("token", ""),
     )
+
+
+def _port_advice(shown: str) -> str:
+    """What was meant: a device of this process may look like a host and a port."""
+    bare = shown.removeprefix("grpc://")
+    return f"a device of this process is local:#{bare}" if "=" in bare.partition("?")[0] else ADVICE
 
 
 def _check_host(host: str, *, is_bracketed: bool, shown: str) -> None:
