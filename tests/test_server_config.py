@@ -285,6 +285,9 @@ def test_what_is_wrong_in_a_flag_is_said_with_its_name(words: str, said: str) ->
     [
         ("--drain-secnods", "did you mean '--drain-seconds'?"),
         ("--drain", "did you mean '--drain-seconds'?"),
+        ("--port", "--listen 127.0.0.1:PORT"),
+        ("--host=0.0.0.0", "--listen HOST:PORT"),
+        ("--threads", "--device cpu:threads=N"),
         ("--devise=cpu", "did you mean '--device'?"),
         ("7070", "--help"),
     ],

@@ -300,9 +300,23 @@ class ServerConfig:
         return logging.getLevelNamesMapping()[self.log_level.upper()]
 
 
+#: What options that other servers have are called here.
+OTHERS_OPTIONS = {
+    **dict.fromkeys(("--port", "-p"), "write --listen 127.0.0.1:PORT"),
+    **dict.fromkeys(("--host", "--bind", "--address"), "write --listen HOST:PORT"),
+    "--threads": "write --device cpu:threads=N",
+    "--memory": "write --device cpu:memory=SIZE",
+    "--gpu": "write --device cuda",
+    "--debug": "write --log-level debug",
+}
+
+
 def unknown_option(word: str) -> ConfigurationError:
     """What to say of an option that `heliograph serve` does not have."""
-    advice = suggest(word.partition("=")[0], ("--config", *sources.flags(ServerConfig)), sources.HELP)
+    option = word.partition("=")[0]
+    advice = OTHERS_OPTIONS.get(option) or suggest(
+        option, ("--config", *sources.flags(ServerConfig)), sources.HELP
+    )
     return ConfigurationError(f"unknown option {word!r:.200}", advice=advice)
 
 
