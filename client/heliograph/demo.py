@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seconds: dict[str, float] = {}
     if parsed.server:
         return embed(console, parsed.server, parsed.devices, seconds)
-    console.print("starting a daemon; its first start on a machine compiles the CPU kernels (10 s)")
+    console.print("starting a daemon; its first start on a machine compiles the CPU kernels (20 to 40 s)")
     with running_daemon("--log-level", "warning") as url:
         return embed(console, url, parsed.devices, seconds)
 
