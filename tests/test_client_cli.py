@@ -28,6 +28,30 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 0 and capsys.readouterr().out.startswith("heliograph ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["servee"], "did you mean 'serve'?"),
+        (["frobnicate"], "there are: serve, pool, devices"),
+        ([], "run a daemon that owns this host's devices"),
+        (["devices", "--foo"], "usage: heliograph devices"),
+        (["-v"], "COMMAND"),
+    ],
+)
+def test_what_is_no_command_line_is_answered_with_one(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_names_keep_their_capitals_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["warmup", "--help"])
+    assert "Compile the CPU kernels" in capsys.readouterr().out
+
+
 def test_the_op_table_names_every_op(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ops", "--json"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == list(OPS)

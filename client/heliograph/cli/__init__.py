@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from heliograph_proto import __version__
@@ -72,25 +73,40 @@ def parse(given: Sequence[str]) -> tuple[argparse.Namespace, Any]:
     parser.add_argument("--version", action="version", version=f"heliograph {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in given if word in COMMANDS), None)
+    if chosen is None:
+        _require_command(given, parser)
     module: Any = None
+    its_parser = parser
     for name, description in COMMANDS.items():
         command = commands.add_parser(
             name,
             help=description,
-            description=description.capitalize() + ".",
+            description=f"{description[0].upper()}{description[1:]}.",
             # What is nearly an option of the daemon is a mistake.
             allow_abbrev=name != "serve",
         )
         command.add_argument("-v", "--verbose", action="count", default=0, help="say more; twice: tracebacks")
         if name == chosen:
-            module = load(name)
+            module, its_parser = load(name), command
             module.add_arguments(command)
-    if not hasattr(module, "unknown"):
-        return parser.parse_args(given), module
     parsed, unknown = parser.parse_known_args(given)
-    if unknown:
+    if unknown and hasattr(module, "unknown"):
         raise module.unknown(unknown[0])
+    if unknown:
+        its_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     return parsed, module
+
+
+def _require_command(given: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    """Ends the process, with the commands or the one that was meant, where none is named but for --help."""
+    word = next((one for one in given if not one.startswith("-")), None)
+    if word is not None:
+        near = get_close_matches(word, COMMANDS, 1)
+        advice = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(COMMANDS)}"
+        parser.error(f"there is no command {word!r}; {advice}")
+    if not given:
+        listed = "".join(f"  {name:12} {description}\n" for name, description in COMMANDS.items())
+        parser.error(f"a command is needed:\n{listed}each has --help; `heliograph serve` starts a daemon")
 
 
 def load(name: str) -> Any:
