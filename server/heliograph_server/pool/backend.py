@@ -37,7 +37,7 @@ class RemoteBackend(Backend):
         try:
             members = _members_of(parameters)
         except HeliographError as error:
-            self._why = str(error)
+            self._why = error.in_a_line()
         else:
             self._devices = tuple(device for member in members for device in member.devices)
 
