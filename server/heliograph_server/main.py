@@ -80,7 +80,7 @@ def _announce(daemon: Daemon) -> None:
         logger.info("device %s: %s, %.1f GiB", device.name, device.description, gibibytes)
     for backend in found.backends:
         if backend.why:
-            # Of those that come along nobody asked for one: a device that is asked for is there, or ends the daemon.
+            # Nobody asked for one that came along: a device that is asked for is there, or ends the daemon.
             level = logging.INFO if backend.origin == OWN else logging.WARNING
             logger.log(
                 level, "backend %s (%s) is not available: %s", backend.name, backend.origin, backend.why
