@@ -96,6 +96,8 @@ def diff(
         raise invalid(f"diff of {value.type} {n} times")
     whole = (slice(None),) * place
     for _ in range(n):
+        if not value.shape[place]:
+            break  # of nothing it is nothing, however often
         value = value[(*whole, slice(1, None))] - value[(*whole, slice(None, -1))]
     return value
 
