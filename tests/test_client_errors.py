@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -27,6 +28,10 @@ CASES: dict[str, Callable[[hg.Graph, hg.Value, hg.Value, hg.Value], object]] = {
     "a mean of ints": lambda g, f, i, b: i.mean(),
     "sqrt of ints": lambda g, f, i, b: hg.sqrt(i),
     "an axis that does not exist": lambda g, f, i, b: hg.softmax(f, axis=2),
+    "an axis that is a word": lambda g, f, i, b: hg.sum(f, axis="rows"),  # type: ignore[arg-type]
+    "a shape that is a word": lambda g, f, i, b: hg.reshape(f, "flat"),  # type: ignore[arg-type]
+    "one value where a list of them is joined": lambda g, f, i, b: hg.concat(f),  # type: ignore[arg-type]
+    "attention of vectors": lambda g, f, i, b: hg.scaled_dot_product_attention(f[0], f[0], f[0]),
     "an axis twice": lambda g, f, i, b: hg.sum(f, axis=(0, 0)),
     "a reshape to another size": lambda g, f, i, b: f.reshape(5, 5),
     "an unknown data type": lambda g, f, i, b: g.input("z", (1,), "float33"),
@@ -90,6 +95,36 @@ def test_an_error_of_an_op_names_it_and_its_operands() -> None:
     assert (origin.op, origin.node_name) == ("matmul", "layer3/scores")
     assert [str(one) for one in origin.operands] == ["f32[4, 3]", "f32[4, 3]"]
     assert "built at" in str(caught.value) and "advice" in str(caught.value)
+
+
+BLOCKS = hg.quantize(np.ones((2, 32), np.float32), "q4_0")
+
+
+@pytest.mark.parametrize(
+    ("build", "advice"),
+    [
+        (lambda g, x, w: g.weight("p", BLOCKS + np.float32(0), "q4_0"), r"hg.quantize\(array, 'q4_0'\)"),
+        (lambda g, x, w: g.weight("p", np.ones(3, np.float32), "f16"), r"array.astype\('float16'\)"),
+        (lambda g, x, w: g.weight("p", (3, 4), "f32"), "g.bound_weight"),
+        (lambda g, x, w: hg.ops.mul_mat(g.weight("p", BLOCKS), x), "dtype='q4_0'"),
+        (lambda g, x, w: hg.ops.mul_mat(x, w), "its first operand"),
+        (lambda g, x, w: x @ w.mT, "hg.ops.mul_mat"),
+    ],
+)
+def test_mistakes_with_stored_weights_are_answered_with_the_way_that_works(
+    build: Callable[..., hg.Value], advice: str
+) -> None:
+    g = hg.Graph()
+    x, w = g.input("x", (1, 32), "f32"), g.weight("w", BLOCKS, "q4_0")
+    with pytest.raises(hg.InvalidGraphError) as caught:
+        build(g, x, w)
+    assert re.search(advice, caught.value.advice)
+
+
+def test_rows_that_are_no_whole_blocks_are_answered_with_a_type_whose_blocks_are_smaller() -> None:
+    with pytest.raises(hg.InvalidArgumentError) as caught:
+        hg.quantize(np.ones((2, 64), np.float32), "q4_k")
+    assert "q4_0" in caught.value.advice
 
 
 def test_mixing_kinds_advises_astype() -> None:

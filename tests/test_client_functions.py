@@ -165,6 +165,13 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[Array, ...]
     ),
     "powers of ints": (lambda x: 2**x, lambda x: 2**x, (np.abs(INTS),)),
     "powers of ints below 0": (lambda x: hg.pow(2, -x), lambda x: np.where(x == 0, 1, 0), (np.arange(4),)),
+    "a reshape to one size": (lambda x: hg.reshape(x, 12), lambda x: np.reshape(x, 12), (F,)),
+    "a tile of one number": (lambda x: hg.tile(x, 2), lambda x: np.tile(x, 2), (F,)),
+    "differences more often than there are elements": (
+        lambda x: hg.diff(x, n=10**12),
+        lambda x: np.diff(x, n=x.shape[-1]),
+        (F,),
+    ),
     "isnan": (hg.isnan, np.isnan, (SPECIAL,)),
     "isinf": (hg.isinf, np.isinf, (SPECIAL,)),
     "isfinite": (hg.isfinite, np.isfinite, (SPECIAL,)),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
+from heliograph._arguments import sizes_of
 from heliograph._promotion import default_dtype, is_scalar, named_dtype, promote_all
 from heliograph._source import invalid
 from heliograph._symbol import Symbol
@@ -117,7 +118,10 @@ def axes_of(x: Symbol, axis: Axis) -> tuple[int, ...]:
     """The axes, counted from the front; None is all. Raises InvalidGraphError."""
     if axis is None:
         return tuple(range(x.ndim))
-    listed = [index(one) for one in axis] if isinstance(axis, Sequence) else [index(axis)]
+    try:
+        listed = [index(one) for one in axis] if isinstance(axis, Sequence) else [index(axis)]
+    except TypeError:
+        raise invalid(f"{axis!r:.80} is no axis", "an axis is an int; several are axis=(0, 1)") from None
     return checked(lambda: normalize_axes(listed, x.ndim))
 
 
@@ -170,10 +174,27 @@ def accumulator(x: Value, target: DTypeArgument | None = None) -> Value:
     return cast(x, dtype("u64")) if x.dtype.kind == "uint" else x
 
 
-def reshape(x: Value, shape: Sequence[int]) -> Value:
+def sizes(shape: Sequence[int] | int) -> tuple[int, ...]:
+    """A shape as ints; an int is one size, as NumPy has it. Raises InvalidGraphError."""
+    try:
+        return sizes_of(shape)
+    except InvalidArgumentError as error:
+        raise invalid(error.message, error.advice) from None
+
+
+def several(arrays: Sequence[Operand], function: str) -> list[Operand]:
+    """What a function that joins arrays is given. Raises InvalidGraphError unless it is a list of them."""
+    if is_value(arrays) or isinstance(arrays, np.ndarray) or not np.iterable(arrays):
+        raise invalid(f"{function} takes a list of arrays", f"hg.{function}([x, y])")
+    if not (found := list(arrays)):
+        raise invalid(f"{function} of nothing")
+    return found
+
+
+def reshape(x: Value, shape: Sequence[int] | int) -> Value:
     """The same elements in another shape, at most one size of which is -1."""
-    sizes = tuple(index(size) for size in shape)
-    return x if sizes == x.shape else apply("reshape", x, shape=sizes)
+    target = sizes(shape)
+    return x if target == x.shape else apply("reshape", x, shape=target)
 
 
 def permute(x: Value, axes: Sequence[int]) -> Value:

@@ -103,7 +103,7 @@ def among(shell: Shell, devices: Sequence[str], given: DeviceBase | str, what: s
     if name not in devices:
         raise InvalidArgumentError(
             f"{what} is {name}, which is not among the devices of the plan: {', '.join(devices) or 'none'}",
-            advice=f"name it there too: devices={[*devices, name]}",
+            advice=f"name it there too: devices={[*devices, name]}, or --device {name}",
         )
     return name
 

@@ -495,7 +495,10 @@ class PlanBase(Handle):
             raise InvalidInputError(f"input {port.name!r}: {error.message}", advice=error.advice) from None
         expected = port.type.shape if port.type.dtype.kind != "quantized" else empty_array(port.type).shape
         if array.shape != expected:
-            raise InvalidInputError(f"input {port.name!r} has shape {array.shape}; the plan needs {expected}")
+            raise InvalidInputError(
+                f"input {port.name!r} has shape {array.shape}; the plan needs {expected}",
+                advice="shapes are fixed: for another one, build a graph of that shape and compile it, too",
+            )
         return np.ascontiguousarray(array).reshape(array.shape)
 
     def _choose(self, fetch: Fetch, out: Out) -> tuple[list[Wanted], list[Wanted]]:
@@ -526,7 +529,7 @@ class PlanBase(Handle):
         chosen = [fetch] if isinstance(fetch, str) else list(fetch)
         for name in chosen:
             if name not in names:
-                raise InvalidArgumentError(f"the plan has no output {name!r}: {', '.join(names)}")
+                raise _no_output(name, names)
         return chosen
 
     def _written(self, out: Out) -> dict[str, int]:
@@ -540,7 +543,7 @@ class PlanBase(Handle):
         types, handles = self.outputs, {}
         for name, tensor in out.items():
             if name not in types:
-                raise InvalidArgumentError(f"the plan has no output {name!r}: {', '.join(types)}")
+                raise _no_output(name, types)
             if not isinstance(tensor, TensorBase):
                 raise InvalidArgumentError(
                     f"out[{name!r}] is {type(tensor).__name__}",
@@ -557,6 +560,10 @@ def _assigned_by(spec: PlanSpec) -> frozenset[str]:
         return frozenset()
     leaves, nodes = spec.recipe.graph.leaves, spec.recipe.graph.nodes
     return frozenset(leaves[one.operands[0]].name for one in nodes if one.op == "assign")
+
+
+def _no_output(name: object, known: Collection[str]) -> InvalidArgumentError:
+    return InvalidArgumentError(f"the plan has no output {name!r}", advice=f"there are: {', '.join(known)}")
 
 
 def _form(method: str, names: Collection[str]) -> str:

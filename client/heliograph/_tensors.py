@@ -394,7 +394,10 @@ def as_elements(array: Any, wanted: DType) -> np.ndarray[Any, Any]:
     try:
         plain = np.asarray(array)
         if plain.size and not np.can_cast(plain.dtype, target, "same_kind"):
-            raise InvalidInputError(f"{_name_of(plain)} elements for {wanted}")
+            raise InvalidInputError(
+                f"{_name_of(plain)} elements for {wanted}",
+                advice=f"give numbers, or an array of {target.name}",
+            )
         return np.asarray(array, target)
     except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, InvalidInputError):

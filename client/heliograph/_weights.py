@@ -113,7 +113,7 @@ def read_weights(path: Path, graph: Graph) -> dict[bytes, Array]:
     if not path.is_file():
         raise InvalidModelError(
             f"the weights are missing: {path} is no file",
-            advice="copy them there too, or say where they are: hg.load(path, weights=...)",
+            advice="copy them there too, or say where they are: hg.load(path, weights=...), --weights FILE",
         )
     try:
         with library.safe_open(path, framework="numpy"):

@@ -79,6 +79,11 @@ class Graph:
         if isinstance(array, ServerWeight):
             return self._server_weight(name, array, dtype)
         found = np.asarray(array)
+        if dtype is not None and isinstance(array, tuple) and found.ndim == 1 and found.dtype.kind == "i":
+            advice = (
+                "a weight comes with its array; g.bound_weight(name, shape, dtype) is given a tensor later"
+            )
+            raise invalid(f"weight {name!r}: {array!r:.80} is no array but a shape", advice)
         value = self._leaf(LeafKind.WEIGHT, name, _type_of(found, dtype))
         self._arrays[~value.reference] = np.ascontiguousarray(found).reshape(found.shape)
         return value
@@ -364,7 +369,9 @@ def _type_of(array: np.ndarray[Any, Any], dtype: DTypeArgument | None) -> Tensor
     if array.dtype != wanted.storage and not is_bfloat16:
         raise invalid(
             f"an array of {array.dtype} as {wanted}, which is stored as {wanted.storage}",
-            "hg.quantize gives rows of blocks; plain arrays need no dtype=",
+            f"quantize it first: hg.quantize(array, '{wanted}')"
+            if wanted.kind == "quantized"
+            else f"convert it, array.astype('{wanted.storage}'); dtype= says of bits what they are",
         )
     if wanted.kind != "quantized":
         return _type(wanted, array.shape)

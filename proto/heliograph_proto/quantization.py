@@ -35,7 +35,9 @@ def quantize(array: Array, dtype: DTypeArgument) -> numpy.ndarray[Any, numpy.dty
         raise InvalidArgumentError(f"an array of {values.dtype} to {target}; floats needed")
     if not values.ndim or values.shape[-1] % target.block_size:
         raise InvalidArgumentError(
-            f"an array of shape {values.shape}: rows of {target} are whole blocks of {target.block_size}"
+            f"an array of shape {values.shape}: rows of {target} are whole blocks of {target.block_size}",
+            advice="pad the rows with zeros, or "
+            + ("use q8_0 or q4_0, whose blocks have 32" if target.block_size > 32 else "keep it as f16"),
         )
     rows: numpy.ndarray[Any, numpy.dtype[numpy.uint8]] = to_blocks(values, target)
     _require_finite_scales(rows, target)
@@ -92,11 +94,12 @@ def _tiles(count: int, dtype: DType) -> list[slice]:
 def _quantized(dtype: DTypeArgument) -> DType:
     try:
         found = dtype_of(dtype)
-    except TypeError as error:
-        raise InvalidArgumentError(str(error)) from None
-    if found.kind != "quantized":
+    except TypeError:
+        found = None
+    if found is None or found.kind != "quantized":
+        name = dtype if found is None else found
         raise InvalidArgumentError(
-            f"{found} is no quantized type", advice=f"one is: {', '.join(_FROM_BLOCKS)}"
+            f"{name!s:.80} is no quantized type", advice=f"one is: {', '.join(_FROM_BLOCKS)}"
         )
     return found
 

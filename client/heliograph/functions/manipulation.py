@@ -16,7 +16,7 @@ from heliograph.value import Value
 from heliograph_proto.types import I64
 
 
-def reshape(x: Operand, /, shape: Sequence[int], *, copy: bool | None = None) -> Value:
+def reshape(x: Operand, /, shape: Sequence[int] | int, *, copy: bool | None = None) -> Value:
     """The same elements in row-major order in another shape; one size may be -1. Values never change, so
     `copy` makes no difference."""
     return lowering.reshape(lowering.one_value(x), shape)
@@ -60,17 +60,15 @@ def flatten(x: Operand, /) -> Value:
     return lowering.reshape(value, (value.size,))
 
 
-def broadcast_to(x: Operand, /, shape: Sequence[int]) -> Value:
+def broadcast_to(x: Operand, /, shape: Sequence[int] | int) -> Value:
     """x repeated to a shape that it broadcasts to."""
-    value, target = lowering.one_value(x), tuple(map(index, shape))
+    value, target = lowering.one_value(x), lowering.sizes(shape)
     return value if value.shape == target else lowering.apply("broadcast_to", value, shape=target)
 
 
 def concat(arrays: Sequence[Operand], /, *, axis: int | None = 0) -> Value:
     """The arrays, promoted to one data type, joined along an axis; None joins them flattened."""
-    if not arrays:
-        raise invalid("concat of nothing")
-    values = lowering.promoted(*arrays)
+    values = lowering.promoted(*lowering.several(arrays, "concat"))
     if axis is None:
         values, axis = [flatten(value) for value in values], 0
     if len(values) == 1:
@@ -81,9 +79,7 @@ def concat(arrays: Sequence[Operand], /, *, axis: int | None = 0) -> Value:
 
 def stack(arrays: Sequence[Operand], /, *, axis: int = 0) -> Value:
     """The arrays, all of one shape, joined along a new axis."""
-    if not arrays:
-        raise invalid("stack of nothing")
-    values = lowering.promoted(*arrays)
+    values = lowering.promoted(*lowering.several(arrays, "stack"))
     if wrong := [value for value in values if value.shape != values[0].shape]:
         raise invalid(f"stack of {values[0].type} and {wrong[0].type}: the shapes must be equal")
     return concat([expand_dims(value, axis=axis) for value in values], axis=axis)
@@ -105,12 +101,12 @@ def split(x: Operand, /, sections: int | Sequence[int], *, axis: int = 0) -> lis
     return [value[(*whole, slice(*pair))] for pair in zip(edges, edges[1:], strict=False)]
 
 
-def tile(x: Operand, repetitions: Sequence[int], /) -> Value:
-    """x repeated so many times along each dimension."""
-    value = lowering.one_value(x)
-    rank = max(value.ndim, len(repetitions))
+def tile(x: Operand, repetitions: Sequence[int] | int, /) -> Value:
+    """x repeated so many times along each dimension; an int is for the last one."""
+    value, given = lowering.one_value(x), lowering.sizes(repetitions)
+    rank = max(value.ndim, len(given))
     shape = (1,) * (rank - value.ndim) + value.shape
-    times = (1,) * (rank - len(repetitions)) + tuple(map(index, repetitions))
+    times = (1,) * (rank - len(given)) + given
     pairs = list(zip(times, shape, strict=True))
     spread = lowering.reshape(value, [part for _, size in pairs for part in (1, size)])
     wide = broadcast_to(spread, [part for time, size in pairs for part in (time, size)])

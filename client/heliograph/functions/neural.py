@@ -87,6 +87,8 @@ def scaled_dot_product_attention(
     The scale is 1 / sqrt(features) unless given; the mask is added and broadcasts to the scores.
     """
     left, right, values = lowering.promoted(query, key, value)
+    if left.ndim < 2:
+        raise invalid(f"attention of {left.type}", "queries, keys and values are [.., length, features]")
     factor = 1 / math.sqrt(left.shape[-1]) if scale is None else float(scale)
     scores = lowering.matmul(left, right.mT)
     operands = (scores,) if mask is None else (scores, lowering.lift(scores.graph, mask, scores.dtype))

@@ -59,8 +59,19 @@ def require_kind(types: Types, kinds: Sequence[str]) -> None:
         if found.dtype.kind not in kinds:
             raise InvalidGraphError(
                 f"an operand is {found}, but this op takes {' or '.join(kinds)} elements",
-                advice=f"convert the one that is {found.dtype}: hg.astype(..., '{_ONE_OF[kinds[0]]}')",
+                advice=_conversion(found.dtype, kinds),
             )
+
+
+def _conversion(found: DType, kinds: Sequence[str]) -> str:
+    """How an operand of another kind becomes one."""
+    if found.kind == "quantized":
+        expand = f"hg.astype(w, '{_ONE_OF[kinds[0]]}') expands them"
+        return f"blocks are the weights of hg.ops.mul_mat, its first operand; {expand}"
+    convert = f"convert the one that is {found}: hg.astype(..., '{_ONE_OF[kinds[0]]}')"
+    if found.name == "u8" and "quantized" in kinds:
+        return f"{convert}; rows of blocks need their data type: g.weight('w', rows, dtype='q4_0')"
+    return convert
 
 
 def require_one_dtype(types: Types) -> DType:
@@ -298,7 +309,10 @@ def permute(types: Types, attributes: Attributes) -> TensorType:
         raise InvalidGraphError(f"permute of {types[0]} by {tuple(axes)}: every axis exactly once")
     order = normalize_axes(axes, len(shape))
     if types[0].dtype.kind == "quantized" and order[-1] != len(shape) - 1:
-        raise InvalidGraphError(f"permute of {types[0]} by {tuple(axes)}: blocks lie along the last axis")
+        raise InvalidGraphError(
+            f"permute of {types[0]} by {tuple(axes)}: blocks lie along the last axis",
+            advice="hg.ops.mul_mat(w, x) multiplies by the transpose as it is; hg.astype(w, 'f32') expands w",
+        )
     return TensorType(types[0].dtype, tuple(shape[axis] for axis in order))
 
 
