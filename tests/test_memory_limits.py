@@ -5,12 +5,25 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import heliograph as hg
 from heliograph_backends.cpu.memory import machine_memory_bytes
 
 MIB = 2**20
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_weight_that_fits_alone_and_not_packed_says_so() -> None:
+    pytest.importorskip("numba")
+    weight = np.ones((512, 1024), np.float32)
+    g = hg.Graph()
+    g.output("y", hg.ops.mul_mat(g.weight("w", weight), g.input("x", (1, 1024), "f32")))
+    with hg.connect("local:#cpu:memory=3MiB") as session:
+        with pytest.raises(hg.OutOfMemoryError, match="packed form") as caught:
+            session.compile(g)
+        assert "f16" in caught.value.advice
 
 
 @pytest.mark.parametrize(

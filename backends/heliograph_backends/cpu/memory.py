@@ -51,14 +51,15 @@ class Budget:
         self._lock = threading.Lock()
         self.used_bytes = 0
 
-    def take(self, size_bytes: int) -> None:
-        """Raises OutOfMemoryError, saying by how much."""
+    def take(self, size_bytes: int, use: str = "", advice: str = "") -> None:
+        """Raises OutOfMemoryError, saying by how much; if that is given, also for what, and what else may help."""
         with self._lock:
             free = self.total_bytes - self.used_bytes
             if size_bytes > free:
-                more = f"--device {self.backend}:memory=..."
+                more = f"--device {self.backend}:memory=...{advice and '; '}{advice}"
+                needed = f"{size_bytes:,} are needed{use and ' '}{use}"
                 raise OutOfMemoryError(
-                    f"device {self.device_name} has {free:,} bytes free; {size_bytes:,} are needed",
+                    f"device {self.device_name} has {free:,} bytes free; {needed}",
                     advice=f"free tensors or plans, or give the device more: {more}",
                 )
             self.used_bytes += size_bytes
@@ -191,7 +192,11 @@ class HostBuffer(Buffer):
         """
         with self._lock:
             if key not in self._extras:
-                self.buffer_type.budget.take(size_bytes)
+                self.buffer_type.budget.take(
+                    size_bytes,
+                    "beside a weight, for its packed form",
+                    "weights of hg.ops.mul_mat in f16, bf16 or blocks are not packed",
+                )
                 try:
                     self._extras[key] = _Extra(make(), size_bytes, *span)
                 except BaseException:
