@@ -36,6 +36,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "run a daemon that owns this host's devices"),
         (["devices", "--foo"], "usage: heliograph devices"),
         (["-v"], "COMMAND"),
+        (["compare", "g", "--a", "local:", "--b", "local:", "--tolerance", "-1"], "-1 is not 0 or more"),
     ],
 )
 def test_what_is_no_command_line_is_answered_with_one(

@@ -131,7 +131,10 @@ def typed_error(error: Any, address: Address, doing: str) -> HeliographError:
         case grpc.StatusCode.UNAVAILABLE:
             return UnavailableError(f"cannot reach {address} to {doing}: {details}", advice=_ADVICE)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DeadlineExceededError(f"{address} did not {doing} in time")
+            return DeadlineExceededError(
+                f"{address} did not {doing} in time",
+                advice="is a daemon there, and not something else? ask: heliograph health --server URL",
+            )
         case grpc.StatusCode.CANCELLED:
             return CancelledError(f"cancelled: {doing}")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:

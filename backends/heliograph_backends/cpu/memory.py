@@ -52,7 +52,7 @@ class Budget:
         self.used_bytes = 0
 
     def take(self, size_bytes: int, use: str = "", advice: str = "") -> None:
-        """Raises OutOfMemoryError, saying by how much; if that is given, also for what, and what else may help."""
+        """Raises OutOfMemoryError, saying by how much; where given, also for what, and what else may help."""
         with self._lock:
             free = self.total_bytes - self.used_bytes
             if size_bytes > free:

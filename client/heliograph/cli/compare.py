@@ -42,9 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of inputs that are not given (default: 0)")
     parser.add_argument(
-        "--tolerance", metavar="NMSE", type=float, help="of every node (default: each op's own)"
+        "--tolerance", metavar="NMSE", type=_tolerance, help="of every node (default: each op's own)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+
+
+def _tolerance(text: str) -> float:
+    number = float(text)
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+    return number
 
 
 def run(arguments: argparse.Namespace) -> int:
