@@ -164,6 +164,17 @@ def test_under_aio_assigning_names_set() -> None:
     asyncio.run(test())
 
 
+def test_a_session_that_is_not_awaited_says_how_it_is_opened() -> None:
+    with pytest.raises(AttributeError, match="await hg.aio.connect"):
+        hg.aio.connect("local:").put  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_value_that_is_assigned_to_names_what_does_that() -> None:
+    x = hg.Graph().input("x", (3,), "f32")
+    with pytest.raises(TypeError, match=r"hg.where .* hg.assign"):
+        x[0] = 1
+
+
 # Where nobody answers
 
 

@@ -163,6 +163,12 @@ class Value(Symbol):
     def __iter__(self) -> NoReturn:
         self._refuse("elements to iterate over", "index it: [x[i] for i in range(x.shape[0])]")
 
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be written to, since values never change; use hg.where for another value with "
+            "some elements replaced, or hg.assign for a variable"
+        )
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("a value of shape () has no length")

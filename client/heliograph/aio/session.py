@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
@@ -90,6 +90,15 @@ class connect:
 
     def __await__(self) -> Generator[Any, Any, Session]:
         return self._open().__await__()
+
+    if not TYPE_CHECKING:  # to checkers there are no such attributes
+
+        def __getattr__(self, name: str) -> NoReturn:
+            # The first mistake under asyncio; Python would speak of an object of the class `connect`.
+            raise AttributeError(
+                f"no session is open yet, so there is no {name!r}: "
+                "`async with hg.aio.connect(url) as session`, or `session = await hg.aio.connect(url)`"
+            )
 
     async def __aenter__(self) -> Session:
         self._session = await self._open()
