@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -117,6 +119,13 @@ def test_a_session_whose_first_device_is_lost_goes_on_and_has_it_again(members: 
         tensor = session.empty((4,), "f32", first)
         tensor.set(np.ones(4, np.float32), stream=stream)
         assert tensor.get(stream=stream).tolist() == [1, 1, 1, 1]
+
+
+def test_a_program_that_ends_with_its_pool_open_speaks_of_no_loss(members: list[Daemon]) -> None:
+    code = "import sys, heliograph as hg; pool = hg.connect(sys.argv[1:])"
+    command = [sys.executable, "-c", code, *(one.url for one in members)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
+    assert found.stderr == ""
 
 
 def test_a_pool_of_which_nobody_answers_says_why_of_each() -> None:

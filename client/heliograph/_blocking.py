@@ -431,7 +431,8 @@ _SHELLS: weakref.WeakSet[BlockingShell] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    for shell in list(_SHELLS):
+    # Pools of this process first: members whose sessions end before are lost to them, which they log.
+    for shell in sorted(_SHELLS, key=lambda one: isinstance(one, GrpcShell)):
         shell.close()
 
 
