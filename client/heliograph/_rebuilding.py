@@ -411,7 +411,7 @@ class Group:
         yield from wait_for_all(self._core, unwatched)
         for _, left in places:
             logger.warning(
-                "%s: the plan was placed again on %s; %d runs were replayed, %d repeated",
+                "%s: the plan was placed again on %s; runs replayed: %d, repeated: %d",
                 cause.message,
                 ", ".join(left),
                 made.replayed,

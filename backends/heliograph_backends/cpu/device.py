@@ -217,7 +217,7 @@ class CpuDevice(Device):
 
     def _described(self) -> str:
         alone = "" if self.native else ", the definition alone"
-        return f"{processor_name()}, {self.threads} threads{alone}"
+        return f"{processor_name()}, {self.threads} thread{'s' if self.threads > 1 else ''}{alone}"
 
     def close(self) -> None:
         self._workers.close()
