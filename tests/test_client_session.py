@@ -124,6 +124,15 @@ def test_a_tensor_takes_its_own_type_and_shape_alone(session: hg.Session) -> Non
     assert t.get().tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
+def test_a_part_is_written_only_where_it_is_said_to_be_one(session: hg.Session) -> None:
+    t = session.put(np.zeros((2, 3), np.float32))
+    for part in (np.ones(2, np.float32), np.ones(6, np.float32)):
+        with pytest.raises(hg.InvalidArgumentError, match="offset_bytes"):
+            t.set(part)
+    t.set(np.ones(2, np.float32), offset_bytes=0)
+    assert t.get().tolist() == [[1, 1, 0], [0, 0, 0]]
+
+
 def test_a_future_tells_when_the_array_may_be_overwritten(session: hg.Session) -> None:
     mine = BIG.copy()
     t = session.empty(mine.shape, "f32")

@@ -203,17 +203,17 @@ class TensorBase(Handle, Typed):
             )
         return offset, size
 
-    def _writing(self, array: Any, offset_bytes: int) -> tuple[c.SetTensor, memoryview]:
+    def _writing(self, array: Any, offset_bytes: int | None) -> tuple[c.SetTensor, memoryview]:
         """The command and the bytes of a set."""
-        found = self._elements(array, offset_bytes)
-        offset, _ = self._range(offset_bytes, found.nbytes)
+        found = self._elements(array, is_part=offset_bytes is not None)
+        offset, _ = self._range(offset_bytes or 0, found.nbytes)
         return c.SetTensor(self._live_handle, offset), byte_view(found)
 
-    def _elements(self, array: Any, offset_bytes: int) -> np.ndarray[Any, Any]:
-        """The array to write: of the tensor's type, or a part of it in one dimension, or raw bytes."""
+    def _elements(self, array: Any, *, is_part: bool) -> np.ndarray[Any, Any]:
+        """The array to write: of the tensor's type, or a part of it in one dimension."""
         found = as_elements(array, self.dtype)
         whole = self.type.storage_shape
-        if found.shape != whole and not (found.ndim == 1 and (found.nbytes < self.nbytes or offset_bytes)):
+        if found.shape != whole and not (is_part and found.ndim == 1):
             raise InvalidInputError(
                 f"an array of shape {found.shape} for a tensor of shape {whole}",
                 advice="a part is written as t[10:20].set(array), or as one dimension with offset_bytes",

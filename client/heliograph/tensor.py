@@ -52,7 +52,7 @@ class Tensor(TensorBase):
     def set(
         self,
         array: Any,
-        offset_bytes: int = 0,
+        offset_bytes: int | None = None,
         *,
         copy: Literal[True] = True,
         timeout: float | None = None,
@@ -62,7 +62,7 @@ class Tensor(TensorBase):
     def set(
         self,
         array: Any,
-        offset_bytes: int = 0,
+        offset_bytes: int | None = None,
         *,
         copy: Literal[False],
         timeout: float | None = None,
@@ -71,13 +71,13 @@ class Tensor(TensorBase):
     def set(
         self,
         array: Any,
-        offset_bytes: int = 0,
+        offset_bytes: int | None = None,
         *,
         copy: bool = True,
         timeout: float | None = None,
         stream: StreamBase | None = None,
     ) -> WriteFuture | None:
-        """Writes an array of the tensor's data type and shape; one of one dimension may be a part.
+        """Writes an array of the tensor's data type and shape; with `offset_bytes` a part, of one dimension.
 
         Returns when the array may be overwritten; the write's own errors appear at the next use of the
         tensor or in `session.synchronize`. With `copy=False` it returns as soon as it can, with a

@@ -55,7 +55,7 @@ class Tensor(TensorBase):
     async def set(
         self,
         array: Any,
-        offset_bytes: int = 0,
+        offset_bytes: int | None = None,
         *,
         copy: Literal[True] = True,
         timeout: float | None = None,
@@ -65,7 +65,7 @@ class Tensor(TensorBase):
     async def set(
         self,
         array: Any,
-        offset_bytes: int = 0,
+        offset_bytes: int | None = None,
         *,
         copy: Literal[False],
         timeout: float | None = None,
@@ -74,7 +74,7 @@ class Tensor(TensorBase):
     async def set(
         self,
         array: Any,
-        offset_bytes: int = 0,
+        offset_bytes: int | None = None,
         *,
         copy: bool = True,
         timeout: float | None = None,
