@@ -204,7 +204,8 @@ def test_a_device_can_have_another_number_of_threads_while_plans_exist(
         assert expected is not None
         for count in (1, 4, 2):
             device.set_threads(count)
-            assert device.threads == count and f"{count} threads" in device.description
+            named = "1 thread" if count == 1 else f"{count} threads"
+            assert device.threads == count and device.description.endswith(named)
             assert threading.active_count() == before + count - 3
             (found,) = it.run()
             assert found is not None and same_bits(found, expected)

@@ -59,7 +59,7 @@ def test_the_user_is_told_once(pool: Losable, plan: hg.Plan, caplog: pytest.LogC
         for one in GIVEN:
             plan.run(x=one, timeout=SECONDS)
     told = [one.getMessage() for one in caplog.records if "placed again" in one.getMessage()]
-    assert len(told) == 1 and "fake1" in told[0] and "fake0, fake2" in told[0] and "1 repeated" in told[0]
+    assert len(told) == 1 and "fake1" in told[0] and "fake0, fake2" in told[0] and "repeated: 1" in told[0]
 
 
 def test_outputs_that_stay_on_the_server_are_made_again(pool: Losable, plan: hg.Plan) -> None:
