@@ -11,6 +11,7 @@ import numpy as np
 from heliograph_backends.contract import (
     Abort,
     Arena,
+    Buffer,
     CompileOptions,
     LeafBindings,
     Plan,
@@ -319,6 +320,8 @@ class KeepsPackedWeights(Intact):
     def __init__(self) -> None:
         super().__init__()
         self.packed: dict[tuple[int, int], Tensor] = {}
+        # While they are there, no other buffer has the id of one.
+        self.known: list[Buffer] = []
 
     def compile(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
         weights = {value: self._packed(one) for value, one in bindings.weights.items()}
@@ -329,6 +332,7 @@ class KeepsPackedWeights(Intact):
         if key not in self.packed:
             self.packed[key] = Tensor(tensor.type, self.buffer_type.allocate(tensor.type.nbytes))
             self.packed[key].array[...] = tensor.array
+            self.known.append(tensor.buffer)
         return self.packed[key]
 
 
