@@ -6,23 +6,16 @@ to the devices, with the time of the system's monotonic clock.
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
 
 import numpy as np
+from hosts_client import START_SECONDS, tell
 
 import heliograph as hg
 
-START_SECONDS = 180
 SIZE = 1024
-
-
-def tell(*what: object) -> None:
-    # With its end at once: unbuffered, print() writes that by itself, and lines of two threads run together.
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
 
 
 def long_graph(products: int = 4000) -> hg.Graph:
@@ -39,11 +32,11 @@ def wait(session: hg.Session, device: str) -> None:
     # Each in an order of its own, so that none waits for another's.
     plan, stream = session.compile(long_graph(), device), session.stream(device)
     run = plan.submit(x=np.zeros((SIZE, SIZE), np.float32), stream=stream)
-    tell("waiting", device, "", 0.0)
+    tell(["waiting", device, "", 0.0])
     try:
         run.result()
     except hg.HeliographError as error:
-        tell(type(error).__name__, device, str(error), time.monotonic())
+        tell([type(error).__name__, device, str(error), time.monotonic()])
 
 
 def small(session: hg.Session) -> list[float]:
@@ -65,11 +58,11 @@ def main(url: str, *devices: str) -> None:
             for _ in devices:
                 event = watch.next(timeout=START_SECONDS)
                 assert event is not None and bool(event.lost) is (kind == "lost"), event
-                tell(kind, event.device, event.lost, time.monotonic())
+                tell([kind, event.device, event.lost, time.monotonic()])
             if kind == "lost":
                 for one in waits:
                     one.join(START_SECONDS)
-                tell("goes on", "cpu0", str(small(session)), time.monotonic())
+                tell(["goes on", "cpu0", str(small(session)), time.monotonic()])
 
 
 if __name__ == "__main__":
