@@ -15,7 +15,7 @@ import pytest
 from kernel_runs import Layer
 
 from heliograph_backends.cpu.kernels import WorkerPool, available
-from heliograph_backends.cpu.kernels.placement import UNKNOWN, choices, colliding
+from heliograph_backends.cpu.kernels.placement import UNKNOWN
 
 if not available():
     pytest.skip("numba is not installed", allow_module_level=True)
@@ -24,41 +24,6 @@ compiled = kernel_fixtures.compiled
 random = kernel_fixtures.random
 
 on_linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads are not placed here")
-
-# The decision
-
-
-def test_helpers_that_are_apart_stay_where_they_are() -> None:
-    assert colliding(0, [1, 2, 3]) == []
-    assert colliding(0, []) == []
-
-
-def test_a_helper_where_the_leader_is_goes_elsewhere() -> None:
-    assert colliding(2, [1, 2, 3]) == [1]
-    assert choices({0, 1, 2, 3}, 2, [1, 2, 3]) == {0}
-
-
-def test_of_helpers_on_one_processor_the_first_stays() -> None:
-    assert colliding(0, [1, 1, 2, 1]) == [1, 3]
-    assert choices(set(range(6)), 0, [1, 1, 2, 1]) == {3, 4, 5}
-
-
-def test_a_helper_goes_only_where_it_may() -> None:
-    assert choices({4, 6}, 4, [4]) == {6}
-    assert choices({0}, 0, [0]) == set()
-
-
-def test_with_more_workers_than_processors_helpers_stay() -> None:
-    assert colliding(0, [1, 0]) == [1]
-    assert choices({0, 1}, 0, [1, 0]) == set()
-
-
-def test_who_has_not_said_where_it_is_stays() -> None:
-    assert colliding(UNKNOWN, [UNKNOWN, UNKNOWN]) == []
-    assert colliding(0, [UNKNOWN, UNKNOWN, 1]) == []
-
-
-# Threads
 
 
 @contextmanager
@@ -126,6 +91,18 @@ def test_a_helper_that_was_sent_elsewhere_may_be_anywhere_again(random: np.rando
                 layer.run(pool)
                 wait_until(lambda: pool.parked == 2)
             assert [os.sched_getaffinity(thread) for thread in helper_threads()] == before
+
+
+@on_linux
+def test_what_a_helper_may_use_is_as_before_when_it_was_sent_elsewhere() -> None:
+    """Also where the process has one processor and nothing can be chosen."""
+    before = os.sched_getaffinity(0)
+    helpers = {one.native_id for one in threading.enumerate()}
+    with WorkerPool(3) as workers:
+        mine = [one.native_id for one in threading.enumerate() if one.native_id not in helpers]
+        for processor in (UNKNOWN, *workers.processors, *before):
+            workers.wake(2, processor)
+        assert mine and all(os.sched_getaffinity(one or 0) == before for one in mine)
 
 
 @on_linux
