@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from heliograph._allocator import tune_allocator
+from heliograph_backends.registry.sources import origin_of_package
 from heliograph_proto import __version__
 from heliograph_proto.errors import HeliographError
 from heliograph_server.app import Daemon, is_starting, leave, serve
@@ -19,7 +20,7 @@ from heliograph_server.telemetry import logs
 logger = logging.getLogger("heliograph")
 
 #: Where backends come from that are part of this distribution.
-OWN = "entry point of heliograph"
+OWN = origin_of_package("heliograph")
 
 #: Asked for at start, or what the system allows if that is less.
 MOST_DESCRIPTORS = 2**20

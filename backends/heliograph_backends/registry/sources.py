@@ -53,6 +53,11 @@ def built_in() -> tuple[Source, ...]:
     return tuple(Source(kind.name, "built in", partial(_already, kind)) for kind in BUILT_IN)
 
 
+def origin_of_package(name: str) -> str:
+    """Where an installed package's backends are said to come from."""
+    return f"entry point of {name}"
+
+
 def _already(kind: type[Backend]) -> Loaded:
     return kind, ()
 
@@ -72,7 +77,7 @@ def _of_entry_point(point: metadata.EntryPoint) -> Source:
         _, modules = import_module(point.module)
         return point.load(), modules
 
-    return Source(point.name, f"entry point of {package}", load)
+    return Source(point.name, origin_of_package(package), load)
 
 
 def sources_of(text: str) -> tuple[Source, ...]:
