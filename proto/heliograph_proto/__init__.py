@@ -9,31 +9,21 @@ conversion between messages and the frozen dataclasses that live inside client a
 VERSION_MIN = 1
 VERSION_MAX = 1
 
+#: A server that exchanges values with others, for graphs that run on several.
 EXCHANGE = "exchange"
-#: A server whose clients may follow what its log has of their sessions.
-LOG = "log"
 SHARED_MEMORY = "shared-memory"
-STATISTICS = "statistics"
 #: A server that takes contents by tickets, and one that has devices of such servers.
 TICKETS = "tickets"
 DIRECT_WEIGHTS = "direct-weights"
+#: A client that is told of changes of devices.
 WATCH = "watch"
-#: A server that tells of the ways between the members of its pool.
-WAYS = "ways"
-#: The optional features that this package knows, as the handshake names them.
+#: The features that this package knows and that a peer may lack, as the handshake names them.
 FEATURES = (
-    "blake3",
     DIRECT_WEIGHTS,
     EXCHANGE,
-    "fusion",
-    LOG,
-    "loops",
     SHARED_MEMORY,
-    STATISTICS,
-    "taps",
     TICKETS,
     WATCH,
-    WAYS,
 )
 
 #: The version of the program, client and server alike.

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from heliograph_proto.description import CopyRoad, Usage
-from heliograph_proto.errors import HeliographError
-from heliograph_proto.portions import Edge, Source
+from heliograph_proto.devices import CopyPath, Usage
+from heliograph_proto.errors import HeliographError, InvalidArgumentError
+from heliograph_proto.plans import Edge, PeerSource, Port
 from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
-    from heliograph_proto.inline_runs import InlineResult
-    from heliograph_proto.membership import DeviceChange
+    from heliograph_proto.codec.inline_forms import InlineResult
+    from heliograph_proto.devices import DeviceChange
 
 #: Bytes that ride in a command or a completion. A client may hand in a view of an array.
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -173,7 +173,7 @@ class FetchTensor:
     tensor: int
     edge: Edge
     run: int
-    source: Source
+    source: PeerSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunCommand:
     plan: int
     inputs: tuple[InputBinding, ...]
     outputs: tuple[OutputBinding, ...]
@@ -233,7 +233,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitCommand:
     event: int
 
 
@@ -269,9 +269,9 @@ CommandKind: TypeAlias = (
     | CopyTensor
     | OfferTensor
     | FetchTensor
-    | Run
+    | RunCommand
     | Record
-    | Wait
+    | WaitCommand
     | Free
     | Synchronize
     | Cancel
@@ -308,7 +308,7 @@ class Completion:
     outputs: tuple[tuple[int, Bytes], ...] = ()
     device_us: float = 0.0
     #: Of a copy.
-    road: CopyRoad | None = None
+    road: CopyPath | None = None
     #: Of a loop.
     steps: int = 0
 
@@ -337,3 +337,13 @@ class CompletionBatch:
     completions: tuple[Completion | InlineResult, ...] = ()
     taps: tuple[TapPiece, ...] = ()
     changes: tuple[DeviceChange, ...] = ()
+
+
+def check_until(port: Port) -> None:
+    """Whether an output can say that a loop ends. Raises InvalidArgumentError."""
+    dtype = port.type.dtype
+    if port.type.size != 1 or not (dtype.kind == "bool" or dtype.is_integer):
+        raise InvalidArgumentError(
+            f"output {port.name!r} is {port.type}; what ends a loop is one bool or integer",
+            advice="reduce it in the graph, to a truth value of one element: hg.any(x)",
+        )

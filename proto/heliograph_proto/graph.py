@@ -13,8 +13,8 @@ from typing import Any
 
 from heliograph_proto.digests import DIGEST_BYTES
 from heliograph_proto.errors import HeliographError, InvalidGraphError, LimitExceededError, Origin
-from heliograph_proto.limits import Limits
-from heliograph_proto.ops import OPS, infer
+from heliograph_proto.ops.table import OPS, infer
+from heliograph_proto.sessions import Limits
 from heliograph_proto.types import TensorType, shape_problem
 
 #: The longest name of a leaf, a node or an output, in characters.

@@ -2,7 +2,7 @@
 
     drain_seconds: Annotated[float, Setting("How long work may go on.", least=0, most=86_400)] = 30.0
 
-The type and the default are the field's. `heliograph_server.settings` makes keys of a file, variables and
+The type and the default are the field's. `heliograph_server.config` makes keys of a file, variables and
 flags of it.
 """
 

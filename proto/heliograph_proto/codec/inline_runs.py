@@ -1,0 +1,230 @@
+"""Inline runs as messages: batches of them, and which messages are such.
+
+A reader knows the last few forms that it met. A message that equals one, but for its number and what is in
+the holes, was written by the same rules: protobuf would read the same from it. Every other one protobuf
+reads; if it is an inline run, and its bytes are those that we would write, then its form is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeAlias, TypeVar
+
+from heliograph_proto import commands as c
+from heliograph_proto.codec.commands import decode_completions, encode_command, encode_completions
+from heliograph_proto.codec.inline_forms import (
+    FRAME_TAG,
+    InlineResult,
+    InlineRun,
+    ResultForm,
+    RunForm,
+    varint,
+)
+from heliograph_proto.trace_context import TRACE_BYTES
+from heliograph_proto.v1 import command_pb2
+
+#: A reader keeps so many forms.
+KNOWN_FORMS = 64
+#: Forms of longer messages are not kept: their bytes take longer to copy than to find.
+MOST_BYTES = 2**18
+
+_TAG, _SEQUENCE = FRAME_TAG[0], 0x08
+_F = TypeVar("_F", RunForm, ResultForm)
+
+#: What a reader of commands gives: a known form's run, or a message.
+Received: TypeAlias = "InlineRun | command_pb2.Command"
+
+
+def encode_commands(commands: Iterable[c.Command | InlineRun], session: bytes = b"") -> bytes:
+    """A CommandBatch."""
+    frames = [command_pb2.CommandBatch(session=session).SerializeToString()] if session else []
+    for one in commands:
+        if type(one) is InlineRun:
+            frames.append(one.frame())
+        else:
+            assert isinstance(one, c.Command)
+            message = encode_command(one).SerializeToString()
+            frames.append(FRAME_TAG + varint(len(message)) + message)
+    return b"".join(frames)
+
+
+def encode_results(batch: c.CompletionBatch) -> bytes:
+    """A CompletionBatch. Completions stay in their order, in which whoever waits is woken."""
+    head = c.CompletionBatch(batch.completed_through, (), batch.taps, batch.changes)
+    frames = [encode_completions(head).SerializeToString()]
+    for one in batch.completions:
+        if isinstance(one, InlineResult):
+            frames.append(one.frame())
+        else:
+            frames.append(encode_completions(c.CompletionBatch(0, (one,))).SerializeToString())
+    return b"".join(frames)
+
+
+def encode_result(result: InlineResult) -> bytes:
+    """A CompletionBatch of one that acknowledges everything up to itself."""
+    return b"\x08" + varint(result.sequence) + result.frame()
+
+
+class _Forms(Generic[_F]):
+    """The forms that a reader knows, by the size of what stands behind the sequence number."""
+
+    def __init__(self) -> None:
+        self._forms: dict[int, list[_F]] = {}
+        self._count = 0
+
+    def find(self, buffer: bytes, start: int, end: int) -> tuple[_F, int, list[bytes]] | None:
+        """The form of a message, its sequence number, and what is in its holes."""
+        if start + 1 >= end or buffer[start] != _SEQUENCE:
+            return None
+        sequence, at = _varint_at(buffer, start + 1, end)
+        for form in self._forms.get(end - at, ()):
+            if (holes := form.template.match(buffer, at)) is not None:
+                return form, sequence, holes
+        return None
+
+    def add(self, form: _F) -> None:
+        """Keeps one; beyond KNOWN_FORMS it begins anew."""
+        if self._count >= KNOWN_FORMS:
+            self._forms.clear()
+            self._count = 0
+        self._forms.setdefault(form.template.size_bytes, []).append(form)
+        self._count += 1
+
+
+class CommandReader:
+    """Reads the CommandBatches of one stream."""
+
+    def __init__(self) -> None:
+        self._forms: _Forms[RunForm] = _Forms()
+
+    def read(self, data: bytes) -> Iterator[Received]:
+        """The commands of a batch, one by one, since there may be very many. Raises DecodeError."""
+        at = 0
+        while at < len(data):
+            frame = _frame_at(data, at)
+            if frame is None:
+                # What else is in a batch; the rest of a message is a message.
+                yield from command_pb2.CommandBatch.FromString(data[at:]).commands
+                return
+            at = frame[1]
+            yield self._read_one(data, *frame)
+
+    def single(self, data: bytes) -> InlineRun | None:
+        """A batch that is one run of a known form, and nothing else."""
+        frame = _frame_at(data, 0) if data else None
+        if frame is None or frame[1] != len(data):
+            return None
+        found = self._forms.find(data, *frame)
+        if found is None:
+            return None
+        form, sequence, holes = found
+        return InlineRun.traced(*found) if form.is_traced else InlineRun(form, holes, sequence)
+
+    def _read_one(self, data: bytes, start: int, end: int) -> Received:
+        if (found := self._forms.find(data, start, end)) is not None:
+            form, sequence, holes = found
+            known = InlineRun.traced(*found) if form.is_traced else InlineRun(form, holes, sequence)
+            if known is not None:
+                return known
+        frame = data[start:end]
+        message = command_pb2.Command.FromString(frame)
+        run = _inline_run(message) if len(frame) <= MOST_BYTES else None
+        if run is not None and run.frame().endswith(frame):
+            self._forms.add(run.form)
+        return message
+
+
+class CompletionReader:
+    """Reads the CompletionBatches of one stream."""
+
+    def __init__(self) -> None:
+        self._forms: _Forms[ResultForm] = _Forms()
+
+    def read(self, data: bytes) -> c.CompletionBatch:
+        """Raises DecodeError."""
+        through, at = 0, 0
+        if data[:1] == b"\x08":
+            through, at = _varint_at(data, 1, len(data))
+        found: list[InlineResult] = []
+        while at < len(data):
+            frame = _frame_at(data, at)
+            one = None if frame is None else self._forms.find(data, *frame)
+            if frame is None or one is None:
+                return self._read_all(data)
+            form, sequence, holes = one
+            found.append(InlineResult.matched(form, sequence, holes))
+            at = frame[1]
+        if at > len(data):
+            return self._read_all(data)
+        return c.CompletionBatch(through, tuple(found))
+
+    def _read_all(self, data: bytes) -> c.CompletionBatch:
+        message = command_pb2.CompletionBatch.FromString(data)
+        batch = decode_completions(message)
+        if len(data) <= MOST_BYTES:
+            for one, encoded in zip(batch.completions, message.completions, strict=True):
+                self._learn(one, encoded)
+        return batch
+
+    def _learn(self, one: c.Completion | InlineResult, encoded: command_pb2.Completion) -> None:
+        is_result = (
+            one.error is None and one.outputs and one.device_us and all(data for _, data in one.outputs)
+        )
+        if not is_result or one.sequence < 1:
+            return
+        frame = encoded.SerializeToString()
+        form = ResultForm([(place, len(data)) for place, data in one.outputs])
+        result = InlineResult(form, one.sequence, [bytes(data) for _, data in one.outputs], one.device_us)
+        if result.frame().endswith(frame) and self._forms.find(frame, 0, len(frame)) is None:
+            self._forms.add(form)
+
+
+def _inline_run(message: command_pb2.Command) -> InlineRun | None:
+    """A message as an inline run, unless it says more than one can."""
+    run = message.run
+    if not message.notify or message.stream or message.sequence < 1:
+        return None
+    if (
+        not run.outputs
+        or run.pause
+        or run.exchange_run
+        or not all(one.HasField("data") for one in run.inputs)
+    ):
+        return None
+    inputs = [(one.input, len(one.data)) for one in run.inputs]
+    trace = run.trace_parent
+    if trace and not (len(trace) == TRACE_BYTES and trace.isascii()):
+        return None
+    outputs = [one.output for one in run.outputs]
+    form = RunForm(run.plan, inputs, outputs, message.timeout_ms, is_traced=bool(trace))
+    return InlineRun(form, [one.data for one in run.inputs], message.sequence, trace)
+
+
+def _frame_at(data: bytes, at: int) -> tuple[int, int] | None:
+    """Where an element of a batch begins and ends; None where there is anything else."""
+    end = len(data)
+    if data[at] != _TAG or at + 1 >= end:
+        return None
+    length = data[at + 1]
+    at += 2
+    if length >= 0x80:
+        length, at = _varint_at(data, at - 1, end)
+    return (at, at + length) if at + length <= end else None
+
+
+def _varint_at(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """A number and where it ends; behind the end of all if it is cut off or too long."""
+    if at + 3 <= end:
+        # Most are as short as this.
+        if (first := data[at]) < 0x80:
+            return first, at + 1
+        if (second := data[at + 1]) < 0x80:
+            return first & 0x7F | second << 7, at + 2
+    number, shift = 0, 0
+    for place in range(at, min(at + 9, end)):
+        byte = data[place]
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, place + 1
+        shift += 7
+    return 0, end + 1

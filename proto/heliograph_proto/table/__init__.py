@@ -1,1 +1,0 @@
-"""The rows of the op table, by families; `heliograph_proto.ops` joins them."""
