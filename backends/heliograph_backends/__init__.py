@@ -1,6 +1,11 @@
-"""What runs a graph on hardware.
+"""Backends: implementations of the device contract, and what they share.
 
-`contract` holds the abstract classes that a backend implements; `registry` finds the backends;
-`definition` is the living definition of every op in NumPy (or CuPy); `planning` holds the pure passes
-that turn a graph into steps; `cpu` and `fake` are backends.
+Imports `heliograph_proto` alone, without its codec.
+contract      the abstract classes that a backend implements
+host_memory   memory of this host: ordinary, and shared with other processes
+planning      pure passes from a graph to steps in memory
+reference     the definition of every op, in NumPy or CuPy
+cpu cuda fake the backends; none imports another
+registry      finds backends and starts their devices
+conformance   the suite that tells whether a backend is right
 """

@@ -23,7 +23,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from heliograph_backends import access
 from heliograph_backends.contract import (
     CONTRACT_VERSION,
     Abort,
@@ -31,20 +30,21 @@ from heliograph_backends.contract import (
     Backend,
     BufferType,
     Chunks,
-    CompileOptions,
+    DeviceCompileOptions,
     LeafBindings,
     Parameter,
     ParameterKind,
     Plan,
     Tensor,
     Usage,
+    access,
     host_bytes,
 )
 from heliograph_backends.cpu.arena import lender_of
-from heliograph_backends.cpu.device import CpuDevice
-from heliograph_backends.cpu.memory import ALIGNMENT, Budget, HostBuffer, HostBufferType
+from heliograph_backends.cpu.backend import CpuDevice
 from heliograph_backends.cpu.plan import CpuPlan
-from heliograph_proto.description import Capabilities, DeviceType
+from heliograph_backends.host_memory.buffers import ALIGNMENT, HostBuffer, HostBufferType, MemoryBudget
+from heliograph_proto.devices import Capabilities, DeviceType
 from heliograph_proto.errors import CancelledError, DeviceLostError, OutOfMemoryError, UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
@@ -61,7 +61,7 @@ MOST_EXTRA = 100
 
 
 @dataclass(eq=False)
-class Gate:
+class FakeGate:
     """Where work waits until the test lets it pass, or it is aborted."""
 
     entered: threading.Event = field(default_factory=threading.Event)
@@ -89,7 +89,7 @@ class Script:
     def __init__(self, device: str = "fake0") -> None:
         self._device = device
         self._lock = threading.Lock()
-        self._next: dict[str, deque[Gate | BaseException]] = defaultdict(deque)
+        self._next: dict[str, deque[FakeGate | BaseException]] = defaultdict(deque)
         self.always_seconds: dict[str, float] = {}
         #: The bytes of each copy to the device from elsewhere, so far.
         self.copied: list[int] = []
@@ -97,11 +97,11 @@ class Script:
         self.lost: DeviceLostError | None = None
         #: The runs that end well before the device is lost; None: it never is by itself.
         self.lost_after: int | None = None
-        self._held: list[Gate] = []
+        self._held: list[FakeGate] = []
 
-    def hold(self, work: Work) -> Gate:
+    def hold(self, work: Work) -> FakeGate:
         """The next such work waits at the gate."""
-        return self._add(work, Gate())
+        return self._add(work, FakeGate())
 
     def delay(self, work: Work, seconds: float) -> None:
         """Every such work takes this much longer."""
@@ -146,13 +146,13 @@ class Script:
                     self._lose("it was to be lost after so many runs")
                     return
         if seconds := pieces * self.always_seconds.get(work, 0.0):
-            Gate(seconds=seconds).wait(abort)
-        if isinstance(entry, Gate):
+            FakeGate(seconds=seconds).wait(abort)
+        if isinstance(entry, FakeGate):
             entry.wait(abort)
         elif entry is not None:
             raise entry
 
-    def _add(self, work: Work, gate: Gate) -> Gate:
+    def _add(self, work: Work, gate: FakeGate) -> FakeGate:
         with self._lock:
             self._next[work].append(gate)
             self._held.append(gate)
@@ -228,11 +228,13 @@ class FakeDevice(CpuDevice):
     def buffer_from_host(self, memory: memoryview) -> HostBuffer:
         raise UnsupportedError(f"device {self.name} cannot use host memory in place")
 
-    def compile(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
+    def compile(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> Plan:
         self.script.pass_("compile")
         return _FakePlan(self, graph, bindings, options)
 
-    def compile_in(self, arena: Arena, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
+    def compile_in(
+        self, arena: Arena, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions
+    ) -> Plan:
         self.script.pass_("compile")
         return _FakePlan(self, graph, bindings, options, lender_of(arena))
 
@@ -247,7 +249,13 @@ class _FakePlan(CpuPlan):
 
 class _FakeBufferType(HostBufferType):
     def __init__(
-        self, device: FakeDevice, budget: Budget, name: str, alignment: int, max_size: int, is_host: bool
+        self,
+        device: FakeDevice,
+        budget: MemoryBudget,
+        name: str,
+        alignment: int,
+        max_size: int,
+        is_host: bool,
     ) -> None:
         super().__init__(device, budget)
         self.script = device.script

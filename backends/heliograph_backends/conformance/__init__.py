@@ -15,10 +15,10 @@ that the op table allows, moves and integers exactly. "Not supported", with the 
 answer; an error, a changed input, a changed guard byte, or work that does not end is a failure.
 """
 
-from heliograph_backends.conformance.case import Case
 from heliograph_backends.conformance.cases import all_cases
-from heliograph_backends.conformance.outcome import Outcome, Result
+from heliograph_backends.conformance.harness.case import Case
+from heliograph_backends.conformance.harness.outcome import CaseOutcome, Result
 from heliograph_backends.conformance.report import Report
 from heliograph_backends.conformance.runner import SEED, run, run_cases, select
 
-__all__ = ["SEED", "Case", "Outcome", "Report", "Result", "all_cases", "run", "run_cases", "select"]
+__all__ = ["SEED", "Case", "CaseOutcome", "Report", "Result", "all_cases", "run", "run_cases", "select"]

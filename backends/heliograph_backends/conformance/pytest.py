@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from heliograph_backends.conformance.bench import WORK_SECONDS
-from heliograph_backends.conformance.case import Case
-from heliograph_backends.conformance.outcome import Outcome
+from heliograph_backends.conformance.harness.bench import WORK_SECONDS
+from heliograph_backends.conformance.harness.case import Case
+from heliograph_backends.conformance.harness.outcome import CaseOutcome
 from heliograph_backends.conformance.runner import SEED, Suite, select
 from heliograph_backends.contract import Device
 
@@ -45,8 +45,8 @@ def conformance_tests(
         @pytest.mark.parametrize("case", cases, ids=[case.id for case in cases])
         def test_conformance(self, case: Case, suite: Suite) -> None:
             result = suite.run(case)
-            if result.outcome is Outcome.NOT_SUPPORTED:
+            if result.outcome is CaseOutcome.NOT_SUPPORTED:
                 pytest.skip(result.detail)
-            assert result.outcome is Outcome.PASSED, f"{result} (seed {seed})"
+            assert result.outcome is CaseOutcome.PASSED, f"{result} (seed {seed})"
 
     return Conformance

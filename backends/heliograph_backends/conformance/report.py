@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from heliograph_backends.conformance.outcome import Outcome, Result
+from heliograph_backends.conformance.harness.outcome import CaseOutcome, Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,24 +24,24 @@ class Report:
         return f"{self.device}: {counts} in {self.seconds:.1f} s"
 
     @property
-    def counts(self) -> Mapping[Outcome, int]:
+    def counts(self) -> Mapping[CaseOutcome, int]:
         """How many cases ended in each way."""
         found = Counter(one.outcome for one in self.results)
-        return {outcome: found[outcome] for outcome in Outcome}
+        return {outcome: found[outcome] for outcome in CaseOutcome}
 
     @property
-    def by_group(self) -> Mapping[str, Mapping[Outcome, int]]:
+    def by_group(self) -> Mapping[str, Mapping[CaseOutcome, int]]:
         """The same for each op, and each part of the contract, in order."""
-        groups: dict[str, dict[Outcome, int]] = {}
+        groups: dict[str, dict[CaseOutcome, int]] = {}
         for one in self.results:
-            counts = groups.setdefault(one.group, dict.fromkeys(Outcome, 0))
+            counts = groups.setdefault(one.group, dict.fromkeys(CaseOutcome, 0))
             counts[one.outcome] += 1
         return groups
 
     @property
     def failures(self) -> tuple[Result, ...]:
         """The cases that failed."""
-        return tuple(one for one in self.results if one.outcome is Outcome.FAILED)
+        return tuple(one for one in self.results if one.outcome is CaseOutcome.FAILED)
 
     @property
     def ok(self) -> bool:
@@ -70,5 +70,5 @@ class Report:
         }
 
 
-def _named(counts: Mapping[Outcome, int]) -> dict[str, int]:
+def _named(counts: Mapping[CaseOutcome, int]) -> dict[str, int]:
     return {outcome.value: count for outcome, count in counts.items()}

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
-from heliograph_backends.conformance.bench import WORK_SECONDS, Bench
-from heliograph_backends.conformance.case import Case
 from heliograph_backends.conformance.cases import all_cases
-from heliograph_backends.conformance.outcome import (
+from heliograph_backends.conformance.harness.bench import WORK_SECONDS, Bench
+from heliograph_backends.conformance.harness.case import Case
+from heliograph_backends.conformance.harness.outcome import (
+    CaseOutcome,
     LostError,
     MismatchError,
     NotSupportedError,
-    Outcome,
     Result,
 )
 from heliograph_backends.conformance.report import Report
@@ -108,21 +108,21 @@ class Suite:
         """Runs a case; never raises for what the device does."""
         if self._lost >= MOST_LOST:
             return Result(
-                case.id, case.group, Outcome.FAILED, f"not run: {self._lost} cases before it never ended"
+                case.id, case.group, CaseOutcome.FAILED, f"not run: {self._lost} cases before it never ended"
             )
         began = time.monotonic()
-        outcome, detail, error = Outcome.PASSED, "", 0.0
+        outcome, detail, error = CaseOutcome.PASSED, "", 0.0
         try:
             error = self._within_bound(case)
         except NotSupportedError as why:
-            outcome, detail = Outcome.NOT_SUPPORTED, str(why)
+            outcome, detail = CaseOutcome.NOT_SUPPORTED, str(why)
         except LostError as why:
-            outcome, detail = Outcome.FAILED, str(why)
+            outcome, detail = CaseOutcome.FAILED, str(why)
             self._begin_anew()
         except MismatchError as why:
-            outcome, detail = Outcome.FAILED, str(why)
+            outcome, detail = CaseOutcome.FAILED, str(why)
         except Exception as why:
-            outcome, detail = Outcome.FAILED, f"{type(why).__name__}: {why}"
+            outcome, detail = CaseOutcome.FAILED, f"{type(why).__name__}: {why}"
         return Result(case.id, case.group, outcome, detail, error, time.monotonic() - began)
 
     def _within_bound(self, case: Case) -> float:

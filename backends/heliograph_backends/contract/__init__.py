@@ -12,26 +12,22 @@ host code that issues device work, and reports when that work has been *computed
 `heliograph_backends.conformance` tells a backend's author when it is right.
 """
 
-from heliograph_backends.contract.device import (
-    CONTRACT_VERSION,
-    Backend,
-    Device,
-    Parameter,
-    ParameterKind,
+from heliograph_backends.contract.device import CONTRACT_VERSION, Backend, Device, Parameter, ParameterKind
+from heliograph_backends.contract.memory import Buffer, BufferType, MultiBuffer, Tensor, host_bytes
+from heliograph_backends.contract.plan import Arena, DeviceCompileOptions, LeafBindings, MemoryEstimate, Plan
+from heliograph_backends.contract.remote import (
+    Admittance,
+    Intake,
+    Relay,
+    Site,
+    SitePlan,
+    SiteRun,
+    SiteWork,
+    UploadNews,
 )
-from heliograph_backends.contract.intake import Admittance, Intake, News, Relay
-from heliograph_backends.contract.memory import (
-    Buffer,
-    BufferType,
-    MultiBuffer,
-    Tensor,
-    host_bytes,
-)
-from heliograph_backends.contract.plan import Arena, CompileOptions, Estimate, LeafBindings, Plan
-from heliograph_backends.contract.site import Site, SitePlan, SiteRun, SiteWork
 from heliograph_backends.contract.stream import Abort, Done, Event, Stream
 from heliograph_proto.commands import Chunks
-from heliograph_proto.description import Usage
+from heliograph_proto.devices import Usage
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -42,15 +38,15 @@ __all__ = [
     "Buffer",
     "BufferType",
     "Chunks",
-    "CompileOptions",
+    "DeviceCompileOptions",
     "Device",
     "Done",
-    "Estimate",
+    "MemoryEstimate",
     "Event",
     "Intake",
     "LeafBindings",
     "MultiBuffer",
-    "News",
+    "UploadNews",
     "Parameter",
     "ParameterKind",
     "Plan",

@@ -10,15 +10,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from heliograph_backends.contract.memory import Buffer, BufferType
 from heliograph_backends.contract.stream import Event, Stream
-from heliograph_proto.description import Capabilities, DeviceType, Memory, OpRoad
+from heliograph_proto.devices import Capabilities, DeviceType, Memory, OpPath
 from heliograph_proto.errors import DeviceLostError, UnsupportedError
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
 if TYPE_CHECKING:
-    from heliograph_backends.contract.intake import Intake
-    from heliograph_backends.contract.plan import Arena, CompileOptions, Estimate, LeafBindings, Plan
-    from heliograph_backends.contract.site import Site
+    from heliograph_backends.contract.plan import (
+        Arena,
+        DeviceCompileOptions,
+        LeafBindings,
+        MemoryEstimate,
+        Plan,
+    )
+    from heliograph_backends.contract.remote import Intake, Site
 
 #: Raised by one with every change that an older backend or an older server could not live with.
 CONTRACT_VERSION = 2
@@ -132,7 +137,7 @@ class Device(ABC):
         with. Default: it is when the call that issued it returns."""
 
     @abstractmethod
-    def compile(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
+    def compile(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> Plan:
         """A plan for a validated graph whose ops it supports.
 
         Raises OutOfMemoryError, UnsupportedError.
@@ -141,11 +146,13 @@ class Device(ABC):
     def arena(self, block_bytes: Sequence[int]) -> Arena:
         """Memory in which plans can lie, in blocks of so many bytes; contents are undefined.
 
-        Raises OutOfMemoryError. Default: UnsupportedError; then no `Estimate` of this device names blocks.
+        Raises OutOfMemoryError. Default: UnsupportedError; then no estimate of this device names blocks.
         """
         raise UnsupportedError(f"plans of device {self.name} take memory of their own")
 
-    def compile_in(self, arena: Arena, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
+    def compile_in(
+        self, arena: Arena, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions
+    ) -> Plan:
         """As `compile`, for a plan whose intermediate results lie in an arena of this device as far as they
         fit there: see `Plan.arena_bytes`. Default: they do not."""
         return self.compile(graph, bindings, options)
@@ -168,11 +175,11 @@ class Device(ABC):
 
     def road(
         self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
-    ) -> OpRoad:
+    ) -> OpPath:
         """How it computes such a node, which it can run. Default: it does not tell."""
-        return OpRoad.UNKNOWN
+        return OpPath.UNKNOWN
 
-    def estimate(self, graph: Graph, options: CompileOptions) -> Estimate:
+    def estimate(self, graph: Graph, options: DeviceCompileOptions) -> MemoryEstimate:
         """What compiling would take, without taking it. Default: UnsupportedError."""
         raise UnsupportedError(f"device {self.name} cannot tell what a plan takes before it is compiled")
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from heliograph_backends.placement import Placement, place
+from heliograph_backends.contract.placement import Placement, place
 from heliograph_proto.commands import Chunks
-from heliograph_proto.description import Usage
+from heliograph_proto.devices import Usage
 from heliograph_proto.errors import InvalidArgumentError, OutOfRangeError, UnsupportedError
 from heliograph_proto.types import TensorType
 

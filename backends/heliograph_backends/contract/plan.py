@@ -27,7 +27,7 @@ class LeafBindings:
 
 
 @dataclass(frozen=True, slots=True)
-class CompileOptions:
+class DeviceCompileOptions:
     """How to compile; none of these changes a result."""
 
     fusion: bool = True
@@ -36,7 +36,7 @@ class CompileOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class MemoryEstimate:
     """What compiling a graph would take of a device, in bytes."""
 
     #: Of each buffer for intermediate results.
@@ -115,7 +115,7 @@ class Plan(ABC):
         as others; 0: alone. Default: all alone."""
         return (0,) * len(self.graph.nodes)
 
-    def update(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
+    def update(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> Plan:
         """A plan for another graph, which takes over this one's memory where that suffices. Frees this one.
 
         Raises what `Device.compile` does, and leaves this plan as it was then. Default: compiles anew.

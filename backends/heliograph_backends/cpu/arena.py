@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heliograph_backends.contract import Arena, Usage
-from heliograph_backends.cpu.memory import HostBuffer, HostBufferType
+from heliograph_backends.host_memory.buffers import HostBuffer, HostBufferType
 
 
 class HostArena(Arena):

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from heliograph_backends.access import copy as copy_tensor
 from heliograph_backends.contract import LeafBindings, Tensor, Usage
-from heliograph_backends.cpu.memory import HostBuffer
-from heliograph_backends.planning.storage import Storage
+from heliograph_backends.contract.access import copy as copy_tensor
+from heliograph_backends.host_memory.buffers import HostBuffer
+from heliograph_backends.planning.storage import StorageLayout
 from heliograph_proto.errors import InvalidInputError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.types import DTYPES, TensorType
 
 if TYPE_CHECKING:
-    from heliograph_backends.cpu.device import CpuDevice
+    from heliograph_backends.cpu.backend import CpuDevice
 
 
 class Lender(Protocol):
@@ -31,7 +31,7 @@ class Lender(Protocol):
         """Of what was borrowed, that which is the borrower's from now on."""
 
 
-class PlanMemory:
+class CpuPlanMemory:
     """Slots are bound once, but for those of inputs and outputs, which each run binds.
 
     Native programs read `addresses`, definition steps read `arrays`; both stay the same objects.
@@ -41,7 +41,7 @@ class PlanMemory:
         self,
         device: CpuDevice,
         graph: Graph,
-        storage: Storage,
+        storage: StorageLayout,
         bindings: LeafBindings,
         packed: int,
         lender: Lender | None = None,
@@ -324,7 +324,7 @@ def _size_of(buffer: HostBuffer) -> int:
     return buffer.size_bytes
 
 
-def _slots_of_inputs(graph: Graph, storage: Storage) -> dict[int, TensorType]:
+def _slots_of_inputs(graph: Graph, storage: StorageLayout) -> dict[int, TensorType]:
     return {
         storage.leaf_slots[value]: leaf.type
         for value, leaf in enumerate(graph.leaves)

@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 
 from heliograph_backends.contract import Device, Usage
-from heliograph_backends.cpu.memory import ALIGNMENT, Budget, HostBuffer, HostBufferType, aligned_bytes
+from heliograph_backends.host_memory.buffers import (
+    ALIGNMENT,
+    HostBuffer,
+    HostBufferType,
+    MemoryBudget,
+    aligned_bytes,
+)
 from heliograph_proto.errors import OutOfMemoryError
 
 LIBRARY = "libmemkind.so.0"
@@ -24,7 +30,7 @@ LIBRARY = "libmemkind.so.0"
 class HbmBufferType(HostBufferType):
     """Host memory of high bandwidth, counted against the device's budget."""
 
-    def __init__(self, device: Device, budget: Budget) -> None:
+    def __init__(self, device: Device, budget: MemoryBudget) -> None:
         super().__init__(device, budget)
         self.name = f"{device.name}_hbm"
 
@@ -38,7 +44,7 @@ class HbmBufferType(HostBufferType):
         return HostBuffer(self, memory, usage, on_free=lambda: self.budget.give(size_bytes))
 
 
-def hbm_buffer_types(device: Device, budget: Budget) -> tuple[HbmBufferType, ...]:
+def hbm_buffer_types(device: Device, budget: MemoryBudget) -> tuple[HbmBufferType, ...]:
     """One buffer type, or none: see `why_no_hbm`."""
     return () if why_no_hbm() else (HbmBufferType(device, budget),)
 

@@ -19,17 +19,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from heliograph_backends.contract import Abort, CompileOptions, Estimate, LeafBindings, Plan, Tensor
+from heliograph_backends.contract import (
+    Abort,
+    DeviceCompileOptions,
+    LeafBindings,
+    MemoryEstimate,
+    Plan,
+    Tensor,
+)
 from heliograph_backends.cpu import kernels as k
-from heliograph_backends.cpu.binding import Lender, PlanMemory, are_separate
-from heliograph_backends.cpu.lowering import Lowering
-from heliograph_backends.cpu.memory import HostBuffer
-from heliograph_backends.definition import define_node
+from heliograph_backends.cpu.binding import CpuPlanMemory, Lender, are_separate
+from heliograph_backends.cpu.lowering.lowering import CpuLowering
+from heliograph_backends.host_memory.buffers import HostBuffer
 from heliograph_backends.planning.concurrency import concurrent_nodes, side_by_side
 from heliograph_backends.planning.fusion import group_nodes
 from heliograph_backends.planning.groups import Group
 from heliograph_backends.planning.layout import place_values
-from heliograph_backends.planning.storage import Storage, plan_storage
+from heliograph_backends.planning.storage import StorageLayout, plan_storage
+from heliograph_backends.reference import define_node
 from heliograph_proto.errors import (
     CancelledError,
     ComputeFailedError,
@@ -39,11 +46,10 @@ from heliograph_proto.errors import (
     UnknownHandleError,
 )
 from heliograph_proto.graph import Graph
-from heliograph_proto.ops import OPS
+from heliograph_proto.ops.table import OPS
 
 if TYPE_CHECKING:
-    from heliograph_backends.cpu.device import CpuDevice
-
+    from heliograph_backends.cpu.backend import CpuDevice
 
 #: What a native step takes that is not worth sharing, and what any takes beside its tiles, at most.
 STEP_NS = 1_000.0
@@ -59,7 +65,7 @@ class CpuPlan(Plan):
         device: CpuDevice,
         graph: Graph,
         bindings: LeafBindings,
-        options: CompileOptions,
+        options: DeviceCompileOptions,
         lender: Lender | None = None,
     ) -> None:
         """`lender`: an arena, or memory of a plan that this one is to replace."""
@@ -70,7 +76,7 @@ class CpuPlan(Plan):
         layout = plan_layout(device, graph, options, direct=are_separate(bindings))
         self.storage = layout.storage
         products = sum(group.role == "matmul" for group in layout.groups)
-        self.memory = PlanMemory(device, graph, self.storage, bindings, products, lender)
+        self.memory = CpuPlanMemory(device, graph, self.storage, bindings, products, lender)
         self.scratch = k.Scratch()
         self._freed = False
         try:
@@ -153,7 +159,7 @@ class CpuPlan(Plan):
         self._native = []
         self.memory.free()
 
-    def update(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> CpuPlan:
+    def update(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> CpuPlan:
         with self._lock:
             if self._freed:
                 raise UnknownHandleError("the plan was freed")
@@ -163,18 +169,20 @@ class CpuPlan(Plan):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CpuLayout:
     """What is decided about a graph before any memory is taken."""
 
-    lowering: Lowering
+    lowering: CpuLowering
     groups: tuple[Group, ...]
-    storage: Storage
+    storage: StorageLayout
 
 
-def plan_layout(device: CpuDevice, graph: Graph, options: CompileOptions, *, direct: bool = True) -> Layout:
+def plan_layout(
+    device: CpuDevice, graph: Graph, options: DeviceCompileOptions, *, direct: bool = True
+) -> CpuLayout:
     """Raises OutOfMemoryError for a value that no buffer can hold. `direct`: see `place_values`."""
     places = place_values(graph, direct=direct)
-    lowering = Lowering(graph, places)
+    lowering = CpuLowering(graph, places)
     kernels = lowering if device.native else _DefinitionOnly()
     groups = group_nodes(graph, places, kernels, fusion=options.fusion)
     sets: Sequence[int] = ()
@@ -182,10 +190,10 @@ def plan_layout(device: CpuDevice, graph: Graph, options: CompileOptions, *, dir
     if device.native and device.concurrency > 1 and device.threads > 1:
         sets = side_by_side(graph, places, groups, lowering.may_join, device.concurrency)
     storage = plan_storage(graph, places, groups, device.buffer_type.max_size, sets)
-    return Layout(lowering, groups, storage)
+    return CpuLayout(lowering, groups, storage)
 
 
-def estimate(device: CpuDevice, graph: Graph, options: CompileOptions) -> Estimate:
+def estimate(device: CpuDevice, graph: Graph, options: DeviceCompileOptions) -> MemoryEstimate:
     """What compiling takes: the plan's own blocks, and weights packed for products, unless some plan of the
     session packed them before. Variables lie apart. Takes nothing, and raises what `plan_layout` does.
     """
@@ -202,7 +210,7 @@ def estimate(device: CpuDevice, graph: Graph, options: CompileOptions) -> Estima
     for group in layout.groups:
         if group.role == "matmul":
             layout.lowering.append(layout.lowering.builder(), group, layout.storage, note)
-    return Estimate(layout.storage.own_bytes, sum(packed.values()), layout.storage.arena)
+    return MemoryEstimate(layout.storage.own_bytes, sum(packed.values()), layout.storage.arena)
 
 
 class _DefinitionOnly:
@@ -236,7 +244,7 @@ class _NativeStep(_Step):
         self.cost_us = (program.shared_cost_ns + STEP_NS * program.steps) / 1e3
         self._graph, self._numbers = plan.graph, tuple(numbers)
         self._device, self._threads = plan.device, plan.threads
-        self._bound = program.bind(plan.memory.addresses, plan.scratch)
+        self._bound = k.BoundProgram(program, plan.memory.addresses, plan.scratch)
 
     def run(self) -> None:
         self._check(self._device.run_program(self._bound, self._threads))
@@ -334,7 +342,9 @@ class _OutputCopy(_Step):
 class _Compiler:
     """Turns groups into steps; consecutive groups with kernels share one native program."""
 
-    def __init__(self, plan: CpuPlan, lowering: Lowering, groups: Sequence[Group], *, native: bool) -> None:
+    def __init__(
+        self, plan: CpuPlan, lowering: CpuLowering, groups: Sequence[Group], *, native: bool
+    ) -> None:
         self.plan = plan
         self.lowering = lowering
         self.steps: list[_Step] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 from heliograph_backends.contract import CONTRACT_VERSION, Backend, Parameter, ParameterKind
 from heliograph_backends.cuda.device import CudaDevice
-from heliograph_backends.cuda.driver import Driver
+from heliograph_backends.cuda.driver.driver import Driver
 from heliograph_proto.errors import ConfigurationError, HeliographError
 
 
@@ -36,8 +36,8 @@ class CudaBackend(Backend):
 
     def _start(self, parameters: Sequence[Mapping[str, Any]]) -> None:
         # Here and not above: CuPy takes half a second, and may be missing.
-        from heliograph_backends.cuda.cupy_driver import open_gpu
-        from heliograph_backends.cuda.cupy_gpus import count_gpus, versions
+        from heliograph_backends.cuda.driver.cupy_driver import open_gpu
+        from heliograph_backends.cuda.driver.cupy_gpus import count_gpus, versions
 
         there = count_gpus()
         self._features = versions()

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from heliograph_backends import access
-from heliograph_backends.contract import LeafBindings, Tensor, Usage
-from heliograph_backends.cuda.lowering import FAILURE_TYPE
+from heliograph_backends.contract import LeafBindings, Tensor, Usage, access
+from heliograph_backends.cuda.lowering.lowering import FAILURE_TYPE
+from heliograph_backends.cuda.lowering.target import OwnSlots
 from heliograph_backends.cuda.memory import CudaBuffer, address_of, can_reach, owner_of
-from heliograph_backends.cuda.target import OwnSlots
-from heliograph_backends.planning.storage import Storage
+from heliograph_backends.planning.storage import StorageLayout
 from heliograph_proto.errors import InvalidInputError
 from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.types import DTYPES, TensorType
@@ -37,14 +36,14 @@ def _run_types(graph: Graph) -> list[TensorType]:
     return [*(leaf.type for leaf in graph.of_kind(LeafKind.INPUT)), *outputs]
 
 
-class PlanMemory:
+class CudaPlanMemory:
     """Addresses by slot. Those of inputs and outputs are the run's, unless they have fixed places."""
 
     def __init__(
         self,
         device: CudaDevice,
         graph: Graph,
-        storage: Storage,
+        storage: StorageLayout,
         bindings: LeafBindings,
         workspace_bytes: int = 0,
     ) -> None:

@@ -11,19 +11,26 @@ from typing import Any
 
 import numpy as np
 
-from heliograph_backends.contract import BufferType, CompileOptions, Device, Estimate, LeafBindings, Plan
-from heliograph_backends.cpu.memory import Budget, HostBuffer, machine_memory_bytes
-from heliograph_backends.cuda import awaiting
-from heliograph_backends.cuda.building import Kernels
-from heliograph_backends.cuda.driver import Driver, DriverError, Mark, Queue
-from heliograph_backends.cuda.failures import is_sticky, typed
+from heliograph_backends.contract import (
+    BufferType,
+    Device,
+    DeviceCompileOptions,
+    LeafBindings,
+    MemoryEstimate,
+    Plan,
+)
+from heliograph_backends.cuda.driver import polling
+from heliograph_backends.cuda.driver.driver import Driver, DriverError, Mark, Queue
+from heliograph_backends.cuda.driver.failures import is_sticky, typed
+from heliograph_backends.cuda.lowering.target import LEAST_GENERATED, CudaTarget
 from heliograph_backends.cuda.memory import CudaBufferType, PinnedBufferType, shared_buffer_types
 from heliograph_backends.cuda.plan import CudaPlan, estimate
-from heliograph_backends.cuda.staging import Staging
+from heliograph_backends.cuda.plan_kernels import KernelCache
+from heliograph_backends.cuda.staging import PinnedStaging
 from heliograph_backends.cuda.stream import CudaEvent, CudaStream
-from heliograph_backends.cuda.target import LEAST_GENERATED, Target
-from heliograph_backends.sealed import why_no_sealed
-from heliograph_proto.description import Capabilities, DeviceType, Memory
+from heliograph_backends.host_memory.buffers import HostBuffer, MemoryBudget, machine_memory_bytes
+from heliograph_backends.host_memory.sealed import why_no_sealed
+from heliograph_proto.devices import Capabilities, DeviceType, Memory
 from heliograph_proto.errors import DeviceLostError, HeliographError
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
@@ -56,8 +63,8 @@ class CudaDevice(Device):
         self.tf32 = tf32
         facts = driver.properties
         #: What kernels are chosen by.
-        self.target = Target(facts.shared_bytes, facts.multiprocessors, least_generated)
-        self.kernels = Kernels(driver)
+        self.target = CudaTarget(facts.shared_bytes, facts.multiprocessors, least_generated)
+        self.kernels = KernelCache(driver)
         self.description = facts.name
         self.type = DeviceType.INTEGRATED_GPU if facts.integrated else DeviceType.GPU
         self.id = facts.pci_id
@@ -69,12 +76,12 @@ class CudaDevice(Device):
         with self.guarded():
             total = memory_bytes or int(driver.memory()[0] * (1 - LEFT_TO_OTHERS))
             driver.set_limit(total)
-            self._budget = Budget(name, total, "cuda")
-            self._host_budget = Budget(f"{name}_host", machine_memory_bytes())
+            self._budget = MemoryBudget(name, total, "cuda")
+            self._host_budget = MemoryBudget(f"{name}_host", machine_memory_bytes())
             self._buffer_type = CudaBufferType(self, self._budget)
             self._pinned_type = PinnedBufferType(self, self._host_budget)
             self._shared_types = shared_buffer_types(self, self._host_budget)
-            self.staging = Staging(driver, self.wait)
+            self.staging = PinnedStaging(driver, self.wait)
             driver.warmup()
 
     def __repr__(self) -> str:
@@ -122,11 +129,11 @@ class CudaDevice(Device):
     def event(self) -> CudaEvent:
         return CudaEvent(self)
 
-    def compile(self, graph: Graph, bindings: LeafBindings, options: CompileOptions) -> Plan:
+    def compile(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> Plan:
         with self.guarded():
             return CudaPlan(self, graph, bindings, options)
 
-    def estimate(self, graph: Graph, options: CompileOptions) -> Estimate:
+    def estimate(self, graph: Graph, options: DeviceCompileOptions) -> MemoryEstimate:
         return estimate(self, graph, options)
 
     def supports_op(self, op: str, attributes: Mapping[str, Any], operands: Any, result: TensorType) -> str:
@@ -201,7 +208,7 @@ class CudaDevice(Device):
         if getattr(self._here, "queue", None) in (None, self.driver.default_queue):
             self.driver.wait(mark)
         else:
-            awaiting.wait(self.driver, mark)
+            polling.wait(self.driver, mark)
 
     # Bytes
 

@@ -1,5 +1,6 @@
 """Device memory: buffers under the device's limit, pinned host memory that it reads in place, and pinned
-memory that a client maps."""
+memory that a client maps.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from heliograph_backends.contract import Buffer, BufferType, Chunks, Tensor, Usage
-from heliograph_backends.cpu.memory import Budget, HostBuffer, HostBufferType
-from heliograph_backends.cpu.shared import SharedBuffer, SharedBufferType
-from heliograph_backends.cuda.driver import Block, Bytes
-from heliograph_backends.sealed import SealedMemory, why_no_sealed
+from heliograph_backends.cuda.driver.driver import Bytes, DeviceBlock
+from heliograph_backends.host_memory.buffers import HostBuffer, HostBufferType, MemoryBudget
+from heliograph_backends.host_memory.sealed import SealedMemory, why_no_sealed
+from heliograph_backends.host_memory.shared import SharedBuffer, SharedBufferType
 from heliograph_proto.errors import ComputeFailedError, HeliographError, UnsupportedError
 from heliograph_proto.types import TensorType
 
@@ -33,7 +34,7 @@ class CudaBufferType(BufferType):
 
     alignment = ALIGNMENT
 
-    def __init__(self, device: CudaDevice, budget: Budget) -> None:
+    def __init__(self, device: CudaDevice, budget: MemoryBudget) -> None:
         self.name = device.name
         self.device: CudaDevice = device
         self.budget = budget
@@ -56,7 +57,9 @@ class CudaBuffer(Buffer):
 
     buffer_type: CudaBufferType
 
-    def __init__(self, buffer_type: CudaBufferType, block: Block, size_bytes: int, usage: Usage) -> None:
+    def __init__(
+        self, buffer_type: CudaBufferType, block: DeviceBlock, size_bytes: int, usage: Usage
+    ) -> None:
         self.buffer_type = buffer_type
         self.device = buffer_type.device
         self.size_bytes = size_bytes
@@ -173,7 +176,7 @@ class PinnedBufferType(HostBufferType):
     """Host memory that the card reaches: copies to and from it need no staging, and kernels read it in
     place."""
 
-    def __init__(self, device: CudaDevice, budget: Budget) -> None:
+    def __init__(self, device: CudaDevice, budget: MemoryBudget) -> None:
         super().__init__(device, budget)
         self.name = f"{device.name}_host"
         self._cuda = device
@@ -208,7 +211,7 @@ class CudaSharedBufferType(SharedBufferType):
     """Host memory that a client can map and that is pinned where it is: the client's own stores, and one copy
     by the card, are all that moves bytes between the two. Nothing is computed in it, see `cpu.shared`."""
 
-    def __init__(self, device: CudaDevice, budget: Budget) -> None:
+    def __init__(self, device: CudaDevice, budget: MemoryBudget) -> None:
         super().__init__(device, budget)
         self._cuda = device
 
@@ -229,11 +232,6 @@ class CudaSharedBuffer(SharedBuffer):
             self._unpin = pinned_in_place(device, self.memory) if self.size_bytes else None
         except (ComputeFailedError, UnsupportedError) as error:
             logger.warning("memory that a client maps is copied through staging: %s", error.message)
-
-    @property
-    def is_pinned(self) -> bool:
-        """Whether copies to and from the card go straight."""
-        return self._unpin is not None
 
     def give_back(self) -> None:
         if self._unpin is not None:
@@ -262,7 +260,7 @@ def pinned_in_place(device: CudaDevice, memory: Bytes) -> Callable[[], None]:
     return unpin
 
 
-def shared_buffer_types(device: CudaDevice, budget: Budget) -> tuple[CudaSharedBufferType, ...]:
+def shared_buffer_types(device: CudaDevice, budget: MemoryBudget) -> tuple[CudaSharedBufferType, ...]:
     """One buffer type, or none: see `why_no_sealed`."""
     return () if why_no_sealed() else (CudaSharedBufferType(device, budget),)
 

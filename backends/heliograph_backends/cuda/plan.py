@@ -18,30 +18,30 @@ import numpy as np
 
 from heliograph_backends.contract import (
     Abort,
-    CompileOptions,
-    Estimate,
+    DeviceCompileOptions,
     LeafBindings,
+    MemoryEstimate,
     Plan,
     Tensor,
 )
-from heliograph_backends.cuda import moves
-from heliograph_backends.cuda.binding import PlanMemory, are_separate, fixed_bytes
-from heliograph_backends.cuda.building import PlanKernels
-from heliograph_backends.cuda.driver import Queue
-from heliograph_backends.cuda.filling import Launch, Located
-from heliograph_backends.cuda.joining import joined
-from heliograph_backends.cuda.lowering import FAILURE_TYPE, Lowering, Work
+from heliograph_backends.cuda.binding import CudaPlanMemory, are_separate, fixed_bytes
+from heliograph_backends.cuda.driver.driver import Queue
+from heliograph_backends.cuda.graph_replay import Replays
+from heliograph_backends.cuda.index_report import report_of
+from heliograph_backends.cuda.lowering import moves
+from heliograph_backends.cuda.lowering.fusion import joined
+from heliograph_backends.cuda.lowering.launch import Launch, Located
+from heliograph_backends.cuda.lowering.lowering import FAILURE_TYPE, CudaLowering, Work
 from heliograph_backends.cuda.memory import can_reach
-from heliograph_backends.cuda.replaying import Replays
-from heliograph_backends.cuda.reporting import report_of
+from heliograph_backends.cuda.plan_kernels import PlanKernels
 from heliograph_backends.cuda.steps import ArrayCopy, DefinitionStep, KernelStep, Step
 from heliograph_backends.planning.fusion import group_nodes
 from heliograph_backends.planning.groups import Group
 from heliograph_backends.planning.layout import place_values
-from heliograph_backends.planning.storage import Storage, plan_storage
+from heliograph_backends.planning.storage import StorageLayout, plan_storage
 from heliograph_proto.errors import HeliographError, InvalidInputError, UnknownHandleError
 from heliograph_proto.graph import Graph
-from heliograph_proto.ops import OPS
+from heliograph_proto.ops.table import OPS
 
 if TYPE_CHECKING:
     from heliograph_backends.cuda.device import CudaDevice
@@ -52,31 +52,33 @@ ALIGNMENT = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CudaLayout:
     """What is decided about a graph before any memory is taken."""
 
-    lowering: Lowering
+    lowering: CudaLowering
     groups: tuple[Group, ...]
-    storage: Storage
+    storage: StorageLayout
     workspace_bytes: int
 
 
-def plan_layout(device: CudaDevice, graph: Graph, options: CompileOptions, *, direct: bool = True) -> Layout:
+def plan_layout(
+    device: CudaDevice, graph: Graph, options: DeviceCompileOptions, *, direct: bool = True
+) -> CudaLayout:
     """Raises OutOfMemoryError for a value that no buffer can hold. `direct`: see `place_values`."""
     places = place_values(graph, direct=direct)
-    lowering = Lowering(graph, places, device.target)
+    lowering = CudaLowering(graph, places, device.target)
     groups = group_nodes(graph, places, lowering, fusion=options.fusion)
     if options.fusion:
         groups = joined(graph, places, groups, lowering)
     storage = plan_storage(graph, places, groups, device.buffer_type.max_size, alignment=ALIGNMENT)
-    return Layout(lowering, groups, storage, lowering.workspace_bytes(groups))
+    return CudaLayout(lowering, groups, storage, lowering.workspace_bytes(groups))
 
 
-def estimate(device: CudaDevice, graph: Graph, options: CompileOptions) -> Estimate:
+def estimate(device: CudaDevice, graph: Graph, options: DeviceCompileOptions) -> MemoryEstimate:
     """What compiling takes: the plan's own blocks, and the fixed places of inputs and outputs."""
     layout = plan_layout(device, graph, options)
     workspace = (layout.workspace_bytes,) if layout.workspace_bytes else ()
-    return Estimate((*layout.storage.own_bytes, FAILURE_TYPE.nbytes, *workspace, *fixed_bytes(graph)))
+    return MemoryEstimate((*layout.storage.own_bytes, FAILURE_TYPE.nbytes, *workspace, *fixed_bytes(graph)))
 
 
 class CudaPlan(Plan):
@@ -85,7 +87,7 @@ class CudaPlan(Plan):
     device: CudaDevice
 
     def __init__(
-        self, device: CudaDevice, graph: Graph, bindings: LeafBindings, options: CompileOptions
+        self, device: CudaDevice, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions
     ) -> None:
         self.device = device
         self.graph = graph
@@ -93,7 +95,7 @@ class CudaPlan(Plan):
         self._freed = False
         _check_reach(device, bindings)
         layout = plan_layout(device, graph, options, direct=are_separate(bindings))
-        self.memory = PlanMemory(device, graph, layout.storage, bindings, layout.workspace_bytes)
+        self.memory = CudaPlanMemory(device, graph, layout.storage, bindings, layout.workspace_bytes)
         self._kernels = PlanKernels(device.kernels)
         try:
             with device.here():
@@ -118,7 +120,7 @@ class CudaPlan(Plan):
 
     # Made once
 
-    def _made(self, layout: Layout) -> list[Step]:
+    def _made(self, layout: CudaLayout) -> list[Step]:
         found: list[Step] = []
         for group in layout.groups:
             node = self.graph.nodes[group.last]
@@ -141,7 +143,7 @@ class CudaPlan(Plan):
         built = [self._kernels.built(one) if isinstance(one, Launch) else one for one in work]
         return KernelStep(self.graph, number, built, self.memory, tf32=self.device.tf32)
 
-    def _kept(self, number: int, layout: Layout) -> list[Step]:
+    def _kept(self, number: int, layout: CudaLayout) -> list[Step]:
         """A copy of an assignment's result that does not lie in the variable, since a later one overwrites
         that."""
         value = len(self.graph.leaves) + number
@@ -151,7 +153,7 @@ class CudaPlan(Plan):
         target = Located(self.graph.type_of(value), slot, offset, ())
         return self._copied(layout, self.graph.nodes[number].operands[0], target)
 
-    def _copied(self, layout: Layout, source: int, target: Located) -> list[Step]:
+    def _copied(self, layout: CudaLayout, source: int, target: Located) -> list[Step]:
         """A contiguous copy of a value."""
         type = target.type
         if not type.size:
@@ -163,7 +165,7 @@ class CudaPlan(Plan):
         )
         return [KernelStep(self.graph, 0, found, self.memory, tf32=False)]
 
-    def _issue_constants(self, layout: Layout) -> None:
+    def _issue_constants(self, layout: CudaLayout) -> None:
         """Computes what depends on nothing, once."""
         nodes = [group.last for group in layout.groups]
         constants = [number for number in nodes if OPS[self.graph.nodes[number].op].group == "source"]

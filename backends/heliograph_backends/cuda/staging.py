@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from heliograph_backends.cuda.driver import Bytes, Driver, Mark, Queue
+from heliograph_backends.cuda.driver.driver import Bytes, Driver, Mark, Queue
 
 #: Of a piece, and how many there are at most: copies larger than all of them take turns.
 PIECE_BYTES = 4 * 2**20
@@ -25,7 +25,7 @@ WAIT_SECONDS = 60.0
 
 
 @dataclass(eq=False)
-class Piece:
+class StagingPiece:
     """A piece, and where the device is when it has done with it."""
 
     memory: Bytes
@@ -59,14 +59,14 @@ class PinnedRanges:
         return any(first <= start and end <= last for first, last in list(self._ends.items()))
 
 
-class Staging:
+class PinnedStaging:
     """The pieces of one device. They are made when they are first needed."""
 
     def __init__(self, driver: Driver, wait: Callable[[Mark], None]) -> None:
         """`wait` does so until the device got to a mark."""
         self._driver = driver
         self._wait = wait
-        self._free: deque[Piece] = deque()
+        self._free: deque[StagingPiece] = deque()
         self._made = 0
         self._condition = threading.Condition()
         #: What needs no piece.
@@ -80,20 +80,20 @@ class Staging:
         """Taken of the host's memory so far."""
         return self._made * PIECE_BYTES
 
-    def take(self) -> Piece:
+    def take(self) -> StagingPiece:
         """A piece that the device has done with. Raises DriverError, TimeoutError."""
         piece = self._take(WAIT_SECONDS)
         if piece is None:
             raise TimeoutError("no staging memory became free")
         return self._ready(piece)
 
-    def take_another(self) -> Piece | None:
+    def take_another(self) -> StagingPiece | None:
         """A piece for who holds one already: None if others hold the rest, who may wait for that one. Raises
         DriverError."""
         piece = self._take(0)
         return None if piece is None else self._ready(piece)
 
-    def _ready(self, piece: Piece) -> Piece:
+    def _ready(self, piece: StagingPiece) -> StagingPiece:
         mark, piece.mark = piece.mark, None
         if mark is not None:
             try:
@@ -103,23 +103,23 @@ class Staging:
                 raise
         return piece
 
-    def _take(self, seconds: float) -> Piece | None:
+    def _take(self, seconds: float) -> StagingPiece | None:
         with self._condition:
             # Another one rather than waiting for the device, as long as there may be one.
             if not (self._free and self._is_ready(self._free[0])) and self._made < MOST_PIECES:
                 self._made += 1
                 try:
-                    return Piece(self._driver.allocate_pinned(PIECE_BYTES))
+                    return StagingPiece(self._driver.allocate_pinned(PIECE_BYTES))
                 except BaseException:
                     self._made -= 1
                     raise
             self._condition.wait_for(lambda: self._free, seconds)
             return self._free.popleft() if self._free else None
 
-    def _is_ready(self, piece: Piece) -> bool:
+    def _is_ready(self, piece: StagingPiece) -> bool:
         return piece.mark is None or self._driver.is_reached(piece.mark)
 
-    def give(self, piece: Piece, queue: Queue = None) -> None:
+    def give(self, piece: StagingPiece, queue: Queue = None) -> None:
         """Gives a piece back; with a queue, it is free when the device has come so far."""
         if queue is not None:
             piece.mark = self._driver.mark(queue)
@@ -149,7 +149,7 @@ class Staging:
         if self.pinned.has(target):
             self._straight(int(target.ctypes.data), address, target.nbytes, queue)
             return
-        coming: deque[tuple[Piece, int]] = deque()
+        coming: deque[tuple[StagingPiece, int]] = deque()
         try:
             for start in range(0, target.nbytes, PIECE_BYTES):
                 piece = self.take_another() if coming else self.take()
@@ -171,7 +171,7 @@ class Staging:
         self._driver.copy(target, source, size_bytes, queue)
         self._wait(self._driver.mark(queue))
 
-    def _fetch(self, piece: Piece, address: int, size_bytes: int, queue: Queue) -> None:
+    def _fetch(self, piece: StagingPiece, address: int, size_bytes: int, queue: Queue) -> None:
         try:
             self._driver.copy(piece.address, address, size_bytes, queue)
             piece.mark = self._driver.mark(queue)
@@ -179,7 +179,7 @@ class Staging:
             self.give(piece)
             raise
 
-    def _read(self, target: Bytes, piece: Piece, start: int) -> None:
+    def _read(self, target: Bytes, piece: StagingPiece, start: int) -> None:
         size = min(PIECE_BYTES, target.nbytes - start)
         try:
             self._wait(piece.mark)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from heliograph_backends.cuda.driver import DriverError, Gemm, Queue
-from heliograph_backends.cuda.filling import Launch
-from heliograph_backends.cuda.lowering import Work
-from heliograph_backends.definition import define_node
+from heliograph_backends.cuda.driver.driver import DriverError, Gemm, Queue
+from heliograph_backends.cuda.lowering.launch import Launch
+from heliograph_backends.cuda.lowering.lowering import Work
+from heliograph_backends.reference import define_node
 from heliograph_proto.errors import ComputeFailedError, HeliographError, OutOfMemoryError
 from heliograph_proto.graph import Graph
 
 if TYPE_CHECKING:
-    from heliograph_backends.cuda.binding import PlanMemory
+    from heliograph_backends.cuda.binding import CudaPlanMemory
 
 
 class Step(ABC):
@@ -40,7 +40,7 @@ class KernelStep(Step):
     """Launches and calls of cuBLAS, whose parameters are filled but for the memory of a run."""
 
     def __init__(
-        self, graph: Graph, number: int, work: Sequence[Work], memory: PlanMemory, *, tf32: bool
+        self, graph: Graph, number: int, work: Sequence[Work], memory: CudaPlanMemory, *, tf32: bool
     ) -> None:
         self._graph, self._number = graph, number
         self._work = work
@@ -84,7 +84,7 @@ class KernelStep(Step):
 class DefinitionStep(Step):
     """One node on the definition, with CuPy, between arrays over the plan's memory."""
 
-    def __init__(self, graph: Graph, number: int, memory: PlanMemory) -> None:
+    def __init__(self, graph: Graph, number: int, memory: CudaPlanMemory) -> None:
         node = graph.nodes[number]
         self._graph, self._number = graph, number
         self._memory = memory
@@ -123,7 +123,7 @@ class ArrayCopy(Step):
 
     why_not_captured = "a copy over more dimensions than the kernels walk goes through CuPy"
 
-    def __init__(self, memory: PlanMemory, source: int, slot: int, offset: int) -> None:
+    def __init__(self, memory: CudaPlanMemory, source: int, slot: int, offset: int) -> None:
         self._memory, self._source, self._slot, self._offset = memory, source, slot, offset
 
     def rebind(self) -> None:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from heliograph_backends.contract import Done, Event, Stream
-from heliograph_backends.cuda import awaiting
-from heliograph_backends.cuda.driver import Driver, DriverError, Mark, Queue
+from heliograph_backends.cuda.driver import polling
+from heliograph_backends.cuda.driver.driver import Driver, DriverError, Mark, Queue
 from heliograph_proto.errors import CancelledError
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class CudaStream(Stream):
         driver = self.device.driver
         try:
             if at_first:
-                return awaiting.reached_soon(driver, mark, lambda: bool(self._items) or self._closed)
+                return polling.reached_soon(driver, mark, lambda: bool(self._items) or self._closed)
             return driver.is_reached(mark)
         except DriverError:
             return True  # waiting for it says what went wrong

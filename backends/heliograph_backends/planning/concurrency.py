@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from heliograph_backends.planning.groups import Group
-from heliograph_backends.planning.layout import Place
+from heliograph_backends.planning.layout import ValuePlace
 from heliograph_proto.graph import Graph
-from heliograph_proto.ops import OPS
+from heliograph_proto.ops.table import OPS
 
 
 def side_by_side(
     graph: Graph,
-    places: Sequence[Place],
+    places: Sequence[ValuePlace],
     groups: Sequence[Group],
     may_join: Callable[[Group], bool],
     most: int,
@@ -51,7 +51,7 @@ def concurrent_nodes(nodes: int, groups: Sequence[Group], sets: Sequence[int]) -
 class _Sets:
     """The set that is being filled."""
 
-    def __init__(self, graph: Graph, places: Sequence[Place], most: int) -> None:
+    def __init__(self, graph: Graph, places: Sequence[ValuePlace], most: int) -> None:
         self._nodes = graph.nodes
         self._places = places
         self._leaves = len(graph.leaves)

@@ -13,13 +13,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from heliograph_backends.planning.groups import Group, Role
-from heliograph_backends.planning.headroom import Headroom
-from heliograph_backends.planning.layout import Place, is_step, value_types
+from heliograph_backends.planning.layout import ValuePlace, is_step, value_types
+from heliograph_backends.planning.memory import Headroom
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 
 
-class Kernels(Protocol):
+class FusedKernels(Protocol):
     """What a device can run as one step."""
 
     def role(self, number: int) -> Role:
@@ -48,7 +48,7 @@ def needed_nodes(graph: Graph) -> list[bool]:
 
 
 def group_nodes(
-    graph: Graph, places: tuple[Place, ...], kernels: Kernels, *, fusion: bool
+    graph: Graph, places: tuple[ValuePlace, ...], kernels: FusedKernels, *, fusion: bool
 ) -> tuple[Group, ...]:
     """The steps of a graph, in the order in which they run. Views that move nothing have none."""
     needed = needed_nodes(graph)
@@ -71,8 +71,8 @@ class _Grouping:
     def __init__(
         self,
         graph: Graph,
-        places: tuple[Place, ...],
-        kernels: Kernels,
+        places: tuple[ValuePlace, ...],
+        kernels: FusedKernels,
         needed: list[bool],
         single: list[Group],
     ) -> None:
@@ -180,7 +180,9 @@ def _last_of(group: Group) -> int:
     return group.nodes[-1]
 
 
-def _count_uses(graph: Graph, places: tuple[Place, ...], needed: list[bool]) -> tuple[list[int], list[int]]:
+def _count_uses(
+    graph: Graph, places: tuple[ValuePlace, ...], needed: list[bool]
+) -> tuple[list[int], list[int]]:
     """By value: how often it is read, by views and outputs too; by root: the last node that reads it."""
     uses, last_read = [0] * len(places), [0] * len(places)
     for number, node in enumerate(graph.nodes):
@@ -194,7 +196,7 @@ def _count_uses(graph: Graph, places: tuple[Place, ...], needed: list[bool]) -> 
     return uses, last_read
 
 
-def is_affine_norm(graph: Graph, nodes: tuple[int, ...], kernels: Kernels) -> bool:
+def is_affine_norm(graph: Graph, nodes: tuple[int, ...], kernels: FusedKernels) -> bool:
     """Whether the nodes are norm or rms_norm, then a product with a row, then perhaps a sum with one."""
     first, *rest = (graph.nodes[number] for number in nodes)
     expected = {"norm": ["mul", "add"], "rms_norm": ["mul"]}.get(first.op, [])

@@ -17,7 +17,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from heliograph_proto.graph import Graph, LeafKind, Node
-from heliograph_proto.ops import OPS
+from heliograph_proto.ops.table import OPS
 from heliograph_proto.types import TensorType
 
 Strides = tuple[int, ...]
@@ -31,7 +31,7 @@ SUMS = frozenset(
 ) - {"rope", "rope_back", "timestep_embedding"}
 
 
-class Place(NamedTuple):
+class ValuePlace(NamedTuple):
     """A value's bytes: `root` is the value that owns the storage."""
 
     root: int
@@ -44,7 +44,7 @@ def value_types(graph: Graph) -> list[TensorType]:
     return [*(leaf.type for leaf in graph.leaves), *(node.type for node in graph.nodes)]
 
 
-def place_values(graph: Graph, *, direct: bool = True) -> tuple[Place, ...]:
+def place_values(graph: Graph, *, direct: bool = True) -> tuple[ValuePlace, ...]:
     """The place of every value, leaves first. A value with root == its own number owns storage.
 
     `direct`: whether results may be computed in the variables that they are assigned to, which is wrong where
@@ -55,7 +55,7 @@ def place_values(graph: Graph, *, direct: bool = True) -> tuple[Place, ...]:
     written = direct_writes(graph) if assigned and direct else {}
     types = value_types(graph)
     summed = summed_values(graph)
-    places = [Place(value, 0, leaf.type.strides) for value, leaf in enumerate(graph.leaves)]
+    places = [ValuePlace(value, 0, leaf.type.strides) for value, leaf in enumerate(graph.leaves)]
     for value, node in enumerate(graph.nodes, len(places)):
         place = None
         if node.op in VIEWS:
@@ -69,7 +69,7 @@ def place_values(graph: Graph, *, direct: bool = True) -> tuple[Place, ...]:
             place = places[node.operands[0]] if last or value not in read else None
         elif value in written:
             place = places[written[value]]
-        places.append(place or Place(value, 0, node.type.strides))
+        places.append(place or ValuePlace(value, 0, node.type.strides))
     return tuple(places)
 
 
@@ -111,7 +111,7 @@ def direct_writes(graph: Graph) -> dict[int, int]:
     return found
 
 
-def is_step(graph: Graph, places: Sequence[Place], number: int) -> bool:
+def is_step(graph: Graph, places: Sequence[ValuePlace], number: int) -> bool:
     """Whether a node moves or computes anything; views need not, nor do assignments of direct writes."""
     node, leaves = graph.nodes[number], len(graph.leaves)
     if node.op in VIEWS:
@@ -119,7 +119,7 @@ def is_step(graph: Graph, places: Sequence[Place], number: int) -> bool:
     return node.op != "assign" or not is_direct(graph, places, node.operands[1])
 
 
-def is_direct(graph: Graph, places: Sequence[Place], value: int) -> bool:
+def is_direct(graph: Graph, places: Sequence[ValuePlace], value: int) -> bool:
     """Whether a value is a direct write."""
     made, root = value - len(graph.leaves), places[value].root
     return made >= 0 and root != value and _makes(graph.nodes[made].op)
@@ -169,8 +169,8 @@ def assigned_variables(graph: Graph) -> frozenset[str]:
 
 
 def view(
-    op: str, attributes: Mapping[str, Any], source: TensorType, result: TensorType, place: Place
-) -> Place | None:
+    op: str, attributes: Mapping[str, Any], source: TensorType, result: TensorType, place: ValuePlace
+) -> ValuePlace | None:
     """The place of a view op's result in its source's storage; None if strides cannot express it."""
     strides: Strides | None
     offset = place.offset_bytes
@@ -191,7 +191,7 @@ def view(
             # Where there is but one element the step may be any number, and its stride past 64 bits.
             triples = zip(result.block_shape, steps, place.strides, strict=True)
             strides = tuple(stride * (step if size > 1 else 1) for size, step, stride in triples)
-    return None if strides is None else Place(place.root, offset if result.size else 0, strides)
+    return None if strides is None else ValuePlace(place.root, offset if result.size else 0, strides)
 
 
 def broadcast_strides(shape: tuple[int, ...], strides: Strides, target: tuple[int, ...]) -> Strides:

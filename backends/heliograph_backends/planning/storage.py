@@ -11,21 +11,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from heliograph_backends.placement import place as place_in_order
+from heliograph_backends.contract.placement import place as place_in_order
 from heliograph_backends.planning.concurrency import one_by_one
 from heliograph_backends.planning.groups import Group
-from heliograph_backends.planning.layout import Place, is_direct
-from heliograph_backends.planning.liveness import Liveness, live_blocks
-from heliograph_backends.planning.memory import UNBOUNDED, Arena, padded, plan_arena
+from heliograph_backends.planning.layout import ValuePlace, is_direct
+from heliograph_backends.planning.memory import (
+    UNBOUNDED,
+    ArenaLayout,
+    Liveness,
+    live_blocks,
+    padded,
+    plan_arena,
+)
 from heliograph_proto.graph import Graph, LeafKind
-from heliograph_proto.ops import OPS
+from heliograph_proto.ops.table import OPS
 
 ALIGNMENT = 64
 #: Steps that run at the same time may take this part more memory than one after the other.
 MOST_MORE = 16
 
 
-class Region(NamedTuple):
+class StorageRegion(NamedTuple):
     """Where a root's storage begins."""
 
     slot: int
@@ -33,11 +39,11 @@ class Region(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class StorageLayout:
     """Regions of all roots, and the sizes of what the plan itself must allocate."""
 
-    places: tuple[Place, ...]
-    regions: dict[int, Region]
+    places: tuple[ValuePlace, ...]
+    regions: dict[int, StorageRegion]
     #: Slot of each leaf, by value number, and of each output, by its place.
     leaf_slots: tuple[int, ...]
     output_slots: tuple[int, ...]
@@ -75,12 +81,12 @@ class Storage:
 
 def plan_storage(
     graph: Graph,
-    places: tuple[Place, ...],
+    places: tuple[ValuePlace, ...],
     groups: Sequence[Group],
     max_size: int = UNBOUNDED,
     sets: Sequence[int] | None = None,
     alignment: int = ALIGNMENT,
-) -> Storage:
+) -> StorageLayout:
     """Gives every root that a step writes or reads a region, on a multiple of the alignment. `sets`: of steps
     that run at the same time; one after the other they run all the same where that takes less memory by more
     than a `MOST_MORE`th.
@@ -89,7 +95,7 @@ def plan_storage(
     """
     leaf_slots = tuple(range(len(graph.leaves)))
     output_slots = tuple(range(len(leaf_slots), len(leaf_slots) + len(graph.outputs)))
-    regions = {value: Region(slot) for value, slot in enumerate(leaf_slots)}
+    regions = {value: StorageRegion(slot) for value, slot in enumerate(leaf_slots)}
     constants = _constants(graph, groups)
     elsewhere = set(regions).union(constants)
     copied = []
@@ -97,7 +103,7 @@ def plan_storage(
         if output.value in elsewhere or places[output.value].root != output.value:
             copied.append(place)
         else:
-            regions[output.value] = Region(output_slots[place])
+            regions[output.value] = StorageRegion(output_slots[place])
             elsewhere.add(output.value)
     lasting = [graph.outputs[place].value for place in copied]
     chosen: Sequence[int] = one_by_one(groups)
@@ -112,7 +118,7 @@ def plan_storage(
     results = (len(leaf_slots) + group.last for group in groups)
     written = frozenset(places[value].root for value in results if is_direct(graph, places, value))
     slots = leaf_slots, output_slots
-    return Storage(places, regions, *slots, tuple(copied), chunks, constant_bytes, written, chosen)
+    return StorageLayout(places, regions, *slots, tuple(copied), chunks, constant_bytes, written, chosen)
 
 
 def _constants(graph: Graph, groups: Sequence[Group]) -> list[int]:
@@ -124,7 +130,7 @@ def _constants(graph: Graph, groups: Sequence[Group]) -> list[int]:
 def _place_constants(
     graph: Graph,
     constants: list[int],
-    regions: dict[int, Region],
+    regions: dict[int, StorageRegion],
     first_slot: int,
     max_size: int,
     alignment: int,
@@ -135,33 +141,33 @@ def _place_constants(
     sizes = [max(1, graph.type_of(value).nbytes) for value in constants]
     placement = place_in_order(sizes, alignment, max_size)
     for value, found in zip(constants, placement.places, strict=True):
-        regions[value] = Region(first_slot + found.buffer, found.offset_bytes)
+        regions[value] = StorageRegion(first_slot + found.buffer, found.offset_bytes)
     return tuple(min(padded(size, alignment), max_size) for size in placement.buffer_bytes)
 
 
 def _planned(
     graph: Graph,
-    places: tuple[Place, ...],
+    places: tuple[ValuePlace, ...],
     groups: Sequence[Group],
     elsewhere: set[int],
     lasting: Sequence[int],
     sets: Sequence[int],
     max_size: int,
     alignment: int,
-) -> tuple[Liveness, Arena]:
+) -> tuple[Liveness, ArenaLayout]:
     """What lives how long, and where."""
     live = live_blocks(graph, places, groups, elsewhere, lasting, sets)
     return live, plan_arena(live.lifetimes, alignment, max_size)
 
 
 def _place_in_arena(
-    graph: Graph, live: Liveness, arena: Arena, regions: dict[int, Region]
+    graph: Graph, live: Liveness, arena: ArenaLayout, regions: dict[int, StorageRegion]
 ) -> tuple[int, ...]:
     """Gives the roots that have no region yet one in the arena; the sizes of its chunks."""
     first_slot = len(graph.leaves) + len(graph.outputs)
     slots = [first_slot + chunk for chunk in arena.chunks]
     for root, block in live.blocks.items():
-        regions[root] = Region(slots[block], arena.offsets[block])
+        regions[root] = StorageRegion(slots[block], arena.offsets[block])
     return arena.chunk_bytes
 
 

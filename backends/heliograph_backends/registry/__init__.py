@@ -10,8 +10,8 @@ bottom up: specification (text to parameters), loading (code from outside), sour
 from), entry (one backend, from found to started), registry.
 """
 
+from heliograph_backends.registry.plugins import BackendSource
 from heliograph_backends.registry.registry import DEFAULT_SPECIFICATIONS, Registry, open_registry
-from heliograph_backends.registry.sources import Source
 from heliograph_backends.registry.specification import parse_specification
 
-__all__ = ["DEFAULT_SPECIFICATIONS", "Registry", "Source", "open_registry", "parse_specification"]
+__all__ = ["DEFAULT_SPECIFICATIONS", "Registry", "BackendSource", "open_registry", "parse_specification"]

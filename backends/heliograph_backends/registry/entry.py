@@ -8,9 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from heliograph_backends.contract import CONTRACT_VERSION, Backend, Device, Parameter
-from heliograph_backends.registry.loading import drop_modules
-from heliograph_backends.registry.sources import Source
-from heliograph_proto.description import BackendInfo
+from heliograph_backends.registry.plugins import BackendSource, drop_modules
+from heliograph_proto.devices import BackendInfo
 from heliograph_proto.errors import ConfigurationError, HeliographError
 
 logger = logging.getLogger(__name__)
@@ -19,10 +18,10 @@ logger = logging.getLogger(__name__)
 LONGEST_WHY = 1000
 
 
-class Entry:
+class BackendEntry:
     """A backend, from where it was found to its devices. The registry's lock is around it."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: BackendSource) -> None:
         self.name = source.name
         self.origin = source.origin
         #: Why it has no devices, in words.
@@ -32,7 +31,7 @@ class Entry:
         self.users = 0
         self.source = source
         #: The one that has its name.
-        self.rival: Entry | None = None
+        self.rival: BackendEntry | None = None
         self._kind: type[Backend] | None = None
         self._modules: tuple[str, ...] = ()
         self._features: Mapping[str, str] = {}
@@ -43,9 +42,9 @@ class Entry:
         return f"<Entry {self.name}, {self.origin}: {state}>"
 
     @classmethod
-    def of(cls, name: str, devices: Sequence[Device]) -> Entry:
+    def of(cls, name: str, devices: Sequence[Device]) -> BackendEntry:
         """Devices that were made elsewhere."""
-        made = cls(Source(name, "the program's own", lambda: (None, ())))
+        made = cls(BackendSource(name, "the program's own", lambda: (None, ())))
         made.devices, made._probed = tuple(devices), True
         return made
 

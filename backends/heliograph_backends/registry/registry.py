@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from heliograph_backends.contract import Device
-from heliograph_backends.registry.entry import Entry
-from heliograph_backends.registry.sources import Source, built_in, installed, sources_of
+from heliograph_backends.registry.entry import BackendEntry
+from heliograph_backends.registry.plugins import BackendSource, built_in, installed, sources_of
 from heliograph_backends.registry.specification import (
     backend_name,
     parse_specification,
     suggest,
     unknown_backend,
 )
-from heliograph_proto.description import BackendInfo, DeviceType
+from heliograph_proto.devices import BackendInfo, DeviceType
 from heliograph_proto.errors import ConfigurationError, UnknownDeviceError
 
 #: What there is when nobody says otherwise.
@@ -38,9 +38,9 @@ class Registry:
         self._changing = threading.RLock()
         #: Guards what follows, briefly.
         self._lock = threading.Lock()
-        self._entries: list[Entry] = []
+        self._entries: list[BackendEntry] = []
         #: By priority.
-        self._started: tuple[Entry, ...] = ()
+        self._started: tuple[BackendEntry, ...] = ()
         for source in built_in():
             self._add(source)
         for plugin in plugins:
@@ -53,7 +53,7 @@ class Registry:
         """A registry of devices that the program made, by priority; it closes them."""
         made = cls()
         for name in dict.fromkeys(device.backend for device in devices):
-            entry = Entry.of(name, [device for device in devices if device.backend == name])
+            entry = BackendEntry.of(name, [device for device in devices if device.backend == name])
             made._entries = [one for one in made._entries if one.name != name] + [entry]
             made._started += (entry,)
         return made
@@ -88,7 +88,7 @@ class Registry:
         with self._changing:
             return tuple(self._load(one).info for one in sources_of(source))
 
-    def _load(self, source: Source) -> Entry:
+    def _load(self, source: BackendSource) -> BackendEntry:
         known = next((one for one in self._entries if one.origin == source.origin), None)
         if known is not None and not known.why:
             return known
@@ -96,8 +96,8 @@ class Registry:
             self._entries.remove(known)
         return self._add(source)
 
-    def _add(self, source: Source) -> Entry:
-        entry = Entry(source)
+    def _add(self, source: BackendSource) -> BackendEntry:
+        entry = BackendEntry(source)
         if not source.is_named:
             entry.load()
         taken = self._entry(entry.name)
@@ -127,8 +127,8 @@ class Registry:
                 self._started += tuple(wanted)
             return tuple(device for entry in wanted for device in entry.devices)
 
-    def _parse(self, specifications: Sequence[str]) -> dict[Entry, list[Mapping[str, Any]]]:
-        found: dict[Entry, list[Mapping[str, Any]]] = {}
+    def _parse(self, specifications: Sequence[str]) -> dict[BackendEntry, list[Mapping[str, Any]]]:
+        found: dict[BackendEntry, list[Mapping[str, Any]]] = {}
         for text in specifications:
             entry = self._known(backend_name(text))
             if entry in self._started:
@@ -159,13 +159,13 @@ class Registry:
                 self._entries.remove(rival)
                 self._add(rival.source)
 
-    def _known(self, name: str) -> Entry:
+    def _known(self, name: str) -> BackendEntry:
         entry = self._entry(name)
         if entry is None:
             raise unknown_backend(name, [one.name for one in self._entries])
         return entry
 
-    def _entry(self, name: str) -> Entry | None:
+    def _entry(self, name: str) -> BackendEntry | None:
         """Of this name, in upper or lower case; one that can be used rather than one that cannot."""
         found = [one for one in self._entries if one.name.casefold() == name.casefold()]
         return min(found, key=lambda one: bool(one.why), default=None)

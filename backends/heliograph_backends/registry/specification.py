@@ -10,7 +10,7 @@ from heliograph_backends.contract import Parameter, ParameterKind
 from heliograph_backends.cpu import CpuBackend
 from heliograph_backends.fake import FakeBackend
 from heliograph_proto.errors import ConfigurationError
-from heliograph_proto.sizes import NO_UNITS, UNITS, parse_size
+from heliograph_proto.types import NO_UNITS, UNITS, parse_size
 
 #: Of one device: whole numbers for counts and sizes.
 Values: TypeAlias = dict[str, int | str]

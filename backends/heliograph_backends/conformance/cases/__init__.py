@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
-from heliograph_backends.conformance.case import Case, OpCase
 from heliograph_backends.conformance.cases import (
     elementwise,
     moves,
@@ -18,11 +17,12 @@ from heliograph_backends.conformance.cases import (
     windows,
 )
 from heliograph_backends.conformance.cases.forms import TAKEN
-from heliograph_backends.conformance.graphs import graph_cases
-from heliograph_backends.conformance.layouts import IN_MEMORY, possible
-from heliograph_backends.conformance.parts import contract_cases
+from heliograph_backends.conformance.cases.graphs import graph_cases
+from heliograph_backends.conformance.contract_checks import contract_cases
+from heliograph_backends.conformance.harness.case import Case, OpCase
+from heliograph_backends.conformance.harness.layouts import IN_MEMORY, possible
 from heliograph_proto.graph import LeafKind
-from heliograph_proto.ops import OPS, infer
+from heliograph_proto.ops.table import OPS, infer
 
 _FAMILIES = (elementwise, rows, products, moves, windows, recurrent, training, patches)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from heliograph_backends.conformance.case import OpCase, t
 from heliograph_backends.conformance.cases.forms import (
     EIGHT,
     EVERY_BLOCK,
@@ -23,6 +22,7 @@ from heliograph_backends.conformance.cases.forms import (
     laid,
     width,
 )
+from heliograph_backends.conformance.harness.case import OpCase, t
 from heliograph_proto.types import DTYPES
 
 FLOAT_UNARY = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from heliograph_backends.conformance.case import OpCase, Operand, with_layouts
+from heliograph_backends.conformance.harness.case import CaseOperand, OpCase, with_layouts
 from heliograph_proto.errors import InvalidGraphError
-from heliograph_proto.ops import infer
+from heliograph_proto.ops.table import infer
 from heliograph_proto.types import DTYPES
 
 #: op -> its cases, the plainest one first.
@@ -31,7 +31,7 @@ LARGE = (129, 517)
 EIGHT = (2, 1, 2, 1, 3, 1, 2, 5)
 
 
-def c(op: str, *operands: Operand, **attributes: Any) -> OpCase:
+def c(op: str, *operands: CaseOperand, **attributes: Any) -> OpCase:
     """A case in few words."""
     return OpCase(op, operands, tuple(attributes.items()))
 

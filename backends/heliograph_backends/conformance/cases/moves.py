@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from heliograph_backends.conformance.case import OpCase, OutsideCase, t
 from heliograph_backends.conformance.cases.forms import (
     EVERY_BLOCK,
     FLOATS,
@@ -18,6 +17,7 @@ from heliograph_backends.conformance.cases.forms import (
     laid,
     width,
 )
+from heliograph_backends.conformance.harness.case import OpCase, OutsideCase, t
 from heliograph_proto.graph import LeafKind
 from heliograph_proto.types import DTYPES
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from heliograph_backends.conformance.case import OpCase, t
 from heliograph_backends.conformance.cases.forms import FLOATS, PLAIN, STRIDES, TAKEN, Cases, c, laid
 from heliograph_backends.conformance.cases.windows import LINES, PLANES, SPACES, steps
-from heliograph_proto.ops import infer
+from heliograph_backends.conformance.harness.case import OpCase, t
+from heliograph_proto.ops.table import infer
 
 
 def conv_3d(op: str) -> Iterator[OpCase]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import product
 
-from heliograph_backends.conformance.case import OpCase, Operand, t
 from heliograph_backends.conformance.cases.forms import (
     EVERY_BLOCK,
     FLOATS,
@@ -17,8 +16,9 @@ from heliograph_backends.conformance.cases.forms import (
     laid,
     width,
 )
+from heliograph_backends.conformance.harness.case import CaseOperand, OpCase, t
 from heliograph_proto.graph import LeafKind
-from heliograph_proto.rules.products import BESIDE_Q8_0
+from heliograph_proto.ops.products import BESIDE_Q8_0
 from heliograph_proto.types import dtype
 
 WEIGHT = LeafKind.WEIGHT
@@ -135,7 +135,7 @@ def out_prod(op: str) -> Iterator[OpCase]:
         yield c(op, t(name, 5, width(name), kind=WEIGHT), t("f32", 5, 3))
 
 
-def _attention(form: tuple[int, ...], name: str = "f32", keys: str = "") -> tuple[Operand, ...]:
+def _attention(form: tuple[int, ...], name: str = "f32", keys: str = "") -> tuple[CaseOperand, ...]:
     """q, k and v: batch, heads, heads of the keys, rows, keys, width, width of the values."""
     batch, heads, kv, m, n, d, dv = form
     keys = keys or name

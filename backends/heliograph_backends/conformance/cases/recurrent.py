@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from heliograph_backends.conformance.case import OpCase, Operand, t
 from heliograph_backends.conformance.cases.forms import (
     EVERY_BLOCK,
     FLOATS,
@@ -16,6 +15,7 @@ from heliograph_backends.conformance.cases.forms import (
     width,
 )
 from heliograph_backends.conformance.cases.moves import outside
+from heliograph_backends.conformance.harness.case import CaseOperand, OpCase, t
 
 MIXED = (("f16", "f32"), ("f32", "f16"), ("f16", "f16"), ("bf16", "f32"), ("f64", "f64"))
 #: Sequences, tokens of each, heads, width of a head.
@@ -56,7 +56,7 @@ def ssm_scan(op: str) -> Iterator[OpCase]:
         yield from outside(_scan(op, "f32", (3, 2, 2, 2, 2, 1, 3, 1), fill=f"outside {number}"))
 
 
-def _gated(op: str, name: str, form: tuple[int, ...]) -> list[Operand]:
+def _gated(op: str, name: str, form: tuple[int, ...]) -> list[CaseOperand]:
     """The op's operands; decays are between 0 and 1."""
     n, tokens, heads, width = form
     x, gate = t(name, n * tokens, heads, width), t(name, n * tokens, heads, width, fill="fraction")

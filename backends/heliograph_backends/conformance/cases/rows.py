@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from heliograph_backends.conformance.case import OpCase, t
 from heliograph_backends.conformance.cases.forms import (
     EIGHT,
     FLOATS,
@@ -19,6 +18,7 @@ from heliograph_backends.conformance.cases.forms import (
     c,
     laid,
 )
+from heliograph_backends.conformance.harness.case import OpCase, t
 
 #: Rows of one element, of odd lengths, of many; few and many rows.
 ROWS: tuple[tuple[int, ...], ...] = ((1,), (5,), (3, 1), (0, 4), (2, 3, 64), EIGHT, LARGE, (1, 5000))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from heliograph_backends.conformance.case import OpCase, t
 from heliograph_backends.conformance.cases.forms import EIGHT, FLOATS, LARGE, STRIDES, TAKEN, Cases, c, laid
 from heliograph_backends.conformance.cases.moves import outside
 from heliograph_backends.conformance.cases.rows import MODES, YARN
+from heliograph_backends.conformance.harness.case import OpCase, t
 
 #: In a row of one element, nothing but rounding would be left of most gradients.
 ROWS: tuple[tuple[int, ...], ...] = ((5,), (0, 4), (2, 3, 64), EIGHT, LARGE)

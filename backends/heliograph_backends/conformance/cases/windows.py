@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from heliograph_backends.conformance.case import OpCase, t
 from heliograph_backends.conformance.cases.forms import (
     EVERY_BLOCK,
     FLOATS,
@@ -18,6 +17,7 @@ from heliograph_backends.conformance.cases.forms import (
     laid,
     width,
 )
+from heliograph_backends.conformance.harness.case import OpCase, t
 from heliograph_proto.graph import LeafKind
 from heliograph_proto.types import DTYPES
 

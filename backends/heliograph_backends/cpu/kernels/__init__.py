@@ -2,7 +2,7 @@
 
     builder = ProgramBuilder()
     builder.gemm(16, 384, 384, left, PackedOperand(1), product)
-    bound = builder.build().bind([inputs_address, pack_weight(w).address, ...])
+    bound = BoundProgram(builder.build(), [inputs_address, pack_weight(w).address, ...])
     status = bound.run(WorkerPool(2))
 
 Building is plain Python. Binding and packing compile the kernels, or load them from the disk cache,
@@ -18,13 +18,9 @@ matmul, experts, convert_lanes, stored_rows, moves, attention_lanes, attention, 
 native (compile and cache), memory, bound, workers.
 """
 
-from .bound import BoundProgram
-from .builder import Encodings, ProgramBuilder
-from .elements import BYTES, Block, Conversion
-from .layout import Operation, Status
-from .memory import PackedWeight, Scratch, pack_weight, packed_bytes
-from .native import CacheState, Refusal, available, cache_state, find_cache, warmup
-from .program import (
+from heliograph_backends.cpu.kernels.program.builder import Encodings, ProgramBuilder
+from heliograph_backends.cpu.kernels.program.elements import BYTES, Block, Conversion
+from heliograph_backends.cpu.kernels.program.program import (
     Attention,
     Elementwise,
     Experts,
@@ -37,8 +33,19 @@ from .program import (
     Rotation,
     StoredOperand,
 )
-from .stored_types import Stored
-from .workers import WorkerPool
+from heliograph_backends.cpu.kernels.program.stored_types import Stored
+from heliograph_backends.cpu.kernels.program.words import Operation, Status
+from heliograph_backends.cpu.kernels.runtime.bound import BoundProgram
+from heliograph_backends.cpu.kernels.runtime.memory import PackedWeight, Scratch, pack_weight, packed_bytes
+from heliograph_backends.cpu.kernels.runtime.native import (
+    CacheState,
+    Refusal,
+    available,
+    cache_state,
+    find_cache,
+    warmup,
+)
+from heliograph_backends.cpu.kernels.runtime.workers import WorkerPool
 
 __all__ = [
     "BYTES",

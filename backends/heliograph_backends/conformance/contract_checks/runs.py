@@ -1,0 +1,231 @@
+"""Runs of plans that share something: a stream, weights, variables, tensors."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from heliograph_backends.conformance.contract_checks.common import require_raises, stream_of
+from heliograph_backends.conformance.contract_checks.plans import F32, bits, layer, require_same
+from heliograph_backends.conformance.contract_checks.register import ContractPart
+from heliograph_backends.conformance.harness.bench import Bench, Reports
+from heliograph_backends.conformance.harness.content import Array, encode
+from heliograph_backends.conformance.harness.execution import LoadedRecipe, loaded
+from heliograph_backends.conformance.harness.fills import fill
+from heliograph_backends.conformance.harness.outcome import require
+from heliograph_backends.conformance.harness.recipe import LeafData, Recipe
+from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings, host_bytes
+from heliograph_proto.errors import CancelledError, OutOfMemoryError
+from heliograph_proto.graph import LeafKind
+from heliograph_proto.types import DTYPES, TensorType
+
+CASES = ContractPart("run")
+
+
+@CASES
+def two_plans(bench: Bench, random: np.random.Generator) -> None:
+    """Two plans on two streams at once give what each gives alone."""
+    with ExitStack() as stack:
+        plans = [stack.enter_context(loaded(bench, layer(random, rows))) for rows in (65, 129)]
+        expected = []
+        for it in plans:
+            it.run()
+            expected.append(bits(it))
+        streams = [stack.enter_context(stream_of(bench)) for _ in plans]
+        for _ in range(5):
+            reports = [Reports() for _ in plans]
+            for it, stream, one in zip(plans, streams, reports, strict=True):
+                stream.submit(it.compute, one)
+            for one in reports:
+                one.wait(bench.seconds)
+        for it, known in zip(plans, expected, strict=True):
+            require_same(bits(it), known, "of two plans at once")
+
+
+@CASES
+def two_streams(bench: Bench, random: np.random.Generator) -> None:
+    """One plan on two streams at once runs one time after the other."""
+    with loaded(bench, layer(random, rows=65)) as it, stream_of(bench) as first, stream_of(bench) as second:
+        it.run()
+        expected = bits(it)
+        reports = [Reports() for _ in range(10)]
+        for number, one in enumerate(reports):
+            (first, second)[number % 2].submit(it.compute, one)
+        for one in reports:
+            one.wait(bench.seconds)
+        require_same(bits(it), expected, "of one plan on two streams")
+
+
+@CASES
+def in_order(bench: Bench, random: np.random.Generator) -> None:
+    """Runs that are queued behind each other see what those before them wrote."""
+    with loaded(bench, _counter(random)) as it, stream_of(bench) as stream:
+        bench.run(it.write)
+        reports = [Reports() for _ in range(20)]
+        for ended in reports:
+            stream.submit(it.compute, ended)
+        for ended in reports:
+            ended.wait(bench.seconds)
+        outputs, leaves = it.read()
+        found = float(outputs[0].values), float(leaves[0].values)
+        require(found == (20.0, 20.0), f"20 runs that each add 1 left {found} in the output and the variable")
+
+
+def _counter(random: np.random.Generator) -> Recipe:
+    """A variable to which each run adds 1."""
+    made = Recipe()
+    count = made.leaf(LeafKind.VARIABLE, fill("zero", random, TensorType(F32, ())))
+    one = made.input(fill("near_one", random, TensorType(F32, ())))
+    made.output(made.node("assign", count, made.node("add", count, made.node("sgn", one))))
+    return made
+
+
+@CASES
+def shared_variable(bench: Bench, random: np.random.Generator) -> None:
+    """What a run assigns to a variable, a run of another plan reads."""
+    with loaded(bench, _counter(random)) as it:
+        again = bench.device.compile(it.graph, it.bindings(), DeviceCompileOptions(fusion=False))
+        bench.run(it.write)
+        bench.run(it.compute)
+        with it.replaced(again):
+            bench.run(it.compute)
+        found = float(it.read()[1][0].values)
+        require(found == 2.0, f"two plans that each add 1 to a variable left {found}")
+
+
+@CASES
+def shared_weights(bench: Bench, random: np.random.Generator) -> None:
+    """A plan goes on when another of the same weights is freed."""
+    with loaded(bench, layer(random)) as it:
+        it.run()
+        again = bench.device.compile(it.graph, it.bindings(), DeviceCompileOptions())
+        with it.replaced(again):
+            it.run()
+        it.run()
+        it.check()
+
+
+@CASES
+def changed_weights(bench: Bench, random: np.random.Generator) -> None:
+    """A plan that is compiled after the bytes of its weights were written anew computes with the new ones."""
+    recipe = layer(random)
+    changed = replace(recipe, leaves=[_halved(one) for one in recipe.leaves])
+    with loaded(bench, changed) as it:
+        it.run()
+        expected = bits(it)
+    with loaded(bench, recipe) as it:
+        it.run()
+        assert it.plan is not None
+        it.plan.free()
+        for value, tensor in it.bindings().weights.items():
+            fresh = changed.leaves[value].content.raw
+            bench.run(partial(tensor.buffer.set, tensor.offset_bytes, host_bytes(fresh)))
+        it.plan = bench.device.compile(it.graph, it.bindings(), DeviceCompileOptions())
+        bench.run(it.compute)
+        require_same(_outputs(it), expected, "with the new weights")
+
+
+def _halved(one: LeafData) -> LeafData:
+    """A weight with other elements; an input as it is."""
+    if one.leaf.kind is not LeafKind.WEIGHT:
+        return one
+    return replace(one, content=encode(one.content.type, one.content.values[::-1] * 0.5))
+
+
+def _outputs(it: LoadedRecipe) -> list[Array]:
+    """The outputs' bytes, whatever became of the weights."""
+    found = [np.zeros(one.type.nbytes, np.uint8) for one in it.outputs]
+    for tensor, out in zip(it.outputs, found, strict=True):
+        it.bench.run(partial(tensor.buffer.get, tensor.offset_bytes, host_bytes(out)))
+    return found
+
+
+@CASES
+def same_tensor(bench: Bench, random: np.random.Generator) -> None:
+    """Two inputs may be one tensor."""
+    made = Recipe()
+    x, y = (made.input(fill("normal", random, TensorType(F32, (9, 33)))) for _ in range(2))
+    made.output(made.node("add", made.node("exp", x), y))
+    with loaded(bench, made) as it:
+        assert it.plan is not None
+        plan, (first, _), outputs = it.plan, it.inputs, it.outputs
+        it.run()
+        bench.run(partial(plan.compute, [first, first], outputs, Abort()))
+        single = Recipe()
+        z = single.input(made.leaves[0].content)
+        single.output(single.node("add", single.node("exp", z), z))
+        with loaded(bench, single) as known:
+            known.run()
+            require_same(bits(it), bits(known), "of one tensor as two inputs")
+
+
+@CASES
+def other_tensors(bench: Bench, random: np.random.Generator) -> None:
+    """Each run may be given other tensors."""
+    with loaded(bench, layer(random)) as first, loaded(bench, layer(random)) as second:
+        assert first.plan is not None and second.plan is not None
+        second.run()
+        own = _outputs(second)
+        x = first.inputs[0]
+        rows = second.recipe.leaves[0].content.raw
+        for _ in range(3):
+            first.run()
+            known = bits(first)
+            # The other one's input and outputs, with this one's weights: a run in between leaves nothing.
+            bench.run(partial(first.plan.compute, second.inputs, second.outputs, Abort()))
+            there = _outputs(second)
+            bench.run(partial(x.buffer.set, x.offset_bytes, host_bytes(rows)))
+            bench.run(first.compute)
+            require_same(_outputs(first), there, "of the same elements in other tensors")
+            require(not np.array_equal(there[0], own[0]), "the run took the weights of another plan")
+            first.run()
+            require_same(bits(first), known, "after a run with other tensors")
+
+
+@CASES
+def late_aborts(bench: Bench, random: np.random.Generator) -> None:
+    """An abort at any time ends its own run, or comes too late, and no other run."""
+    with loaded(bench, layer(random)) as it, stream_of(bench) as stream:
+        it.run()
+        expected = bits(it)
+        for _ in range(20):
+            abort, ended = Abort(), Reports()
+            stream.submit(partial(it.compute, abort), ended)
+            abort.set()
+            try:
+                ended.wait(bench.seconds)
+            except CancelledError:
+                pass
+            bench.run(it.compute)
+            require_same(bits(it), expected, "after a run that was aborted")
+
+
+@CASES
+def failed_update(bench: Bench, random: np.random.Generator) -> None:
+    """An update that fails leaves the plan as it was."""
+    made = Recipe()
+    elements = max(2**50, bench.device.memory().total_bytes)
+    value = made.node("fill", shape=(elements,), value=1.0, dtype=DTYPES["f32"])
+    made.output(made.node("reduce_sum", made.node("exp", value)))
+    graph = made.graph()
+    bench.require_support(graph)
+    with loaded(bench, layer(random)) as it:
+        assert it.plan is not None
+        update = partial(it.plan.update, graph, LeafBindings({}, {}), DeviceCompileOptions())
+        require_raises(OutOfMemoryError, update, "an update to a graph larger than the device")
+        it.run()
+        it.check()
+
+
+@CASES
+def large_outputs(bench: Bench, random: np.random.Generator) -> None:
+    """A run that writes megabytes is whole when it is done."""
+    made = Recipe()
+    x = made.input(fill("normal", random, TensorType(F32, (1, 1031))))
+    made.output(made.node("broadcast_to", made.node("neg", x), shape=(1021, 1031)))
+    with loaded(bench, made) as it:
+        it.run()
+        it.check()

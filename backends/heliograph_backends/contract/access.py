@@ -1,0 +1,151 @@
+"""Reading, writing and copying tensors as bytes, whatever their strides.
+
+Offsets and sizes count a tensor's elements in row-major order, as if it were contiguous; on a tensor
+with gaps both must be whole elements. What is written must not overlap itself: a view that repeats
+(stride 0) can be read, but how much of it there is bounds no memory and no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from heliograph_backends.contract import Chunks, Tensor, host_bytes
+from heliograph_proto.devices import CopyPath
+from heliograph_proto.errors import InvalidArgumentError
+from heliograph_proto.types import DTYPES, TensorType
+
+#: Unsigned integers by their bytes: bytes are moved, so a data type that NumPy lacks moves too.
+_RAW = {DTYPES[name].block_bytes: DTYPES[name] for name in ("u8", "u16", "u32", "u64")}
+
+
+def write(tensor: Tensor, offset_bytes: int, data: memoryview) -> None:
+    """Writes bytes into a tensor. Raises OutOfRangeError, InvalidArgumentError."""
+    tensor.check_range(offset_bytes, data.nbytes)
+    if tensor.is_contiguous:
+        tensor.buffer.set(tensor.offset_bytes + offset_bytes, data)
+        return
+    _require_separate(tensor)
+    first, last = _element_range(tensor, offset_bytes, data.nbytes)
+    if first < last:
+        with _reachable(tensor, writes=True) as raw:
+            raw.flat[first:last] = np.frombuffer(data, raw.dtype)
+
+
+def read(tensor: Tensor, offset_bytes: int, out: memoryview) -> None:
+    """Reads bytes of a tensor into `out`. Raises OutOfRangeError, InvalidArgumentError."""
+    tensor.check_range(offset_bytes, out.nbytes)
+    if tensor.is_contiguous:
+        tensor.buffer.get(tensor.offset_bytes + offset_bytes, out)
+        return
+    first, last = _element_range(tensor, offset_bytes, out.nbytes)
+    if first < last:
+        with _reachable(tensor, writes=False) as raw:
+            np.frombuffer(out, raw.dtype)[:] = raw.flat[first:last]
+
+
+def read_whole(tensor: Tensor) -> bytearray:
+    """All bytes of a tensor."""
+    data = bytearray(tensor.type.nbytes)
+    read(tensor, 0, memoryview(data))
+    return data
+
+
+def memset(tensor: Tensor, offset_bytes: int, size_bytes: int, value: int) -> None:
+    """Fills bytes of a tensor. Raises OutOfRangeError, InvalidArgumentError."""
+    tensor.check_range(offset_bytes, size_bytes)
+    if not 0 <= value <= 255:
+        raise InvalidArgumentError(f"memset with {value}; a byte is 0 to 255")
+    if tensor.is_contiguous:
+        tensor.buffer.memset(tensor.offset_bytes + offset_bytes, size_bytes, value)
+        return
+    _require_separate(tensor)
+    first, last = _element_range(tensor, offset_bytes, size_bytes)
+    with _reachable(tensor, writes=True) as raw:
+        raw.flat[first:last] = int.from_bytes(bytes([value]) * raw.itemsize, "little")
+
+
+def write_2d(tensor: Tensor, offset_bytes: int, data: memoryview, chunks: Chunks) -> None:
+    """Writes chunks, packed in `data`, into a tensor. Raises OutOfRangeError, InvalidArgumentError."""
+    check_chunks(tensor, offset_bytes, chunks)
+    if chunks.total_bytes:
+        tensor.buffer.set_2d(tensor.offset_bytes + offset_bytes, data, chunks)
+
+
+def read_2d(tensor: Tensor, offset_bytes: int, out: memoryview, chunks: Chunks) -> None:
+    """Reads chunks of a tensor, packed into `out`. Raises OutOfRangeError, InvalidArgumentError."""
+    check_chunks(tensor, offset_bytes, chunks)
+    if chunks.total_bytes:
+        tensor.buffer.get_2d(tensor.offset_bytes + offset_bytes, out, chunks)
+
+
+def check_chunks(tensor: Tensor, offset_bytes: int, chunks: Chunks) -> None:
+    """Raises OutOfRangeError, or InvalidArgumentError for a tensor with gaps."""
+    tensor.check_chunks(offset_bytes, chunks)
+    if not tensor.is_contiguous:
+        raise InvalidArgumentError(
+            "chunks of a tensor with gaps", advice="use a view: it has strides of its own"
+        )
+
+
+def copy(source: Tensor, destination: Tensor) -> CopyPath:
+    """Copies a whole tensor to another of the same type, on any device; says which road it took.
+
+    The destination is asked first, then the source; else the bytes go through host memory. Raises
+    InvalidArgumentError where the types differ or the destination overlaps itself.
+    """
+    if source.type != destination.type:
+        raise InvalidArgumentError(f"copy of {source.type} to {destination.type}: the types differ")
+    _require_separate(destination)
+    if destination.buffer.copy_from(source, destination):
+        return CopyPath.DESTINATION
+    if source.buffer.copy_to(source, destination):
+        return CopyPath.SOURCE
+    bounce = np.empty(source.type.nbytes, np.uint8)
+    read(source, 0, host_bytes(bounce))
+    write(destination, 0, host_bytes(bounce))
+    return CopyPath.HOST
+
+
+@contextmanager
+def _reachable(tensor: Tensor, *, writes: bool) -> Iterator[Any]:
+    """The elements of a tensor with gaps as an array. Where a device has none to give, all bytes from the
+    first to the last are fetched, and brought back if they were written."""
+    if tensor.buffer.buffer_type.is_host:
+        yield elements(tensor)
+        return
+    fetched = np.empty(tensor.extent_bytes, np.uint8)
+    tensor.buffer.get(tensor.offset_bytes, host_bytes(fetched))
+    item = tensor.type.dtype.block_bytes
+    yield np.ndarray(tensor.type.shape, f"u{item}", fetched, 0, tensor.byte_strides)
+    if writes:
+        tensor.buffer.set(tensor.offset_bytes, host_bytes(fetched))
+
+
+def _require_separate(tensor: Tensor) -> None:
+    if tensor.overlaps_itself:
+        raise InvalidArgumentError(
+            f"{tensor.type} with strides {tensor.byte_strides} cannot be written: elements share bytes"
+        )
+
+
+def _element_range(tensor: Tensor, offset_bytes: int, size_bytes: int) -> tuple[int, int]:
+    item = tensor.type.dtype.block_bytes
+    if offset_bytes % item or size_bytes % item:
+        raise InvalidArgumentError(
+            f"bytes {offset_bytes} to {offset_bytes + size_bytes} of {tensor.type} with gaps: "
+            f"offset and size must be whole elements of {item} bytes"
+        )
+    return offset_bytes // item, (offset_bytes + size_bytes) // item
+
+
+def elements(tensor: Tensor) -> Any:
+    """The tensor's elements as unsigned integers; of quantized types its bytes."""
+    dtype = tensor.type.dtype
+    if dtype.block_size > 1:
+        return tensor.array
+    type = TensorType(_RAW[dtype.block_bytes], tensor.type.shape)
+    return tensor.buffer.array(type, tensor.offset_bytes, tensor.byte_strides)

@@ -1,0 +1,47 @@
+"""Where each of a list of tensors lies, over as many buffers as the largest size of one asks for.
+
+After ggml's allocation of a list of tensors: in their order, each at the next aligned offset, a new
+buffer where the running size would pass the maximum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from heliograph_proto.errors import OutOfMemoryError
+
+
+@dataclass(frozen=True, slots=True)
+class BufferPlace:
+    """A tensor's buffer, by number, and its offset there."""
+
+    buffer: int
+    offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The sizes of the buffers, at least one, and the place of each tensor."""
+
+    buffer_bytes: tuple[int, ...]
+    places: tuple[BufferPlace, ...]
+
+
+def place(sizes_bytes: Sequence[int], alignment: int, max_size: int) -> Placement:
+    """Raises OutOfMemoryError for a tensor that is larger than any buffer."""
+    buffers: list[int] = []
+    places: list[BufferPlace] = []
+    end = 0
+    for size in sizes_bytes:
+        if size > max_size:
+            raise OutOfMemoryError(
+                f"a tensor of {size:,} bytes; one buffer has {max_size:,} at most", advice="split the tensor"
+            )
+        start = -(-end // alignment) * alignment
+        if start + size > max_size:
+            buffers.append(end)
+            start = 0
+        places.append(BufferPlace(len(buffers), start))
+        end = start + size
+    return Placement((*buffers, end), tuple(places))

@@ -1,0 +1,213 @@
+"""Products of rows with the matrices that ids name: mul_mat_id.
+
+A block is some columns of one expert, or, where there are fewer ids than experts, of the expert of one id if
+no earlier id names it too. It lists the rows whose ids name the expert and multiplies them, so that
+an expert is read once for all its rows, and not at all if it has none. An element is the chain of `matmul`.
+
+The leader checks all ids before any tile runs, and ends the run at one that is outside; whoever reads them
+looks once more, so that memory which somebody else changes meanwhile harms nobody.
+"""
+
+from __future__ import annotations
+
+from heliograph_backends.cpu.kernels.matmul.matmul import multiply_panels
+from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES
+from heliograph_backends.cpu.kernels.matmul.stored_matmul import multiply_few, unpack_panels
+from heliograph_backends.cpu.kernels.program.stored_types import FEW_ROWS
+from heliograph_backends.cpu.kernels.program.words import (
+    BLOCKS,
+    COLUMN_BLOCK,
+    COLUMN_BLOCKS,
+    COLUMN_STRIDE,
+    EXPERT_BLOCK,
+    EXPERT_BLOCK_BYTES,
+    EXPERT_BY_ID,
+    EXPERT_COUNT,
+    EXPERT_DEPTH,
+    EXPERT_FORM,
+    EXPERT_ID_BYTES,
+    EXPERT_IDS,
+    EXPERT_LEFT_AT,
+    EXPERT_OWN,
+    EXPERT_PANELS_AT,
+    EXPERT_PRODUCT_AT,
+    EXPERT_RESULT,
+    EXPERT_ROWS,
+    EXPERT_ROWS_AT_ONCE,
+    EXPERT_TOKENS,
+    EXPERT_USED,
+    EXPERT_WEIGHTS,
+    FAILED_INDEX,
+    INDEX_AT,
+    OFFSET,
+    OUTER_DIMENSIONS,
+    OUTER_STRIDES,
+    PACK_AT,
+    ROW_STRIDE,
+    SLOT,
+    STRIP_GAP_BYTES,
+    UNPACKED_DEPTH,
+)
+from heliograph_backends.cpu.kernels.vector.atomics import load_i32, set_word, word
+from heliograph_backends.cpu.kernels.vector.lanes import jit, jit_inline
+from heliograph_backends.cpu.kernels.vector.space import copy_block, copy_row, locate, next_block
+
+OUTER_STRIDE = OUTER_STRIDES + OUTER_DIMENSIONS - 1
+
+
+@jit
+def start_of(operand: int, slots: int, outer: int, row: int) -> int:
+    """Return the address of an operand's element (outer, row, 0)."""
+    address: int = word(slots, word(operand, SLOT)) + word(operand, OFFSET)
+    address += outer * word(operand, OUTER_STRIDE) + row * word(operand, ROW_STRIDE)
+    return address
+
+
+@jit
+def id_at(step: int, slots: int, place: int) -> int:
+    """Return the id of a place, counted over tokens and their ids."""
+    used = word(step, EXPERT_USED)
+    address = start_of(step + 8 * EXPERT_IDS, slots, 0, place // used)
+    address += place % used * word(step + 8 * EXPERT_IDS, COLUMN_STRIDE)
+    if word(step, EXPERT_ID_BYTES) == 4:
+        narrow: int = load_i32(address)
+        return narrow
+    wide: int = word(address, 0)
+    return wide
+
+
+@jit
+def names_no_expert(step: int, slots: int, control: int) -> bool:
+    """Tell whether an id names no expert, and leave the first that does in the control block."""
+    for place in range(word(step, EXPERT_TOKENS) * word(step, EXPERT_USED)):
+        expert = id_at(step, slots, place)
+        if expert < 0 or expert >= word(step, EXPERT_COUNT):
+            set_word(control, FAILED_INDEX, expert)
+            return True
+    return False
+
+
+@jit
+def expert_of(step: int, slots: int, number: int) -> int:
+    """Return the expert of a block's outer index, or -1 where there is none, or another block has it."""
+    if word(step, EXPERT_BY_ID) == 0:
+        return number
+    expert = id_at(step, slots, number)
+    if expert < 0 or expert >= word(step, EXPERT_COUNT):
+        return -1
+    for earlier in range(number):
+        if id_at(step, slots, earlier) == expert:
+            return -1
+    return expert
+
+
+@jit
+def list_rows(step: int, slots: int, scratch: int, expert: int, place: int) -> tuple[int, int]:
+    """List an expert's next rows from a place on: where each is read and where its product is written.
+
+    Returns their number, and the place from which to go on.
+    """
+    used, own = word(step, EXPERT_USED), word(step, EXPERT_OWN)
+    places, most = word(step, EXPERT_TOKENS) * used, word(step, EXPERT_ROWS_AT_ONCE)
+    count = 0
+    while place < places and count < most:
+        if id_at(step, slots, place) == expert:
+            token, slot = place // used, place % used
+            rows = scratch + PACK_AT + 16 * count
+            set_word(rows, 0, start_of(step + 8 * EXPERT_ROWS, slots, token, slot % own))
+            set_word(rows, 1, start_of(step + 8 * EXPERT_RESULT, slots, token, slot))
+            count += 1
+        place += 1
+    return count, place
+
+
+@jit
+def gather_rows(
+    step: int, scratch: int, target: int, target_row: int, count: int, start: int, depth: int
+) -> None:
+    """Copy a part of the listed rows side by side."""
+    column = word(step + 8 * EXPERT_ROWS, COLUMN_STRIDE)
+    for row in range(count):
+        source = word(scratch + PACK_AT + 16 * row, 0) + start * column
+        copy_block(target + row * target_row, 0, 4, source, 0, column, 1, depth)
+
+
+@jit
+def weights_ahead(step: int, block: int, slots: int, scratch: int, weights: int) -> int:
+    """Guess where the weights of this worker's next block are; where there is none, or another worker has its
+    expert, those of this one.
+    """
+    following, column_blocks = next_block(step, block, scratch), word(step, COLUMN_BLOCKS)
+    if following >= word(step, BLOCKS):
+        return weights
+    expert = expert_of(step, slots, following // column_blocks)
+    if expert < 0:
+        return weights
+    column = following % column_blocks * word(step, COLUMN_BLOCK)
+    found: int = start_of(step + 8 * EXPERT_WEIGHTS, slots, expert, column)
+    return found
+
+
+@jit_inline
+def multiply_listed(
+    step: int, scratch: int, weights: int, column: int, columns: int, count: int, ahead: int
+) -> None:
+    """Multiply the listed rows by some columns of an expert."""
+    form, depth = word(step, EXPERT_FORM), word(step, EXPERT_DEPTH)
+    column_step = word(step + 8 * EXPERT_WEIGHTS, ROW_STRIDE)
+    left, product = scratch + word(step, EXPERT_LEFT_AT), scratch + word(step, EXPERT_PRODUCT_AT)
+    panels, product_row = scratch + word(step, EXPERT_PANELS_AT), 4 * word(step, COLUMN_BLOCK)
+    few = count <= FEW_ROWS
+    # A single row is read and written where it is.
+    alone = count == 1 and word(step + 8 * EXPERT_ROWS, COLUMN_STRIDE) == 4
+    if alone:
+        left = word(scratch + PACK_AT, 0)
+        product = word(scratch + PACK_AT, 1) + 4 * column
+    part = depth if few else UNPACKED_DEPTH
+    for start in range(0, max(depth, 1), max(part, 1)):
+        size = min(part, depth - start)
+        left_row = 4 * size + STRIP_GAP_BYTES
+        if not alone:
+            gather_rows(step, scratch, left, left_row, count, start, size)
+        source = weights + start // word(step, EXPERT_BLOCK) * word(step, EXPERT_BLOCK_BYTES)
+        first = 1 if start == 0 else 0
+        if few:
+            multiply_few(
+                form,
+                product,
+                product_row,
+                left,
+                left_row,
+                source,
+                column_step,
+                count,
+                columns,
+                size,
+                first,
+                ahead,
+            )
+        else:
+            panel_bytes = (size + 15) // 16 * 16 * PANEL_ROW_BYTES
+            unpack_panels(form, panels, panel_bytes, source, column_step, size, columns)
+            multiply_panels(
+                product, product_row, left, left_row, panels, panel_bytes, count, columns, size, first
+            )
+    if not alone:
+        for row in range(count):
+            target = word(scratch + PACK_AT + 16 * row, 1) + 4 * column
+            copy_row(target, product + row * product_row, columns)
+
+
+@jit_inline
+def experts_block(step: int, block: int, slots: int, scratch: int) -> None:
+    """Run one block of a product with experts."""
+    _, _, column, columns = locate(step, block, scratch)
+    expert = expert_of(step, slots, word(scratch + INDEX_AT, OUTER_DIMENSIONS - 1))
+    places = word(step, EXPERT_TOKENS) * word(step, EXPERT_USED)
+    place = places if expert < 0 else 0
+    while place < places:
+        count, place = list_rows(step, slots, scratch, expert, place)
+        if count > 0:
+            weights = start_of(step + 8 * EXPERT_WEIGHTS, slots, expert, column)
+            ahead = weights_ahead(step, block, slots, scratch, weights)
+            multiply_listed(step, scratch, weights, column, columns, count, ahead)

@@ -1,0 +1,157 @@
+"""One block of a matrix product: pack what must be packed, multiply strip by strip, run the
+epilogue while C is hot.
+"""
+
+from __future__ import annotations
+
+from heliograph_backends.cpu.kernels.elementwise.interpreter import run_body
+from heliograph_backends.cpu.kernels.matmul.inner_loop import KERNEL_COLUMNS, KERNEL_ROWS, multiply_strip
+from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES, pack_panels
+from heliograph_backends.cpu.kernels.matmul.stored_matmul import multiply_few, unpack_panels
+from heliograph_backends.cpu.kernels.program.stored_types import FEW_ROWS
+from heliograph_backends.cpu.kernels.program.words import (
+    BLOCKS,
+    COLUMN_BLOCK,
+    COLUMN_BLOCKS,
+    COLUMN_STRIDE,
+    DEPTH,
+    DEPTH_BLOCK,
+    EPILOGUE,
+    HAS_EPILOGUE,
+    LEFT,
+    PACK_AT,
+    PACK_LEFT,
+    PACK_RIGHT,
+    PANEL_COLUMNS,
+    PRODUCT,
+    RIGHT,
+    RIGHT_BLOCK,
+    ROW_STRIDE,
+    STRIP_GAP_BYTES,
+)
+from heliograph_backends.cpu.kernels.vector.atomics import word
+from heliograph_backends.cpu.kernels.vector.lanes import jit, jit_inline
+from heliograph_backends.cpu.kernels.vector.space import (
+    copy_block,
+    locate,
+    next_block,
+    operand_address,
+    operand_base,
+)
+
+
+@jit_inline
+def multiply_panels(
+    product: int,
+    product_row: int,
+    left: int,
+    left_row: int,
+    right: int,
+    panel_bytes: int,
+    rows: int,
+    columns: int,
+    depth: int,
+    first: int,
+) -> None:
+    """Multiply rows of a by consecutive panels; a panel stays in cache for all rows."""
+    strips = (rows + KERNEL_ROWS - 1) // KERNEL_ROWS
+    height = (rows + strips - 1) // strips
+    for column in range(0, columns, KERNEL_COLUMNS):
+        panel = right + column // PANEL_COLUMNS * panel_bytes + column % PANEL_COLUMNS * 4
+        for row in range(0, rows, height):
+            multiply_strip(
+                min(height, rows - row),
+                product + row * product_row + column * 4,
+                product_row,
+                left + row * left_row,
+                left_row,
+                panel,
+                depth,
+                columns - column,
+                first,
+            )
+
+
+@jit_inline
+def multiply_slice(
+    step: int,
+    slots: int,
+    scratch: int,
+    row: int,
+    rows: int,
+    column: int,
+    columns: int,
+    start: int,
+    depth: int,
+    ahead: int,
+) -> None:
+    """Continue the block's sums over `depth` values of k from `start`; the worker's next block is probably
+    `ahead` columns further.
+    """
+    packed = scratch + PACK_AT
+    left = operand_address(step + 8 * LEFT, slots, scratch, row, start)
+    left_row = word(step + 8 * LEFT, ROW_STRIDE)
+    if word(step, PACK_LEFT):
+        packed_row = 4 * depth + STRIP_GAP_BYTES
+        left_column = word(step + 8 * LEFT, COLUMN_STRIDE)
+        copy_block(packed, packed_row, 4, left, left_row, left_column, rows, depth)
+        left, left_row = packed, packed_row
+        packed += (rows * packed_row + 63) // 64 * 64
+    product = operand_address(step + 8 * PRODUCT, slots, scratch, row, column)
+    product_row = word(step + 8 * PRODUCT, ROW_STRIDE)
+    first = 1 if start == 0 else 0
+    form = word(step, PACK_RIGHT)
+    if form:
+        right, panel_bytes = packed, (depth + 15) // 16 * 16 * PANEL_ROW_BYTES
+        place = start // word(step, RIGHT_BLOCK)
+        source = operand_address(step + 8 * RIGHT, slots, scratch, place, column)
+        row_step = word(step + 8 * RIGHT, ROW_STRIDE)
+        column_step = word(step + 8 * RIGHT, COLUMN_STRIDE)
+        if form == 1:
+            pack_panels(right, panel_bytes, source, row_step, column_step, depth, columns)
+        elif rows <= FEW_ROWS:
+            multiply_few(
+                form,
+                product,
+                product_row,
+                left,
+                left_row,
+                source,
+                column_step,
+                rows,
+                columns,
+                depth,
+                first,
+                source + ahead * column_step,
+            )
+            return
+        else:
+            unpack_panels(form, right, panel_bytes, source, column_step, depth, columns)
+    else:
+        panel_bytes = word(step, DEPTH) * PANEL_ROW_BYTES
+        right = operand_base(step + 8 * RIGHT, slots, scratch) + start * PANEL_ROW_BYTES
+        right += column // PANEL_COLUMNS * panel_bytes
+    multiply_panels(product, product_row, left, left_row, right, panel_bytes, rows, columns, depth, first)
+
+
+@jit
+def columns_ahead(step: int, block: int, scratch: int) -> int:
+    """Guess how many columns further the worker's next block is; 0 where its rows or matrix are others."""
+    following, column_blocks = next_block(step, block, scratch), word(step, COLUMN_BLOCKS)
+    if following >= word(step, BLOCKS) or following // column_blocks != block // column_blocks:
+        return 0
+    distance: int = (following - block) * word(step, COLUMN_BLOCK)
+    return distance
+
+
+@jit_inline
+def matmul_block(step: int, block: int, slots: int, scratch: int) -> None:
+    """Run one block of a matrix product and its epilogue."""
+    row, rows, column, columns = locate(step, block, scratch)
+    depth, depth_block = word(step, DEPTH), word(step, DEPTH_BLOCK)
+    ahead = columns_ahead(step, block, scratch)
+    for start in range(0, max(depth, 1), depth_block):
+        part = min(depth_block, depth - start)
+        multiply_slice(step, slots, scratch, row, rows, column, columns, start, part, ahead)
+    if word(step, HAS_EPILOGUE):
+        run_body(step + 8 * EPILOGUE, slots, scratch, row, rows, column, columns)

@@ -1,0 +1,194 @@
+"""Lanes of weights that are stored as f32, f16, bf16, or blocks of 32 elements; see `stored_words`.
+
+Of each type a `Reading`. Blocks of 18, 22 and 34 bytes are read in pairs: the first of a pair has its quanta
+across words, so its head moves them by half a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from heliograph_backends.cpu.kernels.matmul.stored_lanes import (
+    SHORTS,
+    chosen,
+    constant,
+    everywhere,
+    from_half,
+    halves_of_words,
+    low_half,
+    number,
+    shifted,
+    small_numbers,
+    top_byte,
+    turned,
+)
+from heliograph_backends.cpu.kernels.matmul.stored_readings import Reading, Rows, bits_of, each_byte, total
+from heliograph_backends.cpu.kernels.matmul.stored_words import (
+    LINE_BYTES,
+    PIECE_BYTES,
+    VECTOR_BYTES,
+    Shelf,
+    transpose_shorts,
+)
+from heliograph_backends.cpu.kernels.vector.lanes import I64, Lanes, integer, loop, pointer, subroutine
+
+#: Blocks of 32 elements that are read at once.
+BLOCKS = 8
+
+
+def _f32(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+    words = shelf.from_on(builder.mul(run, integer(16)))
+    for place in range(16):
+        yield words.lanes(place)
+
+
+def _f16(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+    words = shelf.from_on(builder.mul(run, integer(8)))
+    for place in range(8):
+        yield from halves_of_words(builder, words.words(place))
+
+
+def _f16_of_shorts(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+    """From shorts, see `transpose_shorts`, of which a conversion reads sixteen in a row."""
+    shorts = shelf.from_on(builder.mul(run, integer(8))).address
+    for element in range(16):
+        place = builder.add(
+            shorts, integer(VECTOR_BYTES * (element % 8) + VECTOR_BYTES // 2 * (element // 8))
+        )
+        yield from_half(builder, builder.load(pointer(builder, place, SHORTS), align=VECTOR_BYTES // 2))
+
+
+def _bf16(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+    words = shelf.from_on(builder.mul(run, integer(8)))
+    for place in range(8):
+        both = words.words(place)
+        yield Lanes.from_bits(builder, builder.shl(both, constant(16)))
+        yield Lanes.from_bits(builder, builder.and_(both, constant(0xFFFF0000)))
+
+
+# Blocks
+
+
+def _align(builder: Any, shelf: Any, words: Any, scales: Any) -> None:
+    with loop(builder, integer(0), integer(BLOCKS // 2), 1) as pair:
+        size = builder.add(builder.mul(words, integer(2)), integer(1))
+        own = Shelf(builder, shelf).from_on(builder.mul(pair, size))
+        found = Shelf(builder, shelf).from_on(builder.add(scales, builder.mul(pair, integer(2))))
+        found.put(0, low_half(builder, own.words(0)).value)
+        middle = own.words(words)
+        found.put(1, low_half(builder, shifted(builder, middle, 16)).value)
+        with loop(builder, integer(0), words, 1) as place:
+            here = own.from_on(place)
+            here.put(0, turned(builder, here.words(0), here.words(1), constant(16)))
+
+
+def _pairs(words: int) -> Callable[[Any, Shelf, Rows], None]:
+    """Blocks of a scale and words: align those of the first of each pair, and leave scales behind all."""
+
+    def head(builder: Any, shelf: Shelf, _rows: Rows) -> None:
+        function = subroutine(builder, "align_pairs", (I64,) * 3, _align)
+        scales = BLOCKS // 2 * (2 * words + 1)
+        builder.call(function, [shelf.address, integer(words), integer(scales)])
+
+    return head
+
+
+def _of_pair(builder: Any, shelf: Shelf, run: Any, words: int) -> tuple[Shelf, Lanes]:
+    """Return the words of a run's block, and its scale."""
+    pair, second = bits_of(builder, run, 2, 2, 2 * words + 1), bits_of(builder, run, 1, 1, words + 1)
+    scales = BLOCKS // 2 * (2 * words + 1)
+    block = bits_of(builder, run, 1, 3)
+    return shelf.from_on(total(builder, pair, second)), shelf.lanes(total(builder, block, scales))
+
+
+def _scales_and_offsets(words: int) -> Callable[[Any, Shelf, Rows], None]:
+    """Blocks whose first word has the scale and the least value: leave both behind all."""
+
+    def head(builder: Any, shelf: Shelf, _rows: Rows) -> None:
+        with loop(builder, integer(0), integer(BLOCKS), 1) as block:
+            first = shelf.words(builder.mul(block, integer(words)))
+            for place, half in enumerate(halves_of_words(builder, first)):
+                shelf.put(total(builder, block, BLOCKS * (words + place)), half.value)
+
+    return head
+
+
+def _of_block(builder: Any, shelf: Shelf, run: Any, words: int) -> tuple[Shelf, Lanes, Lanes]:
+    """Return the words of a run's block, its scale and its least value."""
+    block = bits_of(builder, run, 1, 3)
+    scale, least = (shelf.lanes(total(builder, block, BLOCKS * (words + place))) for place in (0, 1))
+    return shelf.from_on(builder.mul(block, integer(words))), scale, least
+
+
+def _nibbles(builder: Any, words: Shelf, first: int, run: Any) -> Iterator[Any]:
+    """Return words with the run's nibbles in the low half of each byte: first all low ones, then the high."""
+    shift = everywhere(builder, bits_of(builder, run, 0, 1, 4))
+    for place in range(first, first + 4):
+        yield builder.lshr(words.words(place), shift)
+
+
+def _q8_0(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+    """Signed bytes."""
+    block, scale = _of_pair(builder, shelf, run, 8)
+    scale = scale * 2.0**-24
+    words = block.from_on(bits_of(builder, run, 0, 1, 4))
+    for place in range(4):
+        for byte in range(4):
+            yield number(builder, top_byte(builder, words.words(place), byte)) * scale
+
+
+def _q4_0(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+    """Nibbles, less 8."""
+    block, scale = _of_pair(builder, shelf, run, 4)
+    for words in _nibbles(builder, block, 0, run):
+        for moved in each_byte(builder, words):
+            yield small_numbers(builder, moved, 4, 8) * scale
+
+
+def _q4_1(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+    """Nibbles above the least value."""
+    block, scale, least = _of_block(builder, shelf, run, 5)
+    for words in _nibbles(builder, block, 1, run):
+        for moved in each_byte(builder, words):
+            yield small_numbers(builder, moved, 4, 0).fma(scale, least)
+
+
+def _q5_0(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+    """A word of fifth bits, and nibbles; less 16."""
+    block, scale = _of_pair(builder, shelf, run, 5)
+    for words in _fives(builder, block, 0, run):
+        for moved in each_byte(builder, words):
+            yield small_numbers(builder, moved, 5, 16) * scale
+
+
+def _q5_1(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
+    """A word of fifth bits, and nibbles, above the least value."""
+    block, scale, least = _of_block(builder, shelf, run, 6)
+    for words in _fives(builder, block, 1, run):
+        for moved in each_byte(builder, words):
+            yield small_numbers(builder, moved, 5, 0).fma(scale, least)
+
+
+def _fives(builder: Any, block: Shelf, first: int, run: Any) -> Iterator[Any]:
+    """Four quanta to a lane, each in the low five bits of its byte.
+
+    One multiplication spreads four bits over the fourth bits of four bytes: no two of its products meet.
+    """
+    fifth = builder.lshr(block.words(first), everywhere(builder, bits_of(builder, run, 0, 1, 16)))
+    for place, nibbles in enumerate(_nibbles(builder, block, first + 1, run)):
+        bits = builder.and_(shifted(builder, fifth, 4 * place), constant(15))
+        yield chosen(builder, 0x10101010, builder.mul(bits, constant(0x02040810)), nibbles)
+
+
+F32 = Reading(64, 256, 64, _f32)
+if LINE_BYTES > PIECE_BYTES:
+    F16 = Reading(64, 128, 32, _f16_of_shorts, transpose=transpose_shorts, whole=32)
+else:
+    F16 = Reading(64, 128, 32, _f16)
+BF16 = Reading(64, 128, 32, _bf16)
+Q8_0 = Reading(256, 272, 68 + 8, _q8_0, _pairs(8))
+Q4_0 = Reading(256, 144, 36 + 8, _q4_0, _pairs(4))
+Q4_1 = Reading(256, 160, 40 + 16, _q4_1, _scales_and_offsets(5))
+Q5_0 = Reading(256, 176, 44 + 8, _q5_0, _pairs(5))
+Q5_1 = Reading(256, 192, 48 + 16, _q5_1, _scales_and_offsets(6))

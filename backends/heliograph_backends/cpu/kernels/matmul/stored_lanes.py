@@ -1,0 +1,140 @@
+"""From stored weights to float32 lanes, of which each stands for a row; see `stored_words`.
+
+Every conversion is exact, or rounds where the definition's does, so the lanes are bit for bit the weights
+that the definition dequantizes to.
+
+Four bytes of a word are four quanta of eight bits, eight of four, or two halves. A quantum becomes a float32
+in one of three ways, whichever takes the fewest instructions: `small_numbers` looks up to five bits up in a
+table;
+`power_and_quanta` leaves a quantum in the digits of a power of two that the next multiply-add takes away;
+`top_byte` and a conversion give it its sign and 2**24 times its value, for which the block's scale makes up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from heliograph_backends.cpu.kernels.matmul.stored_words import shuffled
+from heliograph_backends.cpu.kernels.vector.lanes import (
+    F32_VECTOR,
+    I32,
+    I32_VECTOR,
+    LANES,
+    Lanes,
+    has_feature,
+    intrinsic_function,
+    splat,
+)
+
+I8, I16 = ir.IntType(8), ir.IntType(16)
+BYTES = ir.VectorType(I8, 4 * LANES)
+SHORTS = ir.VectorType(I16, LANES)
+HALVES = ir.VectorType(ir.HalfType(), LANES)
+
+
+def constant(value: int) -> ir.Constant:
+    return ir.Constant(I32_VECTOR, [value] * LANES)
+
+
+def everywhere(builder: Any, number: Any) -> Any:
+    """Return lanes of an int64."""
+    return splat(builder, builder.trunc(number, I32), I32_VECTOR)
+
+
+def number(builder: Any, integers: Any) -> Lanes:
+    return Lanes(builder, builder.sitofp(integers, F32_VECTOR))
+
+
+def shifted(builder: Any, words: Any, right: int) -> Any:
+    """Return the lanes `right` bits further right, or left where that is negative."""
+    if right == 0:
+        return words
+    move = builder.lshr if right > 0 else builder.shl
+    return move(words, constant(abs(right)))
+
+
+def turned(builder: Any, low: Any, high: Any, right: Any) -> Any:
+    """Return the lower halves of 64 bits `right` bits further right; of a lane with itself: rotated by any
+    number of bits.
+    """
+    function = intrinsic_function(builder, "llvm.fshr.v16i32", I32_VECTOR, *[I32_VECTOR] * 3)
+    return builder.call(function, [high, low, right])
+
+
+def chosen(builder: Any, mask: int, yes: Any, no: Any) -> Any:
+    """Return of each lane the bits of `mask` from `yes`, the others from `no`."""
+    return builder.or_(builder.and_(yes, constant(mask)), builder.and_(no, constant(~mask & 0xFFFFFFFF)))
+
+
+def top_byte(builder: Any, words: Any, byte: int) -> Any:
+    """Return byte 0 to 3 of each lane as its top byte, above zeros."""
+    zeros = ir.Constant(BYTES, [0] * (4 * LANES))
+    none = 4 * LANES
+    order = [place for lane in range(LANES) for place in (none, none, none, 4 * lane + byte)]
+    moved = shuffled(builder, builder.bitcast(words, BYTES), zeros, order)
+    return builder.bitcast(moved, I32_VECTOR)
+
+
+def small_numbers(builder: Any, words: Any, bits: int, zero: int) -> Lanes:
+    """Return the lowest bits of each lane, five at most, less `zero`; what is above them does not matter."""
+    if not has_feature("avx512f"):
+        low = builder.and_(words, constant(2**bits - 1))
+        return number(builder, builder.sub(low, constant(zero)) if zero else low)
+    tables = [
+        ir.Constant(F32_VECTOR, [float((first + lane) % 2**bits - zero) for lane in range(LANES)])
+        for first in ((0, LANES) if bits > 4 else (0,))
+    ]
+    if len(tables) == 1:
+        name, arguments = "permvar.sf.512", [tables[0], words]
+    else:
+        name, arguments = "vpermi2var.ps.512", [tables[0], words, tables[1]]
+    kinds = [each.type for each in arguments]
+    function = intrinsic_function(builder, f"llvm.x86.avx512.{name}", F32_VECTOR, *kinds)
+    return Lanes(builder, builder.call(function, arguments))
+
+
+def power_and_quanta(builder: Any, words: Any, bits: int, place: int) -> Lanes:
+    """Return 2**(23 - place) plus the `bits` bits of each lane from bit `place` on.
+
+    They are digits of a float32 with that exponent: place + bits <= 23.
+    """
+    quanta = builder.and_(words, constant((2**bits - 1) << place))
+    return Lanes.from_bits(builder, builder.or_(quanta, constant((127 + 23 - place) << 23)))
+
+
+def from_half(builder: Any, shorts: Any) -> Lanes:
+    """Return the lanes of sixteen f16."""
+    if builder.module.triple.startswith("x86_64") and not has_feature("f16c"):
+        return half_by_hand(builder, shorts)
+    return Lanes(builder, builder.fpext(builder.bitcast(shorts, HALVES), F32_VECTOR))
+
+
+def half_by_hand(builder: Any, shorts: Any) -> Lanes:
+    """Without an instruction for it LLVM would call a function that may not be there.
+
+    An f16's exponent and digits in an f32's places are 2**-112 of it, but for infinities and NaN.
+    """
+    bits = builder.zext(shorts, I32_VECTOR)
+    size = builder.shl(builder.and_(bits, constant(0x7FFF)), constant(13))
+    scaled = (Lanes.from_bits(builder, size) * 2.0**112).bits()
+    special = builder.icmp_unsigned(">=", size, constant(0x7C00 << 13))
+    found = builder.select(special, builder.or_(size, constant(0x7F800000)), scaled)
+    sign = builder.shl(builder.and_(bits, constant(0x8000)), constant(16))
+    return Lanes.from_bits(builder, builder.or_(found, sign))
+
+
+def low_half(builder: Any, words: Any) -> Lanes:
+    """Return the f16 in the low half of each lane."""
+    return from_half(builder, builder.trunc(words, SHORTS))
+
+
+def halves_of_words(builder: Any, words: Any) -> tuple[Lanes, Lanes]:
+    """Return the f16 in the low and in the high half of each lane."""
+    return low_half(builder, words), low_half(builder, shifted(builder, words, 16))
+
+
+def from_bfloat(builder: Any, shorts: Any) -> Lanes:
+    """Return the lanes of sixteen bf16."""
+    return Lanes.from_bits(builder, builder.shl(builder.zext(shorts, I32_VECTOR), constant(16)))

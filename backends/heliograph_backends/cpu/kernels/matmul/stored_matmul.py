@@ -1,0 +1,449 @@
+"""Matrix products whose right side is stored as f32, f16, bf16 or blocks, read without a copy in float32.
+
+Contract. The bits are those of the product with the dequantized weight, see `matmul_kernel`: one chain of
+fused multiply-adds along k for each element. With few rows the weight becomes float32 in registers; with
+more, a block of it becomes float32 panels in the cache. The chain is the same.
+
+Theory of operation, for few rows. Up to 64 rows of weights, which are columns of the product, pass together:
+some hundred elements of each go to a shelf (see `stored_words`), then sixteen elements of sixteen rows at a
+time become float32 and are multiplied. So the chains of four vectors at least are under way at once, which an
+addition's latency asks for.
+
+Memory is fast where it is read in order, which 64 rows at once are not. So while some rows are multiplied,
+what comes after them is fetched in order, a few lines with every sixteen elements: never so many that they
+stand in each other's way, and always as far ahead as one pass over these rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final
+
+from llvmlite import ir
+from numba import types
+
+from heliograph_backends.cpu.kernels.matmul import stored_blocks as blocks
+from heliograph_backends.cpu.kernels.matmul import stored_k_blocks as k_blocks
+from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES
+from heliograph_backends.cpu.kernels.matmul.stored_readings import Reading, Rows
+from heliograph_backends.cpu.kernels.matmul.stored_words import (
+    COPIED_BYTES,
+    COPIED_ROW_BYTES,
+    LINE_BYTES,
+    VECTOR_BYTES,
+    Shelf,
+    copy_rows,
+)
+from heliograph_backends.cpu.kernels.program.stored_types import FEW_COLUMNS, FEW_ROWS, FORMS, Stored
+from heliograph_backends.cpu.kernels.program.words import CACHE_LINE_BYTES, PANEL_COLUMNS
+from heliograph_backends.cpu.kernels.vector.lanes import (
+    F32,
+    F32_VECTOR,
+    I64,
+    LANES,
+    Lanes,
+    emitted,
+    integer,
+    jit,
+    jit_inline,
+    local,
+    loop,
+    pointer,
+    prefetch,
+    subroutine,
+    tail_mask,
+    workspace,
+)
+
+READINGS: Final[dict[Stored, Reading]] = {
+    Stored.F32: blocks.F32,
+    Stored.F16: blocks.F16,
+    Stored.BF16: blocks.BF16,
+    Stored.Q8_0: blocks.Q8_0,
+    Stored.Q4_0: blocks.Q4_0,
+    Stored.Q4_1: blocks.Q4_1,
+    Stored.Q5_0: blocks.Q5_0,
+    Stored.Q5_1: blocks.Q5_1,
+    Stored.Q2_K: k_blocks.Q2_K,
+    Stored.Q3_K: k_blocks.Q3_K,
+    Stored.Q4_K: k_blocks.Q4_K,
+    Stored.Q5_K: k_blocks.Q5_K,
+    Stored.Q6_K: k_blocks.Q6_K,
+}
+#: What is fetched ahead: about a quarter of a usual second-level cache.
+AHEAD_BYTES = 256 * 1024
+#: Columns that pass together. The larger the elements, the more the product is bound by memory, which likes
+#: longer pieces of fewer rows, and the less by the chains.
+COLUMNS = {Stored.F32: 16, Stored.F16: 32, Stored.BF16: 32}
+#: By a type's number: elements of a block, its bytes, elements that are read at once, their bytes.
+_KINDS = [each if each in FORMS else min(FORMS) for each in range(max(Stored) + 1)]
+BLOCK_ELEMENTS = tuple(FORMS[Stored(each)].block_size for each in _KINDS)
+BLOCK_BYTES = tuple(FORMS[Stored(each)].block_bytes for each in _KINDS)
+READ_ELEMENTS = tuple(READINGS[Stored(each)].elements for each in _KINDS)
+READ_BYTES = tuple(READINGS[Stored(each)].bytes for each in _KINDS)
+WIDTHS = tuple(COLUMNS.get(Stored(each), FEW_COLUMNS) for each in _KINDS)
+GROUPS = FEW_COLUMNS // LANES
+
+
+def _minimum(builder: Any, first: Any, second: Any) -> Any:
+    return builder.select(builder.icmp_signed("<", first, second), first, second)
+
+
+def _times(builder: Any, number: Any, size: int) -> Any:
+    return builder.mul(number, integer(size))
+
+
+def _prepare(kind: Stored) -> Callable[..., None]:
+    """Fill a shelf with some elements of sixteen rows, or of less."""
+    reading, form = READINGS[kind], FORMS[kind]
+
+    def body(builder: Any, shelf: Any, source: Any, step: Any, rows: Any, elements: Any) -> None:
+        size = _times(builder, builder.udiv(elements, integer(form.block_size)), form.block_bytes)
+        words = integer(reading.words_bytes) if reading.words_bytes else size
+        whole = builder.and_(
+            builder.icmp_signed(">=", rows, integer(LANES)),
+            builder.and_(
+                builder.icmp_signed(">=", words, integer(LINE_BYTES)),
+                builder.icmp_signed("==", builder.and_(words, integer(reading.whole - 1)), integer(0)),
+            ),
+        )
+        places = [local(builder, I64) for _ in range(3)]
+        for place, value in zip(places, (source, step, words), strict=True):
+            builder.store(value, place)
+        with builder.if_then(builder.not_(whole), likely=False):
+            copied = workspace(builder, COPIED_BYTES)
+            copy_rows(builder, copied, source, step, _minimum(builder, rows, integer(LANES)), size)
+            least = _minimum(builder, words, integer(LINE_BYTES))
+            more = builder.sub(integer(LINE_BYTES), least)
+            enough = builder.add(builder.add(words, more), integer(reading.whole - 1))
+            enough = builder.and_(enough, integer(-reading.whole))
+            for place, value in zip(places, (copied, integer(COPIED_ROW_BYTES), enough), strict=True):
+                builder.store(value, place)
+        first, step, words = (builder.load(place) for place in places)
+        made = Shelf(builder, shelf)
+        reading.transpose(builder, made, first, step, words)
+        if reading.head is not None:
+            reading.head(builder, made, Rows(first, step))
+
+    return body
+
+
+def _prepared(
+    builder: Any, kind: Stored, shelf: Any, source: Any, step: Any, rows: Any, elements: Any
+) -> None:
+    function = subroutine(builder, f"prepare_{kind.name.lower()}", (I64,) * 5, _prepare(kind))
+    builder.call(function, [shelf, source, step, rows, elements])
+
+
+def _place_of(builder: Any, kind: Stored, element: Any) -> Any:
+    """Return where in a row the block of an element is."""
+    form = FORMS[kind]
+    return _times(builder, builder.udiv(element, integer(form.block_size)), form.block_bytes)
+
+
+def _runs(builder: Any, elements: Any) -> Any:
+    return builder.udiv(builder.add(elements, integer(LANES - 1)), integer(LANES))
+
+
+def _unpack(kind: Stored) -> Callable[..., None]:
+    """A panel, sixteen columns after the other; whole runs of sixteen k are written."""
+    reading = READINGS[kind]
+
+    def body(builder: Any, target: Any, source: Any, step: Any, depth: Any, columns: Any) -> None:
+        shelf = workspace(builder, VECTOR_BYTES * reading.vectors)
+        with loop(builder, integer(0), columns, LANES) as column:
+            rows = builder.sub(columns, column)
+            first = builder.add(source, builder.mul(column, step))
+            panel = builder.add(target, _times(builder, column, 4))
+            with loop(builder, integer(0), depth, reading.elements) as start:
+                elements = _minimum(builder, builder.sub(depth, start), integer(reading.elements))
+                here = builder.add(first, _place_of(builder, kind, start))
+                _prepared(builder, kind, shelf, here, step, rows, elements)
+                with loop(builder, integer(0), _runs(builder, elements), 1) as run:
+                    k = builder.add(start, _times(builder, run, LANES))
+                    place = builder.add(panel, _times(builder, k, PANEL_ROW_BYTES))
+                    for number, lanes in enumerate(reading.run(builder, Shelf(builder, shelf), run)):
+                        lanes.store(builder.add(place, integer(number * PANEL_ROW_BYTES)))
+
+    return body
+
+
+class _Ahead:
+    """Fetches rows in order, a share with each run."""
+
+    def __init__(self, builder: Any, first: Any, step: Any, size: Any, share: int) -> None:
+        """`size`: bytes of a row; `share`: those that are fetched at once, of which a row has whole ones."""
+        self._builder, self._step, self._size, self._share = builder, step, size, share
+        self._row, self._offset = local(builder, I64), local(builder, I64)
+        builder.store(first, self._row)
+        builder.store(integer(0), self._offset)
+
+    def go(self) -> None:
+        """Fetch the lines of the next share."""
+        builder = self._builder
+        row, offset = builder.load(self._row), builder.load(self._offset)
+        start, end = builder.add(row, offset), builder.add(offset, integer(self._share))
+        over = builder.icmp_signed(">=", end, self._size)
+        builder.store(builder.select(over, builder.add(row, self._step), row), self._row)
+        builder.store(builder.select(over, integer(0), end), self._offset)
+        for line in range(0, self._share, CACHE_LINE_BYTES):
+            prefetch(builder, builder.add(start, integer(line)), 2)
+
+
+class _Sums:
+    """The chains of some rows and groups of sixteen columns."""
+
+    def __init__(self, builder: Any, rows: Any, c: Any, c_row: Any, columns: Any) -> None:
+        self._builder, self._rows, self._c, self._c_row, self._columns = builder, rows, c, c_row, columns
+        self._area = workspace(builder, VECTOR_BYTES * FEW_ROWS * GROUPS)
+        self._groups = _runs(builder, columns)
+
+    def place(self, row: Any, group: Any) -> Any:
+        """Return where a sum is."""
+        builder = self._builder
+        index = builder.add(_times(builder, row, GROUPS), group)
+        address = builder.add(self._area, _times(builder, index, VECTOR_BYTES))
+        return pointer(builder, address, F32_VECTOR)
+
+    def _each(self, act: Callable[[Any, Any, Any], None]) -> None:
+        builder = self._builder
+        with (
+            loop(builder, integer(0), self._rows, 1) as row,
+            loop(builder, integer(0), self._groups, 1) as group,
+        ):
+            column = _times(builder, group, LANES)
+            address = builder.add(self._c, builder.mul(row, self._c_row))
+            address = builder.add(address, _times(builder, column, 4))
+            mask = tail_mask(builder, builder.sub(self._columns, column))
+            act(self.place(row, group), address, mask)
+
+    def open(self, first: Any) -> None:
+        """Begin with zeros, or with what the product has."""
+        builder = self._builder
+        zeros = ir.Constant(F32_VECTOR, [0.0] * LANES)
+        self._each(lambda cell, _address, _mask: builder.store(zeros, cell, align=VECTOR_BYTES))
+
+        def load(cell: Any, address: Any, mask: Any) -> None:
+            builder.store(Lanes.load_masked(builder, address, mask).value, cell, align=VECTOR_BYTES)
+
+        with builder.if_then(builder.icmp_signed("==", first, integer(0))):
+            self._each(load)
+
+    def close(self) -> None:
+        """Write the product."""
+        builder = self._builder
+
+        def store(cell: Any, address: Any, mask: Any) -> None:
+            Lanes(builder, builder.load(cell, align=VECTOR_BYTES)).store_masked(address, mask)
+
+        self._each(store)
+
+    def add(self, group: Any, weights: Callable[[], Iterable[Lanes]], a: Any, a_row: Any) -> None:
+        """Add the products of consecutive weights with what is at `a`, for each row.
+
+        A single row takes the weights as they are made; several share them.
+        """
+        builder = self._builder
+        with builder.if_else(builder.icmp_signed("==", self._rows, integer(1))) as (one, several):
+            with one:
+                self._add_row(integer(0), group, weights(), a)
+            with several:
+                made = list(weights())
+                with loop(builder, integer(0), self._rows, 1) as row:
+                    self._add_row(row, group, made, builder.add(a, builder.mul(row, a_row)))
+
+    def _add_row(self, row: Any, group: Any, weights: Iterable[Lanes], a: Any) -> None:
+        builder = self._builder
+        cell = self.place(row, group)
+        total = Lanes(builder, builder.load(cell, align=VECTOR_BYTES))
+        for place, lanes in enumerate(weights):
+            address = builder.add(a, integer(4 * place))
+            factor = Lanes.broadcast(builder, builder.load(pointer(builder, address, F32)))
+            total = lanes.fma(factor, total)
+        builder.store(total.value, cell, align=VECTOR_BYTES)
+
+
+def _multiply(kind: Stored) -> Callable[..., None]:
+    """The product of up to FEW_ROWS rows and FEW_COLUMNS columns."""
+    reading = READINGS[kind]
+    shelf_bytes = VECTOR_BYTES * reading.vectors
+    share = reading.bytes * LANES // (reading.elements // LANES)
+
+    def body(
+        builder: Any,
+        rows: Any,
+        c: Any,
+        c_row: Any,
+        a: Any,
+        a_row: Any,
+        b: Any,
+        b_row: Any,
+        depth: Any,
+        columns: Any,
+        first: Any,
+        ahead: Any,
+    ) -> None:
+        shelves = workspace(builder, shelf_bytes * GROUPS)
+        sums = _Sums(builder, rows, c, c_row, columns)
+        sums.open(first)
+        groups, whole = _runs(builder, columns), builder.and_(depth, integer(-LANES))
+        chunks = builder.udiv(builder.add(depth, integer(reading.elements - 1)), integer(reading.elements))
+        fetches = _Ahead(builder, ahead, b_row, _times(builder, chunks, reading.bytes), share)
+        with loop(builder, integer(0), whole, reading.elements) as start:
+            elements = _minimum(builder, builder.sub(whole, start), integer(reading.elements))
+            with loop(builder, integer(0), groups, 1) as group:
+                column = _times(builder, group, LANES)
+                here = builder.add(b, builder.mul(column, b_row))
+                here = builder.add(here, _place_of(builder, kind, start))
+                shelf = builder.add(shelves, _times(builder, group, shelf_bytes))
+                _prepared(builder, kind, shelf, here, b_row, builder.sub(columns, column), elements)
+            with loop(builder, integer(0), _runs(builder, elements), 1) as run:
+                k = builder.add(start, _times(builder, run, LANES))
+                left = builder.add(a, _times(builder, k, 4))
+                with loop(builder, integer(0), groups, 1) as group:
+                    shelf = Shelf(builder, builder.add(shelves, _times(builder, group, shelf_bytes)))
+                    fetches.go()
+                    sums.add(group, partial(reading.run, builder, shelf, run), left, a_row)
+        if FORMS[kind].block_size == 1:
+            _add_rest(builder, kind, sums, (a, a_row), (b, b_row), (whole, depth), columns)
+        sums.close()
+
+    return body
+
+
+def _add_rest(
+    builder: Any, kind: Stored, sums: _Sums, a: Any, b: Any, depths: tuple[Any, Any], columns: Any
+) -> None:
+    """Add the products of less than sixteen elements, unpacked one group of columns after the other."""
+    start, depth = depths
+    panel = workspace(builder, PANEL_ROW_BYTES * LANES)
+    rest = builder.sub(depth, start)
+    with loop(builder, integer(0), columns, LANES) as column:
+        source = builder.add(b[0], builder.mul(column, b[1]))
+        source = builder.add(source, _place_of(builder, kind, start))
+        function = subroutine(builder, f"unpack_{kind.name.lower()}", (I64,) * 5, _unpack(kind))
+        present = _minimum(builder, builder.sub(columns, column), integer(LANES))
+        builder.call(function, [panel, source, b[1], rest, present])
+        with loop(builder, integer(0), rest, 1) as place:
+            weights = Lanes.load(builder, builder.add(panel, _times(builder, place, PANEL_ROW_BYTES)))
+            left = builder.add(a[0], _times(builder, builder.add(start, place), 4))
+            sums.add(builder.udiv(column, integer(LANES)), lambda: [weights], left, a[1])
+
+
+def _dispatch(builder: Any, kind: Any, call: Callable[[Stored], None]) -> None:
+    """Emit one call for each type, and the choice between them."""
+    done = builder.append_basic_block("stored.done")
+    switch = builder.switch(kind, done)
+    for each in Stored:
+        with builder.goto_block(builder.append_basic_block(each.name.lower())):
+            switch.add_case(integer(each), builder.block)
+            call(each)
+            builder.branch(done)
+    builder.position_at_end(done)
+
+
+@emitted(types.void, *[types.int64] * 6)
+def unpack_panel(
+    builder: Any, kind: Any, target: Any, source: Any, step: Any, depth: Any, columns: Any
+) -> None:
+    """Unpack a panel of up to 32 columns from stored rows `step` bytes apart."""
+
+    def call(each: Stored) -> None:
+        name = f"unpack_{each.name.lower()}"
+        function = subroutine(builder, name, (I64,) * 5, _unpack(each))
+        builder.call(function, [target, source, step, depth, columns])
+
+    _dispatch(builder, kind, call)
+
+
+@emitted(types.void, *[types.int64] * 12)
+def multiply_stored(
+    builder: Any,
+    kind: Any,
+    rows: Any,
+    c: Any,
+    c_row: Any,
+    a: Any,
+    a_row: Any,
+    b: Any,
+    b_row: Any,
+    depth: Any,
+    columns: Any,
+    first: Any,
+    ahead: Any,
+) -> None:
+    """Multiply up to FEW_ROWS rows of a by up to FEW_COLUMNS rows of b, and fetch as much of b's rows from
+    `ahead` on; strides in bytes.
+    """
+    arguments = [rows, c, c_row, a, a_row, b, b_row, depth, columns, first, ahead]
+
+    def call(each: Stored) -> None:
+        name = f"multiply_{each.name.lower()}"
+        builder.call(subroutine(builder, name, (I64,) * 11, _multiply(each)), arguments)
+
+    _dispatch(builder, kind, call)
+
+
+@jit_inline
+def unpack_panels(
+    kind: int, target: int, panel_bytes: int, source: int, step: int, depth: int, columns: int
+) -> None:
+    """Unpack stored rows `step` bytes apart, which are columns of the product, into panels; a panel has room
+    for whole runs of sixteen k.
+    """
+    for column in range(0, columns, PANEL_COLUMNS):
+        present = min(columns - column, PANEL_COLUMNS)
+        unpack_panel(kind, target, source + column * step, step, depth, present)
+        target += panel_bytes
+
+
+@jit
+def part_of(kind: int, depth: int) -> int:
+    """Return how many elements of a row are multiplied before the other rows' are: parts are equal."""
+    times = (depth + READ_ELEMENTS[kind] - 1) // READ_ELEMENTS[kind]
+    most = AHEAD_BYTES // WIDTHS[kind]
+    parts = max(1, (times * READ_BYTES[kind] + most // 2) // most)
+    found: int = (times + parts - 1) // parts * READ_ELEMENTS[kind]
+    return max(found, 1)
+
+
+@jit_inline
+def multiply_few(
+    kind: int,
+    product: int,
+    product_row: int,
+    left: int,
+    left_row: int,
+    right: int,
+    right_row: int,
+    rows: int,
+    columns: int,
+    depth: int,
+    first: int,
+    ahead: int,
+) -> None:
+    """Multiply few rows by columns that are rows of the right side; those from `ahead` on come next."""
+    width, part = WIDTHS[kind], part_of(kind, depth)
+    for column in range(0, columns, width):
+        last = column + width >= columns
+        source = right + column * right_row
+        for start in range(0, max(depth, 1), part):
+            here = source + start // BLOCK_ELEMENTS[kind] * BLOCK_BYTES[kind]
+            after = here + part // BLOCK_ELEMENTS[kind] * BLOCK_BYTES[kind]
+            if start + part >= depth:
+                after = ahead if last else source + width * right_row
+            multiply_stored(
+                kind,
+                rows,
+                product + 4 * column,
+                product_row,
+                left + 4 * start,
+                left_row,
+                here,
+                right_row,
+                min(part, depth - start),
+                min(columns - column, width),
+                first if start == 0 else 0,
+                after,
+            )

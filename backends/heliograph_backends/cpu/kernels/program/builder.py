@@ -1,0 +1,425 @@
+"""Collects steps as words. Plain Python, without numba: a plan can be built where nothing can be
+compiled.
+
+Every method appends one step; steps run in order and each sees what the earlier ones wrote. A step
+over an empty space is left out. Shapes are in elements, strides and offsets in bytes, all elements
+are float32. Errors are ValueErrors.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+
+from heliograph_backends.cpu.kernels.program import words
+from heliograph_backends.cpu.kernels.program.encoding import (
+    Encoding,
+    broadcast,
+    encode_elementwise,
+    encode_gemm,
+    encode_rotary,
+    encode_rows,
+    encode_soft_max,
+)
+from heliograph_backends.cpu.kernels.program.encoding_experts import encode_experts
+from heliograph_backends.cpu.kernels.program.encoding_rows import (
+    encode_attention,
+    encode_convert,
+    encode_gather,
+    encode_scatter,
+)
+from heliograph_backends.cpu.kernels.program.program import (
+    AnyOperand,
+    Attention,
+    Elementwise,
+    Experts,
+    Operand,
+    Program,
+    Rotation,
+    StoredOperand,
+)
+from heliograph_backends.cpu.kernels.program.words import (
+    COUNTER,
+    PROGRAM_HEADER_WORDS,
+    TOGETHER,
+    WORD_BYTES,
+    Kind,
+)
+
+#: A step of one tile is taken by another worker than the one beside it only if it takes longer.
+TOGETHER_NS = 20_000.0
+#: The set of a step that runs by itself.
+ALONE = -1
+
+
+class _Added(NamedTuple):
+    """A step that was appended."""
+
+    #: Its first word.
+    start: int
+    #: Whether workers share it.
+    shared: bool
+    nanoseconds: float
+    #: The set of steps that it may run beside.
+    set: int
+
+
+class Encodings:
+    """The forms of steps that were encoded so far; builders of one plan share them."""
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, Encoding] = {}
+        # Instructions are known by their identity, so they must live as long.
+        self._kept: list[object] = []
+
+    def find(self, key: Hashable, instructions: object, encode: Callable[[], Encoding]) -> Encoding:
+        """Return the encoding of a key that contains the `id` of `instructions`."""
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = encode()
+            self._kept.append(instructions)
+        return found
+
+
+class ProgramBuilder:
+    """Collects steps; `build` makes the program."""
+
+    def __init__(self, encodings: Encodings | None = None) -> None:
+        self._encodings = encodings or Encodings()
+        self._code = bytearray()
+        self._size = PROGRAM_HEADER_WORDS
+        # What is filled in: where slots are, the slots and offsets there, and where counters are.
+        self._places: list[int] = []
+        self._slots: list[int] = []
+        self._offsets: list[int] = []
+        self._steps: list[_Added] = []
+        self._set = ALONE
+        self._pack_bytes = 0
+
+    def elementwise(self, shape: Sequence[int], body: Elementwise) -> None:
+        """Run an elementwise program over `shape`, of any number of axes that merge to at most
+        eight.
+        """
+        operands, instructions, narrow = body
+        shape = tuple(shape)
+        key = (id(instructions), shape, narrow, *[operand.strides for operand in operands])
+        encoding = self._encodings.find(key, instructions, lambda: encode_elementwise(shape, body))
+        self._append(encoding, operands)
+
+    def gemm(
+        self,
+        rows: int,
+        columns: int,
+        depth: int,
+        left: Operand,
+        right: AnyOperand,
+        product: Operand,
+        batch: Sequence[int] = (),
+        epilogue: Elementwise | None = None,
+    ) -> None:
+        """Multiply `batch` times: product[rows, columns] = left[rows, depth] @ right[depth,
+        columns].
+
+        `product` has contiguous columns and overlaps neither side. The epilogue's operands lie over
+        batch + (rows, columns); `product` itself takes part as one of them.
+        """
+        extra, instructions = epilogue[:2] if epilogue else ((), None)
+        operands = (left, right, product, *extra)
+        strides = [each[2] for each in operands]
+        form = right.kind if isinstance(right, StoredOperand) else type(right)
+        key = (Kind.MATMUL, rows, columns, depth, form, tuple(batch), id(instructions), *strides)
+        encoding = self._encodings.find(
+            key,
+            instructions,
+            lambda: encode_gemm(rows, columns, depth, left, right, product, tuple(batch), epilogue),
+        )
+        self._append(encoding, operands)
+
+    def layer_norm(
+        self,
+        shape: Sequence[int],
+        source: Operand,
+        target: Operand,
+        weight: Operand | None = None,
+        bias: Operand | None = None,
+        epsilon: float = 1e-5,
+    ) -> None:
+        """Write (x - mean) / sqrt(variance + epsilon) * weight + bias over the last axis."""
+        self._rows(Kind.LAYER_NORM, shape, source, target, weight, bias, epsilon)
+
+    def rms_norm(
+        self,
+        shape: Sequence[int],
+        source: Operand,
+        target: Operand,
+        weight: Operand | None = None,
+        epsilon: float = 1e-5,
+    ) -> None:
+        """Write x / sqrt(mean(x**2) + epsilon) * weight over the last axis."""
+        self._rows(Kind.RMS_NORM, shape, source, target, weight, None, epsilon)
+
+    def soft_max(
+        self,
+        shape: Sequence[int],
+        source: Operand,
+        target: Operand,
+        mask: Operand | None = None,
+        scale: float = 1.0,
+        *,
+        narrow: int = 0,
+        sinks: Operand | None = None,
+        slopes: tuple[float, ...] = (),
+    ) -> None:
+        """Write the soft maximum of x * scale + slope * mask over the last axis.
+
+        `narrow`: `elements.HALF` or `BRAIN` for a mask of f16 or bf16. A sink, of stride 0 along the last
+        axis, is one more score of each row. `slopes`, one for each index of axis -3; none: 1.
+        """
+        operands, shape = (source, mask, sinks, target), tuple(shape)
+        strides = [None if operand is None else operand.strides for operand in operands]
+        key = (Kind.SOFT_MAX, shape, struct.pack("d", scale), narrow, slopes, *strides)
+        encoding = self._encodings.find(
+            key, None, lambda: encode_soft_max(shape, operands, scale, narrow, slopes)
+        )
+        self._append(encoding, [operand for operand in operands if operand is not None])
+
+    def l2_norm(self, shape: Sequence[int], source: Operand, target: Operand, epsilon: float = 1e-12) -> None:
+        """Write x / max(sqrt(sum(x**2)), epsilon) over the last axis."""
+        self._rows(Kind.L2_NORM, shape, source, target, None, None, epsilon)
+
+    def sum_rows(self, shape: Sequence[int], source: Operand, target: Operand) -> None:
+        """Write the sum over the last axis; `target` lies over shape[:-1]."""
+        self._reduce(Kind.SUM, shape, source, target)
+
+    def mean_rows(self, shape: Sequence[int], source: Operand, target: Operand) -> None:
+        """Write the mean over the last axis; `target` lies over shape[:-1]."""
+        self._reduce(Kind.MEAN, shape, source, target)
+
+    def max_rows(self, shape: Sequence[int], source: Operand, target: Operand) -> None:
+        """Write the largest element over the last axis, NaN where there is one; `target` lies over
+        shape[:-1].
+        """
+        if shape[-1] == 0 and 0 not in shape[:-1]:
+            raise ValueError("the maximum of an empty row has no value")
+        self._reduce(Kind.MAX, shape, source, target)
+
+    def rotary(
+        self,
+        shape: Sequence[int],
+        source: Operand,
+        target: Operand,
+        positions: Operand,
+        rotation: Rotation,
+        factors: Operand | None = None,
+    ) -> None:
+        """Turn the pairs of all heads of each row by the row's positions; rows are heads side by side.
+
+        `positions` are int32, of each row the first (stride 0 along it), and where the rotation says;
+        angles are divided by `factors`, one for each pair.
+        """
+        operands, shape = (source, positions, factors, target), tuple(shape)
+        strides = [None if operand is None else operand.strides for operand in operands]
+        numbers = struct.pack(
+            f"{2 * len(rotation.angles) + 1}d", *rotation.angles, *rotation.scales, rotation.size
+        )
+        key = (Kind.ROTARY, shape, numbers, rotation[:4], rotation.positions, *strides)
+        encoding = self._encodings.find(key, None, lambda: encode_rotary(shape, operands, rotation))
+        self._append(encoding, [operand for operand in operands if operand is not None])
+
+    def convert(self, shape: Sequence[int], source: Operand, target: Operand, conversion: int) -> None:
+        """Copy all elements, as a conversion of `elements` has them; strides along rows of blocks are those
+        of a block.
+        """
+        shape = tuple(shape)
+        key = (Kind.CONVERT, shape, conversion, source.strides, target.strides)
+        encoding = self._encodings.find(key, None, lambda: encode_convert(shape, source, target, conversion))
+        self._append(encoding, (source, target))
+
+    def gather(
+        self,
+        shape: Sequence[int],
+        rows: int,
+        source: Operand,
+        indices: Operand,
+        target: Operand,
+        conversion: int,
+        index_bytes: int,
+    ) -> None:
+        """Write those of `rows` rows of the source that indices name to the target, which has this shape;
+        `indices`, int32 or int64, lie over shape[:-1]. An index outside ends the run.
+        """
+        self._move(Kind.GATHER, shape, rows, (source, indices, target), conversion, index_bytes)
+
+    def scatter(
+        self,
+        shape: Sequence[int],
+        rows: int,
+        source: Operand,
+        indices: Operand,
+        target: Operand,
+        conversion: int,
+        index_bytes: int,
+    ) -> None:
+        """Write rows of this shape to those of the target's `rows` rows that indices name, the later ones
+        last; otherwise like `gather`.
+        """
+        self._move(Kind.SCATTER, shape, rows, (source, indices, target), conversion, index_bytes)
+
+    def attention(
+        self, outer: Sequence[int], rows: int, form: Attention, operands: Sequence[Operand | None]
+    ) -> None:
+        """Write attention of queries [outer, rows, key width] to the target [outer, rows, value width].
+
+        `operands` are queries, keys and values [outer, keys, width], the target, and a mask [outer, rows,
+        keys] and sinks [outer, rows] or None; strides cover two axes after the outer ones, along keys and
+        values those of what is stored.
+        """
+        outer = tuple(outer)
+        strides = [None if operand is None else operand.strides for operand in operands]
+        key = (Kind.ATTENTION, outer, rows, form, *strides)
+        encoding = self._encodings.find(key, None, lambda: encode_attention(outer, rows, form, operands))
+        self._append(encoding, [operand for operand in operands if operand is not None])
+
+    def experts(self, form: Experts, operands: tuple[Operand, Operand, Operand, Operand]) -> None:
+        """Write for each token and each of its ids its row times the transpose of the expert's matrix.
+
+        `operands` are the experts, whose strides cover experts and rows, rows [tokens, own, depth], ids
+        [tokens, used], int32 or int64, and the result [tokens, used, columns], which has contiguous rows. An
+        id outside ends the run.
+        """
+        key = (Kind.EXPERTS, form, *[operand.strides for operand in operands])
+        encoding = self._encodings.find(key, None, lambda: encode_experts(form, operands))
+        self._append(encoding, operands)
+
+    @property
+    def steps(self) -> int:
+        """How many steps there are so far; empty ones were left out."""
+        return len(self._steps)
+
+    @contextmanager
+    def member_of(self, number: int) -> Iterator[None]:
+        """What is appended in the block runs at the same time as its neighbours of the same number, which
+        it does not need and which do not need it; but several steps run one after the other.
+        """
+        first = len(self._steps)
+        self._set = number
+        yield
+        self._set = ALONE
+        if len(self._steps) - first > 1:
+            for place in range(first, len(self._steps)):
+                self._steps[place] = self._steps[place]._replace(set=ALONE)
+
+    def build(self) -> Program:
+        """Return the program of the steps so far."""
+        steps = _share_sets(self._steps)
+        header = [len(self._steps)] + [0] * (PROGRAM_HEADER_WORDS - 1)
+        code = np.concatenate([np.array(header, np.int64), np.frombuffer(self._code, np.int64)])
+        places = np.array(self._places, np.intp)
+        code[places] = self._slots
+        code[places + 1] = self._offsets
+        shared = [step for step in steps if step.shared]
+        starts = np.array([step.start for step in steps], np.intp)
+        code[np.array([step.start for step in shared], np.intp) + COUNTER] = np.arange(len(shared))
+        code[starts + TOGETHER] = list(_together(steps))
+        return Program(
+            code=code,
+            slots=max(self._slots, default=-1) + 1,
+            steps=len(steps),
+            shared_steps=len(shared),
+            scratch_bytes=words.PACK_AT + self._pack_bytes,
+            shared_cost_ns=sum(step.nanoseconds for step in shared),
+        )
+
+    def _move(
+        self,
+        kind: Kind,
+        shape: Sequence[int],
+        rows: int,
+        operands: tuple[Operand, Operand, Operand],
+        conversion: int,
+        index_bytes: int,
+    ) -> None:
+        shape, (source, indices, target) = tuple(shape), operands
+        encode = encode_gather if kind is Kind.GATHER else encode_scatter
+        key = (kind, shape, rows, conversion, index_bytes, *[operand.strides for operand in operands])
+        encoding = self._encodings.find(
+            key,
+            None,
+            lambda: encode(shape, rows, source, indices, target, conversion, index_bytes),
+        )
+        self._append(encoding, (source, target, indices))
+
+    def _reduce(self, kind: Kind, shape: Sequence[int], source: Operand, target: Operand) -> None:
+        leading = broadcast(target, len(shape) - 1)
+        self._rows(kind, shape, source, Operand(target.slot, target.offset, (*leading, 4)), None, None, 0.0)
+
+    def _rows(
+        self,
+        kind: Kind,
+        shape: Sequence[int],
+        source: Operand,
+        target: Operand,
+        weight: Operand | None,
+        bias: Operand | None,
+        parameter: float,
+    ) -> None:
+        operands, shape = (source, weight, bias, target), tuple(shape)
+        strides = [None if operand is None else operand.strides for operand in operands]
+        key = (kind, shape, struct.pack("d", parameter), *strides)
+        encoding = self._encodings.find(key, None, lambda: encode_rows(kind, shape, operands, parameter))
+        self._append(encoding, [operand for operand in operands if operand is not None])
+
+    def _append(self, encoding: Encoding, operands: Sequence[AnyOperand]) -> None:
+        """Add a step: the words of its form, and what is to be filled in."""
+        if not encoding.code:
+            return
+        code, size = encoding.code, self._size
+        for place, operand in zip(encoding.operands, operands, strict=True):
+            if operand.slot < 0 or operand.offset < 0:
+                raise ValueError("slots and offsets are not negative")
+            self._places.append(size + place)
+            self._slots.append(operand.slot)
+            self._offsets.append(operand.offset)
+        if encoding.through_caches and _overwrites(operands):
+            code = encoding.through_caches
+        self._code += code
+        self._size = size + len(code) // WORD_BYTES
+        self._steps.append(_Added(size, encoding.shared, encoding.nanoseconds, self._set))
+        self._pack_bytes = max(self._pack_bytes, encoding.pack_bytes)
+
+
+def _runs(steps: Sequence[_Added]) -> Iterator[tuple[int, int]]:
+    """The first step of each set, and the one behind its last."""
+    first = 0
+    for place in range(1, len(steps) + 1):
+        if place == len(steps) or steps[place].set != steps[first].set or steps[first].set == ALONE:
+            yield first, place
+            first = place
+
+
+def _share_sets(steps: Sequence[_Added]) -> list[_Added]:
+    """The steps; in sets of several those of one tile are shared too, so that workers can take one each."""
+    found: list[_Added] = []
+    for first, behind in _runs(steps):
+        several = behind - first > 1
+        for step in steps[first:behind]:
+            found.append(step._replace(shared=step.shared or (several and step.nanoseconds > TOGETHER_NS)))
+    return found
+
+
+def _together(steps: Sequence[_Added]) -> Iterator[int]:
+    """For each step the word TOGETHER."""
+    opened = 0
+    for first, behind in _runs(steps):
+        opened += sum(step.shared for step in steps[first:behind])
+        for place in range(first, behind):
+            yield opened << 1 | int(place > first)
+
+
+def _overwrites(operands: Sequence[AnyOperand]) -> bool:
+    """Whether two operands begin at the same place, as in a step that runs in place."""
+    return len({operand[:2] for operand in operands}) < len(operands)

@@ -1,0 +1,207 @@
+"""Steps that move rows, and attention, as words that do not know where their operands lie; see `encoding`.
+
+Pure. Shapes are in elements, strides in bytes. Errors are ValueErrors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from heliograph_backends.cpu.kernels.program import words as layout
+from heliograph_backends.cpu.kernels.program.body import TRANSCENDENTAL_NS, float_bits
+from heliograph_backends.cpu.kernels.program.elements import FLOAT32, PACK, UNPACK, units_of
+from heliograph_backends.cpu.kernels.program.encoding import (
+    NOTHING,
+    Encoding,
+    broadcast,
+    encoding_of,
+    operand_words,
+    step_words,
+)
+from heliograph_backends.cpu.kernels.program.program import Attention, Operand
+from heliograph_backends.cpu.kernels.program.stored_types import FORMS, Stored
+from heliograph_backends.cpu.kernels.program.tiles import (
+    FLOPS_PER_NS,
+    MEMORY_BYTES_PER_NS,
+    TILE_ELEMENTS,
+    TILE_NS,
+    Space,
+    Strides,
+    coalesce,
+    cut_elements,
+    split_axes,
+)
+from heliograph_backends.cpu.kernels.program.words import KEY_BLOCK, OPERAND_WORDS, PANEL_COLUMNS, Kind
+
+#: Rows of queries in one block: what their keys cost to unpack is then little beside their products.
+QUERY_BLOCK = 64
+#: Columns of a scatter that one block takes are whole blocks of every type.
+WHOLE_BLOCKS = 256
+_ABSENT = [-1, *[0] * (OPERAND_WORDS - 1)]
+_LINE = 64
+
+
+def encode_convert(shape: tuple[int, ...], source: Operand, target: Operand, conversion: int) -> Encoding:
+    """Encode a copy of all elements, see `ProgramBuilder.convert`."""
+    if 0 in shape:
+        return NOTHING
+    strides = [broadcast(each, len(shape)) for each in (source, target)]
+    read, written = units_of(conversion)
+    if read.elements == written.elements == 1:
+        sizes, strides = split_axes(*coalesce(shape, strides), inner=2)
+    else:
+        # Blocks end where rows do.
+        _require_dense(strides, conversion, shape[-1])
+        leading, before = split_axes(*coalesce(shape[:-1], [each[:-1] for each in strides]), inner=1)
+        sizes = (*leading, shape[-1])
+        strides = [(*steps, each[-1]) for steps, each in zip(before, strides, strict=True)]
+    space = cut_elements(sizes[:-2], sizes[-2], sizes[-1])
+    words = [word for each in strides for word in operand_words(each)] + _ABSENT
+    words += _move_words(conversion, 0, 0, 0)
+    return _moving(Kind.CONVERT, space, words, conversion, (layout.MOVED_FROM, layout.MOVED_TO))
+
+
+def encode_gather(
+    shape: tuple[int, ...],
+    rows: int,
+    source: Operand,
+    indices: Operand,
+    target: Operand,
+    conversion: int,
+    index_bytes: int,
+) -> Encoding:
+    """Encode the rows that indices name, see `ProgramBuilder.gather`."""
+    if 0 in shape:
+        return NOTHING
+    axes = len(shape)
+    strides = [broadcast(each, axes) for each in (source, target)]
+    which = (*broadcast(indices, axes - 1), 0)
+    _require_dense(strides, conversion, shape[-1])
+    outer, strides = _outer_axes(shape[:-2], [*strides, which])
+    space = cut_elements(outer, shape[-2], shape[-1], whole_rows=True)
+    words = [word for each in strides for word in operand_words(each)]
+    words += _move_words(conversion, index_bytes, rows, shape[-2])
+    places = (layout.MOVED_FROM, layout.MOVED_TO, layout.WHICH)
+    return _moving(Kind.GATHER, space, words, conversion, places)
+
+
+def encode_scatter(
+    shape: tuple[int, ...],
+    rows: int,
+    source: Operand,
+    indices: Operand,
+    target: Operand,
+    conversion: int,
+    index_bytes: int,
+) -> Encoding:
+    """Encode rows that are written where indices say, see `ProgramBuilder.scatter`.
+
+    A block is some columns of all rows, in their order: so a later row stays where an index comes twice.
+    """
+    if 0 in shape:
+        return NOTHING
+    axes = len(shape)
+    strides = [broadcast(each, axes) for each in (source, target)]
+    which = (*broadcast(indices, axes - 1), 0)
+    _require_dense(strides, conversion, shape[-1])
+    outer, strides = _outer_axes(shape[:-2], [*strides, which])
+    some = max(1, TILE_ELEMENTS // (shape[-2] * WHOLE_BLOCKS)) * WHOLE_BLOCKS
+    column_block = min(some, shape[-1])
+    per_tile = max(1, TILE_ELEMENTS // (shape[-2] * column_block))
+    space = Space(outer, 1, shape[-1], 1, column_block, per_tile)
+    words = [word for each in strides for word in operand_words(each)]
+    words += _move_words(conversion, index_bytes, rows, shape[-2])
+    places = (layout.MOVED_FROM, layout.MOVED_TO, layout.WHICH)
+    return _moving(Kind.SCATTER, space, words, conversion, places)
+
+
+def _outer_axes(leading: tuple[int, ...], strides: list[Strides]) -> tuple[tuple[int, ...], list[Strides]]:
+    """Merge leading axes; the last two stay."""
+    sizes, before = coalesce(leading, [each[:-2] for each in strides])
+    sizes, before = split_axes(sizes, before, inner=0)
+    return sizes, [(*steps, *each[-2:]) for steps, each in zip(before, strides, strict=True)]
+
+
+def _require_dense(strides: Sequence[Strides], conversion: int, columns: int) -> None:
+    """Raise unless rows of blocks, and of what they are made of, lie side by side."""
+    if conversion < UNPACK:
+        return
+    for steps, unit in zip(strides, units_of(conversion), strict=True):
+        if columns > unit.elements and steps[-1] != unit.bytes:
+            raise ValueError(f"rows of blocks need a stride of {unit.bytes} bytes, not {steps[-1]}")
+        if columns % unit.elements:
+            raise ValueError(f"rows of {columns} elements are no blocks of {unit.elements}")
+
+
+def _move_words(conversion: int, index_bytes: int, choices: int, count: int) -> list[int]:
+    read, written = units_of(conversion)
+    sizes = [read.elements, written.elements, read.bytes, written.bytes]
+    return [conversion, *sizes, index_bytes, choices, count]
+
+
+def _moving(kind: Kind, space: Space, words: list[int], conversion: int, places: tuple[int, ...]) -> Encoding:
+    """A step that moves rows; blocks take longer, as they are computed."""
+    rows = words[layout.WHICH_COUNT - layout.MOVED_FROM] if kind is Kind.SCATTER else space.rows
+    elements = prod(space.outer) * rows * space.columns
+    each = 8 / MEMORY_BYTES_PER_NS if conversion < UNPACK else TRANSCENDENTAL_NS
+    nanoseconds = elements * each * (8 if conversion >= PACK else 1)
+    return encoding_of([step_words(kind, space, words, nanoseconds, False)], places, space, nanoseconds)
+
+
+# Attention
+
+
+def encode_attention(
+    outer: tuple[int, ...], rows: int, form: Attention, operands: Sequence[Operand | None]
+) -> Encoding:
+    """Encode attention over queries, keys, values, target, mask and sinks, see `ProgramBuilder.attention`."""
+    if form.value_width % 16 or form.key_width == 0:
+        raise ValueError(f"attention over rows of {form.key_width} and {form.value_width} elements")
+    if 0 in outer or rows == 0 or form.value_width == 0:
+        return NOTHING
+    axes = len(outer) + 2
+    words, places = [], []
+    for place, operand in enumerate(operands):
+        words += operand_words(broadcast(operand, axes)) if operand else _ABSENT
+        if operand is not None:
+            places.append(layout.QUERIES + place * OPERAND_WORDS)
+    words += operand_words((*form.head_strides, 0))
+    blocks = -(-rows // QUERY_BLOCK)
+    space = Space(outer, rows, form.value_width, -(-rows // blocks), form.value_width)
+    nanoseconds = _attention_ns(prod(outer), rows, form)
+    per_tile = max(1, round(TILE_NS * space.blocks / max(1.0, nanoseconds)))
+    space = Space(outer, rows, form.value_width, space.row_block, form.value_width, per_tile)
+    areas, pack_bytes = _areas(space.row_block, form)
+    words += _form_words(form) + areas + [float_bits(slope) for slope in form.slopes]
+    code = step_words(Kind.ATTENTION, space, words, nanoseconds, False)
+    return encoding_of([code], tuple(places), space, nanoseconds, pack_bytes)
+
+
+def _form_words(form: Attention) -> list[int]:
+    elements, size = (1, 4) if form.value_form == FLOAT32 else FORMS[Stored(form.value_form)][:2]
+    words = [form.keys, form.key_width, form.key_form, form.value_form, elements, size]
+    words += [form.mask_conversion, float_bits(form.scale), float_bits(form.cap), len(form.slopes)]
+    return words
+
+
+def _areas(rows: int, form: Attention) -> tuple[list[int], int]:
+    """Where in a worker's scratch states, biases, scores, panels and wide values are, and where they end."""
+    panels = KEY_BLOCK // PANEL_COLUMNS * (form.key_width + 16) * PANEL_COLUMNS
+    panels = max(panels, (form.value_width // PANEL_COLUMNS + 1) * KEY_BLOCK * PANEL_COLUMNS)
+    wide = 0
+    if form.value_form > Stored.BF16:
+        wide = KEY_BLOCK * form.value_width
+        panels = max(panels, FORMS[Stored(form.value_form)].block_size * PANEL_COLUMNS)
+    found, end = [], 0
+    for size in (rows * layout.STATE_BYTES, 4 * KEY_BLOCK, 4 * rows * KEY_BLOCK, 4 * panels, 4 * wide):
+        found.append(end)
+        end += -(-size // _LINE) * _LINE
+    return found, end
+
+
+def _attention_ns(matrices: int, rows: int, form: Attention) -> float:
+    """Estimate one worker's time: arithmetic and powers, or reading keys and values."""
+    width = form.key_width + form.value_width
+    arithmetic = rows * form.keys * (2.0 * width / FLOPS_PER_NS + TRANSCENDENTAL_NS)
+    return matrices * max(arithmetic, 2.0 * form.keys * width / MEMORY_BYTES_PER_NS)

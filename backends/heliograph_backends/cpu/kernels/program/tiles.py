@@ -1,0 +1,127 @@
+"""How steps are cut into tiles: from shapes alone, so that bits and work do not depend on the
+number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from heliograph_backends.cpu.kernels.program.stored_types import FEW_COLUMNS
+from heliograph_backends.cpu.kernels.program.words import OUTER_DIMENSIONS, PANEL_COLUMNS, UNPACKED_DEPTH
+
+TILE_ELEMENTS = 32 * 1024
+TILE_NS = 6000.0
+MAXIMUM_TILES_WANTED = 32
+# Results of at least this many bytes are written past the caches, which saves reading the lines that
+# they overwrite. Measured with a chain of additions: below 32 MiB, where the next step still finds what
+# the last one wrote, it costs up to a fifth; above, it saves as much and more.
+STREAM_BYTES = 32 * 1024 * 1024
+# Rough rates of one worker, good enough to decide what is worth sharing.
+FLOPS_PER_NS = 200.0
+MEMORY_BYTES_PER_NS = 20.0
+# A block of 48 rows is four strips of twelve. Where the right side is packed for each block, more
+# rows share that work.
+PACKED_ROW_BLOCK, UNPACKED_ROW_BLOCK, UNPACKED_COLUMN_BLOCK = 48, 192, 128
+LARGEST_COLUMN_BLOCK, SMALLEST_COLUMN_BLOCK = 384, 96
+PACKED_DEPTH_BLOCK, UNPACKED_DEPTH_BLOCK = 2048, UNPACKED_DEPTH
+
+Strides = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The iteration space of a step and how it is cut."""
+
+    outer: tuple[int, ...]
+    rows: int
+    columns: int
+    row_block: int
+    column_block: int
+    blocks_per_tile: int = 1
+
+    @property
+    def row_blocks(self) -> int:
+        return -(-self.rows // self.row_block)
+
+    @property
+    def column_blocks(self) -> int:
+        """At least one: a reduction of empty rows writes results all the same."""
+        return max(1, -(-self.columns // self.column_block))
+
+    @property
+    def blocks(self) -> int:
+        return prod(self.outer) * self.row_blocks * self.column_blocks
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.blocks // self.blocks_per_tile)
+
+
+def coalesce(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[tuple[int, ...], list[Strides]]:
+    """Drop axes of size 1 and merge neighbours that every operand walks as one."""
+    axes = [(size, tuple(each[axis] for each in strides)) for axis, size in enumerate(shape) if size != 1]
+    merged: list[tuple[int, Strides]] = []
+    for size, steps in axes:
+        if merged and merged[-1][1] == tuple(step * size for step in steps):
+            merged[-1] = (merged[-1][0] * size, steps)
+        else:
+            merged.append((size, steps))
+    sizes = tuple(size for size, _ in merged)
+    return sizes, [tuple(steps[number] for _, steps in merged) for number in range(len(strides))]
+
+
+def split_axes(
+    shape: Sequence[int], strides: Sequence[Strides], inner: int
+) -> tuple[tuple[int, ...], list[Strides]]:
+    """Pad with axes of size 1 in front to at least `inner` axes, and refuse more than the runner
+    walks.
+    """
+    missing = max(0, inner - len(shape))
+    if len(shape) > OUTER_DIMENSIONS + inner:
+        raise ValueError(f"{len(shape)} axes that do not merge: at most {OUTER_DIMENSIONS + inner}")
+    return (1,) * missing + tuple(shape), [(0,) * missing + tuple(each) for each in strides]
+
+
+def cut_elements(outer: tuple[int, ...], rows: int, columns: int, whole_rows: bool = False) -> Space:
+    """Cut into blocks of about `TILE_ELEMENTS`; small blocks of several outer indices make one
+    tile.
+    """
+    column_block = columns if whole_rows else min(columns, TILE_ELEMENTS)
+    row_block = min(rows, max(1, TILE_ELEMENTS // max(1, column_block)))
+    per_tile = max(1, TILE_ELEMENTS // max(1, row_block * column_block))
+    return Space(outer, rows, columns, row_block, max(1, column_block), per_tile)
+
+
+def matmul_ns(batch: int, rows: int, columns: int, depth: int) -> float:
+    """Estimate one worker's time for a product: arithmetic, or reading the right side where there
+    are few rows.
+    """
+    arithmetic = 2.0 * rows * columns * depth / FLOPS_PER_NS
+    return batch * max(arithmetic, 4.0 * depth * columns / MEMORY_BYTES_PER_NS)
+
+
+def cut_streamed(outer: tuple[int, ...], rows: int, columns: int, depth: int) -> Space:
+    """Cut a product of few rows with a stored weight into the columns that its kernels take together."""
+    block_ns = max(1.0, matmul_ns(1, rows, min(columns, FEW_COLUMNS), depth))
+    return Space(outer, rows, columns, rows, FEW_COLUMNS, max(1, round(TILE_NS / block_ns)))
+
+
+def cut_matmul(outer: tuple[int, ...], rows: int, columns: int, depth: int, packed: bool) -> Space:
+    """Cut into blocks of rows by groups of panels, of a few microseconds each where the product is
+    large enough.
+    """
+    batch = prod(outer)
+    row_block = min(rows, PACKED_ROW_BLOCK if packed else UNPACKED_ROW_BLOCK)
+    row_blocks = -(-rows // row_block)
+    whole_ns = matmul_ns(batch, rows, columns, depth)
+    wanted = min(MAXIMUM_TILES_WANTED, max(1, round(whole_ns / TILE_NS)))
+    largest = LARGEST_COLUMN_BLOCK if packed else UNPACKED_COLUMN_BLOCK
+    column_ns = matmul_ns(1, row_block, PANEL_COLUMNS, depth) / PANEL_COLUMNS
+    block = min(largest, max(SMALLEST_COLUMN_BLOCK, int(10 * TILE_NS / max(column_ns, 1e-3))))
+    panels = -(-columns // PANEL_COLUMNS)
+    groups = min(panels, max(-(-columns // block), -(-wanted // (row_blocks * batch))))
+    column_block = -(-panels // groups) * PANEL_COLUMNS
+    block_ns = max(1.0, matmul_ns(1, row_block, min(columns, column_block), depth))
+    return Space(outer, rows, columns, row_block, column_block, max(1, round(TILE_NS / block_ns)))

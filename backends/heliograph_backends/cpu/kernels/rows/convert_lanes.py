@@ -1,0 +1,213 @@
+"""Rows of float32, f16 and bf16 into one another, and rows of any elements as they are.
+
+Floats are rounded once, to the nearest, halves to even; NaN stays NaN. Sixteen elements at a time, which are
+put together from their places and taken apart again where rows do not lie side by side; what is left of a
+row goes one at a time through the first of sixteen lanes, with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba import types
+
+from heliograph_backends.cpu.kernels.matmul.stored_lanes import HALVES, SHORTS, from_bfloat, from_half
+from heliograph_backends.cpu.kernels.program.elements import Conversion
+from heliograph_backends.cpu.kernels.vector.lanes import (
+    F32,
+    I32,
+    I32_VECTOR,
+    I64,
+    LANES,
+    Lanes,
+    emitted,
+    has_feature,
+    integer,
+    loop,
+    pointer,
+    subroutine,
+)
+
+I8, I16 = ir.IntType(8), ir.IntType(16)
+FIRST = ir.Constant(I32, 0)
+
+
+def _constant(value: int) -> ir.Constant:
+    return ir.Constant(I32_VECTOR, [value] * LANES)
+
+
+def to_half(builder: Any, lanes: Lanes) -> Any:
+    """Return sixteen f16 as shorts."""
+    if builder.module.triple.startswith("x86_64") and not has_feature("f16c"):
+        return half_bits_by_hand(builder, lanes)
+    return builder.bitcast(builder.fptrunc(lanes.value, HALVES), SHORTS)
+
+
+def half_bits_by_hand(builder: Any, lanes: Lanes) -> Any:
+    """The same without an instruction for it, as LLVM would call a function that may not be there.
+
+    Small numbers: adding 2**-1 to them rounds to f16's smallest step, 2**-24, and leaves their digits in
+    the lowest bits of the sum. Others: 13 digits go, and adding just under half of their last place and the
+    digit before them rounds halves to even; a carry goes into the exponent, where it belongs.
+    """
+    bits = lanes.bits()
+    size = builder.and_(bits, _constant(0x7FFFFFFF))
+    small = Lanes.from_bits(builder, size) + 0.5
+    denormal = builder.sub(small.bits(), _constant(0x3F000000))
+    odd = builder.and_(builder.lshr(size, _constant(13)), _constant(1))
+    moved = builder.add(builder.add(size, odd), _constant(0xFFF - (112 << 23) & 0xFFFFFFFF))
+    normal = builder.lshr(moved, _constant(13))
+    is_small = builder.icmp_unsigned("<", size, _constant(113 << 23))
+    found = builder.select(is_small, denormal, normal)
+    # From 65520 on what is nearest is infinity.
+    found = builder.select(builder.icmp_unsigned(">=", size, _constant(0x477FF000)), _constant(0x7C00), found)
+    is_nan = builder.icmp_unsigned(">", size, _constant(0x7F800000))
+    digits = builder.or_(builder.lshr(size, _constant(13)), _constant(0x7E00))
+    found = builder.select(is_nan, builder.and_(digits, _constant(0x7FFF)), found)
+    sign = builder.lshr(builder.and_(bits, _constant(0x80000000)), _constant(16))
+    return builder.trunc(builder.or_(found, sign), SHORTS)
+
+
+def to_bfloat(builder: Any, lanes: Lanes) -> Any:
+    """Return sixteen bf16 as shorts."""
+    bits = lanes.bits()
+    upper = builder.lshr(bits, _constant(16))
+    odd = builder.and_(upper, _constant(1))
+    rounded = builder.lshr(builder.add(builder.add(bits, odd), _constant(0x7FFF)), _constant(16))
+    # Rounding could carry a NaN into infinity; a set quiet bit cannot be lost with the lower half.
+    is_nan = builder.fcmp_unordered("uno", lanes.value, lanes.value)
+    quiet = builder.or_(upper, _constant(0x40))
+    return builder.trunc(builder.select(is_nan, quiet, rounded), SHORTS)
+
+
+class _Element(NamedTuple):
+    """How an element lies in memory, and what it is in lanes."""
+
+    kind: ir.Type
+    bytes: int
+    read: Callable[[Any, Any], Lanes]
+    write: Callable[[Any, Lanes], Any]
+
+
+_F32 = _Element(F32, 4, Lanes, lambda builder, lanes: lanes.value)
+_F16 = _Element(I16, 2, from_half, to_half)
+_BF16 = _Element(I16, 2, from_bfloat, to_bfloat)
+#: What the conversions of floats read and write; others move bytes.
+_FLOATS: dict[Conversion, tuple[_Element, _Element]] = {
+    Conversion.F32_F16: (_F32, _F16),
+    Conversion.F32_BF16: (_F32, _BF16),
+    Conversion.F16_F32: (_F16, _F32),
+    Conversion.F16_BF16: (_F16, _BF16),
+    Conversion.BF16_F32: (_BF16, _F32),
+    Conversion.BF16_F16: (_BF16, _F16),
+}
+
+
+def _bytes(conversion: Conversion) -> tuple[_Element, _Element]:
+    """Elements that are moved: their lanes are what was read."""
+    size = int(conversion.name.removeprefix("BYTES_"))
+    kept = _Element(ir.IntType(8 * size), size, lambda builder, value: value, lambda builder, value: value)
+    return kept, kept
+
+
+def _rows(conversion: Conversion) -> Callable[..., None]:
+    read, write = _FLOATS.get(conversion) or _bytes(conversion)
+    some, others = ir.VectorType(read.kind, LANES), ir.VectorType(write.kind, LANES)
+
+    def beside(builder: Any, target: Any, source: Any, index: Any) -> None:
+        place = builder.add(source, builder.mul(index, integer(read.bytes)))
+        found = builder.load(pointer(builder, place, some), align=read.bytes)
+        place = builder.add(target, builder.mul(index, integer(write.bytes)))
+        made = write.write(builder, read.read(builder, found))
+        builder.store(made, pointer(builder, place, others), align=write.bytes)
+
+    def apart(
+        builder: Any, target: Any, target_step: Any, source: Any, source_step: Any, index: Any, count: int
+    ) -> None:
+        lanes = [ir.Constant(I32, lane) for lane in range(count)]
+        found: Any = ir.Constant(some, None)
+        place = builder.add(source, builder.mul(index, source_step))
+        for lane in lanes:
+            one = builder.load(pointer(builder, place, read.kind), align=read.bytes)
+            found = builder.insert_element(found, one, lane)
+            place = builder.add(place, source_step)
+        made = write.write(builder, read.read(builder, found))
+        place = builder.add(target, builder.mul(index, target_step))
+        for lane in lanes:
+            one = builder.extract_element(made, lane)
+            builder.store(one, pointer(builder, place, write.kind), align=write.bytes)
+            place = builder.add(place, target_step)
+
+    def row(builder: Any, target: Any, target_step: Any, source: Any, source_step: Any, count: Any) -> None:
+        dense = builder.and_(
+            builder.icmp_signed("==", source_step, integer(read.bytes)),
+            builder.icmp_signed("==", target_step, integer(write.bytes)),
+        )
+        whole = builder.and_(count, integer(-LANES))
+        with builder.if_else(dense) as (yes, no):
+            with yes, loop(builder, integer(0), whole, LANES) as index:
+                beside(builder, target, source, index)
+            with no, loop(builder, integer(0), whole, LANES) as index:
+                apart(builder, target, target_step, source, source_step, index, LANES)
+        with loop(builder, whole, count, 1) as index:
+            apart(builder, target, target_step, source, source_step, index, 1)
+
+    def body(
+        builder: Any,
+        target: Any,
+        target_step: Any,
+        source: Any,
+        source_step: Any,
+        count: Any,
+        rows: Any,
+        target_row: Any,
+        source_row: Any,
+    ) -> None:
+        with loop(builder, integer(0), rows, 1) as index:
+            there = builder.add(target, builder.mul(index, target_row))
+            here = builder.add(source, builder.mul(index, source_row))
+            row(builder, there, target_step, here, source_step, count)
+
+    return body
+
+
+@emitted(types.void, *[types.int64] * 9)
+def convert_plain(
+    builder: Any,
+    conversion: Any,
+    target: Any,
+    target_step: Any,
+    source: Any,
+    source_step: Any,
+    count: Any,
+    rows: Any,
+    target_row: Any,
+    source_row: Any,
+) -> None:
+    """Convert rows of elements that are no blocks; steps along rows and from one to the next in bytes."""
+    done = builder.append_basic_block("convert.done")
+    switch = builder.switch(conversion, done)
+    arguments = [target, target_step, source, source_step, count, rows, target_row, source_row]
+    for each in Conversion:
+        with builder.goto_block(builder.append_basic_block(each.name.lower())):
+            switch.add_case(integer(each), builder.block)
+            function = subroutine(builder, f"convert_{each.name.lower()}", (I64,) * 8, _rows(each))
+            builder.call(function, arguments)
+            builder.branch(done)
+    builder.position_at_end(done)
+
+
+@emitted(types.void, types.int64, types.float32)
+def store_half(builder: Any, address: Any, value: Any) -> None:
+    """Store a float32 as f16."""
+    shorts = to_half(builder, Lanes.broadcast(builder, value))
+    short = builder.extract_element(shorts, FIRST)
+    builder.store(short, pointer(builder, address, I16), align=2)
+
+
+@emitted(types.void, types.int64, types.int64)
+def store_byte(builder: Any, address: Any, value: Any) -> None:
+    """Store the lowest byte of an int64."""
+    builder.store(builder.trunc(value, I8), pointer(builder, address, I8), align=1)

@@ -1,0 +1,156 @@
+"""Rows of blocks to rows of float32 and back, bit for bit as `heliograph_proto.quantization.blocks` has them.
+
+To float32: the kernels of matrix products turn one block of each of 32 rows into panels. Here the 32 rows
+are consecutive blocks of one row, and the panel is transposed. To blocks: one block after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from heliograph_backends.cpu.kernels.matmul.packing import PANEL_ROW_BYTES, transpose
+from heliograph_backends.cpu.kernels.matmul.stored_matmul import unpack_panel
+from heliograph_backends.cpu.kernels.program.elements import BLOCK_ELEMENTS, Block
+from heliograph_backends.cpu.kernels.program.words import PANEL_COLUMNS
+from heliograph_backends.cpu.kernels.rows.convert_lanes import store_byte, store_half
+from heliograph_backends.cpu.kernels.vector.atomics import load_f32
+from heliograph_backends.cpu.kernels.vector.lanes import (
+    I64,
+    LANES,
+    Lanes,
+    emitted,
+    integer,
+    jit,
+    jit_inline,
+    loop,
+    subroutine,
+)
+
+Q8_0, Q4_0, Q4_1, Q5_0 = int(Block.Q8_0), int(Block.Q4_0), int(Block.Q4_1), int(Block.Q5_0)
+ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
+
+
+def _spread(builder: Any, target: Any, panel: Any, block_size: Any, blocks: Any) -> None:
+    """Transpose sixteen blocks at a time; what is behind the last one is not written."""
+    for half in range(PANEL_COLUMNS // LANES):
+        rest = builder.sub(blocks, integer(half * LANES))
+        with loop(builder, integer(0), block_size, LANES) as k:
+            rows = []
+            for lane in range(LANES):
+                place = builder.mul(builder.add(k, integer(lane)), integer(PANEL_ROW_BYTES))
+                place = builder.add(builder.add(panel, place), integer(4 * LANES * half))
+                rows.append(Lanes.load(builder, place).value)
+            for lane, value in enumerate(transpose(builder, rows)):
+                with builder.if_then(builder.icmp_signed("<", integer(lane), rest)):
+                    block = builder.mul(integer(half * LANES + lane), block_size)
+                    place = builder.mul(builder.add(block, k), integer(4))
+                    Lanes(builder, value).store(builder.add(target, place))
+
+
+@emitted(types.void, *[types.int64] * 4)
+def spread_panel(builder: Any, target: Any, panel: Any, block_size: Any, blocks: Any) -> None:
+    """Write a panel whose columns are up to 32 blocks as a row of float32."""
+    function = subroutine(builder, "spread_panel", (I64,) * 4, _spread)
+    builder.call(function, [target, panel, block_size, blocks])
+
+
+@jit_inline
+def unpack_row(
+    kind: int, block_size: int, block_bytes: int, target: int, source: int, count: int, panel: int
+) -> None:
+    """Write `count` stored elements as float32; the panel has room for 32 blocks."""
+    blocks = count // block_size
+    for first in range(0, blocks, PANEL_COLUMNS):
+        present = min(blocks - first, PANEL_COLUMNS)
+        unpack_panel(kind, panel, source + first * block_bytes, block_bytes, block_size, present)
+        spread_panel(target + 4 * first * block_size, panel, block_size, present)
+
+
+@jit
+def inverse(scale: Any) -> Any:
+    """Return 1 / scale, and 0 for 0."""
+    return ONE / scale if scale != ZERO else ZERO
+
+
+@jit
+def pack_q8_0(target: int, source: int) -> None:
+    """Round 32 float32 to a block of q8_0."""
+    largest = ZERO
+    for place in range(BLOCK_ELEMENTS):
+        size = abs(load_f32(source + 4 * place))
+        if size > largest or size != size:
+            largest = size
+    scale = largest / np.float32(127)
+    factor = inverse(scale)
+    store_half(target, scale)
+    for place in range(BLOCK_ELEMENTS):
+        scaled = load_f32(source + 4 * place) * factor
+        size = abs(scaled)
+        whole = np.floor(size)
+        # Halves away from zero; size + 0.5 itself could round up what is just below a half.
+        rounded = whole + (ONE if size - whole >= HALF else ZERO)
+        store_byte(target + 2 + place, int(rounded if scaled >= ZERO else -rounded))
+
+
+@jit
+def pack_quanta(target: int, source: int, factor: Any, offset: Any, start: Any, bits: int) -> None:
+    """Write 32 quanta (x - start) * factor + offset, cut off to whole ones: nibbles behind fifth bits."""
+    most = np.float32((1 << bits) - 1)
+    nibbles = target if bits == 4 else target + 4
+    fifth = 0
+    for place in range(16):
+        low = int(min((load_f32(source + 4 * place) - start) * factor + offset, most))
+        high = int(min((load_f32(source + 64 + 4 * place) - start) * factor + offset, most))
+        store_byte(nibbles + place, (low & 15) | (high & 15) << 4)
+        fifth |= (low >> 4 & 1) << place | (high >> 4 & 1) << (16 + place)
+    if bits == 5:
+        for byte in range(4):
+            store_byte(target + byte, fifth >> 8 * byte)
+
+
+@jit
+def pack_signed(target: int, source: int, bits: int) -> None:
+    """Round 32 float32 to a block of q4_0 or q5_0, whose scale is that of the element of the largest size."""
+    found = load_f32(source)
+    for place in range(1, BLOCK_ELEMENTS):
+        value = load_f32(source + 4 * place)
+        if abs(value) > abs(found) or (value != value and found == found):
+            found = value
+    half = np.float32(1 << (bits - 1))
+    scale = found / -half
+    store_half(target, scale)
+    pack_quanta(target + 2, source, inverse(scale), half + HALF, ZERO, bits)
+
+
+@jit
+def pack_unsigned(target: int, source: int, bits: int) -> None:
+    """Round 32 float32 to a block of q4_1 or q5_1, from the smallest element to the largest."""
+    least = load_f32(source)
+    largest = least
+    for place in range(1, BLOCK_ELEMENTS):
+        value = load_f32(source + 4 * place)
+        if value < least or value != value:
+            least = value
+        if value > largest or value != value:
+            largest = value
+    scale = (largest - least) / np.float32((1 << bits) - 1)
+    store_half(target, scale)
+    store_half(target + 2, least)
+    pack_quanta(target + 4, source, inverse(scale), HALF, least, bits)
+
+
+@jit
+def pack_row(kind: int, block_bytes: int, target: int, source: int, count: int) -> None:
+    """Round `count` float32, whole blocks of them, to blocks."""
+    for _ in range(count // BLOCK_ELEMENTS):
+        if kind == Q8_0:
+            pack_q8_0(target, source)
+        elif kind in (Q4_0, Q5_0):
+            pack_signed(target, source, 4 if kind == Q4_0 else 5)
+        else:
+            pack_unsigned(target, source, 4 if kind == Q4_1 else 5)
+        target += block_bytes
+        source += 4 * BLOCK_ELEMENTS

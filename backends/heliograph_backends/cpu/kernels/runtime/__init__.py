@@ -1,0 +1,4 @@
+"""Runs programs: the compiled entries and their cache, the runner, its workers, bound memory.
+
+Imports all kernels.
+"""

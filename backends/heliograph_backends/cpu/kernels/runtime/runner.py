@@ -1,0 +1,336 @@
+"""The native runner: a whole program without Python between its steps, on any number of workers.
+
+Theory of operation. Worker 0, the thread that called, leads. It runs the steps that have one tile
+by itself; before a set of steps that need not wait for each other it publishes how many shared steps
+are open (PROGRESS), then claims tiles of them like everybody else, with an atomic addition to each
+step's own counter, and waits before the next set until as many tiles are done as there are. Helpers
+look at PROGRESS alone and never run ahead: a helper that comes late finds steps closed or their tiles
+claimed, and does nothing. So tiny steps cost no traffic between cores, and a step's tiles see
+everything that earlier sets wrote.
+
+A program reaches its helpers by mail, without Python: the leader posts it at the start of the run, and
+takes it back at the end from those who have not seen it. It waits for those who are inside, so nobody
+touches a program, or its memory, when its run is over. A helper that has nothing to do looks for more for
+about a hundred microseconds before its thread sleeps: waking that takes as long as a small product.
+
+Tiles are fixed by shapes, and each element is computed by one worker in one order: bits do not
+depend on who claims what.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from heliograph_backends.cpu.kernels.elementwise.interpreter import elementwise_block
+from heliograph_backends.cpu.kernels.matmul.experts import names_no_expert
+from heliograph_backends.cpu.kernels.matmul.packing import pack_panels
+from heliograph_backends.cpu.kernels.program.words import (
+    ABORT,
+    BLOCKS,
+    BLOCKS_PER_TILE,
+    CLAIMED,
+    COUNTER,
+    COUNTER_WORDS,
+    COUNTERS,
+    DONE,
+    FAILED_STEP,
+    FINISHED,
+    HEAVY,
+    HEAVY_AT,
+    KIND,
+    MAIL_BEFORE,
+    MAIL_CODE,
+    MAIL_CONTROL,
+    MAIL_PROCESSOR,
+    MAIL_SCRATCH,
+    MAIL_SLOTS,
+    MAIL_STATE,
+    MAILS,
+    NEXT_AT,
+    PROCESSOR,
+    PROGRAM_HEADER_WORDS,
+    PROGRESS,
+    SCRATCHES,
+    STATUS,
+    STEP_COUNT,
+    STEP_WORDS,
+    STREAMS,
+    TILES,
+    TOGETHER,
+    WORKERS,
+    Kind,
+    Mail,
+    Status,
+)
+from heliograph_backends.cpu.kernels.rows.moves import has_outside
+from heliograph_backends.cpu.kernels.rows.reductions import rows_block
+from heliograph_backends.cpu.kernels.rows.rope import rotary_block
+from heliograph_backends.cpu.kernels.runtime.blocks import heavy_block
+from heliograph_backends.cpu.kernels.vector.atomics import (
+    atomic_add,
+    atomic_exchange,
+    atomic_load,
+    atomic_replace,
+    atomic_store,
+    call_block,
+    finish_streaming,
+    pause,
+    processor,
+    set_word,
+    word,
+    yield_core,
+)
+from heliograph_backends.cpu.kernels.vector.lanes import jit, jit_entry, jit_inline
+
+OK, ABORTED = int(Status.OK), int(Status.ABORTED)
+INVALID, OUTSIDE = int(Status.INVALID), int(Status.OUTSIDE)
+ELEMENTWISE, MATMUL, ROTARY = int(Kind.ELEMENTWISE), int(Kind.MATMUL), int(Kind.ROTARY)
+CONVERT, GATHER, SCATTER = int(Kind.CONVERT), int(Kind.GATHER), int(Kind.SCATTER)
+EXPERTS = int(Kind.EXPERTS)
+LAST_KIND = int(max(Kind))
+PARKED, WAITING, POSTED, TAKEN = (int(each) for each in Mail)
+SPINS_BEFORE_YIELD = 4096
+# A worker claims this part of its even share of what is left, and one tile in the end.
+SHARES = 2
+# Looks for more work: those with a pause between them, and all.
+SPINS_BEFORE_GIVING_WAY = 1024
+LOOKS = 1280
+
+
+@jit_inline
+def run_tile(step: int, tile: int, following: int, slots: int, control: int, scratch: int) -> None:
+    """Run the blocks of one tile; this worker probably runs the tile `following` after it."""
+    set_word(scratch + NEXT_AT, 0, following)
+    kind, per_tile = word(step, KIND), word(step, BLOCKS_PER_TILE)
+    for block in range(tile * per_tile, min((tile + 1) * per_tile, word(step, BLOCKS))):
+        if kind == ELEMENTWISE:
+            elementwise_block(step, block, slots, scratch)
+        elif kind == MATMUL or kind >= CONVERT:
+            call_block(word(control, HEAVY), kind, step, block, slots, scratch)
+        elif kind == ROTARY:
+            rotary_block(step, block, slots, scratch)
+        else:
+            rows_block(kind, step, block, slots, scratch)
+    if word(step, STREAMS):
+        finish_streaming()
+
+
+@jit
+def wait_for(base: int, index: int, value: int) -> int:
+    """Wait until a word is at least `value` and return it: spin first, then give the core away
+    between looks.
+    """
+    spins = 0
+    seen: int = atomic_load(base, index)
+    while seen < value:
+        spins += 1
+        if spins < SPINS_BEFORE_YIELD:
+            pause()
+        else:
+            yield_core()
+        seen = atomic_load(base, index)
+    return seen
+
+
+@jit_inline
+def claim_tiles(step: int, slots: int, control: int, scratch: int) -> None:
+    """Claim and run tiles of a shared step until none is left. After an abort tiles are claimed but
+    not run.
+    """
+    tiles, shares = word(step, TILES), SHARES * word(control, WORKERS)
+    counter = control + 8 * (COUNTERS + word(step, COUNTER) * COUNTER_WORDS)
+    claimed = atomic_load(counter, CLAIMED)
+    while claimed < tiles:
+        share = max(1, (tiles - claimed) // shares)
+        first = atomic_add(counter, CLAIMED, share)
+        behind = min(first + share, tiles)
+        if first < behind:
+            for tile in range(first, behind):
+                if atomic_load(control, ABORT) == 0:
+                    following = tile + 1 if tile + 1 < behind else atomic_load(counter, CLAIMED)
+                    run_tile(step, tile, following, slots, control, scratch)
+            atomic_add(counter, DONE, behind - first)
+        claimed = first + share
+
+
+@jit_inline
+def end_set(step: int, behind: int, control: int) -> None:
+    """Wait until all tiles of the shared steps from one up to another are done."""
+    while step < behind:
+        counter = word(step, COUNTER)
+        if counter >= 0:
+            wait_for(control + 8 * (COUNTERS + counter * COUNTER_WORDS), DONE, word(step, TILES))
+        step += 8 * word(step, STEP_WORDS)
+
+
+@jit_inline
+def run_alone(step: int, slots: int, control: int, scratch: int) -> None:
+    """Run all tiles of a step on this thread."""
+    for tile in range(word(step, TILES)):
+        if atomic_load(control, ABORT) != 0:
+            break
+        run_tile(step, tile, tile + 1, slots, control, scratch)
+
+
+@jit_inline
+def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int:
+    """Run all steps, set after set; return the status."""
+    step = code + 8 * PROGRAM_HEADER_WORDS
+    first, opened = step, 0
+    for number in range(word(code, STEP_COUNT)):
+        kind = word(step, KIND)
+        if kind > LAST_KIND:
+            atomic_store(control, FAILED_STEP, number)
+            return INVALID
+        begins = helped and word(step, TOGETHER) & 1 == 0
+        if begins:
+            end_set(first, step, control)
+            first = step
+        # Steps that name rows are sets by themselves, so nobody has begun with them yet.
+        if kind in (GATHER, SCATTER) and has_outside(kind, step, slots, control, scratch):
+            atomic_store(control, FAILED_STEP, number)
+            return OUTSIDE
+        if kind == EXPERTS and names_no_expert(step, slots, control):
+            atomic_store(control, FAILED_STEP, number)
+            return OUTSIDE
+        if begins and word(step, TOGETHER) >> 1 > opened:
+            opened = word(step, TOGETHER) >> 1
+            atomic_store(control, PROGRESS, opened)
+        if helped and word(step, COUNTER) >= 0:
+            claim_tiles(step, slots, control, scratch)
+        else:
+            run_alone(step, slots, control, scratch)
+        if atomic_load(control, ABORT) != 0:
+            atomic_store(control, FAILED_STEP, number)
+            return ABORTED
+        step += 8 * word(step, STEP_WORDS)
+    if helped:
+        end_set(first, step, control)
+        # Tiles that helpers claimed after that were not run.
+        if atomic_load(control, ABORT) != 0:
+            atomic_store(control, FAILED_STEP, word(code, STEP_COUNT) - 1)
+            return ABORTED
+    return OK
+
+
+@jit_inline
+def help_along(code: int, slots: int, control: int, scratch: int) -> None:
+    """Take part in the shared steps as they open."""
+    set_word(scratch + HEAVY_AT, 0, word(control, HEAVY))
+    step = code + 8 * PROGRAM_HEADER_WORDS
+    for _ in range(word(code, STEP_COUNT)):
+        counter = word(step, COUNTER)
+        if counter >= 0:
+            progress = wait_for(control, PROGRESS, counter + 1)
+            if progress == FINISHED:
+                return
+            if progress == word(step, TOGETHER) >> 1:
+                claim_tiles(step, slots, control, scratch)
+        step += 8 * word(step, STEP_WORDS)
+
+
+@jit
+def post(code: int, slots: int, control: int, helpers: int) -> None:
+    """Send a program to its helpers."""
+    for helper in range(helpers):
+        mail = word(word(control, MAILS), helper)
+        set_word(mail, MAIL_CODE, code)
+        set_word(mail, MAIL_SLOTS, slots)
+        set_word(mail, MAIL_CONTROL, control)
+        set_word(mail, MAIL_SCRATCH, word(word(control, SCRATCHES), helper + 1))
+        set_word(mail, MAIL_BEFORE, atomic_exchange(mail, MAIL_STATE, POSTED))
+
+
+@jit
+def take_back(control: int, helpers: int) -> None:
+    """Take a program back from its helpers, and wait for those who are inside."""
+    for helper in range(helpers):
+        mail = word(word(control, MAILS), helper)
+        if not atomic_replace(mail, MAIL_STATE, POSTED, word(mail, MAIL_BEFORE)):
+            spins = 0
+            while atomic_load(mail, MAIL_STATE) == TAKEN:
+                spins += 1
+                if spins < SPINS_BEFORE_YIELD:
+                    pause()
+                else:
+                    yield_core()
+
+
+@jit_entry
+def run_program(code: int, slots: int, control: int, scratch: int, helpers: int) -> int:
+    """Lead a run of an encoded program with so many helpers, and return its status; all but `helpers` are
+    addresses.
+    """
+    set_word(control, WORKERS, helpers + 1)
+    set_word(scratch + HEAVY_AT, 0, word(control, HEAVY))
+    post(code, slots, control, helpers)
+    status = lead(code, slots, control, scratch, helpers > 0)
+    atomic_store(control, STATUS, status)
+    atomic_store(control, PROGRESS, FINISHED)
+    take_back(control, helpers)
+    return status
+
+
+@jit_entry
+def serve(mail: int) -> None:
+    """Help with what is posted to a mail, until nothing was for a while; then the helper is parked."""
+    looks = 0
+    while True:
+        if processor() != word(mail, MAIL_PROCESSOR):
+            set_word(mail, MAIL_PROCESSOR, processor())
+        state = atomic_load(mail, MAIL_STATE)
+        if state == POSTED and atomic_replace(mail, MAIL_STATE, POSTED, TAKEN):
+            control = word(mail, MAIL_CONTROL)
+            help_along(word(mail, MAIL_CODE), word(mail, MAIL_SLOTS), control, word(mail, MAIL_SCRATCH))
+            atomic_store(mail, MAIL_STATE, WAITING)
+            looks = 0
+        elif state == PARKED:
+            atomic_replace(mail, MAIL_STATE, PARKED, WAITING)
+        elif looks >= LOOKS and atomic_replace(mail, MAIL_STATE, WAITING, PARKED):
+            return
+        looks += 1
+        if looks < SPINS_BEFORE_GIVING_WAY:
+            pause()
+        else:
+            yield_core()
+
+
+@jit_entry
+def open_program(control: int, shared_steps: int, helpers: int) -> int:
+    """Make a program ready for helpers, and return how many of them are parked or where the leader is; nobody
+    is inside. Posting it publishes all that was written before.
+    """
+    for index in range(COUNTERS, COUNTERS + shared_steps * COUNTER_WORDS):
+        set_word(control, index, 0)
+    set_word(control, PROGRESS, 0)
+    here, found = processor(), 0
+    set_word(control, PROCESSOR, here)
+    for helper in range(helpers):
+        mail = word(word(control, MAILS), helper)
+        if atomic_load(mail, MAIL_STATE) == PARKED or (here >= 0 and word(mail, MAIL_PROCESSOR) == here):
+            found += 1
+    return found
+
+
+@jit_entry
+def pack_matrix(
+    target: int,
+    panel_bytes: int,
+    source: int,
+    row_step: int,
+    column_step: int,
+    depth: int,
+    columns: int,
+) -> None:
+    """Pack a whole matrix into panels, see `packing.pack_panels`."""
+    pack_panels(target, panel_bytes, source, row_step, column_step, depth, columns)
+
+
+#: What is called by its address, and the functions that Python calls.
+BY_ADDRESS = (heavy_block,)
+ENTRIES = {
+    run_program: (types.int64,) * 5,
+    serve: (types.int64,),
+    open_program: (types.int64,) * 3,
+    pack_matrix: (types.int64,) * 7,
+}

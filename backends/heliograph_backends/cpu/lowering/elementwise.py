@@ -1,0 +1,136 @@
+"""Which instructions an elementwise op is, for what is f32. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from heliograph_backends.cpu import kernels as k
+from heliograph_backends.cpu.kernels import Operation
+from heliograph_proto.graph import Node
+
+#: Elementwise ops that are one instruction of the same name and meaning.
+INSTRUCTIONS: Mapping[str, Operation] = {
+    "add": Operation.ADD, "sub": Operation.SUB, "mul": Operation.MUL, "div": Operation.DIV,
+    "maximum": Operation.MAXIMUM, "minimum": Operation.MINIMUM, "neg": Operation.NEG,
+    "abs": Operation.ABS, "sgn": Operation.SGN, "sqr": Operation.SQUARE, "sqrt": Operation.SQRT,
+    "rsqrt": Operation.RSQRT, "exp": Operation.EXP, "expm1": Operation.EXPM1, "log": Operation.LOG,
+    "tanh": Operation.TANH, "erf": Operation.ERF, "sigmoid": Operation.SIGMOID, "relu": Operation.RELU,
+    "elu": Operation.ELU, "gelu": Operation.GELU, "gelu_erf": Operation.GELU_ERF,
+    "gelu_quick": Operation.GELU_QUICK, "silu": Operation.SILU, "softplus": Operation.SOFTPLUS,
+    "hardswish": Operation.HARDSWISH, "hardsigmoid": Operation.HARDSIGMOID, "step": Operation.STEP,
+    "floor": Operation.FLOOR, "ceil": Operation.CEIL, "round": Operation.ROUND, "trunc": Operation.TRUNC,
+    "scale": Operation.SCALE_BIAS, "clamp": Operation.CLAMP, "leaky_relu": Operation.LEAKY_RELU,
+    "cont": Operation.COPY,
+}  # fmt: skip
+#: The attributes of ops that are numbers in instructions, in their order there.
+NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "scale": ("scale", "bias"), "clamp": ("min", "max"), "leaky_relu": ("slope",),
+    "swiglu_clamp": ("limit",), "swiglu_oai": ("limit", "alpha"),
+}  # fmt: skip
+#: Gated linear units: the instruction that the first part goes through.
+GATED: Mapping[str, Operation] = {
+    "reglu": Operation.RELU, "geglu": Operation.GELU, "geglu_erf": Operation.GELU_ERF,
+    "geglu_quick": Operation.GELU_QUICK, "swiglu": Operation.SILU, "swiglu_clamp": Operation.SILU,
+    "swiglu_oai": Operation.SILU,
+}  # fmt: skip
+ELEMENTWISE = frozenset(INSTRUCTIONS) | frozenset(GATED)
+
+#: A source: the number of an operand, or -1 - the number of an earlier node, or a constant's digits.
+Ref: TypeAlias = int | str
+
+
+class ElementwiseForm(NamedTuple):
+    """A node as instructions see it, in plain values: equal forms become equal instructions."""
+
+    op: str
+    sources: tuple[Ref, ...]
+    numbers: tuple[str, ...] = ()
+
+
+def form_of(node: Node, sources: tuple[Ref, ...]) -> ElementwiseForm:
+    """The form of an elementwise node."""
+    names = NUMBERS.get(node.op)
+    return ElementwiseForm(
+        node.op, sources, tuple([digits(node.attributes[name]) for name in names]) if names else ()
+    )
+
+
+def instructions_of(forms: Sequence[ElementwiseForm]) -> tuple[k.Instruction, ...]:
+    """The instructions of nodes in order; the last one writes operand 0."""
+    chain = _Chain()
+    for form in forms:
+        chain.add(form)
+    return chain.finish()
+
+
+class _Part(NamedTuple):
+    """An instruction. Sources below 0 are -1 - the number of an earlier part."""
+
+    operation: Operation
+    sources: tuple[Ref, ...]
+    immediates: tuple[str, ...] = ()
+
+
+class _Chain:
+    """Instructions under construction."""
+
+    def __init__(self) -> None:
+        self.parts: list[_Part] = []
+        self.results: list[Ref] = []
+
+    def add(self, form: ElementwiseForm) -> None:
+        """Appends what a node computes from its sources."""
+        sources = tuple(
+            self.results[-1 - ref] if isinstance(ref, int) and ref < 0 else ref for ref in form.sources
+        )
+        if form.op in GATED:
+            x, gate = sources
+            self.results.append(self._gated(form.op, x, gate, *form.numbers))
+        else:
+            self.results.append(self._put(INSTRUCTIONS[form.op], sources, *form.numbers))
+
+    def _put(self, operation: Operation, sources: tuple[Ref, ...], *immediates: str) -> Ref:
+        self.parts.append(_Part(operation, sources, immediates))
+        return -len(self.parts)
+
+    def _gated(self, op: str, x: Ref, gate: Ref, limit: str = "", alpha: str = "") -> Ref:
+        """Gated units multiply a gate with what the activation makes of x."""
+        if limit:
+            x = self._put(Operation.MINIMUM, (x, limit))
+            gate = self._put(Operation.CLAMP, (gate,), digits(-float.fromhex(limit)), limit)
+        if not alpha:
+            return self._put(Operation.MUL, (self._put(GATED[op], (x,)), gate))
+        slope = self._put(Operation.SCALE_BIAS, (x,), alpha, digits(0))
+        activated = self._put(Operation.MUL, (x, self._put(Operation.SIGMOID, (slope,))))
+        above = self._put(Operation.SCALE_BIAS, (gate,), digits(1), digits(1))
+        return self._put(Operation.MUL, (activated, above))
+
+    def finish(self) -> tuple[k.Instruction, ...]:
+        """A register is used again when nothing reads its value any more, so that few take part."""
+        last_read = {ref: number for number, part in enumerate(self.parts) for ref in part.sources}
+        homes: dict[Ref, k.Input | k.Register] = {}
+        free: list[k.Register] = []
+        made = []
+        for number, (operation, sources, immediates) in enumerate(self.parts):
+            values = tuple([_value(ref, homes) for ref in sources])
+            for ref in set(sources):
+                home = homes.get(ref)
+                if isinstance(home, k.Register) and last_read[ref] == number:
+                    free.append(home)
+            is_last = number == len(self.parts) - 1
+            result = k.Input(0) if is_last else free.pop() if free else k.Register(len(homes))
+            homes[-1 - number] = result
+            made.append(k.Instruction(operation, result, values, tuple(map(float.fromhex, immediates))))
+        return tuple(made)
+
+
+def digits(number: Any) -> str:
+    """A number so that 0.0 and -0.0 differ, and NaN equals itself."""
+    return float(number).hex()
+
+
+def _value(ref: Ref, homes: Mapping[Ref, k.Input | k.Register]) -> k.Input | k.Register | float:
+    if isinstance(ref, str):
+        return float.fromhex(ref)
+    return k.Input(ref) if ref >= 0 else homes[ref]

@@ -1,0 +1,31 @@
+"""Matrix products with the matrices that ids name, as steps. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from heliograph_backends.cpu import kernels as k
+from heliograph_backends.cpu.lowering.moves import is_dense
+from heliograph_backends.cpu.lowering.products import STORED
+from heliograph_proto.graph import Node
+from heliograph_proto.types import F32, TensorType
+
+Strides = tuple[int, ...]
+
+
+def has_kernel(types: Sequence[TensorType], strides: Sequence[Strides]) -> bool:
+    """Whether a kernel runs mul_mat_id: operands, and strides of operands and result."""
+    experts, rows, _ = types
+    known = experts.dtype.name in STORED and rows.dtype is F32 and is_dense(experts, strides[0])
+    return known and experts.shape[1] > 0 and (experts.shape[1] == 1 or strides[-1][-1] == 4)
+
+
+def append(
+    builder: k.ProgramBuilder, node: Node, types: Sequence[TensorType], places: Sequence[k.Operand]
+) -> None:
+    """Appends the step of a mul_mat_id; `places`: operands, then the result."""
+    (count, columns, depth), (tokens, own, _) = types[0].shape, types[1].shape
+    used, id_bytes = types[2].shape[1], types[2].dtype.block_bytes
+    form = k.Experts(STORED[types[0].dtype.name], count, columns, depth, tokens, used, own, id_bytes)
+    weights, rows, ids, result = places
+    builder.experts(form, (weights._replace(strides=weights.strides[:-1]), rows, ids, result))

@@ -1,0 +1,390 @@
+"""From groups of nodes to steps of a native program: what computes in f32, and what moves elements.
+
+Pure: which kernel runs a node is decided by op, types and strides alone. What has no kernel here runs
+on the definition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+from heliograph_backends.cpu import kernels as k
+from heliograph_backends.cpu.kernels import Operation
+from heliograph_backends.cpu.kernels.program.elements import BRAIN, HALF
+from heliograph_backends.cpu.lowering import attention, experts, moves, rope
+from heliograph_backends.cpu.lowering import rows as row_ops
+from heliograph_backends.cpu.lowering.elementwise import (
+    ELEMENTWISE,
+    GATED,
+    ElementwiseForm,
+    Ref,
+    digits,
+    form_of,
+    instructions_of,
+)
+from heliograph_backends.cpu.lowering.products import (
+    can_cut,
+    cut_body,
+    cut_operand,
+    cut_sizes,
+    is_stored_product,
+    repeats,
+    stored_operand,
+)
+from heliograph_backends.planning.fusion import other_operand
+from heliograph_backends.planning.groups import Group, Role
+from heliograph_backends.planning.layout import ValuePlace, value_types, view
+from heliograph_backends.planning.storage import StorageLayout, is_weight
+from heliograph_proto.graph import Graph, Node
+from heliograph_proto.ops.table import OPS
+from heliograph_proto.types import F32, DType, TensorType, contiguous_strides
+
+REDUCTIONS = {"reduce_sum": "sum_rows", "reduce_mean": "mean_rows", "reduce_max": "max_rows"}
+
+#: Rotary embedding, and its gradient.
+TURNS = ("rope", "rope_back")
+#: Ops of any data type whose steps stand in modules of their own.
+APART = {
+    "flash_attn_ext": attention.append,
+    "mul_mat_id": experts.append,
+    **dict.fromkeys(TURNS, rope.append),
+    **dict.fromkeys(row_ops.OPS, row_ops.append),
+    **dict.fromkeys(moves.COPIES | moves.INDEXED, moves.append),
+}
+
+#: Floats of 16 bits, which elementwise kernels stage as f32, and all that they take.
+NARROW = {"f16": HALF, "bf16": BRAIN}
+STAGED = frozenset({"f32", *NARROW})
+#: An operand, and how it is stored if not as f32.
+Stored: TypeAlias = tuple[k.Operand, int]
+
+#: Matrix products; mul_mat's first operand is the right side, transposed.
+PRODUCTS = frozenset({"matmul", "mul_mat"})
+
+#: Registers a packed weight, or its transpose, and returns the slot that it will be bound to.
+PackedSlot: TypeAlias = Callable[[int, bool], int]
+
+
+class CpuLowering:
+    """Appends the steps of one graph to program builders."""
+
+    def __init__(self, graph: Graph, places: tuple[ValuePlace, ...]) -> None:
+        self.graph = graph
+        self.places = places
+        self.leaves = len(graph.leaves)
+        self.types = value_types(graph)
+        self._is_f32 = [found.dtype is F32 for found in self.types]
+        self._kernels: dict[int, bool] = {}
+        #: Numbers that instructions can hold: each `fill` of one element.
+        self._scalars = {
+            value: digits(node.attributes["value"])
+            for value, node in enumerate(graph.nodes, self.leaves)
+            if node.op == "fill" and node.type.size == 1 and node.type.dtype is F32
+        }
+        # Equal steps are encoded once, and equal instructions are the same object.
+        self._encodings = k.Encodings()
+        self._instructions: dict[tuple[ElementwiseForm, ...], tuple[k.Instruction, ...]] = {}
+
+    def builder(self) -> k.ProgramBuilder:
+        """A builder for steps of this graph."""
+        return k.ProgramBuilder(self._encodings)
+
+    # What has a kernel
+
+    def role(self, number: int) -> Role:
+        """The role of a node in fusion."""
+        node = self.graph.nodes[number]
+        if not self.has_kernel(number) or not self._is_f32[self.leaves + number]:
+            return "other"
+        if node.op in ELEMENTWISE:
+            return "elementwise"
+        if node.op in PRODUCTS:
+            return "matmul"
+        return "norm" if node.op in ("norm", "rms_norm") else "other"
+
+    def has_kernel(self, number: int) -> bool:
+        """Whether a native step runs this node."""
+        found = self._kernels.get(number)
+        if found is None:
+            found = self._kernels[number] = self._find_kernel(number)
+        return found
+
+    def is_native(self, group: Group) -> bool:
+        """Whether native steps run a group."""
+        return self.has_kernel(group.last)
+
+    def may_join(self, group: Group) -> bool:
+        """Whether a group may run beside others. Those with indices may not: the runner looks at all of them
+        before any worker begins.
+        """
+        op = self.graph.nodes[group.last].op
+        return self.is_native(group) and op not in moves.INDEXED and op != "mul_mat_id"
+
+    def _find_kernel(self, number: int) -> bool:
+        node = self.graph.nodes[number]
+        if node.op == "flash_attn_ext":
+            return attention.has_kernel(node, *self._around(number))
+        if node.op in row_ops.OPS:
+            return row_ops.has_kernel(node, *self._around(number))
+        if node.op in TURNS:
+            return rope.has_kernel(node, *self._around(number))
+        plain = self._is_f32[self.leaves + number]
+        if node.op == "mul_mat_id":
+            return plain and experts.has_kernel(*self._around(number))
+        if node.op in moves.INDEXED or (node.op in moves.COPIES and not (plain and node.op == "cont")):
+            return self._moves(number)
+        if not plain:
+            return self._is_narrow(node) or self._moves_bytes(node)
+        if self._is_stored_product(node):
+            return True
+        for value in node.operands:
+            if not self._is_f32[value]:
+                return False
+        if node.op in ELEMENTWISE or node.op in ("matmul", "concat"):
+            return True
+        if node.op == "mul_mat":
+            return can_cut(*(self.types[value] for value in node.operands))
+        if node.op in REDUCTIONS:
+            return self._reduces_rows(node)
+        if node.op == "assign":
+            return self.places[node.operands[1]].root != self.places[node.operands[0]].root
+        return OPS[node.op].is_view
+
+    def _around(self, number: int) -> tuple[list[TensorType], list[tuple[int, ...]]]:
+        """The types of a node's operands, and the strides of these and of its result."""
+        values = self.graph.nodes[number].operands
+        strides = [self.places[value].strides for value in (*values, self.leaves + number)]
+        return [self.types[value] for value in values], strides
+
+    def _moves(self, number: int) -> bool:
+        node, (types, strides) = self.graph.nodes[number], self._around(number)
+        move = moves.move_of(node, types)
+        return move is not None and moves.fits(node, move, types, strides)
+
+    def _is_narrow(self, node: Node) -> bool:
+        """Whether a node is elementwise on f16 or bf16: such nodes compute in f32, and round once, each."""
+        names = [self.types[value].dtype.name for value in node.operands]
+        return node.op in ELEMENTWISE and node.type.dtype.name in NARROW and STAGED.issuperset(names)
+
+    def _moves_bytes(self, node: Node) -> bool:
+        """Whether a node of another type than f32 is copied by the byte."""
+        if node.type.dtype.kind == "quantized":
+            return False
+        if node.op == "assign":
+            return self.places[node.operands[1]].root != self.places[node.operands[0]].root
+        return node.op == "concat" or OPS[node.op].is_view
+
+    def _is_stored_product(self, node: Node) -> bool:
+        types = [self.types[value] for value in node.operands]
+        return bool(types) and is_stored_product(node.op, types, self.places[node.operands[0]])
+
+    def is_row_operand(self, value: int) -> bool:
+        """Whether norms can take this value as their weight or bias."""
+        return self._is_f32[value] and self._has_contiguous_rows(value)
+
+    def _has_contiguous_rows(self, value: int) -> bool:
+        found = self.types[value]
+        return found.ndim > 0 and (found.shape[-1] == 1 or self.places[value].strides[-1] == 4)
+
+    def _reduces_rows(self, node: Node) -> bool:
+        source = self.types[node.operands[0]]
+        axes = node.attributes["axes"] or tuple(range(source.ndim))
+        rows = source.ndim > 0 and tuple(axis % source.ndim for axis in axes) == (source.ndim - 1,)
+        return rows and self._has_contiguous_rows(node.operands[0])
+
+    # Steps
+
+    def append(
+        self, builder: k.ProgramBuilder, group: Group, storage: StorageLayout, packed: PackedSlot
+    ) -> None:
+        """Appends the steps of one group."""
+        node = self.graph.nodes[group.last]
+        if group.role == "elementwise":
+            body = self._body(group.nodes, storage, product=None)
+            builder.elementwise(node.type.shape, body)
+        elif group.role == "matmul":
+            self._matmul(builder, group, storage, packed)
+        elif group.role == "norm":
+            self._norm(builder, group, storage)
+        elif node.op in REDUCTIONS:
+            self._reduction(builder, group.last, storage)
+        elif node.op in APART:
+            types = [self.types[value] for value in node.operands]
+            values = (*node.operands, self.leaves + group.last)
+            APART[node.op](builder, node, types, [self.operand(storage, value) for value in values])
+        elif self._is_narrow(node):
+            builder.elementwise(node.type.shape, self._body(group.nodes, storage, product=None))
+        else:
+            self._move(builder, group.last, storage)
+
+    def operand(self, storage: StorageLayout, value: int) -> k.Operand:
+        """A value as an operand of a step. Dimensions of size 1 have stride 0, so that they repeat."""
+        slot, offset, strides = storage.locate(value)
+        return k.Operand(slot, offset, repeating(self.types[value].shape, strides))
+
+    def _result(self, storage: StorageLayout, number: int) -> k.Operand:
+        return self.operand(storage, self.leaves + number)
+
+    def _body(self, nodes: tuple[int, ...], storage: StorageLayout, product: int | None) -> k.Elementwise:
+        """The instructions of elementwise nodes; `product` is a value that is already in place."""
+        result = self.leaves + nodes[-1]
+        operands = [(self.operand(storage, result), NARROW.get(self.types[result].dtype.name, 0))]
+        sources: dict[int, Ref] = {} if product is None else {product: 0}
+        forms = []
+        for place, number in enumerate(nodes):
+            node = self.graph.nodes[number]
+            forms.append(form_of(node, self._sources(node, sources, operands, storage)))
+            sources[self.leaves + number] = -1 - place
+        key = tuple(forms)
+        instructions = self._instructions.get(key)
+        if instructions is None:
+            instructions = self._instructions[key] = instructions_of(forms)
+        narrow = tuple([each for _, each in operands])
+        return k.Elementwise(
+            tuple([each for each, _ in operands]), instructions, narrow if any(narrow) else ()
+        )
+
+    def _sources(
+        self, node: Node, known: dict[int, Ref], operands: list[Stored], storage: StorageLayout
+    ) -> tuple[Ref, ...]:
+        """Where a node's instructions find what they read; new operands are appended."""
+        if node.op in GATED and len(node.operands) == 1:
+            found: tuple[Ref, ...] = self._halves(node, operands, storage)
+        else:
+            for value in node.operands:
+                if value not in known:
+                    known[value] = self._source(value, operands, storage)
+            found = tuple([known[value] for value in node.operands])
+        return found[::-1] if node.op in GATED and node.attributes["swap"] else found
+
+    def _source(self, value: int, operands: list[Stored], storage: StorageLayout) -> Ref:
+        number = self._scalars.get(value)
+        if number is not None:
+            return number
+        operands.append((self.operand(storage, value), NARROW.get(self.types[value].dtype.name, 0)))
+        return len(operands) - 1
+
+    def _halves(self, node: Node, operands: list[Stored], storage: StorageLayout) -> tuple[Ref, Ref]:
+        """The halves of the rows of a gated unit's one operand."""
+        slot, offset, strides = storage.locate(node.operands[0])
+        steps = repeating(node.type.shape, strides)
+        second = offset + node.type.shape[-1] * strides[-1]
+        narrow = NARROW.get(node.type.dtype.name, 0)
+        operands += [(k.Operand(slot, at, steps), narrow) for at in (offset, second)]
+        return len(operands) - 2, len(operands) - 1
+
+    def _matmul(
+        self, builder: k.ProgramBuilder, group: Group, storage: StorageLayout, packed: PackedSlot
+    ) -> None:
+        product = next(n for n in group.nodes if self.graph.nodes[n].op in PRODUCTS)
+        node = self.graph.nodes[product]
+        left, right = node.operands if node.op == "matmul" else reversed(node.operands)
+        *batch, rows, columns = node.type.shape
+        rest = tuple(number for number in group.nodes if number != product)
+        epilogue = self._body(rest, storage, self.leaves + product) if rest else None
+        leading = batch if node.op == "matmul" else self.types[right].shape[:-2]
+        cuts = repeats(leading, batch)
+        right_operand: k.Operand | k.PackedOperand | k.StoredOperand
+        if self._is_stored_product(node):
+            right_operand = stored_operand(self.operand(storage, right), self.types[right].dtype.name, cuts)
+        elif self.can_pack(right):
+            right_operand = k.PackedOperand(packed(right, node.op == "mul_mat"))
+        else:
+            right_operand = self.operand(storage, right)
+            if node.op == "mul_mat":
+                right_operand = transposed(cut_operand(right_operand, cuts, repeat=True))
+        depth = self.types[left].shape[-1]
+        result = cut_operand(self._result(storage, group.last), cuts)
+        left_operand = cut_operand(self.operand(storage, left), cuts)
+        sizes, body = cut_sizes(batch, cuts), cut_body(epilogue, cuts)
+        builder.gemm(rows, columns, depth, left_operand, right_operand, result, sizes, body)
+
+    def can_pack(self, value: int) -> bool:
+        """Whether a value is a matrix of a weight, which is packed once and for all."""
+        return self.types[value].ndim == 2 and is_weight(self.graph, self.places[value].root)
+
+    def _norm(self, builder: k.ProgramBuilder, group: Group, storage: StorageLayout) -> None:
+        first = self.graph.nodes[group.nodes[0]]
+        rows: list[k.Operand | None] = [None, None]
+        value = self.leaves + group.nodes[0]
+        for place, number in enumerate(group.nodes[1:]):
+            row = other_operand(self.graph.nodes[number].operands, value)
+            slot, offset, strides = storage.locate(row)
+            rows[place] = k.Operand(slot, offset, strides[-1:])
+            value = self.leaves + number
+        source, target = self.operand(storage, first.operands[0]), self._result(storage, group.last)
+        epsilon = float(first.attributes["eps"])
+        if first.op == "norm":
+            builder.layer_norm(first.type.shape, source, target, rows[0], rows[1], epsilon)
+        else:
+            builder.rms_norm(first.type.shape, source, target, rows[0], epsilon)
+
+    def _reduction(self, builder: k.ProgramBuilder, number: int, storage: StorageLayout) -> None:
+        node = self.graph.nodes[number]
+        shape = self.types[node.operands[0]].shape
+        slot, offset, _ = storage.locate(self.leaves + number)
+        target = k.Operand(slot, offset, contiguous_strides(shape[:-1], F32))
+        source = self.operand(storage, node.operands[0])
+        getattr(builder, REDUCTIONS[node.op])(shape, source, target)
+
+    def _move(self, builder: k.ProgramBuilder, number: int, storage: StorageLayout) -> None:
+        """cont, concat, assign, and views that must be copied after all."""
+        node = self.graph.nodes[number]
+        if node.op == "concat":
+            self._concat(builder, number, storage)
+            return
+        value = node.operands[-1]
+        source_type = self.types[value]
+        # An assignment writes its variable, wherever its result is read.
+        target = self.operand(storage, node.operands[0] if node.op == "assign" else self.leaves + number)
+        if node.op == "reshape":
+            # Over the source's shape the copy is contiguous, whatever its own shape is.
+            plain = k.Operand(target.slot, target.offset, source_type.strides)
+            copy(builder, source_type.shape, self.operand(storage, value), plain, node.type.dtype)
+            return
+        source = self.operand(storage, value)
+        if OPS[node.op].is_view:
+            moved = view(node.op, node.attributes, source_type, node.type, self.places[value])
+            assert moved is not None, "only a reshape can be impossible by strides"
+            base = storage.regions[moved.root]
+            source = k.Operand(base.slot, base.offset_bytes + moved.offset_bytes, moved.strides)
+        copy(builder, node.type.shape, source, target, node.type.dtype)
+
+    def _concat(self, builder: k.ProgramBuilder, number: int, storage: StorageLayout) -> None:
+        node = self.graph.nodes[number]
+        slot, offset, strides = storage.locate(self.leaves + number)
+        axis = node.attributes["axis"] % node.type.ndim
+        for value in node.operands:
+            found = self.types[value]
+            target = k.Operand(slot, offset, strides)
+            copy(builder, found.shape, self.operand(storage, value), target, found.dtype)
+            offset += found.shape[axis] * strides[axis]
+
+
+#: One object, so that equal copies are encoded once.
+_COPY = (k.Instruction(Operation.COPY, k.Input(0), (k.Input(1),)),)
+
+
+def copy(
+    builder: k.ProgramBuilder, shape: tuple[int, ...], source: k.Operand, target: k.Operand, dtype: DType
+) -> None:
+    """Appends a copy of elements that are no blocks."""
+    if dtype is not F32:
+        builder.convert(shape, source, target, k.BYTES[dtype.block_bytes])
+    elif math.prod(shape):
+        builder.elementwise(shape, k.Elementwise((target, source), _COPY))
+
+
+def repeating(sizes: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides, 0 in dimensions of size 1."""
+    if 1 not in sizes:
+        return strides
+    return tuple(0 if size == 1 else step for size, step in zip(sizes, strides, strict=True))
+
+
+def transposed(operand: k.Operand) -> k.Operand:
+    """A matrix operand with rows and columns exchanged."""
+    *leading, row, column = operand.strides
+    return k.Operand(operand.slot, operand.offset, (*leading, column, row))

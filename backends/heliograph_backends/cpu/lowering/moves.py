@@ -1,0 +1,144 @@
+"""Which steps move a node's rows: copies with conversion, rows by index. Pure.
+
+These run on any data type: floats are rounded as the definition rounds them, blocks become float32 and
+float32 blocks, and everything else is moved by the byte. Rows of blocks have to lie side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from heliograph_backends.cpu import kernels as k
+from heliograph_backends.cpu.kernels.program.elements import PACK, UNPACK
+from heliograph_backends.cpu.kernels.program.words import OUTER_DIMENSIONS
+from heliograph_backends.cpu.lowering.products import STORED
+from heliograph_proto.graph import Node
+from heliograph_proto.types import F32, DType, TensorType, contiguous_strides
+
+#: Ops that copy all elements, in order.
+COPIES = frozenset({"cont", "cast", "cpy"})
+#: Ops that move rows by index.
+INDEXED = frozenset({"get_rows", "set_rows"})
+BLOCKS = {each.name.lower(): each for each in k.Block}
+
+Strides = tuple[int, ...]
+
+
+class Move(NamedTuple):
+    """How elements of one data type become those of another."""
+
+    conversion: int
+    #: Whether shapes count the bytes that are stored, not elements.
+    in_bytes: bool = False
+
+
+def conversion(source: DType, target: DType) -> Move | None:
+    """The conversion of rows, or None where no kernel has it."""
+    if source is target:
+        return Move(k.BYTES[source.storage.itemsize], source.kind == "quantized")
+    name = f"{source.name}_{target.name}".upper()
+    if name in k.Conversion.__members__:
+        return Move(k.Conversion[name])
+    if source.kind == "quantized" and target is F32 and source.name in STORED:
+        return Move(UNPACK + STORED[source.name])
+    if source is F32 and target.name in BLOCKS:
+        return Move(PACK + BLOCKS[target.name])
+    return None
+
+
+def move_of(node: Node, types: Sequence[TensorType]) -> Move | None:
+    """How a node's rows are converted; None where no kernel runs it. `types`: those of its operands."""
+    if node.op in COPIES:
+        return conversion(types[0].dtype, node.type.dtype)
+    if node.op == "get_rows":
+        return conversion(types[0].dtype, node.type.dtype)
+    if node.op == "set_rows" and cycles(types[2].shape, types[1].shape[:-1]):
+        return conversion(types[1].dtype, node.type.dtype)
+    return None
+
+
+def cycles(found: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether strides can express how indices repeat: along a dimension all the time, or never."""
+    aligned = (1,) * (len(wanted) - len(found)) + tuple(found)
+    return all(size in (1, target) for size, target in zip(aligned, wanted, strict=True))
+
+
+def is_dense(type: TensorType, strides: Strides) -> bool:
+    """Whether what is stored of a row lies side by side."""
+    return not strides or type.block_shape[-1] <= 1 or strides[-1] == type.dtype.block_bytes
+
+
+def fits(node: Node, move: Move, types: Sequence[TensorType], strides: Sequence[Strides]) -> bool:
+    """Whether a kernel walks rows that lie so: operands, then the result."""
+    moved = 1 if node.op == "set_rows" else 0
+    both = [(types[moved], strides[moved]), (node.type, strides[-1])]
+    if node.op == "set_rows":
+        # What is not written stays as it was, by a copy of all that is stored.
+        both.append((types[0], strides[0]))
+    if any(found.dtype.kind == "quantized" and not is_dense(found, steps) for found, steps in both):
+        return False
+    if move.conversion >= UNPACK and not all(is_dense(found, steps) for found, steps in both):
+        return False
+    if node.op in INDEXED:
+        return node.type.ndim - 2 <= OUTER_DIMENSIONS
+    # A copy into another shape walks the source's, over a result without gaps; blocks end where rows do.
+    same = types[0].shape == node.type.shape
+    whole = types[0].ndim > 0 and types[0].shape[-1] % node.type.dtype.block_size == 0
+    return node.type.ndim > 0 and (same or (whole and strides[-1] == node.type.strides))
+
+
+def stored_shape(type: TensorType, move: Move) -> tuple[int, ...]:
+    """The shape that a step walks."""
+    return type.storage_shape if move.in_bytes else type.shape
+
+
+def in_row(operand: k.Operand, move: Move) -> k.Operand:
+    """An operand over that shape."""
+    return operand._replace(strides=(*operand.strides[:-1], 1)) if move.in_bytes else operand
+
+
+# Steps
+
+
+def append(
+    builder: k.ProgramBuilder, node: Node, types: Sequence[TensorType], places: Sequence[k.Operand]
+) -> None:
+    """Appends the steps of a node; `places`: operands, then the result, with stride 0 where they repeat."""
+    move = move_of(node, types)
+    assert move is not None, "no kernel runs this"
+    if node.op in COPIES:
+        _copy(builder, types[0], node.type, move, places[0], places[-1])
+        return
+    scatters = node.op == "set_rows"
+    if scatters and places[0] != places[-1]:
+        kept = conversion(node.type.dtype, node.type.dtype)
+        assert kept is not None
+        _copy(builder, node.type, node.type, kept, places[0], places[-1])
+    if scatters and node.type.size == 0:
+        return
+    walked = types[1] if scatters else node.type
+    (builder.scatter if scatters else builder.gather)(
+        stored_shape(walked, move),
+        types[0].shape[-2],
+        in_row(places[1 if scatters else 0], move),
+        places[-2],
+        in_row(places[-1], move),
+        move.conversion,
+        types[-1].dtype.block_bytes,
+    )
+
+
+def _copy(
+    builder: k.ProgramBuilder,
+    source_type: TensorType,
+    target_type: TensorType,
+    move: Move,
+    source: k.Operand,
+    target: k.Operand,
+) -> None:
+    if source_type.shape != target_type.shape:
+        # Over the source's shape the copy is contiguous, whatever its own shape is.
+        target = target._replace(strides=contiguous_strides(source_type.shape, target_type.dtype))
+    shape = stored_shape(source_type, move)
+    builder.convert(shape, in_row(source, move), in_row(target, move), move.conversion)

@@ -1,0 +1,128 @@
+"""Norms and softmax as native steps along rows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy
+
+from heliograph_backends.cpu import kernels as k
+from heliograph_backends.cpu.kernels.program.elements import BRAIN, HALF
+from heliograph_backends.cpu.kernels.program.words import MAXIMUM_NARROW
+from heliograph_backends.reference.attention import alibi_slopes
+from heliograph_proto.graph import Node
+from heliograph_proto.types import F32, TensorType
+
+NORMS = {"norm": "layer_norm", "rms_norm": "rms_norm", "l2_norm": "l2_norm"}
+#: Ops on rows that have a kernel.
+OPS = (*NORMS, "soft_max", "group_norm")
+#: How a mask is stored.
+MASKS = {"f32": 0, "f16": HALF, "bf16": BRAIN}
+#: Heads of which each has a word in the step.
+MOST_SLOPES = 4096
+
+Strides = tuple[int, ...]
+
+
+def has_kernel(node: Node, types: Sequence[TensorType], strides: Sequence[Strides]) -> bool:
+    """Whether a kernel runs a node of these operands, which lie so; the result's strides are the last."""
+    if types[0].dtype is not F32:
+        return False
+    if node.op == "group_norm":
+        return _is_cut(node) and all(_are_dense(node.type, steps) for steps in (strides[0], strides[-1]))
+    if node.op == "soft_max" and not _takes(node, types, strides):
+        return False
+    return _has_dense_rows(types[0], strides[0])
+
+
+def _has_dense_rows(type: TensorType, strides: Strides) -> bool:
+    return type.ndim > 0 and (type.shape[-1] == 1 or strides[-1] == type.dtype.block_bytes)
+
+
+def _takes(node: Node, types: Sequence[TensorType], strides: Sequence[Strides]) -> bool:
+    """Whether the kernel reads this mask, each row of it whole, and these sinks."""
+    mask, sinks = types[1:2], types[2:3]
+    if node.attributes["max_bias"] and _heads(node) > MOST_SLOPES:
+        return False
+    if any(one.dtype is not F32 for one in sinks):
+        return False
+    return all(
+        one.dtype.name in MASKS
+        and one.shape[-1:] == node.type.shape[-1:]
+        and _has_dense_rows(one, strides[1])
+        and (one.dtype is F32 or one.shape[-1] <= MAXIMUM_NARROW)
+        for one in mask
+    )
+
+
+def _heads(node: Node) -> int:
+    return node.type.shape[-3] if node.type.ndim > 2 else 1
+
+
+def _channels(node: Node) -> int:
+    """Of a group; the last one may have fewer."""
+    groups: int = node.attributes["groups"]
+    return max(1, -(-node.type.shape[-3] // groups))
+
+
+def _is_cut(node: Node) -> bool:
+    """Whether all groups are of one size, so that they are rows."""
+    return node.type.size > 0 and node.type.shape[-3] % _channels(node) == 0
+
+
+def _are_dense(type: TensorType, strides: Strides) -> bool:
+    """Whether each image lies without gaps."""
+    pairs = zip(type.shape[-3:], strides[-3:], type.strides[-3:], strict=True)
+    return all(size == 1 or step == plain for size, step, plain in pairs)
+
+
+def append(
+    builder: k.ProgramBuilder, node: Node, types: Sequence[TensorType], places: Sequence[k.Operand]
+) -> None:
+    """Appends the step; `places`: operands, then the result, with stride 0 where they repeat."""
+    source, *rest, target = places
+    if node.op == "soft_max":
+        _soft_max(builder, node, types, source, target, rest)
+    elif node.op == "group_norm":
+        _group_norm(builder, node, source, target)
+    else:
+        getattr(builder, NORMS[node.op])(
+            node.type.shape, source, target, epsilon=float(node.attributes["eps"])
+        )
+
+
+def _soft_max(
+    builder: k.ProgramBuilder,
+    node: Node,
+    types: Sequence[TensorType],
+    source: k.Operand,
+    target: k.Operand,
+    rest: Sequence[k.Operand],
+) -> None:
+    mask, sinks = [*rest, None, None][:2]
+    slopes: tuple[float, ...] = ()
+    if node.attributes["max_bias"]:
+        slopes = tuple(alibi_slopes(numpy, _heads(node), node.attributes["max_bias"]).tolist())
+    if sinks is not None:
+        # One for each head, the same for its rows and for what is in them.
+        sinks = sinks._replace(strides=(*sinks.strides, 0, 0) if node.type.ndim > 2 else (0,))
+    builder.soft_max(
+        node.type.shape,
+        source,
+        target,
+        mask,
+        float(node.attributes["scale"]),
+        narrow=MASKS[types[1].dtype.name] if mask else 0,
+        sinks=sinks,
+        slopes=slopes,
+    )
+
+
+def _group_norm(builder: k.ProgramBuilder, node: Node, source: k.Operand, target: k.Operand) -> None:
+    """Groups are rows: their channels' images lie one behind the other."""
+    *leading, channels, height, width = node.type.shape
+    each = _channels(node) * height * width
+    shape = (*leading, channels // _channels(node), each)
+    steps = [(*one.strides[:-3], 4 * each, 4) for one in (source, target)]
+    source, target = (one._replace(strides=own) for one, own in zip((source, target), steps, strict=True))
+    builder.layer_norm(shape, source, target, epsilon=float(node.attributes["eps"]))

@@ -1,0 +1,94 @@
+"""The text of the kernels, in modules that are compiled by themselves.
+
+The set is fixed, but for chains of many elements: those have modules of their own, made of our text and of
+what `generating` writes.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from heliograph_backends.cuda.driver.operations import CudaOperation
+
+#: How many times four elements of a row a thread holds at most, of which there is a kernel for each.
+HELD = (1, 2, 3, 4, 6, 8)
+
+_FOLDER = Path(__file__).parents[1] / "kernels"
+
+_STORED = ("common.cuh", "blocks.cuh", "instructions.cuh", "units.cuh", "stored.cuh")
+_ATTENTION = (
+    "common.cuh", "instructions.cuh", "tiles.cuh", "attending.cuh", "attention_staging.cuh",
+    "attention_part.cuh", "attention_lines.cuh", "attention.cuh",
+)  # fmt: skip
+
+#: The files of each module, in order.
+MODULES = {
+    "elementwise": ("common.cuh", "operations.cuh", "elementwise.cu"),
+    "rows": ("common.cuh", "instructions.cuh", "tiles.cuh", "rows.cuh", "rows.cu", "reduce.cu"),
+    "gather": ("common.cuh", "blocks.cuh", "gather.cu"),
+    "rope": ("common.cuh", "instructions.cuh", "tiles.cuh", "rope.cu"),
+    "products": (*_STORED, "fixed_point.cuh", "products.cu"),
+    "products_many": (*_STORED, "stored_tiles.cuh", "products_many.cu"),
+    "attention": ("common.cuh", "instructions.cuh", "tiles.cuh", "attending.cuh", "attention_few.cu"),
+    "attention_f16": (*_ATTENTION, "attention_f16.cu"),
+    "attention_bf16": (*_ATTENTION, "attention_bf16.cu"),
+    "attention_f32": (*_ATTENTION, "attention_f32.cu"),
+}
+
+#: Of the compiler, beside the processor to compile for. What has no word beside it, as a lambda that takes
+#: anything, is the device's.
+OPTIONS = ("-std=c++17", "--device-as-default-execution-space", "--diag-suppress=177")
+#: Of chains, beside those: each operation is rounded by itself, whatever stands next to it.
+CHAIN_OPTIONS = ("--fmad=false",)
+
+
+#: The kernel of a chain's own module, and what stands for such modules in `options_of`.
+CHAIN = "chain"
+
+
+def options_of(module: str) -> tuple[str, ...]:
+    """What a module is compiled with."""
+    return OPTIONS + CHAIN_OPTIONS if module in ("elementwise", CHAIN) else OPTIONS
+
+
+@cache
+def text_of(module: str) -> str:
+    """The whole source of a module."""
+    operations = "".join(f"#define OP_{one.name} {one.value}\n" for one in CudaOperation)
+    return operations + _joined(*MODULES[module])
+
+
+def text_of_chain(source: str) -> str:
+    """The whole source of a module whose kernel is a chain's own."""
+    return "\n".join((_chains(), source, _joined("chain.cu")))
+
+
+@cache
+def _chains() -> str:
+    return _joined("common.cuh", "operations.cuh", "chain.cuh")
+
+
+def _joined(*names: str) -> str:
+    return "\n".join((_FOLDER / name).read_text() for name in names)
+
+
+@cache
+def module_of() -> dict[str, str]:
+    """The module of each kernel, by name."""
+    return {kernel: module for module in MODULES for kernel in kernels_of(module)}
+
+
+def kernels_of(module: str) -> tuple[str, ...]:
+    """The names of a module's kernels, those that macros make included."""
+    text = re.sub(r"#define.*(?:\\\n.*)*", "", text_of(module))
+    names = re.findall(r"^KERNEL\((\w+),", text, re.M)
+    names += [f"get_rows_{one}" for one in re.findall(r"^GET_ROWS\(\w+, (\w+)\)", text, re.M)]
+    for macro, rows in (("PRODUCTS", ("one", "four", "eight")), ("MANY_PRODUCTS", ("tiles", "large"))):
+        types = re.findall(rf"^{macro}\(\w+, (\w+)\)", text, re.M)
+        names += [f"product_{one}_{type}" for type in types for one in rows]
+    names += [f"{op}_{n}" for op in re.findall(r"^ROWS\((\w+), \w+\)", text, re.M) for n in (*HELD, "long")]
+    for form, width in re.findall(r"^ATTENTION\(\w+, (\w+), (\d+)\)", text, re.M):
+        names += [f"attention_{form}_{width}", f"attention_{form}_{width}_split"]
+    return tuple(names)

@@ -1,0 +1,262 @@
+"""Attention as launches: which kernel, how blocks share lines and keys. Pure.
+
+A line is a row of q of one head. Many rows have blocks of their own, head by head. With few, the lines of
+heads that share keys make one block, and blocks share the keys where there would be too few of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from heliograph_backends.cuda.driver.parameters import ATTENTION, TYPES
+from heliograph_backends.cuda.lowering.chains import FLOATS
+from heliograph_backends.cuda.lowering.launch import Filling, Launch, Located, Strides
+from heliograph_backends.cuda.lowering.products import MOST_GRID, reads_rows
+from heliograph_backends.cuda.lowering.rows import slope_power
+from heliograph_backends.cuda.lowering.target import CudaTarget, OwnSlots
+from heliograph_proto.graph import Node
+from heliograph_proto.types import DTYPES, TensorType
+
+#: Widths of rows that kernels on the matrix units have room for. What is narrower has zeros behind it.
+WIDTHS = {"f16": (32, 64, 96, 128, 256), "bf16": (32, 64, 96, 128, 256), "f32": (32, 64, 128, 256)}
+#: Blocks that the kernels read as they are, as keys and values.
+BLOCKS = ("q8_0", "q4_0")
+MOST_WIDTH = 256
+#: Up to so many rows of a head the lines of heads that share keys make one block, of this many.
+FEW_ROWS = FEW_LINES = 16
+#: For each multiprocessor: twice what 4.8 TB/s need where memory takes 700 ns.
+BYTES_ON_THEIR_WAY = 2**16
+#: The least keys that are worth a block of their own, and the most parts.
+LEAST_KEYS, MOST_SPLITS = 128, 64
+#: Of what is in the workspace no more than its address matters.
+WORKSPACE_TYPE = TensorType(DTYPES["u8"], (1,))
+#: Elements and bytes that kernels count in 32 bits.
+MOST_COUNT, MOST_STRIDE = 2**30, 2**23
+
+
+class Tiling(NamedTuple):
+    """What a kernel does at once; the numbers of `Tiling` in `attention.cuh`."""
+
+    #: What it computes with: f16, bf16 or f32.
+    form: str
+    width: int
+    split: bool
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * (4 if self.form == "f32" else 2)
+
+    @property
+    def keys(self) -> int:
+        """Of a tile."""
+        return 64 if self.row_bytes <= 256 else 32 if self.row_bytes <= 512 else 16
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of keys and values."""
+        return 2 * self.keys * self.row_bytes
+
+    @property
+    def threads(self) -> int:
+        return 2 * self.keys if self.split else 128
+
+    @property
+    def lines(self) -> int:
+        """Of a block."""
+        if self.split:
+            return FEW_LINES
+        return 128 if self.form != "f32" and self.width <= 64 else 64
+
+    @property
+    def kernel(self) -> str:
+        return f"attention_{self.form}_{self.width}" + "_split" * self.split
+
+    def shared_bytes(self, mask_type: str, mask_lines: int) -> int:
+        """Two tiles of keys, values and masks, and queries where no registers hold them."""
+        tiles = 2 * 2 * self.keys * (self.row_bytes + 16)
+        queries = 0 if self.row_bytes <= 256 else self.lines * (self.row_bytes + 16)
+        pitch = 2 * self.keys + 16 if mask_type == "f16" else 4 * self.keys + 32
+        return tiles + queries + 2 * mask_lines * pitch
+
+
+class BlockSharing(NamedTuple):
+    """How blocks share lines and keys."""
+
+    #: Of the lines that share keys.
+    blocks: int
+    splits: int = 1
+    tiles_of_split: int = 0
+
+
+def is_attention(node: Node, operands: Sequence[TensorType]) -> bool:
+    """Whether a kernel attends with these operands."""
+    if node.op != "flash_attn_ext" or node.type.dtype.name not in FLOATS or not node.type.size:
+        return False
+    q, k, v, *rest = operands
+    if any(one.dtype.name not in FLOATS for one in (q, *rest)):
+        return False
+    if not {k.dtype.name, v.dtype.name} <= {*FLOATS, *BLOCKS}:
+        return False
+    fits = max(q.shape[-1], v.shape[-1]) <= MOST_WIDTH and max(q.shape[:2]) <= MOST_GRID
+    counted = max(math.prod(q.shape[:3]), k.shape[2]) <= MOST_COUNT
+    return fits and counted and (has_tiling(operands) or not {k.dtype.name, v.dtype.name} & set(BLOCKS))
+
+
+def form_of(k: TensorType, v: TensorType) -> str:
+    """What a kernel computes with: the data type of keys and values where both have the same narrow one, to
+    which queries are rounded then, as in ggml; f16 for blocks; f32 for all else."""
+    names = {k.dtype.name, v.dtype.name}
+    if names <= {"f16", *BLOCKS}:
+        return "f16"
+    return "bf16" if names == {"bf16"} else "f32"
+
+
+def has_tiling(operands: Sequence[TensorType]) -> bool:
+    """Whether rows are whole chunks of 16 bytes in shared memory, and there are keys."""
+    q, k, v = operands[:3]
+    each = 4 if form_of(k, v) == "f32" else 8
+    blocks = {k.dtype.name, v.dtype.name} & set(BLOCKS)
+    return q.shape[-1] % each == v.shape[-1] % each == 0 and k.shape[2] > 0 and not (blocks and each == 4)
+
+
+def tiling_of(operands: Sequence[TensorType]) -> Tiling:
+    """The kernel for operands that have one on the matrix units."""
+    q, k, v = operands[:3]
+    form, width = form_of(k, v), max(q.shape[-1], v.shape[-1])
+    return Tiling(form, next(one for one in WIDTHS[form] if one >= width), q.shape[2] <= FEW_ROWS)
+
+
+def sharing_of(tiling: Tiling, q: TensorType, k: TensorType, multiprocessors: int) -> BlockSharing:
+    """As many blocks as have enough bytes on their way, as far as there are lines and keys for them."""
+    batch, heads, rows, _ = q.shape
+    if not tiling.split:
+        return BlockSharing(-(-rows // tiling.lines))
+    kv_heads, keys = k.shape[1:3]
+    blocks = -(-rows * (heads // kv_heads) // tiling.lines)
+    tiles = -(-keys // tiling.keys)
+    at_once = max(2, -(-BYTES_ON_THEIR_WAY // tiling.tile_bytes))
+    wanted = -(-at_once * multiprocessors // (blocks * kv_heads * batch))
+    splits = max(1, min(wanted, MOST_SPLITS, -(-keys // LEAST_KEYS)))
+    each = -(-tiles // splits)
+    return BlockSharing(blocks, -(-tiles // each), each)
+
+
+def workspace_bytes(node: Node, operands: Sequence[TensorType], multiprocessors: int) -> int:
+    """What parts of the result take, which are added up at last; 0 where there are none."""
+    if not is_attention(node, operands) or not has_tiling(operands):
+        return 0
+    q, k, v = operands[:3]
+    splits = sharing_of(tiling_of(operands), q, k, multiprocessors).splits
+    return 4 * splits * math.prod(q.shape[:3]) * (v.shape[-1] + 2) if splits > 1 else 0
+
+
+def kernel_of(node: Node, values: Sequence[Located], target: CudaTarget) -> Tiling | None:
+    """The kernel on the matrix units for operands that lie so: where rows are whole chunks, and a block's
+    shared memory is enough."""
+    types = [one.type for one in values]
+    if not has_tiling(types) or any(abs(one.strides[2]) >= MOST_STRIDE for one in values[:3]):
+        return None
+    if types[0].shape[1] * types[2].shape[3] * 4 >= MOST_STRIDE:  # of the result
+        return None
+    tiling = tiling_of(types)
+    mask_lines = _mask_lines(node, values, tiling)
+    shared = tiling.shared_bytes(types[3].dtype.name if mask_lines else "", mask_lines)
+    return tiling if shared <= target.shared_bytes else None
+
+
+def attends(node: Node, values: Sequence[Located], target: CudaTarget) -> bool:
+    """Whether any kernel reads these operands where they lie."""
+    types = [one.type for one in values]
+    if not is_attention(node, types) or not reads_rows(values):
+        return False
+    return kernel_of(node, values, target) is not None or not {one.dtype.name for one in types} & set(BLOCKS)
+
+
+def takes_biases(node: Node, values: Sequence[Located], target: CudaTarget) -> bool:
+    """Whether the kernel can add rows to queries, keys and values: where it computes in their own type."""
+    if not attends(node, values, target):
+        return False
+    tiling = kernel_of(node, values, target)
+    return tiling is not None and all(one.type.dtype.name == tiling.form for one in values[:3])
+
+
+def attention(
+    node: Node,
+    values: Sequence[Located],
+    result: Located,
+    own: OwnSlots,
+    target: CudaTarget,
+    biases: Sequence[Located | None] = (),
+) -> tuple[Launch, ...]:
+    """Of operands that a kernel attends with. `biases`: rows that are added to q, k and v, with strides over
+    [batch, heads, rows, d] that are 0 but for heads."""
+    filling = _filled(node, values, result)
+    q, k, *_ = values
+    batch, heads, rows, _ = q.type.shape
+    tiling = kernel_of(node, values, target)
+    if tiling is None:
+        return (filling.launch("attention_few", (rows, heads, batch), 128),)
+    for bit, (name, bias) in enumerate(zip("qkv", biases, strict=False)):
+        if bias is not None:
+            filling.address(f"{name}_bias", bias)
+            filling.set(**{f"{name}_bias_stride": bias.strides[1]})
+            filling.parameters["has_biases"][0] |= 1 << bit
+    sharing = sharing_of(tiling, q.type, k.type, target.multiprocessors)
+    filling.set(splits=sharing.splits, tiles_of_split=sharing.tiles_of_split)
+    mask_lines = _mask_lines(node, values, tiling)
+    shared = tiling.shared_bytes(values[3].type.dtype.name if mask_lines else "", mask_lines)
+    if not tiling.split:
+        return (filling.launch(tiling.kernel, (sharing.blocks, heads, batch), 128, shared),)
+    if sharing.splits > 1:
+        filling.address("partial", Located(WORKSPACE_TYPE, own.workspace, 0, (1,)))
+    grid = (sharing.blocks * sharing.splits, k.type.shape[1], batch)
+    launch = filling.launch(tiling.kernel, grid, tiling.threads, shared)
+    if sharing.splits == 1:
+        return (launch,)
+    return launch, filling.launch("attention_merge", (batch * heads * rows, 1, 1), 128)
+
+
+def _filled(node: Node, values: Sequence[Located], result: Located) -> Filling:
+    """What all kernels read."""
+    q, k, v, *rest = values
+    batch, heads, rows, d = q.type.shape
+    filling = Filling(ATTENTION)
+    for name, one in zip(("q", "k", "v", "mask", "sinks"), values, strict=False):
+        filling.address(name, one)
+        filling.set(**{f"{name}_type": TYPES[one.type.dtype.name]})
+    filling.address("result", result)
+    # The result is [batch, rows, heads, dv].
+    b, r, h = result.strides[:3]
+    filling.set(
+        heads=heads, rows=rows, keys=k.type.shape[2], d=d, dv=v.type.shape[3], q_strides=q.strides[:3],
+        k_strides=k.strides[:3], v_strides=v.strides[:3], result_strides=(b, h, r),
+        result_type=TYPES[result.type.dtype.name], batch_repeat=batch // max(1, k.type.shape[0]),
+        head_repeat=heads // max(1, k.type.shape[1]), mask_batches=1, mask_heads=1, has_mask=bool(rest),
+        has_sinks=len(rest) > 1, splits=1, scale=node.attributes["scale"],
+        cap=node.attributes["logit_softcap"], max_bias=node.attributes["max_bias"],
+        slope_power=slope_power(heads),
+    )  # fmt: skip
+    if rest:
+        shape, strides = _four(rest[0])
+        filling.set(mask_batches=shape[0], mask_heads=shape[1], mask_strides=strides[:3])
+    return filling
+
+
+def _four(mask: Located) -> tuple[tuple[int, ...], Strides]:
+    """A mask's shape and strides with all leading dimensions."""
+    missing = 4 - mask.type.ndim
+    return (1,) * missing + mask.type.shape, (0,) * missing + mask.strides
+
+
+def _mask_lines(node: Node, values: Sequence[Located], tiling: Tiling) -> int:
+    """How many rows of a mask a block holds: one where all its lines have the same, as the kernel finds."""
+    if len(values) < 4:
+        return 0
+    shape, strides = _four(values[3])
+    _, heads, rows, _ = values[0].type.shape
+    one_row = strides[2] == 0 or rows == 1
+    shared = heads // max(1, values[1].type.shape[1]) > 1
+    one_head = shape[1] == 1 and not node.attributes["max_bias"]
+    return 1 if one_row and (not tiling.split or not shared or one_head) else tiling.lines

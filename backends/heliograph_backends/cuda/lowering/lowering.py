@@ -1,0 +1,285 @@
+"""From groups of nodes to launches of kernels and calls of cuBLAS. Pure.
+
+What runs a node is decided by op, types and strides alone. What has no kernel here runs on the definition,
+with CuPy in place of NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from heliograph_backends.cuda.lowering import attention, chains, fusion, moves, products, rope, rows, stored
+from heliograph_backends.cuda.lowering.launch import Launch, Located
+from heliograph_backends.cuda.lowering.target import CudaTarget, OwnSlots
+from heliograph_backends.planning.fusion import other_operand
+from heliograph_backends.planning.groups import Group, Role
+from heliograph_backends.planning.layout import ValuePlace, value_types, view
+from heliograph_backends.planning.storage import StorageLayout
+from heliograph_proto.graph import Graph, Node
+from heliograph_proto.ops.table import OPS
+from heliograph_proto.types import DTYPES, TensorType
+
+#: What a step puts on a queue.
+Work: TypeAlias = Launch | products.Call
+
+#: The report of a failure: the node's number and what it met.
+FAILURE_TYPE = TensorType(DTYPES["u64"], (2,))
+
+
+class CudaLowering:
+    """The kernels of one graph's groups."""
+
+    def __init__(self, graph: Graph, places: tuple[ValuePlace, ...], target: CudaTarget) -> None:
+        self.graph = graph
+        self.places = places
+        self.target = target
+        self.leaves = len(graph.leaves)
+        self.types = value_types(graph)
+
+    # What has a kernel
+
+    def role(self, number: int) -> Role:
+        """The role of a node in fusion."""
+        node, operands = self._node(number)
+        if chains.is_elementwise(node, operands) and not self._turns_rows(node):
+            return "elementwise"
+        if node.op in ("norm", "rms_norm") and rows.is_row_op(node, operands):
+            return "norm"
+        return "matmul" if self._has_product(number) else "other"
+
+    def _turns_rows(self, node: Node) -> bool:
+        """Whether it is a copy of what does not lie in rows, which goes by tiles and so joins no chain."""
+        type, strides = node.type, self.places[node.operands[0]].strides
+        return node.op == "cont" and type.shape[-1:] > (1,) and strides[-1] != type.dtype.block_bytes
+
+    def _has_product(self, number: int) -> bool:
+        """Whether a kernel or cuBLAS reads a product's operands where they lie; slots do not matter for
+        that."""
+        node, types = self._node(number)
+        if node.op not in ("matmul", "mul_mat"):
+            return False
+        result = Located(node.type, 0, 0, node.type.strides)
+        return node.type.size == 0 or self._multiplied(node, types, self._placed(number), result) is not None
+
+    def _multiplied(
+        self, node: Node, types: Sequence[TensorType], operands: Sequence[Located], result: Located
+    ) -> Sequence[Work] | None:
+        """The work of a product; None if nothing here computes it."""
+        if stored.is_product(node, types) and stored.reads_rows(operands, result):
+            return (stored.product(operands[0], operands[1], result, self.target),)
+        return products.calls(node, operands, result) if products.is_cublas(node, types) else None
+
+    def is_row_operand(self, value: int) -> bool:
+        """Whether norms can take this value as their weight or bias."""
+        return self.types[value].ndim > 0 and self.types[value].dtype.name in chains.FLOATS
+
+    def gathers(self, number: int) -> bool:
+        """Whether a kernel gathers a node's rows."""
+        return moves.gathers(*self._node(number))
+
+    def attends(self, number: int) -> bool:
+        """Whether a kernel computes a node's attention."""
+        node, types = self._node(number)
+        return attention.is_attention(node, types) and attention.attends(
+            node, self._placed(number), self.target
+        )
+
+    def takes_biases(self, number: int) -> bool:
+        """Whether that kernel adds rows to queries, keys and values itself."""
+        return self.attends(number) and attention.takes_biases(
+            self.graph.nodes[number], self._placed(number), self.target
+        )
+
+    def _placed(self, number: int) -> list[Located]:
+        """A node's operands with the strides that they will have; slots do not matter yet."""
+        return [
+            Located(self.types[value], 0, self.places[value].offset_bytes, self.places[value].strides)
+            for value in self.graph.nodes[number].operands
+        ]
+
+    def _node(self, number: int) -> tuple[Node, list[TensorType]]:
+        node = self.graph.nodes[number]
+        return node, [self.types[value] for value in node.operands]
+
+    # Work
+
+    def workspace_bytes(self, groups: Sequence[Group]) -> int:
+        """The most that any of the groups needs while it runs."""
+        nodes = (self._node(number) for group in groups for number in group.nodes)
+        return max((attention.workspace_bytes(*one, self.target.multiprocessors) for one in nodes), default=0)
+
+    def work(self, group: Group, storage: StorageLayout, own: OwnSlots) -> tuple[Work, ...] | None:
+        """What a group puts on a queue; None if it runs on the definition."""
+        if self.types[self.leaves + group.last].size == 0 and group.role != "matmul":
+            return ()
+        if group.role == "elementwise":
+            return self._chain(group.nodes, storage)
+        if group.role == "matmul":
+            return self._product(group, storage)
+        if group.role == "norm":
+            return (self._norm(group, storage),)
+        ops = {self.graph.nodes[number].op: number for number in group.nodes}
+        if "flash_attn_ext" in ops:
+            return self._attention(ops["flash_attn_ext"], group, storage, own)
+        if "get_rows" in ops:
+            return self._gathered(ops["get_rows"], group, storage, own)
+        return self._other(group.last, storage, own)
+
+    def _at(self, storage: StorageLayout, value: int) -> Located:
+        return Located(self.types[value], *storage.locate(value))
+
+    def _operands(self, storage: StorageLayout, node: Node) -> list[Located]:
+        return [self._at(storage, value) for value in node.operands]
+
+    def _chain(
+        self, nodes: Sequence[int], storage: StorageLayout, product: int | None = None
+    ) -> tuple[Work, ...]:
+        """A chain; what a product left in the result's memory is read there."""
+        result = self._at(storage, self.leaves + nodes[-1])
+
+        def locate(value: int) -> Located:
+            return result if value == product else self._at(storage, value)
+
+        if [self.graph.nodes[number].op for number in nodes] == ["cont"]:
+            return self._moved(locate(self.graph.nodes[nodes[0]].operands[0]), result)
+        return chains.chain(self.graph, nodes, locate, result, self.target)
+
+    def _product(self, group: Group, storage: StorageLayout) -> tuple[Work, ...] | None:
+        number = next(n for n in group.nodes if self.graph.nodes[n].op in ("matmul", "mul_mat"))
+        node, types = self._node(number)
+        if node.type.size == 0:
+            return ()
+        rest = [each for each in group.nodes if each != number]
+        result = self._at(storage, self.leaves + group.last)
+        operands = self._operands(storage, node)
+        found = self._multiplied(node, types, operands, result)
+        assert found is not None, "its role says that it has a kernel"
+        return (*found, *(self._chain(rest, storage, self.leaves + number) if rest else ()))
+
+    def _norm(self, group: Group, storage: StorageLayout) -> Launch:
+        """Sums that the norm reads, the norm, and what follows it."""
+        place = next(place for place, n in enumerate(group.nodes) if self.graph.nodes[n].op in rows.NORMS)
+        number = group.nodes[place]
+        value, added = fusion.summands(self.graph, group.nodes[:place], number)
+        found = []
+        last = self.leaves + number
+        for after in group.nodes[place + 1 :]:
+            found.append(self._at(storage, other_operand(self.graph.nodes[after].operands, last)))
+            last = self.leaves + after
+        result = self._at(storage, self.leaves + group.last)
+        sums = [self._at(storage, one) for one in added]
+        return rows.norm(self.graph.nodes[number], self._at(storage, value), result, found, sums)
+
+    def _attention(
+        self, number: int, group: Group, storage: StorageLayout, own: OwnSlots
+    ) -> tuple[Work, ...] | None:
+        """Sums with rows that the kernel makes itself, the attention, and a conversion of its result."""
+        node = self.graph.nodes[number]
+        if not self.attends(number):
+            return None
+        result = self._whole(node.type.shape, group, storage)
+        if group.nodes[0] == number:
+            values = self._operands(storage, node)
+            return attention.attention(node, values, result, own, self.target)
+        values, biases = fusion.biased(self.graph, storage, group.nodes[0], number)
+        return attention.attention(node, values, result, own, self.target, biases)
+
+    def _whole(self, shape: tuple[int, ...], group: Group, storage: StorageLayout) -> Located:
+        """A group's result in another shape with as many elements; both lie without gaps."""
+        value = self._at(storage, self.leaves + group.last)
+        if value.type.shape == shape:
+            return value
+        type = TensorType(value.type.dtype, shape)
+        return Located(type, value.slot, value.offset, type.strides)
+
+    def _gathered(
+        self, number: int, group: Group, storage: StorageLayout, own: OwnSlots
+    ) -> tuple[Work, ...] | None:
+        """Rows, in the type of the table where a conversion back to it follows."""
+        node = self.graph.nodes[number]
+        if not self.gathers(number):
+            return None
+        table, indices = self._operands(storage, node)
+        result = self._whole(node.type.shape, group, storage)
+        report = Located(FAILURE_TYPE, own.report, 0, (8,))
+        return (moves.get_rows(number, table, indices, result, report),)
+
+    def _other(self, number: int, storage: StorageLayout, own: OwnSlots) -> tuple[Work, ...] | None:
+        node, types = self._node(number)
+        result = self._at(storage, self.leaves + number)
+        values = self._operands(storage, node)
+        report = Located(FAILURE_TYPE, own.report, 0, (8,))
+        if rows.is_row_op(node, types):
+            return (self._row_op(node, values, result),)
+        if types and rows.is_reduction(node, types[0]):
+            return (rows.reduction(node, values[0], result),)
+        if rope.is_rope(node, types):
+            return (rope.rope(node, values[0], result, values[1], values[2:]),)
+        if moves.sets_rows(node, types):
+            return (
+                *self._moved(values[0], result),
+                moves.set_rows(number, values[1], values[2], result, report),
+            )
+        if stored.is_expert_product(node, types) and stored.reads_rows(values[:2], result):
+            return (stored.expert_product(number, values, result, report, self.target),)
+        return self._move(node, types, values, result, storage)
+
+    @staticmethod
+    def _row_op(node: Node, values: Sequence[Located], result: Located) -> Launch:
+        if node.op == "soft_max":
+            return rows.soft_max(node, values[0], result, values[1:])
+        return rows.norm(node, values[0], result, ())
+
+    def _move(
+        self,
+        node: Node,
+        types: Sequence[TensorType],
+        values: Sequence[Located],
+        result: Located,
+        storage: StorageLayout,
+    ) -> tuple[Work, ...] | None:
+        """Copies: cont, concat, assign, cast between floats, and views that must be copied after all."""
+        if node.op == "cast" and {types[0].dtype.name, node.type.dtype.name} <= set(chains.FLOATS):
+            return chains.converted(values[0], result, self.target)
+        if not moves.can_copy(node.type):
+            return None
+        if node.op == "cont":
+            return self._moved(values[0], result)
+        if node.op == "assign":
+            return self._moved(values[1], values[0])
+        if node.op == "concat" and node.type.dtype.block_size == 1:
+            return self._concat(node, values, result)
+        if OPS[node.op].is_view:
+            return self._view(node, values[0], result, storage)
+        return None
+
+    def _view(
+        self, node: Node, source: Located, result: Located, storage: StorageLayout
+    ) -> tuple[Work, ...] | None:
+        if node.op == "reshape":
+            # Over the source's shape the copy is contiguous, whatever its own shape is.
+            return self._moved(source, Located(source.type, result.slot, result.offset, source.type.strides))
+        place = self.places[node.operands[0]]
+        moved = view(node.op, node.attributes, source.type, node.type, place)
+        if moved is None:
+            return None
+        base = storage.regions[moved.root]
+        at = Located(node.type, base.slot, base.offset_bytes + moved.offset_bytes, moved.strides)
+        return self._moved(at, result)
+
+    @staticmethod
+    def _moved(source: Located, result: Located) -> tuple[Work, ...]:
+        """A copy, but of what lies there already."""
+        if source[1:] == result[1:] or result.type.size == 0:
+            return ()
+        return moves.copy(source, result)
+
+    def _concat(self, node: Node, values: Sequence[Located], result: Located) -> tuple[Work, ...]:
+        axis, offset = node.attributes["axis"] % node.type.ndim, result.offset
+        found: list[Work] = []
+        for one in values:
+            if one.type.size:
+                found += moves.copy(one, Located(one.type, result.slot, offset, result.strides))
+            offset += one.type.shape[axis] * result.strides[axis]
+        return tuple(found)

@@ -1,0 +1,134 @@
+"""The living definition of every op, written to be read: NumPy, or CuPy, by the parameter `xp`.
+
+`define(op, attributes, xp)` gives a function `kernel(*operands, out)` that writes the result into
+`out`. It works in the operands' own precision, except that f16 is computed in f32 and rounded once, at
+the end. Told the data types, it also takes what arrays have no type for: bf16 as bits and blocks as bytes
+(see `stored`). Other kernels are compared with these; a device without faster ones runs these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy
+
+from heliograph_backends.reference import (
+    activations,
+    attention,
+    basic,
+    deepseek,
+    elementary,
+    patches,
+    products,
+    recurrent,
+    reductions,
+    rope,
+    rows,
+    training,
+    windows,
+)
+from heliograph_backends.reference.base import Array, Attributes, Formula, Kernel, Writer, wide
+from heliograph_backends.reference.stored import define_stored, is_stored
+from heliograph_proto.graph import Graph
+from heliograph_proto.types import DType
+
+#: Ops that are one ufunc, called as ufunc(*operands, out).
+UFUNCS = {
+    "neg": "negative", "abs": "absolute", "sgn": "sign", "sqr": "square", "sqrt": "sqrt",
+    "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "log2": "log2",
+    "log10": "log10", "sin": "sin", "cos": "cos",
+    "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
+    "atanh": "arctanh", "atan2": "arctan2", "hypot": "hypot", "logaddexp": "logaddexp",
+    "tanh": "tanh", "floor": "floor", "ceil": "ceil", "round": "rint", "trunc": "trunc",
+    "logical_not": "logical_not", "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite",
+    "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide",
+    "floor_divide": "floor_divide", "remainder": "remainder",
+    "maximum": "maximum", "minimum": "minimum", "equal": "equal", "not_equal": "not_equal",
+    "less": "less", "less_equal": "less_equal", "greater": "greater",
+    "greater_equal": "greater_equal", "logical_and": "logical_and", "logical_or": "logical_or",
+    "logical_xor": "logical_xor", "signbit": "signbit", "copysign": "copysign",
+    "bitwise_invert": "invert", "bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or",
+    "bitwise_xor": "bitwise_xor",
+}  # fmt: skip
+
+_FAMILIES = (
+    activations, attention, basic, deepseek, elementary, patches, products, recurrent, reductions, rope, rows,
+    training, windows,
+)  # fmt: skip
+#: Ops that are more than one ufunc.
+FORMULAS: Mapping[str, Formula] = {
+    name: formula for family in _FAMILIES for name, formula in family.FORMULAS.items()
+}
+#: Ops that write their result themselves, in parts or as one.
+WRITERS: Mapping[str, Writer] = {**elementary.WRITERS, **rows.WRITERS, **windows.WRITERS}
+#: Ops whose definition takes products of matrices, which for floats are those of a BLAS library.
+PRODUCTS = frozenset({
+    "conv_2d", "conv_3d", "conv_transpose_1d", "conv_transpose_2d", "flash_attn_ext", "lightning_indexer",
+    "matmul", "mul_mat", "mul_mat_id", "out_prod",
+})  # fmt: skip
+
+
+def define(
+    op: str,
+    attributes: Attributes,
+    xp: Any = numpy,
+    *,
+    operands: Sequence[DType] = (),
+    result: DType | None = None,
+) -> Kernel:
+    """The kernel of an op with its attributes bound.
+
+    `operands` and `result` are needed where one of them is bf16 or quantized; the arrays then have
+    `dtype.storage` and `TensorType.storage_shape`.
+    """
+    if result is not None and any(map(is_stored, (*operands, result))):
+        return define_stored(_define, op, attributes, xp, operands, result)
+    return _define(op, attributes, xp)
+
+
+def define_node(graph: Graph, number: int, xp: Any = numpy) -> Kernel:
+    """The kernel of a node of a validated graph."""
+    node = graph.nodes[number]
+    operands = [graph.type_of(value).dtype for value in node.operands]
+    return define(node.op, node.attributes, xp, operands=operands, result=node.type.dtype)
+
+
+def _define(op: str, attributes: Attributes, xp: Any) -> Kernel:
+    if op == "matmul":
+        return _matmul(xp)
+    # What is a formula too is a ufunc of NumPy's alone, and something else in other libraries.
+    if op in UFUNCS and (xp is numpy or op not in FORMULAS):
+        ufunc: Kernel = getattr(xp, UFUNCS[op])
+        # NumPy wants their third argument by name, since min(a, b, c) would be another thing.
+        return (lambda a, b, out: ufunc(a, b, out=out)) if op in ("maximum", "minimum") else ufunc
+    return _writing(WRITERS[op], attributes, xp) if op in WRITERS else _filling(FORMULAS[op], attributes, xp)
+
+
+def _matmul(xp: Any) -> Kernel:
+    def kernel(a: Array, b: Array, out: Array) -> None:
+        if a.dtype == xp.float16:
+            out[...] = xp.matmul(wide(xp, a), wide(xp, b))
+        else:
+            xp.matmul(a, b, out=out)
+
+    return kernel
+
+
+def _filling(formula: Formula, attributes: Attributes, xp: Any) -> Kernel:
+    def kernel(*operands_and_out: Array) -> None:
+        *operands, out = operands_and_out
+        # Nothing needs no work, and its other dimensions may be huge.
+        if out.size:
+            out[...] = formula(xp, attributes, *operands)
+
+    return kernel
+
+
+def _writing(writer: Writer, attributes: Attributes, xp: Any) -> Kernel:
+    def kernel(*operands_and_out: Array) -> None:
+        *operands, out = operands_and_out
+        if out.size:
+            writer(xp, attributes, out, *operands)
+
+    return kernel

@@ -1,0 +1,102 @@
+"""Formulas: what puts rows, blocks and triangles into a tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from heliograph_backends.reference.base import Array, Attributes, Formula, Writer, check_indices, cycled
+
+
+def set_rows(xp: Any, attributes: Attributes, out: Array, target: Array, rows: Array, indices: Array) -> None:
+    """Of an index that comes twice, the later row stays: libraries assign in any order, so the earlier ones
+    are left out."""
+    check_indices("set_rows", indices, target.shape[-2], "rows")
+    out[...] = target
+    count = rows.shape[-2]
+    lead = math.prod(rows.shape[:-2])
+    # A matrix after the other, and the places of its rows in it.
+    matrix = xp.repeat(xp.arange(lead), count)
+    row = xp.tile(xp.arange(count, dtype=xp.int32), lead)
+    place = cycled(xp, indices, rows.shape[:-1]).reshape(-1)
+    last = xp.full((lead, target.shape[-2]), -1, xp.int32)
+    xp.maximum.at(last, (matrix, place), row)
+    kept = xp.flatnonzero(last[matrix, place] == row)
+    flat = rows.reshape(lead * count, rows.shape[-1])
+    out[(*_unravelled(matrix[kept], rows.shape[:-2]), place[kept])] = flat[kept]
+
+
+def _unravelled(number: Array, shape: tuple[int, ...]) -> list[Array]:
+    """Along each dimension the index of elements that are counted in row-major order."""
+    found = []
+    for size in reversed(shape):
+        found.append(number % size)
+        number = number // size
+    return found[::-1]
+
+
+def _block(attributes: Attributes, b: Array) -> tuple[slice, ...]:
+    """Where b lies; a block without elements anywhere."""
+    steps = attributes["step"] or (1,) * b.ndim
+    walks = zip(attributes["start"], b.shape, steps, strict=True)
+    return tuple(slice(at, at + (size - 1) * by + 1 if size else at, by) for at, size, by in walks)
+
+
+def acc(xp: Any, attributes: Attributes, out: Array, a: Array, b: Array) -> None:
+    out[...] = a
+    out[_block(attributes, b)] += b
+
+
+def set_(xp: Any, attributes: Attributes, out: Array, a: Array, b: Array) -> None:
+    out[...] = a
+    out[_block(attributes, b)] = b
+
+
+def add_id(xp: Any, attributes: Attributes, a: Array, biases: Array, ids: Array) -> Array:
+    check_indices("add_id", ids, biases.shape[0], "rows")
+    return a + biases[ids]
+
+
+def _after_diagonal(xp: Any, x: Array, offset: int) -> Array:
+    """Whether column > row + offset, for each element of the last two dimensions."""
+    rows, columns = x.shape[-2:]
+    return xp.arange(columns) > xp.arange(rows)[:, None] + offset
+
+
+def diag(xp: Any, attributes: Attributes, x: Array) -> Array:
+    row = x if x.ndim == 1 else x[..., 0, :]
+    return xp.where(xp.eye(row.shape[-1], dtype=bool), row[..., None, :], row.dtype.type(0))
+
+
+def diag_mask(value: float) -> Formula:
+    """x, but `value` beyond the diagonal that is `n_past` columns to the right."""
+
+    def formula(xp: Any, attributes: Attributes, x: Array) -> Array:
+        return xp.where(_after_diagonal(xp, x, attributes["n_past"]), x.dtype.type(value), x)
+
+    return formula
+
+
+def tri(xp: Any, attributes: Attributes, x: Array) -> Array:
+    """Types 0 and 1 keep what is above the diagonal, 2 and 3 what is below; 0 and 2 keep it too."""
+    kind = attributes["type"]
+    # Above the diagonal with it is what lies after the diagonal one further left.
+    beyond = _after_diagonal(xp, x, -1 if kind in (0, 3) else 0)
+    return xp.where(beyond if kind < 2 else ~beyond, x, x.dtype.type(0))
+
+
+def repeat(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return cycled(xp, x, tuple(attributes["shape"]))
+
+
+FORMULAS: Mapping[str, Formula] = {
+    "add1": lambda xp, attributes, a, b: a + b.reshape(()),
+    "add_id": add_id,
+    "diag": diag,
+    "diag_mask_inf": diag_mask(-math.inf),
+    "diag_mask_zero": diag_mask(0.0),
+    "tri": tri,
+    "repeat": repeat,
+}
+WRITERS: Mapping[str, Writer] = {"set_rows": set_rows, "acc": acc, "set": set_}

@@ -1,0 +1,233 @@
+"""Where backends come from. Looking for them runs no code of theirs.
+
+Code from outside: modules by name, and files that nobody else can have written.
+
+Loading a plugin runs its code with all rights of this process. So a file is read only if nobody but this
+user and root can write to it, or replace it or a folder above it; and what was checked is what runs: the
+bytes come from the descriptor that was looked at, and no bytecode is cached beside it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import logging
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import TypeAlias
+
+from heliograph_backends.contract import Backend
+from heliograph_backends.registry.specification import BUILT_IN
+from heliograph_proto.errors import ConfigurationError
+
+_numbers = itertools.count(1)
+
+
+def import_module(name: str) -> tuple[ModuleType, tuple[str, ...]]:
+    """A module by its name, and the names of what had to be imported of it. Raises what importing raises."""
+    before = set(sys.modules)
+    module = importlib.import_module(name)
+    return module, tuple(one for one in sys.modules if one not in before and _is_within(one, name))
+
+
+def _is_within(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def import_file(path: Path) -> tuple[ModuleType, tuple[str, ...]]:
+    """A module from a file, under a name of its own, and that name.
+
+    Raises ConfigurationError for a file that others can write to, and what running it raises.
+    """
+    code = compile(read_trusted(path), str(path), "exec", dont_inherit=True)
+    name = f"heliograph_plugin_{path.stem}_{next(_numbers)}"
+    spec = ModuleSpec(name, loader=None, origin=str(path))
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = str(path)
+    # Dataclasses, among others, look their module up while it runs.
+    sys.modules[name] = module
+    try:
+        exec(code, module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module, (name,)
+
+
+def drop_modules(names: Iterable[str]) -> None:
+    """Forgets modules, so that another import runs their code anew."""
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def read_trusted(path: Path) -> bytes:
+    """A file's bytes. Raises ConfigurationError, with the command to run, if others can write to it."""
+    _check_parents(path)
+    try:
+        with open(path, "rb") as file:
+            _check_status(path, os.fstat(file.fileno()))
+            return file.read()
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+
+
+def check_trusted(path: Path) -> None:
+    """Raises ConfigurationError, with the command to run, if others can write to a file or directory."""
+    _check_parents(path)
+    _check_status(path, os.stat(path))
+
+
+def _check_parents(path: Path) -> None:
+    """Raises ConfigurationError if somebody else can replace a folder on the way, links followed or not."""
+    given, real = path.absolute(), path.resolve()
+    for parent in dict.fromkeys((*given.parents, *real.parents)):
+        _check_status(parent, os.stat(parent), sticky_is_safe=True)
+
+
+def _check_status(path: Path, status: os.stat_result, *, sticky_is_safe: bool = False) -> None:
+    if not hasattr(os, "getuid"):
+        return
+    if status.st_uid not in (0, os.getuid()):
+        raise _refusal(path, "it belongs to another user", ("chown", str(os.getuid()), str(path)))
+    # In a folder such as /tmp, nobody can rename or remove what belongs to others.
+    if sticky_is_safe and status.st_mode & stat.S_ISVTX:
+        return
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _refusal(path, "others can write to it", ("chmod", "go-w", str(path)))
+
+
+def _refusal(path: Path, why: str, command: Sequence[str]) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} is not used for backends, whose code runs with all rights of this process: {why}",
+        advice=" ".join(command),
+    )
+
+
+logger = logging.getLogger(__name__)
+
+#: Of entry points: `NAME = "package.module:BackendClass"`.
+ENTRY_POINT_GROUP = "heliograph.backends"
+
+#: What a plugin calls its class.
+ATTRIBUTE = "BACKEND"
+
+#: What is to be a `Backend` class, and the modules that go with it when it is unloaded.
+Loaded: TypeAlias = tuple[object, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSource:
+    """One backend that may be there."""
+
+    #: What it is called, or, of a plugin, until it was loaded.
+    name: str
+    #: As in BackendInfo.
+    origin: str
+    #: Runs its code. Raises whatever that raises.
+    load: Callable[[], Loaded]
+    #: Whether `name` is what others have to call it.
+    is_named: bool = True
+
+
+def built_in() -> tuple[BackendSource, ...]:
+    """The backends of this package."""
+    return tuple(BackendSource(kind.name, "built in", partial(_already, kind)) for kind in BUILT_IN)
+
+
+def origin_of_package(name: str) -> str:
+    """Where an installed package's backends are said to come from."""
+    return f"entry point of {name}"
+
+
+def _already(kind: type[Backend]) -> Loaded:
+    return kind, ()
+
+
+def installed() -> tuple[BackendSource, ...]:
+    """The backends of installed packages, by name."""
+    found = sorted(metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda one: (one.name, one.value))
+    # A package that is installed twice, as in an overlay, is one.
+    unique = {(one.name, one.value): one for one in reversed(found)}
+    return tuple(_of_entry_point(one) for one in sorted(unique.values(), key=lambda one: one.name))
+
+
+def _of_entry_point(point: metadata.EntryPoint) -> BackendSource:
+    package = point.dist.name if point.dist is not None else point.module
+
+    def load() -> Loaded:
+        _, modules = import_module(point.module)
+        return point.load(), modules
+
+    return BackendSource(point.name, origin_of_package(package), load)
+
+
+def sources_of(text: str) -> tuple[BackendSource, ...]:
+    """The plugins that a module's name, a file ending in .py, or a directory (with a / in it) names.
+
+    Of a directory: every plugin directly inside, by name; files that begin with _ or . are none. Raises
+    ConfigurationError where there is nothing, or where others can write.
+    """
+    if "/" not in text and not text.endswith(".py"):
+        return (_of_module(text),)
+    path = Path(text).absolute()
+    try:
+        if path.is_dir():
+            return _of_directory(path)
+        if path.is_file() and path.suffix == ".py":
+            check_trusted(path)
+            return (_of_file(path),)
+    except OSError as error:
+        raise ConfigurationError(f"cannot look at {path}: {error.strerror}") from None
+    advice = "give a file ending in .py, a directory of such, or a module's name"
+    raise ConfigurationError(f"there is no plugin at {path}", advice=advice)
+
+
+def _of_module(name: str) -> BackendSource:
+    if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name) is None:
+        advice = "such as my_package.my_backend, ./my_backend.py or ./backends/"
+        raise ConfigurationError(f"{name!r} is neither a module nor a file", advice=advice)
+
+    def load() -> Loaded:
+        try:
+            module, modules = import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name == name and Path(name).is_dir():
+                raise ConfigurationError(
+                    f"no module is named {name!r}; for the directory write ./{name}"
+                ) from None
+            raise
+        return _plugin(module, modules)
+
+    return BackendSource(name.rpartition(".")[2], f"module {name}", load, is_named=False)
+
+
+def _of_file(path: Path) -> BackendSource:
+    def load() -> Loaded:
+        return _plugin(*import_file(path))
+
+    return BackendSource(path.stem, str(path), load, is_named=False)
+
+
+def _of_directory(path: Path) -> tuple[BackendSource, ...]:
+    check_trusted(path)
+    files = sorted(one for one in path.iterdir() if one.suffix == ".py" and one.name[0] not in "._")
+    if not files:
+        logger.warning("there is no plugin in %s", path)
+    return tuple(map(_of_file, files))
+
+
+def _plugin(module: ModuleType, modules: tuple[str, ...]) -> Loaded:
+    if ATTRIBUTE not in vars(module):
+        drop_modules(modules)
+        raise ConfigurationError(f"it defines no {ATTRIBUTE}", advice=f"write {ATTRIBUTE} = YourBackend")
+    return vars(module)[ATTRIBUTE], modules
