@@ -8,9 +8,8 @@ Nothing above this package knows that a device is remote.
 """
 
 from heliograph_server.pool.backend import RemoteBackend, open_device
-from heliograph_server.pool.device import RemoteDevice
 from heliograph_server.pool.member import Member
-from heliograph_server.pool.opening import open_pool_of
-from heliograph_server.pool.pool import Pool
+from heliograph_server.pool.pool import Pool, open_pool_of
+from heliograph_server.pool.remote.device import RemoteDevice
 
 __all__ = ["Member", "Pool", "RemoteBackend", "RemoteDevice", "open_device", "open_pool_of"]

@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from heliograph._channels import NO_CREDENTIALS, token_in
+from heliograph.transport.channels import NO_CREDENTIALS, token_in
 from heliograph_backends.contract import CONTRACT_VERSION, Backend, Parameter, ParameterKind
-from heliograph_proto.addresses import parse_address
-from heliograph_proto.credentials import Credentials
+from heliograph_proto.addresses import Credentials, parse_address
 from heliograph_proto.errors import ConfigurationError, HeliographError
-from heliograph_server.pool.device import RemoteDevice
 from heliograph_server.pool.member import Member, join
+from heliograph_server.pool.remote.device import RemoteDevice
 
 
 class RemoteBackend(Backend):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from heliograph_proto.description import BufferTypeInfo, DeviceInfo, SessionInfo
+from heliograph_proto.devices import BufferTypeInfo, DeviceChange, DeviceInfo
 from heliograph_proto.errors import ConfigurationError, ProtocolError
-from heliograph_proto.membership import DeviceChange
-from heliograph_server.pool.answers import OLD, check_memory, lie
-from heliograph_server.pool.sources import first_twice
+from heliograph_proto.sessions import SessionInfo
+from heliograph_server.pool.discovery import first_twice
+from heliograph_server.pool.remote.answers import OLD, check_memory, lie
 
 #: The most devices of one member: each has a stream of the session.
 MAX_DEVICES = 60

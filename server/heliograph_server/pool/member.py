@@ -14,17 +14,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import heliograph as hg
-from heliograph._channels import NO_CREDENTIALS
+from heliograph.head import members
+from heliograph.transport.channels import NO_CREDENTIALS
 from heliograph_proto import TICKETS
-from heliograph_proto.addresses import parse_address
-from heliograph_proto.credentials import Credentials
+from heliograph_proto.addresses import Credentials, parse_address
+from heliograph_proto.devices import DeviceChange, MemberState
 from heliograph_proto.errors import DeadlineExceededError, HeliographError, MemberLostError, UnavailableError
-from heliograph_proto.membership import DeviceChange, MemberState
-from heliograph_server.pool.answers import MAX_REASON, printable
-from heliograph_server.pool.device import RemoteDevice
-from heliograph_server.pool.intake import RemoteIntake
-from heliograph_server.pool.site import RemoteSite
-from heliograph_server.pool.sources import member_name
+from heliograph_server.pool.discovery import member_name
+from heliograph_server.pool.remote.answers import MAX_REASON, printable
+from heliograph_server.pool.remote.device import RemoteDevice
+from heliograph_server.pool.remote.intake import RemoteIntake
+from heliograph_server.pool.remote.site import RemoteSite
 
 #: How long a daemon may take to answer.
 CONNECT_SECONDS = 10.0
@@ -55,10 +55,10 @@ class Member:
         self.devices: tuple[RemoteDevice, ...] = ()
         self._open: set[RemoteDevice] = set()
         self._news: Callable[[DeviceChange], None] = lambda change: None
-        session._when_changed(lambda change: self._news(change))
+        members.when_changed(session, lambda change: self._news(change))
         #: As a host that runs portions of graphs.
         self.site = RemoteSite(self)
-        session._when_lost(self._session_ended)
+        members.when_lost(session, self._session_ended)
 
     def __repr__(self) -> str:
         return f"<Member {self.name} at {self.url}, {self.state.value}: {len(self.devices)} devices>"

@@ -20,13 +20,14 @@ from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 import heliograph as hg
-from heliograph.session import connect_as_head
-from heliograph_proto.credentials import Credentials, Shown, nothing_shown
-from heliograph_proto.errors import ConfigurationError, HeliographError, MemberLostError
-from heliograph_proto.membership import DeviceChange, MemberInfo, MemberState
-from heliograph_server.core.membership import Change, Changed, Reach
-from heliograph_server.pool.answers import MAX_REASON, printable
-from heliograph_server.pool.device import RemoteDevice
+from heliograph.head.members import connect_as_head
+from heliograph.transport.channels import NO_CREDENTIALS
+from heliograph_backends.registry import Registry
+from heliograph_proto.addresses import Credentials, Shown, nothing_shown
+from heliograph_proto.devices import DeviceChange, MemberInfo, MemberState
+from heliograph_proto.errors import ConfigurationError, HeliographError, MemberLostError, UnavailableError
+from heliograph_server.links.blocking import BlockingPeers
+from heliograph_server.pool.discovery import ListedMember, MembershipSource, StaticSource, first_twice
 from heliograph_server.pool.joining import (
     check_change,
     check_daemons,
@@ -34,9 +35,12 @@ from heliograph_server.pool.joining import (
     check_lives,
     pause_seconds,
 )
+from heliograph_server.pool.link_survey import HERE, LinkObserver, LinkSurvey
 from heliograph_server.pool.member import Member
-from heliograph_server.pool.sources import Listed, MembershipSource, first_twice
-from heliograph_server.pool.surveying import HERE, Surveyor, Ways
+from heliograph_server.pool.remote.answers import MAX_REASON, printable
+from heliograph_server.pool.remote.device import RemoteDevice
+from heliograph_server.resources.membership import Changed, MembershipChange, Reachability
+from heliograph_server.runtime.host import Host
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +65,7 @@ _News: TypeAlias = tuple[Member, DeviceChange]
 
 
 class Pool:
-    """Thread-safe. What `heliograph_server.core.membership.Membership` asks for."""
+    """Thread-safe. What `heliograph_server.resources.membership.Membership` asks for."""
 
     def __init__(
         self,
@@ -77,12 +81,12 @@ class Pool:
         self._connect = connect
         self._incarnation = b""
         self._changed: Changed = lambda change: None
-        self._ways: Ways | None = None
-        self._surveyor: Surveyor | None = None
+        self._ways: LinkObserver | None = None
+        self._surveyor: LinkSurvey | None = None
         self._lock = threading.Condition()
         #: In the order of the list, then those that are in it no more, as long as they answer.
         self._slots: list[_Slot] = []
-        self._wanted: tuple[Listed, ...] = ()
+        self._wanted: tuple[ListedMember, ...] = ()
         self._refused: tuple[MemberInfo, ...] = ()
         self._told: set[str] = set()
         self._closed = False
@@ -105,11 +109,11 @@ class Pool:
             return (*(slot.info for slot in self._slots), *self._refused)
 
     @property
-    def reaches(self) -> tuple[Reach, ...]:
+    def reaches(self) -> tuple[Reachability, ...]:
         """Who of those that are ready can reach whom, as far as is known: first this process, which reaches
         everybody, then each member."""
         ready = self._ready()
-        from_here = [Reach(HERE, one.name, True) for one in ready]
+        from_here = [Reachability(HERE, one.name, True) for one in ready]
         pairs = [one.site.reach(other.site) for one in ready for other in ready if one is not other]
         return (*from_here, *pairs)
 
@@ -138,11 +142,11 @@ class Pool:
 
     # Its life
 
-    def start(self, incarnation: bytes, changed: Changed, ways: Ways | None = None) -> None:
+    def start(self, incarnation: bytes, changed: Changed, ways: LinkObserver | None = None) -> None:
         """Begins to look for members, of a head with this incarnation. `changed` comes from any thread, of
         one member one at a time. `ways`: who wants to know the ways between them."""
         self._incarnation, self._changed, self._ways = incarnation, changed, ways
-        self._surveyor = Surveyor(self._ready, ways) if ways is not None else None
+        self._surveyor = LinkSurvey(self._ready, ways) if ways is not None else None
         self._source.start(self._listed, self._source_failed)
 
     def close(self) -> None:
@@ -165,9 +169,9 @@ class Pool:
         if is_news:
             logger.warning("members: %s", error)
 
-    def _listed(self, listed: Sequence[Listed]) -> None:
+    def _listed(self, listed: Sequence[ListedMember]) -> None:
         """These are to be the members, from now on."""
-        accepted: list[Listed] = []
+        accepted: list[ListedMember] = []
         refused: list[MemberInfo] = []
         for one in listed:
             if first_twice([*(other.name for other in accepted), one.name]) is None:
@@ -201,7 +205,7 @@ class Pool:
 
     # What slots ask for
 
-    def connect(self, listed: Listed) -> hg.Session:
+    def connect(self, listed: ListedMember) -> hg.Session:
         """A session with a daemon. Raises what `hg.connect` does."""
         return self._connect(listed.url, JOIN_SECONDS, self.silence_seconds, self._shown(listed.url))
 
@@ -215,7 +219,7 @@ class Pool:
             check_lives(member.session.info, self._incarnation, others)
             slot.member = member
             self._lock.notify_all()
-        self._changed(Change(member.name, appeared=member.devices))
+        self._changed(MembershipChange(member.name, appeared=member.devices))
         if self._surveyor is not None:
             self._surveyor.look()
 
@@ -229,7 +233,7 @@ class Pool:
             self._source.refresh()
         if self._ways is not None:
             self._ways.forget_site(member.name)
-        self._changed(Change(member.name, lost=member.devices, why=cause.message))
+        self._changed(MembershipChange(member.name, lost=member.devices, why=cause.message))
 
     def change(self, slot: _Slot, member: Member, told: DeviceChange) -> None:
         """Devices of a member that is a head itself came, or are gone. Raises ConfigurationError for one that
@@ -239,7 +243,7 @@ class Pool:
         with self._lock:
             appeared, lost = member.change(told)
             self._lock.notify_all()
-        self._changed(Change(member.name, appeared, lost, told.why))
+        self._changed(MembershipChange(member.name, appeared, lost, told.why))
 
     def goes_on(self, slot: _Slot) -> bool:
         """Whether a slot without a member is still wanted; else it is over, and another may have its name."""
@@ -266,7 +270,7 @@ class Pool:
 class _Slot:
     """One listed daemon, and the thread that looks after it."""
 
-    def __init__(self, pool: Pool, listed: Listed) -> None:
+    def __init__(self, pool: Pool, listed: ListedMember) -> None:
         self._pool = pool
         self.listed = listed
         self.name = listed.name
@@ -426,3 +430,24 @@ class _Slot:
 
 def _names(member: Member) -> str:
     return ", ".join(device.member_name for device in member.devices)
+
+
+def open_pool_of(urls: Sequence[str], timeout: float, credentials: Credentials = NO_CREDENTIALS) -> Host:
+    """A host with the devices of these daemons alone, which are all shown the same, once all have answered
+    that do at once.
+
+    Raises ConfigurationError for two of one name, and UnavailableError when none has answered after `timeout`
+    seconds, which says why of each.
+    """
+    pool = Pool(StaticSource.parse(",".join(urls)), shown=lambda _: credentials)
+    host = Host(Registry(), pool=pool)
+    host.exchange.use(BlockingPeers(shown=lambda _: credentials))
+    try:
+        pool.wait(lambda one: bool(one.devices) and one.is_settled, timeout)
+        if not pool.devices:
+            whys = "; ".join(f"{one.name}: {one.why}" for one in pool.members)
+            raise UnavailableError(f"no daemon of the pool answers: {whys}", advice="start one of them")
+    except BaseException:
+        host.close()
+        raise
+    return host

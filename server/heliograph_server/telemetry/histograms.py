@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from heliograph_proto.errors import CancelledError, DeadlineExceededError, HeliographError
-from heliograph_server.core.run_records import RunRecord
+from heliograph_server.session.run_timeline import RunRecord
 
 #: In seconds: from what a small plan takes on the CPU to a long training step.
 BOUNDS = (

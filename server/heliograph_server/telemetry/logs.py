@@ -1,6 +1,6 @@
 """Lines of the log: one for each event, for people or as JSON, with whose they are.
 
-    2026-01-31 12:00:00,123 INFO    heliograph_server.services.command: session 3 of ... began
+    2026-01-31 12:00:00,123 INFO    heliograph_server.rpc.command_service: session 3 of ... began
     {"time": "2026-01-31T12:00:00.123Z", "level": "info", "session": 3, "message": "session 3 of ... began"}
 
 What others chose, such as the names of clients, cannot begin a line: line ends and other control characters
@@ -17,7 +17,7 @@ import time
 from typing import Any, TextIO
 
 from heliograph_proto.errors import ConfigurationError
-from heliograph_server.log_level import set_log_level
+from heliograph_proto.sessions import check_level
 
 FORMATS = ("human", "json")
 #: The longest message, and the longest traceback, in characters.
@@ -30,6 +30,19 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SECRETS = re.compile(r"(?i)\b(bearer|token=)\s*[^\s,;\"']+")
 #: A token that stands by itself.
 _TOKEN = re.compile(r"\bhgt_[A-Za-z0-9_-]+")
+
+
+def log_level() -> str:
+    """The name of the least level that is logged, such as "info"."""
+    return logging.getLevelName(logging.getLogger().level).lower()
+
+
+def set_log_level(level: str) -> str:
+    """Sets it, also while the daemon runs; the one before. Raises InvalidArgumentError."""
+    number = logging.getLevelNamesMapping()[check_level(level).upper()]
+    previous = log_level()
+    logging.getLogger().setLevel(number)
+    return previous
 
 
 def one_line(text: str, most: int = MESSAGE_CHARACTERS) -> str:

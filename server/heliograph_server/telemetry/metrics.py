@@ -10,6 +10,8 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -18,16 +20,133 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from heliograph_proto import __version__
+from heliograph_proto.devices import MemberState
 from heliograph_proto.errors import Reason
-from heliograph_proto.membership import MemberState
-from heliograph_proto.quotas import TenantUsage
-from heliograph_server.core.host import Host, HostStatistics
-from heliograph_server.core.session_counts import SessionCounts
-from heliograph_server.telemetry import names
-from heliograph_server.telemetry.devices import MemoryWatch
-from heliograph_server.telemetry.facts import DaemonFacts
+from heliograph_proto.sessions import TenantUsage
+from heliograph_server.runtime.host import Host, HostStatistics
+from heliograph_server.session.statistics import SessionCounts
+from heliograph_server.telemetry.device_memory import MemoryWatch
 from heliograph_server.telemetry.histograms import RunCounter
-from heliograph_server.telemetry.names import METRICS, Metric
+from heliograph_server.telemetry.telemetry import DaemonFacts
+
+Kind: TypeAlias = Literal["gauge", "counter", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One family. Counters are named without the `_total` that Prometheus shows."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """Its name as Prometheus has it."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+
+BUILD = Metric("heliograph_build_info", "gauge", "Always 1; the labels say what runs.", ("version", "python"))
+SERVING = Metric("heliograph_serving", "gauge", "1 while new sessions are taken, else 0.")
+DRAINING = Metric("heliograph_draining", "gauge", "1 while the daemon only lets running work end, else 0.")
+LAG = Metric(
+    "heliograph_event_loop_lag_seconds",
+    "gauge",
+    "By how much the event loop was late at most, in the last half minute.",
+)
+MEMORY = Metric(
+    "heliograph_device_memory_bytes",
+    "gauge",
+    "Memory of a device that Heliograph may use, which is free or used.",
+    ("device", "state"),
+)
+SILENT = Metric(
+    "heliograph_device_silent",
+    "gauge",
+    "1 where a device did not say in time how much memory it has; then what it said last is shown.",
+    ("device",),
+)
+SESSIONS = Metric("heliograph_sessions", "gauge", "Open sessions, by tenant.", ("tenant",))
+TENANT_MEMORY = Metric(
+    "heliograph_tenant_device_memory_bytes", "gauge", "Memory of devices that a tenant has.", ("tenant",)
+)
+TENANT_RUNS = Metric("heliograph_tenant_runs_in_flight", "gauge", "Runs of a tenant under way.", ("tenant",))
+TENANT_SECONDS = Metric(
+    "heliograph_tenant_device_seconds", "counter", "For how long a tenant had devices.", ("tenant",)
+)
+TENANT_REFUSED = Metric(
+    "heliograph_tenant_refused", "counter", "What a tenant's quota had no room for.", ("tenant",)
+)
+PLANS = Metric("heliograph_plans", "gauge", "Compiled plans that sessions hold.")
+TENSORS = Metric("heliograph_tensors", "gauge", "Tensors that sessions hold.")
+CONTENT = Metric(
+    "heliograph_content_bytes", "gauge", "Weights that sessions hold; shared ones count for each."
+)
+STAGED = Metric("heliograph_staged_bytes", "gauge", "Transfers that wait in the host's memory.")
+COMMANDS = Metric("heliograph_commands_in_flight", "gauge", "Commands that came and are not done.")
+IN_FLIGHT = Metric("heliograph_runs_in_flight", "gauge", "Runs whose turn has come and that have not ended.")
+QUEUED = Metric("heliograph_runs_queued", "gauge", "Runs that wait for their turn.")
+RUNS = Metric(
+    "heliograph_runs",
+    "counter",
+    "Runs that ended: ok, cancelled (also for want of time) or failed.",
+    ("tenant", "outcome"),
+)
+RUN_SECONDS = Metric(
+    "heliograph_run_seconds",
+    "histogram",
+    "How long runs waited for their turn (queue), for their inputs (input), computed (compute), and took to "
+    "hand out what they made (output). What is not told apart counts as computing.",
+    ("phase",),
+)
+BYTES = Metric(
+    "heliograph_bytes",
+    "counter",
+    "Bytes of tensors by direction, and by what carried them: messages of the command stream (inline), calls "
+    "of their own (bulk), memory that both map (shared_memory), uploads of weights (content), other daemons "
+    "(peer).",
+    ("direction", "road"),
+)
+RELAYED = Metric(
+    "heliograph_relayed_bytes",
+    "counter",
+    "Of contents that were passed on, and of values between two daemons that cannot reach each other.",
+    ("kind",),
+)
+COMMAND_ERRORS = Metric(
+    "heliograph_command_errors", "counter", "Commands, runs among them, that failed.", ("reason",)
+)
+CALL_ERRORS = Metric("heliograph_call_errors", "counter", "Calls that were refused.", ("reason",))
+CONTENTS = Metric(
+    "heliograph_content_lookups",
+    "counter",
+    "Contents that clients asked for: here already (hit), or to be uploaded (miss).",
+    ("outcome",),
+)
+MEMBERS = Metric("heliograph_members", "gauge", "Members of the pool, by state.", ("state",))
+LOST_MEMBERS = Metric("heliograph_members_lost", "counter", "How often a member that was ready was lost.")
+RELOADS = Metric(
+    "heliograph_reloads",
+    "counter",
+    "How often the configuration was to be read again: it was (ok), or the old one stayed (failed).",
+    ("outcome",),
+)
+CERTIFICATE = Metric(
+    "heliograph_certificate_expiry_timestamp_seconds",
+    "gauge",
+    "When the certificate that the daemon shows ends, as seconds since 1970; absent without one.",
+)
+SCRAPES = Metric(
+    "heliograph_scrapes", "counter", "Requests for metrics: answered (ok), or refused.", ("outcome",)
+)
+
+METRICS: tuple[Metric, ...] = (
+    BUILD, SERVING, DRAINING, LAG, MEMORY, SILENT, SESSIONS, TENANT_MEMORY, TENANT_RUNS, TENANT_SECONDS,
+    TENANT_REFUSED, PLANS, TENSORS, CONTENT, STAGED, COMMANDS, IN_FLIGHT, QUEUED, RUNS, RUN_SECONDS, BYTES,
+    RELAYED, COMMAND_ERRORS, CALL_ERRORS, CONTENTS, MEMBERS, LOST_MEMBERS, RELOADS, CERTIFICATE, SCRAPES,
+)  # fmt: skip
+
 
 _FAMILIES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
 
@@ -70,15 +189,15 @@ class DaemonCollector(Collector):
         """What there is. Blocks for `devices.ANSWER_SECONDS` at most."""
         host, facts = self._facts.host(), self._facts
         serving = host is not None and not host.is_draining
-        yield gauge(names.BUILD, {(__version__, platform.python_version()): 1})
-        yield single(names.SERVING, serving)
-        yield single(names.DRAINING, host is not None and host.is_draining)
-        yield single(names.LAG, facts.lag_seconds())
-        yield gauge(names.CALL_ERRORS, by_reason(facts.refused()))
-        yield gauge(names.RELOADS, by_label({"ok": 0, "failed": 0} | dict(facts.reloads())))
-        yield gauge(names.SCRAPES, by_label(facts.scrapes))
+        yield gauge(BUILD, {(__version__, platform.python_version()): 1})
+        yield single(SERVING, serving)
+        yield single(DRAINING, host is not None and host.is_draining)
+        yield single(LAG, facts.lag_seconds())
+        yield gauge(CALL_ERRORS, by_reason(facts.refused()))
+        yield gauge(RELOADS, by_label({"ok": 0, "failed": 0} | dict(facts.reloads())))
+        yield gauge(SCRAPES, by_label(facts.scrapes))
         if (expiry := facts.certificate_expiry()) is not None:
-            yield single(names.CERTIFICATE, expiry)
+            yield single(CERTIFICATE, expiry)
         yield from self._of_runs()
         if host is not None:
             yield from self._of_memory(host)
@@ -88,8 +207,8 @@ class DaemonCollector(Collector):
 
     def _of_runs(self) -> Iterator[Family]:
         totals = self._runs.totals()
-        yield gauge(names.RUNS, {(*labels,): count for labels, count in totals.runs.items()})
-        seconds = family(names.RUN_SECONDS)
+        yield gauge(RUNS, {(*labels,): count for labels, count in totals.runs.items()})
+        seconds = family(RUN_SECONDS)
         assert isinstance(seconds, HistogramMetricFamily)
         for phase, (buckets, sum_seconds) in totals.phases.items():
             seconds.add_metric((phase,), buckets, sum_seconds)
@@ -103,24 +222,24 @@ class DaemonCollector(Collector):
         for name, memory in found.items():
             values[name, "free"] = memory.free_bytes
             values[name, "used"] = memory.total_bytes - memory.free_bytes
-        yield gauge(names.MEMORY, values)
-        yield gauge(names.SILENT, {(name,): name in silent for name in {*found, *silent}})
+        yield gauge(MEMORY, values)
+        yield gauge(SILENT, {(name,): name in silent for name in {*found, *silent}})
 
     def _of_counts(self, host: Host, counts: SessionCounts) -> Iterator[Family]:
-        yield single(names.IN_FLIGHT, counts.runs_running)
-        yield single(names.QUEUED, counts.runs_waiting)
-        yield gauge(names.COMMAND_ERRORS, by_reason(counts.failures))
+        yield single(IN_FLIGHT, counts.runs_running)
+        yield single(QUEUED, counts.runs_waiting)
+        yield gauge(COMMAND_ERRORS, by_reason(counts.failures))
         totals, peers = self._runs.totals(), host.exchange.traffic
         carried: dict[tuple[str, ...], float] = {(*way,): size for way, size in counts.by_road.items()}
         for direction, more in (("received", totals.received_bytes), ("sent", totals.sent_bytes)):
             carried[direction, "inline"] = carried.get((direction, "inline"), 0) + more
         carried["received", "content"] = counts.traffic.content_bytes
         carried["received", "peer"], carried["sent", "peer"] = peers.received_bytes, peers.sent_bytes
-        yield gauge(names.BYTES, carried)
+        yield gauge(BYTES, carried)
         yield gauge(
-            names.RELAYED, by_label({"content": counts.traffic.relayed_bytes, "value": peers.relayed_bytes})
+            RELAYED, by_label({"content": counts.traffic.relayed_bytes, "value": peers.relayed_bytes})
         )
-        yield gauge(names.CONTENTS, by_label({"hit": host.store.hits, "miss": host.store.misses}))
+        yield gauge(CONTENTS, by_label({"hit": host.store.hits, "miss": host.store.misses}))
 
     def close(self) -> None:
         """Waits for nobody."""
@@ -130,22 +249,22 @@ class DaemonCollector(Collector):
 
 def _of_sessions(host: Host, held: HostStatistics) -> Iterator[Family]:
     tenants = host.tenants() or (TenantUsage(""),)
-    yield gauge(names.SESSIONS, {(one.tenant,): one.sessions for one in tenants})
-    yield gauge(names.TENANT_MEMORY, {(one.tenant,): one.device_memory_bytes for one in tenants})
-    yield gauge(names.TENANT_RUNS, {(one.tenant,): one.runs_in_flight for one in tenants})
-    yield gauge(names.TENANT_SECONDS, {(one.tenant,): one.device_seconds for one in tenants})
-    yield gauge(names.TENANT_REFUSED, {(one.tenant,): one.refused for one in tenants})
-    yield single(names.PLANS, held.plans)
-    yield single(names.TENSORS, held.tensors)
-    yield single(names.CONTENT, held.content_bytes)
-    yield single(names.STAGED, held.staged_bytes)
-    yield single(names.COMMANDS, held.commands_in_flight)
+    yield gauge(SESSIONS, {(one.tenant,): one.sessions for one in tenants})
+    yield gauge(TENANT_MEMORY, {(one.tenant,): one.device_memory_bytes for one in tenants})
+    yield gauge(TENANT_RUNS, {(one.tenant,): one.runs_in_flight for one in tenants})
+    yield gauge(TENANT_SECONDS, {(one.tenant,): one.device_seconds for one in tenants})
+    yield gauge(TENANT_REFUSED, {(one.tenant,): one.refused for one in tenants})
+    yield single(PLANS, held.plans)
+    yield single(TENSORS, held.tensors)
+    yield single(CONTENT, held.content_bytes)
+    yield single(STAGED, held.staged_bytes)
+    yield single(COMMANDS, held.commands_in_flight)
 
 
 def _of_pool(host: Host) -> Iterator[Family]:
     states = Counter(one.state for one in host.members)
-    yield gauge(names.MEMBERS, {(state.name.lower(),): states[state] for state in MemberState})
-    yield single(names.LOST_MEMBERS, host.lost_members)
+    yield gauge(MEMBERS, {(state.name.lower(),): states[state] for state in MemberState})
+    yield single(LOST_MEMBERS, host.lost_members)
 
 
 def by_label(values: Mapping[str, int]) -> dict[tuple[str, ...], float]:

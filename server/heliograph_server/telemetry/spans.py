@@ -25,9 +25,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from heliograph_proto import __version__
 from heliograph_proto.errors import HeliographError
-from heliograph_proto.traces import error_type, trace_of
-from heliograph_server.core.run_records import RunRecord
-from heliograph_server.core.run_spans import span_of_run
+from heliograph_proto.trace_context import error_type, trace_of
+from heliograph_server.session.run_timeline import RunRecord, span_of_run
 
 _SERVER, _INTERNAL, _ERROR = Span.SPAN_KIND_SERVER, Span.SPAN_KIND_INTERNAL, Status.STATUS_CODE_ERROR
 #: Sampled, and the parent is of another process.

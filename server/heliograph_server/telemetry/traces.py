@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from heliograph_proto.addresses import Address
 from heliograph_proto.errors import ConfigurationError
-from heliograph_server.core.host import Host
+from heliograph_server.runtime.host import Host
 
 if TYPE_CHECKING:
     from heliograph_server.telemetry.tracing import TraceExporter

@@ -27,8 +27,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import SpanContext, TraceFlags
 
 from heliograph_proto import __version__
-from heliograph_proto.traces import below, sampled
-from heliograph_server.core.run_records import RunRecord
+from heliograph_proto.trace_context import below, sampled
+from heliograph_server.session.run_timeline import RunRecord
 from heliograph_server.telemetry.spans import CallRecord, Clock, SpanWriter
 
 logger = logging.getLogger(__name__)

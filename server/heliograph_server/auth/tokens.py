@@ -1,0 +1,379 @@
+"""The file of tokens: who may connect, as which tenant, with which rights.
+
+    [[token]]
+    name = "alice-laptop"
+    hash = "sha256:9f86d081..."
+    tenant = "alice"
+    rights = ["use"]
+    expires = 2027-01-01T00:00:00Z
+
+    [token.quota]
+    device_memory_bytes = "2GiB"
+
+A token is 256 random bits. The file has its hash alone: who reads it cannot connect by it. It is read again
+when it changes; one that is broken then changes nothing, and is a line in the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import re
+import secrets
+import stat
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+from heliograph_proto.errors import ConfigurationError, UnauthenticatedError
+from heliograph_proto.sessions import Quota
+from heliograph_server.config.schema import entries
+from heliograph_server.config.values import checked
+from heliograph_server.resources.principals import Principal, Right
+
+logger = logging.getLogger(__name__)
+
+#: What a token begins with, so that people and scanners for secrets know one.
+PREFIX = "hgt_"
+TOKEN_BYTES = 32
+SCHEME = "sha256:"
+_HASH = re.compile(r"sha256:[0-9a-f]{64}")
+MAX_NAME = 100
+#: The longest file: some 30,000 tokens.
+MAX_BYTES = 8 * 2**20
+#: What a file begins with.
+HEADING = "# Who may connect. It has hashes of tokens, not tokens: heliograph token new|ls|rm --file FILE\n\n"
+_KEYS = ("name", "hash", "tenant", "rights", "expires", "quota")
+_ADVICE = "make tokens with: heliograph token new --file FILE"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One entry of the file."""
+
+    name: str
+    hash: str = field(repr=False)
+    tenant: str = "default"
+    rights: frozenset[Right] = frozenset((Right.USE,))
+    #: When it ends to be good, in seconds since 1970; None: never.
+    expires: float | None = None
+    #: What it says otherwise than the daemon's quota, by field.
+    quota: Mapping[str, float] = field(default_factory=dict)
+
+    def is_expired(self, now: float) -> bool:
+        """Whether it was good once."""
+        return self.expires is not None and self.expires <= now
+
+    def principal(self, quota: Quota) -> Principal:
+        """Whoever shows it."""
+        changed: dict[str, Any] = dict(self.quota)
+        return Principal(self.tenant, self.rights, replace(quota, **changed), self.name, self.hash)
+
+
+def new_token() -> str:
+    """A token that nobody can guess."""
+    return PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def hash_of(token: str) -> str:
+    """What of a token is kept."""
+    return SCHEME + hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def parse_tokens(text: str, where: str) -> tuple[Token, ...]:
+    """The entries of a file's text. Raises ConfigurationError, which repeats no hash."""
+    try:
+        return _entries(text, where)
+    except (RecursionError, OverflowError, ValueError):
+        # Of what is nested too deeply, and of numbers that are too long to be made or to be shown.
+        raise ConfigurationError(f"{where} has what no file of tokens has", advice=_ADVICE) from None
+
+
+def _entries(text: str, where: str) -> tuple[Token, ...]:
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{where} is no TOML: {error}", advice=_ADVICE) from None
+    entries = table.pop("token", [])
+    if table or not isinstance(entries, list):
+        raise ConfigurationError(
+            f"{where} has something else than tokens: {', '.join(table) or 'token'}",
+            advice="each is a table: [[token]]",
+        )
+    found = tuple(_parsed(one, f"{where}: token {number}") for number, one in enumerate(entries, 1))
+    for what, values in (("name", [one.name for one in found]), ("hash", [one.hash for one in found])):
+        if len(set(values)) != len(values):
+            raise ConfigurationError(f"{where}: two tokens have one {what}", advice="take one of them out")
+    return found
+
+
+def _parsed(entry: Any, where: str) -> Token:
+    if not isinstance(entry, dict):
+        raise ConfigurationError(f"{where} is no table", advice="write each as [[token]]")
+    if unknown := sorted(set(entry) - set(_KEYS)):
+        raise ConfigurationError(f"{where} has {unknown[0]!r}", advice=f"there are: {', '.join(_KEYS)}")
+    name = check_name(entry.get("name"), f"{where}: its name")
+    where = f"{where} ({name})"
+    hashed = entry.get("hash")
+    if not isinstance(hashed, str) or not _HASH.fullmatch(hashed):
+        raise ConfigurationError(f"{where}: its hash is none", advice='such as "sha256:" and 64 hex digits')
+    return Token(
+        name,
+        hashed,
+        check_name(entry.get("tenant", "default"), f"{where}: its tenant"),
+        parse_rights(entry.get("rights", ["use"]), where),
+        _moment(entry.get("expires"), where),
+        _quota(entry.get("quota", {}), where),
+    )
+
+
+def check_name(name: Any, what: str) -> str:
+    """A name that may stand in logs and metrics. Raises ConfigurationError."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
+        raise ConfigurationError(f"{what} is none", advice=f"a text of 1 to {MAX_NAME} characters")
+    return name
+
+
+def parse_rights(names: Any, where: str) -> frozenset[Right]:
+    """Rights by their names. Raises ConfigurationError."""
+    known = [one.value for one in Right]
+    if not isinstance(names, list | tuple) or not names or any(one not in known for one in names):
+        raise ConfigurationError(f"{where}: its rights are {names!r:.100}", advice=f"some of {known}")
+    return frozenset(map(Right, names))
+
+
+def _moment(found: Any, where: str) -> float | None:
+    match found:
+        case None:
+            return None
+        case datetime():
+            return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+        case date():
+            return datetime(found.year, found.month, found.day, tzinfo=UTC).timestamp()
+    raise ConfigurationError(
+        f"{where}: it expires {found!r:.40}", advice="a date and time: 2027-01-01T00:00:00Z"
+    )
+
+
+def _quota(table: Any, where: str) -> dict[str, float]:
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{where}: its quota is no table", advice="write [token.quota]")
+    known = {one.name: one for one in entries(Quota)}
+    found: dict[str, float] = {}
+    for key, value in table.items():
+        if key not in known:
+            raise ConfigurationError(
+                f"{where}: no quota {key!r}", advice=f"there are: {', '.join(sorted(known))}"
+            )
+        found[key] = checked(known[key], value, f"{where}: quota {key}")
+    return found
+
+
+class TokenFile:
+    """The tokens that are in force: those that the file had when it could last be read. Of one thread."""
+
+    def __init__(self, path: str) -> None:
+        """Raises ConfigurationError."""
+        self.path = path
+        self._seen = _signature(path)
+        self._text = read_text(path)
+        self._tokens = parse_tokens(self._text, path)
+        self._problem = ""
+
+    def __repr__(self) -> str:
+        return f"<TokenFile {self.path}: {len(self._tokens)} tokens>"
+
+    def refresh(self, *, in_doubt: bool = False) -> None:
+        """Reads the file again if it has changed, or if it may have `in_doubt`: what a file is changed to
+        twice in a moment may look the same from outside. What is wrong with it is a line in the log."""
+        seen = _signature(self.path)
+        if seen == self._seen and not in_doubt:
+            return
+        self._seen = seen
+        try:
+            text = read_text(self.path)
+            if text == self._text and not self._problem:
+                return
+            self._tokens, self._text = parse_tokens(text, self.path), text
+        except ConfigurationError as error:
+            # Not the error itself, whose traceback would keep the call that found it.
+            before, self._problem = self._problem, error.in_a_line()
+            if before != self._problem:
+                logger.error("the tokens that were in force stay so: %s", self._problem)
+            return
+        self._problem = ""
+        logger.info("%s was read again: %d tokens", self.path, len(self._tokens))
+
+    def find(self, shown: str) -> Token | None:
+        """The token that somebody shows. Takes as long whichever it is, and whether it is one."""
+        self.refresh()
+        hashed = hash_of(shown).encode()
+        found: Token | None = None
+        for one in self._tokens:
+            if hmac.compare_digest(one.hash.encode(), hashed):
+                found = one
+        return found
+
+    @property
+    def all(self) -> Sequence[Token]:
+        """Those that are in force, and those that have expired."""
+        return self._tokens
+
+    def identify(self, shown: str, quota: Quota) -> Principal:
+        """Who shows a token. Raises UnauthenticatedError."""
+        found = self.find(shown)
+        if found is None:
+            raise UnauthenticatedError(
+                "the server does not know this token", advice="ask its operator for one: heliograph token new"
+            )
+        if found.is_expired(time.time()):
+            raise UnauthenticatedError(
+                f"the token {found.name!r} has expired", advice="ask the server's operator for another"
+            )
+        return found.principal(quota)
+
+    def why_not(self, principal: Principal) -> UnauthenticatedError | None:
+        """Why a principal that was identified once is not known any more, if so."""
+        now = time.time()
+        kept = next((one for one in self._tokens if one.hash == principal.key), None)
+        if kept is None or kept.tenant != principal.tenant or not principal.rights <= kept.rights:
+            cause = "was taken back"
+        elif kept.is_expired(now):
+            cause = "has expired"
+        else:
+            return None
+        return UnauthenticatedError(
+            f"the token {principal.shown!r} {cause}, and its sessions ended",
+            advice="ask the server's operator for another, and connect again",
+        )
+
+
+def read_tokens(path: str) -> tuple[Token, ...]:
+    """The tokens of a file. Raises ConfigurationError."""
+    return parse_tokens(read_text(path), path)
+
+
+def read_text(path: str) -> str:
+    """What is in a file of tokens. Raises ConfigurationError, also for one that others may write."""
+    try:
+        text, mode = _content(path)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read the tokens in {path}: {error.strerror}", advice=_ADVICE
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path} is no text", advice=_ADVICE) from None
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigurationError(
+            f"{path} may be written by others than its owner, who could let anybody in",
+            advice=f"chmod 600 {path}",
+        )
+    if not text.strip():
+        # One without tokens has the comment that it begins with; this one is being written.
+        raise ConfigurationError(f"{path} is empty", advice=_ADVICE)
+    return text
+
+
+def _content(path: str) -> tuple[str, int]:
+    """The text of a file, and its mode. Raises ConfigurationError, OSError, UnicodeDecodeError."""
+    # A pipe would keep whoever opens it waiting.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with open(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise ConfigurationError(f"cannot read the tokens in {path}: it is no file", advice=_ADVICE)
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ConfigurationError(f"{path} is longer than {MAX_BYTES:,} bytes", advice=_ADVICE)
+    return content.decode("utf-8"), mode
+
+
+def may_be_read_by_all(path: str) -> bool:
+    """Whether everybody on the host may read a file."""
+    return bool(os.stat(path).st_mode & stat.S_IROTH)
+
+
+def _signature(path: str) -> tuple[int, ...]:
+    """What changes when a file does."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
+
+
+# Writing
+
+
+def add_token(path: Path, token: Token) -> None:
+    """Writes a token behind those of a file, which is made if there is none: the owner's alone. Raises
+    ConfigurationError."""
+    before = read_text(str(path)) if path.exists() and path.stat().st_size else HEADING
+    if any(one.name == token.name for one in parse_tokens(before, str(path))):
+        raise ConfigurationError(
+            f"{path} has a token {token.name!r}", advice="choose another name, or take that one out"
+        )
+    _replace(path, before.rstrip() + "\n\n" + _written(token))
+
+
+def remove_token(path: Path, name: str) -> None:
+    """Raises ConfigurationError for a name that the file does not have."""
+    kept = read_tokens(str(path))
+    if all(one.name != name for one in kept):
+        known = ", ".join(one.name for one in kept) or "none"
+        raise ConfigurationError(f"{path} has no token {name!r}", advice=f"there are: {known}")
+    _replace(path, HEADING + "".join(_written(one) for one in kept if one.name != name))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replaces a file at once: whoever reads it has all of it, or what was there before. Its owner stays.
+    Raises ConfigurationError."""
+    made = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            _as_before(path, descriptor)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(made, path)
+    except OSError as error:
+        made.unlink(missing_ok=True)
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _as_before(path: Path, descriptor: int) -> None:
+    """A new file is whose the one was that it replaces: root may add a token for a daemon of another user."""
+    with suppress(OSError):
+        before = os.stat(path)
+        os.fchown(descriptor, before.st_uid, before.st_gid)
+        os.fchmod(descriptor, stat.S_IMODE(before.st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
+
+
+def _written(token: Token) -> str:
+    rights = ", ".join(f'"{one}"' for one in Right if one in token.rights)
+    lines = [
+        "[[token]]",
+        f"name = {_quoted(token.name)}",
+        f'hash = "{token.hash}"',
+        f"tenant = {_quoted(token.tenant)}",
+        f"rights = [{rights}]",
+    ]
+    if token.expires is not None:
+        moment = datetime.fromtimestamp(token.expires, UTC).replace(microsecond=0)
+        lines.append(f"expires = {moment.isoformat().replace('+00:00', 'Z')}")
+    if token.quota:
+        lines += ["", "[token.quota]", *(f"{key} = {value}" for key, value in token.quota.items())]
+    return "\n".join(lines) + "\n\n"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

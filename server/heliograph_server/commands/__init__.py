@@ -1,0 +1,3 @@
+"""Commands of `heliograph` that need the server or the backends; found by the entry points
+`heliograph.commands`. May import all of the server and `heliograph.cli.common`.
+"""

@@ -1,0 +1,147 @@
+"""`heliograph conformance`: whether a device computes what the op table says, here or over the wire."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from string import digits
+from typing import TYPE_CHECKING
+
+from heliograph.cli.common.progress import COUNTED, progress_bar
+from heliograph.cli.common.tables import print_table
+from heliograph_proto.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from heliograph_backends.conformance import Report, Result
+    from heliograph_backends.contract import Device
+    from heliograph_backends.registry import Registry
+
+#: A device of another process: a URL with a scheme, or host:port.
+REMOTE = re.compile(r"grpcs?://|unix:|(?!(cpu|cuda|fake):)[^:#/=,]+:[0-9]+(#|$)|\[")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which device, which cases."""
+    parser.add_argument(
+        "--device",
+        metavar="URL#DEVICE",
+        default="cpu",
+        help="grpc://host:port#cpu0 or unix:///path#cpu0, by the name that `heliograph devices` has; in this "
+        "process local:#cpu0 or local:#cpu:threads=2, or just cpu:threads=2 (default: cpu)",
+    )
+    parser.add_argument(
+        "--backend",
+        action="append",
+        default=[],
+        dest="backends",
+        metavar="PLUGIN",
+        help="a module, a FILE.py or a DIRECTORY/ of such that has the device, whose code is run",
+    )
+    parser.add_argument(
+        "--op",
+        metavar="OP",
+        help="only this op, or this part: graph, device, buffer type, buffer, stream, event, plan, run, "
+        "memory",
+    )
+    parser.add_argument("--match", metavar="TEXT", help="only cases with this text in their id")
+    parser.add_argument("--seed", metavar="N", type=int, help="of the operands (default: always the same)")
+    parser.add_argument("--quick", action="store_true", help="only the first case of every kind")
+    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    parser.add_argument("--list", action="store_true", help="print the ids of the cases and run none")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the suite; 1 if a case fails. Raises InvalidArgumentError, ConfigurationError, ConnectionError."""
+    from heliograph_backends.conformance import SEED, run_cases, select
+
+    cases = select(op=arguments.op, match=arguments.match, quick=arguments.quick)
+    if arguments.list:
+        print("\n".join(case.id for case in cases))
+        return 0
+    seed = SEED if arguments.seed is None else arguments.seed
+    with opened(arguments.device, arguments.backends) as device, case_progress(len(cases)) as progress:
+        report = run_cases(device, cases, seed, on_result=progress)
+    if arguments.json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        print_report(report)
+    return 0 if report.ok else 1
+
+
+@contextmanager
+def opened(text: str, backends: Sequence[str] = ()) -> Iterator[Device]:
+    """The device that the command line names. Raises ConfigurationError, ConnectionError, HandleError."""
+    if REMOTE.match(text):
+        from heliograph_server.pool import open_device
+
+        with open_device(text) as device:
+            yield device
+        return
+    registry, name = _started(text.removeprefix("local:").removeprefix("#") or "cpu", backends)
+    try:
+        yield registry.device(name)
+    finally:
+        registry.close()
+
+
+def _started(text: str, backends: Sequence[str]) -> tuple[Registry, str]:
+    """The backend that a specification names, or the name of one of its devices, such as cpu0; that name."""
+    from heliograph_backends.registry import open_registry
+
+    backend = text.rstrip(digits)
+    try:
+        return open_registry((text,), backends), ""
+    except ConfigurationError:
+        if backend in ("", text) or ":" in text:
+            raise
+    return open_registry((backend,), backends), text
+
+
+def print_report(report: Report) -> None:
+    """A table of the ops, why some are not supported, what failed, and the sum."""
+    from heliograph_backends.conformance import CaseOutcome
+
+    largest: dict[str, float] = {}
+    for one in report.results:
+        largest[one.group] = max(one.error, largest.get(one.group, 0.0))
+    rows = [
+        [group, *(str(counts[outcome] or "") for outcome in CaseOutcome), _error(largest[group])]
+        for group, counts in report.by_group.items()
+    ]
+    print_table(["op", *(outcome.value for outcome in CaseOutcome), "largest NMSE"], rows)
+    reasons = Counter(one.detail for one in report.results if one.outcome is CaseOutcome.NOT_SUPPORTED)
+    for reason, count in reasons.most_common():
+        print(f"not supported ({count}): {reason}")
+    for one in report.failures:
+        print(one)
+    print(f"{report} (seed {report.seed})")
+
+
+def _error(error: float) -> str:
+    return f"{error:.1e}" if error else ""
+
+
+@contextmanager
+def case_progress(total: int, console: Console | None = None) -> Iterator[Callable[[Result], None] | None]:
+    """Shows on stderr how many cases have run and failed; gives None where nobody would see it."""
+
+    with progress_bar("conformance", total, console, *COUNTED) as update:
+        if update is None:
+            yield None
+            return
+        from heliograph_backends.conformance import CaseOutcome
+
+        failed = 0
+
+        def show(result: Result) -> None:
+            nonlocal failed
+            failed += result.outcome is CaseOutcome.FAILED
+            update(advance=1, description=f"{result.group}, {failed} failed" if failed else result.group)
+
+        yield show

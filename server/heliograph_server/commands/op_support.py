@@ -1,0 +1,157 @@
+"""`heliograph ops --device`: for each op and its data types what a device says and what it computes.
+
+The nodes are those of the conformance suite. The device is asked about each, through its own contract, and
+then computes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from heliograph.cli.common.tables import print_table
+from heliograph_proto.devices import OpPath
+from heliograph_proto.ops.table import infer
+from heliograph_proto.types import DType
+from heliograph_server.commands.conformance import case_progress, opened
+
+if TYPE_CHECKING:
+    from heliograph_backends.conformance import Result
+    from heliograph_backends.conformance.harness.case import OpCase
+    from heliograph_backends.contract import Device
+
+#: An op, its operands' data types, and the one that an attribute asks for.
+_Key: TypeAlias = tuple[str, tuple[str, ...], str]
+
+#: What people call the roads.
+ROADS = {road: "BLAS" if road is OpPath.BLAS else road.name.lower() for road in OpPath}
+
+
+@dataclass
+class Found:
+    """An op with some data types, over all cases of it."""
+
+    op: str
+    #: Of the operands, each type once, in their order; of an op without any that of its result.
+    dtypes: tuple[str, ...]
+    #: The data type that an attribute asks for; empty where none does.
+    to: str = ""
+    #: How often it is supported, or not and why.
+    supported: Counter[bool] = field(default_factory=Counter)
+    why_not: str = ""
+    roads: Counter[OpPath] = field(default_factory=Counter)
+    #: How its cases ended, by the outcomes' words.
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    def ask(self, device: Device, case: OpCase) -> None:
+        """Notes what the device says of a case's node."""
+        types = [one.type for one in case.operands]
+        result, attributes = infer(case.op, types, dict(case.attributes))
+        why_not = device.supports_op(case.op, attributes, types, result)
+        self.supported[not why_not] += 1
+        self.why_not = self.why_not or why_not
+        if not why_not:
+            self.roads[device.road(case.op, attributes, types, result)] += 1
+
+    def note(self, result: Result) -> None:
+        """Notes how a case ended."""
+        from heliograph_backends.conformance import CaseOutcome
+
+        self.outcomes[result.outcome.value] += 1
+        if result.outcome is CaseOutcome.FAILED:
+            self.failures.append(str(result))
+
+    def as_row(self) -> list[str]:
+        """For people. What is not supported has no other outcome, and so is said once."""
+        ended = ((word, self.outcomes[word]) for word in ("passed", "failed"))
+        words = ", ".join(f"{count} {word}" for word, count in ended if count)
+        types = ", ".join(self.dtypes) + (f" to {self.to}" if self.to else "")
+        return [self.op, types, self._answer(), words, _counted(self._named())]
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "op": self.op,
+            "dtypes": self.dtypes,
+            "to": self.to,
+            "supported": self.supported[True],
+            "not_supported": self.supported[False],
+            "why_not": self.why_not,
+            "conformance": dict(self.outcomes),
+            "failures": self.failures,
+            "roads": dict(self._named()),
+        }
+
+    def _answer(self) -> str:
+        if not self.supported[False]:
+            return "yes"
+        return f"{self.supported[True]} of {self.supported.total()}" if self.supported[True] else "no"
+
+    def _named(self) -> Counter[str]:
+        return Counter({ROADS[road]: count for road, count in self.roads.items()})
+
+
+def run(arguments: argparse.Namespace, ops: Sequence[str]) -> int:
+    """Asks, computes, prints; 1 if a case fails. Raises ConfigurationError, ConnectionError, HandleError."""
+    from heliograph_backends.conformance import run_cases
+
+    cases = cases_of(ops, quick=arguments.quick)
+    found: dict[_Key, Found] = {}
+    report = None
+    with opened(arguments.device, arguments.backends) as device:
+        for case in cases:
+            found_by(found, case).ask(device, case)
+        if not arguments.ask:
+            with case_progress(len(cases)) as progress:
+                report = run_cases(device, cases, on_result=progress)
+            for case, result in zip(cases, report.results, strict=True):
+                found_by(found, case).note(result)
+    if arguments.json:
+        print(json.dumps([one.as_json() for one in found.values()], indent=2))
+    else:
+        _print(list(found.values()))
+        print(f"{report} (seed {report.seed})" if report else f"{len(cases)} cases, of which none was run")
+    return 1 if any(one.failures for one in found.values()) else 0
+
+
+def cases_of(ops: Sequence[str], *, quick: bool) -> list[OpCase]:
+    """The suite's cases of these ops."""
+    from heliograph_backends.conformance import all_cases
+    from heliograph_backends.conformance.harness.case import OpCase
+
+    wanted = frozenset(ops)
+    cases = (case for case in all_cases() if isinstance(case, OpCase) and case.op in wanted)
+    return [case for case in cases if case.quick or not quick]
+
+
+def found_by(found: dict[_Key, Found], case: OpCase) -> Found:
+    """What is known of a case's op and data types."""
+    to = "".join(value.name for _, value in case.attributes if isinstance(value, DType))
+    dtypes = tuple(dict.fromkeys(one.type.dtype.name for one in case.operands))
+    if not case.operands:
+        dtypes, to = (infer(case.op, [], dict(case.attributes))[0].dtype.name,), ""
+    return found.setdefault((case.op, dtypes, to), Found(case.op, dtypes, to))
+
+
+def _counted(words: Counter[str]) -> str:
+    """A word alone, or several with how often each was found."""
+    if len(words) < 2:
+        return "".join(words)
+    return ", ".join(f"{word} {count}" for word, count in words.most_common())
+
+
+def _print(found: Sequence[Found]) -> None:
+    """A table, why some are not supported, what failed, and by which roads how many cases go."""
+    print_table(["op", "dtypes", "supported", "conformance", "road"], [one.as_row() for one in found])
+    for why, count in Counter(one.why_not for one in found if one.why_not).most_common():
+        print(f"not supported ({count}): {why}")
+    for failure in (failure for one in found for failure in one.failures):
+        print(failure)
+    roads = sum((one.roads for one in found), Counter[OpPath]())
+    named = ", ".join(f"{ROADS[road]} {count}" for road, count in roads.most_common())
+    print(f"{len(found)} ops with data types; cases by road: {named or 'none'}")

@@ -1,0 +1,78 @@
+"""`heliograph warmup`: compiles the CPU's kernels into the cache, so that no daemon starts with that."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from heliograph.cli.common.progress import COUNTED, progress_bar
+from heliograph_proto.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from heliograph_backends.cpu.kernels import CacheState
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--json."""
+    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compiles, or loads what was compiled. Raises ConfigurationError where it cannot be kept."""
+    began = time.monotonic()
+    with kernel_progress() as progress:
+        state = warm(progress)
+    seconds = time.monotonic() - began
+    if arguments.json:
+        print(json.dumps({"compiled": state.compiled, "seconds": seconds, "folder": str(state.folder)}))
+    else:
+        print(said(state, seconds))
+    return 0
+
+
+def warm(progress: Callable[[int, int, str], None] | None) -> CacheState:
+    """The state of a cache that has all kernels. Raises ConfigurationError."""
+    from heliograph_backends.cpu import kernels
+
+    if not kernels.available():
+        raise ModuleNotFoundError(name="numba")
+    refusal = kernels.find_cache().refusal
+    if refusal is not None:
+        raise ConfigurationError(
+            f"the kernels cannot be kept: {refusal.value}",
+            advice="$HELIOGRAPH_KERNEL_CACHE names another folder, of this user's alone",
+        )
+    return kernels.warmup(progress=progress)
+
+
+def said(state: CacheState, seconds: float) -> str:
+    """What was done, in words."""
+    if not state.compiled:
+        return f"all kernels are warm, loaded in {seconds:.1f} s from {state.folder}"
+    if state.read_only:
+        lost = f"and not kept: {state.folder} can only be read"
+        return f"{state.compiled} functions compiled in {seconds:.1f} s, {lost}"
+    return f"{state.compiled} functions compiled in {seconds:.1f} s; the kernels lie in {state.folder}"
+
+
+@contextmanager
+def kernel_progress(
+    console: Console | None = None,
+) -> Iterator[Callable[[int, int, str], None] | None]:
+    """Shows on stderr which function was compiled last; gives None where nobody would see it."""
+
+    with progress_bar("loading the kernels", None, console, *COUNTED) as update:
+        if update is None:
+            yield None
+            return
+
+        def show(done: int, total: int, name: str) -> None:
+            update(completed=done, total=total, description=f"compiled {name}")
+
+        yield show

@@ -1,0 +1,119 @@
+"""Devices as the scheduler sees them: asked once for every kind of node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from heliograph_backends.contract import BufferType, Device
+from heliograph_proto.devices import DeviceType
+from heliograph_proto.graph import Graph
+from heliograph_proto.types import TensorType
+from heliograph_server.resources.measurements import TenantTimes, kind_key
+from heliograph_server.resources.memories import readable
+from heliograph_server.scheduler.model import Candidate, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKinds:
+    """The nodes of a graph by what a device is asked about: op, attributes, types of operands and result."""
+
+    #: A node of each kind.
+    examples: tuple[int, ...]
+    #: The kind of each node.
+    of: tuple[int, ...]
+
+
+def kinds_of(graph: Graph) -> NodeKinds:
+    """Equal nodes are of one kind, so that a device is asked once for all layers of a model."""
+    # Types have numbers, since hashing a type costs as much as all the rest.
+    types: dict[TensorType, int] = {}
+    numbers = [types.setdefault(leaf.type, len(types)) for leaf in graph.leaves]
+    numbers += [types.setdefault(node.type, len(types)) for node in graph.nodes]
+    known: dict[tuple[Any, ...], int] = {}
+    found: list[int] = []
+    examples: list[int] = []
+    for number, node in enumerate(graph.nodes):
+        key = (node.op, *node.attributes.items(), *[numbers[value] for value in node.operands])
+        kind = known.setdefault(key, len(examples))
+        if kind == len(examples):
+            examples.append(number)
+        found.append(kind)
+    return NodeKinds(tuple(examples), tuple(found))
+
+
+def candidates(
+    graph: Graph,
+    devices: Sequence[Device],
+    own: Mapping[str, int],
+    memory: Mapping[str, int],
+    memories: Sequence[BufferType] = (),
+    kinds: NodeKinds | None = None,
+) -> tuple[Candidate, ...]:
+    """What each device says of the graph. By name of device, in bytes: `own`, the graph's leaves that lie
+    there already; `memory`, the most that it may use for the graph. `memories`: where each device has
+    weights and the like; none: in its default buffer type. `kinds`: `kinds_of` the graph, if known."""
+    kinds = kinds or kinds_of(graph)
+    found = memories or [one.buffer_type for one in devices]
+    return tuple(
+        _candidate(graph, kinds, found, place, usable_bytes(one, own.get(one.name, 0), memory.get(one.name)))
+        for place, one in enumerate(devices)
+    )
+
+
+def _candidate(
+    graph: Graph, kinds: NodeKinds, memories: Sequence[BufferType], place: int, free_bytes: int
+) -> Candidate:
+    device = memories[place].device
+    answers = [_answer(graph, number, device) for number in kinds.examples]
+    return Candidate(
+        name=device.name,
+        refusals=[answers[kind][0] for kind in kinds.of],
+        offloads=[answers[kind][1] for kind in kinds.of] if any(one for _, one in answers) else (),
+        reads=readable(memories, device),
+        free_bytes=free_bytes,
+        is_host=memories[place].is_host,
+        helps=device.type is DeviceType.ACCELERATOR,
+    )
+
+
+def usable_bytes(device: Device, own_bytes: int, most_bytes: int | None) -> int:
+    """What a graph may take of a device: see `candidates`. One that does not tell is taken to have enough."""
+    free = device.memory()
+    free_bytes = free.free_bytes + own_bytes if free.total_bytes else 2**63 - 1
+    return free_bytes if most_bytes is None else min(free_bytes, most_bytes)
+
+
+def _answer(graph: Graph, number: int, device: Device) -> tuple[str, bool]:
+    """Why the device cannot run a node, and whether it would fetch the node's weights."""
+    node = graph.nodes[number]
+    operands = [graph.type_of(value) for value in node.operands]
+    why_not = device.supports_op(node.op, node.attributes, operands, node.type)
+    return why_not, device.offload_op(node.op, node.attributes, operands, node.type)
+
+
+def timed(problem: Problem, kinds: NodeKinds, devices: Sequence[Device], times: TenantTimes) -> Problem:
+    """With what was measured, if it was: so that times decide, and not memory alone."""
+    links = times.host.links([one.site_name for one in devices])
+    if not links:
+        return problem
+    keys = [kind_key(problem.graph, number) for number in kinds.examples]
+    asked = [
+        replace(found, rates=times.host.rates(one.name), times=times.times(one.name, keys))
+        for found, one in zip(problem.devices, devices, strict=True)
+    ]
+    origins = {
+        place: times.host.link("", one.site_name) for place, one in enumerate(devices) if one.site_name
+    }
+    return replace(problem, devices=asked, links=links, origins=origins, kinds=kinds.of)
+
+
+def with_host(devices: Sequence[Device], everyone: Sequence[Device]) -> tuple[Device, ...]:
+    """The devices, and behind them a processor of this host if there is none among them: what no other
+    device can run, it does."""
+    if any(one.type is DeviceType.CPU for one in devices):
+        return tuple(devices)
+    hosts = (one for one in everyone if one.type is DeviceType.CPU and one.buffer_type.is_host)
+    host = next((one for one in hosts if one.lost is None), None)
+    return (*devices, host) if host is not None else tuple(devices)

@@ -1,0 +1,170 @@
+"""What graphs take of devices, before they are compiled: estimates, and memory that is taken for them."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from heliograph_backends.contract import Device, DeviceCompileOptions
+from heliograph_proto.errors import LimitExceededError
+from heliograph_proto.graph import Graph, Leaf, LeafKind, validate
+from heliograph_proto.plans import DeviceEstimate, EstimateRequest, PlanEstimate, PlanOptions, ReserveRequest
+from heliograph_proto.types import MAX_BYTES
+from heliograph_server.compile.placement import Placement, Placer, device_options
+from heliograph_server.compile.plan_cache import KnownGraph
+from heliograph_server.compile.services import SessionServices
+from heliograph_server.plans.reservation import MemoryReservation, Need, needs_of, ordered
+from heliograph_server.resources.checks import check_pipeline
+from heliograph_server.resources.failures import typed
+from heliograph_server.resources.handles import NOTHING_BOUND, ReservationHandle
+from heliograph_server.scheduler.model import Schedule
+from heliograph_server.scheduler.split_memory import plan_between, values_between
+from heliograph_server.scheduler.splits import clocks, cut, in_order
+from heliograph_server.session.protocol.plan_state import PlanState
+
+
+class Estimator:
+    """Of one session. `busy` is held while something compiles."""
+
+    def __init__(
+        self,
+        state: PlanState,
+        lock: threading.RLock,
+        busy: threading.Lock,
+        services: SessionServices,
+        placer: Placer,
+    ) -> None:
+        self._state = state
+        #: Guards the state.
+        self._lock = lock
+        self._busy = busy
+        self._limits = services.limits
+        self._devices = services.devices
+        self._room = services.room
+        self._holding = services.holding
+        self._placer = placer
+
+    # Estimates
+
+    def estimate(self, request: EstimateRequest) -> PlanEstimate:
+        """What a plan would take, without taking it. Raises what PlanService.Estimate is refused with."""
+        options = request.options
+        graph, placement = self._find(request.graph, options)
+        if placement.schedule is None:
+            return _alone(graph, placement, device_options(options))
+        found = _shares(graph, placement, placement.schedule, device_options(options), options.pipeline)
+        return PlanEstimate(
+            device=placement.main.name,
+            compute_bytes=tuple(size for one in found for size in one.compute_bytes),
+            weights_bytes=_checked(sum(one.weights_bytes for one in found)),
+            variables_bytes=_checked(sum(one.variables_bytes for one in found)),
+            extra_bytes=sum(one.extra_bytes for one in found),
+            devices=found,
+        )
+
+    def _find(self, graph: Graph, options: PlanOptions) -> tuple[Graph, Placement]:
+        """The graph, checked, and where it would run; its weights need not be here, and no run of it waits
+        for other daemons."""
+        check_pipeline(options.pipeline)
+        weights = frozenset(n for n, leaf in enumerate(graph.leaves) if leaf.kind is LeafKind.WEIGHT)
+        known = KnownGraph(validate(graph, self._limits, bound=weights))
+        with self._lock:
+            lies = self._state.devices_of(known.graph, NOTHING_BOUND)
+        return known.graph, self._placer.find(known, replace(options, portion=None), lies)
+
+    # Reservations
+
+    def reserve(self, request: ReserveRequest) -> dict[str, int]:
+        """Takes memory for plans; bytes by device. Raises what PlanService.Reserve is refused with."""
+        with self._busy:
+            with self._lock:
+                self._state.hold_number(request.reservation, ReservationHandle)
+            try:
+                made = self._room.for_work(lambda: self._take_memory(request))
+                self._holding.charge(sum(made.sizes.values()), made)
+                self._commit(request.reservation, made)
+            finally:
+                with self._lock:
+                    self._state.handles.give_up(request.reservation)
+        return made.sizes
+
+    def _take_memory(self, request: ReserveRequest) -> MemoryReservation:
+        needs = self._needs(request)
+        try:
+            return MemoryReservation(needs)
+        except Exception as error:
+            raise typed(error, "reserving memory") from error
+
+    def _needs(self, request: ReserveRequest) -> dict[Device, Need]:
+        options = request.options
+        if request.graph is None:
+            device = self._devices.device(options.devices[0] if options.devices else "")
+            return {device: Need(request.block_bytes)}
+        graph, placement = self._find(request.graph, replace(options, pipeline=1))
+        return needs_of(graph, placement.devices, placement.schedule, device_options(options))
+
+    def _commit(self, number: int, made: MemoryReservation) -> None:
+        try:
+            with self._lock:
+                self._state.add_reservation(number, made)
+        except BaseException:
+            made.free()
+            raise
+
+
+def _alone(graph: Graph, placement: Placement, options: DeviceCompileOptions) -> PlanEstimate:
+    """Of a plan in one split on one device."""
+    found = placement.main.estimate(ordered(placement.main, graph)[0], options)
+    sizes = {kind: _size(placement, graph.of_kind(kind)) for kind in LeafKind}
+    weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
+    share = DeviceEstimate(placement.main.name, found.compute_bytes, weights, variables, found.extra_bytes)
+    return PlanEstimate(
+        device=placement.main.name,
+        compute_bytes=found.compute_bytes,
+        weights_bytes=weights,
+        variables_bytes=variables,
+        extra_bytes=found.extra_bytes,
+        arena_bytes=found.arena_bytes,
+        devices=(share,),
+    )
+
+
+def _size(placement: Placement, leaves: tuple[Leaf, ...]) -> int:
+    return _checked(sum(placement.memories[0].alloc_size(leaf.type) for leaf in leaves))
+
+
+def _checked(size_bytes: int) -> int:
+    if size_bytes > MAX_BYTES:
+        raise LimitExceededError(f"weights or variables of {size_bytes:,} bytes in all; 2**63 is too many")
+    return size_bytes
+
+
+def _shares(
+    graph: Graph, placement: Placement, schedule: Schedule, options: DeviceCompileOptions, copies: int
+) -> tuple[DeviceEstimate, ...]:
+    """Of a plan over several devices: what each takes, by priority, if it takes anything."""
+    count = len(placement.devices)
+    sizes = {kind: [0] * count for kind in LeafKind}
+    for leaf, home in zip(graph.leaves, schedule.homes, strict=True):
+        if home >= 0:
+            sizes[leaf.kind][home] += placement.memories[home].alloc_size(leaf.type)
+    computing: list[list[int]] = [[] for _ in range(count)]
+    for place, spans in values_between(graph, schedule, clocks(graph, schedule)).items():
+        computing[place] += plan_between(graph, spans, placement.memories[place]).chunk_bytes
+    extra = [0] * count
+    for part, split in zip(cut(graph, schedule), schedule.splits, strict=True):
+        device = placement.devices[split.device]
+        found = device.estimate(in_order(part, device.optimize(part.graph)).graph, options)
+        computing[split.device] += found.compute_bytes
+        extra[split.device] += found.extra_bytes
+    return tuple(
+        DeviceEstimate(
+            device.name,
+            tuple(computing[place]) * copies,
+            sizes[LeafKind.WEIGHT][place],
+            sizes[LeafKind.VARIABLE][place],
+            extra[place],
+        )
+        for place, device in enumerate(placement.devices)
+        if computing[place] or sizes[LeafKind.WEIGHT][place] or sizes[LeafKind.VARIABLE][place]
+    )

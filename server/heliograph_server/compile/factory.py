@@ -1,0 +1,153 @@
+"""Plans over several devices, put together: within this process, over several hosts, or as a part of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from heliograph_backends.contract import LeafBindings, Plan
+from heliograph_proto.errors import UnsupportedError
+from heliograph_proto.graph import Graph
+from heliograph_proto.plans import PlanOptions
+from heliograph_server.compile.placement import Placement, device_options
+from heliograph_server.compile.plan_cache import KnownGraph
+from heliograph_server.exchange.exchange import LiveExchange
+from heliograph_server.plans.loaded_plan import LoadedPlan
+from heliograph_server.plans.multi_device import LocalMultiPlan, RunResources
+from heliograph_server.plans.multi_host import Blueprint, DistributedPlan, Pooled, portions_of
+from heliograph_server.plans.partitions import Exchanging
+from heliograph_server.plans.reservation import NOTHING, MemoryReservation
+from heliograph_server.plans.split_runner import Precedences
+from heliograph_server.resources.device_queue import DeviceLock
+from heliograph_server.resources.measurements import Recorder
+from heliograph_server.scheduler.model import Schedule
+from heliograph_server.scheduler.partitions import Portions
+
+
+@dataclass(frozen=True, slots=True)
+class PlanParts:
+    """What a plan over several devices is made of."""
+
+    known: KnownGraph
+    placement: Placement
+    bindings: LeafBindings
+    options: PlanOptions
+    #: In which it lies as far as it fits; None: it takes memory of its own.
+    memory: MemoryReservation | None = None
+    #: Takes the times of its runs.
+    recorder: Recorder | None = None
+
+    @property
+    def schedule(self) -> Schedule:
+        assert self.placement.schedule is not None
+        return self.placement.schedule
+
+    def precedences(self) -> Precedences | None:
+        """Of runs that overlap."""
+        return Precedences(len(self.placement.devices)) if self.options.pipeline > 1 else None
+
+
+class PlanFactory:
+    """`exchange`: None: there is none with other daemons."""
+
+    def __init__(self, device_locks: Mapping[str, DeviceLock], exchange: LiveExchange | None) -> None:
+        self._device_locks = device_locks
+        self._exchange = exchange
+
+    def build(self, parts: PlanParts) -> LoadedPlan:
+        """The plan of a placement with a schedule. Raises what compiling does."""
+        portions, why = self._portions(parts)
+        if portions is not None:
+            return _loaded(parts, self._pooled(parts, portions))
+        exchanging = self._exchanging(parts.options)
+        try:
+            plans = self._scheduled(parts, exchanging, why)
+        except BaseException:
+            if exchanging is not None:
+                exchanging.ports.close()
+            raise
+        loaded = _loaded(parts, plans)
+        if exchanging is not None:
+            loaded.when_freed(exchanging.ports.close)
+        return loaded
+
+    def _portions(self, parts: PlanParts) -> tuple[Portions | None, str]:
+        """The portions of a plan that other hosts take part in, or else why it is none of those, if there
+        are such."""
+        devices = parts.placement.devices
+        if parts.options.portion is not None or self._exchange is None:
+            return None, ""
+        if parts.memory is not None and any(one.site is not None for one in devices):
+            return None, "it lies in memory that was reserved"
+        try:
+            return portions_of(parts.known.graph, parts.schedule, devices), ""
+        except UnsupportedError as why:
+            return None, why.message
+
+    def _scheduled(self, parts: PlanParts, exchanging: Exchanging | None, why_whole: str) -> list[Plan]:
+        """Copies of a plan whose splits this process runs."""
+        share = parts.memory.share if parts.memory is not None else lambda _: NOTHING
+        resources = RunResources(parts.precedences(), self._device_locks, parts.placement.memories, share)
+        plans: list[Plan] = []
+        try:
+            for _ in range(parts.options.pipeline):
+                made = LocalMultiPlan(
+                    parts.known.graph,
+                    parts.schedule,
+                    parts.placement.devices,
+                    parts.bindings,
+                    device_options(parts.options),
+                    resources,
+                    exchanging,
+                )
+                made.why_whole = why_whole
+                plans.append(made)
+        except BaseException:
+            for plan in plans:
+                plan.free()
+            raise
+        return plans
+
+    def _pooled(self, parts: PlanParts, portions: Portions) -> list[Plan]:
+        """Copies of a plan over several hosts."""
+        assert self._exchange is not None
+        blueprint = Blueprint(
+            parts.known.graph,
+            parts.schedule,
+            parts.placement.memories,
+            {**parts.bindings.weights, **parts.bindings.variables},
+            device_options(parts.options),
+            parts.options.pipeline,
+            self._exchange,
+            partial(self._own, parts, parts.precedences()),
+        )
+        pooled = Pooled(blueprint, portions)
+        return [DistributedPlan(pooled, copy) for copy in range(parts.options.pipeline)]
+
+    def _own(
+        self,
+        parts: PlanParts,
+        precedences: Precedences | None,
+        graph: Graph,
+        schedule: Schedule,
+        bindings: LeafBindings,
+        exchanging: Exchanging,
+    ) -> LocalMultiPlan:
+        """This process's own portion."""
+        resources = RunResources(precedences, self._device_locks, parts.placement.memories)
+        devices, options = parts.placement.devices, device_options(parts.options)
+        return LocalMultiPlan(graph, schedule, devices, bindings, options, resources, exchanging)
+
+    def _exchanging(self, options: PlanOptions) -> Exchanging | None:
+        """Opens the edges of a portion. Raises HandleExistsError, UnsupportedError."""
+        if (portion := options.portion) is None:
+            return None
+        if self._exchange is None:
+            raise UnsupportedError("this server exchanges nothing with others")
+        return Exchanging(portion, self._exchange.open(portion, options.pipeline))
+
+
+def _loaded(parts: PlanParts, plans: Sequence[Plan]) -> LoadedPlan:
+    main = parts.placement.main
+    return LoadedPlan(plans, main, divided=parts.known.divided, recorder=parts.recorder)

@@ -1,0 +1,239 @@
+"""Where a graph is to run: one device that can run all of it, or several with a schedule."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from heliograph_backends.contract import BufferType, Device, DeviceCompileOptions
+from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
+from heliograph_proto.graph import Graph
+from heliograph_proto.plans import PlanOptions, RowSplit, check_fractions
+from heliograph_server.compile.candidates import candidates, kinds_of, timed, usable_bytes, with_host
+from heliograph_server.compile.memory_fit import spread
+from heliograph_server.compile.plan_cache import KnownGraph
+from heliograph_server.plans.partitions import portioned
+from heliograph_server.plans.taps import tapped
+from heliograph_server.resources.checks import check_living, unknown_device
+from heliograph_server.resources.measurements import TenantTimes
+from heliograph_server.resources.memories import find_buffer_type
+from heliograph_server.resources.reclaim import MemoryReclaim
+from heliograph_server.scheduler.model import Problem, Schedule
+from heliograph_server.scheduler.prediction import predict
+from heliograph_server.scheduler.tensor_split import check_able
+from heliograph_server.weights.session_weights import SessionWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a graph is to run: one device, or several with a schedule."""
+
+    devices: tuple[Device, ...]
+    #: Where each device has weights, variables, and values between splits.
+    memories: tuple[BufferType, ...]
+    schedule: Schedule | None = None
+    #: How long a run is expected to take on the one device; 0: nobody knows, or there are several.
+    predicted_s: float = 0.0
+
+    @property
+    def main(self) -> Device:
+        """The device whose streams run the plan, and on which its outputs are made."""
+        return self.devices[self.schedule.main if self.schedule else 0]
+
+    def home(self, value: int) -> BufferType:
+        """The memory of a leaf."""
+        return self.memories[self.schedule.homes[value] if self.schedule else 0]
+
+
+class Placer:
+    """Decides for one session. `device` looks a device up by name; "" is the first."""
+
+    def __init__(
+        self,
+        device: Callable[[str], Device],
+        everyone: Callable[[], Sequence[Device]],
+        contents: SessionWeights,
+        room: MemoryReclaim,
+        times: TenantTimes,
+    ) -> None:
+        self._device = device
+        self._everyone = everyone
+        self._contents = contents
+        self._room = room
+        self._times = times
+
+    def stamp(self, names: Sequence[str]) -> Hashable:
+        """Another one means that what was measured of a plan's devices has changed so much that it is placed
+        anew. Raises UnknownDeviceError."""
+        named = [self._device(name) for name in dict.fromkeys(names or ("",))]
+        return self._stamp(with_host(named, self._everyone()))
+
+    def _stamp(self, devices: Sequence[Device]) -> Hashable:
+        sites = [one.site_name for one in devices]
+        return self._times.stamp([one.name for one in devices], sites) if any(sites) else None
+
+    def find(
+        self,
+        known: KnownGraph,
+        options: PlanOptions,
+        lies: Mapping[int, str],
+        taps: frozenset[int] = frozenset(),
+        reserved: Mapping[str, int] = MappingProxyType({}),
+    ) -> Placement:
+        """`lies`: names of the devices of leaves that lie somewhere already; `taps`: the nodes of the known
+        graph that are observed; `reserved`: bytes of devices that are there for the plan. Raises
+        UnsupportedError, OutOfMemoryError, UnknownDeviceError, InvalidArgumentError."""
+        found = self._find(known, options, lies, reserved)
+        if options.portion is not None:
+            shared = portioned(known.graph, found.memories, found.schedule, options.portion)
+            return Placement(found.devices, found.memories, shared)
+        if not taps:
+            return found
+        # Whoever observes a run is to see it as it is: where nodes run does not depend on it.
+        begins = known.divided.begins if known.divided is not None else frozenset()
+        made = tapped(known.graph, found.memories, found.schedule, taps, begins)
+        return Placement(found.devices, found.memories, made)
+
+    def _find(
+        self, known: KnownGraph, options: PlanOptions, lies: Mapping[int, str], reserved: Mapping[str, int]
+    ) -> Placement:
+        named = [check_living(self._device(name)) for name in dict.fromkeys(options.devices or ("",))]
+        devices = with_host(named, self._everyone())
+        memories = _memories(devices, dict(options.buffer_types))
+        pins = _pins_by_node(known, options)
+        if len(named) == 1 and not pins and not options.memory and known.divided is None:
+            refusal = first_unsupported(known.graph, named[0])
+            if refusal is None:
+                return Placement(tuple(named), memories[:1])
+            if len(devices) == 1:
+                raise refusal
+        found = self._schedule(known, options, pins, memories, lies, reserved, len(named))
+        if found.only is not None:
+            seconds = predict(known.graph, found, found.costs).seconds if found.costs is not None else 0.0
+            return Placement((devices[found.only],), (memories[found.only],), predicted_s=seconds)
+        return Placement(devices, memories, found)
+
+    def check_split(self, split: RowSplit, names: Sequence[str]) -> None:
+        """Raises UnknownDeviceError, InvalidArgumentError; `names`: those of the plan's devices."""
+        named = [self._device(name) for name in dict.fromkeys(names or ("",))]
+        known = [device.name for device in with_host(named, self._everyone())]
+        for name in (split.main, *(name for name, _ in split.fractions)):
+            if name not in known:
+                raise unknown_device(name, known)
+        check_fractions(split.fractions)
+
+    def _schedule(
+        self,
+        known: KnownGraph,
+        options: PlanOptions,
+        pinned: Mapping[int, str],
+        memories: Sequence[BufferType],
+        lies: Mapping[int, str],
+        reserved: Mapping[str, int],
+        named: int,
+    ) -> Schedule:
+        """As it was found before, or else found now and kept. `pinned`: names of devices by node; `named`:
+        how many of the devices were named."""
+        most = dict(options.memory)
+        devices = [one.device for one in memories]
+        places = {device.name: place for place, device in enumerate(devices)}
+        wanted = pinned if known.divided is None else known.divided.with_pins(pinned)
+        for name in (*most, *wanted.values()):
+            if name not in places:
+                raise unknown_device(name, places)
+        placed = _placed(known.graph, lies, places)
+        pins = {node: places[name] for node, name in wanted.items()}
+        types = tuple(one.name for one in memories)
+        how = device_options(options)
+        asks = how, options.pipeline, self._stamp(devices)
+        # Not by name: a device that came back is another one.
+        key = (*map(weakref.ref, devices),), types, frozenset(placed.items()), frozenset(pins.items()), *asks
+        spare = {one.name: self._room.idle_on(one.name) + reserved.get(one.name, 0) for one in devices}
+        free = [usable_bytes(one, spare[one.name], most.get(one.name)) for one in devices]
+        found = known.schedule(key, free)
+        if found is None:
+            own = self._own_bytes(known.graph, devices, placed, spare)
+            kinds = kinds_of(known.graph)
+            asked = candidates(known.graph, devices, own, most, memories, kinds)
+            problem = Problem(known.graph, asked, placed, pins, pipeline=options.pipeline, chosen=named)
+            problem = timed(problem, kinds, devices, self._times)
+            if known.divided is not None:
+                check_able(known.divided, asked, pins)
+                problem = replace(problem, begins=known.divided.begins)
+            found = spread(problem, devices, how, options.pipeline, memories)
+            known.keep(key, found, free, options.pipeline)
+        return found
+
+    def _own_bytes(
+        self, graph: Graph, devices: Sequence[Device], placed: Mapping[int, int], spare: Mapping[str, int]
+    ) -> dict[str, int]:
+        """By device: bytes of the graph's leaves that lie there, and so take nothing more of it, and those
+        that are as good as free."""
+        found = {one.name: self._contents.bytes_on(one.name, graph.weights) for one in devices}
+        for value, place in placed.items():
+            found[devices[place].name] += graph.type_of(value).nbytes
+        return {name: size_bytes + spare[name] for name, size_bytes in found.items()}
+
+
+def device_options(options: PlanOptions) -> DeviceCompileOptions:
+    """Those of them that devices are told."""
+    return DeviceCompileOptions(options.fusion, options.threads)
+
+
+def _memories(devices: Sequence[Device], buffer_types: Mapping[str, str]) -> tuple[BufferType, ...]:
+    """Where each device has weights and the like. Raises UnknownDeviceError, InvalidArgumentError."""
+    names = [device.name for device in devices]
+    for name in buffer_types:
+        if name not in names:
+            raise unknown_device(name, names)
+    return tuple(_memory(device, buffer_types.get(device.name, "")) for device in devices)
+
+
+def _memory(device: Device, name: str) -> BufferType:
+    found = find_buffer_type(device, name)
+    if name and not device.supports_buffer_type(found):
+        raise UnsupportedError(
+            f"device {device.name} does not compute in memory of its buffer type {found.name}",
+            advice="use another one: device.buffer_types lists them, and readable_by says who reads each",
+        )
+    return found
+
+
+def _placed(graph: Graph, lies: Mapping[int, str], places: Mapping[str, int]) -> dict[int, int]:
+    """The places of devices of leaves that lie somewhere. Raises UnsupportedError."""
+    for value, name in lies.items():
+        if name not in places:
+            leaf = graph.leaves[value]
+            raise UnsupportedError(
+                f"{leaf.kind.value} {leaf.name!r} of this session lies on device {name}, "
+                f"which is not among the plan's devices: {', '.join(places)}",
+                advice=f"add {name}, or compile in another session",
+            )
+    return {value: places[name] for value, name in lies.items()}
+
+
+def first_unsupported(graph: Graph, device: Device) -> UnsupportedError | None:
+    """Why the device cannot run the first node that it cannot run."""
+    for number, node in enumerate(graph.nodes):
+        operands = [graph.type_of(value) for value in node.operands]
+        if why := device.supports_op(node.op, node.attributes, operands, node.type):
+            return UnsupportedError(
+                f"device {device.name} cannot run op {node.op}: {why}", origin=graph.origin(number)
+            )
+    return None
+
+
+def _pins_by_node(known: KnownGraph, options: PlanOptions) -> dict[int, str]:
+    """Names of devices by node of the client's graph. Raises InvalidArgumentError for a node that is pinned
+    to two devices, or that the graph does not have."""
+    graph = known.graph if known.divided is None else known.divided.client
+    pins: dict[int, str] = {}
+    for device, nodes in options.pins:
+        for node in nodes:
+            if pins.setdefault(node, device) != device:
+                raise InvalidArgumentError(f"node {node} is pinned to {pins[node]} and to {device}")
+            if node >= len(graph.nodes):
+                raise InvalidArgumentError(f"node {node} is pinned, of {len(graph.nodes)}")
+    return pins

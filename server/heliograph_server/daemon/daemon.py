@@ -1,0 +1,458 @@
+"""The daemon: a gRPC server around a host, from its start to its end.
+
+    starting ──(devices ready)──▸ serving ──(SIGTERM, SIGINT, an operator)──▸ draining ──▸ stopped
+
+Ports are bound first, so that a mistake shows at once; `health` says "ready" when the devices are, until
+draining begins. Draining lets running work end, for `drain_seconds` at most; a second
+signal cuts it short. How an operator drains is in `draining`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn
+
+from grpc import aio
+from grpc_reflection.v1alpha import reflection
+
+from heliograph_backends.registry import open_registry
+from heliograph_proto.addresses import Address, Shown, nothing_shown
+from heliograph_proto.errors import DrainingError
+from heliograph_proto.sessions import Limits
+from heliograph_proto.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    bulk_pb2,
+    command_pb2,
+    device_pb2,
+    device_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    peer_pb2,
+    plan_pb2,
+    plan_pb2_grpc,
+    session_pb2,
+    session_pb2_grpc,
+)
+from heliograph_server.auth.access import Access
+from heliograph_server.config.config import ServerConfig, Sources
+from heliograph_server.config.sockets import unbind
+from heliograph_server.daemon.health import Health
+from heliograph_server.daemon.listening import bind, connection_options, keep_tidy
+from heliograph_server.daemon.reload import Configuration, FileWatch
+from heliograph_server.daemon.systemd import ServiceManager
+from heliograph_server.links.aio import LoopPeers
+from heliograph_server.links.links import PoolCredentials
+from heliograph_server.resources.membership import Membership
+from heliograph_server.rpc.admin_service import AdminService
+from heliograph_server.rpc.bulk_service import BulkService
+from heliograph_server.rpc.command_service import CommandService
+from heliograph_server.rpc.device_service import DeviceService, ModelService
+from heliograph_server.rpc.peer_service import PeerService
+from heliograph_server.rpc.plan_service import PlanService
+from heliograph_server.rpc.session_service import SessionService
+from heliograph_server.rpc.shared_memory_service import MemoryService
+from heliograph_server.runtime.draining import Draining
+from heliograph_server.runtime.host import Host
+from heliograph_server.runtime.host_slot import HostSlot
+from heliograph_server.telemetry.process_facts import server_facts
+from heliograph_server.telemetry.telemetry import Telemetry
+from heliograph_server.telemetry.traces import Traces
+from heliograph_server.weights.disk_cache import DiskCache
+from heliograph_server.weights.model_files import ModelFiles
+from heliograph_server.weights.store import ContentStore
+
+logger = logging.getLogger(__name__)
+
+#: Names of the services, as health and reflection know them.
+SERVICES = tuple(
+    module.DESCRIPTOR.services_by_name[name].full_name
+    for module, name in (
+        (session_pb2, "SessionService"),
+        (device_pb2, "DeviceService"),
+        (plan_pb2, "PlanService"),
+        (bulk_pb2, "BulkService"),
+        (command_pb2, "CommandService"),
+        (model_pb2, "ModelService"),
+        (peer_pb2, "PeerService"),
+        (admin_pb2, "AdminService"),
+    )
+)
+
+COMPILE_THREADS = 2
+BULK_THREADS = 4
+#: Threads that pass contents on to other daemons, each for one of them that may be slow.
+RELAY_THREADS = 16
+#: Sessions that end at the same moment beyond this wait for one another.
+CLOSE_THREADS = 16
+#: Threads that ask devices how much memory they have, which another host may be slow to say.
+ASK_THREADS = 8
+#: Threads that answer long questions about ops and tensors.
+LISTEN_THREADS = 2
+#: Threads that list and describe models, one of which may read a large file.
+READ_THREADS = 2
+#: Threads that write values of other daemons to devices that take long.
+MOVE_THREADS = 2
+#: How long calls may take to end once their sessions are closed.
+STOP_SECONDS = 2.0
+#: How long work may take to end after the second signal.
+HURRY_SECONDS = 5.0
+STARTER = "heliograph-start"
+
+
+def server_options(limits: Limits) -> list[tuple[str, Any]]:
+    """gRPC's options: message size, no shared ports, and keepalive that notices a vanished client."""
+    return [
+        ("grpc.max_receive_message_length", limits.message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Heads of pools, and other daemons, ask often whether this one lives.
+        ("grpc.http2.min_ping_interval_without_data_ms", 50),
+        # grpcio heeds keepalive_timeout_ms only together with this one.
+        ("grpc.http2.ping_timeout_ms", 5_000),
+    ]
+
+
+class Daemon:
+    """One gRPC server and its host. `open_host` starts the devices; it blocks."""
+
+    def __init__(self, config: ServerConfig, open_host: Callable[[], Host] | None = None) -> None:
+        self._open_host = open_host or (lambda: open_host_of(config))
+        self._slot = HostSlot()
+        self.telemetry = Telemetry(config, self._slot)
+        sizes = {
+            "compile": COMPILE_THREADS,
+            "bulk": BULK_THREADS,
+            "close": CLOSE_THREADS,
+            "ask": ASK_THREADS,
+            "listen": LISTEN_THREADS,
+            "read": READ_THREADS,
+            "relay": RELAY_THREADS,
+            "move": MOVE_THREADS,
+        }
+        self._pools = [ThreadPoolExecutor(count, f"heliograph-{name}") for name, count in sizes.items()]
+        self._server: aio.Server | None = None
+        self._memory = MemoryService(self._slot)
+        self.health = Health(SERVICES, config.health_listen)
+        #: Files that are read again when they change, and when SIGHUP asks.
+        self.watch = FileWatch()
+        self.telemetry.facts.reloads = lambda: self.watch.outcomes
+        self.configuration = Configuration(config, self._reconfigure)
+        self.draining = Draining(self._slot, lambda: self._config.drain_seconds, self.health.look)
+        #: Where it listens, with the ports that were chosen.
+        self.addresses: tuple[Address, ...] = ()
+        self._facts: Mapping[str, str] = {}
+        #: What other daemons are shown; read when it starts.
+        self._shown: Shown = nothing_shown
+        self._peers: LoopPeers | None = None
+        self._tidying: asyncio.Task[None] | None = None
+        self.host: Host | None = None
+        #: Who may connect; once it starts.
+        self.access: Access | None = None
+        self._traces = Traces(config.traces)
+
+    def __repr__(self) -> str:
+        return f"<Daemon at {', '.join(map(str, self.addresses)) or 'no address yet'}: {self.host}>"
+
+    @property
+    def _config(self) -> ServerConfig:
+        """What is in force."""
+        return self.configuration.now
+
+    async def start(self) -> None:
+        """Binds, serves, and starts the devices. Raises ConfigurationError; `stop` cleans up."""
+        self._shown = pool_credentials(self._config)
+        self.access = Access(self._config)
+        self.telemetry.facts.certificate_expiry = self.access.certificate_expiry
+        self.watch.start()
+        self._server = aio.server(
+            interceptors=self.access.interceptors,
+            options=server_options(self._config.limits) + connection_options(self._config),
+        )
+        self._add_services(self._server)
+        await self.health.start()
+        for address in self._config.addresses:
+            self.addresses += (bind(self._server, address, self.access.credentials(address)),)
+        self.telemetry.start()
+        if self._config.shared_memory:
+            self._memory.start(self.addresses)
+        self._facts = server_facts(self._why_not_shared())
+        await self._server.start()
+        self.host = await asyncio.wrap_future(_in_thread_of_its_own(self._open_host))
+        silence_seconds = self._config.pool_silence_seconds
+        self._peers = LoopPeers(
+            asyncio.get_running_loop(), self._pools[-1], silence_seconds, shown=self._shown
+        )
+        self.host.exchange.use(self._peers)
+        self._reconfigure(self._config)
+        self.telemetry.watch(self.host)
+        self._traces.join(self.host, self.addresses)
+        self._slot.fill(self.host)
+        self.access.watch(self.host)
+        await self.health.follow(self.host)
+        self._tidying = asyncio.ensure_future(keep_tidy())
+
+    def _reconfigure(self, config: ServerConfig) -> None:
+        """What the daemon has of settings that may change while it runs. It may have no devices yet."""
+        if self.host is not None and isinstance(self.host.store.cache, DiskCache):
+            self.host.store.cache.quota_bytes = config.cache_size
+        if self.access is not None:
+            self.access.use_quota(config.quota, self.host)
+
+    def _why_not_shared(self) -> str:
+        return self._memory.why_not if self._config.shared_memory else "it is off in the configuration"
+
+    def _add_services(self, server: aio.Server) -> None:
+        compilers, hashers, closers, askers, listeners, readers, relays, movers = self._pools
+        assert self.access is not None
+        session_pb2_grpc.add_SessionServiceServicer_to_server(
+            SessionService(self._slot, askers, closers, self._memory.offer), server
+        )
+        device_pb2_grpc.add_DeviceServiceServicer_to_server(
+            DeviceService(self._slot, askers, listeners, lambda: self._facts), server
+        )
+        plan_pb2_grpc.add_PlanServiceServicer_to_server(PlanService(self._slot, compilers, listeners), server)
+        BulkService(self._slot, hashers, relays).add_to(server)
+        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._slot, readers), server)
+        CommandService(self._slot, closers).add_to(server)
+        PeerService(self._slot, movers, lambda address: self._shown(address)).add_to(server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminService(self._slot, self.draining, askers, closers, self.access.why_not), server
+        )
+        self.health.add_to(server)
+        names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+
+    async def drain(self) -> bool:
+        """Refuses new sessions and waits for running work, for `drain_seconds`. Whether it ended."""
+        await self.draining.stopping()
+        if self.host is None:
+            return True
+        return await asyncio.to_thread(self.host.wait_quiet, self._config.drain_seconds)
+
+    def hurry(self) -> None:
+        """Ends `drain` at once."""
+        if self.host is not None:
+            self.host.hurry()
+
+    async def stop(self) -> None:
+        """Ends all sessions, the server, the devices and the threads."""
+        await self.watch.stop()
+        self.telemetry.stop()
+        self.draining.hung_up.set()
+        if self._tidying is not None:
+            self._tidying.cancel()
+        if self.host is not None:
+            error = DrainingError("the server is shutting down", advice="try later, or elsewhere")
+            await asyncio.to_thread(self.host.close_sessions, error)
+        self._memory.close()
+        if self.access is not None:
+            await self.access.close()
+        if self._peers is not None:
+            await self._peers.closed()
+        if self._server is not None:
+            await self._server.stop(STOP_SECONDS)
+        if self.host is not None:
+            await asyncio.to_thread(self.host.close)
+        await asyncio.to_thread(self._traces.close)
+        for address in self.addresses:
+            unbind(address)
+        for pool in self._pools:
+            await asyncio.to_thread(pool.shutdown)
+        await self.health.stop()
+
+
+def open_host_of(config: ServerConfig) -> Host:
+    """Loads the backends and starts the devices. Raises ConfigurationError.
+
+    What is to be said of the other backends is found out too: the event loop could not wait for it later.
+    """
+    # First, since it is quick, and so is a mistake in it.
+    cache = DiskCache(Path(config.cache), config.cache_size) if config.cache else None
+    models = ModelFiles(Path(config.models)) if config.models else None
+    pool = _pool_of(config) if config.pool else None
+    registry = open_registry(config.devices, config.backends, probe=True)
+    return Host(registry, config.limits, ContentStore(cache, models), pool)
+
+
+def _pool_of(config: ServerConfig) -> Membership:
+    """The daemons whose devices are offered, too. Raises ConfigurationError."""
+    # Not before: it imports the client.
+    from heliograph_server.pool.discovery import open_source
+    from heliograph_server.pool.pool import Pool
+
+    return Pool(open_source(config.pool), config.pool_silence_seconds, shown=pool_credentials(config))
+
+
+def pool_credentials(config: ServerConfig) -> PoolCredentials:
+    """What members, and daemons that values are exchanged with, are shown. Raises ConfigurationError."""
+    return PoolCredentials(config.pool_token, config.pool_ca, config.pool_certificate, config.pool_key)
+
+
+def _in_thread_of_its_own(open_host: Callable[[], Host]) -> Future[Host]:
+    """Starts the devices in a thread that the end of the process need not wait for: on a new machine
+    they compile kernels for a minute, which nothing can cut short. A host that comes too late is closed.
+    """
+    opening: Future[Host] = Future()
+
+    def run() -> None:
+        try:
+            host = open_host()
+        except BaseException as error:  # the caller's, who waits for it
+            if opening.set_running_or_notify_cancel():
+                opening.set_exception(error)
+            return
+        if opening.set_running_or_notify_cancel():
+            opening.set_result(host)
+        else:
+            host.close()
+
+    threading.Thread(target=run, name=STARTER, daemon=True).start()
+    return opening
+
+
+def is_starting() -> bool:
+    """Whether devices are being started that nobody waits for any more."""
+    return any(thread.name == STARTER for thread in threading.enumerate())
+
+
+class Signals:
+    """SIGTERM and SIGINT: the first one asks to drain, the second one to hurry. SIGHUP: read files again.
+
+    Work that cannot be cut short then still has HURRY_SECONDS before the process ends all the same. SIGHUP of
+    a terminal that was closed is what it always was, the end.
+    """
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self._on_second: Callable[[], None] = lambda: None
+        self._on_hang_up: Callable[[], None] = lambda: None
+        # Who was started with nohup outlives its terminal.
+        self._has_terminal = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+
+    def install(self, numbers: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)) -> None:
+        loop = asyncio.get_running_loop()
+        for number in numbers:
+            loop.add_signal_handler(number, self._arrived, number)
+        loop.add_signal_handler(signal.SIGHUP, self._hung_up)
+
+    def on_second(self, callback: Callable[[], None]) -> None:
+        self._on_second = callback
+
+    def on_hang_up(self, callback: Callable[[], None]) -> None:
+        self._on_hang_up = callback
+
+    def _hung_up(self) -> None:
+        if self._has_terminal and not _has_terminal():
+            self._arrived(signal.SIGHUP)
+            return
+        logger.info("SIGHUP: reading files again")
+        self._on_hang_up()
+
+    def _arrived(self, number: signal.Signals) -> None:
+        logger.info("%s: %s", number.name, "hurrying" if self.stop.is_set() else "draining")
+        if self.stop.is_set():
+            self._on_second()
+            asyncio.get_running_loop().call_later(HURRY_SECONDS, _give_up)
+        self.stop.set()
+
+
+def _has_terminal() -> bool:
+    """Whether the process has a terminal that is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _give_up() -> None:
+    logger.error("work did not end within %.0f s after the second signal; leaving it", HURRY_SECONDS)
+    leave(1)
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process without waiting for its threads."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)
+
+
+async def serve(
+    config: ServerConfig, ready: Callable[[Daemon], None] | None = None, sources: Sources | None = None
+) -> None:
+    """Serves until a signal comes. Calls `ready` once it listens and the devices are there.
+
+    `sources`: where the configuration comes from; its file is then read again.
+    """
+    signals = Signals()
+    signals.install()
+    daemon = Daemon(config)
+    signals.on_second(daemon.hurry)
+    manager = ServiceManager(os.environ)
+    signals.on_hang_up(lambda: manager.reload(daemon.watch.look_at_once))
+    try:
+        if sources is not None:
+            daemon.configuration.follow(sources, daemon.watch)
+        if not await _started(daemon, signals.stop):
+            logger.info("ending before the devices were ready")
+            return
+        if ready is not None:
+            ready(daemon)
+        _freeze()
+        manager.ready(f"serving at {', '.join(map(str, daemon.addresses))}")
+        signalled = await _told_to_end(signals.stop, daemon.draining.over)
+        seconds = daemon.configuration.now.drain_seconds
+        manager.stopping(seconds if signalled else 0.0)
+        if signalled and not await daemon.drain():
+            logger.warning("work did not end within %.0f s and is cut short", seconds)
+    finally:
+        await daemon.stop()
+        await manager.close()
+        logger.info("stopped")
+
+
+async def _told_to_end(signal: asyncio.Event, drained: asyncio.Event) -> bool:
+    """Waits for a signal, or for the end of an operator's drain. Whether it was a signal."""
+    waiting = [asyncio.ensure_future(one.wait()) for one in (signal, drained)]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for one in waiting:
+        one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    return not drained.is_set()
+
+
+def _freeze() -> None:
+    """What is there now stays to the end: a collection need not look at it again. Beside a compiler's
+    half a million objects it takes a twentieth of a second, in the middle of somebody's command.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+async def _started(daemon: Daemon, stop: asyncio.Event) -> bool:
+    """Starts a daemon, unless it is to stop before that is done. Raises what `start` does."""
+    starting = asyncio.ensure_future(daemon.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+        return starting.done()
+    finally:
+        starting.cancel()
+        stopping.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)

@@ -1,0 +1,97 @@
+"""`heliograph serve`: one process, one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from heliograph.transport.allocator import tune_allocator
+from heliograph_backends.registry.plugins import origin_of_package
+from heliograph_proto import __version__
+from heliograph_proto.errors import HeliographError
+from heliograph_server.config.config import ServerConfig, Sources
+from heliograph_server.daemon.daemon import Daemon, is_starting, leave, serve
+from heliograph_server.telemetry import logs
+
+logger = logging.getLogger("heliograph")
+
+#: Where backends come from that are part of this distribution.
+OWN = origin_of_package("heliograph")
+
+#: Asked for at start, or what the system allows if that is less.
+MOST_DESCRIPTORS = 2**20
+
+
+def run(config: ServerConfig, sources: Sources | None = None) -> int:
+    """Serves until SIGTERM or SIGINT; the process's exit status: 0, or 1 if it could not start.
+
+    `sources`: where the configuration comes from, if that may change meanwhile.
+    """
+    logs.configure(config.log_level, config.log_format)
+    if not tune_allocator():
+        logger.info("the C library's allocator cannot be told to keep memory: transfers over TCP are slower")
+    _raise_descriptor_limit()
+    factory, loop_name = _loop_factory()
+    logger.info("heliograph %s on Python %s, %s", __version__, platform.python_version(), loop_name)
+    try:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(serve(config, _announce, sources))
+    except HeliographError as error:
+        # In one line, as everything in the log.
+        logger.error("%s", error.in_a_line())
+        return 1
+    if is_starting():
+        # The thread would otherwise be in native code while the interpreter is taken down around it.
+        leave(0)
+    return 0
+
+
+def _raise_descriptor_limit() -> None:
+    """Connections and shared memory take descriptors, of which a process has few unless it asks for more."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _loop_factory() -> tuple[Callable[[], asyncio.AbstractEventLoop] | None, str]:
+    try:
+        import uvloop
+    except ImportError:
+        return None, "asyncio (uvloop is not installed: pip install 'heliograph[server]' is faster)"
+    return uvloop.new_event_loop, "uvloop"
+
+
+def _announce(daemon: Daemon) -> None:
+    """Says what there is and where it listens: to people on stderr, to programs on stdout."""
+    assert daemon.host is not None
+    found = daemon.host.device_list()
+    for device in found.devices:
+        gibibytes = device.memory.total_bytes / 2**30
+        logger.info("device %s: %s, %.1f GiB", device.name, device.description, gibibytes)
+    for backend in found.backends:
+        if backend.why:
+            # Nobody asked for one that came along: a device that is asked for is there, or ends the daemon.
+            level = logging.INFO if backend.origin == OWN else logging.WARNING
+            logger.log(
+                level, "backend %s (%s) is not available: %s", backend.name, backend.origin, backend.why
+            )
+        elif not backend.devices and backend.origin != "built in":
+            logger.info("backend %s (%s) can be used with --device", backend.name, backend.origin)
+    assert daemon.access is not None
+    if daemon.telemetry.url:
+        logger.info("metrics at %s", daemon.telemetry.url)
+    for address in daemon.addresses:
+        logger.info("listening on %s", address)
+        # With the token that was just made, which is shown this once, and never in the log.
+        print(f"listening on {daemon.access.shown(address)}", flush=True)

@@ -1,0 +1,420 @@
+"""`local:`: the server's core in this process, without gRPC or another process.
+
+Commands go straight from the caller's thread into the core's session; completions come back from
+the devices' threads. A small thread of each session sends the frees that destructors leave behind.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from heliograph.core import methods as m
+from heliograph.core.effects import Call, ReceiveDownload, StartUpload
+from heliograph.core.future import Deadline, Outcome, Pending, Transfer
+from heliograph.transport import handshake
+from heliograph.transport.allocator import facts_here
+from heliograph.transport.blocking import BlockingShell, wait
+from heliograph.transport.bulk import Receiver
+from heliograph.transport.channels import NO_CREDENTIALS
+from heliograph.transport.log_lines import LocalLog, LogSource
+from heliograph.transport.shared_memory import mapped
+from heliograph_proto import __version__
+from heliograph_proto.addresses import Address, Credentials
+from heliograph_proto.codec.inline_forms import InlineRun
+from heliograph_proto.commands import Command
+from heliograph_proto.devices import ProbeResult
+from heliograph_proto.errors import HeliographError, InternalError, UnsupportedError
+from heliograph_proto.graph import Graph
+from heliograph_proto.plans import CompileRequest, ContentOffer, PlaceContentsRequest, PlanInfo, ReceivedGraph
+from heliograph_proto.sessions import Traffic
+
+if TYPE_CHECKING:
+    from heliograph_server.runtime.host import Host
+    from heliograph_server.session.session import Session
+    from heliograph_server.telemetry.log_followers import LogFollower
+
+#: What an upload hands over at once, so that progress can be told.
+_CHUNK_BYTES = 8 * 2**20
+#: All sessions on this process's devices are of one tenant.
+_SECRET = b"this process alone"
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What is there: devices by their specification, or the daemons of a pool."""
+
+    specification: str = ""
+    members: tuple[str, ...] = ()
+    #: What the daemons of a pool are shown.
+    credentials: Credentials = NO_CREDENTIALS
+
+
+class _SharedHosts:
+    """The devices of this process, by specification, and its pools: from the first session on them to the
+    last one."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[_Key, _SharedHost] = {}
+        self._lock = threading.Lock()
+
+    def acquire(self, key: _Key, timeout: float) -> _SharedHost:
+        """Raises ConfigurationError, and UnavailableError for a pool of which nobody answers in time."""
+        from heliograph_backends.registry import DEFAULT_SPECIFICATIONS
+
+        if (key.specification,) == DEFAULT_SPECIFICATIONS:
+            key = replace(key, specification="")
+        with self._lock:
+            shared = self._hosts.setdefault(key, _SharedHost(key))
+            shared.users += 1
+        try:
+            shared.open(timeout)
+        except BaseException:
+            self.release(shared)
+            raise
+        return shared
+
+    def release(self, shared: _SharedHost) -> None:
+        with self._lock:
+            shared.users -= 1
+            if shared.users:
+                return
+            del self._hosts[shared.key]
+        shared.close()
+
+    def forget(self) -> None:
+        """In the child of a fork, whose parent keeps the devices' threads."""
+        self.__init__()  # type: ignore[misc]
+
+
+class _SharedHost:
+    """Devices of one specification, or one pool, and how many sessions there are on them."""
+
+    def __init__(self, key: _Key) -> None:
+        self.key = key
+        #: Guarded by the lock of all.
+        self.users = 0
+        self._host: Host | None = None
+        # Starting devices may take long, and others need not wait for it.
+        self._lock = threading.Lock()
+
+    @property
+    def host(self) -> Host:
+        assert self._host is not None
+        return self._host
+
+    def open(self, timeout: float) -> None:
+        with self._lock:
+            if self._host is None:
+                self._host = self._pool(timeout) if self.key.members else self._own()
+
+    def _own(self) -> Host:
+        from heliograph_backends.registry import open_registry
+        from heliograph_server.runtime.host import Host
+
+        wanted = ((self.key.specification,),) if self.key.specification else ()
+        registry = open_registry(*wanted)
+        host = Host(registry)
+        if any(one.site is not None for one in registry.devices):
+            from heliograph_server.links.blocking import BlockingPeers
+
+            host.exchange.use(BlockingPeers())
+        return host
+
+    def _pool(self, timeout: float) -> Host:
+        from heliograph_server.pool import open_pool_of
+
+        return open_pool_of(self.key.members, timeout, self.key.credentials)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._host is not None:
+                self._host.close()
+
+
+_SHARED = _SharedHosts()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_SHARED.forget)
+
+
+class LocalTransport:
+    """A session of the core, and what the effects are there. Blocking; used from any thread."""
+
+    def __init__(
+        self, address: Address, timeout: float = 10.0, credentials: Credentials = NO_CREDENTIALS
+    ) -> None:
+        """`credentials`: what the daemons of a pool are shown."""
+        key = _Key(address.specification, address.members, credentials)
+        self._shared = _SHARED.acquire(key, timeout)
+        self.host = self._shared.host
+        try:
+            self.info = self.host.open_session(f"heliograph-python/{__version__}", secret=_SECRET)
+            self.session: Session = self.host.session(self.info.session)
+        except BaseException:
+            _SHARED.release(self._shared)
+            raise
+
+    def close(self) -> None:
+        """Ends the session, and the devices with the last one. Once."""
+        try:
+            self.session.close()
+        finally:
+            _SHARED.release(self._shared)
+
+    def call(self, call: Call) -> Any:
+        """Answers a question."""
+        return _ANSWERS[call.method](self, call.request)
+
+    def find_missing(self, request: m.FindMissing) -> m.Missing:
+        """Which contents are missing, once those that were sent are here."""
+        self.session.when_here(request.sent).result()
+        missing = self.session.missing_contents(request.digests)
+        return tuple(zip(missing, self.session.received_contents(missing), strict=True))
+
+    def place_contents(self, request: PlaceContentsRequest) -> tuple[ContentOffer, ...]:
+        """None: what is uploaded here is passed on at once, so that there is no nearer way."""
+        self.session.place_contents(_received(request.compile), request.missing_digests)
+        return ()
+
+    def compile(self, request: CompileRequest) -> PlanInfo:
+        """Compiles once the tensors that it binds are written."""
+        # Ends with the session at the latest, which ends every write.
+        self.session.when_written(request.bindings.values()).result()
+        return self.session.compile(_received(request))
+
+    def follow_log(self, level: str, wake: Callable[[], None]) -> LogFollower:
+        """What is logged of the session; `wake` is called when there is something to take. Raises
+        InvalidArgumentError, LimitExceededError."""
+        from heliograph_server.telemetry.log_followers import LogFollower
+
+        return LogFollower(self.session.log_owner, level, wake)
+
+    def undo(self, call: Call) -> None:
+        """Takes back what a call did whose caller no longer waits."""
+        if (undo := _UNDO.get(call.method)) is not None:
+            undo(self.session, call.request)
+
+    def upload(self, upload: StartUpload) -> None:
+        """Carries bytes. Raises what the core refuses them with."""
+        start = upload.offset_bytes
+        receiver = self.session.begin_upload(upload.target, upload.data.nbytes, start)
+        for offset in range(start, upload.data.nbytes, _CHUNK_BYTES):
+            chunk = upload.data[offset : offset + _CHUNK_BYTES]
+            receiver.write(offset, chunk)
+            if upload.progress is not None:
+                upload.progress(chunk.nbytes)
+        receiver.finish()
+
+    def download(self, download: ReceiveDownload, deadline: Deadline) -> Traffic:
+        """Receives bytes: how many were copied here. Raises the error of the command,
+        DeadlineExceededError."""
+        source = self.session.open_download(download.transfer)
+        try:
+            arrived = Outcome()
+            source.future.add_done_callback(lambda _: arrived.finish())
+            wait(arrived, deadline)
+            receiver = Receiver(download.out)
+            for message in source.future.result().encoded:
+                receiver.piece(message)
+            receiver.finish()
+            return Traffic(copied_out_bytes=receiver.copied_bytes)
+        finally:
+            source.close()
+
+    def map_memory(self, tensor: int) -> tuple[Any, int]:
+        """The memory of a tensor's buffer, and where the tensor begins in it."""
+        found = self.session.share_tensor(tensor)
+        try:
+            return mapped(found.descriptor, found.size_bytes), found.offset_bytes
+        finally:
+            os.close(found.descriptor)
+
+
+def _received(request: CompileRequest) -> CompileRequest:
+    """A request whose graph is under the digest that it would have on the wire, so that a session knows it
+    again."""
+    from heliograph_proto.codec import encode_graph, graph_digest
+
+    graph = request.graph
+    assert isinstance(graph, Graph)
+    try:
+        return replace(request, graph=ReceivedGraph(*graph_digest(encode_graph(graph)), lambda: graph))
+    except (TypeError, ValueError):
+        # No message can hold it: the core says what is wrong with it.
+        return request
+
+
+RequestT = TypeVar("RequestT")
+AnswerT = TypeVar("AnswerT")
+_Question: TypeAlias = m.Method[Any, Any]
+
+
+def _row(
+    method: m.Method[RequestT, AnswerT], answer: Callable[[LocalTransport, RequestT], AnswerT]
+) -> tuple[_Question, Callable[[LocalTransport, Any], Any]]:
+    return method, answer
+
+
+def _refuse_probe(here: LocalTransport, request: m.ProbeRequest) -> ProbeResult:
+    raise UnsupportedError("a session in this process has no daemon to measure from")
+
+
+_ANSWERS = dict(
+    (
+        _row(m.FIND_MISSING, LocalTransport.find_missing),
+        _row(m.COMPILE, LocalTransport.compile),
+        _row(m.PLACE_CONTENTS, LocalTransport.place_contents),
+        _row(m.RESERVE, lambda here, request: here.session.reserve(request)),
+        _row(m.ESTIMATE, lambda here, request: here.session.estimate(request)),
+        _row(m.EXPLAIN, lambda here, plan: here.session.explain(plan)),
+        _row(m.GET_MEMORY, lambda here, device: here.host.memory(device)),
+        _row(m.LIST_DEVICES, lambda here, _: replace(here.host.device_list(), facts=facts_here())),
+        _row(m.LIST_WAYS, lambda here, _: here.host.ways()),
+        _row(m.QUERY_OPS, lambda here, asked: here.host.query_ops(asked.device, asked.queries)),
+        _row(
+            m.QUERY_PLACEMENT,
+            lambda here, asked: here.host.query_placement(asked.device, asked.buffer_type, asked.tensors),
+        ),
+        _row(
+            m.GET_STATISTICS,
+            lambda here, _: replace(here.session.traffic, peers=here.host.exchange.traffic),
+        ),
+        _row(m.PROBE, _refuse_probe),
+        _row(m.LIST_MODELS, lambda here, _: here.session.models()),
+        _row(m.DESCRIBE_MODEL, lambda here, name: here.session.describe_model(name)),
+    )
+)
+#: How calls are undone whose caller no longer waits.
+_UNDO: dict[_Question, Callable[[Session, Any], None]] = {
+    m.COMPILE: lambda session, request: session.discard_plan(request.plan),
+    m.RESERVE: lambda session, request: session.discard_reservation(request.reservation),
+}
+#: Calls that may take long.
+_LONG = frozenset({m.COMPILE, m.RESERVE, m.ESTIMATE})
+
+
+class LocalShell(BlockingShell):
+    """A session of the core in this process."""
+
+    def __init__(
+        self, address: Address, timeout: float = 10.0, credentials: Credentials = NO_CREDENTIALS
+    ) -> None:
+        self._transport = LocalTransport(address, timeout, credentials)
+        super().__init__(address, self._transport.info)
+        self._sending = threading.Lock()
+        self._dirty = False
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._transport.session.attach(self.apply, self._ended)
+        self._sweeper = threading.Thread(target=self._sweep, name="heliograph-sweeper", daemon=True)
+        self._sweeper.start()
+
+    def _ended(self, error: HeliographError) -> None:
+        self._lose(error)
+
+    def _ring(self) -> None:
+        """Sends what is queued, in this thread unless another one is at it."""
+        self._dirty = True
+        while self._dirty and self._sending.acquire(blocking=False):
+            try:
+                self._dirty = False
+                if commands := self._take():
+                    self._dirty = True
+                    self._send(commands)
+            finally:
+                self._sending.release()
+
+    def _take(self) -> list[Command | InlineRun]:
+        with self._lock:
+            return self.core.take(self.info.limits.message_bytes)
+
+    def _send(self, commands: list[Command | InlineRun]) -> None:
+        try:
+            self._transport.session.submit(commands)
+        except HeliographError as error:
+            self._lose(error)
+
+    def release(self, handle: int) -> None:
+        # A destructor may run while this thread holds any lock of the core's: it must not send.
+        self.core.release(handle)
+        self._bell.put(None)
+
+    def let_go(self, pending: Pending) -> None:
+        # Likewise.
+        self.core.flow(pending)
+        self._bell.put(None)
+
+    def _sweep(self) -> None:
+        while self.core.lost is None:
+            self._bell.get()
+            try:
+                while self._bell.get(timeout=handshake.GATHER_SECONDS) is None:
+                    pass
+            except Empty:
+                self._ring()
+
+    def _start_upload(self, upload: StartUpload) -> Transfer:
+        transfer = Transfer(lambda: None)
+        error: HeliographError | None = None
+        try:
+            self._transport.upload(upload)
+        except HeliographError as refused:
+            error = refused
+
+        self.advance(lambda: self.core.upload_ended(upload.pending, transfer, error))
+        return transfer
+
+    def _download(self, download: ReceiveDownload, deadline: Deadline) -> None:
+        copied = self._transport.download(download, deadline)
+        self.advance(lambda: self.core.count(copied))
+
+    def _log_source(self, level: str) -> LogSource:
+        return LocalLog(partial(self._transport.follow_log, level))
+
+    def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]:
+        return self._transport.map_memory(tensor)
+
+    def _call(self, call: Call, deadline: Deadline) -> Any:
+        if call.method not in _LONG:
+            return self._transport.call(call)
+        answer = _Answer(lambda: self._transport.call(call))
+        try:
+            return answer.get(deadline)
+        except BaseException:
+            answer.ended.add_callback(lambda: self._transport.undo(call))
+            raise
+
+    def _disconnect(self, was_open: bool) -> None:
+        self._bell.put(None)
+        self._transport.close()
+        if self._sweeper is not threading.current_thread():
+            self._sweeper.join(handshake.CLOSE_SECONDS)
+
+
+class _Answer:
+    """A call that runs in a thread of its own, since it must be possible to stop waiting for it."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.ended = Outcome()
+        self._function = function
+        self._result: Any = None
+        self._error: BaseException | None = InternalError("the call did not end")
+        threading.Thread(target=self._run, name="heliograph-call", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._result, self._error = self._function(), None
+        except BaseException as error:
+            self._error = error
+        self.ended.finish()
+
+    def get(self, deadline: Deadline) -> Any:
+        wait(self.ended, deadline)
+        if self._error is not None:
+            raise self._error
+        return self._result

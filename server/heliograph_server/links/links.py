@@ -1,0 +1,201 @@
+"""What all ways to other daemons share: channels, names of calls, requests, and errors from statuses."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import threading
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from heliograph.transport.channels import token_in
+from heliograph.transport.tls import read_pem
+from heliograph_proto.addresses import Address, Credentials, parse_address
+from heliograph_proto.codec.status import error_from_metadata
+from heliograph_proto.errors import (
+    ConfigurationError,
+    ConnectionError,
+    HeliographError,
+    InternalError,
+    InvalidArgumentError,
+    LimitExceededError,
+    MemberLostError,
+    PermissionDeniedError,
+    ProtocolError,
+)
+from heliograph_proto.plans import Edge, PeerSource, lost
+from heliograph_proto.v1 import peer_pb2
+from heliograph_server.exchange.incoming import Sink
+from heliograph_server.resources.failures import typed
+
+SERVICE = peer_pb2.DESCRIPTOR.services_by_name["PeerService"].full_name
+EXCHANGE, PULL, PUSH, ECHO = (f"/{SERVICE}/{name}" for name in ("Exchange", "Pull", "Push", "Echo"))
+
+#: A daemon that is silent for so long is lost.
+SILENCE_SECONDS = 3.0
+#: About what one message of small values has, and the most that is taken.
+MESSAGE_BYTES = 2**20
+MOST_MESSAGE_BYTES = 4 * 2**20
+#: The most that one message from another daemon may have, such as a piece of a large value.
+RECEIVED_BYTES = 64 * 2**20
+#: The most other daemons that one exchanges values with.
+MAX_WAYS = 1024
+#: About what asking for a value takes there.
+ASK_BYTES = 64
+#: A way that nobody needed for so long is closed.
+IDLE_SECONDS = 60.0
+
+
+def max_ways() -> int:
+    """How many ways there may be at once: members of a pool have 1,000 others at most, and each way takes
+    two descriptors, which others need too."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_WAYS if soft == resource.RLIM_INFINITY else min(MAX_WAYS, max(1, soft // 8))
+
+
+def too_many_ways(source: PeerSource) -> LimitExceededError:
+    """There are as many as there may be."""
+    return LimitExceededError(
+        f"{source.address} is one daemon too many to exchange values with", advice="wait for other plans"
+    )
+
+
+def channel_options(silence_seconds: float = SILENCE_SECONDS) -> tuple[tuple[str, Any], ...]:
+    """Of a channel whose other end is noticed to be gone after so long, also while it is connecting."""
+    ping_ms = max(1, int(silence_seconds * 1000 * 2 / 3))
+    timeout_ms = max(1, int(silence_seconds * 1000 / 3))
+    return (
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", RECEIVED_BYTES),
+        ("grpc.keepalive_time_ms", ping_ms),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        # Without this a ping may take 60 s, whatever the keepalive timeout is.
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # How long one attempt to connect may take.
+        ("grpc.min_reconnect_backoff_ms", int(silence_seconds * 1000)),
+        ("grpc.enable_retries", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+    )
+
+
+def address_of(address: str) -> Address:
+    """Where a daemon is. Raises InvalidArgumentError."""
+    found = parse_address(address)
+    if found.scheme == "local":
+        raise InvalidArgumentError(f"{address!r} is no address of a daemon", advice="use grpc://host:port")
+    return found
+
+
+def error_of(broken: Any, source: PeerSource) -> HeliographError:
+    """Why a call to another daemon failed: that one's own words where it sent some."""
+    broken.__traceback__ = None
+    trailing = broken.trailing_metadata() if hasattr(broken, "trailing_metadata") else None
+    found = error_from_metadata(tuple((key, value) for key, value in trailing or ()))
+    if found is not None:
+        # One that is only starting is another life of it as well; where it is, its reader knows no more.
+        return lost(source, found.message) if isinstance(found, MemberLostError | ConnectionError) else found
+    details = " ".join((broken.details() or broken.code().name).split())
+    match broken.code():
+        case grpc.StatusCode.CANCELLED:
+            # Not by us, who would not ask why.
+            return lost(source, "it ended the call")
+        case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
+            return PermissionDeniedError(
+                f"{source.address} refuses to exchange values: {details}",
+                advice="give the daemons tokens with the right 'pool': --pool-token FILE",
+            )
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return ProtocolError(f"{source.address} exchanges no values", advice="upgrade that daemon")
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return LimitExceededError(f"{source.address} refused a message: {details}")
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED:
+            return lost(source, details)
+    return InternalError(f"{source.address} failed: {broken.code().name}: {details}")
+
+
+def pull_request(source: PeerSource, edge: Edge, run: int) -> bytes:
+    """Asks for a large value."""
+    return peer_pb2.PullRequest(
+        incarnation=source.incarnation, edge=edge.name, run=run, capability=edge.capability(run)
+    ).SerializeToString()
+
+
+def push_request(destination: PeerSource, edge: Edge, run: int, size_bytes: int) -> bytes:
+    """The first message of a large value."""
+    target = peer_pb2.PushTarget(
+        incarnation=destination.incarnation, edge=edge.name, run=run, capability=edge.capability(run)
+    )
+    return peer_pb2.PushRequest(size_bytes=size_bytes, target=target).SerializeToString()
+
+
+def land(sink: Sink, data: bytes) -> None:
+    """All of a small value."""
+    try:
+        if len(data) != sink.size_bytes:
+            raise wrong_size(len(data), sink.size_bytes)
+        sink.write(0, memoryview(data))
+        sink.finish()
+    except Exception as error:
+        sink.fail(typed(error, "writing a value of another daemon"))
+
+
+def wrong_size(found_bytes: int, wanted_bytes: int) -> ProtocolError:
+    """What came is not what was expected."""
+    return ProtocolError(
+        f"a value of {found_bytes:,} bytes came where one of {wanted_bytes:,} was expected",
+        advice="do both daemons run the same version?",
+    )
+
+
+logger = logging.getLogger(__name__)
+
+
+class PoolCredentials:
+    """Files are read whenever a connection is made, so that they may change. Thread-safe.
+
+    Raises ConfigurationError for files that cannot be used. Later, one that cannot be read is logged, and
+    what was read before is shown.
+    """
+
+    def __init__(self, token_file: str = "", ca: str = "", certificate: str = "", key: str = "") -> None:
+        if bool(certificate) != bool(key):
+            raise ConfigurationError(
+                "a certificate and its key go together", advice="--pool-certificate FILE --pool-key FILE"
+            )
+        self._token_file = token_file
+        self._files = Credentials(ca=ca, certificate=certificate, key=key)
+        self._lock = threading.Lock()
+        self._is_bad = False
+        try:
+            read_pem(self._files)
+            self._token = self._read()
+        except InvalidArgumentError as error:
+            raise ConfigurationError(f"for the pool: {error.message}", advice=error.advice) from None
+
+    def __call__(self, address: str) -> Credentials:
+        """What is shown there now. A pool that speaks TLS shows its token to nobody in the clear but on
+        loopback: who may name other daemons could have it sent wherever somebody listens. Raises
+        InvalidArgumentError."""
+        found = parse_address(address)
+        with self._lock:
+            self._refresh()
+            is_private = found.is_tls or found.is_loopback or not self._files.ca
+            return replace(self._files, token=self._token if is_private else "")
+
+    def _refresh(self) -> None:
+        try:
+            self._token = self._read()
+        except HeliographError as error:
+            if not self._is_bad:
+                logger.error("%s; the token read before stays in use", error.message)
+            self._is_bad = True
+        else:
+            self._is_bad = False
+
+    def _read(self) -> str:
+        return token_in(self._token_file, "pool_token") if self._token_file else ""

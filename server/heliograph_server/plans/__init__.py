@@ -1,0 +1,4 @@
+"""Compiled plans and their runs, on one device, several devices or several hosts.
+
+Imports `scheduler`, `resources`, `exchange`.
+"""

@@ -1,0 +1,458 @@
+"""A plan over several devices: the plans of a schedule's splits, and the values that travel between them.
+
+A plan that is a portion has late inputs and early outputs besides: values of portions on other daemons. No
+wait for one can be for ever. Splits of a portion run in the whole graph's order on each device, one that
+waits holds no device, and a value is offered before later splits run: so of the splits of a run that have not
+ended, over all daemons, the first has all that it needs. Of several runs of a plan the same holds for the
+oldest, since all daemons see them in one order; and a portion has queues of its own, so no other plan waits
+behind it.
+
+Runs on a device thread, and on threads of its own where splits overlap.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeAlias
+
+from heliograph_backends.contract import (
+    Abort,
+    Arena,
+    BufferType,
+    Device,
+    DeviceCompileOptions,
+    LeafBindings,
+    Plan,
+    Tensor,
+    Usage,
+    access,
+)
+from heliograph_proto.devices import DeviceType
+from heliograph_proto.errors import HeliographError, UnknownHandleError, UnsupportedError
+from heliograph_proto.graph import Graph, LeafKind
+from heliograph_proto.plans import CopyReport, DeviceShare, NodePlacement, PlanReport, Route, SplitReport
+from heliograph_server.plans.late_values import NOT_LATE, LateRun, LateValues
+from heliograph_server.plans.partitions import Exchanging
+from heliograph_server.plans.reservation import NOTHING, ReservationShare
+from heliograph_server.plans.split_copies import CopyAhead, RunCopies, SplitMemoryMap
+from heliograph_server.plans.split_runner import Precedences, SplitRunner
+from heliograph_server.plans.stepwise import Stepwise
+from heliograph_server.resources.device_queue import SHORT_US, DeviceLock, computing
+from heliograph_server.resources.memories import host_memory
+from heliograph_server.scheduler.model import ALL_ROWS, Schedule
+from heliograph_server.scheduler.split_memory import Place, ahead_of, moves, returned_places, values_between
+from heliograph_server.scheduler.splits import SplitGraph, clocks, cut, in_order
+from heliograph_server.scheduler.weight_homes import NOWHERE
+
+#: Told of each observed node of a run, with its value, when its split has run; may hold the run up. The value
+#: is there until it returns. Called from several threads where splits overlap.
+Observe: TypeAlias = Callable[[int, Tensor, Abort], None]
+
+
+class MultiDevicePlan(Plan):
+    """A plan over several devices: those of the schedule's problem, in its order."""
+
+    schedule: Schedule
+    devices: tuple[Device, ...]
+
+    @abstractmethod
+    def compute(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor | None],
+        abort: Abort,
+        observe: Observe | None = None,
+        exchange_run: int = 0,
+    ) -> None:
+        """As `Plan.compute`; `observe` is told of the nodes of `schedule.taps`; `exchange_run`: of a portion,
+        the number of the whole's run."""
+
+    def stepwise(self) -> Stepwise | None:
+        """A run of it in steps, each done by whoever brings what it waits for. Default: none."""
+        return None
+
+    @property
+    def computed_us(self) -> Sequence[float]:
+        """How long each split of the last run computed; empty where only a report tells. Default: so."""
+        return ()
+
+    @property
+    def split_times(self) -> Sequence[tuple[str, tuple[float, float, float]]]:
+        """Of each split of the last run that is known here: its device; when it began in the run, how long it
+        waited for what it reads, and how long it computed, in microseconds. Default: none."""
+        return ()
+
+    @abstractmethod
+    def report(self) -> PlanReport:
+        """Where its nodes run and why, and how long the last run took."""
+
+    @abstractmethod
+    def held_by_device(self) -> Mapping[str, int]:
+        """What it takes of each device now, by name."""
+
+    @abstractmethod
+    def forget_times(self) -> None:
+        """As if it had not run yet."""
+
+    def update(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> Plan:
+        raise UnsupportedError("a plan over several devices is compiled anew")
+
+
+#: Of the inputs and outputs of a run that is done in steps.
+MOST_STEPWISE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RunResources:
+    """What a plan over several devices uses beside them."""
+
+    #: Shared by copies of a plan, whose runs overlap.
+    precedences: Precedences | None = None
+    #: By name of device: whoever computes there signs in.
+    device_locks: Mapping[str, AbstractContextManager[object]] = field(default_factory=dict)
+    #: Where each device has what lies between splits; none: in its default buffer type.
+    memories: Sequence[BufferType] = ()
+    #: What was reserved of a device, by its name.
+    reserved: Callable[[str], ReservationShare] = lambda _: NOTHING
+
+
+class LocalMultiPlan(MultiDevicePlan):
+    """Runs the splits, each after those that it depends on, with the copies that it needs before it.
+
+    `devices` are those of the schedule's problem, in its order. `exchanging`: of a portion. Raises
+    OutOfMemoryError, UnsupportedError.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        schedule: Schedule,
+        devices: Sequence[Device],
+        bindings: LeafBindings,
+        options: DeviceCompileOptions,
+        resources: RunResources | None = None,
+        exchanging: Exchanging | None = None,
+    ) -> None:
+        resources = resources or RunResources()
+        self.graph = graph
+        self.schedule = schedule
+        self.devices = tuple(devices)
+        self.device = devices[schedule.main]
+        ended = clocks(graph, schedule)
+        spans = values_between(graph, schedule, ended)
+        self._parts = tuple(
+            in_order(part, devices[split.device].optimize(part.graph))
+            for part, split in zip(cut(graph, schedule), schedule.splits, strict=True)
+        )
+        ahead = ahead_of(graph, schedule, ended)
+        self._moves = moves(graph, schedule, spans, (part.inputs for part in self._parts), ahead)
+        early = {schedule.splits[number].device for number in ahead}
+        self._ahead = CopyAhead(len(early)) if early else None
+        self._returned = returned_places(graph, schedule)
+        self._leaves = {**bindings.weights, **bindings.variables}
+        self._late = late = LateValues(graph, schedule, exchanging) if exchanging is not None else None
+        self._input_places = _input_places(graph, late)
+        assigned = dict.fromkeys(node.operands[0] for node in graph.nodes if node.op == "assign")
+        self._assigned = [bindings.variables[value] for value in assigned]
+        self._plans: list[Plan] = []
+        self._between = SplitMemoryMap(
+            graph, resources.memories or [one.buffer_type for one in devices], resources.reserved
+        )
+        self._freed = False
+        #: Why values go through this process between splits of other hosts, in words.
+        self.why_whole = ""
+        self._precedences = resources.precedences
+        self._device_locks = [resources.device_locks.get(device.name, nullcontext()) for device in devices]
+        #: Of each split in the last run: its copies, its nodes, and when it began.
+        self._took_us: list[tuple[float, float, float]] = []
+        self.forget_times()
+        #: By `time.perf_counter`.
+        self._run_begun = 0.0
+        self._runner = SplitRunner(schedule, ended)
+        try:
+            self._tensors = self._homes() | self._between.place(spans)
+            self._tensors |= self._between.place_arrivals(late.places if late is not None else ())
+            for part, split in zip(self._parts, schedule.splits, strict=True):
+                device = devices[split.device]
+                arena = resources.reserved(device.name).arena
+                self._plans.append(compile_part(device, part, self._leaves, options, arena))
+        except BaseException:
+            self.free()
+            raise
+        self.arena_bytes = self._between.lent_bytes + sum(plan.arena_bytes for plan in self._plans)
+        self.compute_bytes = self._between.size_bytes + sum(plan.compute_bytes for plan in self._plans)
+        self.steps = sum(plan.steps for plan in self._plans)
+
+    def __repr__(self) -> str:
+        names = ", ".join(dict.fromkeys(self.devices[one.device].name for one in self.schedule.splits))
+        return f"<LocalMultiPlan of {self.graph} in {len(self._parts)} splits on {names}>"
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(self.held_by_device().values())
+
+    def held_by_device(self) -> dict[str, int]:
+        found = dict.fromkeys((one.name for one in self.devices), 0)
+        for name, size_bytes in self._between.own_bytes.items():
+            found[name] += size_bytes
+        for plan in self._plans:
+            found[plan.device.name] += plan.held_bytes
+        return found
+
+    def _homes(self) -> dict[Place, Tensor]:
+        """Leaves where they lie."""
+        return {(value, self.schedule.homes[value]): tensor for value, tensor in self._leaves.items()}
+
+    # Running
+
+    def compute(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor | None],
+        abort: Abort,
+        observe: Observe | None = None,
+        exchange_run: int = 0,
+    ) -> None:
+        if self._freed:
+            raise UnknownHandleError("the plan was freed")
+        self._run_begun = time.perf_counter()
+        with ExitStack() as stack:
+            given = [self._lasting(tensor, stack) for tensor in inputs]
+            tensors = self._tensors | dict(zip(self._input_places, given, strict=True))
+            rank = self._precedences.rank() if self._precedences else 0
+            late = self._late.run(exchange_run, self._tensors) if self._late is not None else NOT_LATE
+            copies = self._ahead.run(tensors) if self._ahead else RunCopies(tensors)
+            with late, copies:
+                self._runner.run(partial(self._run_split, tensors, copies, late, rank, observe), abort)
+            for place, target in zip(self._returned, outputs, strict=True):
+                if target is not None:
+                    access.copy(tensors[place], target)
+
+    def stepwise(self) -> Stepwise | None:
+        """Its run with inputs from a command and outputs that are fetched, if all of its splits are short, on
+        one device of this host's processor, and it is a portion."""
+        if self._late is None or self._precedences is not None or len(self.schedule.splits) < 1:
+            return None
+        device = self.devices[self.schedule.main]
+        device_lock = self._device_locks[self.schedule.main]
+        alone = all(one.device == self.schedule.main for one in self.schedule.splits)
+        still = not any(move.copies or move.ahead for move in self._moves)
+        on_host = device.type is DeviceType.CPU and device.buffer_type.is_host
+        if not (alone and still and on_host and isinstance(device_lock, DeviceLock)):
+            return None
+        memory = host_memory(device)
+        types = {place: self.graph.type_of(place[0]) for place in self._input_places}
+        sizes = [one.nbytes for one in types.values()]
+        sizes += [self.graph.type_of(value).nbytes for value, _ in self._returned]
+        if not all(sizes) or sum(sizes) > MOST_STEPWISE_BYTES:
+            return None
+        made = {place: Tensor(type, memory.allocate(type.nbytes)) for place, type in types.items()}
+        tensors = self._tensors | made
+        tried = [self._step_of(number, tensors) for number in range(len(self._plans))]
+        steps = [one for one in tried if one is not None]
+        given, taken = ([_bytes_of(tensors[one]) for one in some] for some in (made, self._returned))
+        if len(steps) < len(tried):
+            return None
+        return Stepwise(self._late, device_lock, steps, tensors, given, taken, self._note_step)
+
+    def _step_of(self, number: int, tensors: Mapping[Place, Tensor]) -> Callable[[], None] | None:
+        """What runs a split, if that is short."""
+        found = self._moves[number]
+        read, made = ([tensors[place] for place in places] for places in (found.reads, found.writes))
+        short = self._plans[number].short_run(read, made)
+        if short is None or short[1] >= SHORT_US:
+            return None
+        return partial(self._explained, number, short[0])
+
+    def _explained(self, number: int, compute: Callable[[], None]) -> None:
+        try:
+            compute()
+        except HeliographError as error:
+            raise explain(error, self._parts[number]) from None
+
+    def _note_step(self, number: int, begun: float, computing: float, done: float) -> None:
+        if not number:
+            self._run_begun = begun
+        times = computing - begun, done - computing, begun - self._run_begun
+        self._took_us[number] = times[0] * 1e6, times[1] * 1e6, times[2] * 1e6
+
+    def _lasting(self, tensor: Tensor, stack: ExitStack) -> Tensor:
+        """An input, or a copy of it where a split assigns to a variable in its memory and another may read it
+        later."""
+        if not any(tensor.buffer is one.buffer for one in self._assigned):
+            return tensor
+        buffer = self.device.buffer_type.allocate(tensor.type.nbytes, Usage.COMPUTE)
+        stack.callback(buffer.free)
+        made = Tensor(tensor.type, buffer)
+        access.copy(tensor, made)
+        return made
+
+    def _run_split(
+        self,
+        tensors: Mapping[Place, Tensor],
+        copies: RunCopies,
+        late: LateRun,
+        rank: int,
+        observe: Observe | None,
+        number: int,
+        abort: Abort,
+    ) -> None:
+        begun, found = time.perf_counter(), self._moves[number]
+        late.before(number, abort)
+        copies.before(found)
+        copied = time.perf_counter()
+        read, made = ([tensors[place] for place in places] for places in (found.reads, found.writes))
+        with self._device_of(number, rank, abort), self._computing(number, abort):
+            computing = time.perf_counter()
+            try:
+                self._plans[number].compute(read, made, abort)
+            except HeliographError as error:
+                raise explain(error, self._parts[number]) from None
+        times = copied - begun, time.perf_counter() - computing, begun - self._run_begun
+        self._took_us[number] = times[0] * 1e6, times[1] * 1e6, times[2] * 1e6
+        late.behind(number, tensors, abort)
+        split = self.schedule.splits[number]
+        if observe is not None and (last := split.nodes[-1]) in self.schedule.taps:
+            observe(last, tensors[len(self.graph.leaves) + last, split.device], abort)
+
+    def _computing(self, number: int, abort: Abort) -> AbstractContextManager[object]:
+        """Held while a split computes, and not while it waits for what it reads."""
+        place = self.schedule.splits[number].device
+        return computing(self._device_locks[place], abort, self.devices[place])
+
+    def _device_of(self, number: int, rank: int, abort: Abort) -> AbstractContextManager[None]:
+        """The split's device, which no other run of this plan computes on meanwhile."""
+        if self._precedences is None:
+            return nullcontext()
+        return self._precedences.of[self.schedule.splits[number].device].turn(rank, abort)
+
+    # Explaining
+
+    def forget_times(self) -> None:
+        self._took_us = [(0.0, 0.0, 0.0)] * len(self.schedule.splits)
+
+    @property
+    def computed_us(self) -> Sequence[float]:
+        """How long each split of the last run computed; empty where only a report tells."""
+        return [compute_us for _, compute_us, _ in self._took_us]
+
+    @property
+    def split_times(self) -> Sequence[tuple[str, tuple[float, float, float]]]:
+        return [
+            (self.devices[split.device].name, (begun, waited, computed))
+            for split, (waited, computed, begun) in zip(self.schedule.splits, self._took_us, strict=True)
+        ]
+
+    def report(self) -> PlanReport:
+        split_of = {node: number for number, one in enumerate(self.schedule.splits) for node in one.nodes}
+        concurrent = {
+            node: found
+            for part, plan in zip(self._parts, self._plans, strict=True)
+            for node, found in zip(part.nodes, plan.concurrency(), strict=True)
+        }
+        return PlanReport(
+            nodes=tuple(
+                NodePlacement(split_of[node], one.cause, max(0, one.operand), concurrent[node])
+                for node, one in enumerate(self.schedule.assignments)
+            ),
+            splits=tuple(map(self._report_split, range(len(self._parts)))),
+            devices=tuple(map(self._share, range(len(self.devices)))),
+        )
+
+    def _report_split(self, number: int) -> SplitReport:
+        split, plan = self.schedule.splits[number], self._plans[number]
+        late = {move.target[0] for move in self._moves[number].copies}
+        copies = tuple(
+            CopyReport(
+                copy.value,
+                copy.source,
+                copy.size_bytes,
+                copy.rows != ALL_ROWS,
+                copy.value not in late,
+                self._way(copy.source, copy.destination),
+            )
+            for copy in split.copies
+        )
+        copy_us, compute_us, began_us = self._took_us[number]
+        note = plan.note or (f"through the head: {self.why_whole}" if self.why_whole and not number else "")
+        return SplitReport(
+            split.device, copies, plan.steps, plan.compute_bytes, copy_us, compute_us, began_us, note
+        )
+
+    def _way(self, source: int, destination: int) -> Route:
+        here, there = self.devices[source].site, self.devices[destination].site
+        if here is there:
+            return Route.WITHIN
+        return Route.DIRECT if here is None or there is None else Route.THROUGH_HEAD
+
+    def _share(self, place: int) -> DeviceShare:
+        device = self.devices[place]
+        sizes = dict.fromkeys(LeafKind, 0)
+        for leaf, home in zip(self.graph.leaves, self.schedule.homes, strict=True):
+            sizes[leaf.kind] += leaf.type.nbytes if home == place else 0
+        between = self._between.own_bytes[device.name] + self._between.lent[device.name]
+        plans = zip(self.schedule.splits, self._plans, strict=True)
+        computing = sum(plan.compute_bytes for split, plan in plans if split.device == place)
+        weights, variables = sizes[LeafKind.WEIGHT], sizes[LeafKind.VARIABLE]
+        leaves, assigned = len(self.graph.leaves), self.schedule.assignments
+        made = (
+            self.graph.type_of(leaves + n).nbytes for n, one in enumerate(assigned) if one.device == place
+        )
+        return DeviceShare(device.name, weights, variables, between + computing, sum(made))
+
+    # The end
+
+    def free(self) -> None:
+        self._freed = True
+        self._runner.close()
+        if self._ahead is not None:
+            self._ahead.close()
+        for plan in self._plans:
+            plan.free()
+        self._between.free()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.array.reshape(-1).view("u1"))
+
+
+def _input_places(graph: Graph, late: LateValues | None) -> list[Place]:
+    """Of the inputs that a run is given."""
+    arriving = late.leaves if late is not None else ()
+    inputs = (n for n, one in enumerate(graph.leaves) if one.kind is LeafKind.INPUT)
+    return [(n, NOWHERE) for n in inputs if n not in arriving]
+
+
+def compile_part(
+    device: Device,
+    part: SplitGraph,
+    leaves: Mapping[int, Tensor],
+    options: DeviceCompileOptions,
+    arena: Arena | None = None,
+) -> Plan:
+    """The plan of one split, which may lie where others of its device lie. Errors have the whole graph's
+    numbers."""
+    weights: dict[int, Tensor] = {}
+    variables: dict[int, Tensor] = {}
+    for leaf, value in part.bound:
+        into = weights if part.graph.leaves[leaf].kind is LeafKind.WEIGHT else variables
+        into[leaf] = leaves[value]
+    try:
+        bindings = LeafBindings(weights, variables)
+        if arena is not None:
+            return device.compile_in(arena, part.graph, bindings, options)
+        return device.compile(part.graph, bindings, options)
+    except HeliographError as error:
+        raise explain(error, part) from None
+
+
+def explain(error: HeliographError, part: SplitGraph) -> HeliographError:
+    """An error with the whole graph's number of the node."""
+    if not error.origin.op:
+        return error
+    return error.at(replace(error.origin, node=part.nodes[error.origin.node]))

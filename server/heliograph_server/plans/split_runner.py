@@ -1,0 +1,189 @@
+"""Running the splits of a plan: one after the other, or side by side where nothing forbids it.
+
+Runs of a plan that overlap: on each device one computes at a time, and the oldest goes first.
+
+So a pipeline keeps its order: a younger run fills the gaps of an older one and never delays it by more than
+the split that it is in.
+
+Device threads, and those of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from itertools import count
+from typing import TypeAlias
+
+from heliograph_backends.contract import Abort
+from heliograph_proto.errors import CancelledError
+from heliograph_server.scheduler.model import Schedule
+from heliograph_server.scheduler.splits import Clock, is_serial
+
+#: Runs one split, by number. Raises what the split's plan does.
+Work: TypeAlias = Callable[[int, Abort], None]
+
+
+class SplitRunner:
+    """Runs splits: those of one device in their order, each when those that it comes after have ended.
+
+    The last split's device computes in the thread that calls `run`; each other one has a thread of its own,
+    which lives as long as the runner. Where no two splits can overlap there are no threads.
+    """
+
+    def __init__(self, schedule: Schedule, ended: Sequence[Clock]) -> None:
+        self._ended = ended
+        self._count = len(schedule.splits)
+        self._chains: dict[int, list[int]] = {}
+        for number, split in enumerate(schedule.splits):
+            self._chains.setdefault(split.device, []).append(number)
+        self._own = schedule.main
+        self._threads: ThreadPoolExecutor | None = None
+        if not is_serial(schedule, ended):
+            self._threads = ThreadPoolExecutor(len(self._chains) - 1, "heliograph-split")
+
+    def __repr__(self) -> str:
+        return f"<SplitRunner of {self._count} splits on {len(self._chains)} devices>"
+
+    def run(self, work: Work, abort: Abort) -> None:
+        """Runs all of them. The first that fails ends the others; raises its error, or CancelledError."""
+        if self._threads is None:
+            for number in range(self._count):
+                if abort.is_set:
+                    raise CancelledError("the run was cancelled")
+                work(number, abort)
+            return
+        run = _Run(self._ended, work)
+        with abort.watch(run.stop.set), run.stop.watch(run.wake):
+            threads = list(self._start(self._threads, run))
+            run.chain(self._own, self._chains[self._own])
+            wait(threads)
+        if run.error is not None:
+            raise run.error
+
+    def _start(self, threads: ThreadPoolExecutor, run: _Run) -> Iterator[Future[None]]:
+        """Starts the other devices' chains. Where the system gives no thread the run fails."""
+        try:
+            for device, numbers in self._chains.items():
+                if device != self._own:
+                    yield threads.submit(run.chain, device, numbers)
+        except RuntimeError as error:
+            run.fail(error)
+
+    def close(self) -> None:
+        """Ends the threads. Never during `run`."""
+        if self._threads is not None:
+            self._threads.shutdown()
+
+
+class _Run:
+    """One run in progress."""
+
+    def __init__(self, ended: Sequence[Clock], work: Work) -> None:
+        self._needed = ended
+        self._work = work
+        self._changed = threading.Condition()
+        #: By device: the last split that has ended.
+        self._ended = [-1] * (len(ended[0]) if ended else 0)
+        self.stop = Abort()
+        #: What ended the run early.
+        self.error: BaseException | None = None
+
+    def chain(self, device: int, numbers: Sequence[int]) -> None:
+        """Runs the splits of one device. Raises nothing: see `error`."""
+        for number in numbers:
+            try:
+                self._await(number)
+                self._work(number, self.stop)
+            except BaseException as error:
+                self.fail(error)
+                return
+            with self._changed:
+                self._ended[device] = number
+                self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Has everybody look whether the run is to stop."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _await(self, number: int) -> None:
+        """Waits for the splits that one comes after: these run, or the run stops. Raises CancelledError."""
+        needed = self._needed[number]
+        with self._changed:
+            self._changed.wait_for(lambda: self.stop.is_set or self._have_ended(needed))
+        if self.stop.is_set:
+            raise CancelledError("the run was cancelled")
+
+    def _have_ended(self, needed: Clock) -> bool:
+        return all(map(int.__ge__, self._ended, needed))
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the run early. The first error counts."""
+        with self._changed:
+            if self.error is None:
+                self.error = error
+        self.stop.set()
+
+
+class Precedence:
+    """Of one device. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_taken = False
+        #: Ranks of the runs that wait; each run waits once at most on one device.
+        self._waiting: list[int] = []
+        self._gone: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"<Precedence {'taken' if self._is_taken else 'free'}, {len(self._waiting)} wait>"
+
+    @contextmanager
+    def turn(self, rank: int, abort: Abort) -> Iterator[None]:
+        """The device, as soon as it is free and no run of a lower rank waits. Raises CancelledError."""
+        with abort.watch(self._wake):
+            self._take(rank, abort)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_taken = False
+                self._changed.notify_all()
+
+    def _take(self, rank: int, abort: Abort) -> None:
+        with self._changed:
+            heappush(self._waiting, rank)
+            self._changed.wait_for(lambda: abort.is_set or (not self._is_taken and self._first() == rank))
+            if abort.is_set:
+                self._gone.add(rank)
+                self._first()
+                self._changed.notify_all()
+                raise CancelledError("the run was cancelled")
+            heappop(self._waiting)
+            self._is_taken = True
+
+    def _first(self) -> int:
+        """The lowest rank that waits; -1: nobody does."""
+        while self._waiting and self._waiting[0] in self._gone:
+            self._gone.remove(heappop(self._waiting))
+        return self._waiting[0] if self._waiting else -1
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+class Precedences:
+    """Of the devices of one plan, for all of its copies."""
+
+    def __init__(self, devices: int) -> None:
+        self.of = tuple(Precedence() for _ in range(devices))
+        self._ranks = count()
+
+    def rank(self) -> int:
+        """Of a run that begins now: higher than all before."""
+        return next(self._ranks)

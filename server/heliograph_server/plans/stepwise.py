@@ -1,0 +1,177 @@
+"""Portions whose splits are short: whoever brings what a split waits for runs it.
+
+    command ─▸ split ─▸ value to another host          (the thread that read the command)
+    value ───▸ split ─▸ value to another host          (the thread that read the value)
+    value ───▸ split ─▸ completion
+
+Going to the queue's thread and back would take longer than such a split. What would have to wait, for other
+work on the device or for room for a value, goes on in the queue's thread all the same.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from heliograph_backends.contract import Abort, Done, Tensor
+from heliograph_proto.commands import Bytes
+from heliograph_proto.errors import CancelledError
+from heliograph_server.plans.late_values import LateValues, LateValuesRun
+from heliograph_server.resources.device_queue import DeviceLock
+from heliograph_server.scheduler.split_memory import Place
+
+#: Has something done in a thread that may wait; the second is told when that is over.
+Elsewhere: TypeAlias = Callable[[Callable[[], None], Done], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stepwise:
+    """A portion on one device of this host's processor, whose splits read and write the same small tensors
+    each time."""
+
+    late: LateValues
+    device_lock: DeviceLock
+    #: Of each split. Raises what its plan does.
+    steps: Sequence[Callable[[], None]]
+    tensors: Mapping[Place, Tensor]
+    #: Of the inputs that a run is given, and its outputs.
+    inputs: Sequence[memoryview]
+    outputs: Sequence[memoryview]
+    #: Told of each split: when it was begun, computed and done, in seconds.
+    note: Callable[[int, float, float, float], None]
+
+
+class SteppedRun:
+    """One run. `done` is called once, from any thread, with what it failed with."""
+
+    def __init__(self, portion: Stepwise, run: int, abort: Abort, elsewhere: Elsewhere, done: Done) -> None:
+        self._portion = portion
+        self._run = run
+        self._abort = abort
+        self._elsewhere = elsewhere
+        self._done = done
+        self._lock = threading.Lock()
+        #: Nobody goes on with it before something comes.
+        self._is_parked = False
+        self._late: LateValuesRun | None = None
+        self._next = 0
+        #: Of the next split: whether it has run, and how many of its values were offered.
+        self._has_run = False
+        self._offered = 0
+
+    def __repr__(self) -> str:
+        return f"<SteppedRun {self._run}: {self._next} of {len(self._portion.steps)} splits>"
+
+    def begin(self, inputs: Sequence[Bytes]) -> None:
+        """Runs what can be run now. Raises nothing."""
+        try:
+            for place, data in zip(self._portion.inputs, inputs, strict=True):
+                place[:] = data
+            self._late = self._portion.late.run(self._run, self._portion.tensors)
+            self._abort.when_set(self._aborted)
+        except BaseException as error:  # it becomes the run's error
+            self._end(error)
+            return
+        self._go_on()
+
+    def outputs(self) -> list[bytes]:
+        """Once it has ended well."""
+        return [one.tobytes() for one in self._portion.outputs]
+
+    # Whoever brings something
+
+    def _came(self) -> None:
+        if self._take():
+            self._go_on()
+
+    def _aborted(self) -> None:
+        """Not here: who aborts must not be held up."""
+        if self._take():
+            self._elsewhere(self._rest, self._end)
+
+    def _take(self) -> bool:
+        """Whether it is now the caller who goes on with it."""
+        with self._lock:
+            was_parked, self._is_parked = self._is_parked, False
+            return was_parked
+
+    def _go_on(self) -> None:
+        assert self._late is not None
+        try:
+            while self._next < len(self._portion.steps):
+                if not self._has_come():
+                    # While nothing else is to be done.
+                    self._late.ask_ahead()
+                    return
+                if not self._do_now():
+                    self._elsewhere(self._rest, self._end)
+                    return
+        except BaseException as error:  # it becomes the run's error
+            self._end(error)
+            return
+        self._end(None)
+
+    def _has_come(self) -> bool:
+        """Whether the next split has what it reads; else whoever brings it goes on. Raises CancelledError."""
+        assert self._late is not None
+        with self._lock:
+            self._is_parked = True
+        if not self._late.coming(self._next, self._came) and not self._abort.is_set:
+            return False
+        if not self._take():
+            return False
+        if self._abort.is_set:
+            raise CancelledError("the run was cancelled")
+        return True
+
+    def _do_now(self) -> bool:
+        """The next split, whose values are there, and all that follows from it; False if that had to wait."""
+        begun = time.perf_counter()
+        assert self._late is not None
+        self._late.before(self._next, self._abort)
+        if not self._portion.device_lock.at_once(partial(self._compute, begun)):
+            return False
+        places, made = self._late.departing(self._next)
+        for place in places:
+            if not self._late.offer_now(place, self._portion.tensors[made]):
+                return False
+            self._offered += 1
+        self._follow()
+        return True
+
+    def _compute(self, begun: float) -> None:
+        computing = time.perf_counter()
+        self._portion.steps[self._next]()
+        self._has_run = True
+        self._portion.note(self._next, begun, computing, time.perf_counter())
+
+    def _follow(self) -> None:
+        self._next += 1
+        self._has_run, self._offered = False, 0
+
+    # In the queue's thread
+
+    def _rest(self) -> None:
+        """All that is left, and waits where it must."""
+        assert self._late is not None
+        while self._next < len(self._portion.steps):
+            if self._abort.is_set:
+                raise CancelledError("the run was cancelled")
+            begun = time.perf_counter()
+            if not self._has_run:
+                self._late.before(self._next, self._abort)
+                with self._portion.device_lock.computing(self._abort):
+                    self._compute(begun)
+            places, made = self._late.departing(self._next)
+            for place in places[self._offered :]:
+                self._late.offer(place, self._portion.tensors[made], self._abort)
+            self._follow()
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._late is not None:
+            self._late.__exit__(type(error), error, None)
+        self._done(error)

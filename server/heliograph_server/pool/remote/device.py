@@ -1,0 +1,216 @@
+"""A device of a member daemon."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import heliograph as hg
+from heliograph.head import members
+from heliograph_backends.contract import (
+    Arena,
+    BufferType,
+    Device,
+    DeviceCompileOptions,
+    LeafBindings,
+    MemoryEstimate,
+    Tensor,
+)
+from heliograph_backends.cpu.stream import CpuStream
+from heliograph_proto.devices import BufferRole, Capabilities, Memory, OpAnswer, OpPath, OpQuery
+from heliograph_proto.errors import MemberLostError, ProtocolError
+from heliograph_proto.graph import Graph
+from heliograph_proto.plans import PlanOptions
+from heliograph_proto.types import TensorType
+from heliograph_server.pool.remote.answers import check_memory, check_plan, one_answer, printable
+from heliograph_server.pool.remote.memory import RemoteArena, RemoteBuffer, RemoteBufferType
+from heliograph_server.pool.remote.plan import RemotePlan
+
+if TYPE_CHECKING:
+    from heliograph_server.pool.member import Member
+    from heliograph_server.pool.remote.intake import RemoteIntake
+    from heliograph_server.pool.remote.site import RemoteSite
+
+#: Answers about ops that are remembered.
+MAX_ANSWERS = 10_000
+#: How long the member may take to say how much memory it has. One that did not is not asked for a while:
+#: whoever connects is told of all devices, one after the other.
+ANSWER_SECONDS = 5.0
+
+_Question: TypeAlias = tuple[str, tuple[tuple[str, Any], ...], tuple[TensorType, ...], bool]
+
+
+class RemoteDevice(Device):
+    """A device of a member, whose session all of its devices share.
+
+    Work of its streams is done by a thread each, which waits for the member: when it returns, the member
+    has computed. There it has a stream of its own, so that it waits for no other device's work.
+    """
+
+    backend = "remote"
+    site: RemoteSite
+
+    def __init__(self, name: str, member: Member, there: hg.Device) -> None:
+        self.name = name
+        self.member = member
+        self.site = member.site
+        #: The device as its daemon's client knows it.
+        self.there = there
+        #: What the member calls it.
+        self.member_name = there.name
+        self.description = f"{printable(there.description)}, at {member.url}"
+        self.type = there.type
+        self.id = there.id
+        self.capabilities = Capabilities(async_=True, events=True)
+        #: In whose order everything happens that takes long.
+        self.member_stream = there.stream()
+        own = [one for one in there.buffer_types if one.role is not BufferRole.HOST]
+        self._buffer_types = [RemoteBufferType(self, one) for one in own or there.buffer_types]
+        self._answers: OrderedDict[_Question, OpAnswer] = OrderedDict()
+        self._numbers = count()
+        self._lost: MemberLostError | None = None
+
+    def __repr__(self) -> str:
+        return f"<RemoteDevice {self.name}>"
+
+    @property
+    def session(self) -> hg.Session:
+        """The member's."""
+        return self.member.session
+
+    @property
+    def intake(self) -> RemoteIntake | None:
+        return self.member.intake
+
+    @property
+    def lost(self) -> MemberLostError | None:
+        return self._lost or self.member.lost
+
+    def lose(self, error: MemberLostError) -> None:
+        """Its daemon, a head itself, lost it."""
+        self._lost = error
+
+    def memory(self) -> Memory:
+        with self.member.edge(), self.member.patience():
+            # What was freed here may not have been freed there yet.
+            members.await_arrival(self.session, ANSWER_SECONDS)
+            return check_memory(self.name, self.there.memory(timeout=ANSWER_SECONDS))
+
+    @property
+    def site_name(self) -> str:
+        return self.name.rpartition("/")[0]
+
+    @property
+    def buffer_type(self) -> RemoteBufferType:
+        return self._buffer_types[0]
+
+    @property
+    def extra_buffer_types(self) -> Sequence[RemoteBufferType]:
+        return self._buffer_types[1:]
+
+    def supports_buffer_type(self, buffer_type: BufferType) -> bool:
+        return isinstance(buffer_type, RemoteBufferType) and buffer_type.is_readable_by(self)
+
+    def features(self) -> Mapping[str, str]:
+        told = {printable(name): printable(fact) for name, fact in self.there.features.items()}
+        return {**told, "member": self.member.url, "member backend": printable(self.there.backend)}
+
+    def stream(self) -> CpuStream:
+        return CpuStream(self, f"heliograph-{self.name}-stream-{next(self._numbers)}")
+
+    def tensor(self, tensor: Tensor) -> hg.Tensor:
+        """A tensor of this device as the member knows it."""
+        assert isinstance(tensor.buffer, RemoteBuffer), "a tensor of another device"
+        return tensor.buffer.tensor(tensor)
+
+    # What it can do: the member's answers, asked for once
+
+    def supports_op(
+        self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
+    ) -> str:
+        return self._answer(op, attributes, operands, result).why_not
+
+    def offload_op(
+        self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
+    ) -> bool:
+        return self._answer(op, attributes, operands, result).offload
+
+    def road(
+        self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
+    ) -> OpPath:
+        return self._answer(op, attributes, operands, result, road=True).road
+
+    def _answer(
+        self,
+        op: str,
+        attributes: Mapping[str, Any],
+        operands: Sequence[TensorType],
+        result: TensorType,
+        *,
+        road: bool = False,
+    ) -> OpAnswer:
+        question = op, tuple(sorted(attributes.items())), tuple(operands), road
+        if question not in self._answers:
+            with self.member.edge():
+                answers = self.there.query([OpQuery(op, tuple(operands), result, attributes, road)])
+            self._answers[question] = one_answer(answers)
+            if len(self._answers) > MAX_ANSWERS:
+                self._answers.popitem(last=False)
+        return self._answers[question]
+
+    # Plans
+
+    def compile(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> RemotePlan:
+        return self.compile_on_member(graph, bindings, options)
+
+    def arena(self, block_bytes: Sequence[int]) -> RemoteArena:
+        with self.member.edge():
+            return RemoteArena(self, members.reserve_blocks(self.session, block_bytes, self.there))
+
+    def compile_in(
+        self, arena: Arena, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions
+    ) -> RemotePlan:
+        assert isinstance(arena, RemoteArena), "an arena of another kind of device"
+        return self.compile_on_member(graph, bindings, options, arena=arena)
+
+    def compile_on_member(
+        self,
+        graph: Graph,
+        bindings: LeafBindings,
+        options: DeviceCompileOptions,
+        updates: hg.Plan | None = None,
+        arena: RemoteArena | None = None,
+    ) -> RemotePlan:
+        """A plan of the member; `updates`: one whose memory it takes over; `arena`: where it is to lie."""
+        leaves = {**bindings.weights, **bindings.variables}
+        with self.member.edge():
+            member = members.compile_frozen(
+                self.session,
+                graph,
+                PlanOptions((self.member_name,), options.fusion, options.threads),
+                bindings={leaf: self.tensor(tensor) for leaf, tensor in leaves.items()},
+                updates=updates,
+                reservation=arena.reservation if arena is not None else None,
+            )
+        check_compiled(member, graph)
+        return RemotePlan(self, graph, member)
+
+    def estimate(self, graph: Graph, options: DeviceCompileOptions) -> MemoryEstimate:
+        with self.member.edge():
+            asked = PlanOptions((self.member_name,), options.fusion)
+            found = members.estimate_frozen(self.session, graph, asked)
+        return MemoryEstimate(found.compute_bytes, found.extra_bytes, found.arena_bytes)
+
+    def close(self) -> None:
+        self.member.leave(self)
+
+
+def check_compiled(plan: hg.Plan, graph: Graph) -> None:
+    """Whether a member's plan is one of the graph. Raises ProtocolError; the plan is freed then."""
+    try:
+        check_plan(plan._spec.info, graph)
+    except ProtocolError:
+        plan.free()
+        raise

@@ -1,0 +1,195 @@
+"""A plan of a member, run by its handle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import heliograph as hg
+from heliograph.head import members
+from heliograph_backends.contract import (
+    Abort,
+    DeviceCompileOptions,
+    LeafBindings,
+    Plan,
+    Tensor,
+    Usage,
+    access,
+)
+from heliograph_proto.errors import InvalidInputError, UnknownHandleError
+from heliograph_proto.graph import Graph
+from heliograph_proto.types import DTYPES, TensorType
+from heliograph_server.pool.remote.memory import RemoteBuffer
+
+if TYPE_CHECKING:
+    from heliograph_server.pool.remote.device import RemoteDevice
+
+#: Up to here an input rides in the message of a run.
+INLINE_BYTES = 64 * 1024
+
+
+class BoundRun:
+    """The tensors of one run, as its member is told of them. Those that lie there are used in place; inputs
+    in this host's memory ride in the run, up to `most_bytes` each; others are brought to memory of `device`,
+    for which this may wait. Outputs that belong elsewhere are fetched."""
+
+    def __init__(
+        self,
+        device: RemoteDevice,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor | None],
+        most_bytes: int,
+    ) -> None:
+        self._device = device
+        self._most_bytes = most_bytes
+        self._made: list[Tensor] = []
+        self.inputs: list[hg.Tensor | np.ndarray[Any, Any]] = []
+        #: Outputs that come here, and where they belong.
+        self.fetched = dict[int, Tensor]()
+        self.into = dict[int, hg.Tensor]()
+        for place, target in enumerate(outputs):
+            if target is not None:
+                if (there := self._there(target)) is not None:
+                    self.into[place] = there
+                else:
+                    self.fetched[place] = target
+        try:
+            self.inputs = [self._input(one) for one in inputs]
+        except BaseException:
+            self.close()
+            raise
+
+    def _there(self, tensor: Tensor) -> hg.Tensor | None:
+        """A tensor as the member knows it, if it lies there."""
+        buffer = tensor.buffer
+        if isinstance(buffer, RemoteBuffer) and buffer.buffer_type.device.member is self._device.member:
+            return buffer.tensor(tensor)
+        return None
+
+    def _input(self, tensor: Tensor) -> hg.Tensor | np.ndarray[Any, Any]:
+        if (there := self._there(tensor)) is not None:
+            return there
+        if tensor.buffer.buffer_type.is_host and tensor.type.nbytes <= self._most_bytes:
+            return bytes_of(tensor)
+        memory = self._device.buffer_type
+        moved = Tensor(tensor.type, memory.allocate(memory.alloc_size(tensor.type), Usage.COMPUTE))
+        self._made.append(moved)
+        access.copy(tensor, moved)
+        return self._device.tensor(moved)
+
+    def take(self, plan: hg.Plan, run: hg.RunFuture) -> None:
+        """Waits for the run's end, and brings what was fetched to where it belongs. Raises its error."""
+        arrays = run.result()
+        ports = plan._spec.info.outputs
+        for place, target in self.fetched.items():
+            array = arrays[ports[place].name]
+            access.write(target, 0, np.ascontiguousarray(array).reshape(-1).view("u1").data)
+
+    def close(self) -> None:
+        """Gives back what was taken for it. Idempotent."""
+        made, self._made = self._made, []
+        # Views keep the member's memory, though its buffer is freed.
+        self.inputs = []
+        self.into.clear()
+        for one in made:
+            one.buffer.free()
+
+
+def bytes_of(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """The bytes of a tensor in host memory: in place where they lie together."""
+    if not tensor.is_contiguous:
+        return np.frombuffer(access.read_whole(tensor), np.uint8)
+    row = TensorType(DTYPES["u8"], (tensor.type.nbytes,))
+    found: np.ndarray[Any, Any] = tensor.buffer.array(row, tensor.offset_bytes, (1,))
+    return found
+
+
+#: Inputs in this host's memory go with the run, however large: the client library streams what is not small.
+MOST_BYTES = 2**62
+
+
+class RemotePlan(Plan):
+    """Made by `RemoteDevice.compile`. A run is one message each way."""
+
+    device: RemoteDevice
+    takes_anything = True
+
+    def __init__(self, device: RemoteDevice, graph: Graph, member: hg.Plan) -> None:
+        self.device = device
+        self.graph = graph
+        self.compute_bytes = member.compute_bytes
+        self.arena_bytes = member.reserved_bytes
+        self.steps = member.steps
+        self._member: hg.Plan | None = member
+        self._inputs = graph.inputs
+        self._types = [graph.type_of(port.value) for port in graph.outputs]
+
+    def __repr__(self) -> str:
+        return f"<RemotePlan of {self.graph} on {self.device.name}>"
+
+    def compute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort) -> None:
+        if self._member is None:
+            raise UnknownHandleError("the plan was freed")
+        self._check(inputs, outputs)
+        with self.device.member.edge():
+            if not self._run_small(self._member, inputs, outputs, abort):
+                self._run_any(self._member, inputs, outputs, abort)
+
+    def _check(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]) -> None:
+        for leaf, tensor in zip(self._inputs, inputs, strict=True):
+            if tensor.type != leaf.type:
+                raise InvalidInputError(f"input {leaf.name!r} is {leaf.type}, not {tensor.type}")
+        for type, wanted in zip(self._types, outputs, strict=True):
+            if wanted is not None and wanted.type != type:
+                raise InvalidInputError(f"an output is {type}, not {wanted.type}")
+
+    def _run_small(
+        self, member: hg.Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort
+    ) -> bool:
+        """One small message each way, where all that it takes lies in this process, and all that it gives is
+        wanted here; whether it was."""
+        wanted = [one for one in outputs if one is not None and not isinstance(one.buffer, RemoteBuffer)]
+        if len(wanted) < len(outputs) or not all(map(_is_small, inputs)):
+            return False
+        run = members.submit_bytes(member, [bytes_of(one).tobytes() for one in inputs])
+        if run is None:
+            return False
+        with abort.watch(lambda: _cancel(run)):
+            found = run.data()
+        for tensor, data in zip(wanted, found, strict=True):
+            access.write(tensor, 0, memoryview(data))
+        return True
+
+    def _run_any(
+        self, member: hg.Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort
+    ) -> None:
+        bound = BoundRun(self.device, inputs, outputs, MOST_BYTES)
+        try:
+            fetched, stream = tuple(bound.fetched), self.device.member_stream
+            run = members.submit_portion(member, 0, bound.inputs, fetched, bound.into, stream)
+            with abort.watch(lambda: _cancel(run)):
+                bound.take(member, run)
+        finally:
+            bound.close()
+
+    def update(self, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions) -> RemotePlan:
+        if self._member is None:
+            raise UnknownHandleError("the plan was freed")
+        made = self.device.compile_on_member(graph, bindings, options, self._member)
+        self._member = None
+        return made
+
+    def free(self) -> None:
+        member, self._member = self._member, None
+        if member is not None:
+            member.free()
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return tensor.buffer.buffer_type.is_host and tensor.type.nbytes <= INLINE_BYTES
+
+
+def _cancel(run: hg.RunFuture) -> None:
+    run.cancel()

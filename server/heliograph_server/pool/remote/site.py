@@ -1,0 +1,242 @@
+"""A member as a host that runs portions of graphs: each one message a run, with values in between from and to
+other members.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import heliograph as hg
+from heliograph.explain.explanation import check_report
+from heliograph.head import members
+from heliograph.head.handoff import probe
+from heliograph_backends.contract import Site, SitePlan, SiteRun, SiteWork, Tensor
+from heliograph_proto import EXCHANGE
+from heliograph_proto.addresses import parse_address
+from heliograph_proto.errors import HeliographError, UnknownHandleError
+from heliograph_proto.plans import PlanOptions, PlanReport
+from heliograph_server.pool.remote.answers import printable
+from heliograph_server.pool.remote.device import check_compiled
+from heliograph_server.pool.remote.memory import RemoteBuffer
+from heliograph_server.pool.remote.plan import INLINE_BYTES, BoundRun
+from heliograph_server.resources.membership import Reachability
+
+if TYPE_CHECKING:
+    from heliograph_server.pool.member import Member
+    from heliograph_server.pool.remote.device import RemoteDevice
+
+logger = logging.getLogger(__name__)
+
+#: How long a member may look for another one.
+PROBE_SECONDS = 3.0
+#: How long a member may take to say that it is there, when another one says that it is not. A silent one is
+#: lost before, unless it was told to be patient.
+CONFIRM_SECONDS = 5.0
+
+
+class RemoteSite(Site):
+    """Thread-safe."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.name = member.name
+        self._lock = threading.Lock()
+        #: By the lives of other members: whether it can fetch values from them, as far as is known; and why
+        #: it cannot.
+        self._reaches: dict[bytes, bool] = {}
+        self._whys: dict[bytes, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<RemoteSite {self.name}>"
+
+    @property
+    def address(self) -> str:
+        return str(replace(parse_address(self.member.url), device=""))
+
+    @property
+    def incarnation(self) -> bytes:
+        return self.member.incarnation
+
+    @property
+    def why_not(self) -> str:
+        info = self.member.session.info
+        if EXCHANGE in info.features:
+            return ""
+        return f"{self.name} runs {printable(info.server)}, which exchanges nothing"
+
+    def check(self) -> None:
+        self.member.check()
+
+    def confirm(self) -> None:
+        with suppress(HeliographError):
+            members.await_arrival(self.member.session, CONFIRM_SECONDS)
+
+    def can_reach(self, other: Site) -> bool:
+        if other.incarnation not in self._reaches:
+            self.look_for(other)
+        # What nobody could ask is found out by trying.
+        return self._reaches.get(other.incarnation, True)
+
+    def look_for(self, other: Site, bandwidth_bytes: int = 0) -> tuple[float, float] | None:
+        """Has the member look for another one, and carry so many bytes each way: the seconds of a round trip,
+        and bytes a second (0: not measured). None where it found no way, or could not be asked."""
+        if self.why_not:
+            return None
+        try:
+            found = probe(self.member.session, other.address, bandwidth_bytes, PROBE_SECONDS)
+        except HeliographError as error:
+            logger.debug("%s measures no way to %s: %s", self.name, other.name, error)
+            return None
+        reaches = found.error is None and found.incarnation == other.incarnation
+        if not reaches and not _answers(other):
+            return None
+        why = found.error.message if found.error is not None else "another daemon answers there"
+        with self._lock:
+            is_news = self._reaches.get(other.incarnation) is not False
+            self._reaches[other.incarnation] = reaches
+            self._whys[other.incarnation] = "" if reaches else why
+        if reaches:
+            return found.round_trip_seconds, found.bytes_per_second
+        if is_news:
+            logger.warning(
+                "%s cannot reach %s: values between them are relayed: %s",
+                self.name,
+                other.name,
+                printable(why),
+            )
+        return None
+
+    def cannot_reach(self, other: Site) -> None:
+        with self._lock:
+            self._reaches[other.incarnation] = False
+
+    def reach(self, other: Site) -> Reachability:
+        """What is known of it now; nobody is asked."""
+        if why := self.why_not or other.why_not:
+            return Reachability(self.name, other.name, False, why)
+        with self._lock:
+            reachable = self._reaches.get(other.incarnation)
+            why = self._whys.get(other.incarnation) or "a run found no way"
+        return Reachability(self.name, other.name, reachable, why if reachable is False else "")
+
+    def compile(self, work: SiteWork) -> RemoteSitePlan:
+        leaves = {**work.bindings.weights, **work.bindings.variables}
+        devices: dict[str, list[int]] = {}
+        found: dict[str, RemoteDevice] = {}
+        for node, device in enumerate(work.devices):
+            found[device.name] = device  # type: ignore[assignment]
+            devices.setdefault(device.name, []).append(node)
+        names = tuple(found[name].member_name for name in devices)
+        options = PlanOptions(
+            names,
+            work.options.fusion,
+            work.options.threads,
+            pins=tuple((name, tuple(nodes)) for name, nodes in zip(names, devices.values(), strict=True)),
+            pipeline=work.pipeline,
+            portion=work.portion,
+        )
+        bindings = {leaf: _tensor_there(tensor) for leaf, tensor in leaves.items()}
+        with self.member.edge():
+            plan = members.compile_frozen(self.member.session, work.graph, options, bindings=bindings)
+        check_compiled(plan, work.graph)
+        return RemoteSitePlan(self, found[next(iter(devices))], work, plan)
+
+
+def _answers(site: Site) -> bool:
+    """Whether a member that another one does not find is there all the same."""
+    assert isinstance(site, RemoteSite), "a host of another kind"
+    try:
+        site.member.session.synchronize(timeout=PROBE_SECONDS)
+    except HeliographError:
+        return False
+    return True
+
+
+def _tensor_there(tensor: Tensor) -> hg.Tensor:
+    assert isinstance(tensor.buffer, RemoteBuffer), "a leaf that lies on another host"
+    return tensor.buffer.tensor(tensor)
+
+
+class RemoteSitePlan(SitePlan):
+    """Made by `RemoteSite.compile`."""
+
+    def __init__(self, site: RemoteSite, device: RemoteDevice, work: SiteWork, plan: hg.Plan) -> None:
+        self.site = site
+        #: Where inputs from elsewhere are put.
+        self.device = device
+        self.graph = work.graph
+        self.compute_bytes = plan.compute_bytes
+        self.steps = plan.steps
+        self._plan: hg.Plan | None = plan
+
+    def __repr__(self) -> str:
+        return f"<RemoteSitePlan of {self.graph} on {self.site.name}>"
+
+    @property
+    def plan(self) -> hg.Plan:
+        """As the member's client knows it."""
+        if self._plan is None:
+            raise UnknownHandleError("the plan was freed")
+        return self._plan
+
+    def prepare(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]) -> RemoteSiteRun:
+        return RemoteSiteRun(self, inputs, outputs)
+
+    def report(self) -> PlanReport:
+        with self.site.member.edge():
+            found = members.report(self.plan)
+            check_report(self.graph, found)
+            return found
+
+    def free(self) -> None:
+        plan, self._plan = self._plan, None
+        if plan is not None:
+            plan.free()
+
+
+class RemoteSiteRun(SiteRun):
+    """One run of it."""
+
+    def __init__(
+        self, plan: RemoteSitePlan, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]
+    ) -> None:
+        self._plan = plan
+        self._run: hg.RunFuture | None = None
+        self._error: HeliographError | None = None
+        with plan.site.member.edge():
+            self._bound = BoundRun(plan.device, inputs, outputs, INLINE_BYTES)
+
+    def start(self, number: int, ended: Callable[[], None]) -> None:
+        plan, bound = self._plan, self._bound
+        with plan.site.member.edge():
+            self._run = members.submit_portion(
+                plan.plan, number, bound.inputs, tuple(bound.fetched), bound.into
+            )
+        self._run.add_done_callback(lambda _: ended())
+
+    @property
+    def error(self) -> HeliographError | None:
+        if self._run is not None and self._error is None and self._run.done():
+            found = self._run._run.pending.error
+            self._error = self._plan.site.member.ours(found) if found is not None else None
+        return self._error
+
+    def cancel(self) -> None:
+        if self._run is not None:
+            self._run.cancel()
+
+    def finish(self) -> None:
+        assert self._run is not None, "it was started"
+        if self._bound.fetched:
+            with self._plan.site.member.edge():
+                self._bound.take(self._plan.plan, self._run)
+
+    def close(self) -> None:
+        # It is one of a ring of objects, and keeps what it used.
+        self._run = None
+        self._bound.close()

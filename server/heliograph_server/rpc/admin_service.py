@@ -1,0 +1,158 @@
+"""AdminService: what an operator sees and does. Who may call it, the gate before all services decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from typing import TypeAlias, TypeVar
+
+from grpc import aio
+
+from heliograph_proto.codec import encode, encode_all
+from heliograph_proto.errors import (
+    HeliographError,
+    InvalidArgumentError,
+    LimitExceededError,
+    SessionClosedError,
+)
+from heliograph_proto.sessions import Snapshot
+from heliograph_proto.v1 import admin_pb2, admin_pb2_grpc
+from heliograph_server.resources.principals import Principal, current_principal
+from heliograph_server.rpc.errors import refusals
+from heliograph_server.runtime.draining import Draining
+from heliograph_server.runtime.host_slot import HostSlot
+from heliograph_server.runtime.status import list_sessions, take_snapshot
+from heliograph_server.telemetry.logs import log_level, set_log_level
+
+logger = logging.getLogger(__name__)
+
+#: Between two snapshots, unless the caller says otherwise; and the least and the most.
+INTERVAL_MS, LEAST_MS, MOST_MS = 1000, 100, 3_600_000
+#: The most who look on at once.
+MOST_WATCHERS = 32
+MOST_REASON = 1000
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Context: TypeAlias = "aio.ServicerContext[Request, Response]"
+
+
+class AdminService(admin_pb2_grpc.AdminServiceServicer):
+    """Looks on, ends sessions, drains, sets the level of the log. Devices are asked for their memory on the
+    threads of `askers`; sessions end on those of `closers`. `why_not`: why somebody may look on no longer."""
+
+    def __init__(
+        self,
+        slot: HostSlot,
+        draining: Draining,
+        askers: Executor,
+        closers: Executor,
+        why_not: Callable[[Principal], HeliographError | None] = lambda _: None,
+    ) -> None:
+        self._slot = slot
+        self._why_not = why_not
+        self._draining = draining
+        self._askers = askers
+        self._closers = closers
+        self._watchers = 0
+
+    @refusals
+    async def ListSessions(
+        self,
+        request: admin_pb2.ListSessionsRequest,
+        context: Context[admin_pb2.ListSessionsRequest, admin_pb2.ListSessionsResponse],
+    ) -> admin_pb2.ListSessionsResponse:
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._askers, list_sessions, self._slot.host)
+        return admin_pb2.ListSessionsResponse(sessions=encode_all(found, admin_pb2.SessionStatus))
+
+    @refusals
+    async def EndSession(
+        self,
+        request: admin_pb2.EndSessionRequest,
+        context: Context[admin_pb2.EndSessionRequest, admin_pb2.EndSessionResponse],
+    ) -> admin_pb2.EndSessionResponse:
+        found = next((one for one in self._slot.host.sessions if one.number == request.number), None)
+        if found is None:
+            raise SessionClosedError(
+                f"there is no session {request.number}, or none any more",
+                advice="list them: heliograph sessions ls",
+            )
+        if len(request.reason) > MOST_REASON:
+            raise InvalidArgumentError(f"a reason of more than {MOST_REASON} characters")
+        reason = "".join(one if one.isprintable() else " " for one in request.reason)
+        logger.info("%s: an operator ends it: %s", found, reason or "no reason given")
+        error = SessionClosedError(
+            f"an operator ended the session: {reason or 'no reason given'}",
+            advice="ask the operator before you open another",
+        )
+        # Goes on also if the operator hangs up.
+        ending = self._closers.submit(found.close, error)
+        await asyncio.shield(asyncio.wrap_future(ending))
+        return admin_pb2.EndSessionResponse()
+
+    @refusals
+    async def Drain(
+        self,
+        request: admin_pb2.DrainRequest,
+        context: Context[admin_pb2.DrainRequest, admin_pb2.DrainResponse],
+    ) -> admin_pb2.DrainResponse:
+        status = await self._draining.begin(request.deadline_ms / 1e3, stay=request.stay)
+        return admin_pb2.DrainResponse(drain=encode(status, admin_pb2.DrainStatus))
+
+    @refusals
+    async def UndoDrain(
+        self,
+        request: admin_pb2.UndoDrainRequest,
+        context: Context[admin_pb2.UndoDrainRequest, admin_pb2.UndoDrainResponse],
+    ) -> admin_pb2.UndoDrainResponse:
+        return admin_pb2.UndoDrainResponse(drain=encode(await self._draining.undo(), admin_pb2.DrainStatus))
+
+    @refusals
+    async def SetLogLevel(
+        self,
+        request: admin_pb2.SetLogLevelRequest,
+        context: Context[admin_pb2.SetLogLevelRequest, admin_pb2.SetLogLevelResponse],
+    ) -> admin_pb2.SetLogLevelResponse:
+        previous = set_log_level(request.level)
+        logger.warning("the level of the log is %s now; it was %s", request.level, previous)
+        return admin_pb2.SetLogLevelResponse(previous=previous)
+
+    # gRPC takes a coroutine that writes for a method that yields.
+    @refusals
+    async def Watch(  # type: ignore[override]
+        self,
+        request: admin_pb2.WatchRequest,
+        context: Context[admin_pb2.WatchRequest, admin_pb2.Snapshot],
+    ) -> None:
+        interval_ms = request.interval_ms or INTERVAL_MS
+        if not LEAST_MS <= interval_ms <= MOST_MS:
+            advice = f"it is {LEAST_MS} to {MOST_MS:,}"
+            raise InvalidArgumentError(f"an interval of {interval_ms:,} ms", advice=advice)
+        if self._watchers >= MOST_WATCHERS:
+            raise LimitExceededError(f"{MOST_WATCHERS} look on already", advice="end one of them")
+        self._watchers += 1
+        try:
+            await self._tell(context, interval_ms / 1e3)
+        finally:
+            self._watchers -= 1
+
+    async def _tell(
+        self, context: Context[admin_pb2.WatchRequest, admin_pb2.Snapshot], seconds: float
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        before: Snapshot | None = None
+        while not self._draining.hung_up.is_set():
+            if (error := self._why_not(current_principal())) is not None:
+                raise error
+            began, host = loop.time(), self._slot.host
+            before = await loop.run_in_executor(
+                self._askers, take_snapshot, host, self._draining.status, log_level(), before
+            )
+            await context.write(encode(before, admin_pb2.Snapshot))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, began + seconds - loop.time())):
+                    await self._draining.hung_up.wait()

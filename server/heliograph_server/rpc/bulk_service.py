@@ -1,0 +1,190 @@
+"""BulkService: tensor bytes, in pieces, on calls of their own.
+
+Messages that carry bytes are read and written by our own codec (`heliograph_proto.codec.bulk`): gRPC hands
+them over undecoded. Its flow control does the rest: an upload is read no faster than it is stored, a download
+is written no faster than the client reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from heliograph_proto.errors import CancelledError, LimitExceededError, ProtocolError
+from heliograph_proto.v1 import bulk_pb2
+from heliograph_server.rpc.errors import refusals, register
+from heliograph_server.rpc.receiving import abort, decoded, first_of, receive
+from heliograph_server.rpc.upload_service import TicketCalls
+from heliograph_server.runtime.host_slot import HostSlot
+from heliograph_server.session.session import Session
+from heliograph_server.weights import uploads
+
+
+class BulkService:
+    """Uploads, downloads, contents. Hashing is done on the threads of `hashers`; what is passed on to other
+    daemons, and may wait for these, on those of `relays`."""
+
+    def __init__(self, slot: HostSlot, hashers: Executor, relays: Executor) -> None:
+        self._slot = slot
+        self._hashers = hashers
+        self._relays = relays
+        self._tickets = TicketCalls(slot, hashers)
+
+    def add_to(self, server: aio.Server) -> None:
+        """Has a server call it."""
+        register(
+            server,
+            bulk_pb2.DESCRIPTOR.services_by_name["BulkService"].full_name,
+            Upload=grpc.stream_unary_rpc_method_handler(
+                self.Upload, None, bulk_pb2.UploadResponse.SerializeToString
+            ),
+            Download=grpc.unary_stream_rpc_method_handler(
+                self.Download, bulk_pb2.DownloadRequest.FromString, None
+            ),
+            UploadShared=grpc.stream_stream_rpc_method_handler(
+                self.UploadShared,
+                bulk_pb2.UploadSharedRequest.FromString,
+                bulk_pb2.UploadSharedResponse.SerializeToString,
+            ),
+            Admit=grpc.unary_stream_rpc_method_handler(
+                self._tickets.Admit,
+                bulk_pb2.AdmitRequest.FromString,
+                bulk_pb2.AdmitResponse.SerializeToString,
+            ),
+            UploadAdmitted=grpc.stream_stream_rpc_method_handler(
+                self._tickets.UploadAdmitted, None, bulk_pb2.UploadAdmittedResponse.SerializeToString
+            ),
+            FindMissingContents=grpc.unary_unary_rpc_method_handler(
+                self.FindMissingContents,
+                bulk_pb2.FindMissingContentsRequest.FromString,
+                bulk_pb2.FindMissingContentsResponse.SerializeToString,
+            ),
+        )
+
+    @refusals
+    async def Upload(
+        self,
+        requests: AsyncIterator[bytes],
+        context: aio.ServicerContext[Any, Any],
+    ) -> bulk_pb2.UploadResponse:
+        first = decoded(await first_of(anext(requests, None)))
+        if first is None or first.target is None:
+            raise ProtocolError("the first message of an upload must have its target")
+        target = bulk_pb2.UploadTarget.FromString(first.target)
+        session = self._slot.session(target.session)
+        upload = await self._begin(session, target, first.offset_bytes)
+        workers = self._relays if upload.is_relayed else self._hashers
+        try:
+            await receive(session.limits, upload, first, requests, workers if upload.is_content else None)
+            if not upload.is_relayed:
+                return bulk_pb2.UploadResponse(received_bytes=upload.finish())
+            received = await asyncio.get_running_loop().run_in_executor(workers, upload.finish)
+            return bulk_pb2.UploadResponse(received_bytes=received)
+        except BaseException:
+            await abort(workers, upload)
+            raise
+
+    async def _begin(
+        self, session: Session, target: bulk_pb2.UploadTarget, offset_bytes: int
+    ) -> uploads.IncomingUpload:
+        """Memory for a content may be another host's, so it is taken on a thread. A content may go on where
+        an earlier upload broke off; a transfer begins at its beginning."""
+        found = _target(target)
+        if isinstance(found, int):
+            return session.begin_upload(found, target.size_bytes)
+        workers = self._relays if session.is_relayed(found) else self._hashers
+        beginning = workers.submit(session.begin_upload, found, target.size_bytes, offset_bytes)
+        try:
+            return await asyncio.wrap_future(beginning)
+        except asyncio.CancelledError:
+            beginning.add_done_callback(_abandon)
+            raise
+
+    @refusals
+    async def UploadShared(
+        self,
+        requests: AsyncIterator[bulk_pb2.UploadSharedRequest],
+        context: aio.ServicerContext[Any, Any],
+    ) -> None:
+        first = await first_of(anext(requests, None))
+        if first is None or not isinstance(_target(first.target), bytes):
+            raise ProtocolError("the first message of an upload from shared memory must name a content")
+        session = self._slot.session(first.target.session)
+        upload = await self._begin(session, first.target, first.offset_bytes)
+        workers = self._relays if upload.is_relayed else self._hashers
+        try:
+            request: bulk_pb2.UploadSharedRequest | None = first
+            while request is not None:
+                received = await asyncio.get_running_loop().run_in_executor(
+                    workers, _take_shared, session, upload, request
+                )
+                await context.write(bulk_pb2.UploadSharedResponse(received_bytes=received))
+                request = await anext(requests, None)
+            # What it says of the digest, the client is told before the call ends.
+            await asyncio.get_running_loop().run_in_executor(workers, upload.finish)
+        except BaseException:
+            await abort(workers, upload)
+            raise
+
+    @refusals
+    async def Download(
+        self, request: bulk_pb2.DownloadRequest, context: aio.ServicerContext[Any, Any]
+    ) -> None:
+        session = self._slot.session(request.session)
+        download = session.open_download(request.transfer)
+        try:
+            messages = await asyncio.wrap_future(download.future)
+            for message in messages.encoded:
+                await context.write(message)
+        finally:
+            download.close()
+
+    @refusals
+    async def FindMissingContents(
+        self,
+        request: bulk_pb2.FindMissingContentsRequest,
+        context: aio.ServicerContext[Any, Any],
+    ) -> bulk_pb2.FindMissingContentsResponse:
+        session = self._slot.session(request.session)
+        if (count := len(request.digests) + len(request.sent_digests)) > (
+            limit := session.limits.graph_nodes
+        ):
+            raise LimitExceededError(
+                f"{count:,} digests at once; this server takes {limit:,}",
+                advice="ask in parts",
+            )
+        loop = asyncio.get_running_loop()
+        await asyncio.wrap_future(session.when_here(request.sent_digests))
+        missing = await loop.run_in_executor(self._hashers, session.missing_contents, request.digests)
+        received = session.received_contents(missing)
+        return bulk_pb2.FindMissingContentsResponse(
+            missing_digests=missing, received_bytes=received if any(received) else ()
+        )
+
+
+def _target(target: bulk_pb2.UploadTarget) -> int | bytes:
+    match target.WhichOneof("target"):
+        case "transfer":
+            return target.transfer
+        case "digest":
+            return target.digest
+    raise ProtocolError("an upload needs a transfer or a digest")
+
+
+def _take_shared(
+    session: Session, upload: uploads.IncomingUpload, request: bulk_pb2.UploadSharedRequest
+) -> int:
+    """A piece out of shared memory: a copy, since its digest must be that of the bytes that are kept."""
+    upload.write(request.offset_bytes, session.shared_bytes(request.shared_offset_bytes, request.size_bytes))
+    return upload.received_bytes
+
+
+def _abandon(beginning: Future[uploads.IncomingUpload]) -> None:
+    """The client left while its upload began."""
+    if not beginning.cancelled() and beginning.exception() is None:
+        beginning.result().abort(CancelledError("the upload broke off before its end"))

@@ -1,0 +1,221 @@
+"""CommandService: the command stream.
+
+The reader turns each message into commands and submits them straight from the event loop. Completions
+come from the devices' threads; an `CompletionWriter` takes them to the loop, many at a time, and the handler
+writes them. Back-pressure: while too many bytes of completions are unwritten, nothing is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, TypeAlias
+from urllib.parse import unquote
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc import aio
+
+from heliograph_proto import codec
+from heliograph_proto.codec.inline_forms import InlineResult, InlineRun
+from heliograph_proto.codec.inline_runs import CommandReader, Received, encode_result
+from heliograph_proto.commands import Command
+from heliograph_proto.eager import begin
+from heliograph_proto.errors import CancelledError, HeliographError, ProtocolError
+from heliograph_proto.sessions import Limits
+from heliograph_proto.v1 import command_pb2
+from heliograph_server.resources.failures import typed
+from heliograph_server.rpc.completion_writer import CompletionWriter
+from heliograph_server.rpc.errors import refusals, register
+from heliograph_server.rpc.message_limits import MAX_LISTED, check_command
+from heliograph_server.rpc.receiving import first_of
+from heliograph_server.runtime.host_slot import HostSlot
+from heliograph_server.session.session import Session
+
+logger = logging.getLogger(__name__)
+
+#: So many commands of one batch are decoded before other streams get their turn: about 2 ms.
+COMMANDS_A_TURN = 64
+#: So many handles take as long to free as one other command.
+HANDLES_A_COMMAND = 8
+
+
+#: As gRPC knows it. Its messages are read and written here, so that small runs need no message objects.
+SERVICE = command_pb2.DESCRIPTOR.services_by_name["CommandService"].full_name
+Context: TypeAlias = "aio.ServicerContext[bytes, bytes]"
+
+
+class CommandService:
+    """Runs command streams; a session lives as long as its stream."""
+
+    def __init__(self, slot: HostSlot, closers: Executor) -> None:
+        self._slot = slot
+        self._closers = closers
+
+    def add_to(self, server: aio.Server) -> None:
+        """Has a server call it."""
+        register(server, SERVICE, Execute=grpc.stream_stream_rpc_method_handler(self.Execute))
+
+    @refusals
+    async def Execute(self, _requests: object, context: Context) -> None:
+        seconds = self._slot.host.limits.attach_timeout_ms / 1e3
+        first: Any = await first_of(context.read(), seconds)
+        if first is aio.EOF:
+            raise ProtocolError("the command stream ended before it named its session")
+        session = self._slot.session(command_pb2.CommandBatch.FromString(first).session)
+        outbox = CompletionWriter(asyncio.get_running_loop(), session.limits)
+        session.attach(outbox.put, outbox.end, at_once=True)
+        peer = unquote(context.peer())
+        logger.info("%s began, from %s", session, peer, extra=session.log_fields)
+        began = time.monotonic()
+        try:
+            await _converse(session, outbox, first, context)
+        finally:
+            try:
+                await self._close(session)
+            finally:
+                # Also for one that is cancelled while it closes.
+                seconds, commands = time.monotonic() - began, f"{session.commands:,}"
+                told = "%s ended after %.1f s and %s commands"
+                logger.info(told, session, seconds, commands, extra=session.log_fields)
+
+    async def _close(self, session: Session) -> None:
+        """Closing goes on in its thread even if this handler is cancelled once more."""
+        closing = self._closers.submit(session.close, CancelledError("the command stream ended"))
+        await asyncio.shield(asyncio.wrap_future(closing))
+
+
+async def _converse(session: Session, outbox: CompletionWriter, first: bytes, context: Context) -> None:
+    """Reads and writes until the client half-closes and all is done, or the session ends."""
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(_read(session, outbox, first, context))
+        await _write(outbox, context)
+        reading.cancel()
+    if outbox.error is not None:
+        raise outbox.error
+
+
+async def _write(outbox: CompletionWriter, context: Context) -> None:
+    """Writes what is done until the stream ends, or nobody is there to read it."""
+    while (batch := await outbox.take()) is not None:
+        try:
+            await context.write(batch)
+        except Exception as error:
+            logger.debug("the client is gone: %s", error)
+            return
+
+
+async def _read(session: Session, outbox: CompletionWriter, first: bytes, context: Context) -> None:
+    """Submits what comes; tells the outbox how it ended. Raises nothing but cancellation."""
+    try:
+        reader, last = CommandReader(), 0
+        data: Any = first
+        while data is not aio.EOF:
+            if (run := reader.single(data)) is not None and _answer(session, outbox, run, context):
+                last = run.sequence
+            else:
+                last = await _submit(session, outbox, reader.read(data), last)
+            data = await context.read()
+        session.end_of_commands()
+        outbox.finish_at(last)
+    except DecodeError:
+        outbox.end(ProtocolError("a message could not be decoded"))
+    except Exception as error:
+        outbox.end(typed(error, "reading commands"))
+
+
+def _answer(session: Session, outbox: CompletionWriter, run: InlineRun, context: Context) -> bool:
+    """Does a run that came alone, and writes its answer without a turn of the loop. Whether it could."""
+
+    def give(result: InlineResult) -> None:
+        outbox.begin_write(result.sequence)
+        begin(context.write(encode_result(result)), partial(_answered, outbox))
+
+    return outbox.may_write() and session.answer(run, give)
+
+
+def _answered(outbox: CompletionWriter, error: BaseException | None) -> None:
+    if error is not None:
+        # The reading, or the writing of what comes next, meets it as well.
+        logger.debug("an answer was not written: %s", error)
+    outbox.end_write()
+
+
+async def _submit(session: Session, outbox: CompletionWriter, commands: Iterable[Received], last: int) -> int:
+    """Submits a batch; the last sequence number so far. Between two turns the loop does other things."""
+    for number, turn in enumerate(_turns(commands)):
+        if number:
+            await asyncio.sleep(0)
+        last = _submit_turn(session, turn, last)
+        await outbox.has_room()
+    return last
+
+
+def _turns(received: Iterable[Received]) -> Iterator[list[Received]]:
+    """Commands that take about 2 ms together, or one that takes longer by itself."""
+    turn: list[Received] = []
+    weight = 0
+    for message in received:
+        turn.append(message)
+        weight += 1 + _listed(message) // HANDLES_A_COMMAND
+        if weight >= COMMANDS_A_TURN:
+            yield turn
+            turn, weight = [], 0
+    if turn:
+        yield turn
+
+
+def _listed(message: Received) -> int:
+    """How many things a command names in a list of its own."""
+    if isinstance(message, InlineRun):
+        return 0
+    match message.WhichOneof("kind"):
+        case "free":
+            return len(message.free.handles)
+        case "allocate_tensors":
+            # Making a tensor takes several times as long as freeing one.
+            return 8 * len(message.allocate_tensors.tensors)
+    return 0
+
+
+def _submit_turn(session: Session, received: Sequence[Received], last: int) -> int:
+    """What cannot be decoded fails by itself."""
+    commands: list[Command | InlineRun] = []
+    for message in received:
+        last = message.sequence
+        if isinstance(message, InlineRun):
+            commands.append(message)
+            continue
+        try:
+            check_command(message, session.limits)
+            commands.append(codec.decode_command(message))
+        except HeliographError as error:
+            session.submit(commands)
+            commands = []
+            session.refuse(message.sequence, error, *_made_by(message, session.limits))
+    if commands:
+        session.submit(commands)
+    return last
+
+
+def _made_by(message: command_pb2.Command, limits: Limits) -> tuple[tuple[int, ...], int]:
+    """The tensors and the buffer that a command was to make, for one that cannot be decoded; nothing of a
+    list that is longer than any that could succeed."""
+    match message.WhichOneof("kind"):
+        case "allocate":
+            return (message.allocate.tensor,), 0
+        case "view":
+            return (message.view.tensor,), 0
+        case "place_tensor":
+            return (message.place_tensor.tensor,), 0
+        case "allocate_buffer":
+            return (), message.allocate_buffer.buffer
+        case "allocate_tensors":
+            several = message.allocate_tensors
+            few = len(several.tensors) <= min(MAX_LISTED, limits.tensors)
+            return tuple(one.tensor for one in several.tensors) if few else (), several.buffer
+    return (), 0

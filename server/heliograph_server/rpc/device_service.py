@@ -1,0 +1,136 @@
+"""DeviceService: what there is to compute on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import TypeVar
+
+from grpc import aio
+
+from heliograph_proto import codec
+from heliograph_proto.v1 import device_pb2, device_pb2_grpc, model_pb2, model_pb2_grpc
+from heliograph_server.rpc.errors import refusals
+from heliograph_server.rpc.message_limits import check_placement, check_queries
+from heliograph_server.runtime.host import Host
+from heliograph_server.runtime.host_slot import HostSlot
+
+_Q = TypeVar("_Q", device_pb2.QueryOpsRequest, device_pb2.QueryPlacementRequest)
+_A = TypeVar("_A", device_pb2.QueryOpsResponse, device_pb2.QueryPlacementResponse)
+
+
+class DeviceService(device_pb2_grpc.DeviceServiceServicer):
+    """Lists devices and answers what they can do, on threads; needs no session."""
+
+    def __init__(
+        self,
+        slot: HostSlot,
+        askers: Executor,
+        listeners: Executor,
+        facts: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        self._slot = slot
+        self._askers = askers
+        self._listeners = listeners
+        #: What the server tells of its process.
+        self._facts = facts
+
+    @refusals
+    async def ListDevices(
+        self,
+        request: device_pb2.ListDevicesRequest,
+        context: aio.ServicerContext[device_pb2.ListDevicesRequest, device_pb2.ListDevicesResponse],
+    ) -> device_pb2.ListDevicesResponse:
+        found = await asyncio.wrap_future(self._askers.submit(self._slot.host.device_list))
+        return codec.encode(replace(found, facts=self._facts()), device_pb2.ListDevicesResponse)
+
+    @refusals
+    async def GetMemory(
+        self,
+        request: device_pb2.GetMemoryRequest,
+        context: aio.ServicerContext[device_pb2.GetMemoryRequest, device_pb2.GetMemoryResponse],
+    ) -> device_pb2.GetMemoryResponse:
+        memory = await asyncio.wrap_future(self._askers.submit(self._slot.host.memory, request.device))
+        return device_pb2.GetMemoryResponse(memory=codec.encode(memory, device_pb2.Memory))
+
+    @refusals
+    async def QueryOps(
+        self,
+        request: device_pb2.QueryOpsRequest,
+        context: aio.ServicerContext[device_pb2.QueryOpsRequest, device_pb2.QueryOpsResponse],
+    ) -> device_pb2.QueryOpsResponse:
+        return await self._answer(_query_ops, request)
+
+    @refusals
+    async def QueryPlacement(
+        self,
+        request: device_pb2.QueryPlacementRequest,
+        context: aio.ServicerContext[device_pb2.QueryPlacementRequest, device_pb2.QueryPlacementResponse],
+    ) -> device_pb2.QueryPlacementResponse:
+        return await self._answer(_query_placement, request)
+
+    @refusals
+    async def ListWays(
+        self,
+        request: device_pb2.ListWaysRequest,
+        context: aio.ServicerContext[device_pb2.ListWaysRequest, device_pb2.ListWaysResponse],
+    ) -> device_pb2.ListWaysResponse:
+        found = await asyncio.wrap_future(self._askers.submit(self._slot.host.ways))
+        return device_pb2.ListWaysResponse(ways=codec.encode_all(found, device_pb2.MemberWay))
+
+    async def _answer(self, answer: Callable[[Host, _Q], _A], question: _Q) -> _A:
+        """Long questions have a thread of their own, and only so many bytes of them wait."""
+        host = self._slot.host
+        size_bytes = question.ByteSize()
+        host.questions.reserve(size_bytes)
+        asking = self._listeners.submit(answer, host, question)
+        asking.add_done_callback(lambda _done: host.questions.give(size_bytes))
+        return await asyncio.wrap_future(asking)
+
+
+def _query_ops(host: Host, request: device_pb2.QueryOpsRequest) -> device_pb2.QueryOpsResponse:
+    check_queries(request, host.limits)
+    queries = [codec.decode_query(one) for one in request.queries]
+    return device_pb2.QueryOpsResponse(
+        answers=codec.encode_all(host.query_ops(request.device, queries), device_pb2.OpAnswer)
+    )
+
+
+def _query_placement(
+    host: Host, request: device_pb2.QueryPlacementRequest
+) -> device_pb2.QueryPlacementResponse:
+    check_placement(request, host.limits)
+    tensors = [codec.decode_checked_type(one) for one in request.tensors]
+    return codec.encode(
+        host.query_placement(request.device, request.buffer_type, tensors), device_pb2.QueryPlacementResponse
+    )
+
+
+class ModelService(model_pb2_grpc.ModelServiceServicer):
+    """Lists and describes models, on threads: a file is read as a whole the first time."""
+
+    def __init__(self, slot: HostSlot, readers: Executor) -> None:
+        self._slot = slot
+        self._readers = readers
+
+    @refusals
+    async def ListModels(
+        self,
+        request: model_pb2.ListModelsRequest,
+        context: aio.ServicerContext[model_pb2.ListModelsRequest, model_pb2.ListModelsResponse],
+    ) -> model_pb2.ListModelsResponse:
+        session = self._slot.session(request.session)
+        names = await asyncio.wrap_future(self._readers.submit(session.models))
+        return model_pb2.ListModelsResponse(names=names)
+
+    @refusals
+    async def DescribeModel(
+        self,
+        request: model_pb2.DescribeModelRequest,
+        context: aio.ServicerContext[model_pb2.DescribeModelRequest, model_pb2.DescribeModelResponse],
+    ) -> model_pb2.DescribeModelResponse:
+        session = self._slot.session(request.session)
+        found = await asyncio.wrap_future(self._readers.submit(session.describe_model, request.name))
+        return codec.encode(found, model_pb2.DescribeModelResponse)

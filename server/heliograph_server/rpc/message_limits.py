@@ -1,0 +1,138 @@
+"""How much a message may hold, looked at before anything is made of it.
+
+gRPC bounds a message's bytes. That is not enough: a list of numbers takes one byte each on the wire and
+thirty in Python, and a loop over ten million of them keeps everybody else waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from heliograph_proto.errors import InvalidArgumentError, LimitExceededError
+from heliograph_proto.graph import check_size
+from heliograph_proto.sessions import Limits
+from heliograph_proto.types import MAX_DIMENSIONS
+from heliograph_proto.v1 import command_pb2, device_pb2, graph_pb2, plan_pb2
+
+#: The most handles of one Free, and tensors of one AllocateTensors: so many take some 50 ms.
+MAX_LISTED = 10_000
+#: The most devices that one plan may name.
+MAX_DEVICES = 1024
+#: The longest address, or name of an incarnation.
+MAX_ADDRESS = 1024
+#: The most blocks of one reservation.
+MAX_BLOCKS = 1024
+#: The most operands, attributes and dimensions of a graph, for each node that it may have.
+PARTS_PER_NODE = 64
+
+
+def check_command(message: command_pb2.Command, limits: Limits) -> None:
+    """Raises LimitExceededError or InvalidArgumentError for longer lists than any that could succeed."""
+    match message.WhichOneof("kind"):
+        case "run":
+            _check(len(message.run.inputs), limits.graph_nodes, "inputs")
+            _check(len(message.run.outputs), limits.graph_nodes, "outputs")
+            _check(len(message.run.loop.carries), limits.graph_nodes, "carried values")
+            _check(len(message.run.loop.taps), limits.graph_nodes, "taps")
+        case "allocate":
+            _check_dimensions(len(message.allocate.type.shape))
+        case "view":
+            _check_dimensions(len(message.view.type.shape))
+            _check_dimensions(len(message.view.strides_bytes))
+        case "place_tensor":
+            _check_dimensions(len(message.place_tensor.type.shape))
+        case "allocate_tensors":
+            tensors = message.allocate_tensors.tensors
+            _check(len(tensors), min(MAX_LISTED, limits.tensors), "tensors")
+            for one in tensors:
+                _check_dimensions(len(one.type.shape))
+        case "free":
+            _check(len(message.free.handles), MAX_LISTED, "handles")
+
+
+def check_queries(request: device_pb2.QueryOpsRequest, limits: Limits) -> None:
+    """Raises LimitExceededError."""
+    _check(len(request.queries), limits.graph_nodes, "queries")
+    parts = sum(
+        len(one.operands) + sum(len(operand.shape) for operand in one.operands) + _lists(one.attributes)
+        for one in request.queries
+    )
+    _check(parts, PARTS_PER_NODE * limits.graph_nodes, "operands, attributes and dimensions")
+
+
+def check_placement(request: device_pb2.QueryPlacementRequest, limits: Limits) -> None:
+    """Raises LimitExceededError or InvalidArgumentError."""
+    _check(len(request.tensors), limits.tensors, "tensors")
+    for one in request.tensors:
+        _check_dimensions(len(one.shape))
+
+
+def check_bindings(request: plan_pb2.CompileRequest, limits: Limits) -> None:
+    """Raises LimitExceededError."""
+    _check(len(request.bindings), limits.graph_nodes, "bindings")
+
+
+def check_digests(digests: Sequence[bytes], limits: Limits) -> None:
+    """Raises LimitExceededError."""
+    _check(len(digests), limits.graph_nodes, "digests")
+
+
+def check_options(options: plan_pb2.PlanOptions, limits: Limits) -> None:
+    """Raises LimitExceededError or InvalidArgumentError."""
+    _check(len(options.devices), MAX_DEVICES, "devices")
+    _check(len(options.memory_bytes), MAX_DEVICES, "memory limits")
+    _check(len(options.pins) + sum(len(pin.nodes) for pin in options.pins), 2 * limits.graph_nodes, "pins")
+    _check(len(options.buffer_types), MAX_DEVICES, "buffer types")
+    weights = sum(1 + len(split.leaves) for split in options.row_splits)
+    _check(weights, 2 * limits.graph_nodes, "weights over devices")
+    for split in options.row_splits:
+        _check(len(split.fractions), MAX_DEVICES, "fractions")
+    _check(len(options.taps), limits.graph_nodes, "taps")
+    _check(len(options.portion.arrivals), limits.graph_nodes, "arrivals")
+    _check(len(options.portion.departures), limits.graph_nodes, "departures")
+    _check(len(options.portion.begins), limits.graph_nodes, "splits")
+    for arrival in options.portion.arrivals:
+        if len(arrival.source) > MAX_ADDRESS or len(arrival.incarnation) > MAX_ADDRESS:
+            raise InvalidArgumentError(f"a source of more than {MAX_ADDRESS} characters")
+
+
+def check_estimate(request: plan_pb2.EstimateRequest, limits: Limits) -> None:
+    """Raises LimitExceededError or InvalidArgumentError."""
+    check_graph(request.graph, limits)
+    check_options(request.options, limits)
+
+
+def check_reserve(request: plan_pb2.ReserveRequest, limits: Limits) -> None:
+    """Raises LimitExceededError or InvalidArgumentError."""
+    check_graph(request.graph, limits)
+    check_options(request.options, limits)
+    _check(len(request.block_bytes), MAX_BLOCKS, "blocks")
+
+
+def check_graph(graph: graph_pb2.Graph, limits: Limits) -> None:
+    """Raises LimitExceededError."""
+    check_size(len(graph.nodes), limits)
+    _check(len(graph.leaves), limits.graph_nodes, "leaves")
+    _check(len(graph.outputs), limits.graph_nodes, "outputs")
+    parts = sum(map(_node_parts, graph.nodes)) + sum(len(leaf.type.shape) for leaf in graph.leaves)
+    _check(parts, PARTS_PER_NODE * limits.graph_nodes, "operands, attributes and dimensions")
+
+
+def _node_parts(node: graph_pb2.Node) -> int:
+    return len(node.operands) + len(node.result.shape) + _lists(node.attributes)
+
+
+def _lists(attributes: Iterable[graph_pb2.Attribute]) -> int:
+    return sum(1 + len(one.integers.values) for one in attributes)
+
+
+def _check_dimensions(count: int) -> None:
+    if count > MAX_DIMENSIONS:
+        raise InvalidArgumentError(f"{count:,} dimensions; a tensor has at most {MAX_DIMENSIONS}")
+
+
+def _check(count: int, limit: int, what: str) -> None:
+    if count > limit:
+        raise LimitExceededError(
+            f"{count:,} {what} in one message; this server takes {limit:,}", advice="send fewer"
+        )

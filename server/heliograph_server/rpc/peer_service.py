@@ -1,0 +1,464 @@
+"""PeerService: values between daemons.
+
+Whoever makes a value tells the loop once for all that were made in the same turn; what was asked for is
+written from there without a task, and while a write is under way the rest gathers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import grpc
+from grpc import aio
+
+from heliograph_proto.addresses import Shown, nothing_shown
+from heliograph_proto.codec import encode, encode_error
+from heliograph_proto.codec.bulk import decode_download
+from heliograph_proto.eager import begin
+from heliograph_proto.errors import (
+    CancelledError,
+    HeliographError,
+    LimitExceededError,
+    MemberLostError,
+    ProtocolError,
+)
+from heliograph_proto.v1 import peer_pb2
+from heliograph_server.exchange.exchange import LiveExchange
+from heliograph_server.exchange.incoming import IncomingValue
+from heliograph_server.exchange.outgoing import SMALL_BYTES, OutgoingValue
+from heliograph_server.links import links
+from heliograph_server.links.aio import taken
+from heliograph_server.links.links import SERVICE, wrong_size
+from heliograph_server.links.probe import check_probe, probe
+from heliograph_server.resources.failures import typed
+from heliograph_server.resources.principals import no_exchange
+from heliograph_server.rpc.errors import refusals, register
+from heliograph_server.rpc.receiving import first_of
+from heliograph_server.runtime.host_slot import HostSlot
+
+logger = logging.getLogger(__name__)
+
+Found = TypeVar("Found", OutgoingValue, IncomingValue)
+Context: TypeAlias = "aio.ServicerContext[bytes, bytes]"
+
+#: The most bytes that an Echo sends back.
+ECHO_BYTES = 2**20
+#: About the size of the largest message of answers.
+MESSAGE_BYTES = 2**20
+#: How many ways are measured at once for all clients.
+MOST_PROBES = 16
+#: While more answers of a stream are unwritten, it is not read.
+UNREAD_ANSWERS = 10_000
+
+
+class PeerService:
+    """Gives values to other daemons and takes theirs. `movers`: threads for devices that take long to
+    write to; `shown`: what other daemons are shown."""
+
+    def __init__(self, slot: HostSlot, movers: Executor, shown: Shown = nothing_shown) -> None:
+        self._slot = slot
+        self._shown = shown
+        self._movers = movers
+        #: Bytes of all streams that were brought and have no place yet.
+        self._brought = LoopBudget(0)
+        self._probes = LoopBudget(MOST_PROBES)
+
+    def add_to(self, server: aio.Server) -> None:
+        """Has a server call it."""
+        response = peer_pb2.PushResponse.SerializeToString
+        register(
+            server,
+            SERVICE,
+            Exchange=grpc.stream_stream_rpc_method_handler(self.Exchange),
+            Pull=grpc.unary_stream_rpc_method_handler(self.Pull, peer_pb2.PullRequest.FromString),
+            Push=grpc.stream_unary_rpc_method_handler(self.Push, None, response),
+            Echo=grpc.unary_unary_rpc_method_handler(
+                self.Echo, peer_pb2.EchoRequest.FromString, peer_pb2.EchoResponse.SerializeToString
+            ),
+            Probe=grpc.unary_unary_rpc_method_handler(
+                self.Probe, peer_pb2.ProbeRequest.FromString, peer_pb2.ProbeResponse.SerializeToString
+            ),
+        )
+
+    def _exchange(self, incarnation: bytes) -> LiveExchange:
+        """Raises MemberLostError if somebody else is meant."""
+        host = self._slot.host
+        if incarnation != host.incarnation:
+            raise MemberLostError(
+                "another life of this daemon, or another daemon, is meant",
+                advice="what it held is gone: compile again",
+            )
+        return host.exchange
+
+    @refusals
+    async def Exchange(self, _requests: object, context: Context) -> None:
+        data: Any = await first_of(context.read())
+        if data is aio.EOF:
+            return
+        request = _decoded(data)
+        exchange = self._exchange(request.incarnation)
+        self._brought.limit = exchange.budget.limit_bytes
+        conversation = Conversation(exchange, context, self._movers, self._brought)
+        try:
+            await conversation.take(request)
+            while (more := await _next(context)) is not None:
+                await conversation.take(_decoded(more))
+        finally:
+            conversation.close()
+
+    @refusals
+    async def Pull(self, request: peer_pb2.PullRequest, context: Context) -> None:
+        exchange = self._exchange(request.incarnation)
+        asked: LoopAnswer[OutgoingValue] = LoopAnswer()
+        name = request.edge, request.run
+        exchange.ask(*name, request.capability, asked.answer)
+        value: OutgoingValue | None = None
+        try:
+            value = await asked.found()
+            async for message in taken(value, asked.loop):
+                await context.write(message)
+            exchange.counter.sent(value.size_bytes)
+        finally:
+            exchange.withdraw(*name, asked.answer)
+            asked.leave(OutgoingValue.drop)
+
+    @refusals
+    async def Push(self, _requests: object, context: Context) -> peer_pb2.PushResponse:
+        first: Any = await first_of(context.read())
+        if first is aio.EOF:
+            raise ProtocolError("the first message of a value that is brought must name it")
+        request = peer_pb2.PushRequest.FromString(first)
+        exchange = self._exchange(request.target.incarnation)
+        brought: LoopAnswer[IncomingValue] = LoopAnswer()
+        name = request.target.edge, request.target.run
+        exchange.bring(*name, request.target.capability, brought.answer)
+        try:
+            landing = await brought.found()
+            await self._receive(landing, request.size_bytes, context)
+            return peer_pb2.PushResponse(received_bytes=landing.size_bytes)
+        finally:
+            exchange.leave(*name, brought.answer)
+            gone = MemberLostError("the daemon that brought a value broke off in the middle of it")
+            brought.leave(lambda landing: landing.fail(gone))
+
+    async def _receive(self, landing: IncomingValue, size_bytes: int, context: Context) -> None:
+        try:
+            if size_bytes != landing.size_bytes:
+                raise wrong_size(size_bytes, landing.size_bytes)
+            while (data := await _next(context)) is not None:
+                piece = decode_download(data)
+                if landing.is_quick:
+                    wanted = landing.write(piece.offset_bytes, piece.data)
+                else:
+                    write = partial(landing.write, piece.offset_bytes, piece.data)
+                    wanted = await asyncio.get_running_loop().run_in_executor(self._movers, write)
+                if not wanted:
+                    raise _unwanted()
+            landing.finish()
+            if landing.error is not None:
+                raise landing.error.anew()
+        except Exception as error:
+            landing.fail(typed(error, "receiving a value"))
+            raise
+
+    @refusals
+    async def Echo(self, request: peer_pb2.EchoRequest, context: Context) -> peer_pb2.EchoResponse:
+        if len(request.payload) > ECHO_BYTES:
+            raise LimitExceededError(
+                f"a payload of {len(request.payload):,} bytes; {ECHO_BYTES:,} are sent back at once",
+                advice="send several",
+            )
+        return peer_pb2.EchoResponse(payload=request.payload, incarnation=self._slot.host.incarnation)
+
+    @refusals
+    async def Probe(self, request: peer_pb2.ProbeRequest, context: Context) -> peer_pb2.ProbeResponse:
+        if not self._slot.session(request.session).may_exchange:
+            raise no_exchange("have the way to another daemon measured")
+        check_probe(request.address, request.bandwidth_bytes, request.timeout_ms)
+        if not self._probes.take(1):
+            raise LimitExceededError(
+                f"{MOST_PROBES} ways are being measured, which is the most", advice="measure it later"
+            )
+        try:
+            found = await probe(
+                request.address,
+                request.bandwidth_bytes,
+                request.timeout_ms / 1e3,
+                self._shown(request.address),
+            )
+        finally:
+            self._probes.give(1)
+        return encode(found, peer_pb2.ProbeResponse)
+
+
+def _decoded(data: bytes) -> peer_pb2.ExchangeRequest:
+    """Raises LimitExceededError, before anything is made of a message that is too large."""
+    if len(data) > links.MOST_MESSAGE_BYTES:
+        raise LimitExceededError(
+            f"a message of {len(data):,} bytes; {links.MOST_MESSAGE_BYTES:,} are the most",
+            advice="send several",
+        )
+    return peer_pb2.ExchangeRequest.FromString(data)
+
+
+async def _next(context: Context) -> bytes | None:
+    data: Any = await context.read()
+    return None if data is aio.EOF else data
+
+
+def _unwanted() -> CancelledError:
+    return CancelledError("nobody waits for this value any more")
+
+
+class LoopAnswer(Generic[Found]):
+    """What a handler on the loop is told from any thread, once."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[None] = self.loop.create_future()
+        self._lock = threading.Lock()
+        self._found: Found | HeliographError | None = None
+        self._has_left = False
+
+    def answer(self, found: Any) -> None:
+        """From any thread."""
+        with self._lock:
+            self._found = found
+            late = self._has_left
+        if late:
+            _give_up(found)
+            return
+        try:
+            self.loop.call_soon_threadsafe(self._wake)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits
+
+    def _wake(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+    async def found(self) -> Found:
+        """It, or raises why not."""
+        await self._future
+        assert self._found is not None
+        if isinstance(self._found, HeliographError):
+            raise self._found.at(self._found.origin)
+        return self._found
+
+    def leave(self, give_up: Callable[[Any], None]) -> None:
+        """The handler ends: what it was given and did not finish is given up."""
+        with self._lock:
+            self._has_left = True
+            found = self._found
+        if found is not None and not isinstance(found, HeliographError):
+            give_up(found)
+
+
+def _give_up(found: object) -> None:
+    if isinstance(found, OutgoingValue):
+        found.drop()
+    elif isinstance(found, IncomingValue):
+        found.fail(MemberLostError("the daemon that brought a value is gone"))
+
+
+class LoopBudget:
+    """What others take of something, of which there is so much. Of one loop."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._taken = 0
+
+    def take(self, amount: int) -> bool:
+        """Whether so much more may be taken, which it is then."""
+        fits = self._taken + amount <= self.limit
+        self._taken += amount if fits else 0
+        return fits
+
+    def give(self, amount: int) -> None:
+        """So much is back."""
+        self._taken -= amount
+
+
+class Conversation:
+    """The small values of one stream. Made on its loop; answers come from any thread. `brought`: what may be
+    held until it has a place."""
+
+    def __init__(
+        self, exchange: LiveExchange, context: Context, movers: Executor, brought: LoopBudget
+    ) -> None:
+        self._exchange = exchange
+        self._context = context
+        self._movers = movers
+        self._brought = brought
+        #: How much of that is of this stream, by number.
+        self._held: dict[int, int] = {}
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        #: How to withdraw what is not answered yet, by number.
+        self._open: dict[int, Callable[..., object]] = {}
+        self._answers: deque[tuple[int, OutgoingValue | HeliographError | None]] = deque()
+        self._is_rung = False
+        self._is_writing = False
+        self._is_closed = False
+        #: Set when answers were written, or cannot be.
+        self._went_on = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Conversation {len(self._open)} open, {len(self._answers)} answers>"
+
+    async def take(self, request: peer_pb2.ExchangeRequest) -> None:
+        """What came; waits while too many answers are unread. Raises ProtocolError for a number that is in
+        use."""
+        for ask in request.asks:
+            self._ask(ask)
+            if len(self._answers) > UNREAD_ANSWERS:
+                await self._room()
+        for bring in request.brings:
+            self._bring(bring)
+            if len(self._answers) > UNREAD_ANSWERS:
+                await self._room()
+        for number in request.withdrawals:
+            if (withdraw := self._open.pop(number, None)) is not None:
+                self._let_go(number)
+                withdraw()
+
+    async def _room(self) -> None:
+        """Until the other side has read answers; its end ends the handler, and so this."""
+        while len(self._answers) > UNREAD_ANSWERS:
+            self._went_on.clear()
+            await self._went_on.wait()
+
+    def _ask(self, ask: peer_pb2.Ask) -> None:
+        asker = partial(self._answer, ask.number)
+        self._note(ask.number, partial(self._exchange.withdraw, ask.edge, ask.run, asker))
+        self._exchange.ask(ask.edge, ask.run, ask.capability, asker)
+
+    def _bring(self, bring: peer_pb2.Bring) -> None:
+        size_bytes = len(bring.data)
+        if size_bytes > SMALL_BYTES:
+            self._answer(bring.number, _too_large(size_bytes))
+            return
+        if not self._brought.take(size_bytes):
+            self._answer(bring.number, _too_much())
+            return
+        self._held[bring.number] = self._held.get(bring.number, 0) + size_bytes
+        bringer = partial(self._place, bring.number, bring.data)
+        self._note(bring.number, partial(self._exchange.leave, bring.edge, bring.run, bringer))
+        self._exchange.bring(bring.edge, bring.run, bring.capability, bringer)
+
+    def _note(self, number: int, withdraw: Callable[..., object]) -> None:
+        if number in self._open:
+            raise ProtocolError(f"the number {number} is in use on this stream")
+        self._open[number] = withdraw
+
+    def _let_go(self, number: int) -> None:
+        """What was brought under this number is held no more."""
+        self._brought.give(self._held.pop(number, 0))
+
+    # From any thread
+
+    def _place(self, number: int, data: bytes, found: IncomingValue | HeliographError) -> None:
+        """Where a value that was brought belongs is known."""
+        if isinstance(found, HeliographError):
+            self._answer(number, found)
+        elif found.is_quick or threading.get_ident() != self._thread:
+            self._answer(number, found.land(data))
+        else:
+            self._movers.submit(lambda: self._answer(number, found.land(data)))
+
+    def _answer(self, number: int, found: OutgoingValue | HeliographError | None) -> None:
+        self._answers.append((number, found))
+        if threading.get_ident() == self._thread:
+            self._flush()
+            return
+        if self._is_rung:
+            return
+        self._is_rung = True
+        try:
+            self._loop.call_soon_threadsafe(self._turn)
+        except RuntimeError:
+            pass  # the loop is closed: nobody is there to read this
+
+    # On the loop
+
+    def _turn(self) -> None:
+        self._is_rung = False
+        self._flush()
+
+    def _flush(self) -> None:
+        """Writes what there is, unless a write is under way."""
+        if self._is_closed:
+            self._give_up()
+        elif self._answers and not self._is_writing:
+            self._is_writing = True
+            begin(self._context.write(self._encode_next()), self._written)
+
+    def _written(self, error: BaseException | None) -> None:
+        self._is_writing = False
+        self._went_on.set()
+        if error is None:
+            self._flush()
+        else:
+            # The reading meets it as well.
+            logger.debug("an answer was not written: %s", error)
+
+    def _encode_next(self) -> bytes:
+        response = peer_pb2.ExchangeResponse()
+        size = 0
+        while self._answers and size < MESSAGE_BYTES:
+            number, found = self._answers.popleft()
+            self._open.pop(number, None)
+            self._let_go(number)
+            if isinstance(found, OutgoingValue):
+                size += self._add_value(response, number, found)
+            elif found is None:
+                response.answers.add(number=number, data=b"")
+            else:
+                response.answers.add(number=number, error=encode_error(found))
+        return response.SerializeToString()
+
+    def _add_value(self, response: peer_pb2.ExchangeResponse, number: int, value: OutgoingValue) -> int:
+        data = value.take_whole()
+        if data is None:
+            value.drop()
+            response.answers.add(number=number, error=encode_error(_too_large(value.size_bytes)))
+            return 0
+        response.answers.add(number=number, data=data)
+        self._exchange.counter.sent(len(data))
+        return len(data)
+
+    def close(self) -> None:
+        """The stream has ended: nobody waits any more."""
+        self._is_closed = True
+        waiting, self._open = self._open, {}
+        for withdraw in waiting.values():
+            withdraw(again=True)
+        for number in tuple(self._held):
+            self._let_go(number)
+        self._give_up()
+
+    def _give_up(self) -> None:
+        while self._answers:
+            _, found = self._answers.popleft()
+            if isinstance(found, OutgoingValue):
+                found.drop()
+
+
+def _too_large(size_bytes: int) -> ProtocolError:
+    return ProtocolError(
+        f"a value of {size_bytes:,} bytes goes as a small one, of up to {SMALL_BYTES:,}",
+        advice="do both daemons run the same version, and compute with the same shapes?",
+    )
+
+
+def _too_much() -> LimitExceededError:
+    return LimitExceededError(
+        "too many values were brought that nobody has a place for yet", advice="bring fewer at a time"
+    )

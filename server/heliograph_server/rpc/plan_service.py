@@ -1,0 +1,198 @@
+"""PlanService: compiling, in threads, since it is the one thing that takes long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
+from weakref import WeakKeyDictionary
+
+from grpc import aio
+
+from heliograph_proto import codec
+from heliograph_proto.graph import Graph
+from heliograph_proto.plans import CompileRequest, ContentOffer, PlanEstimate, PlanInfo, ReceivedGraph
+from heliograph_proto.v1 import graph_pb2, plan_pb2, plan_pb2_grpc
+from heliograph_server.rpc.errors import refusals
+from heliograph_server.rpc.message_limits import (
+    check_bindings,
+    check_digests,
+    check_estimate,
+    check_graph,
+    check_options,
+    check_reserve,
+)
+from heliograph_server.rpc.session_service import traced
+from heliograph_server.runtime.host_slot import HostSlot
+from heliograph_server.session.session import Session
+
+
+class PlanService(plan_pb2_grpc.PlanServiceServicer):
+    """Compiles graphs on the threads of `compilers`, and explains plans on those of `listeners`."""
+
+    def __init__(self, slot: HostSlot, compilers: Executor, listeners: Executor) -> None:
+        self._slot = slot
+        self._compilers = compilers
+        self._listeners = listeners
+        self._locks: WeakKeyDictionary[Session, asyncio.Lock] = WeakKeyDictionary()
+
+    @refusals
+    async def Compile(
+        self,
+        request: plan_pb2.CompileRequest,
+        context: aio.ServicerContext[plan_pb2.CompileRequest, plan_pb2.CompileResponse],
+    ) -> plan_pb2.CompileResponse:
+        session = self._slot.session(request.session)
+        check_bindings(request, session.limits)
+        graph, size_bytes = received(session, request)
+        with _counted(session, size_bytes):
+            # Here and not on a thread, of which there are few: both may take as long as the client likes.
+            await asyncio.wrap_future(session.when_written([one.tensor for one in request.bindings]))
+            async with self._one_at_a_time(session):
+                with traced("heliograph.compile", self._slot.host, session, context):
+                    return codec.encode(
+                        await self._compile(session, request, graph), plan_pb2.CompileResponse
+                    )
+
+    @refusals
+    async def PlaceContents(
+        self,
+        request: plan_pb2.PlaceContentsRequest,
+        context: aio.ServicerContext[plan_pb2.PlaceContentsRequest, plan_pb2.PlaceContentsResponse],
+    ) -> plan_pb2.PlaceContentsResponse:
+        session = self._slot.session(request.compile.session)
+        check_bindings(request.compile, session.limits)
+        check_digests(request.missing_digests, session.limits)
+        graph, size_bytes = received(session, request.compile)
+        with _counted(session, size_bytes):
+            async with self._one_at_a_time(session):
+                placing = self._compilers.submit(_place, session, request, graph)
+                offers = await asyncio.wrap_future(placing)
+                return plan_pb2.PlaceContentsResponse(offers=codec.encode_all(offers, plan_pb2.ContentOffer))
+
+    async def _compile(
+        self, session: Session, request: plan_pb2.CompileRequest, graph: ReceivedGraph
+    ) -> PlanInfo:
+        # With the span that it belongs to, for members that compile portions.
+        compile_traced = copy_context().run
+        compiling = self._compilers.submit(compile_traced, compile_request, session, request, graph)
+        try:
+            return await asyncio.wrap_future(compiling)
+        except asyncio.CancelledError:
+            compiling.add_done_callback(lambda done: _undo(session, request.plan, done))
+            raise
+
+    def _one_at_a_time(self, session: Session) -> asyncio.Lock:
+        """Compiles of one session are serial: those that wait must not hold threads."""
+        return self._locks.setdefault(session, asyncio.Lock())
+
+    @refusals
+    async def Estimate(
+        self,
+        request: plan_pb2.EstimateRequest,
+        context: aio.ServicerContext[plan_pb2.EstimateRequest, plan_pb2.EstimateResponse],
+    ) -> plan_pb2.EstimateResponse:
+        session = self._slot.session(request.session)
+        with _counted(session, request.ByteSize()):
+            found = await asyncio.wrap_future(self._compilers.submit(_estimate, session, request))
+        return codec.encode(found, plan_pb2.EstimateResponse)
+
+    @refusals
+    async def Reserve(
+        self,
+        request: plan_pb2.ReserveRequest,
+        context: aio.ServicerContext[plan_pb2.ReserveRequest, plan_pb2.ReserveResponse],
+    ) -> plan_pb2.ReserveResponse:
+        session = self._slot.session(request.session)
+        with _counted(session, request.ByteSize()):
+            async with self._one_at_a_time(session):
+                reserving = self._compilers.submit(_reserve, session, request)
+                try:
+                    sizes = await asyncio.wrap_future(reserving)
+                    return plan_pb2.ReserveResponse(
+                        devices=[
+                            plan_pb2.ReservedShare(name=name, size_bytes=size) for name, size in sizes.items()
+                        ]
+                    )
+                except asyncio.CancelledError:
+                    reserving.add_done_callback(lambda done: _forget(session, request.reservation, done))
+                    raise
+
+    @refusals
+    async def Explain(
+        self,
+        request: plan_pb2.ExplainRequest,
+        context: aio.ServicerContext[plan_pb2.ExplainRequest, plan_pb2.ExplainResponse],
+    ) -> plan_pb2.ExplainResponse:
+        session = self._slot.session(request.session)
+        return await asyncio.wrap_future(self._listeners.submit(_explain, session, request.plan))
+
+
+@contextmanager
+def _counted(session: Session, size_bytes: int) -> Iterator[None]:
+    """Counts the bytes of a request as long as it is kept. Raises LimitExceededError."""
+    session.requests.reserve(size_bytes)
+    try:
+        yield
+    finally:
+        session.requests.give(size_bytes)
+
+
+def _explain(session: Session, plan: int) -> plan_pb2.ExplainResponse:
+    return codec.encode(session.explain(plan), plan_pb2.ExplainResponse)
+
+
+def compile_request(session: Session, request: plan_pb2.CompileRequest, graph: ReceivedGraph) -> PlanInfo:
+    """What is done of a Compile on a thread. Raises what it is refused with."""
+    return session.compile(_decoded(session, request, graph))
+
+
+def _place(
+    session: Session, request: plan_pb2.PlaceContentsRequest, graph: ReceivedGraph
+) -> Sequence[ContentOffer]:
+    wanted = _decoded(session, request.compile, graph)
+    return session.place_contents(wanted, request.missing_digests)
+
+
+def _decoded(session: Session, request: plan_pb2.CompileRequest, graph: ReceivedGraph) -> CompileRequest:
+    check_options(request.options, session.limits)
+    return codec.decode_compile_request(request, graph)
+
+
+def _reserve(session: Session, request: plan_pb2.ReserveRequest) -> dict[str, int]:
+    check_reserve(request, session.limits)
+    return session.reserve(codec.decode_reserve_request(request))
+
+
+def _estimate(session: Session, request: plan_pb2.EstimateRequest) -> PlanEstimate:
+    check_estimate(request, session.limits)
+    return session.estimate(codec.decode_estimate_request(request))
+
+
+def received(session: Session, request: plan_pb2.CompileRequest) -> tuple[ReceivedGraph, int]:
+    """The graph under the digest of its bytes: one that the session knows is not made again. And how many
+    bytes the whole request has, which is not written once more to find out."""
+    graph = ReceivedGraph(*codec.graph_digest(request.graph), partial(_decode, session, request.graph))
+    bindings = plan_pb2.CompileRequest(bindings=request.bindings)
+    return graph, graph.size_bytes + request.options.ByteSize() + bindings.ByteSize()
+
+
+def _decode(session: Session, message: graph_pb2.Graph) -> Graph:
+    # Before anything is made of it: a graph that is too large costs no more than its message.
+    check_graph(message, session.limits)
+    return codec.decode_graph(message)
+
+
+def _undo(session: Session, plan: int, done: Future[PlanInfo]) -> None:
+    """The client left: nobody knows the plan that it asked for."""
+    if not done.cancelled() and done.exception() is None:
+        session.discard_plan(plan)
+
+
+def _forget(session: Session, reservation: int, done: Future[dict[str, int]]) -> None:
+    """The client left: nobody knows the memory that it asked for."""
+    if not done.cancelled() and done.exception() is None:
+        session.discard_reservation(reservation)

@@ -1,0 +1,140 @@
+"""SessionService: the handshake, and the end of sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from grpc import aio
+
+from heliograph_proto import SHARED_MEMORY, codec
+from heliograph_proto.errors import SessionClosedError
+from heliograph_proto.sessions import SharedMemoryOffer
+from heliograph_proto.trace_context import handing_on, trace_in
+from heliograph_proto.v1 import session_pb2, session_pb2_grpc
+from heliograph_server.resources.principals import current_principal
+from heliograph_server.rpc.errors import refusals
+from heliograph_server.runtime.host import Host
+from heliograph_server.runtime.host_slot import HostSlot
+from heliograph_server.session.session import Session
+from heliograph_server.telemetry.log_followers import LogFollower
+
+#: Lines of the log that go in one message.
+LINES_A_MESSAGE = 64
+
+
+class SessionService(session_pb2_grpc.SessionServiceServicer):
+    """Opens and closes sessions. Both block: devices are asked for their memory, and work is waited for."""
+
+    def __init__(
+        self,
+        slot: HostSlot,
+        askers: Executor,
+        closers: Executor,
+        offer: Callable[[str], SharedMemoryOffer | None] = lambda peer: None,
+    ) -> None:
+        self._slot = slot
+        #: What of memory to share a client is told, by where it is.
+        self._offer = offer
+        self._askers = askers
+        self._closers = closers
+
+    @refusals
+    async def Open(
+        self,
+        request: session_pb2.OpenRequest,
+        context: aio.ServicerContext[session_pb2.OpenRequest, session_pb2.OpenResponse],
+    ) -> session_pb2.OpenResponse:
+        versions = (request.version_min, request.version_max)
+        host = self._slot.host
+        opening = self._askers.submit(
+            host.open_session,
+            request.client,
+            versions,
+            tuple(request.features),
+            request.tenant_secret,
+            current_principal(),
+        )
+        info = await asyncio.wrap_future(opening)
+        if SHARED_MEMORY in info.features:
+            info = replace(info, shared_memory=self._offer(context.peer()))
+        return codec.encode(info, session_pb2.OpenResponse)
+
+    @refusals
+    async def Close(
+        self,
+        request: session_pb2.CloseRequest,
+        context: aio.ServicerContext[session_pb2.CloseRequest, session_pb2.CloseResponse],
+    ) -> session_pb2.CloseResponse:
+        try:
+            session = self._slot.session(request.session)
+        except SessionClosedError:
+            return session_pb2.CloseResponse()
+        await asyncio.get_running_loop().run_in_executor(self._closers, session.close)
+        return session_pb2.CloseResponse()
+
+    @refusals
+    async def GetStatistics(
+        self,
+        request: session_pb2.GetStatisticsRequest,
+        context: aio.ServicerContext[session_pb2.GetStatisticsRequest, session_pb2.GetStatisticsResponse],
+    ) -> session_pb2.GetStatisticsResponse:
+        host = self._slot.host
+        traffic = self._slot.session(request.session).traffic
+        return codec.encode(replace(traffic, peers=host.exchange.traffic), session_pb2.GetStatisticsResponse)
+
+    # gRPC also takes a coroutine that writes by itself.
+    @refusals
+    async def FollowLog(  # type: ignore[override]
+        self,
+        request: session_pb2.FollowLogRequest,
+        context: aio.ServicerContext[session_pb2.FollowLogRequest, session_pb2.FollowLogResponse],
+    ) -> None:
+        session = self._slot.session(request.session)
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake(_: object = None) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody reads this
+                loop.call_soon_threadsafe(woken.set)
+
+        follower = LogFollower(session.log_owner, request.level or "info", wake)
+        session.when_closing[follower] = wake
+        try:
+            await context.write(session_pb2.FollowLogResponse())
+            while session.closed is None:
+                await woken.wait()
+                woken.clear()
+                await _write_lines(follower, context)
+        finally:
+            session.when_closing.pop(follower, None)
+            follower.close()
+
+
+async def _write_lines(follower: LogFollower, context: aio.ServicerContext[Any, Any]) -> None:
+    lines, dropped = follower.take()
+    for number in range(0, len(lines), LINES_A_MESSAGE):
+        part = lines[number : number + LINES_A_MESSAGE]
+        await context.write(
+            session_pb2.FollowLogResponse(
+                lines=codec.encode_all(part, session_pb2.LogLine), dropped=0 if number else dropped
+            )
+        )
+
+
+@contextmanager
+def traced(name: str, host: Host, session: Session, context: aio.ServicerContext[Any, Any]) -> Iterator[None]:
+    """While a call is answered: a span of this name, if its caller has one that is sampled; what is asked of
+    other daemons meanwhile belongs to it."""
+    parent = trace_in(context.invocation_metadata() or ())
+    if not parent:
+        yield
+    elif host.tracing is None:
+        with handing_on(parent):
+            yield
+    else:
+        with host.tracing.call(name, parent, session.number) as own, handing_on(own):
+            yield

@@ -1,0 +1,123 @@
+"""Contents by tickets: who announces them is told what becomes of each; who has a ticket brings the bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Any
+
+from grpc import aio
+
+from heliograph_backends.contract import UploadNews
+from heliograph_proto.codec import encode_error
+from heliograph_proto.errors import CancelledError, ProtocolError
+from heliograph_proto.v1 import bulk_pb2
+from heliograph_server.resources.principals import current_principal
+from heliograph_server.rpc.errors import refusals
+from heliograph_server.rpc.receiving import abort, decoded, first_of, receive
+from heliograph_server.runtime.host_slot import HostSlot
+from heliograph_server.runtime.upload_tickets import AdmittedUpload, Announced, given_up
+
+
+class TicketCalls:
+    """Two calls of BulkService. What touches devices is done on the threads of `workers`."""
+
+    def __init__(self, slot: HostSlot, workers: Executor) -> None:
+        self._slot = slot
+        self._workers = workers
+
+    @refusals
+    async def Admit(self, request: bulk_pb2.AdmitRequest, context: aio.ServicerContext[Any, Any]) -> None:
+        host = self._slot.host
+        session = self._slot.session(request.session)
+        wanted = [Announced(one.tensor, one.size_bytes, one.digest) for one in request.contents]
+        news: asyncio.Queue[tuple[int, UploadNews]] = asyncio.Queue()
+        tell = partial(_tell, asyncio.get_running_loop(), news)
+        # By the number of contents: a look at a handle each.
+        admitting = self._on_thread(host.admissions.admit, session, wanted, tell)
+        try:
+            made = await asyncio.shield(admitting)
+        except asyncio.CancelledError:
+            # Who announced them has left: nobody will have the tickets.
+            admitting.add_done_callback(self._undo)
+            raise
+        try:
+            await context.write(bulk_pb2.AdmitResponse(tickets=[one.ticket for one in made]))
+            left = len(made)
+            while left:
+                place, what = await news.get()
+                left -= what.is_over
+                await context.write(_encode_news(place, what))
+        finally:
+            await asyncio.shield(self._on_thread(_end_all, made))
+
+    def _undo(self, admitting: asyncio.Future[Any]) -> None:
+        if not admitting.cancelled() and admitting.exception() is None:
+            self._workers.submit(_end_all, admitting.result())
+
+    def _on_thread(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
+
+    @refusals
+    async def UploadAdmitted(
+        self, requests: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any]
+    ) -> None:
+        host = self._slot.host
+        first = decoded(await first_of(anext(requests, None)))
+        target = bulk_pb2.UploadTarget.FromString((first and first.target) or b"")
+        if first is None or first.data.nbytes or target.WhichOneof("target") != "ticket":
+            raise ProtocolError("the first message of an upload by ticket has a ticket, and no bytes")
+        admission = host.admissions.find(target.ticket, current_principal())
+        if target.size_bytes != admission.size_bytes:
+            raise ProtocolError(f"{target.size_bytes} bytes, where {admission.size_bytes} were announced")
+        upload = await _begun(admission.begin())
+        try:
+            limits = admission.session.limits
+            await context.write(
+                bulk_pb2.UploadAdmittedResponse(
+                    incarnation=host.incarnation,
+                    received_bytes=upload.received_bytes,
+                    chunk_bytes=limits.chunk_bytes,
+                )
+            )
+            second = decoded(await anext(requests, None))
+            if second is not None:
+                await receive(limits, upload, second, requests, self._workers)
+            received = await self._on_thread(upload.finish)
+            await context.write(bulk_pb2.UploadAdmittedResponse(received_bytes=received))
+        except BaseException:
+            await abort(self._workers, upload)
+            raise
+
+
+async def _begun(beginning: Future[AdmittedUpload]) -> AdmittedUpload:
+    """An upload, once nobody else has the content; given back if the client left meanwhile."""
+    try:
+        return await asyncio.wrap_future(beginning)
+    except asyncio.CancelledError:
+        if not beginning.cancelled() and beginning.done() and beginning.exception() is None:
+            beginning.result().abort(CancelledError("the upload broke off before its end"))
+        raise
+
+
+def _end_all(made: Sequence[Any]) -> None:
+    for one in made:
+        one.end(given_up())
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop, news: asyncio.Queue[tuple[int, UploadNews]], place: int, what: UploadNews
+) -> None:
+    try:
+        loop.call_soon_threadsafe(news.put_nowait, (place, what))
+    except RuntimeError:
+        pass  # the server has ended
+
+
+def _encode_news(place: int, what: UploadNews) -> bulk_pb2.AdmitResponse:
+    error = encode_error(what.error) if what.error is not None else None
+    return bulk_pb2.AdmitResponse(
+        content=place, received_bytes=what.received_bytes, is_over=what.is_over, error=error
+    )

@@ -1,0 +1,268 @@
+"""Which device runs which node: ggml's passes, each a function over the same table.
+
+1. *pre-assign*: what the user pinned; nodes with a weight or variable, where that lies; with offload, on a
+   device that fetches it. Where predicted times decide, all others that can run where these want them.
+2. *sweep*: unassigned nodes take the device of their neighbours, first away from the last device (down,
+   then up), then whatever there is.
+3. *upgrade and rescue*: a node moves to a device of higher priority that reads the same memory; one that is
+   still unassigned goes where most of its operands can be read; one of inputs alone to the first that can.
+4. *the rest*: views where their source is, others where their consumer is, else on the first that can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
+from heliograph_proto.graph import LeafKind
+from heliograph_proto.plans import Cause
+from heliograph_server.scheduler.model import Assignment, Problem
+from heliograph_server.scheduler.weight_homes import LIGHT_WEIGHTS, VIEWS
+
+
+def assign(
+    problem: Problem, homes: Sequence[int], roots: Sequence[int], wishes: Sequence[int] = ()
+) -> tuple[Assignment, ...]:
+    """`roots`: `leaf_roots` of the graph; `wishes`: where each node would best run, if that is known. Raises
+    UnsupportedError, with every device's reason, and InvalidArgumentError for a pin that cannot be kept."""
+    table = Table(problem, homes, roots)
+    pre_assign(table)
+    follow(table, wishes)
+    sweep(table)
+    upgrade(table)
+    complete(table)
+    return tuple(one for one in table.found if one is not None)
+
+
+class Table:
+    """The assignments so far, and the questions that the passes ask."""
+
+    def __init__(self, problem: Problem, homes: Sequence[int], roots: Sequence[int]) -> None:
+        self.problem = problem
+        self.graph = problem.graph
+        self.leaves = len(self.graph.leaves)
+        self.homes = homes
+        self.roots = roots
+        self.devices = problem.devices
+        self.last = len(problem.devices) - 1
+        self.found: list[Assignment | None] = [None] * len(self.graph.nodes)
+        self.views = [node.op in VIEWS for node in self.graph.nodes]
+
+    def can(self, device: int, number: int) -> bool:
+        return not self.devices[device].refusals[number]
+
+    def put(self, number: int, device: int, cause: Cause, operand: int = -1) -> None:
+        self.found[number] = Assignment(device, cause, operand)
+
+    def lasting_operands(self, number: int) -> Iterable[tuple[int, int]]:
+        """(operand's place, its home) of the weights and variables that a node reads, also through views."""
+        for place, value in enumerate(self.graph.nodes[number].operands):
+            leaf = self.roots[value]
+            if leaf >= 0 and self.homes[leaf] >= 0:
+                yield place, self.homes[leaf]
+
+    def memory_of(self, value: int) -> int | None:
+        """The device in whose memory a value lies; None: not known, or an input."""
+        if value < self.leaves:
+            return self.homes[value] if self.homes[value] >= 0 else None
+        found = self.found[value - self.leaves]
+        return None if found is None else found.device
+
+    def reads(self, device: int, value: int) -> bool:
+        where = self.memory_of(value)
+        return where is None or where in self.devices[device].reads
+
+
+# 1
+
+
+def pre_assign(table: Table) -> None:
+    """Pins, then what must be where a weight or a variable lies."""
+    for number, node in enumerate(table.graph.nodes):
+        if number in table.problem.pins:
+            _pin(table, number, table.problem.pins[number])
+        elif node.op == "assign":
+            _place_assignment(table, number)
+        elif not table.views[number] and node.op not in LIGHT_WEIGHTS:
+            for place, home in table.lasting_operands(number):
+                device, cause = _weight_device(table, number, home)
+                if device is not None:
+                    table.put(number, device, cause, place)
+                    break
+
+
+def _pin(table: Table, number: int, device: int) -> None:
+    node, found = table.graph.nodes[number], table.devices[device]
+    if not table.can(device, number):
+        raise InvalidArgumentError(
+            f"node {node.name!r} is pinned to {found.name}, which cannot run {node.op}: "
+            f"{found.refusals[number]}",
+            advice="pin it elsewhere",
+            origin=table.graph.origin(number),
+        )
+    if node.op == "assign" and table.homes[node.operands[0]] not in found.reads:
+        variable, home = _variable(table, number)
+        raise InvalidArgumentError(
+            f"node {node.name!r} is pinned to {found.name}, which cannot write variable {variable!r}: "
+            f"that lies on {table.devices[home].name}",
+            advice=f"pin all that assigns to it to {table.devices[home].name}, or nothing",
+            origin=table.graph.origin(number),
+        )
+    table.put(number, device, Cause.USER)
+
+
+def _place_assignment(table: Table, number: int) -> None:
+    """Where the variable lies, else on a device that works in the same memory."""
+    variable, home = _variable(table, number)
+    device = _in_memory_of(table, number, home)
+    if device is None:
+        writers = (one for one in table.devices if home in one.reads)
+        whys = "; ".join(f"{one.name}: {one.refusals[number]}" for one in writers)
+        raise UnsupportedError(
+            f"variable {variable!r} lies on {table.devices[home].name}, and nothing that can write it there "
+            f"can run assign: {whys}",
+            advice="pin the assignment to another device before the variable is made",
+            origin=table.graph.origin(number),
+        )
+    table.put(number, device, Cause.PLACED_RESULT)
+
+
+def _variable(table: Table, number: int) -> tuple[str, int]:
+    """The name and home of what a node assigns to."""
+    value = table.graph.nodes[number].operands[0]
+    return table.graph.leaves[value].name, table.homes[value]
+
+
+def _weight_device(table: Table, number: int, home: int) -> tuple[int | None, Cause]:
+    """The device for a node with a weight on `home`, of highest priority; None: the weight is copied."""
+    if table.problem.offload and table.devices[home].is_host:
+        for device in range(home):
+            candidate = table.devices[device]
+            if candidate.offloads and candidate.offloads[number] and table.can(device, number):
+                return device, Cause.OFFLOAD
+    return _in_memory_of(table, number, home), Cause.WEIGHT
+
+
+def _in_memory_of(table: Table, number: int, home: int) -> int | None:
+    """The device itself if it can run a node, else the first that can and reads its memory."""
+    order = (home, *range(len(table.devices)))
+    return next((d for d in order if home in table.devices[d].reads and table.can(d, number)), None)
+
+
+def follow(table: Table, wishes: Sequence[int]) -> None:
+    """Has what is free run where predicted times want it."""
+    for number, device in enumerate(wishes):
+        if table.found[number] is None and not table.views[number] and table.can(device, number):
+            table.put(number, device, Cause.PREDICTED)
+
+
+# 2
+
+
+def sweep(table: Table) -> None:
+    """Four sweeps: without the last device down and up, then with it."""
+    count = len(table.graph.nodes)
+    for with_last in (False, True):
+        for order in (range(count), range(count - 1, -1, -1)):
+            _sweep(table, order, with_last)
+
+
+def _sweep(table: Table, order: Iterable[int], with_last: bool) -> None:
+    present: int | None = None
+    for number in order:
+        if table.views[number]:
+            continue
+        found = table.found[number]
+        if found is not None:
+            present = found.device if with_last or found.device != table.last else None
+        elif present is not None and table.can(present, number):
+            table.put(number, present, Cause.SWEPT)
+
+
+# 3
+
+
+def upgrade(table: Table) -> None:
+    """Moves nodes up where that costs no copy; gives the unassigned ones to who reads most operands."""
+    for number, node in enumerate(table.graph.nodes):
+        if table.views[number]:
+            continue
+        found = table.found[number]
+        if found is None:
+            _rescue(table, number)
+        elif found.cause not in (Cause.USER, Cause.OFFLOAD) and node.op != "assign":
+            _move_up(table, number, found)
+
+
+def _rescue(table: Table, number: int) -> None:
+    operands = table.graph.nodes[number].operands
+    able = [device for device in range(len(table.devices)) if table.can(device, number)]
+    if able:
+        best = max(able, key=lambda device: (sum(table.reads(device, v) for v in operands), -device))
+        # What comes with each run can be read anywhere, so it is the order of the devices that decides.
+        cause = Cause.INPUT if _are_inputs(table, operands) else Cause.BEST_INPUTS
+        table.put(number, best, cause)
+
+
+def _are_inputs(table: Table, operands: Sequence[int]) -> bool:
+    leaves = table.graph.leaves
+    return all(value < table.leaves and leaves[value].kind is LeafKind.INPUT for value in operands)
+
+
+def _move_up(table: Table, number: int, found: Assignment) -> None:
+    """To a device that helps others and works in the same memory, so that nothing is copied for it."""
+    operands = table.graph.nodes[number].operands
+    present = table.devices[found.device]
+    for device in range(found.device):
+        better = table.devices[device]
+        same_memory = device in present.reads and found.device in better.reads
+        fits = better.helps and same_memory and table.can(device, number)
+        if fits and all(table.reads(device, value) for value in operands):
+            table.put(number, device, Cause.UPGRADED)
+            return
+
+
+# 4
+
+
+def complete(table: Table) -> None:
+    """Views follow their source, else their consumer; what is left goes to the first device that can."""
+    _follow_sources(table)
+    consumers = _first_consumers(table)
+    for number in range(len(table.graph.nodes) - 1, -1, -1):
+        if table.found[number] is None:
+            device = consumers.get(number)
+            found = table.found[device] if device is not None else None
+            if found is not None and table.can(found.device, number):
+                table.put(number, found.device, Cause.FROM_CONSUMER)
+    for number in range(len(table.graph.nodes)):
+        if table.found[number] is None:
+            _first_that_can(table, number)
+
+
+def _follow_sources(table: Table) -> None:
+    for number, node in enumerate(table.graph.nodes):
+        if table.views[number] and table.found[number] is None:
+            where = table.memory_of(node.operands[0])
+            if where is not None and table.can(where, number):
+                lies = table.roots[node.operands[0]] >= 0
+                table.put(number, where, Cause.PLACED_VIEW_SOURCE if lies else Cause.FROM_VIEW)
+
+
+def _first_consumers(table: Table) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for number, node in enumerate(table.graph.nodes):
+        for value in node.operands:
+            if value >= table.leaves:
+                found.setdefault(value - table.leaves, number)
+    return found
+
+
+def _first_that_can(table: Table, number: int) -> None:
+    for device in range(len(table.devices)):
+        if table.can(device, number):
+            table.put(number, device, Cause.FIRST_THAT_CAN)
+            return
+    node = table.graph.nodes[number]
+    whys = "; ".join(f"{device.name}: {device.refusals[number]}" for device in table.devices)
+    raise UnsupportedError(f"no device can run op {node.op}: {whys}", origin=table.graph.origin(number))

@@ -1,0 +1,250 @@
+"""A schedule over several hosts as portions: one graph for each host, and the edges between them. Pure.
+
+    whole:    x ─ n0 ─ n1 ─ n2 ─▸ y         n1 runs on another host than n0 and n2
+    portion:  x ─ n0 ┐         ┌ n2 ─▸ y
+                     └▸ (n0) ─ n1 ┘         two edges
+
+What a portion reads of another is an input of it, an arrival. A result that another one reads departs as
+soon as its split has run. A weight or variable is read by others through an inserted `cont`, which stands
+behind the assignments that come before the reader and before all later ones, so that its bits are those that
+the reader would have found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from heliograph_proto.errors import UnsupportedError
+from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
+from heliograph_server.scheduler.model import ALL_ROWS, Schedule
+from heliograph_server.scheduler.weight_homes import NOWHERE
+
+#: A value of the whole graph, and how many assignments of its host come before: 0 for what never changes, and
+#: `OWN` for what lies where it is read, or comes with the run.
+Version: TypeAlias = tuple[int, int]
+OWN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """An edge: a value that goes from one portion to another in each run."""
+
+    #: Of the whole graph.
+    value: int
+    #: Places of portions.
+    source: int
+    target: int
+    #: The node of the source that makes it, and the leaf of the target that it is there.
+    node: int
+    leaf: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionGraph:
+    """A portion's graph, and what of the whole graph its numbers mean."""
+
+    site: int
+    graph: Graph
+    #: Whole graph's inputs that it is given with each run, in order.
+    inputs: tuple[int, ...]
+    #: Places of the whole graph's outputs that it makes, in order: the first of its own outputs.
+    outputs: tuple[int, ...]
+    #: Its weights and variables: leaf, and the whole graph's value.
+    bound: tuple[tuple[int, int], ...]
+    #: Of each node, the place of its device in the schedule, and the whole graph's number: where the node was
+    #: inserted, that of the first one that reads it.
+    devices: tuple[int, ...]
+    nodes: tuple[int, ...]
+    inserted: frozenset[int]
+    begins: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Portions:
+    """A graph in portions, in the order of their sites."""
+
+    pieces: tuple[PartitionGraph, ...]
+    crossings: tuple[Crossing, ...]
+
+
+def cut_portions(graph: Graph, schedule: Schedule, sites: Sequence[int]) -> Portions:
+    """`sites`: of each device of the schedule, by place, the number of its host.
+
+    Raises UnsupportedError, saying why, for a schedule that must be run as a whole.
+    """
+    if schedule.taps:
+        raise UnsupportedError("nodes are observed")
+    for one in schedule.splits:
+        if any(c.rows != ALL_ROWS and sites[c.source] != sites[c.destination] for c in one.copies):
+            raise UnsupportedError("rows of a weight go from one host to another")
+    return _Cut(graph, schedule, sites).portions()
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A portion that is being made."""
+
+    site: int
+    #: Its leaves, in order.
+    leaves: dict[Version, int] = field(default_factory=dict)
+    #: Leaves that others read, by how many of its assignments come before.
+    read_after: dict[int, list[Version]] = field(default_factory=dict)
+    assigned: int = 0
+    nodes: list[Node] = field(default_factory=list)
+    devices: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    inserted: set[int] = field(default_factory=set)
+    begins: set[int] = field(default_factory=set)
+    #: The nodes that make what is read, here and elsewhere.
+    made: dict[Version, int] = field(default_factory=dict)
+
+    def leaf(self, version: Version) -> None:
+        self.leaves.setdefault(version, len(self.leaves))
+
+    def add(self, version: Version, node: Node, device: int, number: int) -> None:
+        self.made[version] = len(self.nodes)
+        self.nodes.append(node)
+        self.devices.append(device)
+        self.numbers.append(number)
+
+    def value(self, version: Version) -> int:
+        """A value's number in the portion."""
+        found = self.leaves.get(version)
+        return len(self.leaves) + self.made[version] if found is None else found
+
+
+class _Cut:
+    """One cut: what the portions' leaves are is found first, since their numbers come before the nodes'."""
+
+    def __init__(self, graph: Graph, schedule: Schedule, sites: Sequence[int]) -> None:
+        self._graph = graph
+        self._schedule = schedule
+        self._leaves = len(graph.leaves)
+        self._site_of = [sites[one.device] for one in schedule.assignments]
+        self._home = [sites[home] if home >= 0 else NOWHERE for home in schedule.homes]
+        self._drafts = {site: _Draft(site) for site in self._site_of}
+        #: Who reads a version from elsewhere: sites, and the first node of each that does.
+        self._readers: dict[tuple[int, Version], dict[int, int]] = {}
+        #: What each node reads.
+        self._operands = [self._read(number) for number in range(len(graph.nodes))]
+
+    def _read(self, number: int) -> tuple[Version, ...]:
+        site, node = self._site_of[number], self._graph.nodes[number]
+        found = tuple(self._version(site, value) for value in node.operands)
+        for value, version in zip(node.operands, found, strict=True):
+            if self._source(value) not in (site, NOWHERE):
+                self._cross(self._source(value), version, site, number)
+            elif value < self._leaves:
+                self._drafts[site].leaf(version)
+        if node.op == "assign":
+            if self._source(node.operands[0]) != site:
+                raise UnsupportedError("a variable is assigned to from another host")
+            self._drafts[site].assigned += 1
+        return found
+
+    def _source(self, value: int) -> int:
+        """The site where a value is made or lies."""
+        return self._home[value] if value < self._leaves else self._site_of[value - self._leaves]
+
+    def _version(self, site: int, value: int) -> Version:
+        """What a site reads now. Several variables may be the same memory, so all assignments count."""
+        if value >= self._leaves:
+            return value, 0
+        source = self._home[value]
+        if source in (site, NOWHERE):
+            return value, OWN
+        is_variable = self._graph.leaves[value].kind is LeafKind.VARIABLE
+        return value, self._draft(source).assigned if is_variable else 0
+
+    def _draft(self, site: int) -> _Draft:
+        return self._drafts.setdefault(site, _Draft(site))
+
+    def _cross(self, source: int, version: Version, target: int, number: int) -> None:
+        readers = self._readers.setdefault((source, version), {})
+        if not readers and version[0] < self._leaves:
+            home = self._draft(source)
+            home.leaf((version[0], OWN))
+            home.read_after.setdefault(version[1], []).append(version)
+        readers.setdefault(target, number)
+        self._drafts[target].leaf(version)
+
+    def portions(self) -> Portions:
+        """All portions, and the edges between them."""
+        begins = {one.nodes[0] for one in self._schedule.splits if one.nodes}
+        for draft in self._drafts.values():
+            draft.assigned = 0
+            self._insert(draft)
+        for number in range(len(self._graph.nodes)):
+            self._add(self._drafts[self._site_of[number]], number, number in begins)
+        drafts = [self._drafts[site] for site in sorted(self._drafts)]
+        places = {one.site: place for place, one in enumerate(drafts)}
+        return Portions(tuple(map(self._piece, drafts)), tuple(self._crossings(places)))
+
+    def _insert(self, draft: _Draft) -> None:
+        """Copies of leaves for others, as they are now."""
+        for version in draft.read_after.get(draft.assigned, ()):
+            leaf = self._graph.leaves[version[0]]
+            node = Node("cont", (draft.leaves[version[0], OWN],), leaf.type)
+            reader = min(self._readers[draft.site, version].values())
+            draft.inserted.add(len(draft.nodes))
+            draft.add(version, node, self._schedule.homes[version[0]], reader)
+
+    def _add(self, draft: _Draft, number: int, begins: bool) -> None:
+        """A node of the whole graph, in the portion's numbers."""
+        node = self._graph.nodes[number]
+        operands = tuple(draft.value(version) for version in self._operands[number])
+        if begins:
+            draft.begins.add(len(draft.nodes))
+        made = Node(node.op, operands, node.type, node.attributes, node.name)
+        draft.add((self._leaves + number, 0), made, self._schedule.assignments[number].device, number)
+        if node.op == "assign":
+            draft.assigned += 1
+            self._insert(draft)
+
+    def _crossings(self, places: Mapping[int, int]) -> Iterator[Crossing]:
+        for (source, version), readers in self._readers.items():
+            size_bytes = self._graph.type_of(version[0]).nbytes
+            node = self._drafts[source].made[version]
+            for target in readers:
+                leaf = self._drafts[target].leaves[version]
+                yield Crossing(version[0], places[source], places[target], node, leaf, size_bytes)
+
+    def _piece(self, draft: _Draft) -> PartitionGraph:
+        leaves, outputs = self._piece_leaves(draft), []
+        places = [
+            place
+            for place, port in enumerate(self._graph.outputs)
+            if port.value >= self._leaves and self._source(port.value) == draft.site
+        ]
+        for place in places:
+            port = self._graph.outputs[place]
+            outputs.append(Output(f"output {place}", draft.value((port.value, 0))))
+        if not outputs:
+            # A graph has one. A leaf's costs nothing.
+            outputs.append(Output("none", 0 if leaves else len(draft.nodes) - 1))
+        own = [(value, leaf) for (value, version), leaf in draft.leaves.items() if version == OWN]
+        return PartitionGraph(
+            site=draft.site,
+            graph=Graph(leaves, tuple(draft.nodes), tuple(outputs)),
+            inputs=tuple(value for value, _ in own if self._home[value] == NOWHERE),
+            outputs=tuple(places),
+            bound=tuple((leaf, value) for value, leaf in own if self._home[value] != NOWHERE),
+            devices=tuple(draft.devices),
+            nodes=tuple(draft.numbers),
+            inserted=frozenset(draft.inserted),
+            begins=frozenset(draft.begins),
+        )
+
+    def _piece_leaves(self, draft: _Draft) -> tuple[Leaf, ...]:
+        found = []
+        for value, version in draft.leaves:
+            leaf = self._graph.leaves[value] if value < self._leaves else None
+            if leaf is not None and version == OWN:
+                found.append(Leaf(leaf.kind, f"leaf {value}", leaf.type, leaf.digest))
+            else:
+                name = f"value {value}" + (f", version {version}" if version else "")
+                found.append(Leaf(LeafKind.INPUT, name, self._graph.type_of(value)))
+        return tuple(found)

@@ -1,0 +1,52 @@
+"""Whole tensors from daemon to daemon, by a command at each end.
+
+Device threads give and take; any thread opens and closes, under the session's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from heliograph_backends.contract import Abort
+from heliograph_proto.errors import HeliographError
+from heliograph_proto.plans import Arrival, Departure, Portion
+from heliograph_server.exchange.exchange import LiveExchange, LivePorts
+from heliograph_server.session.protocol.instructions import CloseEdge, FetchTask, OfferTask, OpenEdge
+
+
+class TensorHandoff:
+    """Does such tasks of one session."""
+
+    def __init__(self, exchange: LiveExchange) -> None:
+        self._exchange = exchange
+        #: Where tensors are offered, or why not, by sequence number.
+        self._offers: dict[int, LivePorts | HeliographError] = {}
+
+    def open(self, instruction: OpenEdge) -> None:
+        """Lets another daemon come for a tensor, which is given once the command runs."""
+        portion = Portion(departures=(Departure(0, instruction.task.command.edge),))
+        try:
+            self._offers[instruction.sequence] = self._exchange.open(portion)
+        except HeliographError as error:
+            self._offers[instruction.sequence] = error
+
+    def close(self, instruction: CloseEdge) -> Callable[[], None]:
+        """The command is over: what tells whoever still waits for the tensor, to be called without a lock."""
+        ports = self._offers.pop(instruction.sequence, None)
+        return partial(ports.close, instruction.error) if isinstance(ports, LivePorts) else lambda: None
+
+    def offer(self, sequence: int, task: OfferTask, abort: Abort) -> None:
+        """Until the tensor was taken. Raises HandleExistsError, CancelledError."""
+        ports = self._offers[sequence]
+        if isinstance(ports, HeliographError):
+            raise ports
+        ports.hand_over(0, task.command.run, task.tensor.placed, abort)
+
+    def fetch(self, task: FetchTask, abort: Abort) -> None:
+        """Until the tensor is written. Raises what went wrong at the other end or on the way."""
+        ports = self._exchange.open(Portion((Arrival(0, task.command.edge, task.command.source),)))
+        try:
+            ports.expect(task.command.run, [task.tensor.placed]).wait(0, abort)
+        finally:
+            ports.close()

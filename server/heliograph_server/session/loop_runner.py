@@ -1,0 +1,154 @@
+"""Loops while they run: a plan's outputs fed back to its inputs, step by step, on a queue's thread.
+
+What is carried has two places, and each step writes the one that it does not read:
+
+    step 0: given ─▸ A      step 1: A ─▸ B      step 2: B ─▸ A      ...
+
+So nothing is copied between steps, and all of it is bound before the first one. Where it is known which step
+is the last, that one writes where the client wants it; else a copy at the end may be needed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+from heliograph_backends.contract import Abort, Tensor, access
+from heliograph_proto.errors import CancelledError, HeliographError
+from heliograph_proto.types import TensorType
+from heliograph_server.plans.loaded_plan import LoadedPlan
+from heliograph_server.plans.multi_device import MultiDevicePlan, Observe
+from heliograph_server.resources.handles import TensorHandle
+from heliograph_server.resources.reclaim import MemoryReclaim
+from heliograph_server.session.protocol.instructions import RunTask
+from heliograph_server.session.taps import LoopObserver
+
+Inputs: TypeAlias = Sequence[Tensor]
+Outputs: TypeAlias = Sequence[Tensor | None]
+
+
+class LoopRun:
+    """One loop of a plan. `inputs` are those of the first step; `outputs`: where those that somebody wants
+    go. Takes memory for what is carried, or looked at between steps, which the plan's copy keeps or gives
+    back as it does with a run's. Raises OutOfMemoryError.
+    """
+
+    def __init__(self, loaded: LoadedPlan, task: RunTask, inputs: Inputs, outputs: Outputs) -> None:
+        assert task.command.loop is not None and task.progress is not None
+        self._loaded, self._task, self._loop = loaded, task, task.command.loop
+        self._progress = task.progress
+        self._copy = loaded.copies[task.slot]
+        self._wanted = outputs
+        home, other = self._sides(outputs)
+        # The last step is known where nothing else can end the loop.
+        at_home = (self._loop.steps - 1) % 2 if self._loop.until is None else 0
+        self._outputs = (other, home) if at_home else (home, other)
+        again = self._near(inputs)
+        fed = [self._fed(again, self._outputs[1 - side]) for side in (0, 1)]
+        self._bound = [(fed[side], self._outputs[side]) for side in (0, 1)]
+        self._first = (inputs, self._outputs[0])
+        self._flag = bytearray(0 if self._loop.until is None else self._type(self._loop.until).nbytes)
+
+    def __repr__(self) -> str:
+        return f"<LoopRun {self._loaded}: {self.done} of {self._loop.steps} steps>"
+
+    @property
+    def done(self) -> int:
+        """Steps that are done."""
+        return self._progress.done
+
+    def _type(self, output: int) -> TensorType:
+        return self._task.plan.outputs[output].type
+
+    def _sides(self, outputs: Outputs) -> tuple[Outputs, Outputs]:
+        """Where steps write in turns; only what is carried differs."""
+        loop, home = self._loop, list(outputs)
+        carried = dict.fromkeys(one.output for one in loop.carries)
+        looked_at = () if loop.until is None else (loop.until,)
+        for place in (*carried, *looked_at, *loop.taps):
+            if home[place] is None:
+                home[place] = self._copy.home_for(place, self._type(place))
+        other = list(home)
+        for place in carried if loop.steps > 1 else ():
+            other[place] = self._copy.other_for(place, self._type(place))
+        return home, other
+
+    def _near(self, inputs: Inputs) -> Inputs:
+        """The inputs of all steps but the first. What lies on another device is copied once, and not in each
+        step, unless steps assign to it."""
+        if isinstance(self._copy.plan, MultiDevicePlan) or self._loop.steps == 1:
+            return inputs
+        carried = {one.input for one in self._loop.carries}
+        changing = {one.storage for one in self._task.plan.assigned}
+        found = list(inputs)
+        for place, given in enumerate(self._task.inputs):
+            lasts = not isinstance(given, TensorHandle) or given.storage not in changing
+            if lasts and place not in carried and not self._copy.is_near(inputs[place]):
+                found[place] = self._copy.near_for(place, inputs[place].type)
+                access.copy(inputs[place], found[place])
+        return found
+
+    def _fed(self, inputs: Inputs, outputs: Outputs) -> Inputs:
+        """The inputs of a step after one that wrote these outputs."""
+        found = list(inputs)
+        for carry in self._loop.carries:
+            tensor = outputs[carry.output]
+            assert tensor is not None
+            found[carry.input] = tensor
+        return found
+
+    def run(self, observer: LoopObserver, abort: Abort, room: MemoryReclaim | None) -> None:
+        """All steps. `room`: has a step that found no memory tried once more. Raises what a step does, and
+        CancelledError after an abort; `done` is the number of that step then."""
+        observe = self._loaded.observing(observer) if self._loaded.is_observed else None
+        first, *slots = (self._step(bound, abort, observe, room) for bound in (self._first, *self._bound))
+        self._do(first, 0, observer, abort)
+        while self.done < self._loop.steps and not self._is_over():
+            side = self.done % 2
+            self._do(slots[side], side, observer, abort)
+
+    def _step(
+        self, bound: tuple[Inputs, Outputs], abort: Abort, observe: Observe | None, room: MemoryReclaim | None
+    ) -> Callable[[], None]:
+        inputs, outputs = bound
+        compute = partial(self._copy.compute, inputs, outputs, abort, observe)
+        return compute if room is None else partial(room.for_work, compute)
+
+    def _do(self, step: Callable[[], None], side: int, observer: LoopObserver, abort: Abort) -> None:
+        if abort.is_set:
+            raise CancelledError("the loop was cancelled")
+        observer.step = self.done
+        begun = time.perf_counter()
+        step()
+        self._loaded.note(self._task.slot, (time.perf_counter() - begun) * 1e6)
+        for place in self._loop.taps:
+            tensor = self._outputs[side][place]
+            assert tensor is not None
+            observer.output(place, tensor, abort)
+        self._progress.done += 1
+
+    def _is_over(self) -> bool:
+        """Whether the last step said so."""
+        if self._loop.until is None:
+            return False
+        tensor = self._outputs[(self.done - 1) % 2][self._loop.until]
+        assert tensor is not None
+        access.read(tensor, 0, memoryview(self._flag))
+        return any(self._flag)
+
+    def results(self) -> Outputs:
+        """Where the outputs of the last step are, which are now in the tensors that were to have them."""
+        last = self._outputs[(self.done - 1) % 2]
+        for place in (one.output for one in self._task.outputs if one.tensor or one.into):
+            wanted, found = self._wanted[place], last[place]
+            if wanted is not None and found is not None and found is not wanted:
+                access.copy(found, wanted)
+        return last
+
+
+def in_step(number: int, error: HeliographError) -> HeliographError:
+    """An error of a loop, with the step that met it."""
+    message = f"in step {number} of the loop: {error.message}"
+    return type(error)(message, advice=error.advice, origin=error.origin)

@@ -1,0 +1,406 @@
+"""How each task is done on a device: code that runs inside a queue's work.
+
+Every function takes a task whose tensors are allocated and healthy, and returns the completion of
+a success. Whatever goes wrong is raised; `typed` makes a HeliographError of it.
+
+Device threads, or the thread that brought a short run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from heliograph_backends.contract import Abort, Buffer, Tensor, access, host_bytes
+from heliograph_proto.commands import Completion
+from heliograph_proto.errors import (
+    CancelledError,
+    HeliographError,
+)
+from heliograph_server.compile.services import SessionServices
+from heliograph_server.plans.loaded_plan import LoadedPlan, PlanCopy
+from heliograph_server.plans.multi_device import Observe
+from heliograph_server.resources.failures import typed
+from heliograph_server.resources.handles import HandleStorage, TensorHandle
+from heliograph_server.resources.memories import find_buffer_type, zeroed
+from heliograph_server.resources.quotas import QuotaKind
+from heliograph_server.session.handoff import TensorHandoff
+from heliograph_server.session.loop_runner import LoopRun, in_step
+from heliograph_server.session.protocol.instructions import (
+    AllocateTask,
+    ClearTask,
+    CopyTask,
+    FetchTask,
+    FillTask,
+    OfferTask,
+    PlaceTask,
+    ReadTask,
+    ResetTask,
+    RunTask,
+    SharedPlace,
+    Task,
+    UsageTask,
+    WriteTask,
+)
+from heliograph_server.session.run_timeline import RunBook
+from heliograph_server.session.staging import (
+    StagedMessages,
+    StagedUpload,
+    Staging,
+    read,
+    read_messages,
+    write,
+    write_incoming,
+)
+from heliograph_server.session.taps import LoopObserver, Observer
+from heliograph_server.session.traffic import TrafficCounter, Transport
+
+logger = logging.getLogger(__name__)
+
+
+class SharedPlaces(Protocol):
+    """The memory that the session shares with its client."""
+
+    def shared_part(self, place: SharedPlace) -> memoryview:
+        """Bytes of it, in place. Raises UnknownHandleError once the session is over."""
+
+    def leave_place(self, sequence: int) -> None:
+        """The command's work does not use its place any more, so the command may be broken off."""
+
+    def take_place(self, sequence: int) -> bool:
+        """The command's work is about to use its place; whether it still may."""
+
+
+class Operations:
+    """Does the tasks of one session."""
+
+    def __init__(
+        self,
+        services: SessionServices,
+        staging: Staging,
+        uploads: dict[int, StagedUpload],
+        reads: Callable[[int, StagedMessages], None],
+        places: SharedPlaces,
+        observer: Callable[[int], Observer | None],
+        handoff: TensorHandoff,
+        book: RunBook,
+    ) -> None:
+        self._devices = services.devices
+        self._chunk_bytes = services.limits.chunk_bytes
+        self._room = services.room
+        self._holding = services.holding
+        self._staging = staging
+        #: Bytes of uploads by transfer.
+        self._uploads = uploads
+        #: Takes the staged bytes of a read, by sequence number.
+        self._reads = reads
+        self._places = places
+        #: Of this session's writes and reads.
+        self.traffic = TrafficCounter()
+        #: Who is told of the observed nodes of a run, by sequence number.
+        self._observer = observer
+        self._handoff = handoff
+        #: Is told how far runs are.
+        self._book = book
+        self._tasks: dict[type, Callable[[int, Any, Abort], Completion]] = {
+            AllocateTask: self._allocate,
+            PlaceTask: self._place,
+            UsageTask: self._set_usage,
+            ClearTask: self._clear,
+            ResetTask: self._reset,
+            WriteTask: self._write,
+            ReadTask: self._read,
+            FillTask: self._fill,
+            CopyTask: self._copy,
+            OfferTask: self._offer,
+            FetchTask: self._fetch,
+            RunTask: self._run,
+        }
+
+    def perform(self, sequence: int, task: Task | None, abort: Abort) -> Completion:
+        """Does a task; None is the empty one. Raises anything."""
+        if task is None:
+            return Completion(sequence)
+        return self._tasks[type(task)](sequence, task, abort)
+
+    def _allocate(self, sequence: int, task: AllocateTask, abort: Abort) -> Completion:
+        # What lies in the client's own memory is no device's.
+        with self._charged([one for one in task.storages if one.memory is None]):
+            self._room.for_work(lambda: self._make_storages(task))
+        return Completion(sequence)
+
+    @contextmanager
+    def _charged(self, storages: Sequence[HandleStorage]) -> Iterator[None]:
+        """Counts what storages take of their devices, before it is taken; if it is not, no more. Raises
+        OutOfMemoryError."""
+        new = [one for one in storages if not one.is_charged]
+        size_bytes = sum(one.size_bytes for one in new)
+        if size_bytes:
+            self._holding.take(QuotaKind.MEMORY, size_bytes)
+        for storage in new:
+            storage.is_charged = True
+        try:
+            yield
+        except BaseException:
+            self._uncharge([one for one in new if one.buffer is None])
+            raise
+
+    def _uncharge(self, storages: Sequence[HandleStorage]) -> None:
+        for storage in storages:
+            storage.is_charged = False
+            self._holding.give(QuotaKind.MEMORY, storage.size_bytes)
+
+    def _make_storages(self, task: AllocateTask) -> None:
+        made: list[Buffer] = []
+        try:
+            for storage in task.storages:
+                made.append(self._new_buffer(storage))
+            for storage, buffer in zip(task.storages, made, strict=True):
+                storage.buffer = buffer
+            for tensor in task.tensors:
+                init_tensor(tensor)
+        except BaseException:
+            for storage, buffer in zip(task.storages, made, strict=False):
+                storage.buffer = None
+                buffer.free()
+            raise
+
+    def _new_buffer(self, storage: HandleStorage) -> Buffer:
+        device = self._devices.device(storage.device)
+        if storage.memory is not None:
+            return device.buffer_from_host(storage.memory)
+        return zeroed(find_buffer_type(device, storage.buffer_type), storage.size_bytes, storage.usage)
+
+    def _place(self, sequence: int, task: PlaceTask, abort: Abort) -> Completion:
+        init_tensor(task.tensor)
+        return Completion(sequence)
+
+    def _set_usage(self, sequence: int, task: UsageTask, abort: Abort) -> Completion:
+        for storage in task.storages:
+            storage.buffer.set_usage(task.usage)
+            storage.usage = task.usage
+        return Completion(sequence)
+
+    def _clear(self, sequence: int, task: ClearTask, abort: Abort) -> Completion:
+        for storage in task.storages:
+            storage.buffer.clear(task.value)
+        return Completion(sequence)
+
+    def _reset(self, sequence: int, task: ResetTask, abort: Abort) -> Completion:
+        for storage in task.storages:
+            storage.buffer.reset()
+        return Completion(sequence)
+
+    def _write(self, sequence: int, task: WriteTask, abort: Abort) -> Completion:
+        if task.place is not None:
+            self._write_shared(sequence, task, task.place)
+            return Completion(sequence)
+        if task.command.data is None:
+            incoming = self._uploads[task.command.transfer]
+            write_incoming(task, incoming, abort)
+            self.traffic.written(
+                incoming.size_bytes, incoming.size_bytes + incoming.copied_bytes, Transport.BULK
+            )
+            return Completion(sequence)
+        data = memoryview(task.command.data)
+        write(task, data)
+        self.traffic.written(data.nbytes, data.nbytes, Transport.INLINE)
+        return Completion(sequence)
+
+    def _write_shared(self, sequence: int, task: WriteTask, place: SharedPlace) -> None:
+        data, copies = self._places.shared_part(place), 1
+        if not _is_quick(task):
+            data, copies = private_copy(data), 2
+            self._places.leave_place(sequence)
+        write(task, data)
+        self.traffic.written(data.nbytes, copies * data.nbytes, Transport.SHARED)
+
+    def _read(self, sequence: int, task: ReadTask, abort: Abort) -> Completion:
+        if task.place is not None:
+            self._read_shared(sequence, task, task.place)
+            return Completion(sequence)
+        if not task.command.transfer:
+            data = bytearray(task.command.size_bytes)
+            read(task, memoryview(data))
+            self.traffic.read(task.command.size_bytes, task.command.size_bytes, Transport.INLINE)
+            return Completion(sequence, data=data)
+        self._staging.reserve(task.command.size_bytes)
+        try:
+            staged = read_messages(task, self._chunk_bytes)
+        except BaseException:
+            self._staging.give(task.command.size_bytes)
+            raise
+        self.traffic.read(staged.nbytes, staged.copied_bytes, Transport.BULK)
+        self._reads(sequence, staged)
+        return Completion(sequence)
+
+    def _read_shared(self, sequence: int, task: ReadTask, place: SharedPlace) -> None:
+        out = self._places.shared_part(place)
+        if _is_quick(task):
+            read(task, out)
+            self.traffic.read(task.command.size_bytes, task.command.size_bytes, Transport.SHARED)
+            return
+        self._places.leave_place(sequence)
+        found = host_bytes(np.empty(task.command.size_bytes, np.uint8))
+        read(task, found)
+        if self._places.take_place(sequence):
+            np.copyto(np.asarray(out), np.asarray(found))
+        self.traffic.read(task.command.size_bytes, 2 * task.command.size_bytes, Transport.SHARED)
+
+    def _fill(self, sequence: int, task: FillTask, abort: Abort) -> Completion:
+        command = task.command
+        access.memset(task.tensor.placed, command.offset_bytes, command.size_bytes, command.value)
+        return Completion(sequence)
+
+    def _copy(self, sequence: int, task: CopyTask, abort: Abort) -> Completion:
+        if task.source is task.destination:
+            return Completion(sequence)
+        return Completion(sequence, road=access.copy(task.source.placed, task.destination.placed))
+
+    def _offer(self, sequence: int, task: OfferTask, abort: Abort) -> Completion:
+        self._handoff.offer(sequence, task, abort)
+        return Completion(sequence)
+
+    def _fetch(self, sequence: int, task: FetchTask, abort: Abort) -> Completion:
+        self._handoff.fetch(task, abort)
+        return Completion(sequence)
+
+    def _run(self, sequence: int, task: RunTask, abort: Abort) -> Completion:
+        if task.command.loop is not None:
+            return self._loop(sequence, task, abort)
+        loaded: LoadedPlan = task.plan.plan
+        copy = loaded.copies[task.slot]
+        begun = time.perf_counter()
+        try:
+            inputs = self._room.for_work(lambda: self._inputs(copy, task))
+            outputs = self._made_outputs(copy, task)
+            self._book.had_inputs(sequence)
+            started = time.perf_counter()
+            try:
+                self._compute(copy, task, inputs, outputs, abort, loaded.observing(self._observer(sequence)))
+            except HeliographError as error:
+                raise loaded.explain(error) from None
+            self._write_outputs(copy, task, outputs)
+            self._book.computed(sequence, copy.plan)
+            device_us = (time.perf_counter() - started) * 1e6
+            fetched = tuple((one.output, _fetched(outputs[one.output])) for one in task.outputs if one.fetch)
+            self._book.gave(sequence, fetched)
+        finally:
+            copy.trim()
+            loaded.note(task.slot, (time.perf_counter() - begun) * 1e6)
+        return Completion(sequence, outputs=fetched, device_us=device_us)
+
+    def _loop(self, sequence: int, task: RunTask, abort: Abort) -> Completion:
+        loaded: LoadedPlan = task.plan.plan
+        copy, observer = loaded.copies[task.slot], self._observer(sequence)
+        assert isinstance(observer, LoopObserver)
+        try:
+            inputs = self._room.for_work(lambda: self._inputs(copy, task))
+            outputs = self._made_outputs(copy, task)
+            looping = self._room.for_work(lambda: LoopRun(loaded, task, inputs, outputs))
+            self._book.had_inputs(sequence)
+            started = time.perf_counter()
+            # What assigned half of its variables, or told of half of its nodes, is not done again.
+            again = not task.plan.assigned and not loaded.is_observed
+            try:
+                looping.run(observer, abort, self._room if again else None)
+            except CancelledError:
+                raise
+            except Exception as error:
+                failure = loaded.explain(typed(error, f"command {sequence}", computing=True))
+                raise in_step(looping.done, failure) from None
+            results = looping.results()
+            self._write_outputs(copy, task, results)
+            self._book.computed(sequence)
+            device_us = (time.perf_counter() - started) * 1e6
+            fetched = tuple((one.output, _fetched(results[one.output])) for one in task.outputs if one.fetch)
+            self._book.gave(sequence, fetched)
+        finally:
+            copy.trim()
+        return Completion(sequence, outputs=fetched, device_us=device_us, steps=looping.done)
+
+    def _compute(
+        self,
+        copy: PlanCopy,
+        task: RunTask,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor | None],
+        abort: Abort,
+        observe: Observe | None,
+    ) -> None:
+        def compute() -> None:
+            copy.compute(inputs, outputs, abort, observe, task.command.exchange_run)
+
+        # What assigned half of its variables, or told others of half of its nodes, is not done again.
+        once = task.plan.assigned or observe is not None or task.command.exchange_run
+        compute() if once else self._room.for_work(compute)
+
+    def _write_outputs(self, copy: PlanCopy, task: RunTask, outputs: Sequence[Tensor | None]) -> None:
+        """Copies outputs to existing tensors that the device could not write in place."""
+        for wanted in task.outputs:
+            source = outputs[wanted.output]
+            if wanted.into is not None and source is not None and not copy.writes(wanted.into.placed):
+                access.copy(source, wanted.into.placed)
+
+    def _inputs(self, copy: PlanCopy, task: RunTask) -> list[Tensor]:
+        return [
+            given.placed
+            if isinstance(given, TensorHandle)
+            else copy.input_of(place, task.plan.inputs[place].type, given)
+            for place, given in enumerate(task.inputs)
+        ]
+
+    def _made_outputs(self, copy: PlanCopy, task: RunTask) -> Sequence[Tensor | None]:
+        made = [one.tensor.storage for one in task.outputs if one.tensor is not None]
+        if not made:
+            return self._room.for_work(lambda: self._outputs(copy, task))
+        with self._charged([one for one in made if one is not None]):
+            return self._room.for_work(lambda: self._outputs(copy, task))
+
+    def _outputs(self, copy: PlanCopy, task: RunTask) -> Sequence[Tensor | None]:
+        outputs: list[Tensor | None] = [None] * len(task.plan.outputs)
+        for wanted in task.outputs:
+            type = task.plan.outputs[wanted.output].type
+            if wanted.tensor is not None:
+                storage = wanted.tensor.storage
+                assert storage is not None
+                if storage.buffer is not None:
+                    # A first try found room for it, and none for another.
+                    storage.buffer.free()
+                storage.buffer = copy.device.buffer_type.allocate(storage.size_bytes)
+                init_tensor(wanted.tensor)
+                outputs[wanted.output] = wanted.tensor.placed
+            elif wanted.into is not None and copy.writes(wanted.into.placed):
+                outputs[wanted.output] = wanted.into.placed
+            elif wanted.fetch or wanted.into is not None:
+                outputs[wanted.output] = copy.output_for(wanted.output, type)
+        return outputs
+
+
+def init_tensor(tensor: TensorHandle) -> None:
+    """Tells the device of a tensor in memory that was made."""
+    placed = tensor.placed
+    placed.buffer.init_tensor(placed)
+    tensor.is_placed = True
+
+
+def _fetched(tensor: Tensor | None) -> bytearray:
+    assert tensor is not None
+    return access.read_whole(tensor)
+
+
+def _is_quick(task: WriteTask | ReadTask) -> bool:
+    """Whether its bytes move by a copy in this host's memory; a device or another daemon may take long."""
+    return task.tensor.placed.buffer.buffer_type.is_host
+
+
+def private_copy(data: memoryview) -> memoryview:
+    """Bytes that nobody else can change. Other threads run meanwhile."""
+    made = np.empty(data.nbytes, np.uint8)
+    np.copyto(made, np.asarray(data))
+    return host_bytes(made)

@@ -1,0 +1,525 @@
+"""A session, as the services and the in-process mode know it. Any thread may call it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+from heliograph_backends.contract import Device, Tensor
+from heliograph_proto.devices import DeviceChange
+from heliograph_proto.errors import (
+    CancelledError,
+    HeliographError,
+    SessionClosedError,
+    UnknownHandleError,
+)
+from heliograph_proto.models import ModelInfo
+from heliograph_proto.plans import (
+    CompileRequest,
+    ContentOffer,
+    EstimateRequest,
+    PlanEstimate,
+    PlanInfo,
+    PlanReport,
+    ReserveRequest,
+)
+from heliograph_proto.sessions import Traffic
+from heliograph_proto.types import tensor_type
+from heliograph_server.compile.compiler import Compiler
+from heliograph_server.compile.services import SessionServices
+from heliograph_server.plans.loaded_plan import LoadedPlan
+from heliograph_server.resources.handles import (
+    BufferHandle,
+    EventHandle,
+    PlanHandle,
+    ReservationHandle,
+    StreamHandle,
+    TensorHandle,
+)
+from heliograph_server.resources.log_fields import LogOwner, session_fields
+from heliograph_server.resources.membership import MembershipChange
+from heliograph_server.resources.principals import Principal, Right, no_exchange
+from heliograph_server.resources.quotas import Charge, QuotaKind
+from heliograph_server.session.bulk import ContentUpload, OutgoingDownload, TransferUpload
+from heliograph_server.session.executor import Executor
+from heliograph_server.session.operations import private_copy
+from heliograph_server.session.protocol.instructions import DropUpload
+from heliograph_server.session.run_timeline import RunBook, RunObserver, Tracing
+from heliograph_server.session.staging import StagedUpload, Staging
+from heliograph_server.session.statistics import SessionCounts, SessionStatistics
+from heliograph_server.weights.direct_upload import DirectContents, Homes
+from heliograph_server.weights.uploads import IncomingUpload
+
+logger = logging.getLogger(__name__)
+
+#: How long closing waits for work that was asked to end.
+CLOSE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class FileOfMemory:
+    """Memory that a client of this host may map."""
+
+    #: The receiver closes it.
+    descriptor: int
+    size_bytes: int
+    #: Where a tensor begins in it.
+    offset_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionIdentity:
+    """Whose session it is."""
+
+    #: Counts the sessions of the host: a name for logs, not the secret that names it to clients.
+    number: int
+    client: str
+    principal: Principal
+    #: Whether its client is told of devices that come and go.
+    watches: bool = False
+
+
+class Session:
+    """One client's handles and work. Thread-safe. Made by `Host.open_session`.
+
+    A facade: the core and its work are in the executor, compiling in the compiler, weights in the contents.
+    """
+
+    def __init__(
+        self,
+        identity: SessionIdentity,
+        services: SessionServices,
+        on_closed: Callable[[Session], None],
+        observers: Sequence[RunObserver] = (),
+        tracing: Tracing | None = None,
+    ) -> None:
+        self.number = identity.number
+        self.client = identity.client or "somebody"
+        self.principal = identity.principal
+        self.limits = services.limits
+        #: When it was opened, by `time.monotonic()`.
+        self.opened = time.monotonic()
+        #: Whose lines of the log are its own.
+        self.log_owner = LogOwner()
+        self.log_fields = session_fields(self.log_owner, self.number, self.principal.tenant)
+        self._watches = identity.watches
+        self._on_closed = on_closed
+        self._devices = services.devices
+        self._holding = services.holding
+        self._contents = services.contents
+        self._book = RunBook(self.number, self.principal, observers, tracing)
+        self._executor = Executor(services, self._book, str(self), self.log_fields)
+        self._core, self._lock = self._executor.core, self._executor.lock
+        self._core.may_exchange(self.may_exchange)
+        self._compiler = Compiler(self._core.plans, self._lock, services, self._executor.plans)
+        #: Graphs that wait to be compiled. One message may always wait, however low the limit.
+        self.requests = Staging(max(self.limits.in_flight_bytes, self.limits.message_bytes), "graphs")
+        #: Contents on their way to devices of other daemons.
+        self._direct = DirectContents(self._contents, services.room, services.deadlines)
+        #: With what those of contents count as on their way.
+        self._open_uploads: dict[IncomingUpload, Charge | None] = {}
+        #: What else is to end with the session, by whom it is of.
+        self.when_closing: dict[object, Callable[[HeliographError], None]] = {}
+        self._closing = False
+        self._released = threading.Event()
+        # The command stream goes straight to the executor: a call in between would cost every small run.
+        self.attach = self._executor.attach
+        self.submit = self._executor.submit
+        self.answer = self._executor.answer
+        self.watch = self._executor.watch
+        self.when_written = self._executor.when_written
+
+    def __repr__(self) -> str:
+        counts = f"{self._core.in_flight} commands in flight, {len(self._core.handles)} handles"
+        return f"<Session {self.number} of {self.client}: {counts}>"
+
+    def __str__(self) -> str:
+        return f"session {self.number} of {self.client}"
+
+    # The command stream
+
+    def refuse(
+        self, sequence: int, error: HeliographError, tensors: tuple[int, ...] = (), buffer: int = 0
+    ) -> None:
+        """A command that could not be read fails with this error; so does what it was to make."""
+        self._executor.event(partial(self._core.refuse, sequence, error, tensors, buffer))
+
+    def end_of_commands(self) -> None:
+        """The client will send no more: runs that would wait for a command go on."""
+        self._executor.event(self._core.taps.end_of_commands)
+
+    # Devices
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        """Those that are there."""
+        return self._devices.present()
+
+    def change_devices(self, change: MembershipChange, told: DeviceChange) -> None:
+        """Devices came, or are gone; `told` is what the client is told, if it wants to know."""
+        if not self._devices.change(change):
+            return
+        with self._lock:
+            if self._core.closed is not None:
+                return
+            self._core.add_devices(device.name for device in change.appeared)
+            if self._watches:
+                self._executor.tell_devices(told)
+        if change.lost:
+            self._executor.plans.forget_lost()
+        self._executor.deliver()
+
+    # Plans and contents
+
+    def compile(self, request: CompileRequest) -> PlanInfo:
+        """Compiles a graph that nobody has checked yet; blocks. Raises what Compile is refused with."""
+        if request.options.portion is not None and not self.may_exchange:
+            raise no_exchange("run a part of a graph whose values other daemons give")
+        began = time.monotonic()
+        try:
+            info = self._compiler.compile(request)
+            took = time.monotonic() - began
+            logger.info("%s: plan %d compiled in %.3f s", self, request.plan, took, extra=self.log_fields)
+            return info
+        finally:
+            # An update may have let go of the plan before.
+            self._executor.event(lambda: None)
+
+    def estimate(self, request: EstimateRequest) -> PlanEstimate:
+        """What compiling would take of devices' memory. Raises what Estimate is refused with."""
+        self._check_open()
+        return self._compiler.estimator.estimate(request)
+
+    def explain(self, plan: int) -> PlanReport:
+        """Where the nodes of a plan run and why. Raises UnknownHandleError."""
+        with self._lock:
+            self._check_open()
+            found = self._core.handles.get(plan, PlanHandle)
+            found.check_there()
+            loaded: LoadedPlan = found.plan
+        return loaded.report()
+
+    def reserve(self, request: ReserveRequest) -> dict[str, int]:
+        """Takes memory for plans that are compiled later; bytes by device. Raises what Reserve is refused
+        with. A Free of its handle gives it back."""
+        return self._compiler.estimator.reserve(request)
+
+    def discard_plan(self, handle: int) -> None:
+        """Undoes a compile whose client left before it learned of it."""
+        self._executor.event(partial(self._core.plans.discard, handle, PlanHandle))
+
+    def discard_reservation(self, handle: int) -> None:
+        """Undoes a `reserve` whose client left before it learned of it."""
+        self._executor.event(partial(self._core.plans.discard, handle, ReservationHandle))
+
+    def place_contents(self, request: CompileRequest, missing: Collection[bytes]) -> tuple[ContentOffer, ...]:
+        """Where missing contents of a graph will lie, as far as others than this server take them; blocks.
+        Raises what PlaceContents is refused with."""
+
+        def place(homes: Homes) -> tuple[ContentOffer, ...]:
+            self._contents.expect({digest: memory for digest, (memory, _) in homes.items()})
+            return self._direct.place(homes)
+
+        try:
+            return self._compiler.place(request, missing, place)
+        finally:
+            self._executor.event(lambda: None)
+
+    def when_here(self, digests: Collection[bytes]) -> Future[None]:
+        """Done when contents that the client brought to other daemons are known here, or soon after."""
+        return self._direct.when_here(digests)
+
+    def is_relayed(self, digest: bytes) -> bool:
+        """Whether an upload of this content is passed on to another daemon."""
+        return self._direct.is_coming(digest)
+
+    def missing_contents(self, digests: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Which of the contents the session must be sent."""
+        self._check_open()
+        return self._contents.missing(tuple(digests))
+
+    def received_contents(self, digests: Sequence[bytes]) -> tuple[int, ...]:
+        """How many bytes are here of contents that are missing: where their uploads may go on."""
+        found = self._contents.received(tuple(digests))
+        return tuple(self._direct.received(one) or here for one, here in zip(digests, found, strict=True))
+
+    def models(self) -> tuple[str, ...]:
+        """The files of tensors that the operator allows."""
+        self._check_open()
+        return self._contents.models()
+
+    def describe_model(self, name: str) -> ModelInfo:
+        """The tensors of one; blocks. Raises InvalidArgumentError, InvalidModelError."""
+        self._check_open()
+        return self._contents.describe_model(name)
+
+    # Bulk
+
+    def begin_upload(self, target: int | bytes, size_bytes: int, offset_bytes: int = 0) -> IncomingUpload:
+        """Bytes for a transfer (a number) or of a content (its digest); a content's from this byte on.
+
+        Raises LimitExceededError or OutOfMemoryError before any memory is taken, ProtocolError,
+        ContentMismatchError when what came before the offset is not here, or the error of the command
+        that was to use them.
+        """
+        self._check_open()
+        upload: IncomingUpload
+        charge: Charge | None = None
+        if isinstance(target, int):
+            upload = self._begin_transfer(target, size_bytes)
+        else:
+            charge = self._holding.account.charge(QuotaKind.STAGING, max(size_bytes - offset_bytes, 0))
+            try:
+                upload = self._begin_content(target, size_bytes, offset_bytes)
+            except BaseException:
+                charge.give()
+                raise
+        with self._lock:
+            self._open_uploads[upload] = charge
+            closed = self._core.closed
+        if closed is not None:
+            upload.abort(closed)
+            raise closed
+        return upload
+
+    def _begin_content(self, digest: bytes, size_bytes: int, offset_bytes: int) -> IncomingUpload:
+        over = self._forget_upload
+        if (passed_on := self._direct.begin(digest, size_bytes, offset_bytes, over)) is not None:
+            return passed_on
+        return ContentUpload(digest, size_bytes, self._contents, over, offset_bytes)
+
+    def _begin_transfer(self, transfer: int, size_bytes: int) -> IncomingUpload:
+        broke = partial(self._upload_broke, transfer)
+        arrived = partial(self._upload_arrived, transfer)
+        try:
+            incoming = StagedUpload(size_bytes, self._executor.staging)
+        except HeliographError as error:
+            # The command that waits for it fails as well.
+            self._executor.event(partial(self._core.upload_started, transfer, size_bytes))
+            broke(error)
+            raise
+        upload = TransferUpload(incoming, arrived, broke, self._forget_upload)
+        try:
+            with self._lock:
+                self._start_transfer(transfer, incoming)
+        except BaseException:
+            incoming.close(None)
+            raise
+        finally:
+            self._executor.deliver()
+        return upload
+
+    def _start_transfer(self, transfer: int, incoming: StagedUpload) -> None:
+        """The command that waits for it may take its bytes from within this call."""
+        is_new = transfer not in self._executor.uploads
+        if is_new:
+            self._executor.uploads[transfer] = incoming
+        try:
+            self._executor.decide(partial(self._core.upload_started, transfer, incoming.size_bytes))
+        except BaseException:
+            if is_new:
+                self._executor.uploads.pop(transfer, None)
+            raise
+
+    def _upload_arrived(self, transfer: int) -> None:
+        self._executor.event(partial(self._core.upload_arrived, transfer))
+
+    def _upload_broke(self, transfer: int, error: HeliographError) -> None:
+        self._executor.event(partial(self._core.upload_broke, transfer, error))
+
+    @property
+    def traffic(self) -> Traffic:
+        """What was carried so far by writes and reads of tensors, and how often it was copied here."""
+        return self._executor.traffic.now
+
+    def _forget_upload(self, upload: IncomingUpload) -> None:
+        with self._lock:
+            was_open = upload in self._open_uploads
+            charge = self._open_uploads.pop(upload, None)
+        if charge is not None:
+            charge.give()
+        if was_open and upload.is_content:
+            size_bytes = upload.received_bytes - upload.start_bytes
+            self._executor.traffic.content(size_bytes, is_relayed=upload.is_relayed)
+
+    def open_download(self, transfer: int) -> OutgoingDownload:
+        """The bytes of a transfer, once they are read; the caller closes it. Raises ProtocolError."""
+        self._check_open()
+        return self._executor.downloads.open(transfer)
+
+    def hold_bytes(self, handle: int, size_bytes: int) -> tuple[Tensor, Callable[[], None]]:
+        """A tensor of so many u8 that somebody else is to fill, and what lets it go. Until then it stays
+        where it is, and no command writes it.
+
+        Raises UnknownHandleError, InvalidArgumentError, or the error of what was to make it.
+        """
+        wanted = {0: (handle, tensor_type("u8", (size_bytes,)))}
+        with self._lock:
+            self._check_open()
+            bound = self._core.plans.bind_leaves(wanted, {0})
+            storage = bound.tensors[0].storage
+            if storage is None or storage.buffer is None:
+                self._core.plans.release_leaves(bound)
+                raise UnknownHandleError(f"tensor {handle} has no memory yet", advice="wait until it is made")
+            placed = bound.tensors[0].placed
+        return placed, lambda: self._executor.event(partial(self._core.plans.release_leaves, bound))
+
+    # Shared memory
+
+    def share_memory(self) -> FileOfMemory:
+        """The memory by which commands may carry bytes, made the first time. Raises UnsupportedError,
+        OutOfMemoryError, LimitExceededError."""
+        with self._lock:
+            self._check_open()
+            shared = self._executor.share_memory()
+            return FileOfMemory(shared.descriptor(), shared.size_bytes)
+
+    def shared_bytes(self, offset_bytes: int, size_bytes: int) -> memoryview:
+        """A copy of bytes of the session's memory, which its client can no longer change. Raises
+        InvalidArgumentError, LimitExceededError, OutOfRangeError."""
+        with self._lock:
+            self._check_open()
+            place = self._core.shared_place(offset_bytes, size_bytes)
+            view = self._executor.shared_part(place)
+        return private_copy(view)
+
+    def share_tensor(self, handle: int) -> FileOfMemory:
+        """The memory in which a tensor lies. Raises UnknownHandleError, UnsupportedError, or the error of
+        the command that was to make it."""
+        with self._lock:
+            self._check_open()
+            tensor = self._core.handles.get(handle, TensorHandle)
+            if (problem := tensor.problem()) is not None:
+                raise problem
+            if tensor.storage is None or tensor.storage.buffer is None:
+                raise UnknownHandleError(f"tensor {handle} has no memory yet", advice="wait until it is made")
+            placed = tensor.placed
+            descriptor = placed.buffer.descriptor()
+            return FileOfMemory(descriptor, placed.buffer.size_bytes, placed.offset_bytes)
+
+    # What can be seen of it
+
+    def statistics(self) -> SessionStatistics:
+        with self._lock:
+            count = self._core.handles.count
+            return SessionStatistics(
+                tensors=count(TensorHandle),
+                buffers=count(BufferHandle),
+                plans=count(PlanHandle),
+                streams=count(StreamHandle),
+                events=count(EventHandle),
+                storages=len(self._core.resources.storages),
+                staged_bytes=self._executor.staging.used_bytes,
+                content_bytes=self._contents.size_bytes,
+                commands_in_flight=self._core.unretired,
+                idle_plans=self._executor.plans.idle,
+                idle_bytes=self._executor.plans.idle_bytes,
+                reservations=count(ReservationHandle),
+                runs_in_flight=self._core.runs_in_flight,
+                tensor_bytes=self._core.resources.storage_bytes,
+            )
+
+    @property
+    def may_exchange(self) -> bool:
+        """Whether it may name other daemons, with which this one then exchanges values."""
+        return self.principal.may(Right.POOL)
+
+    @property
+    def is_attached(self) -> bool:
+        return self._executor.is_attached
+
+    @property
+    def counts(self) -> SessionCounts:
+        """What it has done so far, from any thread; only grows, but for its runs."""
+        waiting, running = self._book.counts
+        return SessionCounts(
+            self._executor.traffic.now,
+            self._executor.traffic.by_road,
+            Counter(self._core.failures.copy()),
+            waiting,
+            running,
+        )
+
+    @property
+    def commands(self) -> int:
+        """How many came so far."""
+        return self._core.last_sequence
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no work is queued or running."""
+        with self._lock:
+            return self._core.unretired == 0
+
+    @property
+    def plan_bytes(self) -> int:
+        """Of devices, by plans that have a handle, as long as they do not run; not of lost devices."""
+        with self._lock:
+            plans: list[LoadedPlan] = [one for one in self._core.plans.loaded if one is not None]
+        return sum(sum(one.kept_bytes().values()) for one in plans if not one.is_lost)
+
+    # The end
+
+    def close(self, error: HeliographError | None = None) -> None:
+        """Ends the session and frees everything: running work is aborted, the rest fails with `error`.
+
+        Blocks until that is done, for CLOSE_SECONDS at most. Idempotent.
+        """
+        with self._lock:
+            first, self._closing = not self._closing, True
+        if not first:
+            self._released.wait(CLOSE_SECONDS)
+            return
+        error = error or SessionClosedError("the session was closed", advice="open another")
+        self._executor.event(partial(self._core.close, error))
+        with self._lock:
+            uploads = list(self._open_uploads)
+        self._contents.stop(error)
+        # First: what is passed on may wait for another daemon, under its upload's lock.
+        self._direct.close(error)
+        for upload in uploads:
+            upload.abort(error)
+        for end in list(self.when_closing.values()):
+            end(error)
+        try:
+            self._release_everything(error)
+        finally:
+            self._released.set()
+            self._on_closed(self)
+            self._executor.call_end(error)
+
+    def _release_everything(self, error: HeliographError) -> None:
+        self._executor.close_shared_memory()
+        self._executor.plans.close()
+        self._holding.account.leave(self._executor.plans)
+        is_quiet = self._executor.quiet.wait(CLOSE_SECONDS)
+        if not is_quiet or not self._compiler.busy.acquire(timeout=CLOSE_SECONDS):
+            # Memory that work may still touch is better lost than given away.
+            lost = "%s: work did not end within %.0f s; its memory is lost"
+            logger.error(lost, self, CLOSE_SECONDS, extra=self.log_fields)
+            return
+        try:
+            self._executor.event(self._core.release_all)
+            for transfer in list(self._executor.uploads):
+                self._executor.drop_upload(DropUpload(transfer))
+            self._executor.downloads.close(error)
+            # A client that said goodbye has nothing to go on with.
+            self._contents.close(error, keep=isinstance(error, CancelledError))
+        finally:
+            self._compiler.busy.release()
+
+    @property
+    def closed(self) -> HeliographError | None:
+        """Why it is closed."""
+        return self._core.closed
+
+    def _check_open(self) -> None:
+        with self._lock:
+            if self._core.closed is not None:
+                raise self._core.closed.anew()

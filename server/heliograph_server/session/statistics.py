@@ -1,0 +1,58 @@
+"""What can be seen of a session from outside: what it holds, has done, and may do.
+
+Data alone, for any thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from heliograph_proto.sessions import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCounts:
+    """What a session has done so far."""
+
+    traffic: Traffic = field(default_factory=Traffic)
+    #: Bytes by "received" or "sent", and by `Road`.
+    by_road: Counter[tuple[str, str]] = field(default_factory=Counter)
+    #: Commands that failed, by the error's reason.
+    failures: Counter[int] = field(default_factory=Counter)
+    #: Runs that wait for their turn, and that have had it, now; known only where runs are observed.
+    runs_waiting: int = 0
+    runs_running: int = 0
+
+    def plus(self, other: SessionCounts) -> SessionCounts:
+        """Both together."""
+        return SessionCounts(
+            self.traffic.plus(other.traffic),
+            self.by_road + other.by_road,
+            self.failures + other.failures,
+            self.runs_waiting + other.runs_waiting,
+            self.runs_running + other.runs_running,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatistics:
+    """What a session holds now. All zero once it has ended."""
+
+    tensors: int = 0
+    buffers: int = 0
+    plans: int = 0
+    streams: int = 0
+    events: int = 0
+    storages: int = 0
+    staged_bytes: int = 0
+    content_bytes: int = 0
+    commands_in_flight: int = 0
+    #: Plans that nobody has a handle of any more, and what they take of devices.
+    idle_plans: int = 0
+    idle_bytes: int = 0
+    reservations: int = 0
+    #: Runs of plans that came and are not done.
+    runs_in_flight: int = 0
+    #: Of devices, by tensors and variables.
+    tensor_bytes: int = 0

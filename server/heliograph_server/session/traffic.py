@@ -1,0 +1,65 @@
+"""How many bytes of tensors a session has carried, and how often each was copied on the way.
+
+Any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from enum import StrEnum
+
+from heliograph_proto.sessions import Traffic
+
+
+class Transport(StrEnum):
+    """What carried bytes between a client and its tensors."""
+
+    #: A message of the command stream.
+    INLINE = "inline"
+    #: A call of its own.
+    BULK = "bulk"
+    #: Memory that both map.
+    SHARED = "shared_memory"
+
+
+class TrafficCounter:
+    """Counts from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sum = Traffic()
+        #: By "received" or "sent", and by road.
+        self._by_road: Counter[tuple[str, str]] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<TrafficCounter {self._sum}>"
+
+    @property
+    def now(self) -> Traffic:
+        """All so far."""
+        return self._sum
+
+    @property
+    def by_road(self) -> Counter[tuple[str, str]]:
+        """Bytes so far by direction, "received" or "sent", and by `Transport`; a copy."""
+        with self._lock:
+            return self._by_road.copy()
+
+    def written(self, size_bytes: int, copied_bytes: int, road: Transport) -> None:
+        """A tensor was written."""
+        self._add(Traffic(written_bytes=size_bytes, copied_in_bytes=copied_bytes), ("received", road))
+
+    def read(self, size_bytes: int, copied_bytes: int, road: Transport) -> None:
+        """A tensor was read."""
+        self._add(Traffic(read_bytes=size_bytes, copied_out_bytes=copied_bytes), ("sent", road))
+
+    def content(self, size_bytes: int, *, is_relayed: bool) -> None:
+        """So much of a content came, and was perhaps passed on."""
+        self._add(Traffic(content_bytes=size_bytes, relayed_bytes=size_bytes if is_relayed else 0))
+
+    def _add(self, traffic: Traffic, way: tuple[str, str] | None = None) -> None:
+        with self._lock:
+            self._sum = self._sum.plus(traffic)
+            if way is not None:
+                self._by_road[way] += traffic.written_bytes + traffic.read_bytes

@@ -1,0 +1,21 @@
+"""What the daemon tells of its own process, for people who ask why it is slow (`heliograph doctor`)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from heliograph.graph.digests import processors
+from heliograph.transport.allocator import facts_here
+
+
+def server_facts(why_not_shared: str = "") -> dict[str, str]:
+    """The facts of ListDevicesResponse; called on the event loop that serves."""
+    loop = type(asyncio.get_running_loop()).__module__
+    return {
+        **facts_here(),
+        "processors": str(processors()),
+        "event_loop": "uvloop" if loop.startswith("uvloop") else "asyncio",
+        # Little would be won: floats hardly compress, and it costs the processor, which is the limit.
+        "compression": "none",
+        "shared_memory": why_not_shared or "on",
+    }

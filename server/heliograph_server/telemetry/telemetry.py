@@ -1,0 +1,81 @@
+"""The telemetry of one daemon, from its start to its end; without `metrics_listen` nothing is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from heliograph_proto.errors import ConfigurationError
+from heliograph_server.config.config import ServerConfig
+from heliograph_server.runtime.host import Host
+from heliograph_server.runtime.host_slot import HostSlot
+from heliograph_server.telemetry.histograms import RunCounter
+from heliograph_server.telemetry.loop_lag import LoopLag
+
+
+class DaemonFacts:
+    """What the daemon around a host knows. All may be called from any thread, and are quick."""
+
+    def __init__(self) -> None:
+        self.host: Callable[[], Host | None] = lambda: None
+        self.refused: Callable[[], Mapping[int, int]] = dict
+        self.lag_seconds: Callable[[], float] = lambda: 0.0
+        #: Of the certificate that the daemon shows, in seconds since 1970; None without one.
+        self.certificate_expiry: Callable[[], float | None] = lambda: None
+        #: By "ok" and "failed".
+        self.reloads: Callable[[], Mapping[str, int]] = dict
+        self.scrapes: Counter[str] = Counter(ok=0, refused=0)
+
+
+class Telemetry:
+    """Called by the daemon, on its loop, in the order of the methods."""
+
+    def __init__(self, config: ServerConfig, slot: HostSlot) -> None:
+        self._where = config.metrics_listen
+        self._host: Host | None = None
+        self._runs = RunCounter()
+        self._ends: list[Callable[[], None]] = []
+        #: Who reads the configuration again, or shows a certificate, says so here.
+        self.facts = DaemonFacts()
+        self.facts.host = lambda: self._host
+        self.facts.refused = slot.refused.copy
+        #: Where metrics are; "": nowhere.
+        self.url = ""
+
+    def __repr__(self) -> str:
+        return f"<Telemetry at {self.url or 'no address'}>"
+
+    def start(self) -> None:
+        """Listens. Raises ConfigurationError."""
+        if not self._where:
+            return
+        # Not before: they take a moment, and need not be installed where nobody wants them.
+        try:
+            from heliograph_server.telemetry.metrics import Exposition
+        except ImportError as error:
+            advice = "pip install 'heliograph[server]'"
+            raise ConfigurationError(f"metrics_listen needs {error.name}", advice=advice) from None
+        from heliograph_server.telemetry.metrics_server import MetricsServer, bind_metrics
+
+        lag = LoopLag(asyncio.get_running_loop())
+        exposition = Exposition(self.facts, self._runs)
+        self._ends.append(exposition.close)
+        server = MetricsServer(bind_metrics(self._where), exposition.text, self.facts.scrapes)
+        self._ends.append(server.close)
+        server.start()
+        lag.start()
+        self._ends.append(lag.stop)
+        self.facts.lag_seconds = lambda: lag.seconds
+        self.url = server.url
+
+    def watch(self, host: Host) -> None:
+        """The host is there: its runs are counted."""
+        self._host = host
+        if self._where:
+            host.observers.append(self._runs)
+
+    def stop(self) -> None:
+        """Ends what was started, the last first. Idempotent; waits for the server's thread, for a moment."""
+        while self._ends:
+            self._ends.pop()()
