@@ -10,548 +10,176 @@
         plan = session.compile(g)
         y = plan.run(x=np.zeros((4, 3), np.float32))["y"]
 
-`hg.aio` has the same names for asyncio. Functions have the array API's names and rules; `hg.ops.NAME` is
-the raw op of the op table. Every error is an `hg.HeliographError`; the tree is in `heliograph.errors`.
+Graphs      Graph, Value, assign, save, load, quantize, dequantize
+Functions   have the array API's names and rules; `hg.ops.NAME` is the raw op of the op table
+Sessions    connect, Session, Tensor, Buffer, aligned_empty
+Plans       Plan, RunFuture, Tap, Checkpoint, Reservation, SplitBufferType, copy_plan
+Devices     Device, Stream, Event, DeviceEvent
+Errors      every one is an HeliographError; the tree is in `heliograph.errors`
+Tools       compare, tune_allocator, and `plan.explain()`
+
+`hg.aio` has the same names for asyncio.
 """
+
+# ruff: noqa: F403 - each module of functions lists its own
 
 import importlib
 from typing import TYPE_CHECKING
 
-from heliograph import _early as _early
+from heliograph import _bootstrap as _bootstrap
 from heliograph import errors
-from heliograph._models import ServerWeight, ServerWeights
-from heliograph._names import hint
-from heliograph.builder import Graph, assign
-from heliograph.errors import (
-    CancelledError,
-    ComputeFailedError,
-    ConfigurationError,
-    ConnectionError,
-    ContentMismatchError,
-    DeadlineExceededError,
-    DeviceLostError,
-    DrainingError,
-    HandleError,
-    HandleExistsError,
-    HeliographError,
-    InternalError,
-    InvalidArgumentError,
-    InvalidGraphError,
-    InvalidInputError,
-    InvalidModelError,
-    LimitExceededError,
-    MemberLostError,
-    MissingContentError,
-    NotHeliographError,
-    Origin,
-    OutOfMemoryError,
-    OutOfRangeError,
-    PermissionDeniedError,
-    ProtocolError,
-    Reason,
-    ResourceError,
-    SessionClosedError,
-    UnauthenticatedError,
-    UnavailableError,
-    UnknownDeviceError,
-    UnknownHandleError,
-    UnknownOpError,
-    UnsupportedError,
-    VersionMismatchError,
-    WorkError,
+from heliograph.errors import *
+from heliograph.functions import (
+    bits,
+    creation,
+    data_types,
+    elementary,
+    elementwise,
+    linear,
+    manipulation,
+    neural,
+    reductions,
+    sorting,
 )
-from heliograph.functions.bits import (
-    bitwise_and,
-    bitwise_invert,
-    bitwise_left_shift,
-    bitwise_or,
-    bitwise_right_shift,
-    bitwise_xor,
-    copysign,
-    nextafter,
-    signbit,
-)
-from heliograph.functions.creation import (
-    arange,
-    asarray,
-    empty,
-    empty_like,
-    eye,
-    from_dlpack,
-    full,
-    full_like,
-    linspace,
-    meshgrid,
-    ones,
-    ones_like,
-    tril,
-    triu,
-    zeros,
-    zeros_like,
-)
-from heliograph.functions.data_types import (
-    astype,
-    can_cast,
-    finfo,
-    iinfo,
-    isdtype,
-    result_type,
-)
-from heliograph.functions.elementary import (
-    acos,
-    acosh,
-    asin,
-    asinh,
-    atan,
-    atan2,
-    atanh,
-    cos,
-    cosh,
-    erf,
-    exp,
-    expm1,
-    hypot,
-    log,
-    log1p,
-    log2,
-    log10,
-    logaddexp,
-    rsqrt,
-    sin,
-    sinh,
-    sqrt,
-    tan,
-    tanh,
-)
-from heliograph.functions.elementwise import (
-    abs,
-    add,
-    ceil,
-    clip,
-    conj,
-    divide,
-    equal,
-    floor,
-    floor_divide,
-    greater,
-    greater_equal,
-    isfinite,
-    isinf,
-    isnan,
-    less,
-    less_equal,
-    logical_and,
-    logical_not,
-    logical_or,
-    logical_xor,
-    maximum,
-    minimum,
-    multiply,
-    negative,
-    not_equal,
-    positive,
-    pow,
-    real,
-    reciprocal,
-    remainder,
-    round,
-    sign,
-    square,
-    subtract,
-    trunc,
-    where,
-)
-from heliograph.functions.linear import (
-    matmul,
-    tensordot,
-    vecdot,
-)
-from heliograph.functions.manipulation import (
-    broadcast_arrays,
-    broadcast_to,
-    concat,
-    expand_dims,
-    flatten,
-    flip,
-    matrix_transpose,
-    moveaxis,
-    permute_dims,
-    repeat,
-    reshape,
-    roll,
-    split,
-    squeeze,
-    stack,
-    take,
-    tile,
-    unstack,
-)
-from heliograph.functions.neural import (
-    gelu,
-    l2_normalize,
-    layer_norm,
-    log_softmax,
-    relu,
-    rms_norm,
-    scaled_dot_product_attention,
-    sigmoid,
-    silu,
-    softmax,
-    softplus,
-)
-from heliograph.functions.reductions import (
-    all,
-    any,
-    argmax,
-    argmin,
-    count_nonzero,
-    diff,
-    max,
-    mean,
-    min,
-    prod,
-    std,
-    sum,
-    var,
-)
-from heliograph.functions.sorting import (
-    argsort,
-    cumulative_prod,
-    cumulative_sum,
-    searchsorted,
-    sort,
-    take_along_axis,
-)
-from heliograph.raw_ops import ops
-from heliograph.value import Value
+from heliograph.functions.bits import *
+from heliograph.functions.creation import *
+from heliograph.functions.data_types import *
+from heliograph.functions.elementary import *
+from heliograph.functions.elementwise import *
+from heliograph.functions.linear import *
+from heliograph.functions.manipulation import *
+from heliograph.functions.neural import *
+from heliograph.functions.reductions import *
+from heliograph.functions.sorting import *
+from heliograph.graph.builder import Graph, assign
+from heliograph.graph.names import hint
+from heliograph.graph.server_weights import ServerWeight
+from heliograph.graph.value import Value
+from heliograph.ops import ops
+from heliograph.procedures.server_weights import ServerWeights
 from heliograph_proto import __version__
 from heliograph_proto.types import DType, TensorType
 
 if TYPE_CHECKING:
     from heliograph import aio as aio
-    from heliograph._allocator import tune_allocator
-    from heliograph._comparison import ComparedNode, Comparison, Verdict
-    from heliograph._rebuilding import Rebuild
-    from heliograph._reserving import Reservation
-    from heliograph._split_buffer_type import SplitBufferType
-    from heliograph._watching import DeviceEvent
-    from heliograph.buffer import Buffer, aligned_empty
-    from heliograph.checkpoints import Checkpoint, load_checkpoint
-    from heliograph.comparing import compare
-    from heliograph.copying import copy_plan
-    from heliograph.explaining import Explanation
-    from heliograph.files import load, save
-    from heliograph.plan import Plan, RunFuture
-    from heliograph.session import Session, connect
-    from heliograph.stream import Device, Event, Stream
-    from heliograph.tensor import Tensor, WriteFuture
-    from heliograph_proto.description import (
-        Cause,
-        CopyRoad,
+    from heliograph._base.buffer import aligned_empty
+    from heliograph._base.reservation import Reservation
+    from heliograph._base.split_buffer_type import SplitBufferType
+    from heliograph.comparison.compare import compare
+    from heliograph.comparison.report import ComparedNode, Comparison, Verdict
+    from heliograph.connection import connect
+    from heliograph.core.watching import DeviceEvent
+    from heliograph.device import Device, Event, Stream
+    from heliograph.explain.explanation import Explanation
+    from heliograph.graph.files import load, save
+    from heliograph.plan import Plan
+    from heliograph.procedures.checkpoint import Checkpoint, load_checkpoint
+    from heliograph.procedures.rebuild import Rebuild
+    from heliograph.procedures.taps import Tap
+    from heliograph.run_future import RunFuture
+    from heliograph.session import Session, copy_plan
+    from heliograph.tensor import Buffer, Tensor, WriteFuture
+    from heliograph.transport.allocator import tune_allocator
+    from heliograph_proto.devices import (
+        CopyPath,
         DeviceType,
+        Link,
+        MemberInfo,
+        MemberState,
         OpAnswer,
+        OpPath,
         OpQuery,
-        OpRoad,
-        PlanEstimate,
         Usage,
     )
-    from heliograph_proto.log_lines import LogLine
-    from heliograph_proto.membership import MemberInfo, MemberState, Way
-    from heliograph_proto.quantization import dequantize, quantize
+    from heliograph_proto.plans import Cause, PlanEstimate
+    from heliograph_proto.quantization.blocks import dequantize, quantize
+    from heliograph_proto.sessions import LogLine
 
-#: Names that are loaded when they are first used, and their modules: who builds graphs, or reads the op
-#: table, does not pay for talking to a server, nor who writes blocking code for asyncio.
+#: Names that are loaded when they are first used, by the modules that have them: who builds graphs, or reads
+#: the op table, does not pay for talking to a server, nor who writes blocking code for asyncio.
 _LATER = {
-    "Buffer": "buffer",
-    "ComparedNode": "_comparison",
-    "Comparison": "_comparison",
-    "Verdict": "_comparison",
-    "compare": "comparing",
-    "copy_plan": "copying",
-    "connect": "session",
-    "tune_allocator": "_allocator",
-    "Checkpoint": "checkpoints",
-    "Device": "stream",
-    "DeviceEvent": "_watching",
-    "Event": "stream",
-    "Explanation": "explaining",
-    "Plan": "plan",
-    "Rebuild": "_rebuilding",
-    "Reservation": "_reserving",
-    "RunFuture": "plan",
-    "Session": "session",
-    "SplitBufferType": "_split_buffer_type",
-    "Stream": "stream",
-    "Tap": "_taps",
-    "Tensor": "tensor",
-    "WriteFuture": "tensor",
-    "aligned_empty": "buffer",
-    "load": "files",
-    "load_checkpoint": "checkpoints",
-    "save": "files",
+    "heliograph._base.buffer": "aligned_empty",
+    "heliograph._base.reservation": "Reservation",
+    "heliograph._base.split_buffer_type": "SplitBufferType",
+    "heliograph.comparison.compare": "compare",
+    "heliograph.comparison.report": "ComparedNode Comparison Verdict",
+    "heliograph.connection": "connect",
+    "heliograph.core.watching": "DeviceEvent",
+    "heliograph.device": "Device Event Stream",
+    "heliograph.explain.explanation": "Explanation",
+    "heliograph.graph.files": "load save",
+    "heliograph.plan": "Plan",
+    "heliograph.procedures.checkpoint": "Checkpoint load_checkpoint",
+    "heliograph.procedures.rebuild": "Rebuild",
+    "heliograph.procedures.taps": "Tap",
+    "heliograph.run_future": "RunFuture",
+    "heliograph.session": "Session copy_plan",
+    "heliograph.tensor": "Buffer Tensor WriteFuture",
+    "heliograph.transport.allocator": "tune_allocator",
+    "heliograph_proto.devices": (
+        "CopyPath DeviceType Link MemberInfo MemberState OpAnswer OpPath OpQuery Usage"
+    ),
+    "heliograph_proto.plans": "Cause PlanEstimate",
+    "heliograph_proto.quantization.blocks": "dequantize quantize",
+    "heliograph_proto.sessions": "LogLine",
 }
+_MODULE_OF = {name: module for module, names in _LATER.items() for name in names.split()}
 
-#: Likewise names of the contract, and their modules there.
-_CONTRACT = {
-    "Cause": "description",
-    "CopyRoad": "description",
-    "DeviceType": "description",
-    "LogLine": "log_lines",
-    "MemberInfo": "membership",
-    "MemberState": "membership",
-    "OpAnswer": "description",
-    "OpQuery": "description",
-    "OpRoad": "description",
-    "PlanEstimate": "description",
-    "Usage": "description",
-    "Way": "membership",
-    "dequantize": "quantization",
-    "quantize": "quantization",
-}
-
-__all__ = [
+__all__ = ["__version__", "aio", "errors", "ops"]
+# Graphs
+__all__ += ["DType", "Graph", "ServerWeight", "ServerWeights", "TensorType", "Value", "assign"]
+__all__ += ["dequantize", "load", "quantize", "save"]
+# Sessions
+__all__ += [
     "Buffer",
-    "CancelledError",
-    "Cause",
-    "Checkpoint",
-    "ComparedNode",
-    "Comparison",
-    "ComputeFailedError",
-    "ConfigurationError",
-    "ConnectionError",
-    "ContentMismatchError",
-    "CopyRoad",
-    "DType",
-    "DeadlineExceededError",
-    "Device",
-    "DeviceLostError",
-    "DeviceEvent",
-    "DeviceType",
-    "DrainingError",
-    "Event",
-    "Explanation",
-    "Graph",
-    "HandleError",
-    "HandleExistsError",
-    "HeliographError",
-    "InternalError",
-    "InvalidArgumentError",
-    "InvalidGraphError",
-    "InvalidInputError",
-    "InvalidModelError",
-    "LimitExceededError",
     "LogLine",
     "MemberInfo",
-    "MemberLostError",
     "MemberState",
-    "MissingContentError",
-    "NotHeliographError",
-    "OpAnswer",
-    "OpQuery",
-    "OpRoad",
-    "Origin",
-    "OutOfMemoryError",
-    "OutOfRangeError",
-    "PermissionDeniedError",
+    "Session",
+    "Tensor",
+    "Usage",
+    "Link",
+    "WriteFuture",
+]
+__all__ += ["CopyPath", "aligned_empty", "connect"]
+# Plans
+__all__ += [
+    "Cause",
+    "Checkpoint",
+    "Explanation",
     "Plan",
     "PlanEstimate",
-    "ProtocolError",
-    "Reason",
     "Rebuild",
     "Reservation",
-    "ResourceError",
     "RunFuture",
-    "ServerWeight",
-    "ServerWeights",
-    "Session",
-    "SessionClosedError",
-    "SplitBufferType",
-    "Stream",
-    "Tap",
-    "Tensor",
-    "TensorType",
-    "UnauthenticatedError",
-    "UnavailableError",
-    "UnknownDeviceError",
-    "UnknownHandleError",
-    "UnknownOpError",
-    "UnsupportedError",
-    "Usage",
-    "Value",
-    "Way",
-    "Verdict",
-    "VersionMismatchError",
-    "WorkError",
-    "WriteFuture",
-    "__version__",
-    "abs",
-    "acos",
-    "acosh",
-    "add",
-    "aio",
-    "aligned_empty",
-    "all",
-    "any",
-    "arange",
-    "argmax",
-    "argmin",
-    "argsort",
-    "asarray",
-    "asin",
-    "asinh",
-    "atan",
-    "atan2",
-    "atanh",
-    "bitwise_and",
-    "bitwise_invert",
-    "bitwise_left_shift",
-    "bitwise_or",
-    "bitwise_right_shift",
-    "bitwise_xor",
-    "can_cast",
-    "conj",
-    "copysign",
-    "count_nonzero",
-    "cumulative_prod",
-    "cumulative_sum",
-    "diff",
-    "assign",
-    "astype",
-    "broadcast_to",
-    "broadcast_arrays",
-    "ceil",
-    "clip",
-    "compare",
-    "concat",
-    "connect",
-    "copy_plan",
-    "cos",
-    "cosh",
-    "dequantize",
-    "divide",
-    "empty",
-    "empty_like",
-    "equal",
-    "erf",
-    "errors",
-    "exp",
-    "expand_dims",
-    "expm1",
-    "eye",
-    "finfo",
-    "flatten",
-    "flip",
-    "floor",
-    "floor_divide",
-    "from_dlpack",
-    "full",
-    "full_like",
-    "gelu",
-    "greater",
-    "greater_equal",
-    "hypot",
-    "iinfo",
-    "isdtype",
-    "isfinite",
-    "isinf",
-    "isnan",
-    "l2_normalize",
-    "layer_norm",
-    "less",
-    "less_equal",
-    "linspace",
-    "load",
-    "load_checkpoint",
-    "log",
-    "log1p",
-    "log2",
-    "log10",
-    "log_softmax",
-    "logaddexp",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-    "matmul",
-    "matrix_transpose",
-    "meshgrid",
-    "moveaxis",
-    "max",
-    "maximum",
-    "mean",
-    "min",
-    "minimum",
-    "multiply",
-    "negative",
-    "nextafter",
-    "not_equal",
-    "ones",
-    "ones_like",
-    "ops",
-    "permute_dims",
-    "real",
-    "repeat",
-    "positive",
-    "pow",
-    "prod",
-    "quantize",
-    "reciprocal",
-    "relu",
-    "remainder",
-    "reshape",
-    "result_type",
-    "roll",
-    "rms_norm",
-    "round",
-    "rsqrt",
-    "save",
-    "scaled_dot_product_attention",
-    "searchsorted",
-    "sigmoid",
-    "sign",
-    "signbit",
-    "silu",
-    "sin",
-    "sinh",
-    "softmax",
-    "softplus",
-    "sort",
-    "split",
-    "sqrt",
-    "square",
-    "squeeze",
-    "stack",
-    "std",
-    "subtract",
-    "tan",
-    "sum",
-    "take",
-    "take_along_axis",
-    "tanh",
-    "tensordot",
-    "tile",
-    "unstack",
-    "tril",
-    "triu",
-    "trunc",
-    "tune_allocator",
-    "var",
-    "vecdot",
-    "where",
-    "zeros",
-    "zeros_like",
 ]
+__all__ += ["SplitBufferType", "Tap", "copy_plan", "load_checkpoint"]
+# Devices
+__all__ += ["Device", "DeviceEvent", "DeviceType", "Event", "OpAnswer", "OpQuery", "OpPath", "Stream"]
+# Tools
+__all__ += ["ComparedNode", "Comparison", "Verdict", "compare", "tune_allocator"]
+# Errors and functions
+__all__ += errors.__all__
+__all__ += creation.__all__
+__all__ += data_types.__all__
+__all__ += elementwise.__all__
+__all__ += elementary.__all__
+__all__ += bits.__all__
+__all__ += linear.__all__
+__all__ += manipulation.__all__
+__all__ += reductions.__all__
+__all__ += sorting.__all__
+__all__ += neural.__all__
 
 
 def __getattr__(name: str) -> object:
     """Loads what is loaded late; for other names, an error that suggests a near one."""
     if name == "aio":
         return importlib.import_module("heliograph.aio")
-    for package, modules in (("heliograph", _LATER), ("heliograph_proto", _CONTRACT)):
-        if name in modules:
-            found = getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
-            globals()[name] = found
-            return found
+    if name in _MODULE_OF:
+        found = getattr(importlib.import_module(_MODULE_OF[name]), name)
+        globals()[name] = found
+        return found
     # With an `obj` of None Python adds no guess of its own behind ours.
     raise AttributeError(f"module 'heliograph' has no attribute {name!r}{hint(name)}", name=name, obj=None)
 

@@ -44,7 +44,7 @@ class NoAnswerError(Exception):
 
 
 @dataclass(frozen=True)
-class Target:
+class ProbeTarget:
     """What a URL names, as far as it matters here."""
 
     #: As people are told it: without what is secret in it.
@@ -109,14 +109,14 @@ def main(given: Sequence[str]) -> int:
         return 130
 
 
-def target_of(url: str) -> Target:
+def target_of(url: str) -> ProbeTarget:
     """What a URL names. Raises NoAnswerError for one of another kind, which is not repeated: it may have a
     token. What is wrong with a host or a port gRPC finds out.
     """
     url = url.strip().partition("#")[0]
     if url.startswith("unix:"):
         path = url.removeprefix("unix:").removeprefix("//")
-        return Target(f"unix://{path}", f"unix:{path}")
+        return ProbeTarget(f"unix://{path}", f"unix:{path}")
     try:
         parts = urlsplit(url if "://" in url else f"grpc://{url}")
         host, port = parts.hostname, parts.port or DEFAULT_PORT
@@ -126,10 +126,10 @@ def target_of(url: str) -> Target:
         raise NoAnswerError("bad address: use grpc://HOST:PORT, grpcs://HOST:PORT or unix:///PATH")
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     tls_name = parse_qs(parts.query).get("tls_name", [""])[0]
-    return Target(f"{parts.scheme}://{where}", f"dns:{where}", parts.scheme == "grpcs", tls_name)
+    return ProbeTarget(f"{parts.scheme}://{where}", f"dns:{where}", parts.scheme == "grpcs", tls_name)
 
 
-def _channel(target: Target) -> grpc.Channel:
+def _channel(target: ProbeTarget) -> grpc.Channel:
     """A channel, on which no token is shown: none is asked for. Raises NoAnswerError for files that cannot be
     read."""
     import grpc

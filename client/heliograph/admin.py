@@ -17,19 +17,12 @@ from typing import Any
 
 import grpc
 
-from heliograph import _grpc
-from heliograph._arguments import checked_timeout
-from heliograph._channels import credentials_of, open_channel
-from heliograph.session import address_of
-from heliograph_proto.addresses import Address
-from heliograph_proto.administration import (
-    DeviceStatus,
-    DrainState,
-    DrainStatus,
-    SessionStatus,
-    Snapshot,
-)
-from heliograph_proto.credentials import Credentials
+from heliograph.connection import address_of
+from heliograph.graph.arguments import checked_timeout
+from heliograph.transport import handshake
+from heliograph.transport.channels import credentials_of, open_channel
+from heliograph_proto.addresses import Address, Credentials
+from heliograph_proto.codec import decode, decode_all
 from heliograph_proto.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -37,8 +30,15 @@ from heliograph_proto.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from heliograph_proto.messages.admin import decode_drain, decode_session_status, decode_snapshot
-from heliograph_proto.quotas import Quota, TenantUsage
+from heliograph_proto.sessions import (
+    DeviceStatus,
+    DrainState,
+    DrainStatus,
+    Quota,
+    SessionStatus,
+    Snapshot,
+    TenantUsage,
+)
 from heliograph_proto.v1 import admin_pb2
 
 __all__ = [
@@ -55,7 +55,7 @@ __all__ = [
 
 _SERVICE = "/heliograph.v1.AdminService/"
 #: A daemon that is restarted is soon found again.
-OPTIONS = (*_grpc.CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 2000))
+OPTIONS = (*handshake.CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 2000))
 #: How long a drain may take beyond its deadline: sessions are ended, and the daemon stops.
 END_SECONDS = 60.0
 
@@ -111,7 +111,7 @@ class Admin:
         """All that are open, of all tenants, by number; with average rates since each was opened."""
         answer = self._ask("ListSessions", admin_pb2.ListSessionsRequest(), "list its sessions")
         found = admin_pb2.ListSessionsResponse.FromString(answer)
-        return tuple(map(decode_session_status, found.sessions))
+        return decode_all(found.sessions, SessionStatus)
 
     def end_session(self, number: int, reason: str = "") -> None:
         """Ends a session: its client's calls fail with a SessionClosedError that has the reason. Returns when
@@ -131,13 +131,13 @@ class Admin:
         request = admin_pb2.DrainRequest(deadline_ms=deadline_ms, stay=stay)
         answer = self._ask("Drain", request, "drain")
         self._is_to_stop = not stay
-        return decode_drain(admin_pb2.DrainResponse.FromString(answer).drain)
+        return decode(admin_pb2.DrainResponse.FromString(answer).drain, DrainStatus)
 
     def undo_drain(self) -> DrainStatus:
         """New sessions are welcome again. Raises DrainingError when it is stopping already."""
         answer = self._ask("UndoDrain", admin_pb2.UndoDrainRequest(), "undo its drain")
         self._is_to_stop = False
-        return decode_drain(admin_pb2.UndoDrainResponse.FromString(answer).drain)
+        return decode(admin_pb2.UndoDrainResponse.FromString(answer).drain, DrainStatus)
 
     def wait_drained(self, timeout: float | None = None) -> DrainState:
         """Waits until a drain is over: DRAINED, STOPPING (it has hung up), or SERVING if that was undone.
@@ -186,7 +186,7 @@ class Admin:
         try:
             for answer in call:
                 is_there = True
-                yield decode_snapshot(admin_pb2.Snapshot.FromString(answer))
+                yield decode(admin_pb2.Snapshot.FromString(answer), Snapshot)
         except grpc.RpcError as error:
             refused = self._refused(error, "tell how it is", is_there=is_there)
         finally:
@@ -207,7 +207,7 @@ class Admin:
 
     def _refused(self, error: grpc.RpcError, doing: str, *, is_there: bool = False) -> HeliographError:
         """Why a call failed, and why nobody answers if nobody ever did."""
-        found = _grpc.typed_error(error, self.address, doing)
-        if not is_there and isinstance(found, UnavailableError) and not _grpc.is_typed(error):
-            return _grpc.open_error(error, self.address, self._timeout, self._credentials)
+        found = handshake.typed_error(error, self.address, doing)
+        if not is_there and isinstance(found, UnavailableError) and not handshake.is_typed(error):
+            return handshake.open_error(error, self.address, self._timeout, self._credentials)
         return found

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import grpc
 
-from heliograph._channels import credentials_of, open_channel
 from heliograph.errors import UnavailableError
+from heliograph.transport.channels import credentials_of, open_channel
 from heliograph_proto.addresses import parse_address
 
 #: How long a daemon may take to serve: its first start on a machine compiles the CPU kernels.
@@ -25,8 +25,15 @@ def running_daemon(*arguments: str, listen: str = "grpc://127.0.0.1:0") -> Itera
     TLS (`listen="grpcs://127.0.0.1:0"`) it is trusted as $HELIOGRAPH_CA says."""
     command = [sys.executable, "-m", "heliograph.cli", "serve", "--listen", listen]
     process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True)
+    with serving(process) as url:
+        yield url
+
+
+@contextmanager
+def serving(process: subprocess.Popen[str]) -> Iterator[str]:
+    """The URL of a daemon that was just started with its stdout in a pipe, once it serves; ends it."""
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         if not line.startswith("listening on "):
             raise UnavailableError(f"the daemon did not start: it said {line!r}")
@@ -40,8 +47,7 @@ def running_daemon(*arguments: str, listen: str = "grpc://127.0.0.1:0") -> Itera
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(10)
-        if process.stdout is not None:
-            process.stdout.close()
+        process.stdout.close()
 
 
 def wait_until_serving(url: str, seconds: float = START_SECONDS) -> None:

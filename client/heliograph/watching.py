@@ -1,14 +1,16 @@
-"""`session.watch()`: devices of the server that come and go, one event after the other."""
+"""Iterators over what a server tells: changes of its devices, lines of its log."""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
-from heliograph._watching import DeviceEvent, WatchBase
+from heliograph.core.watching import DeviceEvent, WatchBase
+from heliograph.transport.blocking import BlockingShell
 from heliograph_proto.errors import DeadlineExceededError
+from heliograph_proto.sessions import LogLine
 
 
 class DeviceWatch(WatchBase):
@@ -59,10 +61,35 @@ class DeviceWatch(WatchBase):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+
+class LogLines:
+    """An iterator over what the server logs of a session, which ends with it. Made by `Session.log`."""
+
+    def __init__(self, shell: BlockingShell, level: str) -> None:
+        self._source = shell.follow_log(level)
+        self._lines: deque[LogLine] = deque()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> LogLine:
+        """Waits for the next line."""
+        while not self._lines:
+            more = self._source.take()
+            if more is None:
+                raise StopIteration
+            self._lines.extend(more)
+        return self._lines.popleft()
+
+    def close(self) -> None:
+        """Ends it. Idempotent, from any thread."""
+        self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
         self.close()

@@ -10,11 +10,12 @@ Graphs are built as everywhere. Whatever waits is a coroutine; cancelling its ta
 the server. Objects belong to the event loop that opened their session.
 """
 
-from heliograph._reserving import Reservation
-from heliograph.aio.copying import copy_plan
-from heliograph.aio.plan import Plan, RunFuture
-from heliograph.aio.session import Session, connect
-from heliograph.aio.stream import Device, Event, Stream
+from heliograph._base.reservation import Reservation
+from heliograph.aio.connection import connect
+from heliograph.aio.device import Device, Event, Stream
+from heliograph.aio.plan import Plan
+from heliograph.aio.run_future import RunFuture
+from heliograph.aio.session import Session, copy_plan
 from heliograph.aio.tensor import Buffer, Tensor, WriteFuture
 
 __all__ = [

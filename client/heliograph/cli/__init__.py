@@ -1,46 +1,57 @@
 """The command line: `heliograph serve`, `devices`, `run`, `explain`, `compare`, `embed`, ...
 
-Each subcommand is a module of this package with `add_arguments` and `run`, loaded when it is chosen; one
-that needs an extra says which. Errors are one line and advice on stderr and exit status 1, Ctrl-C is
-130, a closed pipe is quiet.
+Each command is a module with `add_arguments` and `run`, loaded when it is chosen: one of this package, or
+one that an entry point of the group `heliograph.commands` names, as the server's are. Errors are one line
+and advice on stderr and exit status 1, Ctrl-C is 130, a closed pipe is quiet.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import Any
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from heliograph_proto import __version__
 from heliograph_proto.errors import ConfigurationError, HeliographError
 
-#: Subcommands, in the order of the help.
-COMMANDS = {
-    "serve": "run a daemon that owns this host's devices",
-    "pool": "daemons on the nodes of a cluster: up, status, down",
-    "devices": "list the devices of a daemon",
-    "health": "ask a daemon whether it lives and takes sessions (exit status 0, 1; 2: no answer)",
-    "doctor": "measure the road to a daemon, and say what to change",
-    "run": "run a graph from a file",
-    "explain": "show where the nodes of a graph would run, and why",
-    "trace": "write a run of a graph as a trace, for Perfetto or Chrome",
-    "compare": "compare what two devices compute of a graph",
-    "embed": "embed texts with a sentence-transformers model",
-    "top": "show what a daemon does: devices, sessions, tenants, members",
-    "sessions": "list the sessions of a daemon, or end one",
-    "drain": "have a daemon end its work, and then stop",
-    "log-level": "set from which level on a daemon logs",
-    "token": "make, list and take back the tokens that a daemon asks for",
-    "cache": "list, remove or check the weights that daemons keep on disk",
-    "ops": "print the op table",
-    "conformance": "check what a device computes against the op table",
-    "warmup": "compile the CPU kernels before a daemon needs them",
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+#: Our commands by what they are for, in the order of the help.
+GROUPS = {
+    "use devices": {
+        "run": "run a graph from a file",
+        "explain": "show where the nodes of a graph would run, and why",
+        "trace": "write a run of a graph as a trace, for Perfetto or Chrome",
+        "compare": "compare what two devices compute of a graph",
+        "embed": "embed texts with a sentence-transformers model",
+    },
+    "look at a daemon": {
+        "devices": "list the devices of a daemon",
+        "health": "ask a daemon whether it lives and takes sessions (exit status 0, 1; 2: no answer)",
+        "doctor": "measure the road to a daemon, and say what to change",
+        "ops": "print the op table",
+        "conformance": "check what a device computes against the op table",
+    },
+    "operate daemons": {
+        "serve": "run a daemon that owns this host's devices",
+        "pool": "daemons on the nodes of a cluster: up, status, down",
+        "top": "show what a daemon does: devices, sessions, tenants, members",
+        "sessions": "list the sessions of a daemon, or end one",
+        "drain": "have a daemon end its work, and then stop",
+        "log-level": "set from which level on a daemon logs",
+        "token": "make, list and take back the tokens that a daemon asks for",
+        "cache": "list, remove or check the weights that daemons keep on disk",
+        "warmup": "compile the CPU kernels before a daemon needs them",
+    },
 }
+COMMANDS = {name: help for group in GROUPS.values() for name, help in group.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except HeliographError as error:
         return complain(error, parsed.verbose)
+    except ModuleNotFoundError as error:
+        return complain(missing_extra(error, parsed.command), parsed.verbose)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -66,61 +79,94 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(given: Sequence[str]) -> tuple[argparse.Namespace, Any]:
-    """The arguments, and the module of the subcommand. Loads no other subcommand."""
+    """The arguments, and the module of the command. Loads no other command."""
+    name = next((word for word in given if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(
-        prog="heliograph", description="Compute graphs on other machines' devices."
+        prog="heliograph",
+        description="Compute graphs on other machines' devices.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=None if name else _listed(),
     )
     parser.add_argument("--version", action="version", version=f"heliograph {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    chosen = next((word for word in given if word in COMMANDS), None)
-    if chosen is None:
-        _require_command(given, parser)
-    module: Any = None
-    its_parser = parser
-    for name, description in COMMANDS.items():
-        command = commands.add_parser(
-            name,
-            help=description,
-            description=f"{description[0].upper()}{description[1:]}.",
-            # What is nearly an option of the daemon is a mistake.
-            allow_abbrev=name != "serve",
-        )
-        command.add_argument("-v", "--verbose", action="count", default=0, help="say more; twice: tracebacks")
-        if name == chosen:
-            module, its_parser = load(name), command
-            module.add_arguments(command)
+    if not given:
+        parser.error(f"a command is needed:\n{_listed()}each has --help; `heliograph serve` starts a daemon")
+    if name is None:
+        parser.parse_args(given)
+        raise AssertionError
+    module, help = _module(name, parser)
+    command = commands.add_parser(
+        name,
+        description=f"{help[0].upper()}{help[1:]}.",
+        # What is nearly an option of the daemon is a mistake.
+        allow_abbrev=name != "serve",
+    )
+    command.add_argument("-v", "--verbose", action="count", default=0, help="say more; twice: tracebacks")
+    module.add_arguments(command)
     parsed, unknown = parser.parse_known_args(given)
     if unknown and hasattr(module, "unknown"):
         raise module.unknown(unknown[0])
     if unknown:
-        its_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        command.error(f"unrecognized arguments: {' '.join(unknown)}")
     return parsed, module
 
 
-def _require_command(given: Sequence[str], parser: argparse.ArgumentParser) -> None:
-    """Ends the process, with the commands or the one that was meant, where none is named but for --help."""
-    word = next((one for one in given if not one.startswith("-")), None)
-    if word is not None:
-        near = get_close_matches(word, COMMANDS, 1)
-        advice = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(COMMANDS)}"
-        parser.error(f"there is no command {word!r}; {advice}")
-    if not given:
-        listed = "".join(f"  {name:12} {description}\n" for name, description in COMMANDS.items())
-        parser.error(f"a command is needed:\n{listed}each has --help; `heliograph serve` starts a daemon")
+def _module(name: str, parser: argparse.ArgumentParser) -> tuple[Any, str]:
+    """The module of a command, and what it is for; ends the process if there is no such command."""
+    if name in COMMANDS:
+        return load(name), COMMANDS[name]
+    found = {one.name: one for one in _plugins()}
+    if name in found:
+        return found[name].load(), _origin(found[name])
+    known = (*COMMANDS, *found)
+    near = get_close_matches(name, known, 1)
+    advice = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
+    parser.error(f"there is no command {name!r}; {advice}")
 
 
 def load(name: str) -> Any:
-    """The module of a subcommand. Raises ConfigurationError when an extra is missing."""
+    """The module of one of our commands. Raises ConfigurationError when an extra is missing."""
+    own = f"heliograph.cli.{name.replace('-', '_')}"
     try:
-        return importlib.import_module(f"heliograph.cli.{name.replace('-', '_')}")
+        if find_spec(own):
+            return import_module(own)
+        for one in _entry_points():
+            if one.name == name:
+                return one.load()
+        raise ModuleNotFoundError(name="heliograph_server")
     except ModuleNotFoundError as error:
-        raise missing_extra(
-            error, "server" if name in ("serve", "cache", "pool", "token") else "models"
-        ) from None
+        raise missing_extra(error, name) from None
 
 
-def missing_extra(error: ModuleNotFoundError, extra: str) -> ConfigurationError:
-    """What to install."""
+def _entry_points() -> Sequence[EntryPoint]:
+    # Looking through what is installed takes a while, and most commands are here.
+    from importlib.metadata import entry_points
+
+    return tuple(entry_points(group="heliograph.commands"))
+
+
+def _plugins() -> Iterator[EntryPoint]:
+    """Commands of others."""
+    return (one for one in _entry_points() if one.name not in COMMANDS)
+
+
+def _origin(plugin: EntryPoint) -> str:
+    return f"a command of {plugin.dist.name}" if plugin.dist else f"a command of {plugin.module}"
+
+
+def _listed() -> str:
+    """All commands in groups, a line each."""
+    groups = {**GROUPS, "of other packages": {one.name: _origin(one) for one in _plugins()}}
+    return "\n".join(
+        f"{title}:\n" + "".join(f"  {name:12} {help}\n" for name, help in group.items())
+        for title, group in groups.items()
+        if group
+    )
+
+
+def missing_extra(error: ModuleNotFoundError, command: str) -> ConfigurationError:
+    """What to install for a command."""
+    extra = "models" if command == "embed" else "server"
     return ConfigurationError(
         f"the package {error.name!r} is not installed", advice=f"pip install 'heliograph[{extra}]'"
     )
@@ -132,15 +178,6 @@ def complain(error: HeliographError, verbose: int) -> int:
         logging.getLogger("heliograph").error("the traceback", exc_info=error)
     print(f"error: {error}", file=sys.stderr)
     return 1
-
-
-def add_server_argument(parser: argparse.ArgumentParser) -> None:
-    """--server URL."""
-    parser.add_argument(
-        "--server",
-        metavar="URL",
-        help="local:, unix:///path, grpc[s]://host:port[?token=TOKEN] (default: $HELIOGRAPH_SERVER, else grpc://127.0.0.1:7070)",
-    )
 
 
 def _log(verbose: int) -> None:

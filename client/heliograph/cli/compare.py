@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import heliograph as hg
-from heliograph.cli.graphs import add_graph_arguments, parse_inputs, read_inputs
-from heliograph.cli.progress import progress_bars
-from heliograph.cli.tables import print_table
+from heliograph.cli.common.graph_files import add_graph_arguments, parse_inputs, read_inputs
+from heliograph.cli.common.progress import progress_bar
+from heliograph.cli.common.tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import ProgressColumn
 
 #: How many rows are shown unless all are asked for.
 _WORST = 10
@@ -57,7 +56,7 @@ def _tolerance(text: str) -> float:
 def run(arguments: argparse.Namespace) -> int:
     """Compares, and prints; the exit status."""
     graph = hg.load(arguments.graph, weights=arguments.weights)
-    frozen = graph.freeze()
+    frozen = graph._freeze()
     inputs = read_inputs(frozen, parse_inputs(arguments.input))
     with (
         hg.connect(arguments.a) as a,
@@ -143,19 +142,10 @@ def node_progress(
     Gives None where nobody would see it.
     """
 
-    def columns() -> Sequence[ProgressColumn]:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-
-        return TextColumn("comparing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[node]}")
-
-    with progress_bars(columns, console) as bars:
-        if bars is None:
+    columns = ("{task.description}", "BarColumn", "MofNCompleteColumn", "{task.fields[node]}")
+    with progress_bar("comparing", total, console, *columns, transient=False, node="") as update:
+        if update is None:
             yield None
             return
-        task = bars.add_task("comparing", total=total, node="")
-
-        def show_node(row: hg.ComparedNode) -> None:
-            bars.update(task, completed=row.number + 1, node=row.name)
-
-        yield show_node
-        bars.update(task, completed=total)
+        yield lambda row: update(completed=row.number + 1, node=row.name)
+        update(completed=total)

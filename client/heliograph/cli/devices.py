@@ -10,11 +10,10 @@ from dataclasses import asdict
 from typing import Any
 
 import heliograph as hg
-from heliograph.cli import add_server_argument
-from heliograph.cli.tables import print_table
-from heliograph_proto.description import BackendInfo, BufferTypeInfo
-from heliograph_proto.membership import MemberInfo
-from heliograph_proto.sizes import size_text
+from heliograph.cli.common.arguments import add_server_argument
+from heliograph.cli.common.tables import print_table
+from heliograph_proto.devices import BackendInfo, BufferTypeInfo, MemberInfo
+from heliograph_proto.types import size_text
 
 #: Bounds the waiting for each answer.
 SECONDS = 10.0

@@ -6,7 +6,7 @@ import argparse
 
 from heliograph import admin
 from heliograph.admin import DrainState, DrainStatus
-from heliograph.cli import add_server_argument
+from heliograph.cli.common.arguments import add_server_argument
 from heliograph_proto.errors import InvalidArgumentError
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import heliograph as hg
-from heliograph.cli import add_server_argument
+from heliograph.cli.common.arguments import add_server_argument
 from heliograph.models.minilm import Embedder
 
 #: How many texts are embedded, and written, at once.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 import heliograph as hg
-from heliograph.cli import add_server_argument
-from heliograph.cli.graphs import add_file_arguments
-from heliograph.cli.placing import add_placing_arguments, placing
+from heliograph.cli.common.arguments import add_server_argument
+from heliograph.cli.common.graph_files import add_file_arguments
+from heliograph.cli.common.placement import add_placing_arguments, placing
 
 _EPILOG = (
     "The graph is compiled, and not run. Devices are filled in their order; what one cannot run another "

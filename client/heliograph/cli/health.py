@@ -1,6 +1,6 @@
 """`heliograph health`: whether a daemon lives and takes sessions, by grpc.health.v1.
 
-As a process it is answered by `heliograph._early` before anything else is loaded; this is for callers of
+As a process it is answered by `heliograph._bootstrap` before anything else is loaded; this is for callers of
 `main`.
 """
 

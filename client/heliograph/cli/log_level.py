@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from heliograph import admin
-from heliograph.cli import add_server_argument
-from heliograph_proto.log_lines import LEVELS
+from heliograph.cli.common.arguments import add_server_argument
+from heliograph_proto.sessions import LEVELS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

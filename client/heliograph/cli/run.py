@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 import heliograph as hg
-from heliograph import _npy, _raw
-from heliograph.cli import add_server_argument
-from heliograph.cli.graphs import add_graph_arguments, parse_inputs, read_inputs, require_inputs
-from heliograph.cli.placing import add_placing_arguments, placing
-from heliograph.cli.tables import print_table
-from heliograph.cli.taps import observed
-from heliograph_proto.sizes import size_text
-from heliograph_proto.types import TensorType
+from heliograph import raw
+from heliograph.cli.common import npy
+from heliograph.cli.common.arguments import add_server_argument
+from heliograph.cli.common.graph_files import add_graph_arguments, parse_inputs, read_inputs, require_inputs
+from heliograph.cli.common.placement import add_placing_arguments, placing
+from heliograph.cli.common.tables import print_table
+from heliograph.cli.common.taps import observed
+from heliograph_proto.types import TensorType, size_text
 
 Array = np.ndarray[Any, Any]
 
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs a graph. Raises InvalidModelError, InvalidInputError, the run's errors."""
     graph = hg.load(arguments.graph, weights=arguments.weights)
-    frozen, given = graph.freeze(), parse_inputs(arguments.input)
+    frozen, given = graph._freeze(), parse_inputs(arguments.input)
     # Everything that can be wrong here is said before anything is sent.
     inputs = read_inputs(frozen, given)
     if arguments.dry_run:
@@ -118,7 +118,7 @@ def measure(
     plan = session.compile(graph, timeout=timeout, **placing(arguments))
     compiled = time.perf_counter() - start
     tensors = {
-        name: _raw.put(session, inputs[name], type_, plan.device, timeout)
+        name: raw.put(session, inputs[name], type_, plan.device, timeout)
         for name, type_ in plan.inputs.items()
     }
     session.synchronize(timeout)
@@ -146,9 +146,9 @@ def _write(folder: Path, results: Mapping[str, hg.Tensor], timeout: float) -> di
     except OSError as error:
         raise hg.InvalidArgumentError(f"cannot make the folder {folder}: {error.strerror}") from None
     files = {}
-    for name, file in _npy.file_names(list(results)).items():
+    for name, file in npy.file_names(list(results)).items():
         tensor = results[name]
-        _npy.write(folder / file, _raw.get(tensor, timeout), tensor.type)
+        npy.write(folder / file, raw.get(tensor, timeout), tensor.type)
         files[name] = str(folder / file)
     return files
 

@@ -7,9 +7,9 @@ import json
 from dataclasses import asdict
 
 from heliograph import admin
-from heliograph.cli import add_server_argument
-from heliograph.cli.tables import print_table
-from heliograph.cli.top_view import session_rows
+from heliograph.cli.common.arguments import add_server_argument
+from heliograph.cli.common.status_view import session_rows
+from heliograph.cli.common.tables import print_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

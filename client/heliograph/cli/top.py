@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph import admin
 from heliograph.admin import Admin
-from heliograph.cli import add_server_argument
-from heliograph.cli.top_view import Line, frame
-from heliograph_proto.administration import Snapshot
+from heliograph.cli.common.arguments import add_server_argument
+from heliograph.cli.common.status_view import Line, frame
 from heliograph_proto.errors import (
     CancelledError,
     ConnectionError,
@@ -29,6 +28,7 @@ from heliograph_proto.errors import (
     ProtocolError,
     UnauthenticatedError,
 )
+from heliograph_proto.sessions import Snapshot
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 
 import heliograph as hg
-from heliograph import _raw
-from heliograph.cli import add_server_argument
-from heliograph.cli.graphs import add_graph_arguments, parse_inputs, read_inputs, require_inputs
-from heliograph.cli.placing import add_placing_arguments, placing
+from heliograph import raw
+from heliograph.cli.common.arguments import add_server_argument
+from heliograph.cli.common.graph_files import add_graph_arguments, parse_inputs, read_inputs, require_inputs
+from heliograph.cli.common.placement import add_placing_arguments, placing
 
 _EPILOG = (
     "Runs the graph, and writes what its last run did, device by device. Example: heliograph trace "
@@ -36,14 +36,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.repeat < 1:
         raise hg.InvalidArgumentError(f"--repeat {arguments.repeat}", advice="1 or more")
     graph = hg.load(arguments.graph, weights=arguments.weights)
-    frozen, given = graph.freeze(), parse_inputs(arguments.input)
+    frozen, given = graph._freeze(), parse_inputs(arguments.input)
     inputs = read_inputs(frozen, given)
     require_inputs(frozen, given)
     timeout = arguments.timeout
     with hg.connect(arguments.server) as session:
         plan = session.compile(graph, timeout=timeout, **placing(arguments))
         tensors = {
-            name: _raw.put(session, inputs[name], type_, plan.device, timeout)
+            name: raw.put(session, inputs[name], type_, plan.device, timeout)
             for name, type_ in plan.inputs.items()
         }
         for _ in range(arguments.repeat):

@@ -5,9 +5,21 @@ Operands and errors are those of `elementwise`.
 
 from __future__ import annotations
 
-from heliograph import _lowering as lowering
-from heliograph._lowering import Operand
-from heliograph.value import Value
+from heliograph.graph import lowering as lowering
+from heliograph.graph.lowering import Operand
+from heliograph.graph.value import Value
+
+__all__ = [
+    "bitwise_and",
+    "bitwise_invert",
+    "bitwise_left_shift",
+    "bitwise_or",
+    "bitwise_right_shift",
+    "bitwise_xor",
+    "copysign",
+    "nextafter",
+    "signbit",
+]
 
 
 def bitwise_and(x1: Operand, x2: Operand, /) -> Value:

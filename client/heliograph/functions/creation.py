@@ -12,15 +12,34 @@ from typing import Any, Literal, ParamSpec
 
 import numpy as np
 
-from heliograph import _lowering as lowering
-from heliograph._lowering import Operand
-from heliograph._promotion import Scalar, default_dtype, named_dtype
-from heliograph._source import invalid
-from heliograph.builder import Graph
 from heliograph.functions.manipulation import broadcast_arrays
-from heliograph.value import Value
+from heliograph.graph import lowering as lowering
+from heliograph.graph.builder import Graph
+from heliograph.graph.lowering import Operand
+from heliograph.graph.promotion import Scalar, default_dtype, named_dtype
+from heliograph.graph.source_lines import invalid
+from heliograph.graph.value import Value
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.types import F32, F64, DTypeArgument
+
+__all__ = [
+    "arange",
+    "asarray",
+    "empty",
+    "empty_like",
+    "eye",
+    "from_dlpack",
+    "full",
+    "full_like",
+    "linspace",
+    "meshgrid",
+    "ones",
+    "ones_like",
+    "tril",
+    "triu",
+    "zeros",
+    "zeros_like",
+]
 
 #: Whole numbers up to here are exact in f32, the data type that the op "arange" counts in.
 _EXACT_F32 = 2**24
@@ -244,7 +263,7 @@ def _triangle(x: Value, k: int, comparison: str) -> Value:
         raise invalid(f"a triangle of {x.type}: two dimensions are needed")
     rows, columns = x.shape[-2:]
     row, column = _places(rows, columns, k, x.graph)
-    zero = x.graph.scalar(False if x.dtype.kind == "bool" else 0, x.dtype)
+    zero = x.graph._scalar(False if x.dtype.kind == "bool" else 0, x.dtype)
     return lowering.apply("where", lowering.apply(comparison, column, row), x, zero)
 
 

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from heliograph import _lowering as lowering
-from heliograph._lowering import Operand
-from heliograph._promotion import Scalar, is_scalar, named_dtype, promotable, promote_all, weak_scalar
-from heliograph._source import invalid
-from heliograph.value import Value
+from heliograph.graph import lowering as lowering
+from heliograph.graph.lowering import Operand
+from heliograph.graph.promotion import Scalar, is_scalar, named_dtype, promotable, promote_all, weak_scalar
+from heliograph.graph.source_lines import invalid
+from heliograph.graph.value import Value
 from heliograph_proto.errors import InvalidArgumentError
 from heliograph_proto.types import DType, DTypeArgument
+
+__all__ = ["astype", "can_cast", "finfo", "iinfo", "isdtype", "result_type"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from heliograph import _lowering as lowering
-from heliograph._lowering import Operand
-from heliograph.value import Value
+from heliograph.graph import lowering as lowering
+from heliograph.graph.lowering import Operand
+from heliograph.graph.value import Value
 from heliograph_proto.types import F32, F64
+
+__all__ = [
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "cos",
+    "cosh",
+    "erf",
+    "exp",
+    "expm1",
+    "hypot",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "logaddexp",
+    "rsqrt",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+]
 
 #: exp is finite up to here, and beyond it e**-x is nothing beside e**x.
 _EXP_END_F64, _EXP_END_F32 = 709.0, 88.0

@@ -8,10 +8,49 @@ from __future__ import annotations
 
 import math
 
-from heliograph import _lowering as lowering
-from heliograph._lowering import Operand
-from heliograph._promotion import default_dtype, is_scalar, promote_all, weak_scalar
-from heliograph.value import Value
+from heliograph.graph import lowering as lowering
+from heliograph.graph.lowering import Operand
+from heliograph.graph.promotion import default_dtype, is_scalar, promote_all, weak_scalar
+from heliograph.graph.value import Value
+
+__all__ = [
+    "abs",
+    "add",
+    "ceil",
+    "clip",
+    "conj",
+    "divide",
+    "equal",
+    "floor",
+    "floor_divide",
+    "greater",
+    "greater_equal",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "less",
+    "less_equal",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "maximum",
+    "minimum",
+    "multiply",
+    "negative",
+    "not_equal",
+    "positive",
+    "pow",
+    "real",
+    "reciprocal",
+    "remainder",
+    "round",
+    "sign",
+    "square",
+    "subtract",
+    "trunc",
+    "where",
+]
 
 
 def add(x1: Operand, x2: Operand, /) -> Value:

@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from operator import index
 
-from heliograph import _lowering as lowering
-from heliograph._lowering import Operand
-from heliograph._source import invalid
-from heliograph.value import Value
+from heliograph.graph import lowering as lowering
+from heliograph.graph.lowering import Operand
+from heliograph.graph.source_lines import invalid
+from heliograph.graph.value import Value
+
+__all__ = ["matmul", "tensordot", "vecdot"]
 
 
 def matmul(x1: Operand, x2: Operand, /) -> Value:

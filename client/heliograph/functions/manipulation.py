@@ -9,11 +9,32 @@ from typing import Any
 
 import numpy as np
 
-from heliograph import _lowering as lowering
-from heliograph._lowering import Operand
-from heliograph._source import invalid
-from heliograph.value import Value
+from heliograph.graph import lowering as lowering
+from heliograph.graph.lowering import Operand
+from heliograph.graph.source_lines import invalid
+from heliograph.graph.value import Value
 from heliograph_proto.types import I64
+
+__all__ = [
+    "broadcast_arrays",
+    "broadcast_to",
+    "concat",
+    "expand_dims",
+    "flatten",
+    "flip",
+    "matrix_transpose",
+    "moveaxis",
+    "permute_dims",
+    "repeat",
+    "reshape",
+    "roll",
+    "split",
+    "squeeze",
+    "stack",
+    "take",
+    "tile",
+    "unstack",
+]
 
 
 def reshape(x: Operand, /, shape: Sequence[int] | int, *, copy: bool | None = None) -> Value:

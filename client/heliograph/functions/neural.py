@@ -5,10 +5,24 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from heliograph import _lowering as lowering
-from heliograph._lowering import Operand
-from heliograph._source import invalid
-from heliograph.value import Value
+from heliograph.graph import lowering as lowering
+from heliograph.graph.lowering import Operand
+from heliograph.graph.source_lines import invalid
+from heliograph.graph.value import Value
+
+__all__ = [
+    "gelu",
+    "l2_normalize",
+    "layer_norm",
+    "log_softmax",
+    "relu",
+    "rms_norm",
+    "scaled_dot_product_attention",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softplus",
+]
 
 
 def sigmoid(x: Operand, /) -> Value:

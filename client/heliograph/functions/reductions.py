@@ -6,12 +6,28 @@ InvalidGraphError at the user's line for axes that do not exist.
 
 from __future__ import annotations
 
-from heliograph import _lowering as lowering
-from heliograph._lowering import Axis, Operand
-from heliograph._source import invalid
 from heliograph.functions.manipulation import concat
-from heliograph.value import Value
+from heliograph.graph import lowering as lowering
+from heliograph.graph.lowering import Axis, Operand
+from heliograph.graph.source_lines import invalid
+from heliograph.graph.value import Value
 from heliograph_proto.types import BOOL, I64, DTypeArgument
+
+__all__ = [
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "count_nonzero",
+    "diff",
+    "max",
+    "mean",
+    "min",
+    "prod",
+    "std",
+    "sum",
+    "var",
+]
 
 
 def sum(

@@ -7,12 +7,14 @@ from typing import Literal
 
 import numpy as np
 
-from heliograph import _lowering as lowering
-from heliograph._lowering import Operand
-from heliograph._source import invalid
 from heliograph.functions.manipulation import broadcast_to, flatten, take
-from heliograph.value import Value
+from heliograph.graph import lowering as lowering
+from heliograph.graph.lowering import Operand
+from heliograph.graph.source_lines import invalid
+from heliograph.graph.value import Value
 from heliograph_proto.types import I64, DTypeArgument
+
+__all__ = ["argsort", "cumulative_prod", "cumulative_sum", "searchsorted", "sort", "take_along_axis"]
 
 
 def argsort(x: Operand, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Value:

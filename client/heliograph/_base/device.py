@@ -1,0 +1,232 @@
+"""Devices: what they say of themselves, how they are named, and what they are asked, for both APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from heliograph._base.tensor import checked_types
+from heliograph.core.effects import Procedure, ask
+from heliograph.core.methods import GET_MEMORY, QUERY_OPS, QUERY_PLACEMENT, OpQueries, PlacementQuery
+from heliograph.core.shell import Shell
+from heliograph.core.watching import why_lost
+from heliograph.graph.builder import Graph
+from heliograph_proto import graph as contract
+from heliograph_proto.devices import (
+    BufferTypeInfo,
+    Capabilities,
+    DeviceInfo,
+    DeviceType,
+    Memory,
+    OpAnswer,
+    OpQuery,
+    PlacementInfo,
+)
+from heliograph_proto.errors import InvalidArgumentError, UnknownDeviceError
+from heliograph_proto.ops.table import infer
+from heliograph_proto.types import DTypeArgument, TensorType
+
+#: The kinds of devices that a graph runs on as a whole, the best first.
+_BEST = (DeviceType.GPU, DeviceType.INTEGRATED_GPU, DeviceType.CPU)
+
+
+class DeviceBase:
+    """A device of the server."""
+
+    def __init__(self, shell: Shell, info: DeviceInfo) -> None:
+        self._shell = shell
+        self._info = info
+
+    @property
+    def name(self) -> str:
+        """Unique on the server, such as "cpu0"."""
+        return self._info.name
+
+    @property
+    def description(self) -> str:
+        """For people, such as the processor's model name."""
+        return self._info.description
+
+    @property
+    def type(self) -> DeviceType:
+        """The kind of hardware."""
+        return self._info.type
+
+    @property
+    def id(self) -> str:
+        """Where the hardware is, such as "0000:c1:00.0" on PCI; empty where it has no such place."""
+        return self._info.id
+
+    @property
+    def backend(self) -> str:
+        """The implementation behind it, such as "cpu"."""
+        return self._info.backend
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do beyond the minimum."""
+        return self._info.capabilities
+
+    @property
+    def buffer_types(self) -> tuple[BufferTypeInfo, ...]:
+        """How it makes memory; the default one first."""
+        return self._info.buffer_types
+
+    @property
+    def features(self) -> Mapping[str, str]:
+        """Named facts, such as the instruction set."""
+        return self._info.features
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """Optional parts that it does not offer, by name, and why."""
+        return self._info.missing
+
+    @property
+    def lost(self) -> str:
+        """Why it is gone, now, in words; empty while it is there. See `session.watch`."""
+        return why_lost(self._shell.info.devices, self.name)
+
+    def __repr__(self) -> str:
+        lost = ", lost" if self.lost else ""
+        return f"<Device {self.name} {self.type.name}{lost}: {self.description}>"
+
+    @property
+    def _asked(self) -> str:
+        return f"asking {self.name}"
+
+    def _querying(self, queries: Sequence[OpQuery]) -> Procedure[tuple[OpAnswer, ...]]:
+        return ask_ops(self.name, tuple(map(_checked_query, queries)))
+
+    def _comparing(self, graph: Graph) -> Procedure[list[tuple[str, str]]]:
+        if not isinstance(graph, Graph):
+            raise InvalidArgumentError(f"{graph!r:.80} is no graph", advice="device.unsupported(graph)")
+        return ask_unsupported(self.name, graph._outline())
+
+    def _placing(
+        self,
+        tensors: Iterable[tuple[Sequence[int] | int, DTypeArgument]],
+        buffer_type: BufferTypeInfo | str | None,
+    ) -> Procedure[PlacementInfo]:
+        types = checked_types(tensors, self._shell.info.limits.tensors)
+        return ask_placement(self.name, buffer_type_name(self._info, buffer_type), types)
+
+
+DeviceArgument = DeviceBase | str | None
+DevicesArgument = Sequence[DeviceBase | str] | DeviceBase | str | None
+
+
+# Questions
+
+
+def ask_memory(device: str) -> Procedure[Memory]:
+    """A device's memory, now."""
+    return ask(GET_MEMORY, device)
+
+
+def ask_ops(device: str, queries: tuple[OpQuery, ...]) -> Procedure[tuple[OpAnswer, ...]]:
+    """What a device says of nodes."""
+    return ask(QUERY_OPS, OpQueries(device, queries))
+
+
+def ask_placement(device: str, buffer_type: str, tensors: tuple[TensorType, ...]) -> Procedure[PlacementInfo]:
+    """What tensors would take."""
+    return ask(QUERY_PLACEMENT, PlacementQuery(device, buffer_type, tensors))
+
+
+def ask_unsupported(device: str, graph: contract.Graph) -> Procedure[list[tuple[str, str]]]:
+    """The names of the nodes that a device cannot run, and why; nodes that are alike are asked about once."""
+    queries: dict[object, OpQuery] = {}
+    keys = []
+    for number, node in enumerate(graph.nodes):
+        operands = graph.origin(number).operands
+        keys.append((node.op, operands, tuple(node.attributes.items())))
+        queries.setdefault(keys[-1], OpQuery(node.op, operands, node.type, node.attributes))
+    if not queries:
+        return []
+    answers = yield from ask_ops(device, tuple(queries.values()))
+    found = dict(zip(queries, answers, strict=True))
+    named = ((node.name, found[key].why_not) for node, key in zip(graph.nodes, keys, strict=True))
+    return [(name, why) for name, why in named if why]
+
+
+def _checked_query(query: OpQuery) -> OpQuery:
+    """A query with complete attributes. Raises what `infer` does, InvalidArgumentError."""
+    if not isinstance(query, OpQuery):
+        raise InvalidArgumentError(
+            f"{query!r:.80} is no query", advice="such as hg.OpQuery('add', (type, type), type)"
+        )
+    result, attributes = infer(query.op, query.operands, query.attributes)
+    if result != query.result:
+        raise InvalidArgumentError(f"op {query.op} gives {result} here, not {query.result}")
+    return replace(query, attributes=attributes)
+
+
+# Names
+
+
+def device_info(shell: Shell, device: DeviceArgument) -> DeviceInfo:
+    """A device of the server; the URL's, or the first, for None. Raises UnknownDeviceError."""
+    devices = shell.info.devices
+    name = device.name if isinstance(device, DeviceBase) else device or shell.address.device
+    if name is None or name == "":
+        return devices[0]
+    found = [one for one in devices if one.name == name]
+    if not found:
+        known = ", ".join(one.name for one in devices)
+        raise UnknownDeviceError(f"no device is named {name!r}", advice=f"there are: {known}")
+    return found[0]
+
+
+def device_name(shell: Shell, device: DeviceArgument) -> str:
+    """A device's name; the URL's, or the server's first, for None. Raises UnknownDeviceError.
+
+    The head of a pool is asked about names that are not known here: it knows why a device is missing.
+    """
+    if isinstance(device, str) and device and shell.info.is_head:
+        return device
+    return device_info(shell, device).name
+
+
+def device_names(shell: Shell, devices: DevicesArgument) -> tuple[str, ...]:
+    """The names of the devices of a plan, by priority."""
+    if devices is None or isinstance(devices, DeviceBase | str):
+        return (device_name(shell, devices),)
+    if not isinstance(devices, Iterable):
+        raise UnknownDeviceError(
+            f"{devices!r:.80} is no device", advice="a device, its name, or a sequence of them by priority"
+        )
+    return tuple(device_name(shell, device) for device in devices)
+
+
+def find_device(shell: Shell, name: str) -> DeviceInfo:
+    """The device of a name in any case. Raises UnknownDeviceError."""
+    wanted = name.casefold() if isinstance(name, str) else name
+    found = [one for one in shell.info.devices if one.name.casefold() == wanted]
+    return found[0] if len(found) == 1 else device_info(shell, name or repr(name))
+
+
+def best_device(shell: Shell) -> DeviceInfo:
+    """The first GPU, else integrated GPU, else CPU, else the server's first device."""
+    devices = [one for one in shell.info.devices if not one.lost] or shell.info.devices
+    ranked = (one for kind in _BEST for one in devices if one.type is kind)
+    return next(ranked, devices[0])
+
+
+def buffer_type_name(info: DeviceInfo, wanted: BufferTypeInfo | str | None) -> str:
+    """The name of a buffer type of the device; empty for its default. Raises InvalidArgumentError."""
+    if wanted is None:
+        return ""
+    name = wanted.name if isinstance(wanted, BufferTypeInfo) else wanted
+    known = [one.name for one in info.buffer_types]
+    if name not in known:
+        raise InvalidArgumentError(
+            f"device {info.name} has no buffer type {name!r:.80}",
+            advice=f"there are: {', '.join(known) or 'none but the default'}",
+        )
+    return name
+
+
+def buffer_type_info(info: DeviceInfo, name: str) -> BufferTypeInfo | None:
+    """What a device says of a buffer type, or of its default for no name; None if nothing."""
+    return next((one for one in info.buffer_types if name in ("", one.name)), None)

@@ -1,0 +1,164 @@
+"""How a graph is compiled: arguments of `compile`, checked, as options that can be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from operator import index
+from typing import TypeAlias
+
+from heliograph._base.device import DeviceBase, DevicesArgument, buffer_type_name, device_info
+from heliograph._base.pins import MemoryLimits, Pins, among, memory_limits, pinned_nodes
+from heliograph._base.split_buffer_type import Splits, row_splits
+from heliograph._base.tensor import TensorBase
+from heliograph.core.shell import Shell
+from heliograph.graph.builder import Graph
+from heliograph_proto.devices import BufferTypeInfo
+from heliograph_proto.errors import InvalidArgumentError
+from heliograph_proto.graph import LeafKind
+from heliograph_proto.plans import PlanOptions
+from heliograph_proto.types import TensorType
+
+#: Tensors of the session that leaves of a graph are, by the leaves' names.
+Bindings: TypeAlias = Mapping[str, TensorBase] | None
+
+#: The buffer type in which a device has weights and the like. (Type checkers take a mapping's keys exactly.)
+BufferTypes: TypeAlias = (
+    Mapping[str, BufferTypeInfo | str]
+    | Mapping[str, str]
+    | Mapping[str, BufferTypeInfo]
+    | Mapping[DeviceBase | str, BufferTypeInfo | str]
+    | None
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanArguments:
+    """What a user says of how a graph is compiled; `Session.compile` tells the meaning."""
+
+    devices: DevicesArgument = None
+    fusion: bool = True
+    threads: int = 0
+    weights: Bindings = None
+    variables: Bindings = None
+    pins: Pins = None
+    memory: MemoryLimits = None
+    split: Splits = None
+    buffer_types: BufferTypes = None
+    pipeline: int = 1
+
+
+def checked_options(
+    shell: Shell, graph: Graph, given: PlanArguments, devices: tuple[str, ...], bound: Collection[int] = ()
+) -> PlanOptions:
+    """The arguments, checked, as they are sent. `devices`: names of those that are meant; `bound`: leaves
+    that are tensors. Raises InvalidArgumentError, UnknownDeviceError."""
+    return PlanOptions(
+        devices,
+        given.fusion,
+        _checked_threads(given.threads),
+        pinned_nodes(shell, graph, devices, given.pins),
+        memory_limits(shell, devices, given.memory),
+        _checked_pipeline(given.pipeline),
+        row_splits(shell, graph, devices, given.split, bound),
+        _buffer_types(shell, devices, given.buffer_types),
+    )
+
+
+def bound_leaves(shell: Shell, graph: Graph, given: PlanArguments) -> dict[int, TensorBase]:
+    """The tensors of the session that leaves are, by their numbers: every weight is one, or has a content.
+    Raises InvalidArgumentError, UnknownHandleError."""
+    bound = {
+        **_bound(graph, LeafKind.WEIGHT, "weights", given.weights),
+        **_bound(graph, LeafKind.VARIABLE, "variables", given.variables),
+    }
+    if missing := [name for name, number in graph._without_content.items() if number not in bound]:
+        raise InvalidArgumentError(
+            f"the weight {missing[0]!r} has no content and is bound to no tensor"
+            + (f"; {len(missing) - 1} more are not" if len(missing) > 1 else ""),
+            advice=f"name its tensor: compile(g, weights={{{missing[0]!r}: tensor}})",
+        )
+    check_handles(shell, bound)
+    return bound
+
+
+def check_handles(shell: Shell, bound: Mapping[int, TensorBase]) -> None:
+    """Raises UnknownHandleError for a tensor that was freed, or is of another session."""
+    for tensor in bound.values():
+        tensor._used_in(shell)
+
+
+def _buffer_types(shell: Shell, devices: tuple[str, ...], given: BufferTypes) -> tuple[tuple[str, str], ...]:
+    """Names of buffer types by device. Raises InvalidArgumentError, UnknownDeviceError."""
+    if given is None:
+        return ()
+    if not isinstance(given, Mapping):
+        raise InvalidArgumentError(
+            f"buffer_types is {type(given).__name__}",
+            advice="buffer types by device: buffer_types={'cpu0': 'NAME'}",
+        )
+    found: dict[str, str] = {}
+    for device, wanted in given.items():
+        name = among(shell, devices, device, "a key of buffer_types")
+        if name in found:
+            raise InvalidArgumentError(f"buffer_types names {name} twice")
+        if not isinstance(wanted, BufferTypeInfo | str) or not wanted:
+            raise InvalidArgumentError(
+                f"buffer_types[{name!r}] is {wanted!r:.80}",
+                advice="one of device.buffer_types, or its name",
+            )
+        found[name] = buffer_type_name(device_info(shell, name), wanted)
+    return tuple(sorted(found.items()))
+
+
+def _bound(graph: Graph, kind: LeafKind, argument: str, given: Bindings) -> dict[int, TensorBase]:
+    """The tensors that leaves of a kind are, by the leaves' numbers. Raises InvalidArgumentError."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InvalidArgumentError(
+            f"{argument} is {type(given).__name__}", advice=f"tensors by name: {argument}={{'w': tensor}}"
+        )
+    leaves, found = graph._leaves_of(kind), {}
+    for name, tensor in given.items():
+        if name not in leaves:
+            raise InvalidArgumentError(
+                f"the graph has no {kind.value} {name!r:.80}", advice=_near(str(name), list(leaves))
+            )
+        number, type_ = leaves[name]
+        _check_bound(f"{argument}[{name!r}]", type_, tensor)
+        found[number] = tensor
+    return found
+
+
+def _near(name: str, known: list[str]) -> str:
+    near = get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known[:8]) or 'none'}"
+
+
+def _check_bound(what: str, type_: TensorType, tensor: TensorBase) -> None:
+    if not isinstance(tensor, TensorBase):
+        raise InvalidArgumentError(
+            f"{what} is {type(tensor).__name__}", advice="a tensor of the session: session.put(array)"
+        )
+    if tensor.type != type_:
+        raise InvalidArgumentError(f"{what} is {tensor.type}; the graph says {type_}")
+    if not tensor.is_contiguous:
+        raise InvalidArgumentError(f"{what} is a view with gaps", advice="copy it: tensor.copy_to(another)")
+
+
+def _checked_threads(threads: int) -> int:
+    """A number of threads; 0 is all. Raises InvalidArgumentError."""
+    if not hasattr(threads, "__index__") or not 0 <= index(threads) < 2**32:
+        raise InvalidArgumentError(f"threads is {threads!r:.80}", advice="a number of threads, or 0 for all")
+    return index(threads)
+
+
+def _checked_pipeline(pipeline: int) -> int:
+    """How many runs may be under way at once. Raises InvalidArgumentError."""
+    if not hasattr(pipeline, "__index__") or not 1 <= index(pipeline) < 2**32:
+        raise InvalidArgumentError(
+            f"pipeline is {pipeline!r:.80}", advice="how many runs may be under way at once: 1 or more"
+        )
+    return index(pipeline)

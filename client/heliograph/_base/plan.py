@@ -1,0 +1,602 @@
+"""Plans: checking what a run is given and what it is to return, for both APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import partial
+from keyword import iskeyword
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from heliograph._base.streams import StreamBase, stream_handle
+from heliograph._base.tensor import TensorBase, as_elements
+from heliograph.core.arrays import empty_array
+from heliograph.core.effects import Compute, Procedure, ask
+from heliograph.core.future import Deadline, Pending
+from heliograph.core.gates import OrderGate
+from heliograph.core.inline_run import InlinePlan, inline_plan
+from heliograph.core.methods import EXPLAIN
+from heliograph.core.progress import Progress
+from heliograph.core.shell import Handle, Shell
+from heliograph.core.tracing import RUN_SPAN, begin
+from heliograph.graph.arguments import counted, timeout_ms
+from heliograph.procedures.checkpoint import Checkpoint, read_variables, restore_variables
+from heliograph.procedures.compile import Compilation
+from heliograph.procedures.journal import JournalEntry
+from heliograph.procedures.rebuild import Rebuild, RebuildGroup, RepeatedRun
+from heliograph.procedures.run import (
+    Bound,
+    Carries,
+    Observed,
+    PlanSpec,
+    SentRun,
+    Submission,
+    WantedValue,
+    choose_outputs,
+    fits_inline,
+    loop_of,
+    submit,
+)
+from heliograph.procedures.taps import Taps, Variants, tapped_in_loop, tapped_nodes
+from heliograph.procedures.transfer import Sending
+from heliograph_proto import commands as c
+from heliograph_proto.codec.inline_forms import InlineRun
+from heliograph_proto.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    InvalidInputError,
+    UnknownHandleError,
+)
+from heliograph_proto.plans import PlanReport, Port, VariablePort
+from heliograph_proto.types import TensorType
+
+if TYPE_CHECKING:
+    from heliograph.explain.explanation import Explanation
+
+Inputs = Mapping[str, Any] | None
+#: Whether outputs come as arrays (True) or stay as tensors (False), or the names of those that come.
+Fetch = bool | Collection[str]
+#: What a run gives, by the names of the outputs: arrays, and tensors where they were not fetched.
+Outputs = dict[str, Any]
+#: Existing tensors that outputs are written to, by the names of the outputs.
+Out = Mapping[str, TensorBase] | None
+
+#: Keywords that are options of each method, and so no inputs.
+_RUN_OPTIONS = ("copy", "fetch", "out", "stream", "timeout")
+_OPTIONS = {
+    "run": _RUN_OPTIONS,
+    "submit": (*_RUN_OPTIONS, "pause", "taps"),
+    "loop": (*_RUN_OPTIONS, "carry", "steps", "taps", "until"),
+}
+
+
+@dataclass(slots=True)
+class RunRequest:
+    """What `run`, `submit` or `loop` of a plan was asked for."""
+
+    #: The method's name.
+    method: str
+    inputs: Inputs
+    keywords: Mapping[str, Any]
+    fetch: Fetch
+    out: Out
+    timeout: float | None
+    stream: StreamBase | None
+    #: Whether the caller may overwrite arrays once it returns.
+    copy: bool
+    observed: Observed | None = None
+    loop: c.Loop | None = None
+
+
+class PlanBase(Handle):
+    """A graph compiled for a set of devices."""
+
+    _kind = "plan"
+
+    def __init__(self, shell: Shell, spec: PlanSpec, progress: Progress | None = None) -> None:
+        super().__init__(shell, spec.handle)
+        self._spec = spec
+        self._progress = progress
+        self._updating = False
+        #: What its small runs have in common, once there was one.
+        self._inline: InlinePlan | None = None
+        self._variants = Variants(shell.release)
+        #: Of a plan that is placed again when a device is lost: those that share variables with it.
+        self._group: RebuildGroup | None = None
+        self._rebuilds: list[Rebuild] = []
+        self._assigned: tuple[PlanSpec | None, frozenset[str]] = (None, frozenset())
+
+    def __del__(self) -> None:
+        super().__del__()
+        if hasattr(self, "_variants"):
+            self._variants.free()
+        # The tensors that were its weights can be written from then on.
+        self._shell.core.order_frees()
+
+    def free(self) -> None:
+        """Frees it on the server, once earlier commands no longer need it. Idempotent."""
+        self._drop_variants()
+        super().free()
+
+    def _drop_variants(self) -> None:
+        self._variants.free()
+        # With it go the tensors that the plan was bound to.
+        self._spec = replace(self._spec, observing=None)
+
+    @property
+    def rebuilds(self) -> tuple[Rebuild, ...]:
+        """How often, and why, it was placed again after a device was lost, oldest first; with
+        `on_loss="rebuild"`."""
+        return tuple(self._rebuilds)
+
+    @property
+    def _asked_devices(self) -> tuple[str, ...]:
+        """The names of the devices that it may use as long as they are there, by priority."""
+        return self._spec.asked or self.devices
+
+    @property
+    def _placed_devices(self) -> frozenset[str]:
+        """The names of the devices that it was placed on, or might have been."""
+        recipe = self._spec.recipe
+        return frozenset(self.devices).union(recipe.devices if recipe is not None else ())
+
+    @property
+    def _live_group(self) -> RebuildGroup:
+        """The group that it is in now."""
+        found = self._group
+        assert found is not None
+        while found.heir is not None:
+            found = found.heir
+        return found
+
+    @property
+    def _assigns(self) -> frozenset[str]:
+        """The names of the variables that runs assign."""
+        spec, known = self._assigned
+        if spec is not self._spec:
+            known = _assigned_by(self._spec)
+            self._assigned = self._spec, known
+        return known
+
+    @property
+    def inputs(self) -> dict[str, TensorType]:
+        """What every run must be given, by name."""
+        return {port.name: port.type for port in self._spec.info.inputs}
+
+    @property
+    def outputs(self) -> dict[str, TensorType]:
+        """What a run returns, by name."""
+        return {port.name: port.type for port in self._spec.info.outputs}
+
+    @property
+    def device(self) -> str:
+        """The name of the device that runs it; of several, that of the last split, where new outputs lie."""
+        return self._spec.info.device
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of all devices that run a part of it, by priority."""
+        return self._spec.info.devices or (self.device,)
+
+    @property
+    def splits(self) -> int:
+        """How often a run goes over from one device to another, plus one."""
+        return self._spec.info.splits
+
+    @property
+    def copied_bytes(self) -> int:
+        """What each run copies between devices."""
+        return self._spec.info.copied_bytes
+
+    @property
+    def pipeline(self) -> int:
+        """How many of its runs may be under way at once; 1 where one device runs all of it in one go."""
+        return self._spec.info.pipeline
+
+    @property
+    def compute_bytes(self) -> int:
+        """The memory taken for intermediate results."""
+        return self._spec.info.compute_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Of `compute_bytes`, those that lie in memory that the session had reserved; less than all of them:
+        the plan did not fit there, or computed constants once, which it keeps."""
+        return self._spec.info.reserved_bytes
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that the nodes became."""
+        return self._spec.info.steps
+
+    def __repr__(self) -> str:
+        return f"<Plan {self._spec.signature}, {counted(self.steps, 'step')}, {self._state}>"
+
+    def _explaining(self) -> Procedure[Explanation]:
+        """Asks the server, and puts names to what it says."""
+        from heliograph.explain.explanation import explanation
+
+        recipe = self._spec.recipe
+        assert recipe is not None
+        report = yield from self._reporting()
+        found: Explanation = yield Compute(lambda: explanation(recipe.graph, report))
+        return found
+
+    def _reporting(self) -> Procedure[PlanReport]:
+        return ask(EXPLAIN, self._live_handle)
+
+    # Updating
+
+    def _used_in(self, shell: Shell) -> int:
+        if self._updating:
+            raise InvalidArgumentError(
+                "the plan is being updated in another thread or task", advice="run it when that is done"
+            )
+        return super()._used_in(shell)
+
+    def _hand_over(self, how: Compilation) -> Compilation:
+        """How the plan is compiled that takes over this one's memory."""
+        options = replace(how.options, pipeline=self.pipeline)
+        return replace(how, options=options, updates=self._live_handle, doubt=self.free)
+
+    def _replace(self, compiling: Procedure[PlanSpec]) -> Procedure[None]:
+        """Becomes the plan that is compiled. When that is refused nothing changes; when nobody knows, it is
+        freed."""
+        self._updating = True
+        try:
+            self._become((yield from compiling))
+        except DeadlineExceededError as error:
+            raise DeadlineExceededError(
+                error.message,
+                advice="the plan was freed: compile it anew" if self._freed else error.advice,
+            ) from None
+        finally:
+            self._updating = False
+
+    def _become(self, spec: PlanSpec) -> None:
+        self._variants.free()
+        self._spec, self._handle, self._variants = spec, spec.handle, Variants(self._shell.release)
+        if self._freed:
+            # Somebody freed it meanwhile.
+            self._shell.release(self._handle)
+            self._drop_variants()
+
+    def _give_up(self) -> None:
+        """The server has freed it."""
+        self._owned, self._freed = False, True
+        self._drop_variants()
+
+    # Placed again
+
+    def _was_rebuilt(self, spec: PlanSpec, how: Rebuild) -> None:
+        """It was placed again, on other devices."""
+        watched, old = self._shell.core.watched, self._handle
+        for port in self._spec.info.variables:
+            watched.leave(port.tensor)
+        self._become(spec)
+        if self._owned:
+            self._shell.release(old)
+        self._owned = not self._freed
+        self._rebuilds.append(replace(how, devices=self.devices))
+
+    def _let_go(self) -> None:
+        """Frees what is left of it, and is in the way of placing it again. It has no handle until then."""
+        self._variants.free()
+        if self._owned:
+            self._owned = False
+            self._shell.release(self._handle)
+
+    @property
+    def _is_placed(self) -> bool:
+        """Whether it has a handle; else it is to be placed again."""
+        return self._owned
+
+    def _ask(self, request: RunRequest) -> RepeatedRun:
+        """A run that is repeated after a loss, checked, which has its place among the others from now on."""
+        stream = stream_handle(self._shell, request.stream)
+        self._live_handle  # noqa: B018 - raises when it was freed
+        bound = self._bind(request.inputs, request.keywords, request.method)
+        self._choose(request.fetch, request.out)
+        assigned = self._assigns
+        if request.copy and (assigned or request.method != "run"):
+            bound = [one if isinstance(one, int) else one.copy() for one in bound]
+        why_not = once = ""
+        if any(isinstance(one, int) for one in bound):
+            why_not = "an input is a tensor of the session, which nobody has elsewhere"
+        elif request.out:
+            why_not = "it writes to tensors that were there before, out="
+        if request.observed is not None:
+            once = "it is observed (taps=), and what it told may have been taken"
+        entry = JournalEntry(None, bound, assigned, bool(self._spec.info.variables), why_not, once)
+        into, names = self._written(request.out), self._fetched(request.fetch)
+        made = [name for name in names if name not in into]
+        # The journal keeps what was bound, and nothing else that the caller gave.
+        bare = replace(request, inputs=None, keywords={}, out=None, stream=None)
+        send = partial(self._send_again, entry, bare, made, into, Deadline(request.timeout), stream)
+        repeated = RepeatedRun(self, entry, send)
+        self._shell.advance(lambda: self._live_group.ask(entry))
+        return repeated
+
+    def _send_again(
+        self,
+        entry: JournalEntry,
+        request: RunRequest,
+        names: Sequence[str],
+        into: Mapping[str, int],
+        deadline: Deadline,
+        stream: int | None,
+        is_wanted: bool,
+    ) -> Procedure[SentRun]:
+        """Sends a run of the journal, the first time or once more. `names`: of the outputs that are to be
+        made; `into`: handles of tensors by the names of the outputs that are written there."""
+        core, info = self._shell.core, self._spec.info
+        self._live_handle  # noqa: B018 - raises when it was freed
+        gate = core.open_gate()
+        try:
+            how = Sending(stream, gate, observed=True, keep=True)
+            asked = Submission(self._spec, entry.inputs, [], [], how, self._shell.release, loop=request.loop)
+            if is_wanted:
+                fetches = request.fetch is not False
+                asked.timeout_ms, asked.observed = timeout_ms(deadline.remaining()), request.observed
+                made = choose_outputs(core, info, names, fetches)
+                ports = enumerate(info.outputs if into else ())
+                there = [
+                    WantedValue(place, one, into=into[one.name]) for place, one in ports if one.name in into
+                ]
+                asked.fetched, asked.kept = (made, there) if fetches else ([], [*made, *there])
+            return (yield from self._submitting(asked))
+        finally:
+            core.close_gate(gate)
+
+    def _checkpointing(self) -> Procedure[Checkpoint]:
+        """What its variables have, and those of all plans that are rebuilt with it."""
+        if self._group is not None:
+            return (yield from self._live_group.checkpoint())
+        return (yield from read_variables(self._shell.core, self._own_variables))
+
+    def _restoring(self, checkpoint: Checkpoint) -> Procedure[None]:
+        """Gives its variables what they had, and those of all plans that are rebuilt with it."""
+        if not isinstance(checkpoint, Checkpoint):
+            raise InvalidArgumentError(
+                f"restore takes a checkpoint, not {checkpoint!r:.80}", advice="plan.checkpoint() takes one"
+            )
+        if self._group is not None:
+            return (yield from self._live_group.restore(checkpoint))
+        return (yield from restore_variables(self._shell.core, self._own_variables, checkpoint))
+
+    @property
+    def _own_variables(self) -> dict[str, VariablePort]:
+        self._live_handle  # noqa: B018 - raises when it was freed
+        return {one.port.name: one for one in self._spec.info.variables}
+
+    # Observing
+
+    def _observed(self, taps: Taps, pause: bool) -> Observed | None:
+        """What of a run is to be observed, checked; None: nothing. Raises InvalidArgumentError,
+        LimitExceededError, UnsupportedError."""
+        if taps is None:
+            if pause:
+                raise InvalidArgumentError(
+                    "a run pauses after observed nodes, and there are none",
+                    advice="name some: taps=['layer0/*']",
+                )
+            return None
+        recipe, info = self._spec.recipe, self._shell.info
+        assert recipe is not None
+        nodes = tapped_nodes(recipe.graph, taps)
+        found = Observed(recipe.graph, nodes, bool(pause), self._shell.let_go)
+        found.check_fits(info.limits)
+        return found
+
+    def _looping(
+        self, steps: int, carry: Carries, until: str | None, taps: Taps
+    ) -> tuple[c.Loop, Observed | None]:
+        """A loop, and what of it is to be observed, checked. Raises InvalidArgumentError,
+        LimitExceededError."""
+        recipe, info = self._spec.recipe, self._shell.info
+        assert recipe is not None
+        loop = loop_of(self._spec.info, steps, carry, until)
+        if taps is None:
+            return loop, None
+        nodes, outputs = tapped_in_loop(recipe.graph, taps)
+        loop = replace(loop, taps=outputs)
+        kept_bytes = info.limits.in_flight_bytes
+        found = Observed(recipe.graph, nodes, False, self._shell.let_go, loop, kept_bytes)
+        found.check_fits(info.limits)
+        return loop, found
+
+    def _submitting(self, asked: Submission) -> Procedure[SentRun]:
+        """Sends a run of the plan, or a loop, or that of the variant of it that observes these nodes."""
+        core, observed = self._shell.core, asked.observed
+        if observed is None or not observed.nodes:
+            return (yield from submit(core, asked))
+        variants, observing = self._variants, asked.plan.observing
+        if observing is None:
+            raise UnknownHandleError("the plan was freed")
+        compiling = partial(observing, observed.nodes, asked.how.gate)
+        variant = yield from variants.of(core, observed.nodes, compiling)
+        variant.users += 1
+        try:
+            return (yield from submit(core, replace(asked, plan=variant.spec)))
+        finally:
+            variant.users -= 1
+
+    # Running
+
+    def _submission(self, request: RunRequest, gate: OrderGate | None = None) -> Submission:
+        """A run or a loop, checked. `gate`: it may be sent later, so that arrays are copied if they may be
+        overwritten and do not ride in the command."""
+        shell = self._shell
+        self._live_handle  # noqa: B018 - raises when it was freed
+        bound = self._bind(request.inputs, request.keywords, request.method)
+        is_late = gate is not None and (request.observed is not None or not fits_inline(shell.core, bound))
+        if is_late and request.copy:
+            bound = [one if isinstance(one, int) else one.copy() for one in bound]
+        stream = stream_handle(shell, request.stream)
+        how = Sending(stream, gate, observed=True, keep=gate is not None or not request.copy)
+        fetched, kept = self._choose(request.fetch, request.out)
+        time_ms = timeout_ms(request.timeout)
+        return Submission(
+            self._spec, bound, fetched, kept, how, shell.release, time_ms, request.observed, request.loop
+        )
+
+    def _send_inline(
+        self, inputs: Inputs, keywords: Mapping[str, Any], timeout: float | None, *, waits: bool
+    ) -> tuple[InlinePlan, Pending] | None:
+        """Sends a run that fetches all outputs, if its arguments are plainly right and it is a small message
+        each way; None: it must go the ordinary way. `waits`: nothing will come that could go with it."""
+        plan = self._inline_plan()
+        given = keywords if inputs is None else inputs
+        if plan is None or (inputs is not None and keywords):
+            return None
+        if timeout is not None and not (type(timeout) in (int, float) and timeout >= 0):
+            return None
+        limit_ms = 0 if timeout is None else timeout_ms(timeout)
+        if not isinstance(given, dict) or (run := plan.run(given, limit_ms)) is None:
+            return None
+        pending = self._send_small(run, plan, waits)
+        return None if pending is None else (plan, pending)
+
+    def _send_small(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
+        """Sends it, within the caller's trace if there is one; None: it must go the ordinary way."""
+        span = begin(RUN_SPAN)
+        if span is None:
+            return self._shell.send_inline(run, plan, waits)
+        pending = self._shell.send_inline(plan.traced(run, span.trace_parent), plan, waits)
+        # One that never ends is never told of.
+        if pending is not None:
+            span.end_with(pending)
+        return pending
+
+    def _inline_plan(self) -> InlinePlan | None:
+        """What its small runs have in common, if there are such and it may run."""
+        plan = self._inline
+        if plan is None or plan.spec is not self._spec:
+            plan = self._inline = inline_plan(self._spec, self._shell.info.limits)
+        return None if self._freed or self._updating else plan
+
+    def _bind(self, inputs: Inputs, keywords: Mapping[str, Any], method: str) -> list[Bound]:
+        """The inputs in the plan's order, checked. Raises InvalidInputError, with what `method` takes."""
+        if inputs is not None and not isinstance(inputs, Mapping):
+            raise InvalidInputError(
+                f"inputs are given by name; the {type(inputs).__name__} has none",
+                advice=_form(method, self.inputs),
+            )
+        given = dict(inputs or {})
+        if twice := given.keys() & keywords.keys():
+            raise InvalidInputError(f"input {min(twice)!r} is given twice")
+        given.update(keywords)
+        ports = self._spec.info.inputs
+        if given.keys() != {port.name for port in ports}:
+            self._refuse_names(given, method)
+        return [self._bound(port, given[port.name]) for port in ports]
+
+    def _refuse_names(self, given: Mapping[str, Any], method: str) -> None:
+        known = list(self.inputs)
+        for name in given:
+            if name not in known:
+                near = get_close_matches(str(name), known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
+                raise InvalidInputError(f"the plan has no input {name!r}", advice=hint)
+        missing = [f"{name!r} ({type_})" for name, type_ in self.inputs.items() if name not in given]
+        advice = _form(method, self.inputs)
+        raise InvalidInputError(f"inputs are missing: {', '.join(missing)}", advice=advice)
+
+    def _bound(self, port: Port, value: Any) -> Bound:
+        if isinstance(value, TensorBase):
+            if value.type != port.type:
+                raise InvalidInputError(f"input {port.name!r} is {port.type}, not {value.type}")
+            return value._used_in(self._shell)
+        try:
+            array = as_elements(value, port.type.dtype)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"input {port.name!r}: {error.message}", advice=error.advice) from None
+        expected = port.type.shape if port.type.dtype.kind != "quantized" else empty_array(port.type).shape
+        if array.shape != expected:
+            raise InvalidInputError(
+                f"input {port.name!r} has shape {array.shape}; the plan needs {expected}",
+                advice="shapes are fixed: for another one, build a graph of that shape and compile it, too",
+            )
+        return np.ascontiguousarray(array).reshape(array.shape)
+
+    def _choose(self, fetch: Fetch, out: Out) -> tuple[list[WantedValue], list[WantedValue]]:
+        """The outputs that are fetched, and those that stay as tensors, new ones and existing ones."""
+        chosen, written = self._fetched(fetch), self._written(out)
+        if not isinstance(fetch, bool) and (twice := written.keys() & set(chosen)):
+            raise InvalidArgumentError(
+                f"output {min(twice)!r} is to come here and to be written to a tensor",
+                advice="name it in fetch= or in out=",
+            )
+        names = [name for name in chosen if name not in written]
+        made = self._shell.advance(
+            lambda: choose_outputs(self._shell.core, self._spec.info, names, fetch is not False)
+        )
+        ports = enumerate(self._spec.info.outputs if written else ())
+        into = [
+            WantedValue(place, port, into=written[port.name]) for place, port in ports if port.name in written
+        ]
+        return ([], [*made, *into]) if fetch is False else (made, into)
+
+    def _fetched(self, fetch: Fetch) -> list[str]:
+        names = self.outputs
+        if isinstance(fetch, bool):
+            return list(names)
+        if not isinstance(fetch, Collection):
+            raise InvalidArgumentError(
+                f"fetch is {fetch!r:.80}",
+                advice="True, False, or the names of the outputs that come here",
+            )
+        chosen = [fetch] if isinstance(fetch, str) else list(fetch)
+        for name in chosen:
+            if name not in names:
+                raise _no_output(name, names)
+        return chosen
+
+    def _written(self, out: Out) -> dict[str, int]:
+        """The handles of the tensors that outputs are written to."""
+        if out is None:
+            return {}
+        if not isinstance(out, Mapping):
+            raise InvalidArgumentError(
+                f"out is {type(out).__name__}", advice="tensors by the names of outputs: out={'y': tensor}"
+            )
+        types, handles = self.outputs, {}
+        for name, tensor in out.items():
+            if name not in types:
+                raise _no_output(name, types)
+            if not isinstance(tensor, TensorBase):
+                raise InvalidArgumentError(
+                    f"out[{name!r}] is {type(tensor).__name__}",
+                    advice="a tensor of the session: session.empty(shape, dtype)",
+                )
+            if tensor.type != types[name]:
+                raise InvalidArgumentError(f"output {name!r} is {types[name]}, not {tensor.type}")
+            handles[name] = tensor._used_in(self._shell)
+        return handles
+
+
+def _assigned_by(spec: PlanSpec) -> frozenset[str]:
+    if spec.recipe is None or not spec.info.variables:
+        return frozenset()
+    leaves, nodes = spec.recipe.graph.leaves, spec.recipe.graph.nodes
+    return frozenset(leaves[one.operands[0]].name for one in nodes if one.op == "assign")
+
+
+def _no_output(name: object, known: Collection[str]) -> InvalidArgumentError:
+    return InvalidArgumentError(f"the plan has no output {name!r}", advice=f"there are: {', '.join(known)}")
+
+
+def _form(method: str, names: Collection[str]) -> str:
+    """How a method of a plan is given inputs of these names."""
+    rest = ", steps=N" if method == "loop" else ""
+    if not names:
+        return f"the plan has no inputs: plan.{method}({rest[2:]})"
+    taken = [name for name in names if name in _OPTIONS[method]]
+    if not taken and all(name.isidentifier() and not iskeyword(name) for name in names):
+        return f"name each: plan.{method}({', '.join(f'{name}={name.upper()}' for name in names)}{rest})"
+    why = f"; as a keyword, {taken[0]}= is an option of plan.{method} itself" if taken else ""
+    pairs = ", ".join(f"{name!r}: ARRAY" for name in names)
+    return f"pass a mapping: plan.{method}({{{pairs}}}{rest}){why}"

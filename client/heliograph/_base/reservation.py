@@ -1,0 +1,84 @@
+"""`hg.Reservation`: memory for the largest graph, taken once; the same for both APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from heliograph.core.effects import Procedure, ask
+from heliograph.core.methods import RESERVE
+from heliograph.core.shell import Handle, Shell
+from heliograph.graph.builder import Graph
+from heliograph.procedures.compile import with_source
+from heliograph_proto.errors import HeliographError, InvalidArgumentError
+from heliograph_proto.plans import PlanOptions, ReserveRequest
+
+
+class Reservation(Handle):
+    """Memory of devices in which plans lie that are compiled after it. Made by `session.reserve`.
+
+    It lasts until `reset`, or until the session ends, whether anybody keeps this object or not.
+    """
+
+    _kind = "reservation"
+
+    def __init__(self, shell: Shell, handle: int, sizes: Mapping[str, int], *, owned: bool = False) -> None:
+        super().__init__(shell, handle, owned=owned)
+        #: Bytes by name of device; 0 for a device whose plans take memory of their own.
+        self.devices: Mapping[str, int] = MappingProxyType(dict(sizes))
+
+    @property
+    def size_bytes(self) -> int:
+        """What was taken of all devices."""
+        return sum(self.devices.values())
+
+    def __repr__(self) -> str:
+        return f"<Reservation of {self.size_bytes:,} bytes on {', '.join(self.devices)}, {self._state}>"
+
+    def reset(self) -> None:
+        """Gives the memory back once the runs that were sent before are done. Idempotent.
+
+        Plans that lay there raise UnknownHandleError from then on; what they returned stays.
+        """
+        if not self._freed:
+            self._owned = True
+            if self._shell.core.reservation == self._handle:
+                self._shell.core.reservation = 0
+            self.free()
+
+
+def reserve_graph(shell: Shell, graph: Graph, options: PlanOptions) -> Procedure[Reservation]:
+    """Takes memory for plans as large as that of a graph; errors name the user's lines.
+
+    Raises InvalidArgumentError while the session has another reservation.
+    """
+    _check_none(shell)
+    try:
+        made = yield from reserve_blocks(shell, options, graph=graph)
+    except HeliographError as error:
+        raise with_source(error, graph._source_of) from None
+    try:
+        _check_none(shell)
+    except InvalidArgumentError:
+        made.reset()
+        raise
+    shell.core.reservation = made._handle
+    return made
+
+
+def reserve_blocks(
+    shell: Shell, options: PlanOptions, block_bytes: Sequence[int] = (), graph: Graph | None = None
+) -> Procedure[Reservation]:
+    """Takes memory for a graph, or blocks of these sizes, for whoever names it when compiling."""
+    handle = shell.core.handle()
+    largest = None if graph is None else graph._outline()
+    request = ReserveRequest(handle, largest, options, tuple(block_bytes))
+    sizes = yield from ask(RESERVE, request)
+    return Reservation(shell, handle, sizes)
+
+
+def _check_none(shell: Shell) -> None:
+    if shell.core.reservation and shell.core.lost is None:
+        raise InvalidArgumentError(
+            "the session has reserved memory already", advice="reset it first: reservation.reset()"
+        )

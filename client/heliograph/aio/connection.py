@@ -1,0 +1,88 @@
+"""`hg.aio.connect`: how a session is opened."""
+
+# ruff: noqa: ASYNC109
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from heliograph.aio.session import Session
+from heliograph.connection import Servers, address_of
+from heliograph.core.future import ALONE
+from heliograph.core.progress import ProgressArgument, checked_progress
+from heliograph.graph.arguments import timeout_ms
+from heliograph.transport.aio import AioGrpcShell, AioShell
+from heliograph.transport.channels import NO_CREDENTIALS, credentials_of
+from heliograph.transport.plugins import transport
+from heliograph.transport.shared_memory import SharedMemoryArgument, checked_shared_memory, insisted
+from heliograph_proto.addresses import Address, Credentials
+
+
+class connect:
+    """Opens a session: `async with hg.aio.connect(url) as session`, or `session = await hg.aio.connect(url)`.
+
+    Arguments and errors are those of `hg.connect`.
+    """
+
+    def __init__(
+        self,
+        url: Servers = None,
+        *,
+        timeout: float = 10.0,
+        progress: ProgressArgument = "auto",
+        shared_memory: SharedMemoryArgument = "auto",
+        token: str | None = None,
+        ca: str | None = None,
+        certificate: str | None = None,
+        key: str | None = None,
+    ) -> None:
+        self._address = address_of(url)
+        self._credentials = credentials_of(self._address, token, ca, certificate, key)
+        timeout_ms(timeout)
+        self._timeout, self._progress = timeout, checked_progress(progress)
+        self._shared_memory = checked_shared_memory(shared_memory)
+        self._session: Session | None = None
+
+    def __await__(self) -> Generator[Any, Any, Session]:
+        return self._open().__await__()
+
+    if not TYPE_CHECKING:  # to checkers there are no such attributes
+
+        def __getattr__(self, name: str) -> NoReturn:
+            # The first mistake under asyncio; Python would speak of an object of the class `connect`.
+            raise AttributeError(
+                f"no session is open yet, so there is no {name!r}: "
+                "`async with hg.aio.connect(url) as session`, or `session = await hg.aio.connect(url)`"
+            )
+
+    async def __aenter__(self) -> Session:
+        self._session = await self._open()
+        return self._session
+
+    async def __aexit__(self, *details: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _open(self) -> Session:
+        shell = await open_shell(self._address, self._timeout, self._shared_memory, self._credentials)
+        try:
+            return Session(shell, self._progress)
+        except BaseException:
+            await shell.close()
+            raise
+
+
+async def open_shell(
+    address: Address,
+    timeout: float,
+    shared_memory: SharedMemoryArgument = "auto",
+    credentials: Credentials = NO_CREDENTIALS,
+) -> AioShell:
+    """A session without its methods."""
+    if address.scheme == "local":
+        if shared_memory is True:
+            raise insisted(address, ALONE)
+        shell: AioShell = await transport("local.aio")(address, timeout, credentials)
+        return shell
+    return await AioGrpcShell.open(address, timeout, shared_memory, credentials)

@@ -1,0 +1,93 @@
+"""Devices, streams and events: where work is done, the order of work, and marks in it."""
+
+# ruff: noqa: ASYNC109
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from heliograph._base.device import DeviceBase, ask_memory
+from heliograph._base.streams import EventBase, StreamBase, make_stream
+from heliograph.graph.builder import Graph
+from heliograph.procedures.transfer import synchronize, wait_for
+from heliograph_proto.devices import BufferTypeInfo, Memory, OpAnswer, OpQuery, PlacementInfo
+from heliograph_proto.types import DTypeArgument
+
+if TYPE_CHECKING:
+    from heliograph.transport.aio import AioShell
+
+
+class Event(EventBase):
+    """A mark in a stream's order, made by `Stream.record`; awaitable."""
+
+    _shell: AioShell
+
+    async def result(self, timeout: float | None = None) -> None:
+        """Waits until the event is reached: everything before it has been computed.
+
+        Raises the first error of the stream since its last mark, or DeadlineExceededError.
+        """
+        await self._shell.drive(wait_for(self._shell.core, self._pending), timeout, "the event")
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self.result().__await__()
+
+
+class Stream(StreamBase):
+    """An ordered queue of work on a device, made by `device.stream()`.
+
+    Work on one stream runs in order; events order streams against each other.
+    """
+
+    _shell: AioShell
+
+    def record(self) -> Event:
+        """Marks the present end of the stream."""
+        return self._record(Event)
+
+    async def synchronize(self, timeout: float | None = None) -> None:
+        """Waits until everything before has been computed. Raises the first error nobody has seen."""
+        await self._shell.drive(
+            synchronize(self._shell.core, (self._live_handle,)), timeout, "the work on the stream"
+        )
+
+
+class Device(DeviceBase):
+    """A device of the server."""
+
+    _shell: AioShell
+
+    async def memory(self, timeout: float | None = None) -> Memory:
+        """Its free and total bytes, now. Raises DeadlineExceededError."""
+        return await self._shell.drive(
+            ask_memory(self.name), timeout, f"asking for the memory of {self.name}"
+        )
+
+    def stream(self) -> Stream:
+        """A new ordered queue of work."""
+        return make_stream(self._shell, self.name, Stream)
+
+    async def query(self, queries: Sequence[OpQuery], timeout: float | None = None) -> tuple[OpAnswer, ...]:
+        """What the device says of nodes, such as hg.OpQuery("add", (type, type), type): whether it runs
+        them, whether fetching their weights for them pays, and with road=True by which road it computes them.
+
+        Raises UnknownOpError, InvalidGraphError for operands that the op table refuses.
+        """
+        return await self._shell.drive(self._querying(queries), timeout, self._asked)
+
+    async def unsupported(self, graph: Graph, timeout: float | None = None) -> list[tuple[str, str]]:
+        """The nodes of a graph that the device cannot run: their names, and why."""
+        return await self._shell.drive(self._comparing(graph), timeout, self._asked)
+
+    async def placement(
+        self,
+        tensors: Iterable[tuple[Sequence[int] | int, DTypeArgument]],
+        buffer_type: BufferTypeInfo | str | None = None,
+        timeout: float | None = None,
+    ) -> PlacementInfo:
+        """What tensors, pairs of shape and data type, would take: of each with padding, and of each buffer.
+
+        Nothing is taken. Raises OutOfMemoryError for a tensor that is larger than any buffer.
+        """
+        return await self._shell.drive(self._placing(tensors, buffer_type), timeout, self._asked)

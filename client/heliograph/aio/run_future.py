@@ -1,0 +1,338 @@
+"""Runs under way for asyncio, and their observed values; how runs of a plan are sent."""
+
+# ruff: noqa: ASYNC109
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from heliograph._base.plan import Outputs, RunRequest
+from heliograph.core.effects import Procedure
+from heliograph.core.future import Deadline, Outcome, Pending, What, cancelled
+from heliograph.core.gates import OrderGate
+from heliograph.core.inline_run import InlinePlan
+from heliograph.procedures.rebuild import RepeatedRun
+from heliograph.procedures.run import SentRun, collect
+from heliograph.procedures.taps import Tap, next_tap, not_observed
+from heliograph_proto.errors import DeadlineExceededError, HeliographError
+
+if TYPE_CHECKING:
+    from heliograph.aio.plan import Plan
+    from heliograph.transport.aio import AioShell
+
+
+def send(plan: Plan, request: RunRequest) -> RunFuture:
+    """Sends a run or a loop, or sees to it that it will be."""
+    shell, core = plan._shell, plan._shell.core
+    gate = core.open_gate()
+    try:
+        asked = plan._submission(request, gate)
+    except BaseException:
+        shell.advance(lambda: core.close_gate(gate))
+        raise
+    kept = plan._tensors(asked.kept, request.out)
+    deadline = Deadline(request.timeout, plan._spec.what)
+    sent = _send(shell, plan._submitting(asked), gate, deadline, request)
+    return RunFuture(shell, sent, kept, plan._spec.what, request.observed is not None)
+
+
+def _send(
+    shell: AioShell, procedure: Procedure[SentRun], gate: OrderGate, deadline: Deadline, request: RunRequest
+) -> asyncio.Future[SentRun]:
+    """Sends at once what can be; the rest in a task."""
+    try:
+        effect = shell.advance(lambda: next(procedure))
+    except StopIteration as stop:
+        shell.advance(lambda: shell.core.close_gate(gate))
+        return _done(stop.value)
+    except BaseException:
+        shell.advance(lambda: shell.core.close_gate(gate))
+        raise
+
+    async def rest() -> SentRun:
+        try:
+            return await shell.resume(procedure, lambda: effect, deadline)
+        finally:
+            shell.advance(lambda: shell.core.close_gate(gate))
+            # Tensors that were collected before the run was sent would be freed before it.
+            del_later = request  # noqa: F841
+
+    return shell.spawn(rest())
+
+
+def repeat(plan: Plan, request: RunRequest) -> RepeatedFuture:
+    """A run that is repeated when a device is lost. It is sent at once if nothing is before it; else a task
+    sends it."""
+    shell, repeated, out = plan._shell, plan._ask(request), request.out
+    deadline = Deadline(request.timeout, plan._spec.what)
+    sent = _send_repeated(shell, repeated, deadline)
+    tensors = lambda run: plan._tensors(run.kept, out)  # noqa: E731
+    return RepeatedFuture(shell, repeated, sent, tensors, deadline, request.observed is not None)
+
+
+def _send_repeated(shell: AioShell, repeated: RepeatedRun, deadline: Deadline) -> asyncio.Future[SentRun]:
+    procedure = repeated.sending()
+    try:
+        effect = shell.advance(lambda: next(procedure))
+    except StopIteration:
+        assert repeated.run is not None
+        return _done(repeated.run)
+
+    async def rest() -> SentRun:
+        await shell.resume(procedure, lambda: effect, deadline)
+        assert repeated.run is not None
+        return repeated.run
+
+    return shell.spawn(rest())
+
+
+def _done(run: SentRun) -> asyncio.Future[SentRun]:
+    """Of a run that was sent."""
+    sent: asyncio.Future[SentRun] = asyncio.get_running_loop().create_future()
+    sent.set_result(run)
+    return sent
+
+
+class RunFuture:
+    """A run or a loop that was sent, or waits to be; `await future` or `await future.result(timeout)`."""
+
+    def __init__(
+        self,
+        shell: AioShell,
+        sent: asyncio.Future[SentRun],
+        tensors: dict[str, Any],
+        what: What,
+        is_observed: bool = False,
+    ) -> None:
+        self._shell, self._sent, self._tensors, self._what = shell, sent, tensors, what
+        self._is_observed = is_observed
+        self._ended = Outcome()
+        sent.add_done_callback(self._was_sent)
+        if sent.done():
+            self._was_sent(sent)
+
+    def _was_sent(self, sent: asyncio.Future[SentRun]) -> None:
+        if not sent.cancelled() and sent.exception() is None:
+            # Not to a method of this object: a run that pauses goes on when nobody has its future any more.
+            sent.result().pending.add_callback(self._ended.finish)
+        else:
+            self._ended.finish()
+
+    def done(self) -> bool:
+        """Whether the run has ended, well or not."""
+        return self._ended.done
+
+    def cancel(self) -> bool:
+        """Asks the server to cancel the run; False if it has ended already."""
+        if self.done():
+            return False
+        if not self._sent.cancel():
+            pending = self._sent.result().pending
+            self._shell.advance(lambda: self._shell.core.cancel(pending))
+        return True
+
+    def taps(self, timeout: float | None = None) -> TapIterator:
+        """The values of the observed nodes as they are computed, each once; for a run with `taps=`.
+
+        Ends when the run has ended, with its error if it failed. Waiting for the next one raises
+        DeadlineExceededError after `timeout` seconds (the run goes on then); cancelling the
+        task that waits cancels the run. To stop
+        early: `run.cancel()`. Values that nobody takes stay in this process's memory as long as the run does.
+
+        A loop waits on the server while a few MiB of its values are on their way and not taken, until
+        somebody waits for its result, or the iterator is dropped. From then on no more than
+        `session.info.limits.in_flight_bytes` of them stay here: where the first one is missing, iterating
+        raises LimitExceededError.
+        """
+        if not self._is_observed:
+            raise not_observed()
+        return TapIterator(self, self._shell, timeout, self._what)
+
+    async def result(self, timeout: float | None = None) -> Outputs:
+        """The outputs by name: arrays, or tensors if the run was not to fetch them. A run that pauses goes on
+        without pauses.
+
+        Raises the run's error, or DeadlineExceededError (the run goes on then). Cancelling the task
+        that waits cancels the run.
+        """
+        deadline = Deadline(timeout, self._what)
+        run = await self._run(deadline)
+        procedure = collect(self._shell.core, run, cancel=False)
+        arrays = await self._shell.resume(procedure, lambda: next(procedure), deadline)
+        return {**arrays, **self._tensors}
+
+    async def _run(self, deadline: Deadline) -> SentRun:
+        if not self._sent.done():
+            sent = Outcome()
+            self._sent.add_done_callback(lambda _: sent.finish())
+            try:
+                await self._shell.wait(sent, deadline)
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        if self._sent.cancelled():
+            raise cancelled(self._what)
+        return self._sent.result()
+
+    def __await__(self) -> Generator[Any, Any, Outputs]:
+        return self.result().__await__()
+
+    async def exception(self, timeout: float | None = None) -> HeliographError | None:
+        """The run's error, or None when it went well. Raises DeadlineExceededError."""
+        try:
+            await self.result(timeout)
+        except HeliographError as error:
+            if not self.done():
+                raise
+            return error
+        return None
+
+    def add_done_callback(self, function: Callable[[RunFuture], object]) -> None:
+        """Calls function(self) on the loop when the run has ended."""
+        self._ended.add_callback(partial(function, self))
+
+    @property
+    def steps(self) -> int | None:
+        """Of a loop, how many steps it did, once it has ended; where it failed or was cancelled, those that
+        were done by then, and None if the server could not say. 1 of a run that ended well; else None."""
+        sent = self._sent
+        if not sent.done() or sent.cancelled() or sent.exception() is not None:
+            return None
+        return sent.result().steps
+
+    def __repr__(self) -> str:
+        return f"<RunFuture {'done' if self.done() else 'pending'}>"
+
+
+class InlineFuture(RunFuture):
+    """A run that is one small message each way, and was sent."""
+
+    def __init__(self, shell: AioShell, plan: InlinePlan, pending: Pending) -> None:
+        self._shell, self._plan, self._pending = shell, plan, pending
+        self._arrays: Outputs | None = None
+
+    def done(self) -> bool:
+        return self._pending.done
+
+    def cancel(self) -> bool:
+        if self.done():
+            return False
+        self._shell.advance(lambda: self._shell.core.cancel(self._pending))
+        return True
+
+    def taps(self, timeout: float | None = None) -> TapIterator:
+        raise not_observed()
+
+    async def result(self, timeout: float | None = None) -> Outputs:
+        pending = self._pending
+        if not pending.sequence:
+            self._shell.flush()
+        try:
+            if timeout is not None:
+                await self._shell.wait(pending, Deadline(timeout, self._plan.spec.what))
+            elif not pending.done:
+                await self._shell.done(pending)
+            elif self._shell.core.is_full:
+                # Who takes many results in a row sends as many runs: they leave in between.
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if pending.error is not None:
+            self._shell.advance(lambda: self._shell.core.raise_error(pending))
+        if self._arrays is None:
+            self._arrays = self._plan.arrays(pending)
+        return dict(self._arrays)
+
+    async def result_or_cancel(self, timeout: float | None) -> Outputs:
+        """As `result`, where nobody else has this future: a run that takes too long is cancelled."""
+        if timeout is None:
+            return await self.result()
+        try:
+            return await self.result(timeout)
+        except DeadlineExceededError:
+            self.cancel()
+            raise
+
+    def add_done_callback(self, function: Callable[[RunFuture], object]) -> None:
+        self._pending.add_callback(partial(function, self))
+
+
+class RepeatedFuture(RunFuture):
+    """A run of a plan that is placed again when a device is lost: whoever waits for its result has it
+    repeated then, in the order of the runs, within the time that it has."""
+
+    def __init__(
+        self,
+        shell: AioShell,
+        repeated: RepeatedRun,
+        sent: asyncio.Future[SentRun],
+        tensors: Callable[[SentRun], dict[str, Any]],
+        deadline: Deadline,
+        is_observed: bool,
+    ) -> None:
+        super().__init__(shell, sent, {}, repeated.plan._spec.what, is_observed)
+        self._repeated, self._make, self._deadline = repeated, tensors, deadline
+        self._made: Outputs | None = None
+
+    def cancel(self) -> bool:
+        if not self._sent.done() and self._sent.cancel():
+            return True
+        run = self._repeated.run
+        if run is None or run.pending.done:
+            return False
+        self._shell.advance(lambda: self._shell.core.cancel(run.pending))
+        return True
+
+    @property
+    def steps(self) -> int | None:
+        run = self._repeated.run
+        return None if run is None else run.steps
+
+    async def result(self, timeout: float | None = None) -> Outputs:
+        return await self._result(timeout, cancel=False)
+
+    async def result_or_cancel(self) -> Outputs:
+        """As `result`, where nobody else has this future: a run that takes too long is cancelled."""
+        return await self._result(None, cancel=True)
+
+    async def _result(self, timeout: float | None, cancel: bool) -> Outputs:
+        if self._made is None:
+            seconds = self._repeated.seconds(timeout, self._deadline, cancel)
+            deadline = Deadline(seconds, self._what)
+            await self._run(deadline)
+            procedure = self._repeated.finishing(cancel)
+            run = await self._shell.resume(procedure, lambda: next(procedure), deadline)
+            self._made = self._made or {**(run.results or {}), **self._make(run)}
+        return dict(self._made)
+
+
+class TapIterator:
+    """The observed values of a run, as they come. A run that pauses goes on when the next one is asked for,
+    or nobody will ask."""
+
+    def __init__(self, future: RunFuture, shell: AioShell, timeout: float | None, what: What) -> None:
+        self._future, self._shell, self._timeout, self._what = future, shell, timeout, what
+        self._run: SentRun | None = None
+
+    def __aiter__(self) -> TapIterator:
+        return self
+
+    async def __anext__(self) -> Tap:
+        deadline = Deadline(self._timeout, self._what)
+        self._run = await self._future._run(deadline)
+        procedure = next_tap(self._shell.core, self._run)
+        found = await self._shell.resume(procedure, lambda: next(procedure), deadline)
+        if found is None:
+            raise StopAsyncIteration
+        return found
+
+    def __repr__(self) -> str:
+        return f"<TapIterator {'ended' if self._future.done() else 'open'}>"
+
+    def __del__(self) -> None:
+        if self._run is not None:
+            self._run.let_go()

@@ -1,0 +1,37 @@
+"""Tensors as NumPy's arrays: writing parts by assignment, and `np.asarray(tensor)`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+
+from heliograph._base.tensor import TensorBase
+
+
+class ArrayAccess(TensorBase):
+    """What the blocking API has more than that of asyncio, which cannot wait there."""
+
+    @abstractmethod
+    def set(self, array: Any) -> Any:
+        """Writes an array."""
+
+    @abstractmethod
+    def get(self) -> np.ndarray[Any, Any]:
+        """The elements."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Writes a part: `t[1:3] = array`, broadcast to the part's shape; another tensor is copied."""
+        part = self[key]
+        if isinstance(value, TensorBase):
+            value.copy_to(part)
+        else:
+            part.set(part._broadcast(value))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """For np.asarray(tensor)."""
+        if copy is False:
+            raise ValueError("a tensor's elements are on the server; an array of them is always a copy")
+        found = self.get()
+        return found if dtype is None else found.astype(dtype, copy=False)

@@ -1,0 +1,1 @@
+"""What commands share: arguments, graph files, tables and progress bars. May import the public API."""

@@ -1,0 +1,75 @@
+"""Tensors in .npy files: what a run is given, and what it returned.
+
+NumPy has no bf16 and no blocks. In a file a bf16 tensor is f32, whose numbers it has exactly; rows of
+blocks are rows of bytes, uint8 [.., row_bytes].
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from heliograph.comparison.inputs import checked
+from heliograph.graph.atomic_files import replacing
+from heliograph_proto.errors import InvalidInputError
+from heliograph_proto.graph import Leaf
+from heliograph_proto.quantization import blocks
+from heliograph_proto.types import TensorType
+
+Array = np.ndarray[Any, Any]
+
+#: The longest name of a file that is made of a tensor's name, without its suffix.
+_LONGEST = 120
+
+
+def read(path: str, leaf: Leaf) -> Array:
+    """The elements of a leaf from a file, in the storage of its type. Raises InvalidInputError."""
+    what = f"{leaf.kind.value} {leaf.name!r} is {leaf.type}"
+    advice = "write one with numpy.save(path, array)"
+    if not Path(path).is_file():
+        raise InvalidInputError(f"{what}: {path} is no file", advice=advice)
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InvalidInputError(f"{what}: {path} is no .npy file: {error}", advice=advice) from None
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise InvalidInputError(f"{what}: {path} is an archive of arrays", advice=advice)
+    if leaf.type.dtype.name == "bf16" and found.dtype == np.float32:
+        found = _as_bits(found, what)
+    return checked(leaf, found)
+
+
+def _as_bits(array: Array, what: str) -> Array:
+    bits: Array = blocks.to_bits(array)
+    if not np.array_equal(blocks.from_bits(bits), array, equal_nan=True):
+        raise InvalidInputError(
+            f"{what}: the f32 numbers in the file have more digits than that",
+            advice="round them: save heliograph_proto.quantization.blocks.to_bits(array), the bits in uint16",
+        )
+    return bits
+
+
+def write(path: Path, raw: Array, type_: TensorType) -> None:
+    """Writes raw elements to a file, which is replaced whole. Raises InvalidArgumentError."""
+    array = blocks.from_bits(raw) if type_.dtype.name == "bf16" else raw
+    with replacing(path) as part, part.open("wb") as file:
+        np.save(file, array, allow_pickle=False)
+
+
+def file_names(names: Collection[str]) -> dict[str, str]:
+    """A file's name for each tensor's: letters, digits and "_.-" alone, no two alike, never a path."""
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".")[:_LONGEST] or "output"
+        unique, number = plain, 2
+        while unique.lower() in taken:
+            unique, number = f"{plain}_{number}", number + 1
+        taken.add(unique.lower())
+        found[name] = f"{unique}.npy"
+    return found

@@ -1,0 +1,111 @@
+"""`heliograph doctor`: how well the road to a server works, and what to change."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import Enum
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from heliograph.cli.common.arguments import add_server_argument
+from heliograph.cli.common.progress import progress_bar
+from heliograph.cli.doctor.findings import Finding, by_weight, find, find_in_pool
+from heliograph.cli.doctor.measurements import Direction, RoadMeasurements
+from heliograph.cli.doctor.measuring import measure
+from heliograph.cli.doctor.tables import NO_COMPRESSION, show
+from heliograph_proto.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: Bounds each wait.
+TIMEOUT_SECONDS = 10.0
+_EPILOG = (
+    "Takes about five seconds, and sends no more than fits into a second each way of each road: over gRPC, "
+    "over shared memory where both are on one host, and through a mapped tensor. Of the head of a pool, and "
+    "of several URLs, also the members and the ways between them. Exit status 0: it could be measured, "
+    "whatever was found; 1: the server could not be reached."
+)
+#: The steps that are shown: at most so many.
+STEPS = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """URL ..., --server, --timeout, --json."""
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "url", metavar="URL", nargs="*", help="the same as --server URL; several: the pool that they make"
+    )
+    add_server_argument(parser)
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=float,
+        default=TIMEOUT_SECONDS,
+        help="for connecting, and for each answer and transfer (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object with measurements and findings, for programs"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measures and prints. Raises ConnectionError, InvalidArgumentError."""
+    if arguments.url and arguments.server:
+        raise InvalidArgumentError("URL and --server name a server each", advice="say one of them")
+    with step_progress() as tell:
+        urls = arguments.url[0] if len(arguments.url) == 1 else arguments.url
+        found = measure(urls or arguments.server, arguments.timeout, tell)
+    findings = by_weight([*find_in_pool(found), *find(found)])
+    if arguments.json:
+        print(json.dumps(as_json(found, findings), indent=2, allow_nan=False))
+    else:
+        show(found, findings)
+    return 0
+
+
+# For programs
+
+
+def as_json(found: RoadMeasurements, findings: Sequence[Finding]) -> dict[str, Any]:
+    """Everything; numbers that are not finite are null. Rates have bytes_per_second beside them."""
+    measured = _plain(asdict(found))
+    for road, shown in zip(found.roads, measured["roads"], strict=True):
+        for way in ("up", "down"):
+            direction: Direction | None = getattr(road, way)
+            if direction is not None:
+                shown[way]["rate"]["bytes_per_second"] = _plain(direction.rate.bytes_per_second)
+    measured["compression"] = NO_COMPRESSION
+    return {"measurements": measured, "findings": [_plain(asdict(one)) for one in findings]}
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold."""
+    match value:
+        case dict():
+            return {str(key): _plain(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_plain(one) for one in value]
+        case Enum():
+            return value.value
+        case float() if not math.isfinite(value):
+            return None
+    return value
+
+
+@contextmanager
+def step_progress(console: Console | None = None) -> Iterator[Callable[[str], None]]:
+    """Shows on stderr what is being measured, where somebody sees it."""
+
+    columns = ("{task.description}", "BarColumn", "TimeElapsedColumn")
+    with progress_bar("measuring", STEPS, console, *columns) as update:
+        if update is None:
+            yield lambda _: None
+            return
+        done = count()
+        yield lambda name: update(completed=next(done), description=name)

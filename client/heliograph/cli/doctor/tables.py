@@ -1,0 +1,221 @@
+"""What `heliograph doctor` prints for people: measurements as tables, and findings as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from heliograph.cli.common.tables import print_table
+from heliograph.cli.common.text import MOST, plain, rate_text, time_text
+from heliograph.cli.doctor.findings import NOT_TOLD, Finding, said
+from heliograph.cli.doctor.measurements import (
+    Direction,
+    MemberSeen,
+    PathMeasurement,
+    PoolSeen,
+    RoadKind,
+    RoadMeasurements,
+    RoundTrip,
+)
+from heliograph_proto.devices import Link
+from heliograph_proto.types import size_text
+
+#: Rows of the table of both sides, by the names of facts.
+FACTS = {
+    "python": "Python",
+    "grpc": "gRPC",
+    "protobuf": "protobuf",
+    "numpy": "NumPy",
+    "numba": "numba",
+    "rich": "rich",
+    "event_loop": "event loop",
+    "processors": "processors",
+    "allocator": "allocator",
+    "allocator_settings": "its settings",
+    "system": "system",
+}
+#: Those that one side alone has; and those that are no package which may be missing.
+OF_SERVER, OF_CLIENT = ("event_loop", "processors"), ("rich",)
+NO_PACKAGES = ("python", *OF_SERVER, "allocator", "system")
+NO_COMPRESSION = "none: tensors hardly compress, and it would cost the processor, which is the limit"
+#: The most ways that are shown; those first with which something is the matter.
+MOST_WAYS = 40
+_HEAD = "(head)"
+
+
+def show(found: RoadMeasurements, findings: Sequence[Finding]) -> None:
+    """Prints tables of what was measured, and the findings."""
+    program, connected = plain(found.server.program), time_text(found.connect_seconds)
+    print(f"{found.url}: {program}, {_where(found)}; connected in {connected}\n")
+    trips = {"empty command": found.empty, "run of one op, 64 bytes": found.run}
+    header = ["round trip", "median", "90th percentile", "samples"]
+    print_table(header, [_trip(*one) for one in trips.items()])
+    print()
+    if found.pool is not None:
+        _show_pool(found.pool)
+    if found.roads:
+        header = ["road", "up", "down", "largest", "copies up", "copies down", "note"]
+        print_table(header, [_road(one) for one in found.roads])
+        print("copies: of each byte, by the code of client, server; beside them gRPC and the kernel copy")
+    if any(one.kind is RoadKind.GRPC for one in found.roads):
+        print(f"gRPC carries {size_text(found.chunk_bytes)} a message")
+    if found.roads:
+        print()
+    sides = ["this process"] if found.in_process else ["client", "server"]
+    rows = [_fact(found, *one) for one in FACTS.items() if not (found.in_process and one[0] in OF_SERVER)]
+    print_table(["", *sides], [row[: len(sides) + 1] for row in rows])
+    print()
+    header = ["device", "type", "backend", "free", "total", "kernels", "BLAS", "description"]
+    print_table(header, list(_devices(found)))
+    print("\n".join(["", *_agreed(found), "", *said(findings)]))
+
+
+def _where(found: RoadMeasurements) -> str:
+    if found.pool is not None and found.pool.in_process:
+        return "a pool in this process"
+    where = "this process" if found.in_process else "on this host" if found.local_address else "elsewhere"
+    return where if found.pool is None else f"{where}, the head of a pool"
+
+
+def _show_pool(pool: PoolSeen) -> None:
+    """Members, and the ways between them."""
+    for header, *rows in (member_rows(pool), way_rows(pool)):
+        if rows:
+            print_table(header, rows)
+            print()
+    if more := more_ways(pool):
+        print(f"{more}\n")
+
+
+def _trip(name: str, one: RoundTrip) -> list[str]:
+    return [name, time_text(one.median_seconds), time_text(one.p90_seconds), str(one.samples)]
+
+
+def _road(one: PathMeasurement) -> list[str]:
+    ways = (one.up, one.down)
+    rates = ["-" if way is None else f"{rate_text(way.rate.bytes_per_second)}/s" for way in ways]
+    sizes = [way.rate.size_bytes for way in ways if way is not None]
+    largest = rate_text(max(sizes)) if sizes else "-"
+    note = "copied by the caller alone" if one.kind is RoadKind.MAPPED and sizes else plain(one.why_not)
+    return [one.kind.value, *rates, largest, *map(_copies, ways), note]
+
+
+def _copies(way: Direction | None) -> str:
+    if way is None:
+        return "-"
+    sides = (way.copies.client, way.copies.server)
+    return ", ".join(map(_times, sides))
+
+
+def _times(copies: float | None) -> str:
+    if copies is None:
+        return NOT_TOLD
+    return f"{round(copies, 2):g}" if 0 <= copies < MOST else "unknown"
+
+
+def _fact(found: RoadMeasurements, name: str, shown: str) -> list[str]:
+    client = "-" if name in OF_SERVER else found.client.facts.get(name, _absent(name))
+    server = found.server.facts.get(name, _absent(name) if found.server.facts else NOT_TOLD)
+    if name in OF_CLIENT:
+        server = "-"
+    return [shown, plain(client), plain(server)]
+
+
+def _absent(name: str) -> str:
+    if name == "allocator_settings":
+        return "the defaults"
+    return "unknown" if name in NO_PACKAGES else "not installed"
+
+
+def _devices(found: RoadMeasurements) -> Iterator[list[str]]:
+    for one in found.devices:
+        sizes = [rate_text(size) for size in (one.free_bytes, one.total_bytes)]
+        if not one.total_bytes:
+            sizes = [NOT_TOLD, NOT_TOLD]
+        kernels = one.features.get("native_kernels") or ("none" if "native_kernels" in one.missing else "-")
+        blas = one.features.get("blas", "-")
+        cells = (one.name, one.type, one.backend, *sizes, kernels, blas, one.description)
+        yield [plain(text) for text in cells]
+
+
+def _agreed(found: RoadMeasurements) -> Iterator[str]:
+    features = ", ".join(map(plain, found.features)) or "no features"
+    yield f"contract: version {found.version}; both speak {features}"
+    off = "no need, it is this process" if found.in_process else f"off: {plain(found.why_not_shared)}"
+    yield f"shared memory: {'on' if found.shared_memory else off}"
+    yield f"compression: {NO_COMPRESSION}"
+
+
+# Pools
+
+
+def member_rows(pool: PoolSeen) -> list[Sequence[str]]:
+    """A header, and a line for each member."""
+    header = ["member", "state", "address", "runs", "devices", "weights from here"]
+    return [header, *map(_member, pool.members)]
+
+
+def _member(one: MemberSeen) -> Sequence[str]:
+    devices = ", ".join(name.removeprefix(f"{one.name}/") for name in one.devices)
+    cells = one.name, one.state, one.address, one.server or "-", devices or "-", _from_here(one)
+    return [plain(cell) for cell in cells]
+
+
+def _from_here(one: MemberSeen) -> str:
+    match one.reached:
+        case True:
+            return f"straight, {time_text(one.round_trip_seconds)}"
+        case False:
+            return f"through the head: {one.why_not_reached}"
+    return "-" if one.state != "ready" else "straight"
+
+
+def way_rows(pool: PoolSeen) -> list[Sequence[str]]:
+    """A header, and a line for each two that a way is between."""
+    header = ["way between", "and", "round trip", "bandwidth", "values"]
+    return [header, *(_way(*pair) for pair in _shown(_pairs(pool)))]
+
+
+def more_ways(pool: PoolSeen) -> str:
+    """What is said of the ways that are not shown; empty if all are."""
+    left = len(_pairs(pool)) - MOST_WAYS
+    return f"and {left} more; --json has all" if left > 0 else ""
+
+
+def _pairs(pool: PoolSeen) -> list[tuple[Link, Link | None]]:
+    """Each way with the one back; the head fetches and brings, so that it has one alone."""
+    back = {(one.b, one.a): one for one in pool.ways}
+    found: dict[frozenset[str], tuple[Link, Link | None]] = {}
+    for one in pool.ways:
+        found.setdefault(frozenset((one.a, one.b)), (one, back.get((one.a, one.b))))
+    return list(found.values())
+
+
+def _shown(pairs: list[tuple[Link, Link | None]]) -> Iterator[tuple[Link, Link | None]]:
+    chosen = sorted(pairs, key=_is_well)[:MOST_WAYS]
+    return (one for one in pairs if one in chosen)
+
+
+def _is_well(pair: tuple[Link, Link | None]) -> bool:
+    return all(one is None or one.reachable is True for one in pair)
+
+
+def _way(one: Link, back: Link | None) -> Sequence[str]:
+    trip, speed = time_text(one.round_trip_seconds), f"{rate_text(one.bytes_per_second)}/s"
+    cells = [
+        one.a or _HEAD,
+        one.b,
+        trip if one.round_trip_measured else f"{trip} (assumed)",
+        speed if one.bandwidth_measured else f"{speed} (assumed)",
+        _values(one, back),
+    ]
+    return [plain(cell) for cell in cells]
+
+
+def _values(one: Link, back: Link | None) -> str:
+    ways = (one,) if back is None else (one, back)
+    cut = [way for way in ways if way.reachable is False]
+    if not cut:
+        return "direct" if all(way.reachable for way in ways) else "not looked for yet"
+    if len(cut) == len(ways):
+        return "relayed by the head"
+    return f"direct to {cut[0].b}, relayed by the head to {cut[0].a}"

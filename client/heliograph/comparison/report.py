@@ -1,0 +1,88 @@
+"""What a comparison of two devices comes to: a row for each node, and a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from heliograph.comparison.differences import Difference
+from heliograph_proto.types import TensorType
+
+
+class Verdict(Enum):
+    """What is said of a node."""
+
+    #: Both devices agree, within the tolerance.
+    OK = "ok"
+    #: They do not.
+    DIFFERS = "differs"
+    #: Computing it failed on a device.
+    FAILED = "failed"
+    #: A device does not offer it.
+    UNSUPPORTED = "unsupported"
+    #: No device computed its operands.
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedNode:
+    """A node, and how far the two devices' results are from each other."""
+
+    #: Its number in the graph.
+    number: int
+    name: str
+    op: str
+    type: TensorType
+    #: The normalised mean squared error that is allowed: the op's own.
+    tolerance: float
+    verdict: Verdict
+    #: None where there were not two results.
+    difference: Difference | None = None
+    #: Why there were not, in words.
+    note: str = ""
+
+    def __str__(self) -> str:
+        found = self.difference
+        if found is None:
+            return f"{self.number} {self.name} {self.type}: {self.verdict.value}, {self.note}"
+        return (
+            f"{self.number} {self.name} {self.type}: {self.verdict.value}, NMSE {found.nmse:.3g} "
+            f"(tolerance {self.tolerance:.3g}), largest difference {found.max_difference:.3g}, "
+            f"{found.different} elements differ"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was compared, in the graph's order."""
+
+    #: Addresses of the two devices; `a` is the reference.
+    a: str
+    b: str
+    rows: tuple[ComparedNode, ...]
+    #: Whether `on_node` ended it early.
+    stopped: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether no node differed beyond its tolerance, or failed. Unsupported ones do not count."""
+        return not any(row.verdict in (Verdict.DIFFERS, Verdict.FAILED) for row in self.rows)
+
+    def count(self, verdict: Verdict) -> int:
+        """How many nodes have a verdict."""
+        return sum(row.verdict is verdict for row in self.rows)
+
+    def worst(self, count: int | None = None) -> list[ComparedNode]:
+        """The rows (so many of them) with the worst first."""
+        return sorted(self.rows, key=_badness)[:count]
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{self.count(one)} {one.value}" for one in Verdict if self.count(one))
+        return f"<Comparison of {self.a} and {self.b}: {counts or 'no nodes'}>"
+
+
+def _badness(row: ComparedNode) -> tuple[int, float]:
+    order = (Verdict.FAILED, Verdict.DIFFERS, Verdict.UNSUPPORTED, Verdict.SKIPPED, Verdict.OK)
+    # What is not a number is worse than any.
+    nmse = 0.0 if row.difference is None else row.difference.nmse
+    return order.index(row.verdict), -nmse if nmse == nmse else float("-inf")

@@ -1,0 +1,28 @@
+"""What waits for its turn in the client: places in the order of commands, and credit."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from heliograph.core.future import Outcome, Pending
+
+
+class OrderGate:
+    """A place in the outbox whose commands come later; what was queued behind it waits."""
+
+    __slots__ = ("closed", "queue")
+
+    def __init__(self) -> None:
+        self.queue: deque[Pending] = deque()
+        self.closed = False
+
+
+class CreditGrant(Outcome):
+    """A number of bytes of credit that was asked for."""
+
+    __slots__ = ("gate", "size_bytes")
+
+    def __init__(self, size_bytes: int, gate: OrderGate | None) -> None:
+        super().__init__()
+        self.size_bytes = size_bytes
+        self.gate = gate

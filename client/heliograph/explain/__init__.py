@@ -1,0 +1,1 @@
+"""`plan.explain()`: reports with names, as tables, Graphviz pictures and traces. May import `graph`."""

@@ -1,0 +1,359 @@
+"""`plan.explain()`: where the nodes of a plan run and why, what is copied, what it takes, how long it took.
+
+print(plan.explain())
+plan.explain().svg("plan.svg")
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from heliograph.explain.graphviz import dot_text, draw_svg
+from heliograph.explain.parts import (
+    ExplainedCopy,
+    ExplainedNode,
+    ExplainedPart,
+    ExplainedShare,
+    ExplainedSplit,
+)
+from heliograph.explain.perfetto import trace_events
+from heliograph.explain.tables import (
+    align,
+    device_table,
+    edge_table,
+    link_table,
+    node_table,
+    share_table,
+    split_table,
+    time_text,
+)
+from heliograph.graph.arguments import checked_timeout, counted
+from heliograph.graph.atomic_files import replacing
+from heliograph_proto.errors import InvalidArgumentError, ProtocolError
+from heliograph_proto.graph import Graph
+from heliograph_proto.plans import (
+    CopyReport,
+    DeviceShare,
+    LinkReport,
+    NodePlacement,
+    PlanReport,
+    Route,
+    SplitReport,
+    WeightShare,
+)
+from heliograph_proto.types import size_text
+
+PathArgument = str | os.PathLike[str]
+
+#: How long drawing may take unless told otherwise.
+DRAW_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A plan, explained. As text it is tables of its splits and devices."""
+
+    #: In the graph's order.
+    nodes: tuple[ExplainedNode, ...]
+    #: In the order in which they run.
+    splits: tuple[ExplainedSplit, ...]
+    #: Those that it may use, by priority, and what it takes of each.
+    devices: tuple[DeviceShare, ...]
+    _graph: Graph = field(repr=False)
+    #: Which rows of weights lie where, if these were divided over devices.
+    weights: tuple[ExplainedShare, ...] = ()
+    #: How long a run that is alone was expected to take when the plan was made, in microseconds; 0: nobody
+    #: knew, since no way between the hosts of its devices was measured.
+    predicted_us: float = 0.0
+    #: The ways between hosts that its copies take, as they were known then.
+    links: tuple[LinkReport, ...] = ()
+
+    @property
+    def copied_bytes(self) -> int:
+        """Between devices, in each run."""
+        return sum(split.copied_bytes for split in self.splits)
+
+    @property
+    def bytes_between_hosts(self) -> dict[str, int]:
+        """In each run, by the way that they travel: "direct", "relayed" by the head, or "through head"."""
+        found: dict[str, int] = {}
+        for copy in (one for split in self.splits for one in split.copies):
+            if copy.way is not Route.WITHIN:
+                found[str(copy.way)] = found.get(str(copy.way), 0) + copy.size_bytes
+        return found
+
+    @property
+    def run_us(self) -> float:
+        """How long the last run took until its last split ended, in microseconds; 0 before the first."""
+        return max((split.ended_us for split in self.splits), default=0.0)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def __repr__(self) -> str:
+        return f"<Explanation: {self.summary()}>"
+
+    def summary(self) -> str:
+        """One line."""
+        names = ", ".join(dict.fromkeys(split.device for split in self.splits))
+        splits, nodes = counted(len(self.splits), "split"), counted(len(self.nodes), "node")
+        ran = f"; the last run took {time_text(self.run_us)}" if self.run_us else ""
+        expected = f"; predicted were {time_text(self.predicted_us)}" if self.predicted_us else ""
+        return f"{splits} on {names}, {nodes}, {size_text(self.copied_bytes)} copied in a run{ran}{expected}"
+
+    def table(self, *, nodes: bool = False) -> str:
+        """Tables of splits and devices; with `nodes` also of every node, and all names in full."""
+        edges = edge_table(self.splits, everything=nodes)
+        tables = [split_table(self.splits, everything=nodes), *([edges] if len(edges) > 1 else [])]
+        tables.append(device_table(self.devices))
+        if self.links:
+            tables.append(link_table(self.links))
+        if self.weights:
+            tables.append(share_table(self.weights, everything=nodes))
+        if nodes:
+            tables.append(node_table(self.nodes))
+        notes = self._ways()
+        notes += [f"split {one.number} on {one.device}: {one.note}" for one in self.splits if one.note]
+        shown = ["\n".join(align(table)) for table in tables]
+        return "\n\n".join([self.summary(), *shown, *(["\n".join(notes)] if notes else [])])
+
+    def _ways(self) -> list[str]:
+        """A line about what travels between hosts, if anything does."""
+        ways = ", ".join(f"{size_text(size)} {way}" for way, size in self.bytes_between_hosts.items())
+        waits = "; copy times there are with waiting for the values" if self.run_us else ""
+        return [f"between hosts in a run: {ways}{waits}"] if ways else []
+
+    def json(self) -> str:
+        """A JSON object for programs: "copied_bytes", "devices", "splits", "nodes", "weights" (those that lie
+        over devices), "predicted_us", "links"; sizes in bytes, times in microseconds, bandwidths in bytes a
+        second. Fields may be added in later versions, and do not change their meaning."""
+        document = {
+            "copied_bytes": self.copied_bytes,
+            "devices": [asdict(one) for one in self.devices],
+            "splits": [_split_as_json(one) for one in self.splits],
+            "nodes": [_node_as_json(one) for one in self.nodes],
+            "weights": [asdict(one) for one in self.weights],
+            "predicted_us": self.predicted_us,
+            "links": [asdict(one) for one in self.links],
+        }
+        return json.dumps(document, indent=2)
+
+    def dot(self) -> str:
+        """Text for Graphviz: the graph, its splits as boxes in their devices' colours, in a box for each host
+        if there are several; copies as labelled edges."""
+        return dot_text(self._graph, self.splits, [one.name for one in self.devices])
+
+    def svg(self, path: PathArgument, *, timeout: float = DRAW_SECONDS) -> None:
+        """Writes a picture of what `dot` gives; Graphviz draws it.
+
+        Raises ConfigurationError if that is not installed, or fails; DeadlineExceededError when it takes
+        longer than `timeout` seconds; InvalidArgumentError when the file cannot be written.
+        """
+        _write(path, draw_svg(self.dot(), checked_timeout(timeout)))
+
+    def trace(self, path: PathArgument) -> None:
+        """Writes the last run as a trace, for ui.perfetto.dev or chrome://tracing: for each device when it
+        copied and computed, with a process for each host.
+
+        Raises InvalidArgumentError before the first run, and when the file cannot be written.
+        """
+        if not self.run_us:
+            raise InvalidArgumentError(
+                "the plan has not run yet", advice="run it, explain it then: plan.explain().trace(path)"
+            )
+        document = {"displayTimeUnit": "ms", "traceEvents": trace_events(self.splits)}
+        _write(path, json.dumps(document).encode())
+
+
+def explanation(graph: Graph, report: PlanReport) -> Explanation:
+    """What a server reports of a plan, with the names of its graph. Raises ProtocolError if the two do not
+    fit together."""
+    check_report(graph, report)
+    placements = enumerate(report.nodes)
+    nodes = tuple(_node(graph, report, number, placement) for number, placement in placements)
+    of_split: list[list[ExplainedNode]] = [[] for _ in report.splits]
+    for node in nodes:
+        of_split[node.split].append(node)
+    shares = tuple(_share(graph, report, one) for one in report.weights)
+    parts: list[list[ExplainedPart]] = [[] for _ in report.splits]
+    for one in report.parts:
+        name = _name(graph, len(graph.leaves) + one.node)
+        parts[one.split].append(ExplainedPart(one.node, name, shares[one.share]))
+    splits = tuple(
+        replace(_split(graph, report, number, tuple(members)), parts=tuple(parts[number]))
+        for number, members in enumerate(of_split)
+    )
+    whole = report.predicted_us, report.links
+    return Explanation(nodes, splits, report.devices, graph, shares, *whole)
+
+
+def _share(graph: Graph, report: PlanReport, one: WeightShare) -> ExplainedShare:
+    return ExplainedShare(
+        leaf=one.leaf,
+        name=_name(graph, one.leaf),
+        device=report.devices[one.device].name,
+        first=one.first,
+        count=one.count,
+        size_bytes=one.size_bytes,
+        are_columns=one.are_columns,
+    )
+
+
+def _node(graph: Graph, report: PlanReport, number: int, placement: NodePlacement) -> ExplainedNode:
+    node = graph.nodes[number]
+    why = placement.why
+    if placement.names_operand:
+        why += f", {_name(graph, node.operands[placement.operand])}"
+    return ExplainedNode(
+        number=number,
+        name=_name(graph, len(graph.leaves) + number),
+        op=node.op,
+        type=node.type,
+        device=report.devices[report.splits[placement.split].device].name,
+        split=placement.split,
+        cause=placement.cause,
+        why=why,
+        concurrent=placement.concurrent,
+    )
+
+
+def _split(graph: Graph, report: PlanReport, number: int, nodes: tuple[ExplainedNode, ...]) -> ExplainedSplit:
+    found = report.splits[number]
+    return ExplainedSplit(
+        number=number,
+        device=report.devices[found.device].name,
+        nodes=nodes,
+        copies=tuple(_copy(graph, report, one) for one in found.copies),
+        steps=found.steps,
+        compute_bytes=found.compute_bytes,
+        copy_us=found.copy_us,
+        compute_us=found.compute_us,
+        began_us=found.began_us,
+        note=found.note,
+        predicted_copy_us=found.predicted_copy_us,
+        predicted_compute_us=found.predicted_compute_us,
+        predicted_began_us=found.predicted_began_us,
+    )
+
+
+def _copy(graph: Graph, report: PlanReport, copy: CopyReport) -> ExplainedCopy:
+    name, type_ = _name(graph, copy.value), graph.type_of(copy.value)
+    source = report.devices[copy.source].name
+    rest = copy.size_bytes, copy.rows_only, copy.ahead, copy.way, copy.predicted_us
+    return ExplainedCopy(copy.value, name, type_, source, *rest)
+
+
+def _name(graph: Graph, value: int) -> str:
+    leaves = len(graph.leaves)
+    if value < leaves:
+        return graph.leaves[value].name
+    node = graph.nodes[value - leaves]
+    return node.name or f"{node.op}_{value - leaves}"
+
+
+# What a server says is not trusted
+
+
+def check_report(graph: Graph, report: PlanReport) -> None:
+    """Whether a report is one of a plan of this graph. Raises ProtocolError."""
+    splits_fit = all(_split_fits(graph, report, one) for one in report.splits)
+    ways = (number for one in report.links for number in (one.round_trip_us, one.bytes_per_s))
+    times_fit = _are_times(report.predicted_us, *ways)
+    if not (_nodes_fit(graph, report) and splits_fit and _shares_fit(graph, report) and times_fit):
+        raise ProtocolError(
+            "the server's explanation does not fit the plan's graph",
+            advice="compile the graph anew, and explain that plan",
+        )
+
+
+def _nodes_fit(graph: Graph, report: PlanReport) -> bool:
+    if len(report.nodes) != len(graph.nodes):
+        return False
+    return all(
+        one.split < len(report.splits) and (one.operand < len(node.operands) or not one.names_operand)
+        for node, one in zip(graph.nodes, report.nodes, strict=True)
+    )
+
+
+def _split_fits(graph: Graph, report: PlanReport, split: SplitReport) -> bool:
+    devices, values = len(report.devices), len(graph.leaves) + len(graph.nodes)
+    return (
+        split.device < devices
+        and all(copy.source < devices and copy.value < values for copy in split.copies)
+        and _are_times(split.copy_us, split.compute_us, split.began_us)
+        and _are_times(split.predicted_copy_us, split.predicted_compute_us, split.predicted_began_us)
+        and _are_times(*(copy.predicted_us for copy in split.copies))
+    )
+
+
+def _are_times(*times: float) -> bool:
+    return all(0 <= time < math.inf for time in times)
+
+
+def _shares_fit(graph: Graph, report: PlanReport) -> bool:
+    devices, leaves, nodes = len(report.devices), len(graph.leaves), len(graph.nodes)
+    splits, shares = len(report.splits), len(report.weights)
+    return all(one.leaf < leaves and one.device < devices for one in report.weights) and all(
+        one.node < nodes and one.split < splits and one.share < shares for one in report.parts
+    )
+
+
+# Files
+
+
+def _write(path: PathArgument, data: bytes) -> None:
+    with replacing(Path(path)) as part:
+        part.write_bytes(data)
+
+
+def _split_as_json(one: ExplainedSplit) -> dict[str, Any]:
+    return {
+        "number": one.number,
+        "device": one.device,
+        "nodes": [node.number for node in one.nodes],
+        "parts": [
+            {"node": part.node, "first": part.share.first, "count": part.share.count} for part in one.parts
+        ],
+        "copies": [
+            {
+                "value": copy.value,
+                "name": copy.name,
+                "source": copy.source,
+                "size_bytes": copy.size_bytes,
+                "rows_only": copy.rows_only,
+                "ahead": copy.ahead,
+                "way": str(copy.way),
+                "predicted_us": copy.predicted_us,
+            }
+            for copy in one.copies
+        ],
+        "steps": one.steps,
+        "compute_bytes": one.compute_bytes,
+        "copy_us": one.copy_us,
+        "compute_us": one.compute_us,
+        "began_us": one.began_us,
+        "note": one.note,
+        "predicted_copy_us": one.predicted_copy_us,
+        "predicted_compute_us": one.predicted_compute_us,
+        "predicted_began_us": one.predicted_began_us,
+    }
+
+
+def _node_as_json(one: ExplainedNode) -> dict[str, Any]:
+    return {
+        "number": one.number,
+        "name": one.name,
+        "op": one.op,
+        "type": one.type.dtype.name,
+        "shape": one.type.shape,
+        "split": one.split,
+        "device": one.device,
+        "cause": str(one.cause),
+        "why": one.why,
+        "concurrent": one.concurrent,
+    }

@@ -1,0 +1,167 @@
+"""A plan as a picture: text for Graphviz, and what draws it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+
+from heliograph.explain.parts import ExplainedCopy, ExplainedPart, ExplainedSplit, host_of
+from heliograph.explain.tables import time_text
+from heliograph_proto.errors import ConfigurationError, DeadlineExceededError
+from heliograph_proto.graph import Graph, LeafKind
+from heliograph_proto.plans import Route
+from heliograph_proto.types import size_text
+
+#: Of devices, by priority, and then again: light, and apart also for who sees few colours.
+COLOURS = ("#cfe3f7", "#fde0b8", "#cdebc9", "#f6cfe3", "#fbf3b0", "#d9d2ee", "#c9eef0", "#e3e3e3")
+_COPY = 'color="#b3261e", fontcolor="#b3261e", penwidth=2'
+#: What does not go straight.
+_ROUND = {Route.RELAYED: "relayed by the head", Route.THROUGH_HEAD: "through the head"}
+_SHAPES = {
+    LeafKind.INPUT: 'shape=ellipse, style="filled", fillcolor="#ffffff"',
+    LeafKind.WEIGHT: 'shape=box, style="filled", fillcolor="#ffffff", color="#999999"',
+    LeafKind.VARIABLE: 'shape=cylinder, style="filled", fillcolor="#ffffff"',
+}
+_HEADER = """digraph plan {
+  graph [fontname="Helvetica", fontsize=11, labeljust=l];
+  node [fontname="Helvetica", fontsize=10];
+  edge [fontname="Helvetica", fontsize=9];"""
+
+
+def dot_text(graph: Graph, splits: Sequence[ExplainedSplit], devices: Sequence[str]) -> str:
+    """The graph in the DOT language: a box for each split, in its device's colour, and one around those of
+    each host; copies as labelled edges.
+
+    Names mean themselves, whatever they contain.
+    """
+    colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(devices)}
+    boxes = chain.from_iterable(_hosts(graph, splits, colours))
+    return "\n".join([_HEADER, *_leaves(graph), *boxes, *_outputs(graph), *_edges(graph, splits), "}", ""])
+
+
+def draw_svg(text: str, timeout: float | None) -> bytes:
+    """What `dot` makes of a text, as SVG. Raises ConfigurationError, DeadlineExceededError."""
+    program = shutil.which("dot")
+    if program is None:
+        raise ConfigurationError(
+            "Graphviz, which draws graphs, is not installed",
+            advice="install the package graphviz of your system, such as: apt install graphviz",
+        )
+    try:
+        done = subprocess.run([program, "-Tsvg"], input=text.encode(), capture_output=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        raise DeadlineExceededError(
+            f"Graphviz did not draw the graph within {timeout:g} s",
+            advice="give it more time, or draw what dot() returns with a program for large graphs",
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(f"cannot run {program}: {error.strerror}") from None
+    if done.returncode:
+        raise ConfigurationError(f"{program} failed: {done.stderr.decode(errors='replace').strip():.500}")
+    return done.stdout
+
+
+def _leaves(graph: Graph) -> Iterator[str]:
+    """What something reads."""
+    read = {value for node in graph.nodes for value in node.operands} | {one.value for one in graph.outputs}
+    for value, leaf in enumerate(graph.leaves):
+        if value in read:
+            label = _label(leaf.name, f"{leaf.kind.value} {leaf.type}")
+            yield f"  v{value} [label={label}, {_SHAPES[leaf.kind]}];"
+
+
+def _hosts(
+    graph: Graph, splits: Sequence[ExplainedSplit], colours: Mapping[str, str]
+) -> Iterator[Iterable[str]]:
+    """The boxes of splits, in one for each host if there are several."""
+    hosts = list(dict.fromkeys(host_of(one.device) for one in splits))
+    for number, host in enumerate(hosts):
+        boxes = [_box(graph, one, colours[one.device]) for one in splits if host_of(one.device) == host]
+        if len(hosts) == 1:
+            yield from boxes
+        else:
+            yield [f"  subgraph cluster_host_{number} {{"]
+            yield [f'    label={_label(host or "the server")}; style=dashed; color="#444444";']
+            yield from boxes
+            yield ["  }"]
+
+
+def _box(graph: Graph, split: ExplainedSplit, colour: str) -> Iterator[str]:
+    yield f"  subgraph cluster_{split.number} {{"
+    times = [f"{time_text(split.predicted_us)} predicted"] if split.predicted_us else []
+    if times and split.compute_us:
+        times.append(f"{time_text(split.copy_us + split.compute_us)} measured")
+    lines = [f"split {split.number} on {split.device}", *([", ".join(times)] if times else [])]
+    yield f'    label={_label(*lines)}; color="#999999";'
+    for node in split.nodes:
+        label = _label(node.name, f"{node.op} {node.type}")
+        style = f'shape=box, style="rounded,filled", fillcolor="{colour}"'
+        yield f"    v{len(graph.leaves) + node.number} [label={label}, {style}];"
+    for part in split.parts:
+        label = _label(part.name, f"{graph.nodes[part.node].op} {part.share.rows}")
+        style = f'shape=box, style="rounded,filled,dashed", fillcolor="{colour}"'
+        yield f"    {_part_name(part)} [label={label}, {style}];"
+    yield "  }"
+
+
+def _outputs(graph: Graph) -> Iterator[str]:
+    for place, output in enumerate(graph.outputs):
+        yield f"  o{place} [label={_label(output.name, 'output')}, shape=ellipse];"
+        yield f"  v{output.value} -> o{place};"
+
+
+def _edges(graph: Graph, splits: Sequence[ExplainedSplit]) -> Iterator[str]:
+    """From operands to nodes, by way of the parts of products. A copy is drawn to the first node of its split
+    that reads the value, and dashed to the others."""
+    joined = {part.node for split in splits for part in split.parts}
+    for split in splits:
+        nodes = {one.number for one in split.nodes}
+        made_here = {len(graph.leaves) + number for number in nodes & joined}
+        copies = {copy.value: copy for copy in split.copies if copy.value not in made_here}
+        drawn: set[int] = set()
+        whole = [(f"v{len(graph.leaves) + one.number}", one.number) for one in split.nodes]
+        readers = [one for one in whole if one[1] not in joined]
+        readers += [(_part_name(part), part.node) for part in split.parts]
+        for reader, number in readers:
+            for value in dict.fromkeys(graph.nodes[number].operands):
+                style = _edge_style(copies.get(value), split.device, value in drawn)
+                drawn.add(value)
+                yield f"  v{value} -> {reader}{style};"
+    yield from _joins(graph, splits)
+
+
+def _joins(graph: Graph, splits: Sequence[ExplainedSplit]) -> Iterator[str]:
+    """From the parts of products to where they are joined."""
+    split_of = {node.number: split for split in splits for node in split.nodes}
+    for split in splits:
+        for part in split.parts:
+            value, there = len(graph.leaves) + part.node, split_of[part.node]
+            copies = (one for one in there.copies if (one.value, one.source) == (value, split.device))
+            style = _edge_style(next(copies, None), there.device, False)
+            yield f"  {_part_name(part)} -> v{value}{style};"
+
+
+def _part_name(part: ExplainedPart) -> str:
+    return f"p{part.node}_{part.share.first}"
+
+
+def _edge_style(copy: ExplainedCopy | None, device: str, again: bool) -> str:
+    if copy is None:
+        return ""
+    if again:
+        return f" [{_COPY}, style=dashed]"
+    lines = [size_text(copy.size_bytes), f"{copy.source} to {device}"]
+    lines += [_ROUND[copy.way]] if copy.way in _ROUND else []
+    lines += [f"{time_text(copy.predicted_us)} predicted"] if copy.predicted_us else []
+    return f" [label={_label(*lines)}, {_COPY}]"
+
+
+def _label(*lines: str) -> str:
+    """Lines of text in quotes, which mean themselves: Graphviz reads backslashes and entities in labels."""
+    escaped = (
+        line.replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+        for line in lines
+    )
+    return '"{}"'.format("\\n".join(escaped))

@@ -1,0 +1,406 @@
+"""`hg.Graph`: builds a compute graph, node by node, with every shape checked at once.
+
+Leaves and nodes are numbered apart while the graph grows, since nodes may come before later leaves; a
+reference is a node's number or the complement (~) of a leaf's. `_freeze` puts the leaves first, as
+the contract has it. Each node keeps the line of user code that built it (see `_source`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from heliograph.graph.arguments import counted, sizes_of
+from heliograph.graph.digests import digest_of
+from heliograph.graph.promotion import Scalar, weak_scalar
+from heliograph.graph.server_weights import ServerWeight
+from heliograph.graph.source_lines import Source, caller, describe, invalid
+from heliograph.graph.symbol import Symbol
+from heliograph.graph.value import Value
+from heliograph_proto import graph as contract
+from heliograph_proto.errors import HeliographError, InvalidArgumentError, Origin
+from heliograph_proto.graph import MAX_NAME, Leaf, LeafKind, Node, Output
+from heliograph_proto.ops.table import infer
+from heliograph_proto.types import F32, DType, DTypeArgument, TensorType, tensor_type
+
+
+class Graph:
+    """A graph that is being built.
+
+    `input`, `weight`, `bound_weight`, `variable` and `constant` give values; operators and the functions
+    under `hg.` compute with them; `output` names what a run returns. Raises InvalidGraphError at the line
+    that breaks a rule of the op table. Not thread-safe; built once, it can be compiled by many sessions.
+    """
+
+    def __init__(self) -> None:
+        self._leaves: list[Leaf] = []
+        self._nodes: list[Node] = []
+        #: Beside each node: where it was built.
+        self._sources: list[Source | None] = []
+        #: (name, reference)
+        self._outputs: list[tuple[str, int]] = []
+        #: Arrays of the weights and constants, by the leaf's number.
+        self._arrays: dict[int, np.ndarray[Any, Any]] = {}
+        self._digests: dict[int, bytes] = {}
+        #: Files on the server by the digests of the weights that lie there.
+        self._server_files: dict[bytes, str] = {}
+        self._names: set[tuple[LeafKind | None, str]] = set()
+        self._scopes: list[str] = []
+        self._scalars: dict[tuple[str, str], Value] = {}
+
+    def __repr__(self) -> str:
+        leaves = counted(len(self._leaves), "leaf", "leaves")
+        return (
+            f"<Graph {leaves}, {counted(len(self._nodes), 'node')}, {counted(len(self._outputs), 'output')}>"
+        )
+
+    # What comes from outside
+
+    def input(self, name: str, shape: Sequence[int] | int, dtype: DTypeArgument) -> Value:
+        """A tensor that every run is given."""
+        return self._leaf(LeafKind.INPUT, name, _type(dtype, shape))
+
+    def weight(
+        self, name: str, array: np.ndarray[Any, Any] | ServerWeight, dtype: DTypeArgument | None = None
+    ) -> Value:
+        """A constant tensor with a name: an array, or a tensor in a file on the server, which has its type
+        already (see `session.server_weights`).
+
+        `dtype` says what the array holds where NumPy cannot: "q4_0" and other quantized types, of which
+        uint8 rows of blocks (see `hg.quantize`), or "bf16", of which its bits in uint16.
+
+        The array is not copied (unless it is not contiguous) and must not change while the graph is
+        in use: the server knows it by the BLAKE3 of its bytes, taken once when it is compiled.
+        """
+        if isinstance(array, ServerWeight):
+            return self._server_weight(name, array, dtype)
+        found = np.asarray(array)
+        if dtype is not None and isinstance(array, tuple) and found.ndim == 1 and found.dtype.kind == "i":
+            advice = (
+                "a weight comes with its array; g.bound_weight(name, shape, dtype) is given a tensor later"
+            )
+            raise invalid(f"weight {name!r}: {array!r:.80} is no array but a shape", advice)
+        value = self._leaf(LeafKind.WEIGHT, name, _type_of(found, dtype))
+        self._arrays[~value.reference] = np.ascontiguousarray(found).reshape(found.shape)
+        return value
+
+    def _server_weight(self, name: str, found: ServerWeight, dtype: DTypeArgument | None) -> Value:
+        if dtype is not None and _type(dtype, found.shape) != found.type:
+            raise invalid(f"{found.name!r} in {found.file} is {found.type}, not {dtype!r}")
+        value = self._leaf(LeafKind.WEIGHT, name, found.type)
+        self._digests[~value.reference] = found.digest
+        self._server_files[found.digest] = found.file
+        return value
+
+    def bound_weight(self, name: str, shape: Sequence[int] | int, dtype: DTypeArgument) -> Value:
+        """A constant tensor whose bytes are a tensor of the session, which is named when the graph is
+        compiled: `session.compile(g, weights={name: tensor})`."""
+        return self._leaf(LeafKind.WEIGHT, name, _type(dtype, shape))
+
+    def variable(self, name: str, shape: Sequence[int] | int, dtype: DTypeArgument) -> Value:
+        """A tensor that the session keeps under this name, for every plan that names it.
+
+        It begins as zeros; `hg.assign` writes it.
+        """
+        return self._leaf(LeafKind.VARIABLE, name, _type(dtype, shape))
+
+    def constant(
+        self,
+        array: np.ndarray[Any, Any] | np.generic | Scalar | Sequence[Any],
+        dtype: DTypeArgument | None = None,
+    ) -> Value:
+        """A tensor of these elements, which are copied.
+
+        Python's floats become f32 and ints i64 unless `dtype` says otherwise; arrays keep theirs.
+        """
+        found = _as_array(array, dtype)
+        type_ = _type(found.dtype, found.shape)
+        if (fill := _uniform(found)) is not None and type_.dtype.kind != "quantized":
+            return self.full(found.shape, fill, type_.dtype)
+        found.flags.writeable = False
+        name = self._free_name(LeafKind.WEIGHT, f"constant_{len(self._leaves)}")
+        value = self._leaf(LeafKind.WEIGHT, name, type_, scoped=False)
+        self._arrays[~value.reference] = found
+        return value
+
+    def full(self, shape: Sequence[int] | int, value: Scalar, dtype: DTypeArgument) -> Value:
+        """A tensor of one value."""
+        type_ = _type(dtype, shape)
+        if type_.shape == ():
+            return self._scalar(value, type_.dtype)
+        return self._fill(type_, value)
+
+    def _scalar(self, value: Scalar, dtype: DType) -> Value:
+        """A Python scalar as a value of shape (); one node for each data type and value."""
+        number = weak_scalar(value, dtype)
+        key = (dtype.name, repr(number))
+        if key not in self._scalars:
+            self._scalars[key] = self._fill(TensorType(dtype), number)
+        return self._scalars[key]
+
+    def _fill(self, type_: TensorType, value: Scalar) -> Value:
+        number = weak_scalar(value, type_.dtype)
+        plain = int(number) if isinstance(number, bool) else number
+        attributes = {"shape": type_.shape, "value": plain, "dtype": type_.dtype}
+        return self.apply("fill", (), attributes)
+
+    # What is computed and returned
+
+    def apply(
+        self, op: str, operands: Sequence[Symbol], attributes: Mapping[str, Any], name: str | None = None
+    ) -> Value:
+        """A node: an op of the op table on values of this graph. `hg.ops.NAME` is the friendly form."""
+        source = caller()
+        try:
+            type_, complete = infer(op, [operand.type for operand in operands], attributes)
+        except HeliographError as error:
+            raise error.at(self._origin(op, name, operands, source)) from None
+        self._check_graph(operands)
+        number = len(self._nodes)
+        full_name = self._scoped(name if name is not None else f"{op}_{number}")
+        references = tuple(operand.reference for operand in operands)
+        self._nodes.append(Node(op, references, type_, complete, full_name))
+        self._sources.append(source)
+        return Value(self, number, op, full_name, type_)
+
+    def output(self, name: str, value: Value) -> None:
+        """Names a value that a run returns."""
+        if isinstance(name, Symbol):
+            raise invalid("an output's name comes first, then its value", "g.output('y', y)")
+        if not isinstance(value, Symbol):
+            raise invalid(
+                f"output {name!r:.40} is no value of a graph but {type(value).__name__} {value!r:.40}",
+                "an output is what an op, g.input, g.weight or g.constant gave",
+            )
+        self._check_graph([value])
+        full_name = self._scoped(_name(name, "output"))
+        if (None, full_name) in self._names:
+            raise invalid(f"two outputs are named {full_name!r}")
+        self._names.add((None, full_name))
+        self._outputs.append((full_name, value.reference))
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Everything named inside, leaves and outputs too, gets "name/" in front."""
+        self._scopes.append(_name(name, "scope"))
+        try:
+            yield
+        finally:
+            self._scopes.pop()
+
+    # What there is already
+
+    @property
+    def inputs(self) -> dict[str, Value]:
+        """The inputs by name."""
+        return self._of_kind(LeafKind.INPUT)
+
+    @property
+    def variables(self) -> dict[str, Value]:
+        """The variables by name."""
+        return self._of_kind(LeafKind.VARIABLE)
+
+    @property
+    def outputs(self) -> dict[str, Value]:
+        """The values that a run returns, by the names of the outputs."""
+        return {name: self._value(reference) for name, reference in self._outputs}
+
+    def find(self, pattern: str) -> list[Value]:
+        """The leaves and nodes whose names match a pattern, such as "layer3/*"; see fnmatch."""
+        references = [*(~leaf for leaf in range(len(self._leaves))), *range(len(self._nodes))]
+        values = map(self._value, references)
+        return [value for value in values if fnmatchcase(value.name, pattern)]
+
+    def _of_kind(self, kind: LeafKind) -> dict[str, Value]:
+        return {
+            leaf.name: self._value(~number) for number, leaf in enumerate(self._leaves) if leaf.kind is kind
+        }
+
+    def _value(self, reference: int) -> Value:
+        if reference < 0:
+            leaf = self._leaves[~reference]
+            return Value(self, reference, leaf.kind.value, leaf.name, leaf.type)
+        node = self._nodes[reference]
+        return Value(self, reference, node.op, node.name, node.type)
+
+    # For the session
+
+    def _freeze(self, bound: Collection[int] = ()) -> contract.Graph:
+        """The graph as the contract has it: leaves, nodes in order, outputs; weights with digests.
+
+        `bound`: numbers of leaves that are tensors of a session, and so need none.
+        """
+        count = len(self._leaves)
+        leaves = tuple(
+            Leaf(leaf.kind, leaf.name, leaf.type, b"" if number in bound else self._digest(number))
+            for number, leaf in enumerate(self._leaves)
+        )
+        nodes = tuple(
+            Node(node.op, _renumber(node.operands, count), node.type, node.attributes, node.name)
+            for node in self._nodes
+        )
+        outputs = tuple(Output(name, _renumber((reference,), count)[0]) for name, reference in self._outputs)
+        return contract.Graph(leaves, nodes, outputs)
+
+    def _outline(self) -> contract.Graph:
+        """As `_freeze`, without any digest."""
+        return self._freeze(range(len(self._leaves)))
+
+    def _contents(self, bound: Collection[int] = ()) -> dict[bytes, np.ndarray[Any, Any]]:
+        """The arrays of the weights and constants by digest, without those of `bound` leaves."""
+        needed = {number: array for number, array in self._arrays.items() if number not in bound}
+        return {self._digest(number): array for number, array in needed.items()}
+
+    def _leaves_of(self, kind: LeafKind) -> dict[str, tuple[int, TensorType]]:
+        """The numbers and types of the leaves of a kind, by name."""
+        return {
+            leaf.name: (number, leaf.type) for number, leaf in enumerate(self._leaves) if leaf.kind is kind
+        }
+
+    @property
+    def _without_content(self) -> dict[str, int]:
+        """The numbers of the weights that were made by `bound_weight`, by name."""
+        weights = self._leaves_of(LeafKind.WEIGHT)
+        return {
+            name: number
+            for name, (number, _) in weights.items()
+            if number not in self._arrays and number not in self._digests
+        }
+
+    @property
+    def _files(self) -> dict[bytes, str]:
+        """Files on the server by the digests of the weights that lie there, and not here."""
+        here = self._contents()
+        return {digest: file for digest, file in self._server_files.items() if digest not in here}
+
+    def _source_of(self, number: int) -> str:
+        """The line of user code that built a node; empty when there is no such node."""
+        return describe(self._sources[number]) if number < len(self._sources) else ""
+
+    def _digest(self, number: int) -> bytes:
+        if number not in self._digests:
+            if number not in self._arrays:
+                return b""
+            self._digests[number] = digest_of(self._arrays[number])
+        return self._digests[number]
+
+    # Helpers
+
+    def _leaf(self, kind: LeafKind, name: str, type_: TensorType, *, scoped: bool = True) -> Value:
+        found = _name(name, kind.value)
+        full_name = self._scoped(found) if scoped else found
+        if (kind, full_name) in self._names:
+            raise invalid(f"two {kind.value}s are named {full_name!r}")
+        self._names.add((kind, full_name))
+        self._leaves.append(Leaf(kind, full_name, type_))
+        return Value(self, ~(len(self._leaves) - 1), kind.value, full_name, type_)
+
+    def _free_name(self, kind: LeafKind, wanted: str) -> str:
+        while (kind, wanted) in self._names:
+            wanted += "_"
+        return wanted
+
+    def _scoped(self, name: str) -> str:
+        return "/".join((*self._scopes, name))
+
+    def _check_graph(self, operands: Sequence[Symbol]) -> None:
+        for operand in operands:
+            if operand.graph is not self:
+                raise invalid(
+                    f"{operand!r} belongs to another graph", "build both in one graph", InvalidArgumentError
+                )
+
+    def _origin(self, op: str, name: str | None, operands: Sequence[Symbol], source: Source | None) -> Origin:
+        return Origin(
+            op=op,
+            node=len(self._nodes),
+            node_name=self._scoped(name) if name else "",
+            operands=tuple(operand.type for operand in operands),
+            source=describe(source),
+        )
+
+
+def assign(variable: Value, value: Value | Scalar | np.ndarray[Any, Any]) -> Value:
+    """Writes a value of exactly the variable's type into it; returns the new value.
+
+    Reads of the variable that were built before see the old value, later ones the new.
+    """
+    if not isinstance(variable, Symbol) or variable.op != LeafKind.VARIABLE.value:
+        raise invalid(
+            f"assign to {variable!r:.200}, which is no variable", "make one: g.variable(name, shape, dtype)"
+        )
+    graph = variable.graph
+    if not isinstance(value, Symbol):
+        if variable.dtype.kind == "quantized":
+            raise invalid(
+                f"assign to {variable!r:.200}, whose elements are blocks",
+                "assign a value: hg.astype(x, dtype), or g.weight(name, hg.quantize(x, dtype), dtype=dtype)",
+            )
+        elements = np.asarray(value, variable.dtype.numpy) if isinstance(value, (bool, int, float)) else value
+        value = graph.constant(np.asarray(elements))
+        if value.shape == ():
+            value = graph.apply("broadcast_to", (value,), {"shape": variable.shape})
+    return graph.apply("assign", (variable, value), {})
+
+
+def _renumber(references: tuple[int, ...], leaves: int) -> tuple[int, ...]:
+    return tuple(leaves + number if number >= 0 else ~number for number in references)
+
+
+def _type(dtype: DTypeArgument, shape: Sequence[int] | int) -> TensorType:
+    try:
+        return tensor_type(dtype, sizes_of(shape))
+    except InvalidArgumentError as error:
+        raise invalid(error.message, error.advice) from None
+    except (TypeError, ValueError) as error:
+        raise invalid(str(error)) from None
+
+
+def _type_of(array: np.ndarray[Any, Any], dtype: DTypeArgument | None) -> TensorType:
+    """The type of what an array holds."""
+    if dtype is None:
+        return _type(array.dtype, array.shape)
+    wanted = _type(dtype, (0,)).dtype
+    is_bfloat16 = wanted.name == "bf16" and array.dtype.name == "bfloat16"
+    if array.dtype != wanted.storage and not is_bfloat16:
+        raise invalid(
+            f"an array of {array.dtype} as {wanted}, which is stored as {wanted.storage}",
+            f"quantize it first: hg.quantize(array, '{wanted}')"
+            if wanted.kind == "quantized"
+            else f"convert it, array.astype('{wanted.storage}'); dtype= says of bits what they are",
+        )
+    if wanted.kind != "quantized":
+        return _type(wanted, array.shape)
+    if not array.ndim or array.shape[-1] % wanted.block_bytes:
+        raise invalid(
+            f"an array of shape {array.shape}: its rows are no whole blocks of {wanted.block_bytes} bytes"
+        )
+    return _type(wanted, (*array.shape[:-1], array.shape[-1] // wanted.block_bytes * wanted.block_size))
+
+
+def _name(name: str, what: str) -> str:
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME or not name.isprintable():
+        raise invalid(f"{what}: {str(name)[:40]!r} is no name", f"1 to {MAX_NAME} printable characters")
+    return name
+
+
+def _as_array(elements: Any, dtype: DTypeArgument | None) -> np.ndarray[Any, Any]:
+    """A copy of the elements, contiguous."""
+    plain = not isinstance(elements, (np.ndarray, np.generic))
+    found = np.array(elements, order="C")
+    if dtype is None and not (plain and found.dtype == np.float64):
+        return found
+    target = _type(F32 if dtype is None else dtype, ()).dtype
+    return found.astype(target.numpy)
+
+
+def _uniform(array: np.ndarray[Any, Any]) -> Scalar | None:
+    """The one element of an array of one element, as a Python scalar that means exactly the same."""
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        return None
+    element: Scalar = array.reshape(()).item()
+    return element if isinstance(element, float) or element < 2**63 else None

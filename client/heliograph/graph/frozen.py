@@ -1,0 +1,38 @@
+"""Graphs made of what the contract has, instead of op by op: loaded, copied, cut out of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from heliograph.graph.builder import Graph
+from heliograph_proto import graph as contract
+
+
+def thaw(frozen: contract.Graph, arrays: Mapping[bytes, np.ndarray[Any, Any]]) -> Graph:
+    """A graph to compile, or to go on building. Freezing it gives `frozen` again.
+
+    `frozen` is valid. `arrays` has the contents of its weights by digest, in the storage of their types
+    (`TensorType.storage_shape`); they are not copied, and their digests are believed.
+    """
+    made, count = Graph(), len(frozen.leaves)
+    made._leaves = [replace(leaf, digest=b"") for leaf in frozen.leaves]
+    made._arrays = {n: arrays[leaf.digest] for n, leaf in enumerate(frozen.leaves) if leaf.digest}
+    made._digests = {n: leaf.digest for n, leaf in enumerate(frozen.leaves) if leaf.digest}
+    made._nodes = [
+        replace(node, operands=tuple(_reference(value, count) for value in node.operands))
+        for node in frozen.nodes
+    ]
+    made._sources = [None] * len(frozen.nodes)
+    made._outputs = [(output.name, _reference(output.value, count)) for output in frozen.outputs]
+    made._names = {(leaf.kind, leaf.name) for leaf in frozen.leaves}
+    made._names |= {(None, output.name) for output in frozen.outputs}
+    return made
+
+
+def _reference(value: int, leaves: int) -> int:
+    """A value's number as the builder has it: a node's number, or the complement of a leaf's."""
+    return value - leaves if value >= leaves else ~value

@@ -1,0 +1,223 @@
+"""What is needed to repeat runs after a device was lost: which runs, in which order, from which state, and
+where.
+
+Decisions alone. Plans that share variables, directly or by others, have one journal, since a run of one of
+them may read what another one's assigned. In it are, in the order of sending, the runs that have not ended,
+those whose results nobody has yet, and those since the last checkpoint that assigned variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from heliograph_proto.errors import DeviceLostError
+from heliograph_proto.plans import RowSplit
+
+if TYPE_CHECKING:
+    from heliograph.procedures.compile import Compilation
+
+#: What a run takes in the journal beside its inputs.
+ENTRY_BYTES = 1024
+#: The most bytes of a journal unless told otherwise.
+JOURNAL_BYTES = 256 * 2**20
+#: Runs that are not in the journal for ever are looked through when there are twice as many, and so many
+#: more.
+_SLACK = 16
+
+GIVEN_UP = "; the plan is not rebuilt: "
+_CHECKPOINT = "take one with plan.checkpoint() when the variables have what you want to go on from"
+
+_REPEATABLE = (
+    "give it arrays, and take its outputs as arrays or new tensors; plan.restore(checkpoint) goes on"
+)
+
+
+@dataclass(eq=False)
+class JournalEntry:
+    """A run, with what it takes to repeat it."""
+
+    #: What repeats it; opaque here.
+    plan: Any
+    inputs: list[Any]
+    #: Names of variables that it assigns; whether it has variables at all.
+    assigns: frozenset[str]
+    has_state: bool = False
+    #: Why it cannot be repeated; why not for its results, though for what it assigns. Empty if it can.
+    why_not: str = ""
+    once: str = ""
+    #: Whether somebody still waits for its results.
+    is_wanted: Callable[[], bool] = lambda: True
+    #: Whether it was sent; whether it has ended, and how: None while it has not.
+    sent: bool = False
+    ended_well: bool | None = None
+    #: Whether its results have come to whoever wanted them.
+    delivered: bool = False
+    size_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        arrays = (one for one in self.inputs if isinstance(one, np.ndarray))
+        self.size_bytes = ENTRY_BYTES + sum(one.nbytes for one in arrays)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not ended, or somebody may still ask for its results."""
+        return self.ended_well is None or (self.ended_well and not self.delivered and self.is_wanted())
+
+
+class Journal:
+    """The runs of plans that share variables, since the last checkpoint. `limit_bytes`: the most that runs
+    take which have ended; beyond that it is given up until the next checkpoint."""
+
+    def __init__(self, limit_bytes: int = JOURNAL_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        #: In the order of sending.
+        self.entries: list[JournalEntry] = []
+        self.size_bytes = 0
+        #: What variables had at the last checkpoint; None: as they were made, with zeros.
+        self.base: Mapping[str, np.ndarray[Any, Any]] | None = None
+        #: Why the state of the variables cannot be made again; empty if it can.
+        self.why_not = ""
+        self._look_at = _SLACK
+        self._look_bytes = limit_bytes // 2
+
+    def __repr__(self) -> str:
+        return f"<Journal {len(self.entries)} runs, {self.size_bytes:,} bytes>"
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is to be looked through before the next run comes."""
+        return len(self.entries) >= self._look_at or self.size_bytes >= self._look_bytes
+
+    def add(self, entry: JournalEntry) -> None:
+        """The next run."""
+        if self.is_full:
+            self.sweep()
+            self._look_at = 2 * len(self.entries) + _SLACK
+            open_bytes = sum(one.size_bytes for one in self.entries if one.is_open)
+            self._look_bytes = self.size_bytes + open_bytes + self.limit_bytes // 2
+        self.entries.append(entry)
+        self.size_bytes += entry.size_bytes
+
+    def spoil(self, why: str) -> None:
+        """The variables have something that no run of the journal gave them."""
+        self.why_not = self.why_not or why
+
+    def sweep(self) -> None:
+        """Lets go of what need not be repeated any more."""
+        for one in self.entries:
+            self._note(one)
+        self.entries = [one for one in self.entries if one.is_open or self._is_kept(one)]
+        self.size_bytes = sum(one.size_bytes for one in self.entries)
+        kept_bytes = sum(one.size_bytes for one in self.entries if not one.is_open)
+        if kept_bytes > self.limit_bytes:
+            self.spoil(
+                f"the runs since the last checkpoint have inputs of {kept_bytes:,} bytes, more than the "
+                f"journal keeps ({self.limit_bytes:,}): take checkpoints more often, or raise journal_bytes"
+            )
+            self.entries = [one for one in self.entries if one.is_open]
+            self.size_bytes = sum(one.size_bytes for one in self.entries)
+
+    def _note(self, one: JournalEntry) -> None:
+        """What the end of a run means for the state."""
+        if not one.assigns or one.ended_well is None or self.why_not:
+            return
+        if not one.ended_well:
+            self.spoil("a run that assigns variables failed, or was cancelled, for another reason")
+        elif self.base is None:
+            self.spoil("runs have changed its variables, and there is no checkpoint")
+        elif one.why_not:
+            self.spoil(f"a run that assigned variables cannot be repeated: {one.why_not}")
+
+    def _is_kept(self, one: JournalEntry) -> bool:
+        """Whether a run that is over must be repeated for what it assigned."""
+        return bool(one.assigns) and one.ended_well is True and not self.why_not
+
+    def restart(self, base: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """From here on the variables have these elements; everything before has ended."""
+        self.base, self.why_not = dict(base), ""
+        self.entries = [one for one in self.entries if one.is_open]
+        for one in self.entries:
+            # Its result may still be asked for, but what it assigned is in the checkpoint.
+            one.assigns = frozenset()
+            if one.has_state:
+                one.why_not = one.why_not or "the state that it began with is older than the last checkpoint"
+        self.size_bytes = sum(one.size_bytes for one in self.entries)
+
+    def absorb(self, other: Journal) -> None:
+        """Plans of two journals share variables from now on. Their runs so far had none in common."""
+        bases = [one for one in (self.base, other.base) if one is not None]
+        if len(bases) == 1 and any(one.entries or one.why_not for one in (self, other) if one.base is None):
+            self.spoil("plans that share variables had no common checkpoint")
+        self.base = {name: array for one in bases for name, array in one.items()} if bases else None
+        self.why_not = self.why_not or other.why_not
+        self.entries += other.entries
+        self.size_bytes += other.size_bytes
+        self.limit_bytes = min(self.limit_bytes, other.limit_bytes)
+
+    def to_repeat(self, cause: DeviceLostError) -> list[tuple[JournalEntry, bool]]:
+        """The runs to be repeated, in order, and of each whether its results are wanted.
+
+        Every one that was sent has ended, or failed with the loss. Raises the loss, and why runs cannot be
+        repeated.
+        """
+        self.sweep()
+        if self.why_not:
+            raise given_up(cause, self.why_not, _CHECKPOINT)
+        found: list[tuple[JournalEntry, bool]] = []
+        for one in (entry for entry in self.entries if entry.sent):
+            why_not = one.why_not or (one.once if one.ended_well is None else "")
+            if why_not and one.assigns:
+                raise given_up(cause, why_not, _REPEATABLE)
+            is_wanted = not one.delivered and not one.once and one.is_wanted()
+            if not why_not and (is_wanted or one.assigns):
+                found.append((one, is_wanted))
+        return found
+
+
+def given_up(cause: DeviceLostError, why: str, advice: str) -> DeviceLostError:
+    """The loss, and why it was not mended."""
+    if GIVEN_UP in cause.message:
+        return cause
+    message = f"{cause.message}{GIVEN_UP}{why}"
+    return type(cause)(message, advice=advice, origin=cause.origin)
+
+
+def survivors(cause: DeviceLostError, asked: Iterable[str], living: Collection[str]) -> tuple[str, ...]:
+    """The devices asked for that are left, or there again. Raises the loss if there are none."""
+    asked = tuple(asked)
+    if left := tuple(name for name in asked if name in living):
+        return left
+    raise given_up(
+        cause,
+        f"none of its devices is left: {', '.join(asked)}",
+        "compile it with more devices, compile(g, devices=[...]): it goes on on those that are left",
+    )
+
+
+def placed_on(how: Compilation, left: tuple[str, ...]) -> Compilation:
+    """How to compile for the devices that are left: pins, limits and shares of the lost ones are dropped."""
+    options = how.options
+    placed = replace(
+        options,
+        devices=left,
+        pins=tuple(one for one in options.pins if one[0] in left),
+        memory=tuple(one for one in options.memory if one[0] in left),
+        buffer_types=tuple(one for one in options.buffer_types if one[0] in left),
+        splits=tuple(
+            (split, leaves) for one, leaves in options.splits if (split := _split_over(one, left)) is not None
+        ),
+        taps=(),
+    )
+    return replace(how, options=placed, updates=0, doubt=lambda: None, reservation=0, renews_lost=True)
+
+
+def _split_over(split: RowSplit, left: tuple[str, ...]) -> RowSplit | None:
+    """What is left of a weight's way of lying over devices; None where it lies on one."""
+    shares = tuple((name, share) for name, share in split.fractions if name in left)
+    if not any(share for _, share in shares):
+        return None
+    return RowSplit(split.main if split.main in left else shares[0][0], shares)

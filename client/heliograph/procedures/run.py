@@ -1,0 +1,476 @@
+"""Runs of a plan: binding inputs, sending the run, collecting its outputs.
+
+Small inputs ride in the command and small outputs in its completion. A large input becomes a
+temporary tensor that is written first; a large output becomes one that is read afterwards. So a run
+is one message each way whenever its tensors are small.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from itertools import chain
+from numbers import Integral
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from heliograph.core.arrays import byte_view, empty_array
+from heliograph.core.credit import most_observed_bytes
+from heliograph.core.effects import Procedure, WaitFor
+from heliograph.core.feed import Feed, LoopFeed, cost_of, output_key
+from heliograph.core.future import Outcome, Pending
+from heliograph.core.gates import OrderGate
+from heliograph.core.protocol import ClientCore
+from heliograph.core.tracing import LOOP_SPAN, RUN_SPAN, begin
+from heliograph.procedures.transfer import Sending, credit, read, wait_for, write
+from heliograph_proto import commands as c
+from heliograph_proto.commands import check_until
+from heliograph_proto.errors import (
+    HeliographError,
+    InvalidArgumentError,
+    LimitExceededError,
+)
+from heliograph_proto.graph import Graph
+from heliograph_proto.plans import PlanInfo, Port
+from heliograph_proto.sessions import Limits
+from heliograph_proto.types import TensorType
+
+#: Which outputs of a step are inputs of the next: names of inputs, or several, by the name of the output.
+Carries: TypeAlias = Mapping[str, "str | Collection[str]"] | None
+
+#: Of the room for what is observed a loop's values on their way here may take this part of what is free,
+#: unless one of them is larger: 8 MiB of the first loop, where the server holds 256.
+UNREAD_PART = 24
+
+
+def loop_of(plan: PlanInfo, steps: int, carry: Carries, until: str | None) -> c.Loop:
+    """What a loop says by name, in the plan's places; nothing is streamed. Raises InvalidArgumentError."""
+    if not isinstance(steps, Integral) or isinstance(steps, bool) or not 1 <= steps <= c.MAX_LOOP_STEPS:
+        raise InvalidArgumentError(
+            f"steps is {steps!r:.80}", advice=f"a loop does from 1 to {c.MAX_LOOP_STEPS:,} steps"
+        )
+    carries = tuple(_carry(plan, output, name) for output, name in _pairs(carry))
+    if twice := [place for place, count in Counter(one.input for one in carries).items() if count > 1]:
+        raise InvalidArgumentError(
+            f"input {plan.inputs[twice[0]].name!r} is to be fed from two outputs",
+            advice="carry one of them, or combine them in the graph",
+        )
+    return c.Loop(int(steps), carries, None if until is None else _until(plan, until))
+
+
+def _pairs(carry: Carries) -> list[tuple[Any, Any]]:
+    """Outputs and inputs by name, one of each."""
+    if carry is None:
+        return []
+    if not isinstance(carry, Mapping):
+        raise InvalidArgumentError(
+            f"carry is {type(carry).__name__}",
+            advice="inputs by the names of outputs: carry={'next': 'token'}",
+        )
+    pairs: list[tuple[Any, Any]] = []
+    for output, names in carry.items():
+        several = isinstance(names, Collection) and not isinstance(names, str)
+        pairs += [(output, name) for name in (names if several else (names,))]
+    return pairs
+
+
+def _carry(plan: PlanInfo, output: Any, name: Any) -> c.Carry:
+    carry = c.Carry(output_place(plan, output), _place(plan.inputs, name, "input"))
+    given, taken = plan.outputs[carry.output].type, plan.inputs[carry.input].type
+    if given != taken:
+        raise InvalidArgumentError(
+            f"output {output!r} is {given}, and is to be the next step's input {name!r}, which is {taken}",
+            advice="what is carried keeps its shape and data type: hg.astype or hg.reshape in the graph",
+        )
+    return carry
+
+
+def _until(plan: PlanInfo, name: Any) -> int:
+    place = output_place(plan, name)
+    check_until(plan.outputs[place])
+    return place
+
+
+def output_place(plan: PlanInfo, name: Any) -> int:
+    """Raises InvalidArgumentError for a name that no output has."""
+    return _place(plan.outputs, name, "output")
+
+
+def _place(ports: Sequence[Port], name: Any, what: str) -> int:
+    names = [port.name for port in ports]
+    if name in names:
+        return names.index(name)
+    near = get_close_matches(str(name), names, 1)
+    advice = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}"
+    raise InvalidArgumentError(f"the plan has no {what} {name!r:.80}", advice=advice)
+
+
+def unread_bytes(types: Collection[TensorType], free_bytes: int) -> int:
+    """How much may be on its way here of a loop that streams values of these types in each step, where so
+    many bytes are free for what is observed: one value at least. The more loops, the less of each.
+    """
+    largest = max((cost_of(type_.nbytes) for type_ in types), default=0)
+    return max(largest, free_bytes // UNREAD_PART)
+
+
+#: An input of a run: an array of exactly the port's type, or the handle of a tensor.
+Bound: TypeAlias = "np.ndarray[Any, Any] | int"
+
+#: The part of a message that the bytes in one command or completion may fill.
+_MESSAGE_SHARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRecipe:
+    """What a plan was compiled of, so that it can be compiled elsewhere."""
+
+    graph: Graph
+    #: Of weights, by digest.
+    contents: Mapping[bytes, np.ndarray[Any, Any]]
+    fusion: bool
+    threads: int
+    #: Whether leaves are tensors of the session, which no other session has.
+    is_bound: bool
+    #: Names of those that it may use, by priority.
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSpec:
+    """A compiled plan, as far as running it needs."""
+
+    handle: int
+    info: PlanInfo
+    #: The line of user code that built a node, by its number.
+    source_of: Callable[[int], str]
+    #: What it was compiled of.
+    recipe: CompileRecipe | None = None
+    #: Compiles it once more, so that it observes nodes, behind a gate.
+    observing: Callable[[tuple[int, ...], OrderGate | None], Procedure[PlanSpec]] | None = None
+    #: Compiles it once more, for those of its devices that are left.
+    placing: Callable[[tuple[str, ...]], Procedure[PlanSpec]] | None = None
+    #: The names of the devices that were asked for, also of those that are lost.
+    asked: tuple[str, ...] = ()
+
+    def what(self) -> str:
+        """A run of the plan, in words."""
+        return f"the run of the plan {self.signature}"
+
+    @property
+    def signature(self) -> str:
+        """The inputs and outputs with their types, and the devices."""
+        taken, given = (
+            ", ".join(f"{port.name}: {port.type}" for port in ports)
+            for ports in (self.info.inputs, self.info.outputs)
+        )
+        return f"({taken}) -> ({given}) on {', '.join(self.info.devices or (self.info.device,))}"
+
+
+@dataclass(slots=True)
+class WantedValue:
+    """An output that somebody wants: in the completion, as a new tensor, or in one that there is."""
+
+    place: int
+    port: Port
+    #: Of the new tensor; 0: none.
+    handle: int = 0
+    #: The handle of the tensor that it is written to; 0: none.
+    into: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What of a run is observed."""
+
+    graph: Graph
+    nodes: tuple[int, ...]
+    #: Whether it waits after each until the next is asked for.
+    pauses: bool
+    #: Lets a run go on that nobody will ask any more; safe in destructors.
+    let_go: Callable[[Pending], None]
+    #: The loop that it is, whose outputs may be streamed.
+    loop: c.Loop | None = None
+    #: Of a loop: how many bytes of values are kept here once nobody takes them.
+    kept_bytes: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the run may wait for somebody to ask."""
+        return self.pauses or self.loop is not None
+
+    def types(self) -> dict[int, TensorType]:
+        """Of what is observed, as a feed has it."""
+        found = {node: self.graph.nodes[node].type for node in self.nodes}
+        for place in self.loop.taps if self.loop is not None else ():
+            found[output_key(place)] = self.graph.type_of(self.graph.outputs[place].value)
+        return found
+
+    def feed(self, free_bytes: int) -> Feed:
+        """Where it arrives, where so many bytes are free for what is observed."""
+        types = self.types()
+        if self.loop is None:
+            return Feed(types, self.pauses)
+        window = unread_bytes(types.values(), free_bytes)
+        return LoopFeed(types, self.loop.steps, window, self.kept_bytes)
+
+    def check_fits(self, limits: Limits) -> None:
+        """Raises LimitExceededError for what has no room even alone."""
+        size, most = self.feed(0).held_bytes, most_observed_bytes(limits)
+        if size > most:
+            what, one = ("the tapped nodes have", "run")
+            if self.loop is not None:
+                what, one = ("the tapped values of a step, and one that is on its way, have", "loop")
+            raise LimitExceededError(
+                f"{what} {size:,} bytes; {most:,} may be held of a session's",
+                advice=f"tap fewer in one {one}",
+            )
+
+
+@dataclass(slots=True)
+class SentRun:
+    """A run that was sent."""
+
+    pending: Pending
+    #: To be turned into arrays.
+    fetched: list[WantedValue]
+    #: That stay on the server.
+    kept: list[WantedValue]
+    #: Frees a handle; safe in destructors.
+    release: Callable[[int], None]
+    results: dict[str, np.ndarray[Any, Any]] | None = None
+    #: Set while somebody collects the results.
+    collecting: Outcome | None = field(default=None, repr=False)
+    #: What of it is observed.
+    observed: Observed | None = None
+
+    @property
+    def steps(self) -> int | None:
+        """How often the plan was run; None before that has ended. Of a loop that failed, the steps that were
+        done; None of a run that did, or where the server did not say."""
+        pending, completion = self.pending, self.pending.completion
+        if not pending.done:
+            return None
+        if pending.error is None:
+            return completion.steps or 1 if completion is not None else 1
+        is_loop = isinstance(pending.kind, c.RunCommand) and pending.kind.loop is not None
+        return completion.steps if is_loop and completion is not None else None
+
+    def drop(self) -> None:
+        """Frees the tensors of large outputs that were fetched, or that nobody will fetch."""
+        for wanted in self.fetched:
+            handle, wanted.handle = wanted.handle, 0
+            if handle:
+                self.release(handle)
+
+    def let_go(self) -> None:
+        """Nobody will ask for what is observed of it: it waits for nobody. Safe in destructors."""
+        if self.observed is not None and self.observed.waits and not self.pending.done:
+            self.observed.let_go(self.pending)
+
+    def __del__(self) -> None:
+        self.drop()
+        self.let_go()
+
+
+@dataclass(slots=True)
+class Submission:
+    """A run or a loop that is to be sent, checked."""
+
+    #: Of the plan, which observes the nodes that are to be observed.
+    plan: PlanSpec
+    inputs: Sequence[Bound]
+    fetched: list[WantedValue]
+    kept: list[WantedValue]
+    how: Sending
+    #: Frees a handle; safe in destructors.
+    release: Callable[[int], None]
+    timeout_ms: int = 0
+    observed: Observed | None = None
+    loop: c.Loop | None = None
+    #: Of a plan that is a portion: the number of the whole's run.
+    exchange_run: int = 0
+
+
+def submit(core: ClientCore, asked: Submission) -> Procedure[SentRun]:
+    """Sends a run, or a loop. Ends when the caller may overwrite its arrays (at once with `how.keep`)."""
+    span = begin(RUN_SPAN if asked.loop is None else LOOP_SPAN)
+    inline = _choose_inline(core, asked.inputs)
+    temporary: list[int] = []
+    try:
+        bindings = []
+        for place, value in enumerate(asked.inputs):
+            if isinstance(value, int):
+                bindings.append(c.InputBinding(place, tensor=value))
+            elif place in inline:
+                bindings.append(c.InputBinding(place, value.tobytes()))
+            else:
+                handle = yield from _write_input(core, asked, place, temporary)
+                bindings.append(c.InputBinding(place, tensor=handle))
+        trace_parent = "" if span is None else span.trace_parent
+        pending = yield from _send_run(core, asked, tuple(bindings), trace_parent)
+        if span is not None:
+            span.end_with(pending)
+    except BaseException as error:
+        if span is not None:
+            span.end(error)
+        raise
+    finally:
+        for handle in temporary:
+            asked.release(handle)
+    return SentRun(pending, asked.fetched, asked.kept, asked.release, observed=asked.observed)
+
+
+def fits_inline(core: ClientCore, inputs: Sequence[Bound]) -> bool:
+    """Whether all arrays ride in the command, so that sending the run copies them at once."""
+    return len(_choose_inline(core, inputs)) == sum(not isinstance(one, int) for one in inputs)
+
+
+def _choose_inline(core: ClientCore, inputs: Sequence[Bound]) -> set[int]:
+    """The places of the arrays that ride in the command."""
+    room = core.limits.message_bytes // _MESSAGE_SHARE
+    chosen = set()
+    for place, value in enumerate(inputs):
+        if not isinstance(value, int) and value.nbytes <= min(core.limits.inline_bytes, room):
+            chosen.add(place)
+            room -= value.nbytes
+    return chosen
+
+
+def _write_input(core: ClientCore, asked: Submission, place: int, temporary: list[int]) -> Procedure[int]:
+    """Makes a temporary tensor of an array that is too large to ride in the command."""
+    plan, how, value = asked.plan, asked.how, asked.inputs[place]
+    assert not isinstance(value, int)
+    type_, handle = plan.info.inputs[place].type, core.handle()
+    core.send(c.Allocate(handle, type_, plan.info.device), stream=how.stream, gate=how.gate, observed=True)
+    temporary.append(handle)
+    # Its error is the run's: the run meets the poisoned tensor.
+    quiet = Sending(how.stream, how.gate, observed=True, keep=how.keep)
+    yield from write(core, c.SetTensor(handle, 0), byte_view(value), type_.dtype.block_bytes, quiet)
+    return handle
+
+
+def _send_run(
+    core: ClientCore, asked: Submission, bindings: tuple[c.InputBinding, ...], trace_parent: str
+) -> Procedure[Pending]:
+    plan, how = asked.plan, asked.how
+    outputs = tuple(
+        c.OutputBinding(one.place, one.handle, fetch=not (one.handle or one.into), into=one.into)
+        for one in chain(asked.fetched, asked.kept)
+    )
+    inline_bytes = sum(len(one.data) for one in bindings if one.data is not None)
+    run = c.RunCommand(
+        plan.handle,
+        bindings,
+        outputs,
+        loop=asked.loop,
+        exchange_run=asked.exchange_run,
+        trace_parent=trace_parent,
+    )
+    if asked.observed is not None:
+        pending = yield from _send_observed(core, run, asked.observed, inline_bytes, how, asked.timeout_ms)
+    else:
+        yield from credit(core, inline_bytes, how.gate)
+        try:
+            pending = _send(core, run, how, asked.timeout_ms, inline_bytes)
+        except HeliographError:
+            core.give_back(inline_bytes)
+            raise
+    pending.source_of, pending.what = plan.source_of, plan.what
+    return pending
+
+
+def _send(
+    core: ClientCore, run: c.RunCommand, how: Sending, timeout_ms: int, credit_bytes: int = 0
+) -> Pending:
+    return core.send(
+        run,
+        stream=how.stream,
+        observed=True,
+        timeout_ms=timeout_ms,
+        credit_bytes=credit_bytes,
+        gate=how.gate,
+    )
+
+
+def _send_observed(
+    core: ClientCore, run: c.RunCommand, observed: Observed, inline_bytes: int, how: Sending, timeout_ms: int
+) -> Procedure[Pending]:
+    """Sends a run or a loop when there is room for what it tells. Raises LimitExceededError where that may be
+    never."""
+    feed = observed.feed(core.free_observed_bytes)
+    if run.loop is not None and isinstance(feed, LoopFeed):
+        run = replace(run, loop=replace(run.loop, unread_bytes=feed.unread_bytes))
+    grant = core.reserve_observed(feed, inline_bytes, how.gate)
+    try:
+        yield from wait_for(core, grant)
+        pending = _send(core, replace(run, pause=feed.pauses), how, timeout_ms)
+    except BaseException:
+        core.withdraw_observed(grant)
+        raise
+    pending.feed = feed
+    return pending
+
+
+def choose_outputs(core: ClientCore, plan: PlanInfo, names: Sequence[str], fetch: bool) -> list[WantedValue]:
+    """How the outputs of these names come: those that are too large for a completion get a handle."""
+    room = core.limits.message_bytes // _MESSAGE_SHARE
+    wanted = []
+    for place, port in enumerate(plan.outputs):
+        if port.name not in names:
+            continue
+        size = port.type.nbytes
+        inline = fetch and size <= min(core.limits.inline_bytes, room)
+        room -= size if inline else 0
+        wanted.append(WantedValue(place, port, 0 if inline else core.handle()))
+    return wanted
+
+
+def collect(core: ClientCore, run: SentRun, cancel: bool) -> Procedure[dict[str, np.ndarray[Any, Any]]]:
+    """The outputs as arrays, in memory of their own; the same ones each time.
+
+    Breaking off the waiting cancels the run, except that a deadline does so only with `cancel`.
+    """
+    # Whoever waits for the end asks for no more of what is on the way.
+    core.flow(run.pending)
+    while run.results is None:
+        if run.collecting is not None:
+            yield WaitFor(run.collecting)
+            continue
+        run.collecting = turn = Outcome()
+        try:
+            run.results = yield from _collect(core, run)
+        except BaseException as error:
+            if cancel or not isinstance(error, Exception):
+                core.cancel(run.pending)
+            raise
+        finally:
+            run.collecting = None
+            core.settle(turn)
+    return run.results
+
+
+def _collect(core: ClientCore, run: SentRun) -> Procedure[dict[str, np.ndarray[Any, Any]]]:
+    yield from wait_for(core, run.pending)
+    inline = run.pending.outputs()
+    results: dict[str, np.ndarray[Any, Any]] = {}
+    for wanted in run.fetched:
+        array = empty_array(wanted.port.type)
+        if wanted.handle:
+            source = c.GetTensor(wanted.handle, 0, array.nbytes)
+            item = wanted.port.type.dtype.block_bytes
+            yield from read(core, source, byte_view(array), item, run.pending.stream)
+        else:
+            byte_view(array)[:] = inline[wanted.place]
+        results[wanted.port.name] = array
+    run.drop()
+    return results
+
+
+def run_once(core: ClientCore, asked: Submission) -> Procedure[SentRun]:
+    """Sends a run and collects its outputs; breaking off cancels it."""
+    run = yield from submit(core, asked)
+    yield from collect(core, run, cancel=True)
+    return run

@@ -1,0 +1,262 @@
+"""Observing runs and loops: which nodes, the plans that do it, and what they tell, for both APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from heliograph.core.effects import Procedure, WaitFor
+from heliograph.core.future import Outcome
+from heliograph.core.protocol import ClientCore
+from heliograph.graph.arguments import near_names, pattern_words
+from heliograph.graph.symbol import Typed
+from heliograph.procedures.run import PlanSpec, SentRun
+from heliograph_proto.errors import InvalidArgumentError, UnknownHandleError
+from heliograph_proto.graph import Graph
+from heliograph_proto.types import TensorType
+
+#: Plans of one graph that observe different nodes take memory each: so many are kept.
+MOST_VARIANTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TappedNode(Typed):
+    """A node of a plan's graph, for functions that say whether to observe it."""
+
+    #: In the graph.
+    number: int
+    #: With the scopes in front.
+    name: str
+    op: str
+    #: Of its result.
+    type: TensorType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tap(TappedNode):
+    """The value of an observed node in one run, or in a step of a loop; or there of an output.
+
+    An output has its own name, and number and op of the node that computes it; of a leaf's they are -1 and
+    "input", "weight" or "variable".
+    """
+
+    #: In memory of its own; of a quantized type, the rows of bytes.
+    value: np.ndarray[Any, Any]
+    #: Of a loop, from 0.
+    step: int = 0
+    #: Whether it is that of an output of a loop.
+    is_output: bool = False
+
+
+#: Names of nodes as in fnmatch, or what says of a node whether it is meant.
+TapPattern: TypeAlias = str | Callable[[TappedNode], bool]
+#: Which nodes are observed.
+Taps: TypeAlias = TapPattern | Collection[TapPattern] | None
+
+
+# Which nodes
+
+
+def nodes_of(graph: Graph) -> list[TappedNode]:
+    """The nodes with their names."""
+    return [node_of(graph, number) for number in range(len(graph.nodes))]
+
+
+def node_of(graph: Graph, number: int) -> TappedNode:
+    """One of them; without a name it has the one that stands for it."""
+    node = graph.nodes[number]
+    return TappedNode(number, node.name or f"{node.op}_{number}", node.op, node.type)
+
+
+def tapped_nodes(graph: Graph, taps: TapPattern | Collection[TapPattern]) -> tuple[int, ...]:
+    """The numbers of the nodes that are meant, in order: at least one by each pattern.
+
+    Raises InvalidArgumentError.
+    """
+    nodes = nodes_of(graph)
+    found = {number for pattern in _patterns(taps) for number in _matching(graph, nodes, pattern)}
+    return tuple(sorted(found))
+
+
+def tapped_in_loop(
+    graph: Graph, taps: TapPattern | Collection[TapPattern]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """As `tapped_nodes`, and the places of outputs, which what is exactly the name of one means.
+
+    Raises InvalidArgumentError.
+    """
+    outputs = {output.name: place for place, output in enumerate(graph.outputs)}
+    patterns = _patterns(taps)
+    named = {outputs[one] for one in patterns if isinstance(one, str) and one in outputs}
+    others = [one for one in patterns if not (isinstance(one, str) and one in outputs)]
+    return tapped_nodes(graph, others), tuple(sorted(named))
+
+
+def _patterns(taps: TapPattern | Collection[TapPattern]) -> Collection[TapPattern]:
+    patterns = [taps] if isinstance(taps, str) or callable(taps) else taps
+    if not isinstance(patterns, Collection) or isinstance(patterns, Mapping):
+        raise InvalidArgumentError(
+            f"taps is {type(taps).__name__}", advice="names as in fnmatch: taps=['layer0/*', 'logits']"
+        )
+    return patterns
+
+
+def _matching(graph: Graph, nodes: list[TappedNode], pattern: TapPattern) -> list[int]:
+    if isinstance(pattern, str):
+        found = [one.number for one in nodes if fnmatchcase(one.name, pattern)]
+    elif callable(pattern):
+        found = [one.number for one in nodes if pattern(one)]
+    else:
+        raise InvalidArgumentError(
+            f"taps are by pattern, not by {pattern!r:.80}",
+            advice="names as in fnmatch, 'layer0/*', or a function of a node",
+        )
+    if not found:
+        advice = _advice(graph, nodes, pattern) if isinstance(pattern, str) else ""
+        raise InvalidArgumentError(
+            f"no node matches {pattern_words(pattern)}, which is tapped", advice=advice
+        )
+    return found
+
+
+def _advice(graph: Graph, nodes: list[TappedNode], pattern: str) -> str:
+    if any(fnmatchcase(leaf.name, pattern) for leaf in graph.leaves):
+        return "it matches leaves alone, which are known without a run; tap the nodes that read them"
+    return near_names(pattern, dict.fromkeys(one.name for one in nodes))
+
+
+# The plans that observe
+
+
+@dataclass(eq=False, slots=True)
+class Variant:
+    """A plan that observes nodes."""
+
+    spec: PlanSpec
+    #: How many sendings of runs name it just now.
+    users: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Variants:
+    """The plans of one graph that observe nodes, each compiled once, by the numbers of the nodes.
+
+    Touched where the core is, `free` aside: that is safe in destructors.
+    """
+
+    #: Frees a handle; safe in destructors.
+    release: Callable[[int], None]
+    #: The least recently used first.
+    _known: dict[tuple[int, ...], Variant] = field(default_factory=dict)
+    #: Those that are being compiled.
+    _coming: dict[tuple[int, ...], Outcome] = field(default_factory=dict)
+    _freed: bool = False
+
+    def of(
+        self, core: ClientCore, nodes: tuple[int, ...], compiling: Callable[[], Procedure[PlanSpec]]
+    ) -> Procedure[Variant]:
+        """The plan that observes these nodes, compiled now unless it was before."""
+        while (found := self._known.pop(nodes, None)) is None:
+            if (coming := self._coming.get(nodes)) is not None:
+                yield WaitFor(coming)
+                continue
+            self._coming[nodes] = turn = Outcome()
+            try:
+                self._keep(nodes, Variant((yield from compiling())))
+            finally:
+                del self._coming[nodes]
+                core.settle(turn)
+        self._keep(nodes, found)
+        return found
+
+    def _keep(self, nodes: tuple[int, ...], one: Variant) -> None:
+        """As the one that was used last. Raises UnknownHandleError if all were freed meanwhile."""
+        self._known[nodes] = one
+        if self._freed:
+            self.free()
+            raise UnknownHandleError("the plan was freed or updated before the run was sent")
+        idle = [key for key, other in list(self._known.items()) if not other.users and key != nodes]
+        for key in idle[: max(0, len(self._known) - MOST_VARIANTS)]:
+            if (oldest := self._known.pop(key, None)) is not None:
+                self.release(oldest.spec.handle)
+
+    def free(self) -> None:
+        """Frees all of them. Idempotent."""
+        self._freed = True
+        for key in list(self._known):
+            if (one := self._known.pop(key, None)) is not None:
+                self.release(one.spec.handle)
+
+
+# What they tell
+
+
+def not_observed() -> InvalidArgumentError:
+    """The error of asking a run for what it does not tell."""
+    return InvalidArgumentError(
+        "nothing of the run is observed", advice="name nodes: plan.submit(..., taps=['layer0/*'])"
+    )
+
+
+def next_tap(core: ClientCore, run: SentRun) -> Procedure[Tap | None]:
+    """The next value of a run; None when it has ended well and nothing is left.
+
+    Raises the run's error. Breaking the waiting off, except by a deadline, cancels the run.
+    """
+    found = yield from _next_value(core, run)
+    if found is None:
+        return None
+    what, step, raw = found
+    assert run.observed is not None
+    node = _observed_node(run.observed.graph, what)
+    # Of other types the raw elements are the elements.
+    value = raw.view(node.dtype.numpy) if node.dtype.name == "bf16" else raw
+    return Tap(node.number, node.name, node.op, node.type, value, step, what < 0)
+
+
+def next_raw(core: ClientCore, run: SentRun) -> Procedure[tuple[TappedNode, np.ndarray[Any, Any]] | None]:
+    """As `next_tap`: the observed node and its raw elements (`DType.storage`)."""
+    found = yield from _next_value(core, run)
+    if found is None:
+        return None
+    assert run.observed is not None
+    return _observed_node(run.observed.graph, found[0]), found[2]
+
+
+def _next_value(core: ClientCore, run: SentRun) -> Procedure[tuple[int, int, np.ndarray[Any, Any]] | None]:
+    """What it is, as a feed has it, the step of a loop, and the raw elements."""
+    pending, observed = run.pending, run.observed
+    feed = pending.feed
+    assert observed is not None and feed is not None
+    try:
+        while not feed.ready:
+            if pending.done:
+                core.raise_error(pending)
+            if feed.error is not None and (pending.done or feed.ends_at_gap):
+                raise feed.error.at(feed.error.origin)
+            if pending.done:
+                return None
+            core.proceed(pending)
+            yield WaitFor(feed.changed)
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            core.cancel(pending)
+        raise
+    found = feed.take()
+    if observed.loop is not None:
+        core.proceed(pending)
+    return found
+
+
+def _observed_node(graph: Graph, what: int) -> TappedNode:
+    """What is observed: a node, or an output of a loop as `output_key` has it."""
+    if what >= 0:
+        return node_of(graph, what)
+    output = graph.outputs[-1 - what]
+    number = output.value - len(graph.leaves)
+    op = graph.nodes[number].op if number >= 0 else graph.leaves[output.value].kind.value
+    return TappedNode(max(number, -1), output.name, op, graph.type_of(output.value))

@@ -1,0 +1,73 @@
+"""Tensors as raw elements: every data type, also those that NumPy has no type for.
+
+Arrays here are in the storage of a tensor's type (`DType.storage`, `TensorType.storage_shape`): bf16 as its
+bits, rows of blocks as rows of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from heliograph._base.streams import StreamBase, stream_handle
+from heliograph.core.arrays import byte_view
+from heliograph.procedures.taps import TappedNode, next_raw
+from heliograph.procedures.transfer import Sending, read, write
+from heliograph.run_future import RunFuture
+from heliograph.session import Session
+from heliograph.tensor import Tensor
+from heliograph_proto.commands import Chunks
+from heliograph_proto.types import TensorType
+
+Array = np.ndarray[Any, Any]
+
+
+def put(session: Session, array: Array, type_: TensorType, device: str, timeout: float | None) -> Tensor:
+    """A new tensor of these elements, which may be overwritten afterwards."""
+    tensor = session.empty(type_.shape, type_.dtype, device)
+    write_bytes(tensor, 0, byte_view(np.ascontiguousarray(array)), timeout=timeout)
+    return tensor
+
+
+def get(tensor: Tensor, timeout: float | None) -> Array:
+    """The elements of a tensor."""
+    out = np.empty(tensor.type.storage_shape, tensor.dtype.storage)
+    return tensor.get(out=out, timeout=timeout)
+
+
+def taps(run: RunFuture, timeout: float | None) -> Iterator[tuple[TappedNode, Array]]:
+    """The observed nodes of a run and their elements, as they come."""
+    shell = run._shell
+    while (found := shell.drive(next_raw(shell.core, run._run), timeout, run._what)) is not None:
+        yield found
+
+
+def write_bytes(
+    tensor: Tensor,
+    offset_bytes: int,
+    data: memoryview,
+    chunks: Chunks | None = None,
+    stream: StreamBase | None = None,
+    timeout: float | None = None,
+) -> None:
+    """Writes contiguous bytes, which may be overwritten afterwards; `chunks`: packed there."""
+    command, plain = tensor._writing_bytes(offset_bytes, data, chunks)
+    what = tensor._doing("writing")
+    how = Sending(stream_handle(tensor._shell, stream), what=what)
+    tensor._shell.drive(write(tensor._shell.core, command, plain, tensor._item_bytes, how), timeout, what)
+
+
+def read_bytes(
+    tensor: Tensor,
+    offset_bytes: int,
+    out: memoryview,
+    chunks: Chunks | None = None,
+    stream: StreamBase | None = None,
+) -> None:
+    """Fills contiguous memory with bytes; `chunks`: packed there."""
+    command, plain = tensor._reading_bytes(offset_bytes, out, chunks)
+    number = stream_handle(tensor._shell, stream)
+    procedure = read(tensor._shell.core, command, plain, tensor._item_bytes, number)
+    tensor._shell.drive(procedure, None, tensor._doing("reading"))

@@ -1,0 +1,4 @@
+"""gRPC and shared memory: channels, calls, and the blocking and asyncio shells.
+
+May import `core` and `procedures`.
+"""

@@ -1,0 +1,485 @@
+"""The asyncio shell: one session over grpc.aio on one event loop (`_aio_local`: over the core in here).
+
+The same core and the same procedures as the blocking shell; what differs is how an effect is waited
+for. The core is touched on the loop's thread alone, so there is no lock; destructors in other threads
+only append to the core's garbage and ring. Tasks: a writer, a reader, and one for each upload and each
+submission that has to wait for credit; all of them end with the session.
+"""
+
+# ruff: noqa: ASYNC109
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import grpc
+
+from heliograph.core.effects import (
+    Call,
+    Compute,
+    Effect,
+    MapMemory,
+    MoveBytes,
+    Procedure,
+    ReceiveDownload,
+    StartUpload,
+    WaitFor,
+)
+from heliograph.core.future import ANSWER, Deadline, Outcome, Pending, Transfer, What, logger
+from heliograph.core.inline_run import InlinePlan
+from heliograph.core.protocol import ClientCore
+from heliograph.core.tracing import CONNECT_SPAN, as_current, call_metadata
+from heliograph.core.watching import Watchers
+from heliograph.transport import handshake
+from heliograph.transport.aio_bulk import AioBulk, moved
+from heliograph.transport.calls import unary
+from heliograph.transport.channels import NO_CREDENTIALS, open_aio_channel
+from heliograph.transport.log_lines import FOLLOW_LOG, follow_request, is_end, lines_of
+from heliograph.transport.shared_memory import (
+    SharedMemoryArgument,
+    SharedSpace,
+    memory_of,
+    seconds_for,
+    share,
+)
+from heliograph_proto import DIRECT_WEIGHTS
+from heliograph_proto.addresses import Address, Credentials
+from heliograph_proto.codec.inline_forms import InlineRun
+from heliograph_proto.codec.inline_runs import CompletionReader, encode_commands
+from heliograph_proto.commands import Command, CompletionBatch
+from heliograph_proto.eager import begin
+from heliograph_proto.errors import HeliographError, InternalError, SessionClosedError
+from heliograph_proto.sessions import LogLine, SessionInfo
+
+T = TypeVar("T")
+
+
+class AsyncLogSource(Protocol):
+    """Where lines of the server's log come from."""
+
+    async def take(self) -> list[LogLine] | None:
+        """Waits for more; None at the end."""
+
+    def close(self) -> None:
+        """Idempotent; `take` is not called any more."""
+
+
+class AioRemoteLog:
+    """The call to a daemon, once `begin` has been waited for."""
+
+    def __init__(self, shell: AioGrpcShell, call: Any) -> None:
+        self._shell, self._call = shell, call
+
+    async def begin(self) -> None:
+        """Raises what the server refuses it with."""
+        if await self.take() is None:
+            raise SessionClosedError("the session was closed")
+
+    async def take(self) -> list[LogLine] | None:
+        try:
+            message = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            refused = handshake.typed_error(error, self._shell.address, "tell what it logs")
+            if is_end(refused) or self._shell.core.lost is not None:
+                return None
+            raise refused from None
+        return None if message is grpc.aio.EOF else lines_of(message)
+
+    def close(self) -> None:
+        self._call.cancel()
+
+
+class AioShell(ABC):
+    """Runs procedures as coroutines; how bytes travel is the subclass's."""
+
+    def __init__(self, address: Address, info: SessionInfo) -> None:
+        self.address = address
+        self.info = info
+        self.core = ClientCore(info.limits)
+        self.core.places_contents = DIRECT_WEIGHTS in info.features
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        self.watchers = Watchers()
+
+    async def drive(self, procedure: Procedure[T], timeout: float | None = None, what: What = ANSWER) -> T:
+        """Runs a procedure to its end. Raises DeadlineExceededError, of `what`, when the time is over."""
+        return await self.resume(procedure, lambda: next(procedure), Deadline(timeout, what))
+
+    async def resume(self, procedure: Procedure[T], step: Callable[[], Effect], deadline: Deadline) -> T:
+        """Runs a procedure from a step on."""
+        try:
+            while True:
+                step = await self._performed(procedure, self.advance(step), deadline)
+        except StopIteration as stop:
+            value: T = stop.value
+        return value
+
+    async def _performed(
+        self, procedure: Procedure[T], effect: Effect, deadline: Deadline
+    ) -> Callable[[], Effect]:
+        """Performs an effect; what continues the procedure with its result or its error."""
+        try:
+            result = await self._perform(effect, deadline)
+        except BaseException as error:
+            # Whatever noticed that the time is over, the words are the same.
+            raised = deadline.worded(error)
+            return lambda: procedure.throw(raised)
+        return lambda: procedure.send(result)
+
+    def advance(self, step: Callable[[], T]) -> T:
+        """One step of the core; fires what it settled and sends what it queued."""
+        try:
+            return step()
+        finally:
+            for outcome in self.core.take_settled():
+                outcome.fire()
+            if self.core.has_output:
+                self._ring()
+
+    async def _perform(self, effect: Effect, deadline: Deadline) -> Any:
+        match effect:
+            case WaitFor(outcome):
+                return await self.wait(outcome, deadline)
+            case Compute(function):
+                return await asyncio.to_thread(function)
+            case MoveBytes(function):
+                await moved(function)
+                return deadline.check()
+            case StartUpload():
+                return self._start_upload(effect)
+            case ReceiveDownload():
+                return await self._download(effect, deadline)
+            case MapMemory(tensor):
+                return await moved(partial(self._map_memory, tensor, deadline.remaining()))
+        return await self._call(effect, deadline)
+
+    @abstractmethod
+    async def follow_log(self, level: str) -> AsyncLogSource:
+        """What the server logs of this session from now on. Raises as `Session.log` does."""
+
+    async def wait(self, outcome: Outcome, deadline: Deadline) -> None:
+        """Waits until an outcome is done. Raises DeadlineExceededError."""
+        if outcome.done:
+            return
+        done = self.done(outcome)
+        if (seconds := deadline.remaining()) is None:
+            await done
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await done
+        except TimeoutError:
+            raise deadline.error() from None
+
+    def done(self, outcome: Outcome) -> asyncio.Future[None]:
+        """Done when an outcome is, which is not done yet."""
+        done = self._loop.create_future()
+        outcome.add_callback(partial(_wake, done))
+        return done
+
+    def send_inline(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
+        """Sends an inline run, at once if somebody `waits`, else with what else comes in this turn of the
+        loop; None where it must go the ordinary way."""
+        pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
+        if pending is None:
+            return None
+        if waits or self.core.is_full:
+            self.flush()
+        else:
+            self._ring()
+        return pending
+
+    def flush(self) -> None:
+        """Somebody waits: what is queued is sent as soon as may be."""
+        self._ring()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task that ends with the session at the latest."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def release(self, handle: int) -> None:
+        """Frees a handle soon. Safe in destructors and in other threads."""
+        had_garbage = self.core.has_garbage
+        self.core.release(handle)
+        if not had_garbage and self.core.lost is None:
+            self.on_loop(self._ring)
+
+    def let_go(self, pending: Pending) -> None:
+        """A run waits at no observed node any more. Safe in destructors and in other threads."""
+        self.core.flow(pending)
+        if self.core.lost is None:
+            self.on_loop(self._ring)
+
+    def on_loop(self, callback: Callable[..., object], *arguments: Any) -> None:
+        """Calls back on the loop's thread; not at all when the loop is closed."""
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            pass
+
+    def apply(self, batch: CompletionBatch) -> None:
+        """Completions came."""
+        if batch.changes:
+            self.info = self.watchers.apply(self.info, batch.changes)
+            self.watchers.announce(batch.changes)
+        self.core.apply(batch)
+        for outcome in self.core.take_settled():
+            outcome.fire()
+        if self.core.has_output:
+            self._ring()
+
+    def _lose(self, error: HeliographError) -> bool:
+        """Fails everything pending. Whether the session had not ended before."""
+        if self.core.lost is not None:
+            return False
+        self.advance(lambda: self.core.connection_lost(error))
+        self.watchers.end()
+        return True
+
+    def upload_ended(self, upload: StartUpload, transfer: Transfer, error: HeliographError | None) -> None:
+        """It is over, well or not."""
+        self.advance(lambda: self.core.upload_ended(upload.pending, transfer, error))
+
+    async def close(self) -> None:
+        """Ends the session; what is pending fails with SessionClosedError. Idempotent, and bounded."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._disconnect(self._lose(SessionClosedError("the session was closed")))
+        for task in list(self._tasks):
+            if task is not asyncio.current_task():
+                task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @abstractmethod
+    def _ring(self) -> None:
+        """There may be something to send. On the loop's thread."""
+
+    @abstractmethod
+    def _start_upload(self, upload: StartUpload) -> Transfer: ...
+
+    @abstractmethod
+    async def _download(self, download: ReceiveDownload, deadline: Deadline) -> None: ...
+
+    @abstractmethod
+    def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]:
+        """On a thread of its own."""
+
+    @abstractmethod
+    async def _call(self, call: Call, deadline: Deadline) -> Any: ...
+
+    @abstractmethod
+    async def _disconnect(self, was_open: bool) -> None:
+        """Frees connections, in bounded time. The core is closed already; `was_open`: the other side
+        does not know of it yet."""
+
+
+class AioGrpcShell(AioShell):
+    """A session over grpc.aio: one channel for commands and calls, one for bulk."""
+
+    def __init__(
+        self,
+        address: Address,
+        info: SessionInfo,
+        channel: grpc.aio.Channel,
+        credentials: Credentials = NO_CREDENTIALS,
+    ) -> None:
+        super().__init__(address, info)
+        self._channel, self.credentials = channel, credentials
+        self._bulk = AioBulk(self)
+        self._bell = asyncio.Event()
+        self.core.speaks_bytes = True
+        execute: Any = channel.stream_stream(handshake.EXECUTE)
+        self._stream: Any = execute()
+        #: A write is under way; what comes meanwhile goes together with the next one.
+        self._writing = True
+        self.spawn(self._write())
+        self._reader = self.spawn(self._read())
+
+    @classmethod
+    async def open(
+        cls,
+        address: Address,
+        timeout: float,
+        shared_memory: SharedMemoryArgument = "auto",
+        credentials: Credentials = NO_CREDENTIALS,
+    ) -> AioGrpcShell:
+        """Connects and shakes hands. Raises as `hg.connect` does."""
+        channel = open_aio_channel(address, handshake.CHANNEL_OPTIONS, credentials)
+        end = time.monotonic() + timeout
+        try:
+            while True:
+                with as_current(CONNECT_SPAN):
+                    answer = await cls._greet(channel, address, timeout, end, credentials)
+                if not isinstance(answer, HeliographError):
+                    info = handshake.decode_open(answer, address)
+                    shared = await cls._share(channel, address, info, shared_memory, end)
+                    made = cls(address, info, channel, credentials)
+                    made.core.set_shared(shared)
+                    return made
+                if not handshake.is_starting(answer) or time.monotonic() + handshake.START_SECONDS > end:
+                    raise answer
+                await asyncio.sleep(handshake.START_SECONDS)
+        except BaseException:
+            await channel.close()
+            raise
+
+    @staticmethod
+    async def _share(
+        channel: grpc.aio.Channel,
+        address: Address,
+        info: SessionInfo,
+        wanted: SharedMemoryArgument,
+        end: float,
+    ) -> SharedSpace | str:
+        """Shared memory, or why there is none; where it is insisted on, the session ends without."""
+        try:
+            return await moved(partial(share, address, info, wanted, seconds_for(end)))
+        except BaseException:
+            close: Any = channel.unary_unary(handshake.CLOSE, None, None)
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await close(handshake.close_request(info.session), timeout=handshake.CLOSE_SECONDS)
+            raise
+
+    @staticmethod
+    async def _greet(
+        channel: grpc.aio.Channel, address: Address, timeout: float, end: float, credentials: Credentials
+    ) -> bytes | HeliographError:
+        """What the server answers to the handshake, or why there is no answer."""
+        call: Any = channel.unary_unary(handshake.OPEN, None, None)
+        try:
+            seconds = max(0.0, end - time.monotonic())
+            answer: bytes = await call(handshake.open_request(), timeout=seconds, metadata=call_metadata())
+            return answer
+        except grpc.aio.AioRpcError as error:
+            return await asyncio.to_thread(handshake.open_error, error, address, timeout, credentials)
+
+    async def _write(self) -> None:
+        try:
+            await self._stream.write(encode_commands([], self.info.session))
+            self._writing = False
+            while self.core.lost is None:
+                if not self._writing and (commands := self._take()):
+                    self._writing = True
+                    await self._stream.write(encode_commands(commands))
+                    self._writing = False
+                else:
+                    await self._wait_for_output()
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            logger.debug("the command stream ended; the reader tells why")
+
+    def flush(self) -> None:
+        if not self._writing and (commands := self._take()):
+            self._writing = True
+            begin(self._stream.write(encode_commands(commands)), self._was_sent)
+
+    def _was_sent(self, error: BaseException | None) -> None:
+        if error is not None:
+            logger.debug("the command stream ended; the reader tells why: %s", error)
+        self._writing = False
+        if self.core.has_output:
+            self._ring()
+
+    def _take(self) -> list[Command | InlineRun]:
+        return self.core.take(self.info.limits.message_bytes // 2)
+
+    async def _wait_for_output(self) -> None:
+        self._bell.clear()
+        if not self.core.has_only_garbage:
+            await self._bell.wait()
+        if not self.core.has_only_garbage:
+            return
+        # Frees may come together for a moment, unless something else is to be sent.
+        self._bell.clear()
+        try:
+            async with asyncio.timeout(handshake.GATHER_SECONDS):
+                await self._bell.wait()
+        except TimeoutError:
+            pass
+
+    def _ring(self) -> None:
+        self._bell.set()
+
+    async def _read(self) -> None:
+        error: Any = None
+        reader = CompletionReader()
+        try:
+            while (message := await self._stream.read()) is not grpc.aio.EOF:
+                self.apply(reader.read(message))
+        except grpc.aio.AioRpcError as broken:
+            error = broken
+        except Exception as defect:
+            logger.exception("a completion could not be understood")
+            self._lose(InternalError(f"a completion could not be understood: {defect}"))
+        self._lose(handshake.stream_error(error, self.address))
+        self._ring()
+
+    async def follow_log(self, level: str) -> AsyncLogSource:
+        self.core.check()
+        method: Any = self._channel.unary_stream(FOLLOW_LOG, None, None)
+        made = AioRemoteLog(self, method(follow_request(self.info, level)))
+        try:
+            await made.begin()
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    async def _call(self, call: Call, deadline: Deadline) -> Any:
+        made = unary(call, self.info.session, self.info.limits.message_bytes)
+        method: Any = self._channel.unary_unary(made.path, None, None)
+        try:
+            answer = method(made.request, timeout=deadline.remaining(), metadata=call_metadata())
+            return made.decode(await answer)
+        except grpc.aio.AioRpcError as error:
+            self.core.check()
+            raise handshake.typed_error(error, self.address, call.method.name) from None
+        except grpc.aio.UsageError:
+            self.core.check()
+            raise
+
+    def _start_upload(self, upload: StartUpload) -> Transfer:
+        return self._bulk.start_upload(upload)
+
+    async def _download(self, download: ReceiveDownload, deadline: Deadline) -> None:
+        await self._bulk.download(download, deadline)
+
+    def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]:
+        return memory_of(self.address, self.info, tensor, seconds)
+
+    async def _disconnect(self, was_open: bool) -> None:
+        self._ring()
+        close: Any = self._channel.unary_unary(handshake.CLOSE, None, None)
+        try:
+            if was_open:
+                await close(handshake.close_request(self.info.session), timeout=handshake.CLOSE_SECONDS)
+                # The server ends the stream now. A call that is cancelled instead leaves a task and a
+                # thread of grpc.aio behind when the loop ends soon after.
+                await asyncio.wait([self._reader], timeout=handshake.CLOSE_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            logger.debug("closing the session: %s", error.details())
+        finally:
+            if not self._stream.done():
+                self._stream.cancel()
+
+    async def close(self) -> None:
+        try:
+            await super().close()
+        finally:
+            await self._bulk.close()
+            await self._channel.close()
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)

@@ -1,0 +1,152 @@
+"""Large bytes of an asyncio session: over a channel of their own, or by way of shared memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+
+from heliograph.core.effects import ReceiveDownload, StartUpload
+from heliograph.core.future import Deadline, Transfer
+from heliograph.transport import bulk, handshake
+from heliograph.transport.aio_direct_upload import AioDirect
+from heliograph.transport.channels import open_aio_channel
+from heliograph.transport.shared_memory import SharedUpload, cut_short, take_slots
+from heliograph_proto.errors import CancelledError, HeliographError
+from heliograph_proto.sessions import Traffic
+from heliograph_proto.v1 import bulk_pb2
+
+if TYPE_CHECKING:
+    from heliograph.transport.aio import AioGrpcShell
+
+T = TypeVar("T")
+
+
+class AioBulk:
+    """The uploads and downloads of a session."""
+
+    def __init__(self, shell: AioGrpcShell) -> None:
+        self._shell = shell
+        self._core, self._info, self._address = shell.core, shell.info, shell.address
+        self._channel = open_aio_channel(self._address, handshake.CHANNEL_OPTIONS, shell.credentials)
+        self._direct = AioDirect(self._address, shell.credentials)
+
+    def start_upload(self, upload: StartUpload) -> Transfer:
+        """Begins to carry bytes, in a task of the session."""
+        task = self._shell.spawn(self._upload(upload, lambda: transfer))
+        transfer = Transfer(task.cancel)
+        return transfer
+
+    async def _upload(self, upload: StartUpload, get_transfer: Callable[[], Transfer]) -> None:
+        transfer = get_transfer()
+        error: HeliographError | None = CancelledError("the upload was cancelled")
+        try:
+            space = self._core.shared
+            is_here = isinstance(upload.target, bytes) and upload.offer is None
+            slots = take_slots(space) if is_here else []
+            if upload.offer is not None:
+                await self._direct.send(upload, upload.offer)
+            elif space is not None and slots:
+                await self._send_shared(SharedUpload(space, slots, self._info.session, upload))
+            else:
+                await self._send_chunks(upload, transfer)
+            error = None
+        except Exception as broken:
+            error = handshake.upload_error(broken, self._address)
+        finally:
+            self._shell.upload_ended(upload, transfer, error)
+
+    async def _send_chunks(self, upload: StartUpload, transfer: Transfer) -> None:
+        method: Any = self._channel.stream_unary(handshake.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
+        target = bulk.upload_target(self._info.session, upload.target, upload.data.nbytes)
+        chunk_bytes = self._info.limits.chunk_bytes
+        call = method()
+        try:
+            left = upload.data.nbytes - upload.offset_bytes
+            for message in bulk.upload_messages(target, upload.data, chunk_bytes, upload.offset_bytes):
+                await call.write(message)
+                if upload.progress is not None:
+                    upload.progress(min(chunk_bytes, left))
+                left -= chunk_bytes
+            if isinstance(upload.target, int):
+                # A message holds a copy.
+                self._core.count(Traffic(copied_in_bytes=upload.data.nbytes))
+            self._shell.advance(lambda: self._core.settle(transfer.taken))
+            await call.done_writing()
+        except asyncio.InvalidStateError:
+            pass  # the server has answered early; the answer says why
+        finally:
+            if not call.done() and (task := asyncio.current_task()) and task.cancelling():
+                call.cancel()
+        await call
+
+    async def _send_shared(self, shared: SharedUpload) -> None:
+        """A content by way of shared memory."""
+        method: Any = self._channel.stream_stream(handshake.UPLOAD_SHARED, None, None)
+        call = method()
+        try:
+            try:
+                await self._send_pieces(shared, call)
+            except asyncio.InvalidStateError:
+                pass  # the server has ended the call early; its status says why
+            # Raises the status of a call that did not end well.
+            while (answer := await call.read()) is not grpc.aio.EOF:
+                shared.answered(answer)
+            if not shared.is_over:
+                raise cut_short()
+        finally:
+            for slot in shared.slots():
+                self._core.give_slot(slot)
+            if not call.done():
+                # grpc.aio leaves a thread behind if the loop ends before the call has.
+                call.cancel()
+                await asyncio.wait([asyncio.ensure_future(call.code())], timeout=handshake.CLOSE_SECONDS)
+
+    async def _send_pieces(self, shared: SharedUpload, call: Any) -> None:
+        while not shared.is_over:
+            if (request := await moved(shared.take)) is not None:
+                await call.write(request)
+            elif (answer := await call.read()) is not grpc.aio.EOF:
+                shared.answered(answer)
+            else:
+                return
+        await call.done_writing()
+
+    async def download(self, download: ReceiveDownload, deadline: Deadline) -> None:
+        """Receives bytes. Raises the error of the command, DeadlineExceededError."""
+        method: Any = self._channel.unary_stream(handshake.DOWNLOAD, None, None)
+        request = bulk_pb2.DownloadRequest(session=self._info.session, transfer=download.transfer)
+        call = method(request.SerializeToString(), timeout=deadline.remaining())
+        receiver = bulk.Receiver(download.out)
+        try:
+            async for message in call:
+                receiver.piece(message)
+            receiver.finish()
+            self._core.count(Traffic(copied_out_bytes=receiver.copied_bytes))
+        except grpc.aio.AioRpcError as error:
+            self._core.check()
+            raise handshake.typed_error(error, self._address, "give a tensor's bytes") from None
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """Ends all calls."""
+        await self._channel.close()
+        await self._direct.close()
+
+
+async def moved(function: Callable[[], T]) -> T:
+    """What a function gives that moves bytes, in a thread. Whoever is cancelled, however often, waits for its
+    end, which is near: the memory is used again."""
+    moving = asyncio.ensure_future(asyncio.to_thread(function))
+    cancelled: asyncio.CancelledError | None = None
+    while not moving.done():
+        try:
+            await asyncio.wait([moving])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return moving.result()

@@ -1,0 +1,455 @@
+"""The blocking shell: one session over gRPC, driven by the threads that call it.
+
+Two threads of its own move batches: gRPC's, which pulls commands out of `_batches`, and the reader,
+which applies completions. Everything else happens in the caller's thread. The core is touched only
+under `_lock`; outcomes are fired, and threads woken, outside of it.
+
+The destructor of a call takes a lock that gRPC's daemon threads use too. While the interpreter ends, one
+of them may be frozen with it, and the destructor would wait for ever. So no call may live until
+then: closing drops the stream, and errors of ours are raised outside of `except`, where they would
+keep gRPC's (which are the calls themselves) as their context.
+
+    caller ── drive(procedure) ─▸ core ◂─ _batches ─▸ gRPC ─▸ server ─▸ gRPC ─▸ reader ─▸ core ─▸ fire
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import grpc
+
+from heliograph.core.effects import (
+    Call,
+    Compute,
+    Effect,
+    MapMemory,
+    MoveBytes,
+    Procedure,
+    ReceiveDownload,
+    StartUpload,
+    WaitFor,
+)
+from heliograph.core.future import ANSWER, Deadline, Outcome, Pending, Transfer, What, logger
+from heliograph.core.inline_run import InlinePlan
+from heliograph.core.protocol import ClientCore
+from heliograph.core.tracing import CONNECT_SPAN, as_current, call_metadata
+from heliograph.core.watching import Watchers
+from heliograph.transport import handshake
+from heliograph.transport.blocking_bulk import BlockingBulk
+from heliograph.transport.calls import unary
+from heliograph.transport.channels import NO_CREDENTIALS, open_channel
+from heliograph.transport.direct_upload import Announcement, Tell, TicketUpload
+from heliograph.transport.log_lines import LogSource, RemoteLog
+from heliograph.transport.shared_memory import (
+    SharedMemoryArgument,
+    SharedSpace,
+    memory_of,
+    seconds_for,
+    share,
+)
+from heliograph_proto import DIRECT_WEIGHTS
+from heliograph_proto.addresses import Address, Credentials
+from heliograph_proto.codec.inline_forms import InlineRun
+from heliograph_proto.codec.inline_runs import CompletionReader, encode_commands
+from heliograph_proto.commands import Command, CompletionBatch
+from heliograph_proto.errors import HeliographError, InternalError, SessionClosedError, UnsupportedError
+from heliograph_proto.plans import ContentOffer
+from heliograph_proto.sessions import SessionInfo
+
+T = TypeVar("T")
+
+
+class BlockingShell(ABC):
+    """Runs procedures in the caller's thread; how bytes travel is the subclass's."""
+
+    def __init__(self, address: Address, info: SessionInfo) -> None:
+        self.address = address
+        self.info = info
+        self.core = ClientCore(info.limits)
+        self.core.places_contents = DIRECT_WEIGHTS in info.features
+        # Reentrant, since a destructor may run, and touch the session, while this thread holds it.
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+        self._closed = False
+        self.watchers = Watchers()
+        self._when_lost: list[Callable[[HeliographError], None]] = []
+        _SHELLS.add(self)
+
+    def drive(self, procedure: Procedure[T], timeout: float | None = None, what: What = ANSWER) -> T:
+        """Runs a procedure to its end. Raises DeadlineExceededError, of `what`, when the time is over."""
+        deadline = Deadline(timeout, what)
+        step: Callable[[], Effect] = lambda: next(procedure)  # noqa: E731
+        try:
+            while True:
+                step = self._performed(procedure, self.advance(step), deadline)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        except BaseException:
+            # Also for Ctrl-C between two effects: the procedure cleans up, under the lock.
+            self.advance(procedure.close)
+            raise
+
+    def _performed(self, procedure: Procedure[T], effect: Effect, deadline: Deadline) -> Callable[[], Effect]:
+        """Performs an effect; what continues the procedure with its result or its error."""
+        try:
+            result = self._perform(effect, deadline)
+        except BaseException as error:
+            # Whatever noticed that the time is over, the words are the same.
+            raised = deadline.worded(error)
+            return lambda: procedure.throw(raised)
+        return lambda: procedure.send(result)
+
+    def advance(self, step: Callable[[], T]) -> T:
+        """One step of the core, under the lock; fires what it settled and sends what it queued."""
+        settled: list[Outcome] = []
+        try:
+            with self._lock:
+                try:
+                    return step()
+                finally:
+                    settled = self.core.take_settled()
+                    output = self.core.has_output
+        finally:
+            for outcome in settled:
+                outcome.fire()
+            if output:
+                self._ring()
+
+    def _perform(self, effect: Effect, deadline: Deadline) -> Any:
+        match effect:
+            case WaitFor(outcome):
+                return self.wait(outcome, deadline)
+            case Compute(function):
+                return function()
+            case MoveBytes(function):
+                function()
+                return deadline.check()
+            case StartUpload():
+                return self._start_upload(effect)
+            case ReceiveDownload():
+                return self._download(effect, deadline)
+            case MapMemory(tensor):
+                return self._map_memory(tensor, deadline.remaining())
+        return self._call(effect, deadline)
+
+    def wait(self, outcome: Outcome, deadline: Deadline) -> None:
+        """Blocks until an outcome is done. Raises DeadlineExceededError."""
+        wait(outcome, deadline)
+
+    def send_inline(self, run: InlineRun, plan: InlinePlan, waits: bool) -> Pending | None:
+        """Sends an inline run; None where it must go the ordinary way."""
+        with self._lock:
+            pending = self.core.send_inline(run, plan.size_bytes, plan.spec)
+        if pending is not None:
+            self._ring_once()
+        return pending
+
+    def _ring_once(self) -> None:
+        """As `_ring`, unless that was done and not heard yet."""
+        self._ring()
+
+    def release(self, handle: int) -> None:
+        """Frees a handle soon. Safe in destructors: takes no lock."""
+        had_garbage = self.core.has_garbage
+        self.core.release(handle)
+        if not had_garbage:
+            self._ring()
+
+    def let_go(self, pending: Pending) -> None:
+        """A run waits at no observed node any more. Safe in destructors: takes no lock."""
+        self.core.flow(pending)
+        self._ring()
+
+    def close(self) -> None:
+        """Ends the session; what is pending fails with SessionClosedError. Idempotent, and bounded."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if not closed and self._process == os.getpid():
+            self._disconnect(self._lose(SessionClosedError("the session was closed")))
+
+    def abandon(self) -> None:
+        """In the child of a fork: the session stays with the parent; nothing here may wait for it."""
+        self._lock = threading.RLock()
+        self._lose(
+            SessionClosedError("the session belongs to the process that forked", advice="connect again")
+        )
+
+    def apply(self, batch: CompletionBatch) -> None:
+        """Completions came."""
+        if batch.changes:
+            self.info = self.watchers.apply(self.info, batch.changes)
+            self.watchers.announce(batch.changes)
+        self.advance(partial(self.core.apply, batch))
+
+    def _lose(self, error: HeliographError) -> bool:
+        """Fails everything pending. Whether the session had not ended before."""
+        if self.core.lost is not None:
+            return False
+        self.advance(lambda: self.core.connection_lost(error))
+        self.watchers.end()
+        for told in self._take_watchers():
+            told(error)
+        return True
+
+    def when_lost(self, told: Callable[[HeliographError], None]) -> None:
+        """Calls this once, with the reason, when the session ends, from any thread; at once if it has. It
+        must not block or raise."""
+        with self._lock:
+            self._when_lost.append(told)
+        if self.core.lost is not None:
+            for one in self._take_watchers():
+                one(self.core.lost)
+
+    def _take_watchers(self) -> list[Callable[[HeliographError], None]]:
+        with self._lock:
+            taken, self._when_lost = self._when_lost, []
+        return taken
+
+    def announce(self, contents: Sequence[tuple[bytes, int, int]], tell: Tell) -> Announcement:
+        """Announces contents: digest, handle of the tensor, size. Raises UnsupportedError in one process."""
+        raise UnsupportedError("within one process nobody else brings contents")
+
+    def bring(self, offer: ContentOffer, size_bytes: int) -> TicketUpload:
+        """An upload by a ticket of this session's server; to be begun. Raises UnsupportedError likewise."""
+        raise UnsupportedError("within one process nobody gives tickets")
+
+    def follow_log(self, level: str) -> LogSource:
+        """What the server logs of this session from now on. Raises as `Session.log` does."""
+        self.advance(self.core.check)
+        made = self._log_source(level)
+        self.when_lost(lambda _: made.close())
+        return made
+
+    @abstractmethod
+    def _log_source(self, level: str) -> LogSource: ...
+
+    @abstractmethod
+    def _ring(self) -> None:
+        """There may be something to send. Safe in destructors."""
+
+    @abstractmethod
+    def _start_upload(self, upload: StartUpload) -> Transfer: ...
+
+    @abstractmethod
+    def _download(self, download: ReceiveDownload, deadline: Deadline) -> None: ...
+
+    @abstractmethod
+    def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]: ...
+
+    @abstractmethod
+    def _call(self, call: Call, deadline: Deadline) -> Any: ...
+
+    @abstractmethod
+    def _disconnect(self, was_open: bool) -> None:
+        """Frees threads and connections, in bounded time. The core is closed already; `was_open`: the
+        other side does not know of it yet."""
+
+
+def wait(outcome: Outcome, deadline: Deadline) -> None:
+    """Blocks until an outcome is done. Raises DeadlineExceededError."""
+    if outcome.done:
+        return
+    # A lock that is held until then: an Event takes several of them, and several times as long.
+    done = threading.Lock()
+    done.acquire()
+    outcome.add_callback(done.release)
+    seconds = deadline.remaining()
+    if not done.acquire(timeout=-1 if seconds is None else seconds):
+        raise deadline.error()
+
+
+class GrpcShell(BlockingShell):
+    """A session over gRPC: one channel for commands and calls, one for bulk."""
+
+    def __init__(
+        self,
+        address: Address,
+        timeout: float,
+        shared_memory: SharedMemoryArgument = "auto",
+        silence_seconds: float | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
+    ) -> None:
+        self.channel_options = handshake.channel_options(silence_seconds)
+        self.credentials = credentials
+        self._channel = open_channel(address, self.channel_options, credentials)
+        end = time.monotonic() + timeout
+        try:
+            with as_current(CONNECT_SPAN):
+                info = self._open(address, timeout)
+            shared = self._share(address, info, shared_memory, end)
+        except BaseException:
+            self._channel.close()
+            raise
+        super().__init__(address, info)
+        self.core.set_shared(shared)
+        self._bulk = BlockingBulk(self)
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._has_rung = False
+        self.core.speaks_bytes = True
+        execute: Any = self._channel.stream_stream(handshake.EXECUTE)
+        self._stream: Any = execute(self._batches())
+        self._reader = threading.Thread(
+            target=self._read, args=(self._stream,), name="heliograph-reader", daemon=True
+        )
+        self._reader.start()
+
+    def _share(
+        self, address: Address, info: SessionInfo, wanted: SharedMemoryArgument, end: float
+    ) -> SharedSpace | str:
+        """Shared memory, or why there is none; where it is insisted on, the session ends without."""
+        try:
+            return share(address, info, wanted, seconds_for(end))
+        except BaseException:
+            self._say_goodbye(info.session)
+            raise
+
+    def _open(self, address: Address, timeout: float) -> SessionInfo:
+        call: Any = self._channel.unary_unary(handshake.OPEN, None, None)
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                seconds = max(0.0, end - time.monotonic())
+                asked = call.future(handshake.open_request(), timeout=seconds, metadata=call_metadata())
+                answer = asked.result()
+            except grpc.RpcError as error:
+                refused = handshake.open_error(error, address, timeout, self.credentials)
+            else:
+                return handshake.decode_open(answer, address)
+            if not handshake.is_starting(refused) or time.monotonic() + handshake.START_SECONDS > end:
+                raise refused
+            time.sleep(handshake.START_SECONDS)
+
+    # Commands out, completions in
+
+    def _batches(self) -> Iterator[bytes]:
+        """What gRPC's thread sends, until the session ends."""
+        yield encode_commands([], self.info.session)
+        while self.core.lost is None:
+            if commands := self._take():
+                yield encode_commands(commands)
+                continue
+            self._bell.get()
+            self._has_rung = False
+            if self.core.has_only_garbage:
+                self._gather()
+
+    def _take(self) -> list[Command | InlineRun]:
+        with self._lock:
+            return self.core.take(self.info.limits.message_bytes // 2)
+
+    def _gather(self) -> None:
+        """Lets frees come together, unless something else is to be sent."""
+        try:
+            self._bell.get(timeout=handshake.GATHER_SECONDS)
+            self._has_rung = False
+        except Empty:
+            pass
+
+    def _ring(self) -> None:
+        self._has_rung = True
+        self._bell.put(None)
+
+    def _ring_once(self) -> None:
+        # Who sends takes all there is; a thread that is woken takes time from this one.
+        if not self._has_rung:
+            self._ring()
+
+    def _read(self, stream: Any) -> None:
+        end: HeliographError = handshake.stream_error(None, self.address)
+        reader = CompletionReader()
+        try:
+            for message in stream:
+                self.apply(reader.read(message))
+        except grpc.RpcError as error:
+            end = handshake.stream_error(error, self.address)
+        except Exception as defect:
+            logger.exception("a completion could not be understood")
+            end = InternalError(f"a completion could not be understood: {defect}")
+        self._lose(end)
+
+    # Calls and bulk
+
+    def _call(self, call: Call, deadline: Deadline) -> Any:
+        made = unary(call, self.info.session, self.info.limits.message_bytes)
+        method: Any = self._channel.unary_unary(made.path, None, None)
+        # Of a closed channel gRPC says no more than ValueError.
+        self.advance(self.core.check)
+        future = method.future(made.request, timeout=deadline.remaining(), metadata=call_metadata())
+        try:
+            return made.decode(future.result())
+        except grpc.RpcError as error:
+            refused = handshake.typed_error(error, self.address, call.method.name)
+        except BaseException:
+            future.cancel()
+            raise
+        self.advance(self.core.check)
+        raise refused
+
+    def _start_upload(self, upload: StartUpload) -> Transfer:
+        return self._bulk.start_upload(upload)
+
+    def _download(self, download: ReceiveDownload, deadline: Deadline) -> None:
+        self._bulk.download(download, deadline)
+
+    def _map_memory(self, tensor: int, seconds: float | None) -> tuple[Any, int]:
+        return memory_of(self.address, self.info, tensor, seconds)
+
+    def _log_source(self, level: str) -> LogSource:
+        return RemoteLog(self._channel, self.address, self.info, level)
+
+    def announce(self, contents: Sequence[tuple[bytes, int, int]], tell: Tell) -> Announcement:
+        return self._bulk.announce(contents, tell)
+
+    def bring(self, offer: ContentOffer, size_bytes: int) -> TicketUpload:
+        return self._bulk.bring(offer, size_bytes)
+
+    def _disconnect(self, was_open: bool) -> None:
+        self._ring()
+        if was_open:
+            self._say_goodbye(self.info.session)
+        self._stream.cancel()
+        self._bulk.close()
+        self._channel.close()
+        if self._reader is not threading.current_thread():
+            self._reader.join(handshake.CLOSE_SECONDS)
+        # See the module's docstring.
+        self._stream = None
+
+    def _say_goodbye(self, session: bytes) -> None:
+        close: Any = self._channel.unary_unary(handshake.CLOSE, None, None)
+        request = handshake.close_request(session)
+        try:
+            close.future(request, timeout=handshake.CLOSE_SECONDS).result()
+        except grpc.RpcError as error:
+            logger.debug("closing the session: %s", error)
+            handshake.forget_traceback(error)
+
+
+#: Sessions to be closed when the interpreter ends, and abandoned in the child of a fork.
+_SHELLS: weakref.WeakSet[BlockingShell] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    # Pools of this process first: members whose sessions end before are lost to them, which they log.
+    for shell in sorted(_SHELLS, key=lambda one: isinstance(one, GrpcShell)):
+        shell.close()
+
+
+def _abandon_all() -> None:
+    for shell in list(_SHELLS):
+        shell.abandon()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)

@@ -1,0 +1,216 @@
+"""Large bytes of a blocking session: over a channel of their own, or by way of shared memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from heliograph.core.effects import ReceiveDownload, StartUpload
+from heliograph.core.future import Deadline, Transfer
+from heliograph.transport import bulk, handshake
+from heliograph.transport.channels import open_channel
+from heliograph.transport.direct_upload import (
+    PATIENCE_SECONDS,
+    Announcement,
+    Channels,
+    DirectUpload,
+    Tell,
+    TicketUpload,
+)
+from heliograph.transport.shared_memory import SharedUpload, cut_short, take_slots
+from heliograph_proto.errors import HeliographError
+from heliograph_proto.plans import ContentOffer
+from heliograph_proto.sessions import Traffic
+from heliograph_proto.v1 import bulk_pb2
+
+if TYPE_CHECKING:
+    from heliograph.transport.blocking import GrpcShell
+
+
+class BlockingBulk:
+    """The uploads and downloads of a session."""
+
+    def __init__(self, shell: GrpcShell) -> None:
+        self._shell = shell
+        self._core, self._info, self._address = shell.core, shell.info, shell.address
+        self._channel = open_channel(self._address, shell.channel_options, shell.credentials)
+        #: With other daemons that take contents.
+        self._channels = Channels(self._address, shell.credentials)
+        #: Threads that carry contents, each until its call has ended.
+        self._carriers: set[threading.Thread] = set()
+
+    def start_upload(self, upload: StartUpload) -> Transfer:
+        """Begins to carry bytes. Safe for whoever holds no lock."""
+        if upload.offer is not None:
+            return self._start_direct(upload, DirectUpload(upload, upload.offer))
+        if isinstance(upload.target, bytes) and (shared := self._shared_upload(upload)):
+            return self._start_shared(upload, shared)
+        method: Any = self._channel.stream_unary(handshake.UPLOAD, None, bulk_pb2.UploadResponse.FromString)
+        call: Any = None
+        transfer = Transfer(lambda: call.cancel())
+        call = method.future(self._chunks(upload, transfer))
+        call.add_done_callback(lambda _: self._upload_ended(upload, transfer, call))
+        return transfer
+
+    def _chunks(self, upload: StartUpload, transfer: Transfer) -> Iterator[bytes]:
+        target = bulk.upload_target(self._info.session, upload.target, upload.data.nbytes)
+        left = max(upload.data.nbytes - upload.offset_bytes, 1)
+        chunk_bytes = self._info.limits.chunk_bytes
+        for message in bulk.upload_messages(target, upload.data, chunk_bytes, upload.offset_bytes):
+            taken = min(chunk_bytes, left)
+            left -= taken
+            if isinstance(upload.target, int):
+                # A message holds a copy.
+                copied = Traffic(copied_in_bytes=min(taken, upload.data.nbytes))
+                self._shell.advance(partial(self._core.count, copied))
+            if not left:
+                self._shell.advance(lambda: self._core.settle(transfer.taken))
+            if upload.progress is not None:
+                upload.progress(min(taken, upload.data.nbytes))
+            yield message
+
+    def _upload_ended(self, upload: StartUpload, transfer: Transfer, call: Any) -> None:
+        status = call.exception() if not call.cancelled() else call
+        error = (
+            None if status is None else handshake.typed_error(status, self._address, handshake.TAKE_AN_UPLOAD)
+        )
+        self._settle(upload, transfer, error)
+
+    def _settle(self, upload: StartUpload, transfer: Transfer, error: HeliographError | None) -> None:
+        self._shell.advance(lambda: self._core.upload_ended(upload.pending, transfer, error))
+
+    # Contents by way of shared memory
+
+    def _shared_upload(self, upload: StartUpload) -> SharedUpload | None:
+        def begin() -> SharedUpload | None:
+            space = self._core.shared
+            slots = take_slots(space)
+            return SharedUpload(space, slots, self._info.session, upload) if space and slots else None
+
+        return self._shell.advance(begin)
+
+    def _start_shared(self, upload: StartUpload, shared: SharedUpload) -> Transfer:
+        """In a thread of its own."""
+        method: Any = self._channel.stream_stream(handshake.UPLOAD_SHARED, None, None)
+        requests: SimpleQueue[bytes | None] = SimpleQueue()
+        call: Any = None
+        transfer = Transfer(lambda: call.cancel())
+        try:
+            call = method(iter(requests.get, None))
+            carry = partial(self._carry, upload, shared, transfer, call, requests)
+            carrier = threading.Thread(target=carry, name="heliograph-upload", daemon=True)
+            self._carriers.add(carrier)
+            carrier.start()
+        except BaseException:
+            requests.put(None)
+            self._shell.advance(partial(self._give_slots, shared))
+            raise
+        return transfer
+
+    def _carry(
+        self,
+        upload: StartUpload,
+        shared: SharedUpload,
+        transfer: Transfer,
+        call: Any,
+        requests: SimpleQueue[bytes | None],
+    ) -> None:
+        error: HeliographError | None = cut_short()
+        try:
+            self._send_pieces(shared, call, requests)
+            error = None if shared.is_over else error
+        except Exception as broken:
+            error = handshake.upload_error(broken, self._address)
+        finally:
+            requests.put(None)
+            call.cancel()
+            self._shell.advance(partial(self._give_slots, shared))
+            self._settle(upload, transfer, error)
+            self._carriers.discard(threading.current_thread())
+
+    def _give_slots(self, shared: SharedUpload) -> None:
+        for slot in shared.slots():
+            self._core.give_slot(slot)
+
+    def _send_pieces(self, shared: SharedUpload, call: Any, requests: SimpleQueue[bytes | None]) -> None:
+        while not shared.is_over:
+            if (request := shared.take()) is not None:
+                requests.put(request)
+            elif (answer := next(call, None)) is not None:
+                shared.answered(answer)
+            else:
+                return
+        requests.put(None)
+        # Raises the status of a call that did not end well.
+        for answer in call:
+            shared.answered(answer)
+
+    # Contents that go to other daemons, and those that others bring
+
+    def _start_direct(self, upload: StartUpload, direct: DirectUpload) -> Transfer:
+        transfer = Transfer(direct.cancel)
+        carry = partial(self._carry_direct, upload, direct, transfer)
+        carrier = threading.Thread(target=carry, name="heliograph-direct", daemon=True)
+        self._carriers.add(carrier)
+        carrier.start()
+        return transfer
+
+    def _carry_direct(self, upload: StartUpload, direct: DirectUpload, transfer: Transfer) -> None:
+        error: HeliographError | None = cut_short()
+        try:
+            direct.run(self._channels)
+            error = None
+        except Exception as broken:
+            error = handshake.upload_error(broken, self._address)
+        finally:
+            self._settle(upload, transfer, error)
+            self._carriers.discard(threading.current_thread())
+
+    def announce(self, contents: Sequence[tuple[bytes, int, int]], tell: Tell) -> Announcement:
+        """Announces contents: digest, handle of the tensor, size. Raises what BulkService.Admit is refused
+        with."""
+        wanted = [
+            bulk_pb2.AdmittedContent(digest=digest, tensor=tensor, size_bytes=size_bytes)
+            for digest, tensor, size_bytes in contents
+        ]
+        return Announcement(self._channel, self._address, self._info.session, wanted, tell)
+
+    def bring(self, offer: ContentOffer, size_bytes: int) -> TicketUpload:
+        """An upload by a ticket of this session's server; to be begun."""
+        return TicketUpload(self._channel, offer, size_bytes, PATIENCE_SECONDS)
+
+    # Out
+
+    def download(self, download: ReceiveDownload, deadline: Deadline) -> None:
+        """Receives bytes. Raises the error of the command, DeadlineExceededError."""
+        method: Any = self._channel.unary_stream(handshake.DOWNLOAD, None, None)
+        request = bulk_pb2.DownloadRequest(session=self._info.session, transfer=download.transfer)
+        call = method(request.SerializeToString(), timeout=deadline.remaining())
+        receiver = bulk.Receiver(download.out)
+        try:
+            for message in call:
+                receiver.piece(message)
+            receiver.finish()
+            copied = Traffic(copied_out_bytes=receiver.copied_bytes)
+            self._shell.advance(lambda: self._core.count(copied))
+            return
+        except grpc.RpcError as error:
+            broken = handshake.typed_error(error, self._address, "give a tensor's bytes")
+        finally:
+            call.cancel()
+        self._shell.advance(self._core.check)
+        raise broken
+
+    def close(self) -> None:
+        """Ends all calls; bounded."""
+        self._channel.close()
+        self._channels.close()
+        for carrier in list(self._carriers):
+            # One that could not be started is in here, too.
+            if carrier.is_alive() and carrier is not threading.current_thread():
+                carrier.join(handshake.CLOSE_SECONDS)

@@ -1,0 +1,185 @@
+"""Unary calls as messages: the one place where methods meet protobuf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from heliograph.core import methods as m
+from heliograph.core.effects import Call
+from heliograph_proto import codec
+from heliograph_proto.devices import DeviceList, Link, Memory, OpAnswer, PlacementInfo, ProbeResult
+from heliograph_proto.errors import LimitExceededError
+from heliograph_proto.models import ModelInfo
+from heliograph_proto.plans import ContentOffer, PlanEstimate, PlanInfo, PlanReport
+from heliograph_proto.sessions import Traffic
+from heliograph_proto.v1 import bulk_pb2, device_pb2, model_pb2, peer_pb2, plan_pb2, session_pb2
+
+_PACKAGE = "heliograph.v1"
+
+RequestT = TypeVar("RequestT")
+AnswerT = TypeVar("AnswerT")
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """A call ready to be made: its path, its encoded request, and how to read the answer."""
+
+    path: str
+    request: bytes
+    decode: Callable[[bytes], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Codec:
+    """The messages of a method."""
+
+    #: The message of a request and the session that asks.
+    encode: Callable[[Any, bytes], Message]
+    decode: Callable[[bytes], Any]
+
+
+def unary(call: Call, session: bytes, message_bytes: int) -> Unary:
+    """A call as messages. Raises LimitExceededError when it passes the largest message."""
+    method, found = call.method, _CODECS[call.method]
+    request = found.encode(call.request, session).SerializeToString()
+    if len(request) > message_bytes:
+        raise LimitExceededError(
+            f"the request has {len(request):,} bytes; this server takes {message_bytes:,}",
+            advice="split the graph, or raise message_bytes in the server's configuration",
+        )
+    return Unary(f"/{_PACKAGE}.{method.service}/{method.name}", request, found.decode)
+
+
+def _row(
+    method: m.Method[RequestT, AnswerT],
+    encode: Callable[[RequestT, bytes], Message],
+    response: type[MessageT],
+    decode: Callable[[MessageT], AnswerT],
+) -> tuple[m.Method[Any, Any], _Codec]:
+    return method, _Codec(encode, lambda answer: decode(response.FromString(answer)))
+
+
+def _encode_find(request: m.FindMissing, session: bytes) -> Message:
+    return bulk_pb2.FindMissingContentsRequest(
+        session=session, digests=request.digests, sent_digests=request.sent
+    )
+
+
+def _decode_missing(found: bulk_pb2.FindMissingContentsResponse) -> m.Missing:
+    received = found.received_bytes or [0] * len(found.missing_digests)
+    return tuple(zip(found.missing_digests, received, strict=True))
+
+
+def _decode_reserved(found: plan_pb2.ReserveResponse) -> dict[str, int]:
+    return {one.name: one.size_bytes for one in found.devices}
+
+
+def _encode_explain(plan: int, session: bytes) -> Message:
+    return plan_pb2.ExplainRequest(session=session, plan=plan)
+
+
+def _encode_placement(query: m.PlacementQuery, _: bytes) -> Message:
+    return device_pb2.QueryPlacementRequest(
+        device=query.device,
+        buffer_type=query.buffer_type,
+        tensors=map(codec.encode_type, query.tensors),
+    )
+
+
+def _encode_probe(request: m.ProbeRequest, session: bytes) -> Message:
+    return peer_pb2.ProbeRequest(
+        session=session,
+        address=request.address,
+        bandwidth_bytes=request.bandwidth_bytes,
+        timeout_ms=request.timeout_ms,
+    )
+
+
+def _encode_describe(name: str, session: bytes) -> Message:
+    return model_pb2.DescribeModelRequest(session=session, name=name)
+
+
+_CODECS = dict(
+    (
+        _row(m.FIND_MISSING, _encode_find, bulk_pb2.FindMissingContentsResponse, _decode_missing),
+        _row(
+            m.COMPILE,
+            codec.encode_compile_request,
+            plan_pb2.CompileResponse,
+            lambda found: codec.decode(found, PlanInfo),
+        ),
+        _row(
+            m.PLACE_CONTENTS,
+            codec.encode_place_contents_request,
+            plan_pb2.PlaceContentsResponse,
+            lambda found: codec.decode_all(found.offers, ContentOffer),
+        ),
+        _row(m.RESERVE, codec.encode_reserve_request, plan_pb2.ReserveResponse, _decode_reserved),
+        _row(
+            m.ESTIMATE,
+            codec.encode_estimate_request,
+            plan_pb2.EstimateResponse,
+            lambda found: codec.decode(found, PlanEstimate),
+        ),
+        _row(
+            m.EXPLAIN,
+            _encode_explain,
+            plan_pb2.ExplainResponse,
+            lambda found: codec.decode(found, PlanReport),
+        ),
+        _row(
+            m.GET_MEMORY,
+            lambda device, _: device_pb2.GetMemoryRequest(device=device),
+            device_pb2.GetMemoryResponse,
+            lambda found: codec.decode(found.memory, Memory),
+        ),
+        _row(
+            m.LIST_DEVICES,
+            lambda _, session: device_pb2.ListDevicesRequest(),
+            device_pb2.ListDevicesResponse,
+            lambda found: codec.decode(found, DeviceList),
+        ),
+        _row(
+            m.LIST_WAYS,
+            lambda _, session: device_pb2.ListWaysRequest(),
+            device_pb2.ListWaysResponse,
+            lambda found: codec.decode_all(found.ways, Link),
+        ),
+        _row(
+            m.QUERY_OPS,
+            lambda asked, _: codec.encode_queries(asked.device, asked.queries),
+            device_pb2.QueryOpsResponse,
+            lambda found: codec.decode_all(found.answers, OpAnswer),
+        ),
+        _row(
+            m.QUERY_PLACEMENT,
+            _encode_placement,
+            device_pb2.QueryPlacementResponse,
+            lambda found: codec.decode(found, PlacementInfo),
+        ),
+        _row(
+            m.GET_STATISTICS,
+            lambda _, session: session_pb2.GetStatisticsRequest(session=session),
+            session_pb2.GetStatisticsResponse,
+            lambda found: codec.decode(found, Traffic),
+        ),
+        _row(m.PROBE, _encode_probe, peer_pb2.ProbeResponse, lambda found: codec.decode(found, ProbeResult)),
+        _row(
+            m.LIST_MODELS,
+            lambda _, session: model_pb2.ListModelsRequest(session=session),
+            model_pb2.ListModelsResponse,
+            lambda found: tuple(found.names),
+        ),
+        _row(
+            m.DESCRIBE_MODEL,
+            _encode_describe,
+            model_pb2.DescribeModelResponse,
+            lambda found: codec.decode(found, ModelInfo),
+        ),
+    )
+)

@@ -1,0 +1,214 @@
+"""Channels: every connection that a client makes with a daemon is made here, with what is to be shown there.
+
+A token goes with each call, as metadata that is given to gRPC with the call: interceptors, and gRPC's own
+plugins for it, take longer than a small run does. Channels without a token are gRPC's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import grpc
+
+from heliograph.core.future import logger
+from heliograph_proto.addresses import Address, Credentials, check_token
+from heliograph_proto.errors import InvalidArgumentError
+
+Options: TypeAlias = "Sequence[tuple[str, Any]]"
+
+#: The environment's defaults, by the argument that each stands for.
+VARIABLES = {
+    "token": "HELIOGRAPH_TOKEN",
+    "ca": "HELIOGRAPH_CA",
+    "certificate": "HELIOGRAPH_CERTIFICATE",
+    "key": "HELIOGRAPH_KEY",
+}
+#: The file that a token is read from, where no variable has it.
+TOKEN_FILE_VARIABLE = "HELIOGRAPH_TOKEN_FILE"
+NO_CREDENTIALS = Credentials()
+_WHAT = {"ca": "the authorities", "certificate": "the certificate", "key": "the key"}
+
+
+def credentials_of(
+    address: Address,
+    token: str | None = None,
+    ca: str | None = None,
+    certificate: str | None = None,
+    key: str | None = None,
+) -> Credentials:
+    """What is shown at an address: as the arguments say, else the address's own token, else the environment.
+
+    Raises InvalidArgumentError.
+    """
+    given = {"token": token, "ca": ca, "certificate": certificate, "key": key}
+    if address.scheme == "local" and not address.members:
+        return _nothing(given)
+    for name, value in given.items():
+        if value is not None and not isinstance(value, str | os.PathLike):
+            raise InvalidArgumentError(f"{name} is a {type(value).__name__}", advice=f"{name}='...', a text")
+    files = {
+        name: str(given[name] if given[name] is not None else os.environ.get(VARIABLES[name], ""))
+        for name in _WHAT
+    }
+    found = Credentials(token=_token_of(address, token), **files)
+    if bool(found.certificate) != bool(found.key):
+        raise InvalidArgumentError(
+            "a certificate and its key go together",
+            advice=f"certificate= and key=, or ${VARIABLES['certificate']} and ${VARIABLES['key']}",
+        )
+    return found
+
+
+def _nothing(given: Mapping[str, str | None]) -> Credentials:
+    """What is shown in this process."""
+    if named := [name for name, value in given.items() if value]:
+        raise InvalidArgumentError(
+            f"{named[0]} is for one server, and this process is none",
+            advice="leave it out, or name a server",
+        )
+    return NO_CREDENTIALS
+
+
+def _token_of(address: Address, given: str | None) -> str:
+    if given is not None:
+        return check_token(given, "token") if given else ""
+    if address.token:
+        return address.token
+    if found := os.environ.get(VARIABLES["token"], "").strip():
+        return check_token(found, f"${VARIABLES['token']}")
+    if path := os.environ.get(TOKEN_FILE_VARIABLE, ""):
+        return token_in(path, f"${TOKEN_FILE_VARIABLE}")
+    return ""
+
+
+def token_in(path: str, what: str) -> str:
+    """The token that is all of a file. Raises InvalidArgumentError."""
+    try:
+        text = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise InvalidArgumentError(
+            f"cannot read {path}, which {what} names: {why}", advice="a file with a token and nothing else"
+        ) from None
+    return check_token(text, f"what is in {path}")
+
+
+def credentials_elsewhere(credentials: Credentials, own: Address, other: Address) -> Credentials:
+    """What a session shows another daemon than its own, which its own named: a token that came here
+    encrypted does not go on in the clear."""
+    if other.is_tls or other.is_loopback or not own.is_tls:
+        return credentials
+    return replace(credentials, token="")
+
+
+def open_channel(
+    address: Address, options: Options, credentials: Credentials = NO_CREDENTIALS
+) -> grpc.Channel:
+    """A channel for blocking code. Raises InvalidArgumentError for files that cannot be used."""
+    made: grpc.Channel
+    if address.is_tls:
+        made = grpc.secure_channel(
+            address.grpc_target, _secured(credentials), tuple(_named(address, options))
+        )
+    else:
+        _warn(address, credentials)
+        made = grpc.insecure_channel(address.grpc_target, tuple(options))
+    return cast(grpc.Channel, _Channel(made, credentials.metadata)) if credentials.token else made
+
+
+def open_aio_channel(
+    address: Address, options: Options, credentials: Credentials = NO_CREDENTIALS
+) -> grpc.aio.Channel:
+    """A channel for asyncio. Raises InvalidArgumentError for files that cannot be used."""
+    made: grpc.aio.Channel
+    if address.is_tls:
+        made = grpc.aio.secure_channel(
+            address.grpc_target, _secured(credentials), tuple(_named(address, options))
+        )
+    else:
+        _warn(address, credentials)
+        made = grpc.aio.insecure_channel(address.grpc_target, tuple(options))
+    return cast(grpc.aio.Channel, _AioChannel(made, credentials.metadata)) if credentials.token else made
+
+
+def _named(address: Address, options: Options) -> Options:
+    if not address.tls_name:
+        return options
+    return (*options, ("grpc.ssl_target_name_override", address.tls_name))
+
+
+def _secured(credentials: Credentials) -> grpc.ChannelCredentials:
+    from heliograph.transport.tls import read_pem
+
+    ca, certificate, key = read_pem(credentials)
+    return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+@functools.lru_cache(maxsize=64)
+def _told(address: Address) -> None:
+    """Once for each address."""
+    logger.warning(
+        "a token goes to %s in the clear, where others may read it; grpcs:// is encrypted",
+        address,
+    )
+
+
+def _warn(address: Address, credentials: Credentials) -> None:
+    if credentials.token and not address.is_loopback:
+        _told(replace(address, device="", token=""))
+
+
+def _method(made: Any, own: tuple[tuple[str, str], ...]) -> Any:
+    """Something that calls with metadata of its own beside the caller's, and may have a `future`, too."""
+    call: Any = _with(made, own)
+    if hasattr(made, "future"):
+        call.future = _with(made.future, own)
+    return call
+
+
+def _with(call: Callable[..., Any], own: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
+    def calling(*given: Any, metadata: Sequence[tuple[str, str]] | None = None, **named: Any) -> Any:
+        return call(*given, metadata=(*own, *metadata) if metadata else own, **named)
+
+    return calling
+
+
+class _Calls:
+    """The methods of a channel, each of whose calls has some metadata more."""
+
+    def __init__(self, channel: Any, metadata: tuple[tuple[str, str], ...]) -> None:
+        self._made, self._metadata = channel, metadata
+
+    def _bound(self, kind: str) -> Callable[..., Any]:
+        make = getattr(self._made, kind)
+        return lambda *given, **named: _method(make(*given, **named), self._metadata)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
+            return self._bound(name)
+        return getattr(self._made, name)
+
+
+class _Channel(_Calls):
+    """As a grpc.Channel."""
+
+    def __enter__(self) -> _Channel:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+
+class _AioChannel(_Calls):
+    """As a grpc.aio.Channel."""
+
+    async def __aenter__(self) -> _AioChannel:
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        await self.close()

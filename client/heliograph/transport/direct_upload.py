@@ -1,0 +1,434 @@
+"""Contents that go straight to the daemon in whose memory they will lie, by tickets.
+
+client ──(PlaceContents)──▸ head ──(Admit)──▸ member      the head gives the member's ticket to the client
+client ─────────────(UploadAdmitted)────────▸ member      the bytes
+                            head ◂──(is over)── member
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from heliograph.core.effects import StartUpload, UnreachableError
+from heliograph.core.future import logger
+from heliograph.transport import handshake
+from heliograph.transport.channels import NO_CREDENTIALS, credentials_elsewhere, open_channel
+from heliograph_proto.addresses import Address, Credentials, parse_address
+from heliograph_proto.codec import decode_error
+from heliograph_proto.codec.bulk import encode_upload
+from heliograph_proto.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    HeliographError,
+    InternalError,
+    PermissionDeniedError,
+    ProtocolError,
+    UnavailableError,
+)
+from heliograph_proto.plans import ContentOffer
+from heliograph_proto.v1 import bulk_pb2
+
+ADMIT = "/heliograph.v1.BulkService/Admit"
+UPLOAD_ADMITTED = "/heliograph.v1.BulkService/UploadAdmitted"
+#: What any daemon answers.
+HEALTH = "/grpc.health.v1.Health/Check"
+#: How long connecting with another daemon than the session's may take.
+CONNECT_SECONDS = 2.0
+#: How often a daemon that answered before is asked whether it is there: gRPC may send the first questions on
+#: the connection that has just broken.
+ASKS = 3
+#: How long a daemon may take to give tickets.
+ADMIT_SECONDS = 10.0
+#: How long a head waits for a member that takes nothing; one that lost a connection notices in half of it.
+PATIENCE_SECONDS = 30.0
+#: How many messages are made before gRPC asks for them.
+_AHEAD = 2
+
+
+#: Of connections with daemons that the session's names: their answers are small.
+DIRECT_OPTIONS = tuple(
+    (name, 2**20 if name == "grpc.max_receive_message_length" else value)
+    for name, value in handshake.CHANNEL_OPTIONS
+)
+
+
+def first_message(offer: ContentOffer, size_bytes: int) -> bytes:
+    """What an upload begins with: the ticket, and no bytes."""
+    target = bulk_pb2.UploadTarget(ticket=offer.ticket, size_bytes=size_bytes)
+    return encode_upload(target.SerializeToString(), 0, memoryview(b""))
+
+
+def checked(answer: bulk_pb2.UploadAdmittedResponse, offer: ContentOffer, size_bytes: int) -> tuple[int, int]:
+    """Where to begin, and the size of the pieces. Raises UnreachableError for a daemon that was not meant."""
+    if answer.incarnation != offer.incarnation:
+        raise UnreachableError(f"another daemon answers at {offer.address}, or another life of it")
+    if answer.received_bytes > size_bytes or not answer.chunk_bytes:
+        raise ProtocolError(f"{offer.address} has {answer.received_bytes} bytes of {size_bytes}")
+    return answer.received_bytes, answer.chunk_bytes
+
+
+def refusal(error: Any, offer: ContentOffer, *, has_begun: bool) -> HeliographError:
+    """Why an upload failed. Whoever answers before it began otherwise than by refusing the ticket is not the
+    daemon that was meant, or not in a state to take it."""
+    found = handshake.upload_error(error, address_of(offer))
+    if has_begun and isinstance(found, InternalError) and not handshake.is_typed(error):
+        # What grpc.aio makes of a connection that breaks while something is written.
+        return UnavailableError(f"the connection to {offer.address} broke: {found.message}")
+    if has_begun or isinstance(found, PermissionDeniedError | UnreachableError | CancelledError):
+        return found
+    return UnreachableError(f"{offer.address} cannot be reached from here: {found.message}")
+
+
+def address_of(offer: ContentOffer) -> Address:
+    """Where the daemon of an offer is. Raises UnreachableError for what is no address of a daemon."""
+    try:
+        found = parse_address(offer.address)
+    except HeliographError as error:
+        raise UnreachableError(f"{offer.address!r:.100} is no address: {error.message}") from None
+    if found.scheme == "local":
+        raise UnreachableError(f"{offer.address!r:.100} is an address of another process alone")
+    return found
+
+
+class _Messages:
+    """What gRPC's thread takes and sends, a few at a time. Closed when the call ends, however it ends."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queue: deque[bytes] = deque()
+        self._is_complete = False
+        self._is_over = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._is_complete or self._is_over)
+                if self._is_over or not self._queue:
+                    return
+                message = self._queue.popleft()
+                self._changed.notify_all()
+            yield message
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the next one need not wait."""
+        return len(self._queue) < _AHEAD
+
+    def put(self, message: bytes) -> bool:
+        """Waits for room. Whether the call takes more."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._queue) < _AHEAD or self._is_over)
+            self._queue.append(message)
+            self._changed.notify_all()
+            return not self._is_over
+
+    def complete(self) -> None:
+        """There are no more."""
+        with self._changed:
+            self._is_complete = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Nobody takes any more."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+
+class TicketUpload:
+    """A content on its way to the daemon that gave the ticket. Blocking, of one thread; any may cancel."""
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        offer: ContentOffer,
+        size_bytes: int,
+        patience_seconds: float | None = None,
+    ) -> None:
+        """`patience_seconds`: how long the daemon may say and take nothing while it is waited for; None:
+        until somebody cancels."""
+        self._patience_seconds = patience_seconds
+        self._is_late = False
+        #: How many bytes are there, and what may be sent at once; once it has begun.
+        self.received_bytes = self.chunk_bytes = 0
+        self._offer, self._size_bytes = offer, size_bytes
+        self._has_begun = False
+        self._messages = _Messages()
+        self._messages.put(first_message(offer, size_bytes))
+        method: Any = channel.stream_stream(UPLOAD_ADMITTED, None, bulk_pb2.UploadAdmittedResponse.FromString)
+        self._call: Any = method(iter(self._messages))
+        if not self._call.add_callback(self._messages.close):
+            self._messages.close()
+
+    def begin(self) -> None:
+        """Waits for the daemon to say who it is, and where to begin. Raises UnreachableError,
+        PermissionDeniedError, CancelledError."""
+        answer = self._answer()
+        self.received_bytes, self.chunk_bytes = checked(answer, self._offer, self._size_bytes)
+        self._has_begun = True
+
+    def _answer(self) -> bulk_pb2.UploadAdmittedResponse:
+        try:
+            with self._watched():
+                answer: bulk_pb2.UploadAdmittedResponse | None = next(self._call, None)
+        except grpc.RpcError as error:
+            failed = self._late() or refusal(error, self._offer, has_begun=self._has_begun)
+        else:
+            if answer is not None:
+                return answer
+            failed = ProtocolError(f"{self._offer.address} ended an upload without an answer")
+        raise failed
+
+    @contextmanager
+    def _watched(self) -> Generator[None]:
+        """Breaks the upload off if what is waited for here takes too long."""
+        if self._patience_seconds is None:
+            yield
+            return
+        timer = threading.Timer(self._patience_seconds, self._give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        self._is_late = True
+        self.cancel()
+
+    def _late(self) -> UnavailableError | None:
+        if not self._is_late:
+            return None
+        return UnavailableError(
+            f"{self._offer.address} took nothing of a content for {self._patience_seconds:g} s",
+            advice="ask what is missing, and try again",
+        )
+
+    def write(self, data: memoryview) -> None:
+        """The next bytes. Waits while much is on its way. Raises why the upload broke off."""
+        for offset in range(0, data.nbytes, self.chunk_bytes):
+            piece = data[offset : offset + self.chunk_bytes]
+            if not self._put(encode_upload(None, self.received_bytes, piece)):
+                self._answer()
+                raise ProtocolError(f"{self._offer.address} ended an upload before its end")
+            self.received_bytes += piece.nbytes
+
+    def _put(self, message: bytes) -> bool:
+        if self._messages.has_room:
+            return self._messages.put(message)
+        with self._watched():
+            return self._messages.put(message)
+
+    def finish(self) -> None:
+        """Waits until all is there. Raises ContentMismatchError, or why the upload broke off."""
+        self._messages.complete()
+        if (found := self._answer().received_bytes) != self._size_bytes:
+            raise ProtocolError(f"{self._offer.address} took {found} bytes of {self._size_bytes}")
+        # Its status.
+        next(self._call, None)
+
+    def cancel(self) -> None:
+        """Breaks it off. Idempotent."""
+        self._messages.close()
+        self._call.cancel()
+
+
+def no_connection(error: Any, offer: ContentOffer) -> HeliographError | None:
+    """Whether a question that anybody may answer was not: then nobody is there to take the content."""
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE:
+            return UnreachableError(f"{offer.address} cannot be reached from here: {error.details()}")
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return UnreachableError(f"{offer.address} did not answer within {CONNECT_SECONDS:g} s")
+        case grpc.StatusCode.CANCELLED:
+            return CancelledError("the upload was cancelled")
+    return None
+
+
+class Channels:
+    """Connections with other daemons than the session's, by address, each made once. Thread-safe."""
+
+    def __init__(self, own: Address, credentials: Credentials = NO_CREDENTIALS) -> None:
+        """`own`: the session's daemon, and what is shown there."""
+        self._own, self._credentials = own, credentials
+        self._lock = threading.Lock()
+        self._channels: dict[str, grpc.Channel] = {}
+        #: Those that somebody answered on.
+        self._reached: set[grpc.Channel] = set()
+        #: Those of them that broke since.
+        self._doubted: set[grpc.Channel] = set()
+        self._is_closed = False
+
+    def connected(self, offer: ContentOffer) -> grpc.Channel:
+        """A connection with the daemon of an offer. Raises UnreachableError."""
+        channel = self._channel(address_of(offer))
+        if channel in self._reached:
+            return channel
+        for asks_left in reversed(range(ASKS if channel in self._doubted else 1)):
+            if (failed := _no_answer(channel, offer)) is None:
+                break
+            if not asks_left or isinstance(failed, CancelledError):
+                raise failed
+        self._reached.add(channel)
+        self._doubted.discard(channel)
+        return channel
+
+    def _channel(self, other: Address) -> grpc.Channel:
+        target = str(other)
+        with self._lock:
+            if self._is_closed:
+                raise CancelledError("the session was closed")
+            if target not in self._channels:
+                shown = credentials_elsewhere(self._credentials, self._own, other)
+                self._channels[target] = open_channel(other, DIRECT_OPTIONS, shown)
+            return self._channels[target]
+
+    def doubt(self, channel: grpc.Channel) -> None:
+        """A call broke: whether anybody is there is to be asked again."""
+        self._reached.discard(channel)
+        self._doubted.add(channel)
+
+    def close(self) -> None:
+        """Ends all of them, and every call."""
+        with self._lock:
+            self._is_closed = True
+            channels, self._channels = list(self._channels.values()), {}
+        self._reached.clear()
+        self._doubted.clear()
+        for channel in channels:
+            channel.close()
+
+
+def _no_answer(channel: grpc.Channel, offer: ContentOffer) -> HeliographError | None:
+    """Why nobody answers, if nobody does."""
+    method: Any = channel.unary_unary(HEALTH, None, None)
+    try:
+        method(b"", timeout=CONNECT_SECONDS)
+    except grpc.RpcError as error:
+        handshake.forget_traceback(error)
+        return no_connection(error, offer)
+    except ValueError:
+        return CancelledError("the session was closed")
+    return None
+
+
+#: Told the place of a content, how many bytes of it are there, whether it is over, and why it will not come.
+Tell = Callable[[int, int, bool, "HeliographError | None"], None]
+
+
+class Announcement:
+    """Contents that a session announced, and a thread that hears what becomes of them."""
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        address: Address,
+        session: bytes,
+        contents: Sequence[bulk_pb2.AdmittedContent],
+        tell: Tell,
+    ) -> None:
+        """Raises what BulkService.Admit is refused with, DeadlineExceededError."""
+        self._address, self._tell = address, tell
+        self._left = set(range(len(contents)))
+        self._has_tickets = threading.Event()
+        self._is_cancelled = False
+        self._error: HeliographError | None = None
+        self.tickets: tuple[bytes, ...] = ()
+        method: Any = channel.unary_stream(ADMIT, None, bulk_pb2.AdmitResponse.FromString)
+        request = bulk_pb2.AdmitRequest(session=session, contents=contents)
+        self._call: Any = method(request.SerializeToString())
+        self._thread = threading.Thread(target=self._read, name="heliograph-admit", daemon=True)
+        self._thread.start()
+        if not self._has_tickets.wait(ADMIT_SECONDS):
+            self.cancel()
+            raise DeadlineExceededError(f"{address} gave no tickets within {ADMIT_SECONDS:g} s")
+        if len(self.tickets) != len(contents):
+            self.cancel()
+            raise self._error or ProtocolError(f"{address} gave {len(self.tickets)} tickets")
+
+    def _read(self) -> None:
+        error: HeliographError = ProtocolError(f"{self._address} told nothing more of contents to come")
+        try:
+            for answer in self._call:
+                self._heard(answer)
+        except grpc.RpcError as broken:
+            error = handshake.typed_error(broken, self._address, "tell of contents to come")
+        except Exception as defect:
+            logger.exception("what a daemon told of contents to come could not be understood")
+            error = ProtocolError(f"what {self._address} told could not be understood: {defect}")
+        self._error = error
+        has_tickets = self._has_tickets.is_set()
+        self._has_tickets.set()
+        if has_tickets:
+            for place in sorted(self._left):
+                self._pass_on(place, 0, True, error)
+
+    def _heard(self, answer: bulk_pb2.AdmitResponse) -> None:
+        if not self._has_tickets.is_set():
+            self.tickets = tuple(answer.tickets)
+            self._has_tickets.set()
+            return
+        if answer.is_over:
+            self._left.discard(answer.content)
+        error = decode_error(answer.error) if answer.HasField("error") else None
+        self._pass_on(answer.content, answer.received_bytes, answer.is_over, error)
+
+    def _pass_on(self, place: int, received_bytes: int, is_over: bool, error: HeliographError | None) -> None:
+        if not self._is_cancelled:
+            self._tell(place, received_bytes, is_over, error)
+
+    def cancel(self) -> None:
+        """What is not over will not come; nothing is told from now on. Idempotent."""
+        self._is_cancelled = True
+        self._call.cancel()
+
+
+class DirectUpload:
+    """One content, by the ticket of an offer."""
+
+    def __init__(self, upload: StartUpload, offer: ContentOffer) -> None:
+        self._upload, self._offer = upload, offer
+        self._lock = threading.Lock()
+        self._sending: TicketUpload | None = None
+        self._is_cancelled = False
+
+    def run(self, channels: Channels) -> None:
+        """Carries the bytes. Raises UnreachableError before any was sent, and what an upload does."""
+        channel = channels.connected(self._offer)
+        data = self._upload.data
+        with self._lock:
+            if self._is_cancelled:
+                raise CancelledError("the upload was cancelled")
+            sending = self._sending = TicketUpload(channel, self._offer, data.nbytes)
+        try:
+            sending.begin()
+            self._tell(sending.received_bytes - self._upload.offset_bytes)
+            for offset in range(sending.received_bytes, data.nbytes, sending.chunk_bytes):
+                piece = data[offset : offset + sending.chunk_bytes]
+                sending.write(piece)
+                self._tell(piece.nbytes)
+            sending.finish()
+        except UnavailableError:
+            channels.doubt(channel)
+            raise
+        finally:
+            sending.cancel()
+
+    def _tell(self, taken_bytes: int) -> None:
+        if taken_bytes and self._upload.progress is not None:
+            self._upload.progress(taken_bytes)
+
+    def cancel(self) -> None:
+        """Breaks it off, from any thread. Idempotent."""
+        with self._lock:
+            self._is_cancelled = True
+            sending = self._sending
+        if sending is not None:
+            sending.cancel()

@@ -1,0 +1,299 @@
+"""Memory that this process and a server on the same host map both: asked for, checked, and divided.
+
+The server's socket is found by a name that only who is on its host can reach (`SharedMemoryOffer`). Nothing
+is taken from another user, and nothing whose size could change under us.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections import deque
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from heliograph.core.effects import StartUpload
+from heliograph.transport.bulk import upload_target
+from heliograph.transport.same_host import is_of_this_host, is_of_this_user
+from heliograph_proto import SHARED_MEMORY
+from heliograph_proto.addresses import Address
+from heliograph_proto.codec import decode_error
+from heliograph_proto.errors import (
+    HeliographError,
+    InvalidArgumentError,
+    ProtocolError,
+    UnavailableError,
+    UnsupportedError,
+)
+from heliograph_proto.sessions import PLACE_BYTES, SessionInfo, SharedMemoryOffer
+from heliograph_proto.v1 import bulk_pb2, memory_pb2
+
+#: What sessions are given: go that way where both sides prove that they are on one host; or insist; or never.
+SharedMemoryArgument: TypeAlias = "Literal['auto'] | bool"
+
+#: How long to wait before a socket is tried again whose queue is full.
+CROWDED_SECONDS = 0.01
+#: How long the server may take to answer, which it does at once.
+ANSWER_SECONDS = 2.0
+LEAST_SECONDS = 0.05
+RESPONSE_BYTES = 65_536
+#: What one command carries: copied here while the server copies the one before.
+SLOT_BYTES = PLACE_BYTES
+
+
+class SharedSpace:
+    """The memory by which commands carry bytes, in slots of one size. The core's: it is touched where the
+    core is."""
+
+    def __init__(self, memory: np.ndarray[Any, np.dtype[np.uint8]], slot_bytes: int = SLOT_BYTES) -> None:
+        self._memory = memory
+        self.slot_bytes = min(slot_bytes, memory.nbytes)
+        count = memory.nbytes // self.slot_bytes
+        # The one that was used last is taken first: it is in the caches.
+        self._free = [number * self.slot_bytes for number in reversed(range(count))]
+
+    def __repr__(self) -> str:
+        return f"<SharedSpace of {self._memory.nbytes:,} bytes, {len(self._free)} slots free>"
+
+    def take(self) -> int | None:
+        """Where a free slot begins; None: there is none."""
+        return self._free.pop() if self._free else None
+
+    def give(self, slot: int) -> None:
+        """It is free again."""
+        self._free.append(slot)
+
+    def fill(self, slot: int, data: memoryview) -> None:
+        """Copies bytes into a slot; other threads run meanwhile."""
+        np.copyto(self._memory[slot : slot + data.nbytes], np.frombuffer(data, np.uint8))
+
+    def empty_into(self, slot: int, out: memoryview) -> None:
+        """Copies bytes out of a slot; other threads run meanwhile."""
+        np.copyto(np.frombuffer(out, np.uint8), self._memory[slot : slot + out.nbytes])
+
+
+def checked_shared_memory(given: object) -> SharedMemoryArgument:
+    """Raises InvalidArgumentError."""
+    if given == "auto" or isinstance(given, bool):
+        return given
+    raise InvalidArgumentError(f"shared_memory is {given!r:.40}", advice="'auto', True or False")
+
+
+def share(
+    address: Address, info: SessionInfo, wanted: SharedMemoryArgument, seconds: float = ANSWER_SECONDS
+) -> SharedSpace | str:
+    """The session's memory, or why there is none. Raises UnavailableError where it was insisted on."""
+    if wanted is False:
+        return "it was turned off here: shared_memory=False"
+    request = memory_pb2.MemoryRequest(session=info.session, session_memory=memory_pb2.SessionMemory())
+    try:
+        memory, _ = _ask(address, info, request, seconds)
+        if not memory.nbytes:
+            raise UnavailableError("the server gave none")
+        return SharedSpace(memory)
+    except HeliographError as error:
+        if wanted is True:
+            raise insisted(address, error.message) from None
+        return error.message
+
+
+def seconds_for(end: float) -> float:
+    """How long the server may take of what is left until a moment; a little, if nothing is."""
+    return min(ANSWER_SECONDS, max(LEAST_SECONDS, end - time.monotonic()))
+
+
+def insisted(address: Address, why: str) -> UnavailableError:
+    """What is raised where shared memory is insisted on and there is none."""
+    return UnavailableError(
+        f"no memory can be shared with {address}: {why}", advice="shared_memory='auto' goes on without"
+    )
+
+
+def memory_of(
+    address: Address, info: SessionInfo, tensor: int, seconds: float | None = None
+) -> tuple[Any, int]:
+    """The bytes of the buffer in which a tensor lies, and where the tensor begins. Raises HeliographError."""
+    limit = ANSWER_SECONDS if seconds is None else min(seconds, ANSWER_SECONDS)
+    return _ask(address, info, memory_pb2.MemoryRequest(session=info.session, tensor=tensor), limit)
+
+
+def _ask(
+    address: Address, info: SessionInfo, request: memory_pb2.MemoryRequest, seconds: float
+) -> tuple[Any, int]:
+    """Raises UnsupportedError where there is no such road, UnavailableError where it is broken, or the
+    server's error."""
+    end = time.monotonic() + seconds
+    try:
+        with _connected(address, _offer_of(info), end) as server:
+            server.send(request.SerializeToString())
+            server.settimeout(max(0.001, end - time.monotonic()))
+            answer, descriptors, _, _ = socket.recv_fds(server, RESPONSE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+    except OSError as error:
+        raise UnavailableError(f"the server's socket for it: {error.strerror or 'no answer'}") from None
+    try:
+        response = _decoded(answer)
+        if not descriptors:
+            raise UnavailableError("the server gave none")
+        return mapped(descriptors[0], response.size_bytes), response.offset_bytes
+    finally:
+        for one in descriptors:
+            os.close(one)
+
+
+def _decoded(answer: bytes) -> memory_pb2.MemoryResponse:
+    """Raises the error that it has, ProtocolError for one that cannot be read."""
+    try:
+        response = memory_pb2.MemoryResponse.FromString(answer)
+    except DecodeError:
+        raise ProtocolError("the server's answer to a request for memory cannot be read") from None
+    if response.HasField("error"):
+        raise decode_error(response.error)
+    return response
+
+
+def _offer_of(info: SessionInfo) -> SharedMemoryOffer:
+    if SHARED_MEMORY not in info.features:
+        raise UnsupportedError("the server does not know how")
+    if info.shared_memory is None:
+        raise UnsupportedError(
+            "the server offers none: this client came over a network, or it was turned off there"
+        )
+    return info.shared_memory
+
+
+def _socket_of(address: Address, offer: SharedMemoryOffer) -> str:
+    """The name of the server's socket. A server must not have us connect to whatever it likes. Raises
+    UnsupportedError."""
+    if address.scheme == "unix" and re.fullmatch(r"\.[a-z]{1,16}", offer.path_suffix):
+        return address.path + offer.path_suffix
+    named = re.fullmatch(r"heliograph-[0-9a-f]{32}", offer.abstract_name)
+    if (
+        address.scheme in ("grpc", "grpcs")
+        and named
+        and (address.is_loopback or is_of_this_host(address.host))
+    ):
+        return f"\0{offer.abstract_name}"
+    raise UnsupportedError("the server's offer does not fit the address that it was reached by")
+
+
+def _connected(address: Address, offer: SharedMemoryOffer, end: float) -> socket.socket:
+    """Raises OSError, UnsupportedError where it is somebody else's."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        raise UnsupportedError("this system cannot prove that both are on one host")
+    name = _socket_of(address, offer)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        _connect(made, name, end)
+        if not is_of_this_user(made):
+            raise UnsupportedError("the server runs as another user")
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _connect(made: socket.socket, name: str, end: float) -> None:
+    """Connects until a moment; a queue that is full for now is told at once. Raises OSError."""
+    while True:
+        made.settimeout(max(0.001, end - time.monotonic()))
+        try:
+            return made.connect(name)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(CROWDED_SECONDS)
+
+
+def mapped(descriptor: int, size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Bytes of a file of memory, which stay as long as somebody has an array over them; the descriptor is
+    not needed any more. Raises UnavailableError for one that could be cut while it is in use."""
+    import fcntl
+    import mmap
+
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        whole = mmap.mmap(descriptor, max(size_bytes, 1))
+    except (OSError, ValueError, OverflowError) as error:
+        raise UnavailableError(f"the memory cannot be mapped: {error}") from None
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise UnavailableError("the server gave memory whose size may change")
+    return np.frombuffer(whole, np.uint8)[:size_bytes]
+
+
+#: How many slots an upload fills in turns: one is copied into, one is hashed over there.
+SLOTS = 2
+#: What is hashed over there while the next piece is copied here.
+PIECE_BYTES = 8 * 2**20
+
+
+class SharedUpload:
+    """One content, and the slots that it has. Moves bytes; what travels is the shell's."""
+
+    def __init__(self, space: SharedSpace, slots: list[int], session: bytes, upload: StartUpload) -> None:
+        self._space, self._upload, self._session = space, upload, session
+        self._free = slots
+        #: Ends of pieces and the slots where they lie, in order.
+        self._sent: deque[tuple[int, int]] = deque()
+        self._next_byte = self._received_bytes = upload.offset_bytes
+        self._began = False
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether all bytes were taken out of the caller's memory."""
+        return self._began and self._next_byte == self._upload.data.nbytes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the server has taken all of them."""
+        return self.is_sent and not self._sent
+
+    def take(self) -> bytes | None:
+        """The next request, whose bytes lie in a slot now; None: an answer must come first."""
+        if self.is_sent or not self._free:
+            return None
+        slot, start = self._free.pop(), self._next_byte
+        data = self._upload.data[start : start + min(PIECE_BYTES, self._space.slot_bytes)]
+        self._space.fill(slot, data)
+        request = bulk_pb2.UploadSharedRequest(
+            offset_bytes=start, shared_offset_bytes=slot, size_bytes=data.nbytes
+        )
+        if not self._began:
+            target = upload_target(self._session, self._upload.target, self._upload.data.nbytes)
+            request.target.CopyFrom(target)
+        self._began, self._next_byte = True, start + data.nbytes
+        self._sent.append((self._next_byte, slot))
+        return request.SerializeToString()
+
+    def answered(self, message: bytes) -> None:
+        """The server has taken pieces, of which progress is told. Raises ProtocolError for bytes that it was
+        not sent, and what the progress function raises."""
+        received = bulk_pb2.UploadSharedResponse.FromString(message).received_bytes
+        if received > self._next_byte:
+            raise ProtocolError(f"the server has {received} bytes, and was sent {self._next_byte}")
+        while self._sent and self._sent[0][0] <= received:
+            self._free.append(self._sent.popleft()[1])
+        if self._upload.progress is not None and received > self._received_bytes:
+            self._upload.progress(received - self._received_bytes)
+        self._received_bytes = max(self._received_bytes, received)
+
+    def slots(self) -> list[int]:
+        """All of them, once the call has ended. If it broke off, the server may still read some: what it
+        keeps of the content then, its digest refuses when the upload goes on."""
+        return [*self._free, *(slot for _, slot in self._sent)]
+
+
+def cut_short() -> UnavailableError:
+    """What an upload ends with that the server ended too early, and did not say why."""
+    return UnavailableError("the server ended an upload before its end", advice="try again")
+
+
+def take_slots(space: SharedSpace | None) -> list[int]:
+    """Slots for an upload; none if all are in use, or there is no such memory."""
+    if space is None:
+        return []
+    found = (space.take() for _ in range(SLOTS))
+    return [slot for slot in found if slot is not None]
