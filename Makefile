@@ -19,14 +19,24 @@ OUT        ?= dist/gpu
 
 # Processes that `make test` runs tests in; 0: one, as a debugger wants it.
 WORKERS    ?= 3
+# What needs more than one host, an engine, Ray or ggml has a target of its own.
+APART      := not hosts and not ray and not deploy and not peers
 
-.PHONY: help demo demo-pool test test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool lint types unit proto bench
+# So that no test's time has it: the CPU's kernels, and CUDA's for the emulation. Both are kept.
+COMPILE = $(BIN)/heliograph warmup && \
+  PYTHONPATH=tests/support $(BIN)/python -c 'import cuda_emulation as it; it.why_not() or it.compile_all()'
+
+# Thousands of modules are imported by hundreds of processes: their bytecode is kept, even where an image says no.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help demo demo-pool test test-fast test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool lint types unit generate proto bench
 .PHONY: peers constraints clean
 
 help:
 	@echo "make demo          a daemon, a real model, a table of results"
 	@echo "make demo-pool     the model over three hosts that are each too small, one of which is lost"
 	@echo "make test          lint, types and tests"
+	@echo "make test-fast     the tests that start no daemon, in about a minute"
 	@echo "make test-deploy   the image and the compose file, built and run by an engine that the tests start"
 	@echo "make test-hosts    daemons and clients on hosts that slow, lossy and broken wires join"
 	@echo "make test-peers    our ops against ggml's, whose library comes from PyPI"
@@ -38,6 +48,7 @@ help:
 	@echo "make test-gpu      conformance on a GPU and beside the CPU (GPU_PYTHON=python3, OUT=dist/gpu)"
 	@echo "make bench-gpu     figures on a GPU beside PyTorch and copies (ONLY=name for some)"
 	@echo "make proto         generate the protobuf code again"
+	@echo "make generate      generate the client's blocking API from its asyncio API again"
 	@echo "make constraints   pin the newest versions that pyproject.toml allows"
 	@echo "make clean         remove what the others made"
 
@@ -48,7 +59,7 @@ demo: $(VENV)/.demo
 AS_ROOT = $$([ "$$(id -u)" = 0 ] || ! unshare -Ur true 2> /dev/null || echo unshare -Ur)
 
 demo-pool: $(VENV)/.demo
-	$(AS_ROOT) $(BIN)/python tests/demo_pool.py
+	$(AS_ROOT) $(BIN)/python tests/support/demo_pool.py
 
 test: lint types unit
 
@@ -61,29 +72,33 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 # Much of the time daemons start and end, so a few more processes than processors are not idle.
-# Kernels that are compiled beforehand are not compiled by each of them.
 unit: $(VENV)/.dev $(VENV)/.model
-	$(BIN)/heliograph warmup
-	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile -m 'not hosts and not ray and not deploy and not peers' $(TESTS)
+	$(COMPILE)
+	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m '$(APART)' $(TESTS)
+
+# Whatever starts no daemon and compiles nothing: a minute or so.
+test-fast: $(VENV)/.dev
+	$(COMPILE)
+	$(BIN)/pytest -q -n 2 --dist worksteal -m "$(APART) and not slow" tests/unit/proto tests/unit/client tests/unit/server
 
 # Takes most of a minute, a third of it for noticing that a peer is gone.
 test-hosts: $(VENV)/.dev
-	$(AS_ROOT) $(BIN)/pytest -q -rs tests/test_hosts.py tests/test_hosts_daemon.py tests/test_hosts_pool.py tests/test_hosts_pool_ways.py
+	$(AS_ROOT) $(BIN)/pytest -q -rs tests/system/test_hosts*.py
 
 # Takes about five minutes. It needs root, Docker's engine, and once what prepare.sh fetches.
 test-deploy: $(VENV)/.dev
 	@if [ "$$(id -u)" != 0 ]; then echo "skipped: a container engine needs root"; \
 	elif ! command -v dockerd > /dev/null; then echo "skipped: no dockerd command: install docker.io"; \
 	elif ! why=$$(unshare --net --pid --fork --mount-proc true 2>&1); then echo "skipped: no namespaces: $$why"; \
-	else MODEL=$(MODEL) tests/deploying/prepare.sh .venv-deploy $(BIN)/python && \
-	  tests/deploying/alone.sh $(BIN)/pytest -q -rs tests/test_deploy.py; fi
+	else MODEL=$(MODEL) tests/support/deploying/prepare.sh .venv-deploy $(BIN)/python && \
+	  tests/support/deploying/alone.sh $(BIN)/pytest -q -rs tests/system/test_deploy.py; fi
 
 test-peers: $(VENV)/.dev .venv-peers/.ggml
-	$(BIN)/pytest -q -rs tests/test_ggml_peer.py
+	$(BIN)/pytest -q -rs tests/conformance/test_ggml_peer.py
 
 # Tries every data type of every op in ggml, in a process each, since ggml ends its own where it refuses: minutes.
 test-peer-types: $(VENV)/.dev .venv-peers/.ggml
-	$(BIN)/pytest -q -rs tests/test_ggml_types.py
+	$(BIN)/pytest -q -rs tests/conformance/test_ggml_types.py
 
 # In namespaces of its own: there Ray has no address but loopback, and whatever it started ends with the tests.
 RAY_HOST = unshare $$([ "$$(id -u)" = 0 ] || echo -Ur) --net --pid --fork --kill-child --mount-proc
@@ -91,7 +106,7 @@ RAY_HOST = unshare $$([ "$$(id -u)" = 0 ] || echo -Ur) --net --pid --fork --kill
 test-ray: .venv-ray/.ray
 	@if ! [ -e .venv-ray/.ray ]; then echo "skipped: Ray could not be installed for this Python or system"; \
 	elif ! why=$$($(RAY_HOST) ip link set lo up 2>&1); then echo "skipped: no network namespace: $$why"; \
-	else $(RAY_HOST) sh -c 'ip link set lo up; .venv-ray/bin/python -m pytest -q -rs tests/test_ray*.py; exit $$?'; fi
+	else $(RAY_HOST) sh -c 'ip link set lo up; .venv-ray/bin/python -m pytest -q -rs tests/system/test_ray*.py; exit $$?'; fi
 
 bench: $(VENV)/.bench
 	$(BIN)/python tests/bench/run.py $(if $(ONLY),--only $(ONLY)) $(if $(BENCH_JSON),--json $(BENCH_JSON))
@@ -107,6 +122,9 @@ bench-gpu:
 
 proto: $(VENV)/.dev
 	$(BIN)/python proto/generate.py
+
+generate: $(VENV)/.dev
+	$(BIN)/python client/generate.py
 
 constraints: $(BIN)/uv
 	$(BIN)/uv pip compile pyproject.toml --quiet --universal --all-extras --no-annotate --no-header \

@@ -8,11 +8,11 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
+from daemon_urls import ROADS, DaemonUrls
 
 if TYPE_CHECKING:
     import heliograph as hg
@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what it runs in the background so, and every child of ours would ignore Ctrl-C too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-ROADS = ("local", "unix", "tcp")
-
-
-@dataclass(frozen=True)
-class DaemonUrls:
-    """Where the daemon of this test run listens."""
-
-    tcp: str
-    unix: str
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,7 +37,7 @@ def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[DaemonUrls]:
     """A daemon in a process of its own, on a free port and a unix socket, with two threads."""
-    from heliograph.testing import running_daemon
+    from forked_daemons import running_daemon
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "heliograph.sock")

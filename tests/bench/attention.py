@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from figures import Figure, rested_turns
 
-from heliograph_backends.contract import Abort, CompileOptions, LeafBindings
+from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings
 from heliograph_backends.cpu import CpuDevice
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from backend_graphs import Maker, normalised_error, place
 from peers import ggml
@@ -73,7 +73,7 @@ def _plan(device: CpuDevice, arrays: list[ggml.Array]) -> Iterator[tuple[Callabl
     inputs = [place(device, array) for array in arrays]
     shape = made.type(node).shape
     y = place(device, np.zeros(shape, np.float32))
-    plan = device.compile(made.graph(), LeafBindings({}, {}), CompileOptions())
+    plan = device.compile(made.graph(), LeafBindings({}, {}), DeviceCompileOptions())
     abort = Abort()
     try:
         yield lambda: plan.compute(inputs, [y], abort), y.array

@@ -15,7 +15,7 @@ import numpy as np
 from figures import Figure, seconds_of
 
 import heliograph as hg
-from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Tensor
+from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings, Tensor
 from heliograph_backends.cpu import CpuDevice
 from heliograph_proto.types import F32, TensorType
 
@@ -46,7 +46,7 @@ class Arrays:
         names = ("x", "y")[:operands]
         found = [graph.input(name, (SIDE, SIDE), "f32") for name in names]
         graph.output("z", getattr(hg.ops, op)(*found))
-        plan = self.device.compile(graph.freeze(), LeafBindings({}, {}), CompileOptions())
+        plan = self.device.compile(graph._freeze(), LeafBindings({}, {}), DeviceCompileOptions())
         inputs, abort = [self.x, self.y][:operands], Abort()
         return lambda: plan.compute(inputs, [self.z], abort)
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from figures import Figure, rested_turns
 
-from heliograph_backends.contract import Abort, CompileOptions, LeafBindings
+from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings
 from heliograph_backends.cpu import CpuDevice
 from heliograph_proto.graph import LeafKind
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from backend_graphs import Maker, normalised_error, place
 from peers import ggml
@@ -157,7 +157,7 @@ def _plan(device: CpuDevice, given: Leaves) -> Iterator[tuple[Callable[[], objec
     }
     y = place(device, np.zeros((1, WORDS), np.float32))
     bindings = LeafBindings(bound[LeafKind.WEIGHT], bound[LeafKind.VARIABLE])
-    plan = device.compile(made.graph(), bindings, CompileOptions())
+    plan = device.compile(made.graph(), bindings, DeviceCompileOptions())
     inputs, abort = list(bound[LeafKind.INPUT].values()), Abort()
     try:
         yield lambda: plan.compute(inputs, [y], abort), y.array

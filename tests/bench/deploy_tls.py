@@ -21,7 +21,7 @@ from figures import Figure, paired_medians, seconds_of
 import heliograph as hg
 from heliograph.testing import running_daemon
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from certificates import Authority
 

@@ -14,17 +14,19 @@ from unittest import mock
 import numpy as np
 from figures import Figure
 
-from heliograph_backends.cpu.device import CpuDevice
+from heliograph_backends.cpu.backend import CpuDevice
 from heliograph_backends.registry import Registry
 from heliograph_proto import commands as c
+from heliograph_proto.codec.inline_forms import InlineResult, InlineRun, RunForm
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
-from heliograph_proto.inline_runs import InlineResult, InlineRun, RunForm
-from heliograph_proto.quotas import Quota
+from heliograph_proto.plans import CompileRequest
+from heliograph_proto.sessions import Quota
 from heliograph_proto.types import tensor_type
-from heliograph_server.core import host as host_module
-from heliograph_server.core.occupancy import Occupancy
-from heliograph_server.core.principals import Principal
-from heliograph_server.core.runtime import CompileRequest, Host, Session
+from heliograph_server.resources.device_queue import DeviceLock
+from heliograph_server.resources.principals import Principal
+from heliograph_server.runtime import host as host_module
+from heliograph_server.runtime.host import Host
+from heliograph_server.session.session import Session
 
 #: Of what is shared: the share of one, against what it should be.
 BAR_EQUAL, BAR_WEIGHTED = 0.05, 0.05
@@ -83,7 +85,9 @@ class _Client:
 
     def _run(self, stream: int) -> None:
         plan = PLAN + (stream - 99 if stream else 0)
-        self._send(c.Run(plan, (c.InputBinding(0, tensor=10),), (c.OutputBinding(0, 0, False),)), stream)
+        self._send(
+            c.RunCommand(plan, (c.InputBinding(0, tensor=10),), (c.OutputBinding(0, 0, False),)), stream
+        )
 
     def begin(self) -> None:
         for number in range(self._greed.in_flight):
@@ -145,10 +149,10 @@ def fair() -> Iterator[Figure]:
 # Alone
 
 
-class _Plain(Mapping[str, Occupancy]):
+class _Plain(Mapping[str, DeviceLock]):
     """Devices without turns, as they would be if there were no tenants."""
 
-    def __new__(cls, wholes: Mapping[str, Occupancy], _: object) -> Mapping[str, Occupancy]:  # type: ignore[misc]
+    def __new__(cls, wholes: Mapping[str, DeviceLock], _: object) -> Mapping[str, DeviceLock]:  # type: ignore[misc]
         return wholes
 
 
@@ -177,7 +181,9 @@ class _Timed:
 
     def queued(self) -> float:
         """Seconds of a run that goes to the device's thread and back."""
-        kind = c.Run(2, (c.InputBinding(0, np.ones(2**14, np.float32).tobytes()),), (c.OutputBinding(0, 9),))
+        kind = c.RunCommand(
+            2, (c.InputBinding(0, np.ones(2**14, np.float32).tobytes()),), (c.OutputBinding(0, 9),)
+        )
         start = time.perf_counter()
         for _ in range(RUNS // 5):
             for one in (kind, c.Free((9,))):

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from figures import paired_medians, seconds_of
 
-from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Tensor
+from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings, Tensor
 from heliograph_backends.cuda import CudaBackend, CudaDevice
 from heliograph_proto.graph import DIGEST_BYTES, Graph, Leaf, LeafKind, Node, Output, validate
-from heliograph_proto.limits import Limits
-from heliograph_proto.ops import infer
+from heliograph_proto.ops.table import infer
+from heliograph_proto.sessions import Limits
 from heliograph_proto.types import DTYPES, TensorType
 
 ROUNDS, RUNS = 7, 5
@@ -113,7 +113,7 @@ class Planned:
         weights = {n: self.tensors[n] for n, (kind, _) in enumerate(leaves) if kind is LeafKind.WEIGHT}
         self.inputs = [self.tensors[n] for n, (kind, _) in enumerate(leaves) if kind is LeafKind.INPUT]
         self.output = Tensor(types[-1], device.buffer_type.allocate(types[-1].nbytes))
-        self.plan = device.compile(graph, LeafBindings(weights, {}), CompileOptions())
+        self.plan = device.compile(graph, LeafBindings(weights, {}), DeviceCompileOptions())
         self._abort = Abort()
 
     def run(self) -> None:

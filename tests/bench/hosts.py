@@ -20,8 +20,9 @@ from figures import Figure
 
 import heliograph as hg
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
+from paths import SUPPORT
 from virtual_hosts import Network, Wire, rights
 from virtual_hosts.probes import ECHO, connected
 
@@ -35,7 +36,7 @@ STEP_ROUND_TRIPS = 1.1
 LOOP_FACTOR = 20
 DAEMON_PORT, ECHO_PORT = 7070, 9000
 SECONDS = 300
-PROBES = str(Path(__file__).parents[1] / "virtual_hosts" / "probes.py")
+PROBES = str(SUPPORT / "virtual_hosts" / "probes.py")
 
 
 def figures() -> Iterator[Figure]:

@@ -9,8 +9,8 @@ from figures import Figure, paired_medians, seconds_of
 
 import heliograph as hg
 from heliograph.testing import running_daemon
-from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Tensor
-from heliograph_backends.cpu.device import CpuDevice
+from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings, Tensor
+from heliograph_backends.cpu.backend import CpuDevice
 from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_proto.types import tensor_type
 
@@ -27,7 +27,7 @@ class Alone:
     def __init__(self) -> None:
         self.device = CpuDevice()
         graph = Graph((Leaf(LeafKind.INPUT, "x", F16),), (Node("neg", (0,), F16),), (Output("y", 1),))
-        self.plan = self.device.compile(graph, LeafBindings({}, {}), CompileOptions())
+        self.plan = self.device.compile(graph, LeafBindings({}, {}), DeviceCompileOptions())
         self.places = [[Tensor(F16, self.device.buffer_type.allocate(F16.nbytes))] for _ in range(2)]
         self.abort = Abort()
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from figures import Figure, seconds_of
 from planner_graphs import MissingError, Pair, Twins, bert, chain, convolutions, elementwise, llama, wide
 
-from heliograph_backends.contract import CompileOptions
+from heliograph_backends.contract import DeviceCompileOptions
 from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.cpu.plan import plan_layout
 from heliograph_proto.graph import Graph
@@ -57,7 +57,7 @@ def figures() -> Iterator[Figure]:
 def _time(device: CpuDevice, name: str, shape: Shape) -> Figure:
     with Twins(nodes=2 * NODES) as twins:
         graph = _graph(twins, shape)
-        seconds = seconds_of(lambda: plan_layout(device, graph, CompileOptions()), RUNS, warmup=1)
+        seconds = seconds_of(lambda: plan_layout(device, graph, DeviceCompileOptions()), RUNS, warmup=1)
         note = f"{len(graph.nodes):,} nodes"
         # ggml ends the process where more than 256 blocks are free at once.
         if name != "wide":
@@ -85,6 +85,6 @@ def _graph(twins: Twins, shape: Shape) -> Graph:
 
 def _taken(device: CpuDevice, graph: Graph, *, fusion: bool) -> int:
     """Bytes of the plan's own, and of the outputs, which ggml counts too."""
-    storage = plan_layout(device, graph, CompileOptions(fusion=fusion)).storage
+    storage = plan_layout(device, graph, DeviceCompileOptions(fusion=fusion)).storage
     outputs: Any = (graph.type_of(output.value).nbytes for output in graph.outputs)
     return sum(storage.own_bytes) + sum(outputs)

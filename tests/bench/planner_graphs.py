@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from backend_graphs import Maker
 from peers import ggml

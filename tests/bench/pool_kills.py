@@ -21,7 +21,7 @@ from pool_runs import SECONDS, alternating
 
 import heliograph as hg
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from member_factory import FactoryMember, MemberFactory
 

@@ -24,9 +24,10 @@ from figures import Figure, seconds_of
 
 import heliograph as hg
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from member_factory import MemberFactory
+from paths import SUPPORT
 from virtual_hosts import Host, Network, Wire, rights
 from virtual_hosts.probes import ECHO, connected
 
@@ -44,7 +45,7 @@ PIPELINE_FACTOR = 2.8
 #: What a run through a head may cost of one that knows its member.
 SINGLE_FACTOR = 2.2
 SECONDS = 300
-PROBES = str(Path(__file__).parents[1] / "virtual_hosts" / "probes.py")
+PROBES = str(SUPPORT / "virtual_hosts" / "probes.py")
 SERVE = [sys.executable, "-m", "heliograph.cli", "serve", "--insecure", "--log-level", "warning"]
 PIPE: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True}
 

@@ -21,8 +21,9 @@ from pool_runs import SECONDS, carried_bytes
 
 import heliograph as hg
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
+from paths import SUPPORT
 from virtual_hosts import Host, Network, Wire, rights
 
 MIB = 2**20
@@ -34,7 +35,7 @@ WIRE = Wire(delay_seconds=0.00025, rate_bits_per_second=RATE_BITS)
 SHARE = 0.9
 ROUNDS = 3
 PORT, BULK_PORT = 7070, 9000
-PROBES = str(Path(__file__).parents[1] / "virtual_hosts" / "probes.py")
+PROBES = str(SUPPORT / "virtual_hosts" / "probes.py")
 
 
 def figures() -> Iterator[Figure]:

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from figures import Figure, rested_turns
 
-from heliograph_backends.contract import Abort, CompileOptions, LeafBindings
+from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings
 from heliograph_backends.cpu import CpuDevice
-from heliograph_proto import bfloat16
+from heliograph_proto.quantization import blocks
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from backend_graphs import Maker, normalised_error, place
 from peers import ggml
@@ -106,7 +106,7 @@ def stored(name: str, shape: tuple[int, ...]) -> ggml.Array:
     """Normally distributed weights in the form of a data type."""
     values = np.random.default_rng(11).standard_normal(shape, np.float32)
     if name == "bf16":
-        return np.asarray(bfloat16.to_bits(values))
+        return np.asarray(blocks.to_bits(values))
     if name in ggml.NUMPY_TYPES:
         return values.astype(ggml.NUMPY_TYPES[name])
     return ggml.quantized(values, name)
@@ -133,7 +133,7 @@ def _plan(device: CpuDevice, product: Product) -> Iterator[tuple[Callable[[], ob
     w = place(device, product.weights, made.type(weight))
     inner = [place(device, each, None) for each in product.inputs]
     y = place(device, np.zeros(product.result_shape, np.float32), None)
-    plan = device.compile(made.graph(), LeafBindings({weight: w}, {}), CompileOptions())
+    plan = device.compile(made.graph(), LeafBindings({weight: w}, {}), DeviceCompileOptions())
     abort = Abort()
     try:
         yield lambda: plan.compute(inner, [y], abort), y.array

@@ -13,34 +13,35 @@ from typing import Any
 import numpy as np
 from figures import Figure, seconds_of
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from backend_graphs import Maker
 from core_client import CoreClient
 
-from heliograph_backends import access
-from heliograph_backends.contract import Abort, CompileOptions, Device, LeafBindings, Tensor
+from heliograph_backends.contract import Abort, Device, DeviceCompileOptions, LeafBindings, Tensor, access
 from heliograph_backends.cpu import CpuDevice
 from heliograph_backends.fake import FakeDevice
 from heliograph_backends.registry import Registry
+from heliograph_proto import codec
 from heliograph_proto import commands as c
-from heliograph_proto import messages
 from heliograph_proto.digests import digest_of
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import TensorType
 from heliograph_proto.v1 import plan_pb2
-from heliograph_server.core.candidates import candidates, kinds_of
-from heliograph_server.core.runtime import Host, Session
-from heliograph_server.core.scheduled import ScheduledPlan
-from heliograph_server.core.scheduling import Candidate, Link, Problem, Rates, leaf_roots, schedule
-from heliograph_server.core.scheduling.between import plan_between, values_between
-from heliograph_server.core.scheduling.costs import costs_of
-from heliograph_server.core.scheduling.order import clocks
-from heliograph_server.core.scheduling.parts import cut
-from heliograph_server.core.scheduling.predicting import predict
-from heliograph_server.core.scheduling.stretches import stretches
-from heliograph_server.core.spreading import spread
-from heliograph_server.services.plan import compile_request, received
+from heliograph_server.compile.candidates import candidates, kinds_of
+from heliograph_server.compile.memory_fit import spread
+from heliograph_server.plans.multi_device import LocalMultiPlan
+from heliograph_server.rpc.plan_service import compile_request, received
+from heliograph_server.runtime.host import Host
+from heliograph_server.scheduler.costs import costs_of
+from heliograph_server.scheduler.model import Candidate, Problem, Rates, SiteLink
+from heliograph_server.scheduler.pipeline_stages import stretches
+from heliograph_server.scheduler.prediction import predict
+from heliograph_server.scheduler.schedule import schedule
+from heliograph_server.scheduler.split_memory import plan_between, values_between
+from heliograph_server.scheduler.splits import clocks, cut
+from heliograph_server.scheduler.weight_homes import leaf_roots
+from heliograph_server.session.session import Session
 
 NODES, WIDTH, RUNS, AGAIN_RUNS = 10_000, 64, 7, 50
 STAGES, STAGE_SECONDS, PIPELINE_RUNS = 4, 0.01, 200
@@ -121,7 +122,7 @@ def _by_time(graph: Graph) -> Figure:
         Candidate(f"host{place}", [""] * count, frozenset((place,)), int(SHARE * weights), rates=rates)
         for place, rates in enumerate(Rates().slowed(HOSTS - place) for place in range(HOSTS))
     ]
-    links = dict.fromkeys(permutations(range(HOSTS), 2), Link(1e-3, 1.25e8, is_measured=True))
+    links = dict.fromkeys(permutations(range(HOSTS), 2), SiteLink(1e-3, 1.25e8, is_measured=True))
     problem, roots = Problem(graph, asked, links=links, kinds=kinds_of(graph).of), leaf_roots(graph)
 
     def place() -> int:
@@ -166,7 +167,9 @@ def answered(session: Session, data: bytes, plan: int) -> bytes:
     found, size_bytes = received(session, request)
     session.requests.reserve(size_bytes)
     try:
-        return messages.encode_plan(compile_request(session, request, found)).SerializeToString()
+        return codec.encode(
+            compile_request(session, request, found), plan_pb2.CompileResponse
+        ).SerializeToString()
     finally:
         session.requests.give(size_bytes)
 
@@ -190,7 +193,8 @@ def _request(graph: Graph, names: Sequence[str]) -> plan_pb2.CompileRequest:
         plan_pb2.Pin(device=name, nodes=range(n * third, min((n + 1) * third, len(graph.nodes))))
         for n, name in enumerate(names)
     ]
-    return plan_pb2.CompileRequest(graph=messages.encode_graph(graph), devices=names, pins=pins)
+    options = plan_pb2.PlanOptions(devices=names, pins=pins)
+    return plan_pb2.CompileRequest(graph=codec.encode_graph(graph), options=options)
 
 
 def _side_by_side() -> Figure:
@@ -203,7 +207,7 @@ def _side_by_side() -> Figure:
     for device in devices[:2]:
         device.script.delay("compute", SLEEP_SECONDS)
     problem = Problem(graph, candidates(graph, devices, {}, {}), pins={0: 0, 1: 1, 2: 2})
-    plan = ScheduledPlan(graph, schedule(problem), devices, LeafBindings({}, {}), CompileOptions())
+    plan = LocalMultiPlan(graph, schedule(problem), devices, LeafBindings({}, {}), DeviceCompileOptions())
     given, result = (Tensor(leaf.type, devices[2].buffer_type.allocate(16)) for leaf in graph.leaves * 2)
     try:
         seconds = min(seconds_of(lambda: plan.compute([given], [result], Abort()), RUNS, warmup=1))
@@ -239,7 +243,7 @@ def _stages(copies: int, runs: int) -> float:
     made.output(x)
     with CoreClient(*devices, CpuDevice("cpu0", 1)) as client:
         client.compile(1, made.graph(), devices=names, pins=dict(enumerate(names)), pipeline=copies)
-        run = c.Run(1, (c.InputBinding(0, bytes(16)),), (c.OutputBinding(0, 0, True),))
+        run = c.RunCommand(1, (c.InputBinding(0, bytes(16)),), (c.OutputBinding(0, 0, True),))
         client.do(run)
         begun = time.perf_counter()
         for sent in [client.send(run) for _ in range(runs)]:
@@ -263,7 +267,7 @@ def _boundary() -> Figure:
         for pins in ({n: n % 2 for n in range(len(graph.nodes))}, dict.fromkeys(range(len(graph.nodes)), 0)):
             problem = Problem(graph, candidates(graph, devices, {}, {}), pins=pins)
             found = schedule(problem)
-            plan = ScheduledPlan(graph, found, devices, LeafBindings({}, {}), CompileOptions())
+            plan = LocalMultiPlan(graph, found, devices, LeafBindings({}, {}), DeviceCompileOptions())
             seconds.append(min(seconds_of(lambda: plan.compute([given], [result], Abort()), RUNS, warmup=2)))  # noqa: B023
             plan.free()
         one, other = (Tensor(given.type, device.buffer_type.allocate(4 * WIDTH)) for device in devices[:2])
@@ -283,7 +287,7 @@ def _boundary() -> Figure:
 def scheduled(graph: Graph, devices: Sequence[Device], pins: Mapping[int, int]) -> int:
     """All that is decided before a device compiles its parts; the number of splits."""
     problem = Problem(graph, candidates(graph, devices, {}, {}), pins=pins)
-    found = spread(problem, devices, CompileOptions())
+    found = spread(problem, devices, DeviceCompileOptions())
     for place, spans in values_between(graph, found, clocks(graph, found)).items():
         plan_between(graph, spans, devices[place].buffer_type)
     return len(cut(graph, found))

@@ -15,7 +15,7 @@ import numpy as np
 from figures import Figure, seconds_of
 
 import heliograph as hg
-from heliograph._digests import threads
+from heliograph.graph.digests import threads
 from heliograph.testing import running_daemon
 from heliograph_proto.digests import digest_of
 

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import checkout
 
-checkout.use("tests")
+checkout.use("tests/support")
 
 #: Of what one part found: whether it is well, a line for people, and all of it.
 Found = tuple[bool, str, Any]
@@ -112,7 +112,7 @@ def chains(_quick: bool) -> Found:
     from chain_graphs import FIVES, READINGS, computing, graphs, reading_it
 
     from heliograph_backends.cuda import CudaDevice
-    from heliograph_backends.cuda.cupy_driver import open_gpu
+    from heliograph_backends.cuda.driver.cupy_driver import open_gpu
 
     rng, types = np.random.default_rng(12), ("f32", "f16", "bf16")
     made = list(graphs(rng))
@@ -130,15 +130,21 @@ def chains(_quick: bool) -> Found:
 
 def _ran(device: Any, made: Any) -> tuple[bytes, str]:
     """The one output's bytes of a graph of inputs alone, and what the plan says of itself."""
-    from heliograph_backends import access
-    from heliograph_backends.contract import Abort, CompileOptions, LeafBindings, Tensor, host_bytes
+    from heliograph_backends.contract import (
+        Abort,
+        DeviceCompileOptions,
+        LeafBindings,
+        Tensor,
+        access,
+        host_bytes,
+    )
 
     graph = made.graph()
     types = [*(leaf.type for leaf in graph.leaves), graph.type_of(graph.outputs[0].value)]
     tensors = [Tensor(type, device.buffer_type.allocate(max(1, type.nbytes))) for type in types]
     for tensor, array in zip(tensors, made.arrays, strict=False):
         access.write(tensor, 0, host_bytes(array))
-    plan = device.compile(graph, LeafBindings({}, {}), CompileOptions())
+    plan = device.compile(graph, LeafBindings({}, {}), DeviceCompileOptions())
     plan.compute(tensors[:-1], tensors[-1:], Abort())
     found = bytearray(types[-1].nbytes)
     tensors[-1].buffer.get(0, memoryview(found))
@@ -153,7 +159,7 @@ def machine_code(_quick: bool) -> Found:
     """The kernels as machine code of sm_80 and sm_90, with CUDA's compiler."""
     from cupy.cuda import nvrtc
 
-    from heliograph_backends.cuda.sources import MODULES, options_of, text_of
+    from heliograph_backends.cuda.driver.sources import MODULES, options_of, text_of
 
     sizes = {}
     for architecture in ("sm_80", "sm_90"):

@@ -1,0 +1,138 @@
+"""Portions under hostile clients: what is wrong with one is a typed error, and the daemon serves on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from raw_client import RawSession, graph_of, node, raw_channel, still_serves
+
+from heliograph_proto.errors import HeliographError
+from heliograph_proto.v1 import command_pb2, error_pb2, plan_pb2
+
+if TYPE_CHECKING:
+    from daemon_urls import DaemonUrls
+
+CHAIN = graph_of(node("neg", 0), node("exp", 1), node("neg", 2))
+X = np.ones((4, 3), np.float32).tobytes()
+SECRET = bytes(32)
+
+
+@pytest.fixture
+def raw(daemon: DaemonUrls) -> Iterator[RawSession]:
+    """A raw session; the daemon serves the others on afterwards."""
+    with raw_channel(daemon.tcp) as channel:
+        session = RawSession(channel).attach()
+        try:
+            yield session
+        finally:
+            session.close()
+    still_serves(daemon.tcp)
+
+
+def edge(number: int) -> bytes:
+    return bytes([number]) * 16
+
+
+def departure(node: int = 2, name: bytes = edge(1), secret: bytes = SECRET) -> plan_pb2.Departure:
+    return plan_pb2.Departure(node=node, edge=name, secret=secret)
+
+
+def arrival(leaf: int = 0, name: bytes = edge(2), **more: Any) -> plan_pb2.Arrival:
+    return plan_pb2.Arrival(leaf=leaf, edge=name, secret=SECRET, **more)
+
+
+def compile_portion(raw: RawSession, portion: plan_pb2.Portion, plan: int = 1, **more: Any) -> None:
+    """Raises the typed error of a refusal."""
+    raw.compile(CHAIN, plan, portion=portion, **more)
+
+
+@pytest.mark.parametrize(
+    "portion",
+    [
+        plan_pb2.Portion(departures=[departure(3)]),
+        plan_pb2.Portion(departures=[departure(2**31)]),
+        plan_pb2.Portion(departures=[departure(name=b"short")]),
+        plan_pb2.Portion(departures=[departure(name=bytes(17))]),
+        plan_pb2.Portion(departures=[departure(secret=bytes(31))]),
+        plan_pb2.Portion(departures=[departure(1), departure(2)]),
+        plan_pb2.Portion(departures=[departure()], arrivals=[arrival(name=edge(1))]),
+        plan_pb2.Portion(arrivals=[arrival(1)]),
+        plan_pb2.Portion(arrivals=[arrival(2**31)]),
+        plan_pb2.Portion(arrivals=[arrival(), arrival(name=edge(3))]),
+        plan_pb2.Portion(arrivals=[arrival(source="x" * 2000)]),
+        plan_pb2.Portion(begins=[3]),
+    ],
+)
+def test_a_portion_that_makes_no_sense_is_refused(raw: RawSession, portion: plan_pb2.Portion) -> None:
+    with pytest.raises(HeliographError) as caught:
+        compile_portion(raw, portion)
+    assert caught.value.reason == error_pb2.REASON_INVALID_ARGUMENT
+    compile_portion(raw, plan_pb2.Portion(departures=[departure()]), plan=2)
+
+
+def test_an_edge_that_is_open_is_refused_until_its_plan_is_freed(raw: RawSession) -> None:
+    portion = plan_pb2.Portion(departures=[departure()])
+    compile_portion(raw, portion, 1)
+    with pytest.raises(HeliographError, match="open already"):
+        compile_portion(raw, portion, 2)
+    raw.send(free=command_pb2.Free(handles=[1]))
+    raw.answer(raw.send(synchronize=command_pb2.Synchronize()))
+    compile_portion(raw, portion, 3)
+
+
+def test_a_portion_is_not_observed_updated_or_reserved_for(raw: RawSession) -> None:
+    portion = plan_pb2.Portion(departures=[departure()])
+    for more in ({"taps": [1]}, {"reservation": 7}, {"updates": 9}):
+        with pytest.raises(HeliographError) as caught:
+            compile_portion(raw, portion, **more)  # type: ignore[arg-type]
+        assert caught.value.reason == error_pb2.REASON_UNSUPPORTED
+
+
+def run(plan: int, number: int, **more: Any) -> command_pb2.Run:
+    inputs = [command_pb2.InputBinding(input=0, data=X)]
+    outputs = [command_pb2.OutputBinding(output=0, fetch=True)]
+    return command_pb2.Run(plan=plan, inputs=inputs, outputs=outputs, exchange_run=number, **more)
+
+
+def test_runs_of_a_portion_have_rising_numbers_and_those_of_others_have_none(raw: RawSession) -> None:
+    compile_portion(raw, plan_pb2.Portion(departures=[departure()]), 1)
+    raw.compile(CHAIN, 2)
+    wanted = {
+        (1, 0): False, (1, 5): True, (1, 5, "again"): False, (1, 4): False, (1, 2**64 - 1): True,
+        (2, 1): False, (2, 0): True,
+    }  # fmt: skip
+    for (plan, number, *_), is_good in wanted.items():
+        found = raw.answer(raw.send(run=run(plan, number)))
+        assert found.HasField("error") != is_good, (plan, number)
+
+
+def test_a_portion_runs_no_loop(raw: RawSession) -> None:
+    compile_portion(raw, plan_pb2.Portion(departures=[departure()]), 1)
+    refused = raw.failure(run=run(1, 1, loop=command_pb2.Loop(steps=2)))
+    assert refused.reason == error_pb2.REASON_UNSUPPORTED
+
+
+def test_a_run_whose_value_never_comes_ends_when_it_is_cancelled_or_its_time_is_over(raw: RawSession) -> None:
+    portion = plan_pb2.Portion(arrivals=[arrival()])
+    compile_portion(raw, portion, 1)
+    waiting = command_pb2.Run(
+        plan=1, outputs=[command_pb2.OutputBinding(output=0, fetch=True)], exchange_run=1
+    )
+    sequence = raw.send(run=waiting)
+    raw.send(cancel=command_pb2.Cancel(sequence=sequence))
+    assert raw.answer(sequence).error.reason == error_pb2.REASON_CANCELLED
+    late = raw.send(run=command_pb2.Run(plan=1, exchange_run=2), timeout_ms=300)
+    assert raw.answer(late).error.reason == error_pb2.REASON_DEADLINE_EXCEEDED
+
+
+def test_a_session_that_ends_while_a_run_waits_leaves_nothing_open(daemon: DaemonUrls) -> None:
+    for _ in range(2):
+        with raw_channel(daemon.tcp) as channel:
+            session = RawSession(channel).attach()
+            compile_portion(session, plan_pb2.Portion(arrivals=[arrival()]), 1)
+            session.send(run=command_pb2.Run(plan=1, exchange_run=1))
+            session.close()
+    still_serves(daemon.tcp)

@@ -1,0 +1,145 @@
+"""Lines of a daemon's log: one for each event, which others cannot forge, and without secrets."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import heliograph as hg
+from heliograph.testing import wait_until_serving
+from heliograph_proto.errors import ConfigurationError, InvalidArgumentError
+from heliograph_server.config.config import ServerConfig
+from heliograph_server.resources.log_fields import LogOwner, run_fields, session_fields
+from heliograph_server.telemetry.logs import (
+    MESSAGE_CHARACTERS,
+    HumanFormatter,
+    JsonFormatter,
+    configure,
+    log_level,
+    one_line,
+    set_log_level,
+)
+
+SECRET = "a tenant's secret that nobody guesses"
+SERVE = (
+    "import sys; from heliograph_server.config.config import ServerConfig; "
+    "from heliograph_server.daemon.main import run; "
+)
+
+
+def formatted(formatter: logging.Formatter, message: str, *arguments: object, **fields: object) -> str:
+    """A line."""
+    stream, logger = io.StringIO(), logging.Logger("heliograph_server.tests")
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    logger.addHandler(handler)
+    try:
+        raise ValueError("a\nERROR forged")
+    except ValueError as error:
+        logger.error(message, *arguments, extra=fields, exc_info=error if fields.get("run") else None)
+    return stream.getvalue()
+
+
+def test_a_json_line_has_whose_it_is() -> None:
+    fields = run_fields(session_fields(LogOwner(), 3, "team a"), 7, f"00-{'0a' * 16}-{'0b' * 8}-01")
+    text = formatted(JsonFormatter(), "it %s", "failed", **fields)
+    assert text.count("\n") == 1
+    found = json.loads(text)
+    assert (found["session"], found["run"], found["tenant"], found["trace"]) == (3, 7, "team a", "0a" * 16)
+    assert (found["level"], found["message"]) == ("error", "it failed")
+    assert found["time"].endswith("Z") and "ValueError" in found["traceback"] and "owner" not in found
+
+
+def test_what_others_chose_begins_no_line() -> None:
+    said = "x\n2026-01-01 00:00:00,000 ERROR forged\r\x1b[2J\u2028y"
+    for formatter in (HumanFormatter(), JsonFormatter()):
+        text = formatted(formatter, "somebody said %s", said)
+        assert text.count("\n") == 1 and "\x1b" not in text and "\r" not in text
+
+
+def test_no_token_is_in_a_traceback() -> None:
+    for formatter in (HumanFormatter(), JsonFormatter()):
+        stream, logger = io.StringIO(), logging.Logger("heliograph_server.tests")
+        handler = logging.StreamHandler(stream)
+        handler.setFormatter(formatter)
+        logger.addHandler(handler)
+        logger.error("it failed", exc_info=ValueError("authorization: Bearer abc.def"))
+        assert "ValueError" in stream.getvalue() and "abc" not in stream.getvalue()
+
+
+def test_a_traceback_for_people_is_indented() -> None:
+    text = formatted(HumanFormatter(), "it failed", run=1)
+    assert all(line.startswith("    ") for line in text.splitlines()[1:])
+
+
+def test_lines_are_bounded_and_tokens_are_left_out() -> None:
+    text = one_line("x" * 10 * MESSAGE_CHARACTERS)
+    assert len(text) < 2 * MESSAGE_CHARACTERS and "characters more" in text
+    for secret in (
+        "a client named hgt_abc-def",
+        "authorization: Bearer abc.def",
+        "?token=abc.def&x",
+        "bearer  abc.def",
+    ):
+        assert "abc" not in one_line(secret)
+
+
+def test_the_level_can_be_changed_and_a_wrong_one_is_refused() -> None:
+    before = logging.getLogger().level
+    try:
+        set_log_level("debug")
+        assert log_level() == "debug" and logging.getLogger("heliograph_server").isEnabledFor(logging.DEBUG)
+        set_log_level("error")
+        assert not logging.getLogger("heliograph_server").isEnabledFor(logging.WARNING)
+        with pytest.raises(InvalidArgumentError, match="loud"):
+            set_log_level("loud")
+        with pytest.raises(ConfigurationError, match="xml"):
+            configure("info", "xml")
+    finally:
+        logging.getLogger().setLevel(before)
+
+
+@pytest.fixture
+def stderr() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder, "stderr")
+
+
+def test_a_daemon_writes_json_lines_without_secrets(stderr: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELIOGRAPH_TENANT", SECRET)
+    assert ServerConfig(log_format="json").log_format == "json"
+    code = SERVE + (
+        "sys.exit(run(ServerConfig(('grpc://127.0.0.1:0',), devices=('cpu:threads=1,memory=64MiB',),"
+        " log_format='json', log_level='debug')))"
+    )
+    with stderr.open("w") as written:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=written, text=True
+        )
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().removeprefix("listening on ").strip()
+            wait_until_serving(url)
+            with hg.connect(url) as session:
+                g = hg.Graph()
+                g.output("y", g.input("x", (4,), "f32") + 1)
+                session.compile(g).run(x=np.ones(4, np.float32))
+                token = session._shell.info.session
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)
+    lines = [json.loads(line) for line in stderr.read_text().splitlines()]
+    compiled = next(line for line in lines if "compiled" in line["message"])
+    assert compiled["session"] == 1 and compiled["level"] == "info"
+    assert [line["message"] for line in lines][-1] == "stopped"
+    text = stderr.read_text()
+    assert SECRET not in text and token.hex() not in text and repr(token) not in text

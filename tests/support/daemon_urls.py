@@ -1,0 +1,15 @@
+"""The addresses of the daemon that tests share, and the roads that they take to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROADS = ("local", "unix", "tcp")
+
+
+@dataclass(frozen=True)
+class DaemonUrls:
+    """Where a daemon listens."""
+
+    tcp: str
+    unix: str

@@ -1,0 +1,126 @@
+"""A client without manners: the contract's messages over blocking gRPC, with nothing checked."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+from plan_options import divided_fields
+
+import heliograph as hg
+from heliograph_proto.codec import decode_error
+from heliograph_proto.codec.status import error_from_metadata
+from heliograph_proto.errors import HeliographError
+from heliograph_proto.v1 import (
+    bulk_pb2_grpc,
+    command_pb2,
+    command_pb2_grpc,
+    graph_pb2,
+    plan_pb2,
+    plan_pb2_grpc,
+    session_pb2,
+    session_pb2_grpc,
+    tensor_pb2,
+)
+
+SECONDS = 60.0
+F32 = tensor_pb2.DATA_TYPE_F32
+
+
+class RawSession:
+    """A session and its command stream."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+        self.plans = plan_pb2_grpc.PlanServiceStub(channel)
+        self.bulk = bulk_pb2_grpc.BulkServiceStub(channel)
+        opened = session_pb2_grpc.SessionServiceStub(channel).Open(
+            session_pb2.OpenRequest(version_min=1, version_max=1, client="raw"), timeout=SECONDS
+        )
+        self.token, self.limits = opened.session, opened.limits
+        self._outgoing: queue.SimpleQueue[command_pb2.CommandBatch | None] = queue.SimpleQueue()
+        self._stub = command_pb2_grpc.CommandServiceStub(channel)
+        self._answers: Any = None
+        self.sequence = 0
+
+    def attach(self) -> RawSession:
+        self._outgoing.put(command_pb2.CommandBatch(session=self.token))
+        self._answers = self._stub.Execute(iter(self._outgoing.get, None), timeout=SECONDS)
+        return self
+
+    def send(self, **kind: Any) -> int:
+        """Sends one command that asks for its completion; its sequence number."""
+        self.sequence += 1
+        stream = kind.pop("stream", 0)
+        command = command_pb2.Command(sequence=self.sequence, notify=True, stream=stream, **kind)
+        self._outgoing.put(command_pb2.CommandBatch(commands=[command]))
+        return self.sequence
+
+    def answer(self, sequence: int) -> command_pb2.Completion:
+        """The completion of a command; others are dropped."""
+        for batch in self._answers:
+            for one in batch.completions:
+                if one.sequence == sequence:
+                    return one
+        raise AssertionError(f"the stream ended before command {sequence} was answered")
+
+    def failure(self, **kind: Any) -> HeliographError:
+        """The typed error of a command that must fail."""
+        completion = self.answer(self.send(**kind))
+        assert completion.HasField("error"), f"{kind} succeeded"
+        return decode_error(completion.error)
+
+    def allocate(self, tensor: int, *shape: int) -> int:
+        return self.send(allocate=command_pb2.Allocate(tensor=tensor, type=f32(*shape)))
+
+    def compile(self, graph: graph_pb2.Graph, plan: int = 1, **options: Any) -> plan_pb2.CompileResponse:
+        """Raises the typed error of a refusal. `options`: fields of the request, and of its options."""
+        request = plan_pb2.CompileRequest(
+            session=self.token, plan=plan, graph=graph, **divided_fields(options)
+        )
+        try:
+            return self.plans.Compile(request, timeout=SECONDS)
+        except grpc.RpcError as refusal:
+            error = error_from_metadata(tuple(refusal.trailing_metadata() or ()))
+            raise error or refusal from None
+
+    def close(self) -> None:
+        self._outgoing.put(None)
+        if self._answers is not None:
+            self._answers.cancel()
+
+
+def f32(*shape: int) -> tensor_pb2.TensorType:
+    return tensor_pb2.TensorType(data_type=F32, shape=shape)
+
+
+def graph_of(*nodes: graph_pb2.Node, output: int | None = None) -> graph_pb2.Graph:
+    """A graph with the input x (value 0) of f32 [4, 3], these nodes, and one output."""
+    return graph_pb2.Graph(
+        leaves=[graph_pb2.Leaf(kind=graph_pb2.LEAF_KIND_INPUT, name="x", type=f32(4, 3))],
+        nodes=nodes,
+        outputs=[graph_pb2.Output(name="y", value=len(nodes) if output is None else output)],
+    )
+
+
+def node(op: str, *operands: int, shape: tuple[int, ...] = (4, 3)) -> graph_pb2.Node:
+    return graph_pb2.Node(op=op, operands=operands, result=f32(*shape))
+
+
+@contextmanager
+def raw_channel(url: str) -> Iterator[grpc.Channel]:
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(url.removeprefix("grpc://"), options=options) as channel:
+        yield channel
+
+
+def still_serves(url: str) -> None:
+    """Whether the daemon runs a graph for a new client."""
+    with hg.connect(url) as session:
+        g = hg.Graph()
+        g.output("y", g.input("x", (2,), "f32") + 1.0)
+        assert session.compile(g).run(x=np.zeros(2, np.float32))["y"].tolist() == [1.0, 1.0]

@@ -1,0 +1,61 @@
+"""What type checkers make of the public API; `test_typed_use` has mypy read it, and nothing runs it."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+import numpy as np
+
+import heliograph as hg
+
+Array = np.ndarray[Any, Any]
+
+
+def operators(x: hg.Value, array: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+    for one in (
+        x + 1,
+        1.0 - x,
+        x[0],
+        x @ x,
+        -x,
+        x > 0,
+        x.T,
+        hg.softmax(x),
+        hg.sum(x, axis=0),
+        hg.abs(x),
+    ):
+        assert_type(one, hg.Value)
+    assert_type(array @ x, hg.Value)
+    assert_type(array + x, hg.Value)
+    assert_type(x @ array, hg.Value)
+
+
+def blocking(graph: hg.Graph, x: Array) -> None:
+    with hg.connect("local:") as session:
+        assert_type(session, hg.Session)
+        plan = session.compile(graph)
+        assert_type(plan, hg.Plan)
+        assert_type(plan.run(x=x), dict[str, Array])
+        assert_type(plan.run({"x": x}, timeout=1.0), dict[str, Array])
+        assert_type(plan.run(x=x, fetch=False), dict[str, hg.Tensor])
+        assert_type(plan.run(x=x, fetch=["y"]), dict[str, Any])
+        assert_type(plan.submit(x=x), hg.RunFuture)
+        assert_type(plan.variables, dict[str, hg.Tensor])
+        tensor = session.put(x)
+        assert_type(tensor[1:3], hg.Tensor)
+        assert_type(tensor.get(), Array)
+        assert_type(tensor.set(x), None)
+        assert_type(tensor.set(x, copy=False), hg.WriteFuture)
+        assert_type(session.devices, list[hg.Device])
+        assert_type(plan.explain(), hg.Explanation)
+
+
+async def asynchronous(graph: hg.Graph, x: Array) -> None:
+    async with hg.aio.connect("local:") as session:
+        assert_type(session, hg.aio.Session)
+        plan = await session.compile(graph)
+        assert_type(plan, hg.aio.Plan)
+        assert_type(await plan.run(x=x), dict[str, Array])
+        assert_type(await plan.run(x=x, fetch=False), dict[str, hg.aio.Tensor])
+        assert_type(plan.submit(x=x), hg.aio.RunFuture)
+        assert_type(await session.put(x), hg.aio.Tensor)
