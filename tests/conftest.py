@@ -1,4 +1,4 @@
-"""What tests share: one daemon for the run, sessions over every road, and a check that nothing is left."""
+"""Shared by all tests: one daemon for the run, sessions over every transport, and a check for leaks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
-from daemon_urls import ROADS, DaemonUrls
+from daemon_urls import TRANSPORTS, DaemonUrls
 
 if TYPE_CHECKING:
     import heliograph as hg
@@ -45,7 +45,7 @@ def daemon() -> Iterator[DaemonUrls]:
             yield DaemonUrls(url, f"unix://{path}")
 
 
-@pytest.fixture(params=ROADS)
+@pytest.fixture(params=TRANSPORTS)
 def url(request: pytest.FixtureRequest) -> str:
     """An address of each kind."""
     if request.param == "local":
@@ -56,7 +56,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def session(url: str) -> Iterator[hg.Session]:
-    """A session over each road, after which the device's memory is as it was before."""
+    """A session over each transport, after which the device's memory is as it was before."""
     import heliograph as hg
 
     with hg.connect(url) as watcher:

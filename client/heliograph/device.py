@@ -64,7 +64,7 @@ class Device(DeviceBase):
 
     def query(self, queries: Sequence[OpQuery], timeout: float | None = None) -> tuple[OpAnswer, ...]:
         """What the device says of nodes, such as hg.OpQuery("add", (type, type), type): whether it runs
-        them, whether fetching their weights for them pays, and with road=True by which road it computes them.
+        them, whether fetching their weights for them pays, and with path=True by which path it computes them.
 
         Raises UnknownOpError, InvalidGraphError for operands that the op table refuses.
         """

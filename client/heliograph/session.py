@@ -35,7 +35,7 @@ from heliograph._base.split_buffer_type import Splits
 from heliograph._base.streams import make_stream
 from heliograph.core.effects import ask
 from heliograph.core.future import Deadline
-from heliograph.core.methods import GET_STATISTICS, LIST_WAYS
+from heliograph.core.methods import GET_STATISTICS, LIST_LINKS
 from heliograph.device import Device, Stream
 from heliograph.graph.builder import Graph
 from heliograph.plan import Plan
@@ -98,11 +98,11 @@ class Session(SessionBase):
         head of a pool."""
         return self._shell.drive(ask_members(), timeout, "asking for the members")
 
-    def ways(self, timeout: float | None = None) -> tuple[Link, ...]:
+    def links(self, timeout: float | None = None) -> tuple[Link, ...]:
         """The ways between the members of the server's pool that are there, and from the server to them:
         round trip, bandwidth, and whether the one can fetch values from the other. Members measure them when
         they join. None where it is no head of a pool."""
-        return self._shell.drive(ask(LIST_WAYS, None), timeout, "asking for the ways between members")
+        return self._shell.drive(ask(LIST_LINKS, None), timeout, "asking for the ways between members")
 
     def backends(self, timeout: float | None = None) -> tuple[BackendInfo, ...]:
         """The backends of the server, also those that could not start."""

@@ -221,7 +221,7 @@ class RunCommand:
     pause: bool = False
     #: None: it runs once.
     loop: Loop | None = None
-    #: Of a plan that is a portion: which run of the whole it is; 0: it is none.
+    #: Of a plan that is a partition: which run of the whole it is; 0: it is none.
     exchange_run: int = 0
     #: W3C's traceparent of a span that is sampled; "": it is not traced.
     trace_parent: str = ""
@@ -308,7 +308,7 @@ class Completion:
     outputs: tuple[tuple[int, Bytes], ...] = ()
     device_us: float = 0.0
     #: Of a copy.
-    road: CopyPath | None = None
+    copy_path: CopyPath | None = None
     #: Of a loop.
     steps: int = 0
 

@@ -159,8 +159,8 @@ class OpQuery:
     operands: tuple[TensorType, ...]
     result: TensorType
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    #: Whether the answer is to say by which road the device computes it.
-    road: bool = False
+    #: Whether the answer is to say by which path the device computes it.
+    op_path: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class OpAnswer:
     #: Whether fetching weights from host memory for it pays.
     offload: bool = False
     #: How it computes it, where that was asked for and it can.
-    road: OpPath = OpPath.UNKNOWN
+    op_path: OpPath = OpPath.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

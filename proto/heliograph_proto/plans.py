@@ -116,7 +116,7 @@ class CopyReport:
     #: Whether it is copied while the split before on its device computes.
     ahead: bool = False
     #: How it travels between hosts.
-    way: Route = Route.WITHIN
+    route: Route = Route.WITHIN
     #: By itself, as it was expected; 0: nobody knew.
     predicted_us: float = 0.0
 
@@ -363,7 +363,7 @@ def _loss_of(source: PeerSource) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """An input of a portion, by its value number, that another daemon makes during the run."""
+    """An input of a partition, by its value number, that another daemon makes during the run."""
 
     leaf: int
     edge: Edge
@@ -373,14 +373,14 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A node of a portion whose result another daemon reads during the run."""
+    """A node of a partition whose result another daemon reads during the run."""
 
     node: int
     edge: Edge
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class Partition:
     """How a part of a graph exchanges values with the other parts while it runs."""
 
     arrivals: tuple[Arrival, ...] = ()
@@ -412,7 +412,7 @@ class PlanOptions:
     #: Numbers of the nodes that are observed.
     taps: tuple[int, ...] = ()
     #: How it exchanges values with other parts of a graph, if it is one.
-    portion: Portion | None = None
+    partition: Partition | None = None
 
 
 @dataclass(frozen=True, slots=True)

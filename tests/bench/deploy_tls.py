@@ -32,7 +32,7 @@ ROUNDS, TRIPS = 25, 40
 
 
 @contextmanager
-def two_roads() -> Iterator[tuple[hg.Session, hg.Session]]:
+def two_transports() -> Iterator[tuple[hg.Session, hg.Session]]:
     """Sessions of one daemon: with TLS, and in the clear."""
     with TemporaryDirectory() as folder:
         authority = Authority(Path(folder))
@@ -61,7 +61,7 @@ def figures() -> Iterator[Figure]:
     """Milliseconds for a tensor, microseconds for a round trip; ours with TLS, the peer without."""
     note = f"{os.cpu_count()} processors shared by both sides"
     array = np.ones(MEBIBYTES * 2**18, np.float32)
-    with two_roads() as (ours, theirs):
+    with two_transports() as (ours, theirs):
         tensors = [session.put(array) for session in (ours, theirs)]
         uploads = [_timed(partial(one.set, array)) for one in tensors]
         downloads = [_timed(one.get) for one in tensors]

@@ -1,4 +1,4 @@
-"""Arrow Flight as a road for an array: do_put and do_get of record batches with one column of bytes.
+"""Arrow Flight as a transport for an array: do_put and do_get of record batches with one column of bytes.
 
 Run with an interpreter that has pyarrow. `server` says its port; `client PORT` answers lines
 "upload|download BYTES RUNS CHUNK". What comes is copied into a warm array, on either side.

@@ -59,7 +59,7 @@ class Warm:
 
 
 class Transfers(Protocol):
-    """A client's road to a server that keeps the bytes: a call returns when they are on the other side."""
+    """A client's way to a server that keeps the bytes: a call returns when they are on the other side."""
 
     def prepare(self, nbytes: int) -> None:
         """Called before the first transfer of a size."""

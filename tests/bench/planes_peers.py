@@ -42,7 +42,7 @@ def ggml_rpc_there() -> bool:
 
 
 class Ours:
-    """One session's tensor as a road for an array."""
+    """One session's tensor as a transport for an array."""
 
     def __init__(self, session: hg.Session) -> None:
         self._session = session

@@ -75,14 +75,15 @@ def _fresh(ours: Ours, nbytes: int) -> str:
 
 
 def _compared(name: str, nbytes: int, seconds: dict[str, float], note: str) -> Iterator[Figure]:
-    for road, peer, least in (
+    for transport, peer, least in (
         ("", GGML_RPC, OF_GGML_RPC),
         ("", COPY, OF_COPY),
         ("mapped", COPY, MAPPED_OF_COPY),
     ):
         if peer not in seconds:
             continue
-        ours, theirs = (ms_a_gb(nbytes, seconds[who]) for who in (road, peer))
-        rates = f"{rate(nbytes, seconds[road])}, peer {rate(nbytes, seconds[peer])}{'' if road else note}"
-        full = f"{name}-{road or ('ggml-rpc' if peer == GGML_RPC else 'copy')}"
+        ours, theirs = (ms_a_gb(nbytes, seconds[who]) for who in (transport, peer))
+        ours, theirs = rate(nbytes, seconds[transport]), rate(nbytes, seconds[peer])
+        rates = f"{ours}, peer {theirs}{'' if transport else note}"
+        full = f"{name}-{transport or ('ggml-rpc' if peer == GGML_RPC else 'copy')}"
         yield Figure(full, ours, theirs, 1 / least, "ms/GB", peer, rates)

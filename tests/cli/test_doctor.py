@@ -1,4 +1,4 @@
-"""`heliograph doctor`: what it measures of a road to a server, and what it makes of it."""
+"""`heliograph doctor`: what it measures of a transport to a server, and what it makes of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from doctor_measurements import DEVICE, FAR, MIB, ONCE, TUNED, WELL, road
+from doctor_measurements import DEVICE, FAR, MIB, ONCE, TUNED, WELL, transport
 from forked_daemons import running_daemon
 
 import heliograph as hg
@@ -29,10 +29,10 @@ from heliograph.cli.doctor.measurements import (
     Direction,
     PathMeasurement,
     Rate,
-    RoadKind,
-    RoadMeasurements,
     RoundTrip,
     SideFacts,
+    TransportKind,
+    TransportMeasurements,
 )
 from heliograph.cli.doctor.measuring import measure, round_trips
 from heliograph.testing import wait_until_serving
@@ -41,7 +41,7 @@ from heliograph_backends.registry import Registry
 from heliograph_proto.process_facts import allocator, allocator_settings, process_facts
 
 
-def only(found: RoadMeasurements) -> Finding:
+def only(found: TransportMeasurements) -> Finding:
     """The one finding that there is."""
     (finding,) = find(found)
     assert finding.seen and finding.cost and finding.advice
@@ -53,7 +53,7 @@ def only(found: RoadMeasurements) -> Finding:
 
 def test_where_all_is_well_nothing_is_found() -> None:
     assert find(WELL) == find(FAR) == ()
-    assert said(()) == ["nothing to change: the road is as good as it can be"]
+    assert said(()) == ["nothing to change: the transport is as good as it can be"]
 
 
 def test_a_long_way_is_a_hint_to_send_runs_ahead() -> None:
@@ -109,13 +109,13 @@ def test_one_host_without_shared_memory_says_why_as_both_sides_know_it() -> None
             server=SideFacts("heliograph/0.1.0", facts),
             shared_memory=False,
             why_not_shared="the server offers none",
-            roads=(road(RoadKind.GRPC, 900e6),),
+            transports=(transport(TransportKind.GRPC, 900e6),),
         )
     )
     assert [one.name for one in found] == ["shared_memory"] and found[0].level is Level.WARNING
     assert "the server offers none (it is off in the configuration)" in found[0].seen
-    here = (road(RoadKind.LOCAL, 2e9), road(RoadKind.MAPPED, 7e9))
-    assert find(replace(WELL, in_process=True, shared_memory=False, roads=here)) == ()
+    here = (transport(TransportKind.LOCAL, 2e9), transport(TransportKind.MAPPED, 7e9))
+    assert find(replace(WELL, in_process=True, shared_memory=False, transports=here)) == ()
 
 
 @pytest.mark.parametrize(
@@ -137,30 +137,37 @@ def test_a_rate_is_that_of_a_usual_network_or_none(rate: float, network: str) ->
 
 
 def test_a_network_s_rate_is_named() -> None:
-    found = only(replace(FAR, roads=(road(RoadKind.GRPC, 110e6),)))
-    assert found.seen == "the road gives 110 MB/s: that is a 1 Gbit/s network"
+    found = only(replace(FAR, transports=(transport(TransportKind.GRPC, 110e6),)))
+    assert found.seen == "the transport gives 110 MB/s: that is a 1 Gbit/s network"
     assert "9.09 s" in found.cost and "quantized" in found.advice
 
 
 def test_a_network_is_known_behind_a_long_way() -> None:
     """Of a transfer's time the round trip is none in which bytes came."""
     way = Direction(Rate(4 * MIB, 4 * MIB / 11.5e6 + 0.1, 1), ONCE)
-    far = replace(FAR, empty=RoundTrip(0.1, 0.1, 5), roads=(PathMeasurement(RoadKind.GRPC, way, way),))
-    assert only(far).seen == "the road gives 9.03 MB/s: that is a 100 Mbit/s network"
+    far = replace(
+        FAR, empty=RoundTrip(0.1, 0.1, 5), transports=(PathMeasurement(TransportKind.GRPC, way, way),)
+    )
+    assert only(far).seen == "the transport gives 9.03 MB/s: that is a 100 Mbit/s network"
 
 
 def test_a_rate_that_no_network_has_asks_what_is_in_between() -> None:
-    found = only(replace(FAR, roads=(road(RoadKind.GRPC, 3e6),)))
-    assert (found.name, found.level) == ("slow_road", Level.WARNING) and "VPN" in found.advice
+    found = only(replace(FAR, transports=(transport(TransportKind.GRPC, 3e6),)))
+    assert (found.name, found.level) == ("slow_transport", Level.WARNING) and "VPN" in found.advice
 
 
 def test_a_slow_grpc_on_one_host_matters_where_tensors_go_by_it() -> None:
-    slow = replace(WELL, roads=(road(RoadKind.SHARED, 2e9), road(RoadKind.GRPC, 50e6)))
+    slow = replace(
+        WELL, transports=(transport(TransportKind.SHARED, 2e9), transport(TransportKind.GRPC, 50e6))
+    )
     assert find(slow) == ()
     alone = replace(
-        slow, shared_memory=False, why_not_shared="another user", roads=(road(RoadKind.GRPC, 50e6),)
+        slow,
+        shared_memory=False,
+        why_not_shared="another user",
+        transports=(transport(TransportKind.GRPC, 50e6),),
     )
-    assert [one.name for one in find(alone)] == ["shared_memory", "slow_road"]
+    assert [one.name for one in find(alone)] == ["shared_memory", "slow_transport"]
 
 
 def test_an_allocator_with_its_defaults_is_told_on_either_side_where_grpc_is_fast() -> None:
@@ -169,9 +176,10 @@ def test_an_allocator_with_its_defaults_is_told_on_either_side_where_grpc_is_fas
     assert "client" in found.seen and "hg.tune_allocator()" in found.advice
     server = SideFacts("heliograph/0.1.0", {"allocator": "glibc 2.36"})
     assert "server" in only(replace(FAR, server=server)).seen
-    assert [one.name for one in find(replace(FAR, client=untuned, roads=(road(RoadKind.GRPC, 110e6),)))] == [
-        "network"
-    ]
+    assert [
+        one.name
+        for one in find(replace(FAR, client=untuned, transports=(transport(TransportKind.GRPC, 110e6),)))
+    ] == ["network"]
 
 
 def test_settings_of_the_allocator_that_help_are_known() -> None:
@@ -185,7 +193,7 @@ def test_settings_of_the_allocator_that_help_are_known() -> None:
 def test_small_chunks_and_too_many_copies_are_told() -> None:
     assert only(replace(FAR, chunk_bytes=4096)).name == "chunks"
     assert find(replace(FAR, chunk_bytes=0)) == ()
-    found = find(replace(FAR, roads=(road(RoadKind.GRPC, 900e6, Copies(2.0, None)),)))
+    found = find(replace(FAR, transports=(transport(TransportKind.GRPC, 900e6, Copies(2.0, None)),)))
     assert [one.seen for one in found] == [
         f"by gRPC, {way}, the client copies each byte 2 times" for way in ("up", "down")
     ]
@@ -201,11 +209,19 @@ def test_a_device_that_names_no_blas_is_told() -> None:
     assert only(replace(WELL, devices=(replace(DEVICE, features={"threads": "2"}),))).name == "blas"
 
 
-def test_a_road_that_could_not_be_measured_is_told_and_no_mapped_tensor_is_none() -> None:
-    found = only(replace(FAR, roads=(PathMeasurement(RoadKind.GRPC, why_not="it took more than 10 s"),)))
-    assert found.name == "broken_road" and "it took more than 10 s" in found.seen
+def test_a_transport_that_could_not_be_measured_is_told_and_no_mapped_tensor_is_none() -> None:
+    found = only(
+        replace(FAR, transports=(PathMeasurement(TransportKind.GRPC, why_not="it took more than 10 s"),))
+    )
+    assert found.name == "broken_transport" and "it took more than 10 s" in found.seen
     assert (
-        find(replace(WELL, roads=(*WELL.roads[:2], PathMeasurement(RoadKind.MAPPED, why_not="a GPU")))) == ()
+        find(
+            replace(
+                WELL,
+                transports=(*WELL.transports[:2], PathMeasurement(TransportKind.MAPPED, why_not="a GPU")),
+            )
+        )
+        == ()
     )
 
 
@@ -238,7 +254,7 @@ def test_numbers_that_make_no_sense_are_no_error(odd: float, capsys: pytest.Capt
             connect_seconds=odd,
             empty=RoundTrip(odd, odd, 0),
             run=RoundTrip(odd, odd, -1),
-            roads=(PathMeasurement(RoadKind.GRPC, way, way), PathMeasurement(RoadKind.MAPPED)),
+            transports=(PathMeasurement(TransportKind.GRPC, way, way), PathMeasurement(TransportKind.MAPPED)),
             devices=(replace(DEVICE, free_bytes=-1, total_bytes=2**64),),
         )
         doctor.show(found, find(found))
@@ -257,7 +273,7 @@ def test_a_hostile_server_s_words_stay_on_their_line(capsys: pytest.CaptureFixtu
         features=(evil,),
         shared_memory=False,
         why_not_shared=evil,
-        roads=(PathMeasurement(RoadKind.GRPC, why_not=evil),),
+        transports=(PathMeasurement(TransportKind.GRPC, why_not=evil),),
     )
     doctor.show(found, find(found))
     printed = capsys.readouterr().out
@@ -274,7 +290,7 @@ def test_times_are_in_fitting_units() -> None:
 
 @pytest.mark.parametrize("rate", [1e3, 1e5, 1e6, 1e8, 1e10])
 @pytest.mark.parametrize("latency", [0.0, 1e-3, 40e-3])
-def test_transfers_grow_and_end_in_time_on_every_road(rate: float, latency: float) -> None:
+def test_transfers_grow_and_end_in_time_on_every_transport(rate: float, latency: float) -> None:
     sizes: list[int] = []
 
     def transfer(size_bytes: int) -> float:
@@ -325,7 +341,7 @@ def test_facts_of_a_process_are_versions_and_what_makes_its_memory() -> None:
     assert process_facts({}, "mmap_threshold=4194304")["allocator_settings"] == "mmap_threshold=4194304"
 
 
-def test_a_server_tells_its_facts_over_every_road(url: str) -> None:
+def test_a_server_tells_its_facts_over_every_transport(url: str) -> None:
     with hg.connect(url) as session:
         facts = session.server_facts()
     assert facts["python"] and facts["numpy"]
@@ -353,7 +369,7 @@ def test_both_sides_copy_each_byte_once(daemon: Any, size_bytes: int, shared: bo
 
 @pytest.fixture
 def measured(url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """What it prints for programs, over each road."""
+    """What it prints for programs, over each transport."""
     assert main(["doctor", url, "--json"]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
@@ -361,11 +377,11 @@ def measured(url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def test_every_road_is_measured_both_ways(url: str, measured: dict[str, Any]) -> None:
+def test_every_transport_is_measured_both_ways(url: str, measured: dict[str, Any]) -> None:
     found = measured["measurements"]
     kinds = ["this process"] if url == "local:" else ["shared memory", "gRPC"]
-    assert [one["kind"] for one in found["roads"]] == [*kinds, "mapped tensor"]
-    for one in found["roads"]:
+    assert [one["kind"] for one in found["transports"]] == [*kinds, "mapped tensor"]
+    for one in found["transports"]:
         for way in ("up", "down"):
             assert one[way]["rate"]["bytes_per_second"] > 0 and one[way]["rate"]["transfers"] >= 1
     for trips in (found["empty"], found["run"]):
@@ -398,7 +414,7 @@ def test_people_see_tables_and_findings(daemon: Any, capsys: pytest.CaptureFixtu
 def test_a_device_of_its_own_has_no_memory_to_map(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "local:#fake", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["measurements"]
-    assert found["roads"][0]["up"] and "shared" in found["roads"][1]["why_not"]
+    assert found["transports"][0]["up"] and "shared" in found["transports"][1]["why_not"]
     assert found["devices"][0]["name"] == "fake0"
 
 
@@ -410,7 +426,7 @@ def test_a_daemon_without_shared_memory_is_found_out(
     with running_daemon("--config", str(config)) as url:
         assert main(["doctor", url, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [one["kind"] for one in found["measurements"]["roads"]] == ["gRPC"]
+    assert [one["kind"] for one in found["measurements"]["transports"]] == ["gRPC"]
     (finding,) = [one for one in found["findings"] if one["name"] == "shared_memory"]
     assert "it is off in the configuration" in finding["seen"]
 
@@ -472,9 +488,9 @@ def test_what_cannot_be_measured_is_an_error_with_advice(
     assert printed.out == ""
 
 
-def test_a_road_that_a_quota_closed_is_not_blamed_on_the_network() -> None:
+def test_a_transport_that_a_quota_closed_is_not_blamed_on_the_network() -> None:
     refused = "the quota of tenant 'a' is 10 bytes of devices' memory: 0 are used, so not 20 more"
-    found = only(replace(FAR, roads=(PathMeasurement(RoadKind.GRPC, why_not=refused),)))
+    found = only(replace(FAR, transports=(PathMeasurement(TransportKind.GRPC, why_not=refused),)))
     assert "raise the quota" in found.advice and "network" not in found.advice
 
 
@@ -489,8 +505,8 @@ def test_a_transfer_that_takes_too_long_is_a_finding_and_no_failure(monkeypatch:
     monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: Registry.of(device))
     found = measure("local:", 0.3, tell)
     assert steps == ["connecting", "round trips", "this process, up", "mapped tensor"]
-    assert found.roads[0].up is None and "0.3 s" in found.roads[0].why_not
-    assert "broken_road" in [one.name for one in find(found)]
+    assert found.transports[0].up is None and "0.3 s" in found.transports[0].why_not
+    assert "broken_transport" in [one.name for one in find(found)]
 
 
 def test_what_is_measured_is_shown_where_somebody_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:

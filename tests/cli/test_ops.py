@@ -43,23 +43,23 @@ def found(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[tuple[str
 
 
 @native
-def test_a_device_says_by_which_road_it_computes_each_op_and_data_type(
+def test_a_device_says_by_which_path_it_computes_each_op_and_data_type(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     rows = found(
         capsys, "--device", "cpu:threads=1", "--quick", "exp", "matmul", "permute", "get_rows", "sin"
     )
-    roads = {key: set(row["roads"]) for key, row in rows.items()}
-    assert roads["exp", "f32"] == {"kernel"} and roads["exp", "f16"] == {"kernel"}
-    assert roads["matmul", "f32"] == {"kernel"} and roads["matmul", "f16"] == {"BLAS"}
-    assert roads["permute", "f32"] == {"view"} and roads["sin", "f32"] == {"definition"}
-    assert roads["get_rows", "q8_0, i32"] == {"kernel"}
+    op_paths = {key: set(row["paths"]) for key, row in rows.items()}
+    assert op_paths["exp", "f32"] == {"kernel"} and op_paths["exp", "f16"] == {"kernel"}
+    assert op_paths["matmul", "f32"] == {"kernel"} and op_paths["matmul", "f16"] == {"BLAS"}
+    assert op_paths["permute", "f32"] == {"view"} and op_paths["sin", "f32"] == {"definition"}
+    assert op_paths["get_rows", "q8_0, i32"] == {"kernel"}
     assert all(set(row["conformance"]) == {"passed"} for row in rows.values())
 
 
 def test_a_device_on_the_definition_alone_has_no_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     rows = found(capsys, "--device", "cpu:reference=1,threads=1", "--ask", "exp", "mul_mat")
-    assert {road for row in rows.values() for road in row["roads"]} == {"definition", "BLAS"}
+    assert {op_path for row in rows.values() for op_path in row["paths"]} == {"definition", "BLAS"}
     assert all(row["conformance"] == {} for row in rows.values())
 
 
@@ -74,17 +74,17 @@ def test_the_table_counts_cases_and_says_what_is_not_supported(
 ) -> None:
     assert main(["ops", "--device", "cpu:threads=1", "--quick", "soft_max"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split() == ["op", "dtypes", "supported", "conformance", "road"]
+    assert header.split() == ["op", "dtypes", "supported", "conformance", "path"]
     assert lines[0].split()[:5] == ["soft_max", "f32", "yes", "7", "passed"]
     assert lines[-1].startswith("cpu0: 8 passed, 0 not supported, 0 failed in ")
 
 
 @native
-def test_the_sums_have_all_roads_and_outcomes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sums_have_all_paths_and_outcomes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ops", "--device", "cpu:threads=1", "--ask", "exp", "cast", "mul_mat", "permute"]) == 0
-    *lines, roads, cases = capsys.readouterr().out.splitlines()
-    assert roads.startswith(f"{len(lines) - 1} ops with data types; cases by road: ")
-    assert all(word in roads for word in ("kernel", "definition", "BLAS", "view"))
+    *lines, op_paths, cases = capsys.readouterr().out.splitlines()
+    assert op_paths.startswith(f"{len(lines) - 1} ops with data types; cases by path: ")
+    assert all(word in op_paths for word in ("kernel", "definition", "BLAS", "view"))
     assert cases.endswith(" cases, of which none was run")
 
 

@@ -15,8 +15,8 @@ from pool_daemons import next_event
 import heliograph as hg
 from heliograph.cli import doctor, main
 from heliograph.cli.doctor.findings import Finding, Level, find_in_pool
-from heliograph.cli.doctor.measurements import MemberSeen, PoolSeen, RoadMeasurements
-from heliograph.cli.doctor.tables import MOST_WAYS, more_ways, way_rows
+from heliograph.cli.doctor.measurements import MemberSeen, PoolSeen, TransportMeasurements
+from heliograph.cli.doctor.tables import MOST_WAYS, link_rows, more_links
 from heliograph_proto.devices import Link
 
 SECONDS = 30.0
@@ -41,7 +41,7 @@ POOL = PoolSeen(
 )
 
 
-def pooled(pool: PoolSeen) -> RoadMeasurements:
+def pooled(pool: PoolSeen) -> TransportMeasurements:
     """All is well but for what the pool has."""
     return replace(FAR, pool=pool)
 
@@ -53,7 +53,7 @@ def only(pool: PoolSeen) -> Finding:
     return finding
 
 
-def with_way(*changed: Link) -> PoolSeen:
+def with_link(*changed: Link) -> PoolSeen:
     ways = {(one.a, one.b): one for one in (*POOL.ways, *changed)}
     return replace(POOL, ways=tuple(ways.values()))
 
@@ -81,7 +81,7 @@ def test_a_pool_of_nobody_is_told_where_to_look() -> None:
 
 def test_a_pair_that_cannot_reach_one_another_is_told_which_port_to_open_from_where_to_where() -> None:
     cut = Link("a", "b", 1e-3, 1e8, reachable=False, why="nobody answers at grpc://b:7070")
-    found = only(with_way(cut))
+    found = only(with_link(cut))
     assert (found.name, found.level) == ("unreachable", Level.WARNING)
     assert found.seen == "a cannot fetch values from b: nobody answers at grpc://b:7070"
     assert "through the head" in found.cost and "open port 7070 at b to a" in found.advice
@@ -95,16 +95,16 @@ def test_many_that_cannot_reach_one_are_one_finding() -> None:
 
 
 def test_a_slow_way_is_told_with_what_it_costs() -> None:
-    found = only(with_way(replace(way("a", "b"), bytes_per_second=2e6)))
-    assert (found.name, found.level) == ("slow_way", Level.WARNING)
+    found = only(with_link(replace(way("a", "b"), bytes_per_second=2e6)))
+    assert (found.name, found.level) == ("slow_link", Level.WARNING)
     assert "between a and b" in found.seen and "500 ms" in found.cost
-    found = only(with_way(replace(way("a", "b"), round_trip_seconds=40e-3)))
-    assert (found.name, found.level) == ("slow_way", Level.HINT) and "40 ms" in found.seen
+    found = only(with_link(replace(way("a", "b"), round_trip_seconds=40e-3)))
+    assert (found.name, found.level) == ("slow_link", Level.HINT) and "40 ms" in found.seen
 
 
 def test_what_nobody_measured_is_no_finding() -> None:
     unknown = Link("a", "b", 1.0, 1.0, reachable=None)
-    assert find_in_pool(pooled(with_way(unknown, replace(unknown, a="b", b="a")))) == ()
+    assert find_in_pool(pooled(with_link(unknown, replace(unknown, a="b", b="a")))) == ()
 
 
 def test_a_member_of_another_version_is_told_and_what_it_lacks_is_no_firewall() -> None:
@@ -113,7 +113,7 @@ def test_a_member_of_another_version_is_told_and_what_it_lacks_is_no_firewall() 
     assert (found.name, found.level) == ("member_version", Level.HINT)
     assert found.seen == f"b runs heliograph/0.0.9, the head {RUNS}"
     cut = Link("a", "b", 1e-3, 1e8, reachable=False, why="b runs heliograph/0.0.9, which exchanges nothing")
-    apart, _ = find_in_pool(pooled(replace(with_way(cut), members=(member("a"), old))))
+    apart, _ = find_in_pool(pooled(replace(with_link(cut), members=(member("a"), old))))
     assert apart.name == "unreachable" and apart.advice == "upgrade the older daemon of these"
 
 
@@ -142,8 +142,8 @@ def test_of_many_ways_those_are_shown_with_which_something_is_the_matter() -> No
     pool = PoolSeen(
         tuple(map(member, names)), (*(one for one in ways if (one.a, one.b) != ("m14", "m15")), cut)
     )
-    _, *rows = way_rows(pool)
-    assert len(rows) == MOST_WAYS and more_ways(pool) == "and 80 more; --json has all"
+    _, *rows = link_rows(pool)
+    assert len(rows) == MOST_WAYS and more_links(pool) == "and 80 more; --json has all"
     (bad,) = [row[-1] for row in rows if row[-1] != "direct"]
     assert bad == "direct to m15, relayed by the head to m14"
 

@@ -209,8 +209,8 @@ def nothing_left(device: CpuDevice) -> Iterator[CpuDevice]:
         device.close()
 
 
-def road(device: Device, made: Maker) -> OpPath:
+def op_path(device: Device, made: Maker) -> OpPath:
     """What a device says of the node."""
     graph = made.graph()
     (node,) = graph.nodes
-    return device.road(node.op, node.attributes, graph.origin(0).operands, node.type)
+    return device.op_path(node.op, node.attributes, graph.origin(0).operands, node.type)

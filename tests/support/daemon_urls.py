@@ -1,10 +1,10 @@
-"""The addresses of the daemon that tests share, and the roads that they take to it."""
+"""The addresses of the daemon that tests share, and the transports that they take to it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-ROADS = ("local", "unix", "tcp")
+TRANSPORTS = ("local", "unix", "tcp")
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ def _show(console: Console, hosts: dict[str, str], found: Explanation, title: st
         nodes = f"{len(split.nodes)}: {split.nodes[0].name} ... {split.nodes[-1].name}"
         placement.add_row(str(split.number), host, nodes, f"{split.compute_us / 1e3:.1f}")
         for copy in split.copies:
-            edges.add_row(copy.name, hosts[copy.source], host, f"{copy.size_bytes:,}", str(copy.way))
+            edges.add_row(copy.name, hosts[copy.source], host, f"{copy.size_bytes:,}", str(copy.route))
     console.print(placement)
     console.print(edges)
 

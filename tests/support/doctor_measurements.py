@@ -10,10 +10,10 @@ from heliograph.cli.doctor.measurements import (
     Direction,
     PathMeasurement,
     Rate,
-    RoadKind,
-    RoadMeasurements,
     RoundTrip,
     SideFacts,
+    TransportKind,
+    TransportMeasurements,
 )
 
 MIB = 2**20
@@ -21,8 +21,8 @@ TUNED = "MALLOC_MMAP_THRESHOLD_=33554432"
 ONCE = Copies(1.0, 1.0)
 
 
-def road(kind: RoadKind, bytes_per_second: float, copies: Copies = ONCE) -> PathMeasurement:
-    """A road with one rate both ways."""
+def transport(kind: TransportKind, bytes_per_second: float, copies: Copies = ONCE) -> PathMeasurement:
+    """A transport with one rate both ways."""
     way = Direction(Rate(64 * MIB, 64 * MIB / bytes_per_second, 5), copies)
     return PathMeasurement(kind, way, way)
 
@@ -37,7 +37,7 @@ DEVICE = DeviceSeen(
     {"native_kernels": "numba 0.62", "blas": "openblas"},
 )
 #: One host, all well.
-WELL = RoadMeasurements(
+WELL = TransportMeasurements(
     url="grpc://127.0.0.1:7070",
     in_process=False,
     local_address=True,
@@ -48,7 +48,11 @@ WELL = RoadMeasurements(
     connect_seconds=0.01,
     empty=RoundTrip(300e-6, 400e-6, 200),
     run=RoundTrip(800e-6, 900e-6, 200),
-    roads=(road(RoadKind.SHARED, 3e9), road(RoadKind.GRPC, 900e6), road(RoadKind.MAPPED, 7e9)),
+    transports=(
+        transport(TransportKind.SHARED, 3e9),
+        transport(TransportKind.GRPC, 900e6),
+        transport(TransportKind.MAPPED, 7e9),
+    ),
     chunk_bytes=MIB,
     shared_memory=True,
     why_not_shared="",
@@ -66,7 +70,7 @@ FAR = replace(
         "heliograph/0.1.0", {"rich": "13.0", "allocator": "glibc 2.36", "allocator_settings": TUNED}
     ),
     server=SideFacts("heliograph/0.1.0", {"event_loop": "uvloop", "allocator": "jemalloc"}),
-    roads=(road(RoadKind.GRPC, 900e6),),
+    transports=(transport(TransportKind.GRPC, 900e6),),
     shared_memory=False,
     why_not_shared="the server offers none",
 )

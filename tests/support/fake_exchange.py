@@ -1,4 +1,4 @@
-"""An exchange within one process, for tests of plans that are portions: no daemon, no wire."""
+"""An exchange within one process, for tests of plans that are partitions: no daemon, no wire."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from heliograph_backends.contract import Abort, Tensor, access
 from heliograph_proto.errors import CancelledError, HandleExistsError, HeliographError
-from heliograph_proto.plans import Portion
+from heliograph_proto.plans import Partition
 
 Key = tuple[bytes, int]
 
@@ -21,13 +21,13 @@ class FakeExchange:
         self.errors: dict[Key, HeliographError] = {}
         self.open_edges: set[tuple[bytes, bool]] = set()
 
-    def open(self, portion: Portion) -> FakePorts:
-        ends = [(one.edge.name, True) for one in portion.arrivals]
-        ends += [(one.edge.name, False) for one in portion.departures]
+    def open(self, partition: Partition) -> FakePorts:
+        ends = [(one.edge.name, True) for one in partition.arrivals]
+        ends += [(one.edge.name, False) for one in partition.departures]
         if self.open_edges.intersection(ends):
             raise HandleExistsError("an edge is open already")
         self.open_edges.update(ends)
-        return FakePorts(self, portion, ends)
+        return FakePorts(self, partition, ends)
 
     @property
     def left(self) -> int:
@@ -36,15 +36,15 @@ class FakeExchange:
 
 
 class FakePorts:
-    def __init__(self, exchange: FakeExchange, portion: Portion, ends: list[tuple[bytes, bool]]) -> None:
-        self.exchange, self.portion, self._ends = exchange, portion, ends
+    def __init__(self, exchange: FakeExchange, partition: Partition, ends: list[tuple[bytes, bool]]) -> None:
+        self.exchange, self.partition, self._ends = exchange, partition, ends
 
     def expect(self, run: int, targets: Sequence[Tensor]) -> FakeIncoming:
-        keys = [(one.edge.name, run) for one in self.portion.arrivals]
+        keys = [(one.edge.name, run) for one in self.partition.arrivals]
         return FakeIncoming(self.exchange, keys, targets)
 
     def offer(self, place: int, run: int, tensor: Tensor, abort: Abort) -> None:
-        key = self.portion.departures[place].edge.name, run
+        key = self.partition.departures[place].edge.name, run
         data = bytes(access.read_whole(tensor))
         with self.exchange.changed:
             assert key not in self.exchange.values, "offered twice"
@@ -54,7 +54,7 @@ class FakePorts:
     def end(self, run: int, error: HeliographError | None = None) -> None:
         why = error or CancelledError("the run is over")
         with self.exchange.changed:
-            for one in self.portion.departures:
+            for one in self.partition.departures:
                 self.exchange.errors[one.edge.name, run] = why
             self.exchange.changed.notify_all()
 

@@ -25,7 +25,7 @@ SECONDS = 20
 MEMORY = 2**26
 NAMES = ("fake0", "fake1", "fake2")
 #: `local:` and a daemon.
-ROADS = ["local", "tcp"]
+TRANSPORTS = ["local", "tcp"]
 
 
 class Losable:
@@ -50,10 +50,10 @@ def make_devices() -> list[FakeDevice]:
 
 
 @contextmanager
-def losable(road: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Losable]:
+def losable(transport: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Losable]:
     """Devices that can be lost; afterwards all their memory is free."""
     devices = make_devices()
-    if road == "local":
+    if transport == "local":
         monkeypatch.setattr(
             "heliograph_backends.registry.open_registry",
             lambda *wanted: open_registry(*wanted) if wanted else Registry.of(*devices),

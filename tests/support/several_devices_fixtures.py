@@ -1,4 +1,4 @@
-"""Roads to several devices, a module's DEVICES; a module takes a fixture by giving it a name of its own."""
+"""Transports to several devices, a module's DEVICES. A module renames the fixture that it takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon_urls import ROADS, DaemonUrls
+from daemon_urls import TRANSPORTS, DaemonUrls
 from forked_daemons import running_daemon
 
 import heliograph as hg
@@ -28,7 +28,7 @@ def daemon_of_several(request: pytest.FixtureRequest) -> Iterator[DaemonUrls]:
             yield DaemonUrls(url, unix)
 
 
-@pytest.fixture(params=ROADS)
+@pytest.fixture(params=TRANSPORTS)
 def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """An address of each kind, behind which there are the same devices."""
     if request.param == "local":

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.hosts
 def network() -> Iterator[Network]:
     if reason := rights():
         pytest.skip(reason)
-    with Network(head=Wire(), **{way: Wire() for way in WAYS}) as made:
+    with Network(head=Wire(), **{link: Wire() for link in WAYS}) as made:
         yield made
 
 
@@ -51,11 +51,11 @@ def told(client: subprocess.Popen[str]) -> Told:
 @pytest.fixture(scope="module")
 def seen(network: Network) -> Iterator[tuple[float, list[Told]]]:
     """When the ways were cut, and all that a client was told until they were mended."""
-    served = [serve(network, way) for way in WAYS]
-    listed = ",".join(f"{way}={network[way].address}" for way in WAYS)
+    served = [serve(network, link) for link in WAYS]
+    listed = ",".join(f"{link}={network[link].address}" for link in WAYS)
     served.append(serve(network, "head", "--pool", f"static:{listed}"))
     url = f"grpc://{network['head'].address}:{PORT}"
-    devices = [f"{way}/cpu0" for way in WAYS]
+    devices = [f"{link}/cpu0" for link in WAYS]
     client = network["head"].popen([*CLIENT, url, *devices], stdout=PIPE, text=True, bufsize=1)
     for _ in WAYS:
         assert told(client)[0] == "waiting"
@@ -79,14 +79,14 @@ def seen(network: Network) -> Iterator[tuple[float, list[Told]]]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_member_whose_way_is_cut_is_lost_and_who_waits_for_it_is_told(
-    seen: tuple[float, list[Told]], way: str
+    seen: tuple[float, list[Told]], link: str
 ) -> None:
     """Cut altogether, from the member to the head, and from the head to the member."""
     began, found = seen
-    mine = {kind: (text, at - began) for kind, device, text, at in found if device == f"{way}/cpu0"}
+    mine = {kind: (text, at - began) for kind, device, text, at in found if device == f"{link}/cpu0"}
     text, seconds = mine["MemberLostError"]
-    print(f"{way}: noticed after {mine['lost'][1]:.2f} s, its run failed after {seconds:.2f} s")
-    assert f"member {way} at grpc://" in text and "is lost" in mine["lost"][0]
+    print(f"{link}: noticed after {mine['lost'][1]:.2f} s, its run failed after {seconds:.2f} s")
+    assert f"member {link} at grpc://" in text and "is lost" in mine["lost"][0]
     assert seconds < SECONDS
 
 

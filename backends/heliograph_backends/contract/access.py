@@ -92,7 +92,7 @@ def check_chunks(tensor: Tensor, offset_bytes: int, chunks: Chunks) -> None:
 
 
 def copy(source: Tensor, destination: Tensor) -> CopyPath:
-    """Copies a whole tensor to another of the same type, on any device; says which road it took.
+    """Copies a whole tensor to another of the same type, on any device; says which path it took.
 
     The destination is asked first, then the source; else the bytes go through host memory. Raises
     InvalidArgumentError where the types differ or the destination overlaps itself.

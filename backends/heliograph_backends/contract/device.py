@@ -89,7 +89,7 @@ class Device(ABC):
     capabilities: Capabilities
     #: Where the hardware is, such as "0000:c1:00.0" on PCI; empty where it has no such place.
     id: str = ""
-    #: The host that runs portions of graphs on it by itself; None: this process does.
+    #: The host that runs partitions of graphs on it by itself; None: this process does.
     site: Site | None = None
 
     @property
@@ -173,7 +173,7 @@ class Device(ABC):
         """Whether fetching host weights for such a node pays. Default: never."""
         return False
 
-    def road(
+    def op_path(
         self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
     ) -> OpPath:
         """How it computes such a node, which it can run. Default: it does not tell."""

@@ -1,4 +1,4 @@
-"""Hosts that run portions of a graph by themselves, and exchange values with each other meanwhile."""
+"""Hosts that run partitions of a graph by themselves, and exchange values with each other meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from heliograph_backends.contract.memory import Tensor
 from heliograph_backends.contract.plan import DeviceCompileOptions, LeafBindings
 from heliograph_proto.errors import HeliographError
 from heliograph_proto.graph import Graph
-from heliograph_proto.plans import ContentOffer, PlanReport, Portion
+from heliograph_proto.plans import ContentOffer, Partition, PlanReport
 
 if TYPE_CHECKING:
     from heliograph_backends.contract.device import Device
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SiteWork:
-    """A portion that a site is to compile."""
+    """A partition that a site is to compile."""
 
     graph: Graph
-    portion: Portion
+    partition: Partition
     #: Of the site: that of each node.
     devices: tuple[Device, ...]
     bindings: LeafBindings
@@ -33,7 +33,7 @@ class SiteWork:
 
 
 class SiteRun(ABC):
-    """A run of a portion: prepared, then started, then over."""
+    """A run of a partition: prepared, then started, then over."""
 
     @abstractmethod
     def start(self, number: int, ended: Callable[[], None]) -> None:
@@ -59,19 +59,19 @@ class SiteRun(ABC):
 
 
 class SitePlan(ABC):
-    """A portion, compiled on its site."""
+    """A partition, compiled on its site."""
 
     compute_bytes: int
     steps: int
 
     @abstractmethod
     def prepare(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]) -> SiteRun:
-        """A run on these tensors, of the portion's inputs that do not arrive, and its outputs; None: not
+        """A run on these tensors, of the partition's inputs that do not arrive, and its outputs; None: not
         wanted. Those that lie there are used in place. May wait for bytes on their way there."""
 
     @abstractmethod
     def report(self) -> PlanReport:
-        """Where its nodes run, and how long the last run took; nodes and splits of the portion."""
+        """Where its nodes run, and how long the last run took; nodes and splits of the partition."""
 
     @abstractmethod
     def free(self) -> None:
@@ -79,7 +79,7 @@ class SitePlan(ABC):
 
 
 class Site(ABC):
-    """A host with devices of its own that runs portions. `Device.site` names it."""
+    """A host with devices of its own that runs partitions. `Device.site` names it."""
 
     name: str
 
@@ -96,11 +96,11 @@ class Site(ABC):
     @property
     @abstractmethod
     def why_not(self) -> str:
-        """Why it cannot run portions, in words; empty if it can."""
+        """Why it cannot run partitions, in words; empty if it can."""
 
     @abstractmethod
     def compile(self, work: SiteWork) -> SitePlan:
-        """Raises what `Device.compile` does, with the portion's node as origin."""
+        """Raises what `Device.compile` does, with the partition's node as origin."""
 
     @abstractmethod
     def check(self) -> None:

@@ -27,7 +27,7 @@ from heliograph_backends.contract import (
 from heliograph_backends.cpu import facts, kernels
 from heliograph_backends.cpu.arena import HostArena, lender_of
 from heliograph_backends.cpu.hbm import hbm_buffer_types, why_no_hbm
-from heliograph_backends.cpu.op_paths import road_of
+from heliograph_backends.cpu.op_paths import op_path_of
 from heliograph_backends.cpu.plan import CpuPlan, estimate
 from heliograph_backends.cpu.stream import CpuStream
 from heliograph_backends.host_memory.buffers import (
@@ -181,10 +181,10 @@ class CpuDevice(Device):
     ) -> str:
         return ""
 
-    def road(
+    def op_path(
         self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
     ) -> OpPath:
-        return road_of(op, attributes, operands, result, native=self.native)
+        return op_path_of(op, attributes, operands, result, native=self.native)
 
     def supports_buffer_type(self, buffer_type: Any) -> bool:
         return bool(buffer_type.is_host and not buffer_type.is_mappable)

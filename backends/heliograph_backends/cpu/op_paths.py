@@ -1,4 +1,4 @@
-"""By which road the CPU computes a node: asked of what compiles plans, for the node alone. Pure."""
+"""By which path the CPU computes a node: asked of what compiles plans, for the node alone. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_proto.types import TensorType
 
 
-def road_of(
+def op_path_of(
     op: str,
     attributes: Mapping[str, Any],
     operands: Sequence[TensorType],
@@ -21,7 +21,7 @@ def road_of(
     *,
     native: bool,
 ) -> OpPath:
-    """The road of a node whose operands are contiguous; `native`: whether the device has kernels."""
+    """The path of a node whose operands are contiguous; `native`: whether the device has kernels."""
     graph = _alone(op, attributes, operands, result)
     places = place_values(graph)
     if not is_step(graph, places, 0):

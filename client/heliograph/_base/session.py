@@ -111,8 +111,8 @@ class SessionBase:
         reservation: Reservation | None,
     ) -> Procedure[PlanSpec]:
         """Compiles a graph of the contract, whose contents the session holds. Raises UnsupportedError for a
-        portion where the server exchanges nothing."""
-        if options.portion is not None and EXCHANGE not in self.info.features:
+        partition where the server exchanges nothing."""
+        if options.partition is not None and EXCHANGE not in self.info.features:
             raise UnsupportedError(
                 f"the server {self.info.server} does not exchange values with others", advice="upgrade it"
             )

@@ -180,13 +180,13 @@ class TensorBase(Handle, Typed):
         return c.CopyTensor(self._live_handle, destination._used_in(self._shell))
 
     def _copy(self, destination: TensorBase, stream: StreamBase | None) -> Procedure[CopyPath | None]:
-        """Copies, and gives the road on which the bytes went."""
+        """Copies, and gives the path on which the bytes went."""
         command, core = self._copying(destination), self._shell.core
         number = stream_handle(self._shell, stream)
 
         def procedure() -> Procedure[CopyPath | None]:
             completion = yield from observe(core, core.send(command, stream=number, observed=True))
-            return completion.road if completion is not None else None
+            return completion.copy_path if completion is not None else None
 
         return procedure()
 

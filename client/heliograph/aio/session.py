@@ -40,7 +40,7 @@ from heliograph.aio.tensor import Buffer, Tensor
 from heliograph.aio.watching import DeviceWatch, LogLines
 from heliograph.core.effects import ask
 from heliograph.core.future import Deadline
-from heliograph.core.methods import GET_STATISTICS, LIST_WAYS
+from heliograph.core.methods import GET_STATISTICS, LIST_LINKS
 from heliograph.graph.builder import Graph
 from heliograph.procedures.journal import JOURNAL_BYTES
 from heliograph.procedures.server_weights import ServerWeights, describe_model, list_models
@@ -101,11 +101,11 @@ class Session(SessionBase):
         head of a pool."""
         return await self._shell.drive(ask_members(), timeout, "asking for the members")
 
-    async def ways(self, timeout: float | None = None) -> tuple[Link, ...]:
+    async def links(self, timeout: float | None = None) -> tuple[Link, ...]:
         """The ways between the members of the server's pool that are there, and from the server to them:
         round trip, bandwidth, and whether the one can fetch values from the other. Members measure them when
         they join. None where it is no head of a pool."""
-        return await self._shell.drive(ask(LIST_WAYS, None), timeout, "asking for the ways between members")
+        return await self._shell.drive(ask(LIST_LINKS, None), timeout, "asking for the ways between members")
 
     async def backends(self, timeout: float | None = None) -> tuple[BackendInfo, ...]:
         """The backends of the server, also those that could not start."""

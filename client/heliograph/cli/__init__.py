@@ -35,7 +35,7 @@ GROUPS = {
     "look at a daemon": {
         "devices": "list the devices of a daemon",
         "health": "ask a daemon whether it lives and takes sessions (exit status 0, 1; 2: no answer)",
-        "doctor": "measure the road to a daemon, and say what to change",
+        "doctor": "measure the transport to a daemon, and say what to change",
         "ops": "print the op table",
         "conformance": "check what a device computes against the op table",
     },

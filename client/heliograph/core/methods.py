@@ -85,7 +85,7 @@ EXPLAIN: Method[int, PlanReport] = Method("PlanService", "Explain")
 GET_MEMORY: Method[str, Memory] = Method("DeviceService", "GetMemory")
 LIST_DEVICES: Method[None, DeviceList] = Method("DeviceService", "ListDevices")
 #: Between the members of the server's pool.
-LIST_WAYS: Method[None, tuple[Link, ...]] = Method("DeviceService", "ListWays")
+LIST_LINKS: Method[None, tuple[Link, ...]] = Method("DeviceService", "ListLinks")
 QUERY_OPS: Method[OpQueries, tuple[OpAnswer, ...]] = Method("DeviceService", "QueryOps")
 QUERY_PLACEMENT: Method[PlacementQuery, PlacementInfo] = Method("DeviceService", "QueryPlacement")
 #: What the server has carried for the session.

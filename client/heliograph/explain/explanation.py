@@ -83,8 +83,8 @@ class Explanation:
         """In each run, by the way that they travel: "direct", "relayed" by the head, or "through head"."""
         found: dict[str, int] = {}
         for copy in (one for split in self.splits for one in split.copies):
-            if copy.way is not Route.WITHIN:
-                found[str(copy.way)] = found.get(str(copy.way), 0) + copy.size_bytes
+            if copy.route is not Route.WITHIN:
+                found[str(copy.route)] = found.get(str(copy.route), 0) + copy.size_bytes
         return found
 
     @property
@@ -117,16 +117,16 @@ class Explanation:
             tables.append(share_table(self.weights, everything=nodes))
         if nodes:
             tables.append(node_table(self.nodes))
-        notes = self._ways()
+        notes = self._routes()
         notes += [f"split {one.number} on {one.device}: {one.note}" for one in self.splits if one.note]
         shown = ["\n".join(align(table)) for table in tables]
         return "\n\n".join([self.summary(), *shown, *(["\n".join(notes)] if notes else [])])
 
-    def _ways(self) -> list[str]:
+    def _routes(self) -> list[str]:
         """A line about what travels between hosts, if anything does."""
-        ways = ", ".join(f"{size_text(size)} {way}" for way, size in self.bytes_between_hosts.items())
+        routes = ", ".join(f"{size_text(size)} {route}" for route, size in self.bytes_between_hosts.items())
         waits = "; copy times there are with waiting for the values" if self.run_us else ""
-        return [f"between hosts in a run: {ways}{waits}"] if ways else []
+        return [f"between hosts in a run: {routes}{waits}"] if routes else []
 
     def json(self) -> str:
         """A JSON object for programs: "copied_bytes", "devices", "splits", "nodes", "weights" (those that lie
@@ -244,7 +244,7 @@ def _split(graph: Graph, report: PlanReport, number: int, nodes: tuple[Explained
 def _copy(graph: Graph, report: PlanReport, copy: CopyReport) -> ExplainedCopy:
     name, type_ = _name(graph, copy.value), graph.type_of(copy.value)
     source = report.devices[copy.source].name
-    rest = copy.size_bytes, copy.rows_only, copy.ahead, copy.way, copy.predicted_us
+    rest = copy.size_bytes, copy.rows_only, copy.ahead, copy.route, copy.predicted_us
     return ExplainedCopy(copy.value, name, type_, source, *rest)
 
 
@@ -262,8 +262,8 @@ def _name(graph: Graph, value: int) -> str:
 def check_report(graph: Graph, report: PlanReport) -> None:
     """Whether a report is one of a plan of this graph. Raises ProtocolError."""
     splits_fit = all(_split_fits(graph, report, one) for one in report.splits)
-    ways = (number for one in report.links for number in (one.round_trip_us, one.bytes_per_s))
-    times_fit = _are_times(report.predicted_us, *ways)
+    routes = (number for one in report.links for number in (one.round_trip_us, one.bytes_per_s))
+    times_fit = _are_times(report.predicted_us, *routes)
     if not (_nodes_fit(graph, report) and splits_fit and _shares_fit(graph, report) and times_fit):
         raise ProtocolError(
             "the server's explanation does not fit the plan's graph",
@@ -327,7 +327,7 @@ def _split_as_json(one: ExplainedSplit) -> dict[str, Any]:
                 "size_bytes": copy.size_bytes,
                 "rows_only": copy.rows_only,
                 "ahead": copy.ahead,
-                "way": str(copy.way),
+                "way": str(copy.route),
                 "predicted_us": copy.predicted_us,
             }
             for copy in one.copies

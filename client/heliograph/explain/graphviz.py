@@ -153,7 +153,7 @@ def _edge_style(copy: ExplainedCopy | None, device: str, again: bool) -> str:
     if again:
         return f" [{_COPY}, style=dashed]"
     lines = [size_text(copy.size_bytes), f"{copy.source} to {device}"]
-    lines += [_ROUND[copy.way]] if copy.way in _ROUND else []
+    lines += [_ROUND[copy.route]] if copy.route in _ROUND else []
     lines += [f"{time_text(copy.predicted_us)} predicted"] if copy.predicted_us else []
     return f" [label={_label(*lines)}, {_COPY}]"
 

@@ -51,7 +51,7 @@ class ExplainedCopy:
     #: Whether it is copied while the split before on its device computes.
     ahead: bool = False
     #: How it travels between hosts; a head says so.
-    way: Route = Route.WITHIN
+    route: Route = Route.WITHIN
     #: How long it was expected to take by itself, in microseconds; 0: nobody knew.
     predicted_us: float = 0.0
 

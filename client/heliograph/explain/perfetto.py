@@ -48,7 +48,7 @@ def _durations(splits: Sequence[ExplainedSplit], tracks: _Tracks) -> Iterator[di
 
 
 def _value(copy: ExplainedCopy) -> str:
-    where = "" if copy.way is Route.WITHIN else f" from {copy.source}, {copy.way}"
+    where = "" if copy.route is Route.WITHIN else f" from {copy.source}, {copy.route}"
     return f"{copy.name}{where}"
 
 

@@ -29,7 +29,7 @@ _COPIES = 24
 #: The host of the server itself.
 _OWN = "(server)"
 #: How a value gets from host to host.
-_WAYS = {Route.DIRECT: "direct", Route.RELAYED: "by the head (relayed)", Route.THROUGH_HEAD: "through head"}
+_ROUTES = {Route.DIRECT: "direct", Route.RELAYED: "by the head (relayed)", Route.THROUGH_HEAD: "through head"}
 
 
 def split_table(splits: Sequence[ExplainedSplit], *, everything: bool = False) -> Table:
@@ -73,11 +73,11 @@ def _time_columns(splits: Sequence[ExplainedSplit]) -> dict[str, Callable[[Expla
 
 
 def _from_elsewhere(one: ExplainedSplit) -> list[ExplainedCopy]:
-    return [copy for copy in one.copies if copy.way is not Route.WITHIN]
+    return [copy for copy in one.copies if copy.route is not Route.WITHIN]
 
 
 def _from_here(one: ExplainedSplit) -> list[ExplainedCopy]:
-    return [copy for copy in one.copies if copy.way is Route.WITHIN]
+    return [copy for copy in one.copies if copy.route is Route.WITHIN]
 
 
 def edge_table(splits: Sequence[ExplainedSplit], *, everything: bool = False) -> Table:
@@ -97,9 +97,9 @@ def _edge_row(
     split: ExplainedSplit, copy: ExplainedCopy, everything: bool, is_predicted: bool
 ) -> Sequence[str]:
     name = f"{_cut(copy.name, everything)}{' (rows)' * copy.rows_only}"
-    size, way = size_text(copy.size_bytes), _WAYS.get(copy.way, str(copy.way))
+    size, route = size_text(copy.size_bytes), _ROUTES.get(copy.route, str(copy.route))
     predicted = [time_text(copy.predicted_us)] if is_predicted else []
-    return [name, copy.source, str(split.number), split.device, size, way, *predicted]
+    return [name, copy.source, str(split.number), split.device, size, route, *predicted]
 
 
 def _split_row(one: ExplainedSplit, everything: bool) -> Sequence[str]:

@@ -109,7 +109,7 @@ def submit_bytes(plan: Plan, inputs: Sequence[bytes]) -> InlineFuture | None:
     return None if pending is None else InlineFuture(plan._shell, inline, pending)
 
 
-def submit_portion(
+def submit_partition(
     plan: Plan,
     number: int,
     inputs: Sequence[Tensor | np.ndarray[Any, Any]],

@@ -27,7 +27,7 @@ def submit_part(
     into: Mapping[int, int],
     stream: int | None,
 ) -> Procedure[SentRun]:
-    """Sends the portion's part of a run of the whole, by its number; 0: it is all of it. `fetched`: places of
+    """Sends the partition's part of a run of the whole, by its number; 0: all of it. `fetched`: places of
     outputs that come here; `into`: handles of tensors by the places of the outputs that are written there.
     Arrays stay as they are until it is done."""
     core, ports = shell.core, spec.info.outputs

@@ -290,7 +290,7 @@ class Submission:
     timeout_ms: int = 0
     observed: Observed | None = None
     loop: c.Loop | None = None
-    #: Of a plan that is a portion: the number of the whole's run.
+    #: Of a plan that is a partition: the number of the whole's run.
     exchange_run: int = 0
 
 

@@ -145,10 +145,10 @@ _CODECS = dict(
             lambda found: codec.decode(found, DeviceList),
         ),
         _row(
-            m.LIST_WAYS,
-            lambda _, session: device_pb2.ListWaysRequest(),
-            device_pb2.ListWaysResponse,
-            lambda found: codec.decode_all(found.ways, Link),
+            m.LIST_LINKS,
+            lambda _, session: device_pb2.ListLinksRequest(),
+            device_pb2.ListLinksResponse,
+            lambda found: codec.decode_all(found.links, Link),
         ),
         _row(
             m.QUERY_OPS,

@@ -124,7 +124,7 @@ def memory_of(
 def _ask(
     address: Address, info: SessionInfo, request: memory_pb2.MemoryRequest, seconds: float
 ) -> tuple[Any, int]:
-    """Raises UnsupportedError where there is no such road, UnavailableError where it is broken, or the
+    """Raises UnsupportedError where there is no such transport, UnavailableError where it is broken, or the
     server's error."""
     end = time.monotonic() + seconds
     try:

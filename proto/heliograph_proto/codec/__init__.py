@@ -20,6 +20,7 @@ from heliograph_proto.codec.graphs import (
     encode_queries,
     graph_digest,
 )
+from heliograph_proto.codec.partitions import decode_partition, encode_partition
 from heliograph_proto.codec.plans import (
     decode_compile_request,
     decode_estimate_request,
@@ -31,7 +32,6 @@ from heliograph_proto.codec.plans import (
     encode_place_contents_request,
     encode_reserve_request,
 )
-from heliograph_proto.codec.portions import decode_portion, encode_portion
 from heliograph_proto.codec.types import (
     decode_checked_type,
     decode_dtype,
@@ -53,7 +53,7 @@ __all__ = [
     "decode_estimate_request",
     "decode_graph",
     "decode_options",
-    "decode_portion",
+    "decode_partition",
     "decode_query",
     "decode_reserve_request",
     "decode_type",
@@ -67,7 +67,7 @@ __all__ = [
     "encode_graph",
     "encode_options",
     "encode_place_contents_request",
-    "encode_portion",
+    "encode_partition",
     "encode_queries",
     "encode_reserve_request",
     "encode_type",

@@ -290,7 +290,7 @@ def _decode_set(message: command_pb2.SetTensor) -> c.SetTensor:
     )
 
 
-_ROADS = {road.value: road for road in CopyPath}
+_PATHS = {copy_path.value: copy_path for copy_path in CopyPath}
 
 
 def encode_completions(batch: c.CompletionBatch) -> command_pb2.CompletionBatch:
@@ -305,7 +305,7 @@ def encode_completions(batch: c.CompletionBatch) -> command_pb2.CompletionBatch:
                     command_pb2.OutputValue(output=place, data=bytes(data)) for place, data in one.outputs
                 ],
                 device_us=one.device_us,
-                road=command_pb2.CopyRoad.ValueType(one.road.value if one.road else 0),
+                copy_path=command_pb2.CopyPath.ValueType(one.copy_path.value if one.copy_path else 0),
                 steps=one.steps,
             )
             for one in batch.completions
@@ -336,7 +336,7 @@ def decode_completions(message: command_pb2.CompletionBatch) -> c.CompletionBatc
                 data=one.data,
                 outputs=tuple((value.output, value.data) for value in one.outputs),
                 device_us=one.device_us,
-                road=_ROADS.get(one.road),
+                copy_path=_PATHS.get(one.copy_path),
                 steps=one.steps,
             )
             for one in message.completions

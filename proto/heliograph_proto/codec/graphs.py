@@ -120,7 +120,7 @@ def encode_queries(device: str, queries: Sequence[OpQuery]) -> device_pb2.QueryO
                 op=one.op,
                 attributes=encode_attributes(one.attributes),
                 operands=map(encode_type, one.operands),
-                road=one.road,
+                op_path=one.op_path,
             )
             for one in queries
         ],
@@ -132,4 +132,4 @@ def decode_query(message: device_pb2.OpQuery) -> OpQuery:
     operands = tuple(map(decode_type, message.operands))
     attributes = decode_attributes(message.op, message.attributes)
     result, complete = infer(message.op, operands, attributes)
-    return OpQuery(message.op, operands, result, complete, message.road)
+    return OpQuery(message.op, operands, result, complete, message.op_path)

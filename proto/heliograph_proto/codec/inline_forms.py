@@ -173,7 +173,7 @@ class InlineResult:
 
     error: HeliographError | None = None
     data: c.Bytes = b""
-    road = None
+    copy_path = None
     steps = 0
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heliograph_proto.codec.graphs import decode_graph, encode_graph
-from heliograph_proto.codec.portions import decode_portion, encode_portion
+from heliograph_proto.codec.partitions import decode_partition, encode_partition
 from heliograph_proto.errors import InvalidArgumentError, InvalidGraphError
 from heliograph_proto.graph import Graph
 from heliograph_proto.plans import (
@@ -31,7 +31,7 @@ def encode_options(options: PlanOptions) -> plan_pb2.PlanOptions:
         row_splits=[_encode_row_split(split, leaves) for split, leaves in options.splits],
         buffer_types=dict(options.buffer_types),
         taps=options.taps,
-        portion=None if options.portion is None else encode_portion(options.portion),
+        partition=None if options.partition is None else encode_partition(options.partition),
     )
 
 
@@ -48,7 +48,7 @@ def decode_options(message: plan_pb2.PlanOptions) -> PlanOptions:
         splits=tuple((_decode_row_split(one), tuple(one.leaves)) for one in message.row_splits),
         buffer_types=tuple(sorted(message.buffer_types.items())),
         taps=tuple(message.taps),
-        portion=decode_portion(message.portion) if message.HasField("portion") else None,
+        partition=decode_partition(message.partition) if message.HasField("partition") else None,
     )
 
 

@@ -34,7 +34,7 @@ _NEEDED: dict[Right, dict[str, tuple[str, ...]]] = {
             "GetMemory",
             "QueryOps",
             "QueryPlacement",
-            "ListWays",
+            "ListLinks",
         ),
         "PlanService": ("Compile", "Estimate", "PlaceContents", "Explain", "Reserve"),
         "BulkService": (

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 #: An op, its operands' data types, and the one that an attribute asks for.
 _Key: TypeAlias = tuple[str, tuple[str, ...], str]
 
-#: What people call the roads.
-ROADS = {road: "BLAS" if road is OpPath.BLAS else road.name.lower() for road in OpPath}
+#: What people call the paths.
+PATHS = {op_path: "BLAS" if op_path is OpPath.BLAS else op_path.name.lower() for op_path in OpPath}
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Found:
     #: How often it is supported, or not and why.
     supported: Counter[bool] = field(default_factory=Counter)
     why_not: str = ""
-    roads: Counter[OpPath] = field(default_factory=Counter)
+    op_paths: Counter[OpPath] = field(default_factory=Counter)
     #: How its cases ended, by the outcomes' words.
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Found:
         self.supported[not why_not] += 1
         self.why_not = self.why_not or why_not
         if not why_not:
-            self.roads[device.road(case.op, attributes, types, result)] += 1
+            self.op_paths[device.op_path(case.op, attributes, types, result)] += 1
 
     def note(self, result: Result) -> None:
         """Notes how a case ended."""
@@ -84,7 +84,7 @@ class Found:
             "why_not": self.why_not,
             "conformance": dict(self.outcomes),
             "failures": self.failures,
-            "roads": dict(self._named()),
+            "paths": dict(self._named()),
         }
 
     def _answer(self) -> str:
@@ -93,7 +93,7 @@ class Found:
         return f"{self.supported[True]} of {self.supported.total()}" if self.supported[True] else "no"
 
     def _named(self) -> Counter[str]:
-        return Counter({ROADS[road]: count for road, count in self.roads.items()})
+        return Counter({PATHS[op_path]: count for op_path, count in self.op_paths.items()})
 
 
 def run(arguments: argparse.Namespace, ops: Sequence[str]) -> int:
@@ -146,12 +146,12 @@ def _counted(words: Counter[str]) -> str:
 
 
 def _print(found: Sequence[Found]) -> None:
-    """A table, why some are not supported, what failed, and by which roads how many cases go."""
-    print_table(["op", "dtypes", "supported", "conformance", "road"], [one.as_row() for one in found])
+    """A table, why some are not supported, what failed, and by which paths how many cases go."""
+    print_table(["op", "dtypes", "supported", "conformance", "path"], [one.as_row() for one in found])
     for why, count in Counter(one.why_not for one in found if one.why_not).most_common():
         print(f"not supported ({count}): {why}")
     for failure in (failure for one in found for failure in one.failures):
         print(failure)
-    roads = sum((one.roads for one in found), Counter[OpPath]())
-    named = ", ".join(f"{ROADS[road]} {count}" for road, count in roads.most_common())
-    print(f"{len(found)} ops with data types; cases by road: {named or 'none'}")
+    op_paths = sum((one.op_paths for one in found), Counter[OpPath]())
+    named = ", ".join(f"{PATHS[op_path]} {count}" for op_path, count in op_paths.most_common())
+    print(f"{len(found)} ops with data types; cases by path: {named or 'none'}")

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         metavar="URL#DEVICE",
         help="what this device makes of each op and its data types: whether it supports them, whether what "
-        "it computes is right, and by which road; as for `heliograph conformance`",
+        "it computes is right, and by which path; as for `heliograph conformance`",
     )
     parser.add_argument(
         "--backend",

@@ -50,7 +50,7 @@ from heliograph_server.plans.divided import explaining
 from heliograph_server.plans.loaded_plan import LoadedPlan
 from heliograph_server.plans.multi_device import MultiDevicePlan
 from heliograph_server.plans.multi_host import DistributedPlan
-from heliograph_server.plans.partitions import check_alone, check_portion
+from heliograph_server.plans.partitions import check_alone, check_partition
 from heliograph_server.plans.reservation import MemoryReservation, ordered
 from heliograph_server.plans.taps import check_taps
 from heliograph_server.resources.checks import check_made, check_pipeline
@@ -147,13 +147,13 @@ class Compiler:
             self._check_contents(client.graph, bound)
             loaded = self._loaded(placement, known, compilation)
         found = compilation.reservation if loaded.plan.arena_bytes else None
-        portion = compilation.request.options.portion
-        is_spread = portion is not None or isinstance(loaded.plan, DistributedPlan)
+        partition = compilation.request.options.partition
+        is_spread = partition is not None or isinstance(loaded.plan, DistributedPlan)
         slots = found.slots if found is not None else _run_slots(loaded, is_spread)
         memory = found.reservation if found is not None else None
         # What holds tensors of the client goes with the last handle.
         lasts = not bound.tensors
-        return KnownPlan(key, client, loaded, slots, NamedPorts.of(client.graph, portion), lasts, memory)
+        return KnownPlan(key, client, loaded, slots, NamedPorts.of(client.graph, partition), lasts, memory)
 
     def _loaded(self, placement: Placement, known: KnownGraph, compilation: _Compilation) -> LoadedPlan:
         # Weights are packed by the device's workers.
@@ -362,7 +362,7 @@ class Compiler:
                     slots=plan.slots,
                     tapped_bytes=loaded.tapped_bytes,
                     reservation=compilation.reservation if plan.reservation is not None else None,
-                    exchange_run=None if request.options.portion is None else 0,
+                    exchange_run=None if request.options.partition is None else 0,
                 )
                 self._state.add_plan(request.plan, made)
         except BaseException:
@@ -529,16 +529,16 @@ def _run_slots(loaded: LoadedPlan, has_queues: bool) -> RunSlots:
 
 
 def check_request(graph: Graph, request: CompileRequest) -> None:
-    """Raises InvalidArgumentError, UnsupportedError for a portion that none can be."""
+    """Raises InvalidArgumentError, UnsupportedError for a partition that none can be."""
     options = request.options
-    if options.portion is not None:
+    if options.partition is not None:
         check_alone(
             taps=options.taps,
             row_splits=options.splits,
             updates=request.updates,
             reservation=request.reservation,
         )
-        check_portion(graph, options.portion)
+        check_partition(graph, options.partition)
 
 
 def _splits_by_leaf(options: PlanOptions) -> dict[int, RowSplit]:

@@ -70,7 +70,7 @@ class Estimator:
         known = KnownGraph(validate(graph, self._limits, bound=weights))
         with self._lock:
             lies = self._state.devices_of(known.graph, NOTHING_BOUND)
-        return known.graph, self._placer.find(known, replace(options, portion=None), lies)
+        return known.graph, self._placer.find(known, replace(options, partition=None), lies)
 
     # Reservations
 

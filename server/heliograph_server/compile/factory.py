@@ -15,14 +15,14 @@ from heliograph_server.compile.plan_cache import KnownGraph
 from heliograph_server.exchange.exchange import LiveExchange
 from heliograph_server.plans.loaded_plan import LoadedPlan
 from heliograph_server.plans.multi_device import LocalMultiPlan, RunResources
-from heliograph_server.plans.multi_host import Blueprint, DistributedPlan, Pooled, portions_of
+from heliograph_server.plans.multi_host import Blueprint, DistributedPlan, Pooled, partitions_of
 from heliograph_server.plans.partitions import Exchanging
 from heliograph_server.plans.reservation import NOTHING, MemoryReservation
 from heliograph_server.plans.split_runner import Precedences
 from heliograph_server.resources.device_queue import DeviceLock
 from heliograph_server.resources.measurements import Recorder
 from heliograph_server.scheduler.model import Schedule
-from heliograph_server.scheduler.partitions import Portions
+from heliograph_server.scheduler.partitions import Partitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class PlanFactory:
 
     def build(self, parts: PlanParts) -> LoadedPlan:
         """The plan of a placement with a schedule. Raises what compiling does."""
-        portions, why = self._portions(parts)
-        if portions is not None:
-            return _loaded(parts, self._pooled(parts, portions))
+        partitions, why = self._partitions(parts)
+        if partitions is not None:
+            return _loaded(parts, self._pooled(parts, partitions))
         exchanging = self._exchanging(parts.options)
         try:
             plans = self._scheduled(parts, exchanging, why)
@@ -72,16 +72,16 @@ class PlanFactory:
             loaded.when_freed(exchanging.ports.close)
         return loaded
 
-    def _portions(self, parts: PlanParts) -> tuple[Portions | None, str]:
-        """The portions of a plan that other hosts take part in, or else why it is none of those, if there
+    def _partitions(self, parts: PlanParts) -> tuple[Partitions | None, str]:
+        """The partitions of a plan that other hosts take part in, or else why it is none of those, if there
         are such."""
         devices = parts.placement.devices
-        if parts.options.portion is not None or self._exchange is None:
+        if parts.options.partition is not None or self._exchange is None:
             return None, ""
         if parts.memory is not None and any(one.site is not None for one in devices):
             return None, "it lies in memory that was reserved"
         try:
-            return portions_of(parts.known.graph, parts.schedule, devices), ""
+            return partitions_of(parts.known.graph, parts.schedule, devices), ""
         except UnsupportedError as why:
             return None, why.message
 
@@ -109,7 +109,7 @@ class PlanFactory:
             raise
         return plans
 
-    def _pooled(self, parts: PlanParts, portions: Portions) -> list[Plan]:
+    def _pooled(self, parts: PlanParts, partitions: Partitions) -> list[Plan]:
         """Copies of a plan over several hosts."""
         assert self._exchange is not None
         blueprint = Blueprint(
@@ -122,7 +122,7 @@ class PlanFactory:
             self._exchange,
             partial(self._own, parts, parts.precedences()),
         )
-        pooled = Pooled(blueprint, portions)
+        pooled = Pooled(blueprint, partitions)
         return [DistributedPlan(pooled, copy) for copy in range(parts.options.pipeline)]
 
     def _own(
@@ -134,18 +134,18 @@ class PlanFactory:
         bindings: LeafBindings,
         exchanging: Exchanging,
     ) -> LocalMultiPlan:
-        """This process's own portion."""
+        """This process's own partition."""
         resources = RunResources(precedences, self._device_locks, parts.placement.memories)
         devices, options = parts.placement.devices, device_options(parts.options)
         return LocalMultiPlan(graph, schedule, devices, bindings, options, resources, exchanging)
 
     def _exchanging(self, options: PlanOptions) -> Exchanging | None:
-        """Opens the edges of a portion. Raises HandleExistsError, UnsupportedError."""
-        if (portion := options.portion) is None:
+        """Opens the edges of a partition. Raises HandleExistsError, UnsupportedError."""
+        if (partition := options.partition) is None:
             return None
         if self._exchange is None:
             raise UnsupportedError("this server exchanges nothing with others")
-        return Exchanging(portion, self._exchange.open(portion, options.pipeline))
+        return Exchanging(partition, self._exchange.open(partition, options.pipeline))
 
 
 def _loaded(parts: PlanParts, plans: Sequence[Plan]) -> LoadedPlan:

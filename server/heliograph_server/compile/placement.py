@@ -14,7 +14,7 @@ from heliograph_proto.plans import PlanOptions, RowSplit, check_fractions
 from heliograph_server.compile.candidates import candidates, kinds_of, timed, usable_bytes, with_host
 from heliograph_server.compile.memory_fit import spread
 from heliograph_server.compile.plan_cache import KnownGraph
-from heliograph_server.plans.partitions import portioned
+from heliograph_server.plans.partitions import partitioned
 from heliograph_server.plans.taps import tapped
 from heliograph_server.resources.checks import check_living, unknown_device
 from heliograph_server.resources.measurements import TenantTimes
@@ -86,8 +86,8 @@ class Placer:
         graph that are observed; `reserved`: bytes of devices that are there for the plan. Raises
         UnsupportedError, OutOfMemoryError, UnknownDeviceError, InvalidArgumentError."""
         found = self._find(known, options, lies, reserved)
-        if options.portion is not None:
-            shared = portioned(known.graph, found.memories, found.schedule, options.portion)
+        if options.partition is not None:
+            shared = partitioned(known.graph, found.memories, found.schedule, options.partition)
             return Placement(found.devices, found.memories, shared)
         if not taps:
             return found

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from heliograph_proto.graph import Graph, Leaf, LeafKind, validate
-from heliograph_proto.plans import PlanOptions, Port, Portion, ReceivedGraph, RowSplit
+from heliograph_proto.plans import Partition, PlanOptions, Port, ReceivedGraph, RowSplit
 from heliograph_proto.sessions import Limits
 from heliograph_server.compile.memory_fit import ample_bytes
 from heliograph_server.plans.loaded_plan import LoadedPlan
@@ -129,9 +129,9 @@ class NamedPorts:
     assigned: frozenset[int]
 
     @classmethod
-    def of(cls, graph: Graph, portion: Portion | None = None) -> NamedPorts:
-        """Those of a validated graph. What arrives while a portion runs is no input of its runs."""
-        late = {one.leaf for one in portion.arrivals} if portion is not None else ()
+    def of(cls, graph: Graph, partition: Partition | None = None) -> NamedPorts:
+        """Those of a validated graph. What arrives while a partition runs is no input of its runs."""
+        late = {one.leaf for one in partition.arrivals} if partition is not None else ()
         return cls(
             inputs=tuple(
                 Port(leaf.name, leaf.type)
@@ -179,10 +179,10 @@ def key_of(
     """What a plan is compiled of: the graph, the tensors that its leaves are, the memory in which it is to
     lie, how it is compiled, and what was measured of its devices.
 
-    None for a graph that came without its message, and for a portion, whose edges are no other's. Names are
+    None for a graph that came without its message, and for a partition, whose edges are no other's. Names are
     in it, since errors and ports carry them.
     """
-    if not known.size_bytes or options.portion is not None:
+    if not known.size_bytes or options.partition is not None:
         return None
     tensors = frozenset((leaf, one.storage, one.layout.offset_bytes) for leaf, one in bound.tensors.items())
     return known, tensors, reservation, stamp, options

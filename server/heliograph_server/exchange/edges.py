@@ -12,14 +12,14 @@ from typing import Protocol
 
 from heliograph_backends.contract import Abort, Tensor
 from heliograph_proto.errors import HeliographError
-from heliograph_proto.plans import Portion
+from heliograph_proto.plans import Partition
 
 
 class IncomingValues(Protocol):
-    """The arrivals of one run of a portion, which are on their way."""
+    """The arrivals of one run of a partition, which are on their way."""
 
     def wait(self, place: int, abort: Abort) -> None:
-        """Waits until an arrival, by its place in `Portion.arrivals`, is in its tensor. Raises what went
+        """Waits until an arrival, by its place in `Partition.arrivals`, is in its tensor. Raises what went
         wrong at the other end or on the way, MemberLostError, and CancelledError after an abort."""
 
     def when_ended(self, place: int, call: Callable[[], None]) -> bool:
@@ -35,13 +35,13 @@ class IncomingValues(Protocol):
 
 
 class EdgePorts(Protocol):
-    """One end of the edges of a portion, for as long as its plan lives. Thread-safe."""
+    """One end of the edges of a partition, for as long as its plan lives. Thread-safe."""
 
     def expect(self, run: int, targets: Sequence[Tensor]) -> IncomingValues:
         """Begins to fetch all arrivals of a run, each into its tensor. Raises nothing that `wait` can."""
 
     def offer(self, place: int, run: int, tensor: Tensor, abort: Abort) -> None:
-        """Gives a departure, by its place in `Portion.departures`, to whoever asks. Its bytes are copied
+        """Gives a departure, by its place in `Partition.departures`, to whoever asks. Its bytes are copied
         before this returns, so the tensor may be written again. Waits where too much is held that nobody
         took."""
 
@@ -53,11 +53,11 @@ class EdgePorts(Protocol):
         cancelled."""
 
     def close(self) -> None:
-        """The portion is gone: whoever waits is told so. Idempotent."""
+        """The partition is gone: whoever waits is told so. Idempotent."""
 
 
 class Exchange(Protocol):
     """Of one daemon."""
 
-    def open(self, portion: Portion) -> EdgePorts:
+    def open(self, partition: Partition) -> EdgePorts:
         """Raises HandleExistsError for an edge that is open already."""

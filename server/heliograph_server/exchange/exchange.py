@@ -21,7 +21,7 @@ from heliograph_proto.errors import (
     InternalError,
     UnavailableError,
 )
-from heliograph_proto.plans import Edge, PeerSource, Portion
+from heliograph_proto.plans import Edge, Partition, PeerSource
 from heliograph_proto.sessions import Limits, PeerTraffic
 from heliograph_server.exchange.incoming import Done, IncomingValue, PeerLinks, RunIncomingValues, Sink
 from heliograph_server.exchange.ledger import (
@@ -43,7 +43,7 @@ from heliograph_server.exchange.outgoing import (
     parts_of,
 )
 from heliograph_server.exchange.prefetch import PrefetchedValue, Prefetches, cancel, claimed
-from heliograph_server.exchange.relay import RelayedValue, no_way
+from heliograph_server.exchange.relay import RelayedValue, no_link
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ PushCallback: TypeAlias = Callable[[IncomingValue | HeliographError], None]
 
 class LiveExchange:
     """An `Exchange`. Thread-safe. `peers`: how values are fetched and brought. No more than
-    `Limits.in_flight_bytes` are held for others, but for the oldest run of each portion."""
+    `Limits.in_flight_bytes` are held for others, but for the oldest run of each partition."""
 
     def __init__(self, limits: Limits | None = None, peers: PeerLinks | None = None) -> None:
         limits = limits or Limits()
@@ -92,17 +92,17 @@ class LiveExchange:
         """How many ends of edges are open."""
         return len(self._departures) + len(self._arrivals)
 
-    def open(self, portion: Portion, copies: int = 1) -> LivePorts:
+    def open(self, partition: Partition, copies: int = 1) -> LivePorts:
         """As `Exchange.open`. `copies`: how many runs may be under way at once."""
-        pushed = [one.edge for one in portion.arrivals if one.source is None]
+        pushed = [one.edge for one in partition.arrivals if one.source is None]
         with self._lock:
             if self._is_closed:
                 raise UnavailableError("the exchange is closed", advice="the daemon is shutting down")
-            _check_free(self._departures, [one.edge for one in portion.departures])
+            _check_free(self._departures, [one.edge for one in partition.departures])
             _check_free(self._arrivals, pushed)
-            self._departures |= {one.edge.name: Ledger(one.edge) for one in portion.departures}
+            self._departures |= {one.edge.name: Ledger(one.edge) for one in partition.departures}
             self._arrivals |= {edge.name: Ledger(edge) for edge in pushed}
-            ports = LivePorts(self, portion, copies)
+            ports = LivePorts(self, partition, copies)
             self._ports.add(ports)
         return ports
 
@@ -193,7 +193,7 @@ class LiveExchange:
         """Begins to fetch values."""
         if self._peers is None:
             for sink in sinks:
-                sink.fail(no_way())
+                sink.fail(no_link())
         else:
             self._peers.pull(source, sinks)
 
@@ -256,19 +256,19 @@ class LiveExchange:
     ) -> None:
         if self._peers is None:
             value.drop()
-            done(no_way())
+            done(no_link())
         else:
             self._peers.push(destination, edge, run, value, done)
 
-    def end(self, portion: Portion, run: int, error: HeliographError | None) -> None:
-        """A run of a portion is over."""
+    def end(self, partition: Partition, run: int, error: HeliographError | None) -> None:
+        """A run of a partition is over."""
         with self._lock:
             found: list[object] = []
             late: list[tuple[Sequence[object], Sequence[object]]] = []
-            for ledger in self._departing(portion):
+            for ledger in self._departing(partition):
                 found.append(ledger.end(run, error, keeps=True))
                 late.append(ledger.expired())
-            for other in self._arriving(portion):
+            for other in self._arriving(partition):
                 found.append(other.end(run, error, keeps=False))
                 late.append(other.expired())
         for one in found:
@@ -276,18 +276,18 @@ class LiveExchange:
         for waiters, payloads in late:
             _expire((waiters, payloads))
 
-    def close_ports(self, ports: LivePorts, portion: Portion, error: HeliographError | None) -> None:
-        """A portion is gone."""
+    def close_ports(self, ports: LivePorts, partition: Partition, error: HeliographError | None) -> None:
+        """A partition is gone."""
         with self._lock:
             if ports not in self._ports:
                 return
             self._ports.discard(ports)
             found: list[tuple[Sequence[object], Sequence[object]]]
-            found = [one.close() for one in self._departing(portion)]
-            found += [one.close() for one in self._arriving(portion)]
-            for departure in portion.departures:
+            found = [one.close() for one in self._departing(partition)]
+            found += [one.close() for one in self._arriving(partition)]
+            for departure in partition.departures:
                 self._departures.pop(departure.edge.name, None)
-            for arrival in portion.arrivals:
+            for arrival in partition.arrivals:
                 if arrival.source is None:
                     self._arrivals.pop(arrival.edge.name, None)
         gone = error or CancelledError("what was to make this value is gone")
@@ -295,13 +295,13 @@ class LiveExchange:
             for one in (*waiters, *payloads):
                 _tell(one, gone)
 
-    def _departing(self, portion: Portion) -> list[Ledger[OutgoingValue, PullCallback]]:
+    def _departing(self, partition: Partition) -> list[Ledger[OutgoingValue, PullCallback]]:
         known = self._departures
-        return [known[one.edge.name] for one in portion.departures if one.edge.name in known]
+        return [known[one.edge.name] for one in partition.departures if one.edge.name in known]
 
-    def _arriving(self, portion: Portion) -> list[Ledger[IncomingValue, PushCallback]]:
+    def _arriving(self, partition: Partition) -> list[Ledger[IncomingValue, PushCallback]]:
         known = self._arrivals
-        pushed = [one.edge.name for one in portion.arrivals if one.source is None]
+        pushed = [one.edge.name for one in partition.arrivals if one.source is None]
         return [known[name] for name in pushed if name in known]
 
     def close(self) -> None:
@@ -344,9 +344,9 @@ def _tell(one: object, error: HeliographError) -> None:
 class LivePorts:
     """A `Ports` of a live exchange."""
 
-    def __init__(self, exchange: LiveExchange, portion: Portion, copies: int = 1) -> None:
+    def __init__(self, exchange: LiveExchange, partition: Partition, copies: int = 1) -> None:
         self._exchange = exchange
-        self._portion = portion
+        self._partition = partition
         self._copies = copies
         self._lock = threading.Lock()
         #: Runs that have begun and not ended.
@@ -360,11 +360,11 @@ class LivePorts:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<LivePorts {len(self._portion.arrivals)} in, {len(self._portion.departures)} out>"
+        return f"<LivePorts {len(self._partition.arrivals)} in, {len(self._partition.departures)} out>"
 
     def expect(self, run: int, targets: Sequence[Tensor]) -> RunIncomingValues:
         """As `Ports.expect`."""
-        pairs = list(zip(self._portion.arrivals, targets, strict=True))
+        pairs = list(zip(self._partition.arrivals, targets, strict=True))
         received = self._exchange.counter.received
         landings = [IncomingValue(arrival, run, target, received) for arrival, target in pairs]
         incoming = RunIncomingValues(landings, self._forget, partial(self._ask_ahead, run, landings))
@@ -409,7 +409,7 @@ class LivePorts:
 
     def offer(self, place: int, run: int, tensor: Tensor, abort: Abort) -> None:
         """As `Ports.offer`."""
-        edge = self._portion.departures[place].edge
+        edge = self._partition.departures[place].edge
         size_bytes = tensor.type.nbytes
         with self._lock:
             self._runs.add(run)
@@ -442,7 +442,7 @@ class LivePorts:
             return False
         with self._lock:
             self._runs.add(run)
-        self._offer_small(self._portion.departures[place].edge, run, tensor)
+        self._offer_small(self._partition.departures[place].edge, run, tensor)
         return True
 
     def _offer_small(self, edge: Edge, run: int, tensor: Tensor) -> None:
@@ -457,7 +457,7 @@ class LivePorts:
         """Gives a departure straight from its tensor, of which little is held at a time, and returns when all
         was taken. Raises CancelledError after an abort, and when who asked has left."""
         window = OutgoingBudget(HANDED_BYTES)
-        edge, size_bytes = self._portion.departures[place].edge, tensor.type.nbytes
+        edge, size_bytes = self._partition.departures[place].edge, tensor.type.nbytes
         if size_bytes <= SMALL_BYTES:
             value = OutgoingValue.of(bytes(access.read_whole(tensor)), window.give)
             window.reserve(size_bytes, abort, bool)
@@ -500,7 +500,7 @@ class LivePorts:
             incoming = self._incoming.pop(run, None)
         if incoming is not None:
             incoming.close()
-        self._exchange.end(self._portion, run, error)
+        self._exchange.end(self._partition, run, error)
         self._exchange.budget.poke()
 
     def close(self, error: HeliographError | None = None) -> None:
@@ -513,7 +513,7 @@ class LivePorts:
         for one in incoming:
             one.close()
         self._drop(ahead)
-        self._exchange.close_ports(self, self._portion, error)
+        self._exchange.close_ports(self, self._partition, error)
         for value in values:
             # Also one that somebody has begun to take, and may never end to.
             value.drop()

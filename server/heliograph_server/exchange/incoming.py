@@ -211,7 +211,7 @@ class IncomingValue:
 
 
 class RunIncomingValues:
-    """The arrivals of one run of a portion: an `Incoming`."""
+    """The arrivals of one run of a partition: an `Incoming`."""
 
     def __init__(
         self,

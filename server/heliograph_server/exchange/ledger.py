@@ -1,7 +1,7 @@
 """Who may have what of an edge, run by run, and what became of it. Pure: no thread, clock or socket.
 
-At the producer's end of an edge its own portion *gives* values and another daemon *shows* the capability to
-get one; at the end that values are pushed to, the portion gives places and another daemon shows the
+At the producer's end of an edge its own partition *gives* values and another daemon *shows* the capability to
+get one; at the end that values are pushed to, the partition gives places and another daemon shows the
 capability to bring one. Either may come first, each comes once:
 
                  give                    show

@@ -93,7 +93,7 @@ class PrefetchedValue:
 
 
 class Prefetches:
-    """What a portion has asked for ahead. Its owner holds a lock."""
+    """What a partition has asked for ahead. Its owner holds a lock."""
 
     def __init__(self) -> None:
         #: The newest run for which something was asked.

@@ -102,6 +102,6 @@ class RelayedValue:
         self._done(error)
 
 
-def no_way() -> InternalError:
+def no_link() -> InternalError:
     """This process was given no way to other daemons."""
     return InternalError("this process exchanges no values with other daemons")

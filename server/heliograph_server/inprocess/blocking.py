@@ -275,7 +275,7 @@ _ANSWERS = dict(
         _row(m.EXPLAIN, lambda here, plan: here.session.explain(plan)),
         _row(m.GET_MEMORY, lambda here, device: here.host.memory(device)),
         _row(m.LIST_DEVICES, lambda here, _: replace(here.host.device_list(), facts=facts_here())),
-        _row(m.LIST_WAYS, lambda here, _: here.host.ways()),
+        _row(m.LIST_LINKS, lambda here, _: here.host.links()),
         _row(m.QUERY_OPS, lambda here, asked: here.host.query_ops(asked.device, asked.queries)),
         _row(
             m.QUERY_PLACEMENT,

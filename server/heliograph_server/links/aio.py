@@ -53,11 +53,11 @@ class LoopPeers:
         self._thread = threading.get_ident()
         self._calls: deque[Callable[[], None]] = deque()
         self._is_rung = False
-        self._ways: dict[PeerSource, LoopWay] = {}
+        self._links: dict[PeerSource, LoopLink] = {}
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<LoopPeers {len(self._ways)} ways>"
+        return f"<LoopPeers {len(self._links)} links>"
 
     # From any thread
 
@@ -96,38 +96,38 @@ class LoopPeers:
             except Exception:  # those of others are to be made all the same
                 logger.exception("what was asked of another daemon failed")
 
-    def _way(self, source: PeerSource) -> LoopWay:
+    def _link(self, source: PeerSource) -> LoopLink:
         """Raises InvalidArgumentError, LimitExceededError, CancelledError."""
         if self._is_closed or self.loop.is_closed():
             raise CancelledError("the daemon is shutting down")
-        if source not in self._ways:
-            if len(self._ways) >= links.max_ways():
-                raise links.too_many_ways(source)
-            self._ways[source] = LoopWay(self, source)
-        return self._ways[source]
+        if source not in self._links:
+            if len(self._links) >= links.max_links():
+                raise links.too_many_links(source)
+            self._links[source] = LoopLink(self, source)
+        return self._links[source]
 
     def _pull(self, source: PeerSource, sinks: Sequence[Sink]) -> None:
         try:
-            self._way(source).pull(sinks)
+            self._link(source).pull(sinks)
         except Exception as error:
             for sink in sinks:
                 sink.fail(typed(error, f"pulling from {source.address}"))
 
     def _forget(self, source: PeerSource, sinks: Sequence[Sink]) -> None:
-        if (way := self._ways.get(source)) is not None:
-            way.forget(sinks)
+        if (link := self._links.get(source)) is not None:
+            link.forget(sinks)
 
     def _push(self, destination: PeerSource, edge: Edge, run: int, value: OutgoingValue, done: Done) -> None:
         try:
-            self._way(destination).push(edge, run, value, done)
+            self._link(destination).push(edge, run, value, done)
         except Exception as error:
             value.drop()
             done(typed(error, f"pushing to {destination.address}"))
 
-    def drop(self, way: LoopWay) -> None:
+    def drop(self, link: LoopLink) -> None:
         """A way is closed: the next one who needs it gets another."""
-        if self._ways.get(way.source) is way:
-            del self._ways[way.source]
+        if self._links.get(link.source) is link:
+            del self._links[link.source]
 
     def close(self) -> None:
         """Ends all ways; from any thread. Waits for nothing."""
@@ -135,18 +135,18 @@ class LoopPeers:
 
     def _close(self) -> None:
         self._is_closed = True
-        for way in tuple(self._ways.values()):
-            way.end(CancelledError("the daemon is shutting down"))
+        for link in tuple(self._links.values()):
+            link.end(CancelledError("the daemon is shutting down"))
 
     async def closed(self) -> None:
         """Ends all ways, and waits until they have ended."""
-        found = tuple(self._ways.values())
+        found = tuple(self._links.values())
         self._close()
-        for way in found:
-            await way.ended()
+        for link in found:
+            await link.ended()
 
 
-class LoopWay:
+class LoopLink:
     """The way to one daemon: a stream for small values, and a channel for large ones."""
 
     def __init__(self, peers: LoopPeers, source: PeerSource) -> None:
@@ -175,7 +175,7 @@ class LoopWay:
         self._closing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<LoopWay to {self.source.address}: {len(self._waiting)} small, {len(self._tasks)} large>"
+        return f"<LoopLink to {self.source.address}: {len(self._waiting)} small, {len(self._tasks)} large>"
 
     # What is wanted
 

@@ -36,16 +36,16 @@ class BlockingPeers:
         self.silence_seconds = silence_seconds
         self.shown = shown
         self._lock = threading.Lock()
-        self._ways: dict[PeerSource, BlockingWay] = {}
+        self._links: dict[PeerSource, BlockingLink] = {}
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<BlockingPeers {len(self._ways)} ways>"
+        return f"<BlockingPeers {len(self._links)} links>"
 
     def pull(self, source: PeerSource, sinks: Sequence[Sink]) -> None:
         """As `Puller.pull`."""
         try:
-            self._way(source).pull(sinks)
+            self._link(source).pull(sinks)
         except Exception as error:
             for sink in sinks:
                 sink.fail(typed(error, f"pulling from {source.address}"))
@@ -53,46 +53,46 @@ class BlockingPeers:
     def forget(self, source: PeerSource, sinks: Sequence[Sink]) -> None:
         """As `Puller.forget`."""
         with self._lock:
-            way = self._ways.get(source)
-        if way is not None:
-            way.forget(sinks)
+            link = self._links.get(source)
+        if link is not None:
+            link.forget(sinks)
 
     def push(self, destination: PeerSource, edge: Edge, run: int, value: OutgoingValue, done: Done) -> None:
         """As `Pusher.push`."""
         try:
-            self._way(destination).push(edge, run, value, done)
+            self._link(destination).push(edge, run, value, done)
         except Exception as error:
             value.drop()
             done(typed(error, f"pushing to {destination.address}"))
 
-    def _way(self, source: PeerSource) -> BlockingWay:
+    def _link(self, source: PeerSource) -> BlockingLink:
         with self._lock:
             if self._is_closed:
                 raise CancelledError("all ways to other daemons are closed")
-            if source not in self._ways:
-                if len(self._ways) >= links.max_ways():
-                    raise links.too_many_ways(source)
-                self._ways[source] = BlockingWay(self, source)
-            return self._ways[source]
+            if source not in self._links:
+                if len(self._links) >= links.max_links():
+                    raise links.too_many_links(source)
+                self._links[source] = BlockingLink(self, source)
+            return self._links[source]
 
-    def drop(self, way: BlockingWay) -> None:
+    def drop(self, link: BlockingLink) -> None:
         """A way is broken: the next one who needs it gets another."""
         with self._lock:
-            if self._ways.get(way.source) is way:
-                del self._ways[way.source]
+            if self._links.get(link.source) is link:
+                del self._links[link.source]
 
     def close(self) -> None:
         """Ends all ways, and waits until their threads have ended. Idempotent."""
         with self._lock:
             self._is_closed = True
-            found = tuple(self._ways.values())
-        for way in found:
-            way.end(CancelledError("all ways to other daemons are closed"))
-        for way in found:
-            way.join()
+            found = tuple(self._links.values())
+        for link in found:
+            link.end(CancelledError("all ways to other daemons are closed"))
+        for link in found:
+            link.join()
 
 
-class BlockingWay:
+class BlockingLink:
     """The way to one daemon: a thread reads the small values, and each large one has a thread."""
 
     def __init__(self, peers: BlockingPeers, source: PeerSource) -> None:
@@ -116,7 +116,9 @@ class BlockingWay:
         self._error: HeliographError | None = None
 
     def __repr__(self) -> str:
-        return f"<BlockingWay to {self.source.address}: {len(self._waiting)} small, {len(self._calls)} large>"
+        return (
+            f"<BlockingLink to {self.source.address}: {len(self._waiting)} small, {len(self._calls)} large>"
+        )
 
     def pull(self, sinks: Sequence[Sink]) -> None:
         """Asks for values. Raises why the way is broken."""

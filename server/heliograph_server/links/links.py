@@ -48,14 +48,14 @@ ASK_BYTES = 64
 IDLE_SECONDS = 60.0
 
 
-def max_ways() -> int:
+def max_links() -> int:
     """How many ways there may be at once: members of a pool have 1,000 others at most, and each way takes
     two descriptors, which others need too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_WAYS if soft == resource.RLIM_INFINITY else min(MAX_WAYS, max(1, soft // 8))
 
 
-def too_many_ways(source: PeerSource) -> LimitExceededError:
+def too_many_links(source: PeerSource) -> LimitExceededError:
     """There are as many as there may be."""
     return LimitExceededError(
         f"{source.address} is one daemon too many to exchange values with", advice="wait for other plans"

@@ -1,4 +1,4 @@
-"""Values that come and go while a portion runs. Device threads."""
+"""Values that come and go while a partition runs. Device threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from heliograph_server.scheduler.split_memory import Place
 
 
 class LateRun(Protocol):
-    """The values of one run. As a context, it ends the run for the other portions."""
+    """The values of one run. As a context, it ends the run for the other partitions."""
 
     def before(self, number: int, abort: Abort) -> None:
         """Waits for what a split reads. Raises what `IncomingValues.wait` does."""
@@ -48,21 +48,21 @@ NOT_LATE = _NotLate()
 
 
 class LateValues:
-    """Which splits of a portion wait for which arrivals, and offer which departures."""
+    """Which splits of a partition wait for which arrivals, and offer which departures."""
 
     def __init__(self, graph: Graph, schedule: Schedule, exchanging: Exchanging) -> None:
-        portion = exchanging.portion
+        partition = exchanging.partition
         self.ports = exchanging.ports
-        #: Where each arrival lies, by its place in the portion.
-        self.places = tuple((one.leaf, schedule.homes[one.leaf]) for one in portion.arrivals)
-        place_of = {one.leaf: place for place, one in enumerate(portion.arrivals)}
+        #: Where each arrival lies, by its place in the partition.
+        self.places = tuple((one.leaf, schedule.homes[one.leaf]) for one in partition.arrivals)
+        place_of = {one.leaf: place for place, one in enumerate(partition.arrivals)}
         self.leaves = frozenset(place_of)
         #: By split: the places of the arrivals that it reads.
         self.awaited = tuple(
             tuple(place_of[value] for value in one.inputs if value in place_of) for one in schedule.splits
         )
         leaving: dict[int, list[int]] = {}
-        for place, one in enumerate(portion.departures):
+        for place, one in enumerate(partition.departures):
             leaving.setdefault(one.node, []).append(place)
         leaves = len(graph.leaves)
         #: By split: the places of its departures, which are its last node's, and where that lies.
@@ -97,7 +97,7 @@ class LateValuesRun:
             try:
                 self._incoming.wait(place, abort)
             except HeliographError as error:
-                # A node of another portion is no node of this one: its own run tells which it was.
+                # A node of another partition is no node of this one: its own run tells which it was.
                 raise error.at(Origin()) from None
 
     def coming(self, number: int, call: Callable[[], None]) -> bool:
@@ -134,7 +134,7 @@ class LateValuesRun:
 
 
 def _told(error: BaseException) -> HeliographError:
-    """As the other portions learn of it."""
+    """As the other partitions learn of it."""
     if isinstance(error, HeliographError):
         return error
     return InternalError(f"another part of the run failed: {type(error).__name__}: {error}")

@@ -1,10 +1,10 @@
 """A plan over several devices: the plans of a schedule's splits, and the values that travel between them.
 
-A plan that is a portion has late inputs and early outputs besides: values of portions on other daemons. No
-wait for one can be for ever. Splits of a portion run in the whole graph's order on each device, one that
+A plan that is a partition has late inputs and early outputs besides: values of other daemons' partitions. No
+wait for one can be for ever. Splits of a partition run in the whole graph's order on each device, one that
 waits holds no device, and a value is offered before later splits run: so of the splits of a run that have not
 ended, over all daemons, the first has all that it needs. Of several runs of a plan the same holds for the
-oldest, since all daemons see them in one order; and a portion has queues of its own, so no other plan waits
+oldest, since all daemons see them in one order; and a partition has queues of its own, so no other plan waits
 behind it.
 
 Runs on a device thread, and on threads of its own where splits overlap.
@@ -69,7 +69,7 @@ class MultiDevicePlan(Plan):
         observe: Observe | None = None,
         exchange_run: int = 0,
     ) -> None:
-        """As `Plan.compute`; `observe` is told of the nodes of `schedule.taps`; `exchange_run`: of a portion,
+        """As `Plan.compute`; `observe` gets the nodes of `schedule.taps`; `exchange_run`: of a partition,
         the number of the whole's run."""
 
     def stepwise(self) -> Stepwise | None:
@@ -124,7 +124,7 @@ class RunResources:
 class LocalMultiPlan(MultiDevicePlan):
     """Runs the splits, each after those that it depends on, with the copies that it needs before it.
 
-    `devices` are those of the schedule's problem, in its order. `exchanging`: of a portion. Raises
+    `devices` are those of the schedule's problem, in its order. `exchanging`: of a partition. Raises
     OutOfMemoryError, UnsupportedError.
     """
 
@@ -235,7 +235,7 @@ class LocalMultiPlan(MultiDevicePlan):
 
     def stepwise(self) -> Stepwise | None:
         """Its run with inputs from a command and outputs that are fetched, if all of its splits are short, on
-        one device of this host's processor, and it is a portion."""
+        one device of this host's processor, and it is a partition."""
         if self._late is None or self._precedences is not None or len(self.schedule.splits) < 1:
             return None
         device = self.devices[self.schedule.main]

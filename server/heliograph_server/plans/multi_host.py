@@ -1,14 +1,14 @@
-"""A plan over several hosts: each runs its portion by itself, and they exchange values while they do.
+"""A plan over several hosts: each runs its partition by itself, and they exchange values while they do.
 
-    compute ─┬─ start ─▸ portion on host a ─┐ values
-             ├─ start ─▸ portion on host b ◂┘
-             └─ own portion, on devices of this process
+    compute ─┬─ start ─▸ partition on host a ─┐ values
+             ├─ start ─▸ partition on host b ◂┘
+             └─ own partition, on devices of this process
 
 A run costs one message to each host and one back, whatever its splits are. The hosts see all runs of a plan
 in one order, so that none waits for a run that another has behind its own. The first error cancels the
 others.
 
-Runs on a device thread; any thread tells it that a portion has ended.
+Runs on a device thread; any thread tells it that a partition has ended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.plans import CopyReport, DeviceShare, NodePlacement, PlanReport, Route, SplitReport
 from heliograph_server.exchange.exchange import LiveExchange
 from heliograph_server.plans.multi_device import LocalMultiPlan, MultiDevicePlan, Observe
-from heliograph_server.plans.partitions import Exchanging, portioned
+from heliograph_server.plans.partitions import Exchanging, partitioned
 from heliograph_server.plans.wiring import (
     PartitionWiring,
     RelayErrand,
@@ -58,22 +58,22 @@ from heliograph_server.plans.wiring import (
     wire,
 )
 from heliograph_server.scheduler.model import ALL_ROWS, Copy, Schedule
-from heliograph_server.scheduler.partitions import PartitionGraph, Portions, cut_portions
+from heliograph_server.scheduler.partitions import PartitionGraph, Partitions, cut_partitions
 
 
 def pooled_report(
     graph: Graph,
     schedule: Schedule,
     devices: Sequence[Device],
-    portions: Portions,
+    partitions: Partitions,
     wires: PartitionWiring,
     reports: Mapping[int, PlanReport],
 ) -> PlanReport:
-    """`reports`: of each portion. What one splits further is one split here; began: after its portion did."""
+    """`reports`: of each partition. What one splits further is one split here, begun after its partition."""
     split_of = {node: number for number, one in enumerate(schedule.splits) for node in one.nodes}
-    concurrent, parts = _by_split(portions, reports, split_of)
-    ways = _ways(portions, wires)
-    places = {one.site: place for place, one in enumerate(portions.pieces)}
+    concurrent, parts = _by_split(partitions, reports, split_of)
+    routes = _routes(partitions, wires)
+    places = {one.site: place for place, one in enumerate(partitions.pieces)}
     site_of = [places.get(number, -1) for number in _site_numbers(devices)]
     return PlanReport(
         nodes=tuple(
@@ -83,7 +83,7 @@ def pooled_report(
         splits=tuple(
             _split(
                 one.device,
-                tuple(_copy(copy, site_of, ways) for copy in one.copies),
+                tuple(_copy(copy, site_of, routes) for copy in one.copies),
                 parts.get(number, []),
             )
             for number, one in enumerate(schedule.splits)
@@ -101,13 +101,13 @@ def _site_numbers(devices: Sequence[Device]) -> list[int]:
 
 
 def _by_split(
-    portions: Portions, reports: Mapping[int, PlanReport], split_of: Mapping[int, int]
+    partitions: Partitions, reports: Mapping[int, PlanReport], split_of: Mapping[int, int]
 ) -> tuple[dict[int, int], dict[int, list[SplitReport]]]:
     """Of each node the set that it runs in, and the reports of the splits that each split became."""
     concurrent: dict[int, int] = {}
     found: dict[int, dict[tuple[int, int], SplitReport]] = {}
     for place, report in reports.items():
-        piece = portions.pieces[place]
+        piece = partitions.pieces[place]
         for node, one in enumerate(report.nodes):
             if node not in piece.inserted:
                 concurrent[piece.nodes[node]] = one.concurrent
@@ -129,17 +129,17 @@ def _split(device: int, copies: tuple[CopyReport, ...], parts: Sequence[SplitRep
     )
 
 
-def _ways(portions: Portions, wires: PartitionWiring) -> dict[tuple[int, int], Route]:
-    """By value and the portion that reads it."""
-    pairs = zip(portions.crossings, wires.ways, strict=True)
-    return {(one.value, one.target): way for one, way in pairs}
+def _routes(partitions: Partitions, wires: PartitionWiring) -> dict[tuple[int, int], Route]:
+    """By value and the partition that reads it."""
+    pairs = zip(partitions.crossings, wires.routes, strict=True)
+    return {(one.value, one.target): route for one, route in pairs}
 
 
-def _copy(copy: Copy, site_of: Sequence[int], ways: Mapping[tuple[int, int], Route]) -> CopyReport:
-    way = ways.get((copy.value, site_of[copy.destination]), Route.WITHIN)
+def _copy(copy: Copy, site_of: Sequence[int], routes: Mapping[tuple[int, int], Route]) -> CopyReport:
+    route = routes.get((copy.value, site_of[copy.destination]), Route.WITHIN)
     if site_of[copy.source] == site_of[copy.destination]:
-        way = Route.WITHIN
-    return CopyReport(copy.value, copy.source, copy.size_bytes, copy.rows != ALL_ROWS, False, way)
+        route = Route.WITHIN
+    return CopyReport(copy.value, copy.source, copy.size_bytes, copy.rows != ALL_ROWS, False, route)
 
 
 def _share(
@@ -179,7 +179,7 @@ class Blueprint:
     options: DeviceCompileOptions
     pipeline: int
     exchange: LiveExchange
-    #: Makes a plan of this process's own portion: its graph, its schedule, its leaves, its exchange.
+    #: Makes a plan of this process's own partition: its graph, its schedule, its leaves, its exchange.
     own: Callable[[Graph, Schedule, LeafBindings, Exchanging], LocalMultiPlan]
 
     @property
@@ -196,8 +196,8 @@ def sites_of(devices: Sequence[Device]) -> tuple[list[Site | None], list[int]]:
     return sites, [sites.index(device.site) for device in devices]
 
 
-def portions_of(graph: Graph, schedule: Schedule, devices: Sequence[Device]) -> Portions | None:
-    """The portions of a schedule that devices of other hosts take part in; None: there are none of these.
+def partitions_of(graph: Graph, schedule: Schedule, devices: Sequence[Device]) -> Partitions | None:
+    """The partitions of a schedule that devices of other hosts take part in; None: there are none of these.
     Raises UnsupportedError, saying why it must be run as a whole."""
     used = {devices[one.device] for one in schedule.splits}
     used.update(devices[home] for home in schedule.homes if home >= 0)
@@ -207,7 +207,7 @@ def portions_of(graph: Graph, schedule: Schedule, devices: Sequence[Device]) -> 
         if one.site is not None and one.site.why_not:
             raise UnsupportedError(one.site.why_not)
     _, places = sites_of(devices)
-    found = cut_portions(graph, schedule, places)
+    found = cut_partitions(graph, schedule, places)
     for piece in found.pieces:
         _check_inserted(piece, devices)
     return found
@@ -222,34 +222,34 @@ def _check_inserted(piece: PartitionGraph, devices: Sequence[Device]) -> None:
 
 
 class _Laid:
-    """The portions as they are laid out now. Freed with the last who uses it."""
+    """The partitions as they are laid out now. Freed with the last who uses it."""
 
-    def __init__(self, blueprint: Blueprint, portions: Portions, sites: Sequence[Site | None]) -> None:
-        self.portions = portions
+    def __init__(self, blueprint: Blueprint, partitions: Partitions, sites: Sequence[Site | None]) -> None:
+        self.partitions = partitions
         self.sites = sites
-        self.wires: PartitionWiring = wire(portions, sites)
+        self.wires: PartitionWiring = wire(partitions, sites)
         self.users = 1
         self.plans: dict[int, SitePlan] = {}
         self.own: dict[int, list[LocalMultiPlan]] = {}
         self._opened: list[Exchanging] = []
         try:
-            for place, piece in enumerate(portions.pieces):
+            for place, piece in enumerate(partitions.pieces):
                 self._lay(blueprint, place, piece)
         except BaseException:
             self.free()
             raise
 
     def _lay(self, blueprint: Blueprint, place: int, piece: PartitionGraph) -> None:
-        portion, site = self.wires.portions[place], self.sites[place]
+        partition, site = self.wires.partitions[place], self.sites[place]
         if site is not None:
             memories, leaves = blueprint.memories, blueprint.leaves
-            work = site_work(piece, portion, memories, leaves, blueprint.options, blueprint.pipeline)
+            work = site_work(piece, partition, memories, leaves, blueprint.options, blueprint.pipeline)
             self.plans[place] = compile_on(site, blueprint.graph, piece, work)
             return
-        exchanging = Exchanging(portion, blueprint.exchange.open(portion, blueprint.pipeline))
+        exchanging = Exchanging(partition, blueprint.exchange.open(partition, blueprint.pipeline))
         self._opened.append(exchanging)
         found = _schedule_of(blueprint, piece)
-        schedule = portioned(piece.graph, blueprint.memories, found, portion)
+        schedule = partitioned(piece.graph, blueprint.memories, found, partition)
         bindings = bindings_of(piece, blueprint.leaves)
         made = self.own[place] = []
         for _ in range(blueprint.pipeline):
@@ -267,7 +267,7 @@ class _Laid:
 
 
 def _schedule_of(blueprint: Blueprint, piece: PartitionGraph) -> Schedule:
-    """As far as `portioned` needs it: where this process's portion runs and lies."""
+    """As far as `partitioned` needs it: where this process's partition runs and lies."""
     homes = [-1] * len(piece.graph.leaves)
     for leaf, value in piece.bound:
         homes[leaf] = blueprint.schedule.homes[value]
@@ -278,22 +278,22 @@ def _schedule_of(blueprint: Blueprint, piece: PartitionGraph) -> Schedule:
 
 
 class Pooled:
-    """What the copies of a plan share: the portions, and the numbers of runs."""
+    """What the copies of a plan share: the partitions, and the numbers of runs."""
 
-    def __init__(self, blueprint: Blueprint, portions: Portions) -> None:
+    def __init__(self, blueprint: Blueprint, partitions: Partitions) -> None:
         self.blueprint = blueprint
-        self.portions = portions
+        self.partitions = partitions
         everyone, _ = sites_of(blueprint.devices)
-        self.sites = [everyone[piece.site] for piece in portions.pieces]
-        #: Held while the portions of a run are started, so that all hosts see the runs in one order. Starting
-        #: may wait for room on a host, so this is the plan's own: portions have queues of their own, on which
+        self.sites = [everyone[piece.site] for piece in partitions.pieces]
+        #: Held while the partitions of a run start, so that all hosts see the runs in one order. Starting
+        #: may wait for room on a host, so this is the plan's own: partitions have their own queues, on which
         #: no other plan's run ever waits for one of these, and between plans there is no order to keep.
         self.beginning = threading.Lock()
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._is_stale = False
         self.holders = blueprint.pipeline
-        self._laid = _Laid(blueprint, portions, self.sites)
+        self._laid = _Laid(blueprint, partitions, self.sites)
 
     def next_number(self) -> int:
         """Of a run that begins now."""
@@ -301,11 +301,11 @@ class Pooled:
 
     @contextmanager
     def laid(self) -> Iterator[_Laid]:
-        """The portions, for one run; laid out anew where two hosts turned out not to reach each other."""
+        """The partitions, for one run; laid out anew where two hosts turned out not to reach each other."""
         with self._lock:
             if self._is_stale:
-                # The old portions stay until this is known to have gone well.
-                made = _Laid(self.blueprint, self.portions, self.sites)
+                # The old partitions stay until this is known to have gone well.
+                made = _Laid(self.blueprint, self.partitions, self.sites)
                 self._is_stale, old, self._laid = False, self._laid, made
                 self._leave(old)
             found = self._laid
@@ -335,8 +335,8 @@ class Pooled:
                     site.confirm()
 
     def note(self, laid: _Laid, place: int, error: HeliographError) -> None:
-        """A portion failed: if it lost a host that is alive, it is not to fetch from that any more."""
-        pairs = list(unreachable(self.portions, self.sites, laid.wires, place, error))
+        """A partition failed: if it lost a host that is alive, it is not to fetch from that any more."""
+        pairs = list(unreachable(self.partitions, self.sites, laid.wires, place, error))
         for reader, source in pairs:
             reader.cannot_reach(source)
         with self._lock:
@@ -351,7 +351,7 @@ class Pooled:
 
 
 class DistributedPlan(MultiDevicePlan):
-    """One copy of it: its own portion of this process, if there is one, and runs of the others'."""
+    """One copy of it: its own partition of this process, if there is one, and runs of the others'."""
 
     takes_anything = True
 
@@ -374,7 +374,7 @@ class DistributedPlan(MultiDevicePlan):
         self._run_us = 0.0
 
     def __repr__(self) -> str:
-        return f"<DistributedPlan of {self.graph} in {len(self._pooled.portions.pieces)} portions>"
+        return f"<DistributedPlan of {self.graph} in {len(self._pooled.partitions.pieces)} partitions>"
 
     # Running
 
@@ -408,7 +408,7 @@ class DistributedPlan(MultiDevicePlan):
         laid = self._pooled.now
         reports = {place: plan.report() for place, plan in laid.plans.items()}
         reports |= {place: plans[self._copy].report() for place, plans in laid.own.items()}
-        return pooled_report(self.graph, self.schedule, self.devices, laid.portions, laid.wires, reports)
+        return pooled_report(self.graph, self.schedule, self.devices, laid.partitions, laid.wires, reports)
 
     def forget_times(self) -> None:
         for plans in self._pooled.now.own.values():
@@ -425,7 +425,7 @@ class DistributedPlan(MultiDevicePlan):
             for name, size_bytes in plans[self._copy].held_by_device().items():
                 found[name] += size_bytes
         for place, plan in laid.plans.items() if self._copy == 0 else ():
-            devices = laid.portions.pieces[place].devices
+            devices = laid.partitions.pieces[place].devices
             found[self.devices[devices[-1]].name] += plan.compute_bytes
         return found
 
@@ -478,14 +478,14 @@ class _Run:
                 run.finish()
 
     def _bound(self, place: int) -> tuple[list[Tensor], list[Tensor | None]]:
-        """The inputs and outputs of a portion."""
-        piece = self._laid.portions.pieces[place]
+        """The inputs and outputs of a partition."""
+        piece = self._laid.partitions.pieces[place]
         wanted = [self._outputs[one] for one in piece.outputs]
         wanted += [None] * (len(piece.graph.outputs) - len(wanted))
         return [self._inputs[value] for value in piece.inputs], wanted
 
     def _begin(self) -> int:
-        """Starts the portions of other hosts."""
+        """Starts the partitions of other hosts."""
         self._pending = len(self._runs)
         if self._pending:
             self._all_ended.acquire()
@@ -507,7 +507,7 @@ class _Run:
         return exchange.relay(edge, number, errand.size_bytes, errand.source, errand.destination, self._gone)
 
     def _ended(self, place: int, error: HeliographError | None = None) -> None:
-        """A portion has ended, in whatever thread."""
+        """A partition has ended, in whatever thread."""
         failed = error or self._runs[place].error
         if failed is not None:
             self._fail(place, failed)
@@ -520,13 +520,13 @@ class _Run:
     def _gone(self, error: HeliographError | None) -> None:
         """An errand has ended."""
         if error is not None and not isinstance(error, CancelledError):
-            # A node of the portion that was to make it: that one's own run tells which it is.
+            # A node of the partition that was to make it: that one's own run tells which it is.
             self._fail(-1, error.at(Origin()))
 
     def _fail(self, place: int, error: HeliographError) -> None:
         with self._lock:
             self._errors.append((place, error))
-        # Not twice: cancelling may end a portion in this thread.
+        # Not twice: cancelling may end a partition in this thread.
         if not self._stop.is_set:
             self._stop.set()
 
@@ -547,7 +547,7 @@ class _Run:
             self._stop.set()
 
     def _wait(self) -> None:
-        """Until all portions have ended: each does, or its host is lost."""
+        """Until all partitions have ended: each does, or its host is lost."""
         if self._runs:
             self._all_ended.acquire()
 
@@ -568,7 +568,7 @@ class _Run:
             raise CancelledError("the run was cancelled")
         place, error = min(errors, key=lambda one: _rank(one[1]))
         if place >= 0:
-            error = explained(self._pooled.blueprint.graph, self._laid.portions.pieces[place], error)
+            error = explained(self._pooled.blueprint.graph, self._laid.partitions.pieces[place], error)
         raise error.at(error.origin)
 
 

@@ -1,4 +1,4 @@
-"""Plans that are portions of a graph on several hosts: what may be asked of one, and how its splits end."""
+"""Plans that are partitions of a graph on several hosts: what may be asked of one, and how its splits end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from heliograph_backends.contract import BufferType
 from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
 from heliograph_proto.graph import Graph, LeafKind
-from heliograph_proto.plans import Cause, Portion
+from heliograph_proto.plans import Cause, Partition
 from heliograph_server.exchange.edges import EdgePorts
 from heliograph_server.resources.memories import readable
 from heliograph_server.scheduler.model import Assignment, Candidate, Problem, Schedule
@@ -18,24 +18,24 @@ from heliograph_server.scheduler.weight_homes import NOWHERE
 
 @dataclass(frozen=True, slots=True)
 class Exchanging:
-    """A portion of a plan, and its end of the edges."""
+    """A partition of a plan, and its end of the edges."""
 
-    portion: Portion
+    partition: Partition
     ports: EdgePorts
 
 
-def check_portion(graph: Graph, portion: Portion) -> None:
+def check_partition(graph: Graph, partition: Partition) -> None:
     """Raises InvalidArgumentError for arrivals that are no inputs, departures that are no nodes, and what is
     named twice."""
-    edges = [one.edge.name for one in portion.arrivals] + [one.edge.name for one in portion.departures]
+    edges = [one.edge.name for one in partition.arrivals] + [one.edge.name for one in partition.departures]
     if len(set(edges)) < len(edges):
         raise InvalidArgumentError("two arrivals or departures have one edge", advice="make up one for each")
-    if len({one.leaf for one in portion.arrivals}) < len(portion.arrivals):
+    if len({one.leaf for one in partition.arrivals}) < len(partition.arrivals):
         raise InvalidArgumentError("a leaf arrives twice", advice="name each of them once")
-    for leaf in [arrival.leaf for arrival in portion.arrivals]:
+    for leaf in [arrival.leaf for arrival in partition.arrivals]:
         if not 0 <= leaf < len(graph.leaves) or graph.leaves[leaf].kind is not LeafKind.INPUT:
             raise InvalidArgumentError(f"value {leaf} arrives, but is no input of the graph")
-    for node in (*(one.node for one in portion.departures), *portion.begins):
+    for node in (*(one.node for one in partition.departures), *partition.begins):
         if not 0 <= node < len(graph.nodes):
             raise InvalidArgumentError(
                 f"node {node} departs or begins a split, of {len(graph.nodes)}",
@@ -44,17 +44,17 @@ def check_portion(graph: Graph, portion: Portion) -> None:
 
 
 def check_alone(**others: object) -> None:
-    """Raises UnsupportedError where a portion is asked for together with what it cannot be."""
+    """Raises UnsupportedError where a partition is asked for together with what it cannot be."""
     asked = [name for name, value in others.items() if value]
     if asked:
         raise UnsupportedError(
-            f"a portion of a graph on several daemons, with {asked[0]}",
+            f"a partition of a graph on several daemons, with {asked[0]}",
             advice=f"compile it without {asked[0]}",
         )
 
 
-def portioned(
-    graph: Graph, memories: Sequence[BufferType], found: Schedule | None, portion: Portion
+def partitioned(
+    graph: Graph, memories: Sequence[BufferType], found: Schedule | None, partition: Partition
 ) -> Schedule:
     """A schedule, or None for all on the first device, with a split that ends behind each departure; an
     arrival lies on the first device that reads it."""
@@ -68,10 +68,10 @@ def portioned(
         for value in node.operands:
             first.setdefault(value, one.device)
     main = assignments[-1].device if assignments else 0
-    for arrival in portion.arrivals:
+    for arrival in partition.arrivals:
         homes[arrival.leaf] = first.get(arrival.leaf, main)
-    departures = frozenset(one.node for one in portion.departures)
+    departures = frozenset(one.node for one in partition.departures)
     asked = [Candidate(one.device.name, (), readable(memories, one.device), 0) for one in memories]
-    made = split(Problem(graph, asked, begins=portion.begins), homes, assignments, departures)
+    made = split(Problem(graph, asked, begins=partition.begins), homes, assignments, departures)
     ahead_bytes = found.ahead_bytes if found is not None else made.ahead_bytes
     return replace(made, taps=frozenset(), departures=departures, ahead_bytes=ahead_bytes)

@@ -1,4 +1,4 @@
-"""Portions whose splits are short: whoever brings what a split waits for runs it.
+"""Partitions whose splits are short: whoever brings what a split waits for runs it.
 
     command ─▸ split ─▸ value to another host          (the thread that read the command)
     value ───▸ split ─▸ value to another host          (the thread that read the value)
@@ -30,7 +30,7 @@ Elsewhere: TypeAlias = Callable[[Callable[[], None], Done], None]
 
 @dataclass(frozen=True, slots=True)
 class Stepwise:
-    """A portion on one device of this host's processor, whose splits read and write the same small tensors
+    """A partition on one device of this host's processor, whose splits read and write the same small tensors
     each time."""
 
     late: LateValues
@@ -48,8 +48,8 @@ class Stepwise:
 class SteppedRun:
     """One run. `done` is called once, from any thread, with what it failed with."""
 
-    def __init__(self, portion: Stepwise, run: int, abort: Abort, elsewhere: Elsewhere, done: Done) -> None:
-        self._portion = portion
+    def __init__(self, partition: Stepwise, run: int, abort: Abort, elsewhere: Elsewhere, done: Done) -> None:
+        self._partition = partition
         self._run = run
         self._abort = abort
         self._elsewhere = elsewhere
@@ -64,14 +64,14 @@ class SteppedRun:
         self._offered = 0
 
     def __repr__(self) -> str:
-        return f"<SteppedRun {self._run}: {self._next} of {len(self._portion.steps)} splits>"
+        return f"<SteppedRun {self._run}: {self._next} of {len(self._partition.steps)} splits>"
 
     def begin(self, inputs: Sequence[Bytes]) -> None:
         """Runs what can be run now. Raises nothing."""
         try:
-            for place, data in zip(self._portion.inputs, inputs, strict=True):
+            for place, data in zip(self._partition.inputs, inputs, strict=True):
                 place[:] = data
-            self._late = self._portion.late.run(self._run, self._portion.tensors)
+            self._late = self._partition.late.run(self._run, self._partition.tensors)
             self._abort.when_set(self._aborted)
         except BaseException as error:  # it becomes the run's error
             self._end(error)
@@ -80,7 +80,7 @@ class SteppedRun:
 
     def outputs(self) -> list[bytes]:
         """Once it has ended well."""
-        return [one.tobytes() for one in self._portion.outputs]
+        return [one.tobytes() for one in self._partition.outputs]
 
     # Whoever brings something
 
@@ -102,7 +102,7 @@ class SteppedRun:
     def _go_on(self) -> None:
         assert self._late is not None
         try:
-            while self._next < len(self._portion.steps):
+            while self._next < len(self._partition.steps):
                 if not self._has_come():
                     # While nothing else is to be done.
                     self._late.ask_ahead()
@@ -133,11 +133,11 @@ class SteppedRun:
         begun = time.perf_counter()
         assert self._late is not None
         self._late.before(self._next, self._abort)
-        if not self._portion.device_lock.at_once(partial(self._compute, begun)):
+        if not self._partition.device_lock.at_once(partial(self._compute, begun)):
             return False
         places, made = self._late.departing(self._next)
         for place in places:
-            if not self._late.offer_now(place, self._portion.tensors[made]):
+            if not self._late.offer_now(place, self._partition.tensors[made]):
                 return False
             self._offered += 1
         self._follow()
@@ -145,9 +145,9 @@ class SteppedRun:
 
     def _compute(self, begun: float) -> None:
         computing = time.perf_counter()
-        self._portion.steps[self._next]()
+        self._partition.steps[self._next]()
         self._has_run = True
-        self._portion.note(self._next, begun, computing, time.perf_counter())
+        self._partition.note(self._next, begun, computing, time.perf_counter())
 
     def _follow(self) -> None:
         self._next += 1
@@ -158,17 +158,17 @@ class SteppedRun:
     def _rest(self) -> None:
         """All that is left, and waits where it must."""
         assert self._late is not None
-        while self._next < len(self._portion.steps):
+        while self._next < len(self._partition.steps):
             if self._abort.is_set:
                 raise CancelledError("the run was cancelled")
             begun = time.perf_counter()
             if not self._has_run:
                 self._late.before(self._next, self._abort)
-                with self._portion.device_lock.computing(self._abort):
+                with self._partition.device_lock.computing(self._abort):
                     self._compute(begun)
             places, made = self._late.departing(self._next)
             for place in places[self._offered :]:
-                self._late.offer(place, self._portion.tensors[made], self._abort)
+                self._late.offer(place, self._partition.tensors[made], self._abort)
             self._follow()
 
     def _end(self, error: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""The portions of a plan on their hosts: an edge for each value that crosses, and what each host compiles."""
+"""The partitions of a plan on their hosts: an edge for each value that crosses, and each host's graph."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from heliograph_proto.plans import (
     Arrival,
     Departure,
     Edge,
+    Partition,
     PeerSource,
-    Portion,
     Route,
     is_loss,
 )
-from heliograph_server.scheduler.partitions import Crossing, PartitionGraph, Portions
+from heliograph_server.scheduler.partitions import Crossing, PartitionGraph, Partitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,49 +38,49 @@ class RelayErrand:
     edge: Edge
     size_bytes: int
     destination: PeerSource
-    #: Where it fetches it; None: its own portion makes it.
+    #: Where it fetches it; None: its own partition makes it.
     source: PeerSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionWiring:
-    """How the portions of a plan are connected."""
+    """How the partitions of a plan are connected."""
 
     #: Of each piece.
-    portions: tuple[Portion, ...]
+    partitions: tuple[Partition, ...]
     #: What the head takes to others in each run.
     errands: tuple[RelayErrand, ...]
     #: Of each crossing.
-    ways: tuple[Route, ...]
+    routes: tuple[Route, ...]
 
 
-def wire(found: Portions, sites: Sequence[Site | None]) -> PartitionWiring:
+def wire(found: Partitions, sites: Sequence[Site | None]) -> PartitionWiring:
     """Makes up edges. `sites`: of each piece; None: this process, which fetches from daemons and takes to
     them what they want of it, so that none need reach it."""
     arrivals: list[list[Arrival]] = [[] for _ in found.pieces]
     departures: list[list[Departure]] = [[] for _ in found.pieces]
     errands: list[RelayErrand] = []
-    ways: list[Route] = []
+    routes: list[Route] = []
     for one in found.crossings:
         source, target = sites[one.source], sites[one.target]
         edge = _new_edge()
         if source is None or target is None or target.can_reach(source):
-            ways.append(Route.DIRECT)
+            routes.append(Route.DIRECT)
             from_there = _source_of(source) if source is not None else None
             if source is None:
                 assert target is not None
                 errands.append(RelayErrand(edge, one.size_bytes, _source_of(target)))
         else:
-            ways.append(Route.RELAYED)
+            routes.append(Route.RELAYED)
             from_there = None
             errands.append(RelayErrand(edge, one.size_bytes, _source_of(target), _source_of(source)))
         arrivals[one.target].append(Arrival(one.leaf, edge, from_there))
         departures[one.source].append(Departure(one.node, edge))
-    portions = tuple(
-        Portion(tuple(come), tuple(go), piece.begins)
+    partitions = tuple(
+        Partition(tuple(come), tuple(go), piece.begins)
         for piece, come, go in zip(found.pieces, arrivals, departures, strict=True)
     )
-    return PartitionWiring(portions, tuple(errands), tuple(ways))
+    return PartitionWiring(partitions, tuple(errands), tuple(routes))
 
 
 def _new_edge() -> Edge:
@@ -92,12 +92,16 @@ def _source_of(site: Site) -> PeerSource:
 
 
 def unreachable(
-    found: Portions, sites: Sequence[Site | None], wires: PartitionWiring, target: int, error: HeliographError
+    found: Partitions,
+    sites: Sequence[Site | None],
+    wires: PartitionWiring,
+    target: int,
+    error: HeliographError,
 ) -> Iterator[tuple[Site, Site]]:
-    """Pairs of hosts of which the first did not find the second, which is alive, so that the portion there
+    """Pairs of hosts of which the first did not find the second, which is alive, so that the partition there
     failed with an error. Those that it found, while it lost a third one, are not among them."""
     reader = sites[target]
-    arrivals = wires.portions[target].arrivals
+    arrivals = wires.partitions[target].arrivals
     for one, arrival in zip(_crossings_to(found, target), arrivals, strict=True):
         source = sites[one.source]
         if reader is None or source is None or arrival.source is None or not is_loss(error, arrival.source):
@@ -109,7 +113,7 @@ def unreachable(
         yield reader, source
 
 
-def _crossings_to(found: Portions, target: int) -> Iterator[Crossing]:
+def _crossings_to(found: Partitions, target: int) -> Iterator[Crossing]:
     return (one for one in found.crossings if one.target == target)
 
 
@@ -136,7 +140,7 @@ def explained(graph: Graph, piece: PartitionGraph, error: HeliographError) -> He
 
 def site_work(
     piece: PartitionGraph,
-    portion: Portion,
+    partition: Partition,
     memories: Sequence[BufferType],
     leaves: Mapping[int, Tensor],
     options: DeviceCompileOptions,
@@ -144,7 +148,7 @@ def site_work(
 ) -> SiteWork:
     """What a host is to compile."""
     devices = tuple(memories[place].device for place in piece.devices)
-    return SiteWork(piece.graph, portion, devices, bindings_of(piece, leaves), options, pipeline)
+    return SiteWork(piece.graph, partition, devices, bindings_of(piece, leaves), options, pipeline)
 
 
 def compile_on(site: Site, graph: Graph, piece: PartitionGraph, work: SiteWork) -> SitePlan:

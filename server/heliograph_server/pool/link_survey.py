@@ -42,9 +42,9 @@ class LinkObserver(Protocol):
 class LinkSurvey:
     """A thread that measures as long as there is something new. `members`: those that are ready."""
 
-    def __init__(self, members: Callable[[], Sequence[Member]], ways: LinkObserver) -> None:
+    def __init__(self, members: Callable[[], Sequence[Member]], links: LinkObserver) -> None:
         self._members = members
-        self._ways = ways
+        self._links = links
         self._changed = threading.Event()
         self._closed = False
         #: Pairs of lives that were asked, and those of them that found a way.
@@ -109,7 +109,7 @@ class LinkSurvey:
 
     def _measure(self, one: Member, other: Member | None) -> None:
         if other is None:
-            self._ways.note_link(HERE, one.name, _round_trip_seconds(one))
+            self._links.note_link(HERE, one.name, _round_trip_seconds(one))
             return
         # Both directions are alike for what is carried; whether there is a way is asked in each.
         is_known = (other.incarnation, one.incarnation) in self._found
@@ -119,7 +119,7 @@ class LinkSurvey:
         self._found.add((one.incarnation, other.incarnation))
         if not is_known:
             round_trip_s, bytes_per_s = found
-            self._ways.note_link(one.name, other.name, round_trip_s, bytes_per_s)
+            self._links.note_link(one.name, other.name, round_trip_s, bytes_per_s)
 
 
 def _round_trip_seconds(member: Member) -> float:

@@ -56,7 +56,7 @@ class Member:
         self._open: set[RemoteDevice] = set()
         self._news: Callable[[DeviceChange], None] = lambda change: None
         members.when_changed(session, lambda change: self._news(change))
-        #: As a host that runs portions of graphs.
+        #: As a host that runs partitions of graphs.
         self.site = RemoteSite(self)
         members.when_lost(session, self._session_ended)
 

@@ -81,7 +81,7 @@ class Pool:
         self._connect = connect
         self._incarnation = b""
         self._changed: Changed = lambda change: None
-        self._ways: LinkObserver | None = None
+        self._links: LinkObserver | None = None
         self._surveyor: LinkSurvey | None = None
         self._lock = threading.Condition()
         #: In the order of the list, then those that are in it no more, as long as they answer.
@@ -142,11 +142,11 @@ class Pool:
 
     # Its life
 
-    def start(self, incarnation: bytes, changed: Changed, ways: LinkObserver | None = None) -> None:
+    def start(self, incarnation: bytes, changed: Changed, links: LinkObserver | None = None) -> None:
         """Begins to look for members, of a head with this incarnation. `changed` comes from any thread, of
         one member one at a time. `ways`: who wants to know the ways between them."""
-        self._incarnation, self._changed, self._ways = incarnation, changed, ways
-        self._surveyor = LinkSurvey(self._ready, ways) if ways is not None else None
+        self._incarnation, self._changed, self._links = incarnation, changed, links
+        self._surveyor = LinkSurvey(self._ready, links) if links is not None else None
         self._source.start(self._listed, self._source_failed)
 
     def close(self) -> None:
@@ -231,8 +231,8 @@ class Pool:
             self._lock.notify_all()
         if not closed:
             self._source.refresh()
-        if self._ways is not None:
-            self._ways.forget_site(member.name)
+        if self._links is not None:
+            self._links.forget_site(member.name)
         self._changed(MembershipChange(member.name, lost=member.devices, why=cause.message))
 
     def change(self, slot: _Slot, member: Member, told: DeviceChange) -> None:

@@ -309,7 +309,7 @@ class PlanHandle:
     tapped_bytes: int = 0
     #: In whose memory it lies, if so.
     reservation: ReservationHandle | None = None
-    #: Of a portion: the number of the last run; None: it is none.
+    #: Of a partition: the number of the last run; None: it is none.
     exchange_run: int | None = None
     error: HeliographError | None = None
 

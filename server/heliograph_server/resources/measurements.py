@@ -75,7 +75,7 @@ class HostMeasurements:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         #: By the names of two sites, the lesser first: round trip in seconds, bytes in a second.
-        self._ways: dict[tuple[str, str], tuple[Average, Average]] = {}
+        self._links: dict[tuple[str, str], tuple[Average, Average]] = {}
         #: By device: how many times as long as usual rates say it takes.
         self._slowness: dict[str, Average] = {}
         #: By device: how often what is told of it has changed.
@@ -83,7 +83,7 @@ class HostMeasurements:
         self._tenants: OrderedDict[bytes, TenantTimes] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Measurements of {len(self._ways)} ways, {len(self._slowness)} devices>"
+        return f"<Measurements of {len(self._links)} links, {len(self._slowness)} devices>"
 
     def note_link(self, a: str, b: str, round_trip_s: float, bytes_per_s: float = 0.0) -> None:
         """The way between two sites was measured, both directions being alike; `bytes_per_s` 0: not its
@@ -94,7 +94,7 @@ class HostMeasurements:
                 advice="tell of two sites, seconds above 0, and bytes a second, or 0 for not known",
             )
         with self._lock:
-            trip, speed = self._ways.setdefault(_pair(a, b), (Average(), Average()))
+            trip, speed = self._links.setdefault(_pair(a, b), (Average(), Average()))
             trip.note(round_trip_s)
             if bytes_per_s:
                 speed.note(bytes_per_s)
@@ -102,13 +102,13 @@ class HostMeasurements:
     def forget_site(self, name: str) -> None:
         """A site is gone: nothing that was measured on the way to it counts any more."""
         with self._lock:
-            for pair in [pair for pair in self._ways if name in pair]:
-                del self._ways[pair]
+            for pair in [pair for pair in self._links if name in pair]:
+                del self._links[pair]
 
     def link(self, a: str, b: str) -> SiteLink:
         """The way between two sites, as it was measured, or else assumed."""
         with self._lock:
-            trip, speed = self._ways.get(_pair(a, b), (Average(), Average()))
+            trip, speed = self._links.get(_pair(a, b), (Average(), Average()))
             known = bool(trip.told and speed.told)
             usual = SiteLink()
             trip_s, per_s = trip.told or usual.round_trip_s, speed.told or usual.bytes_per_s
@@ -118,26 +118,26 @@ class HostMeasurements:
         """As `link`, for people, with what somebody knows of whether there is a way at all."""
         link = self.link(a, b)
         with self._lock:
-            trip, speed = self._ways.get(_pair(a, b), (Average(), Average()))
+            trip, speed = self._links.get(_pair(a, b), (Average(), Average()))
             measured = bool(trip.told), bool(speed.told)
         return Link(a, b, link.round_trip_s, link.bytes_per_s, *measured, reachable, why)
 
     def round_trip_s(self, site: str) -> float:
         """Of the way from here to a site, in seconds; 0: nobody measured it."""
         with self._lock:
-            found = self._ways.get(_pair("", site))
+            found = self._links.get(_pair("", site))
             return found[0].told if found is not None else 0.0
 
     def links(self, sites: Sequence[str]) -> dict[tuple[int, int], SiteLink]:
         """Between devices of these sites, by their places; none where no way between any two was measured."""
         with self._lock:
-            known = any(_pair(a, b) in self._ways for a, b in permutations(set(sites), 2))
+            known = any(_pair(a, b) in self._links for a, b in permutations(set(sites), 2))
         if not known:
             return {}
-        ways = permutations(range(len(sites)), 2)
+        links = permutations(range(len(sites)), 2)
         return {
             (one, other): self.link(sites[one], sites[other])
-            for one, other in ways
+            for one, other in links
             if sites[one] != sites[other]
         }
 
@@ -232,18 +232,18 @@ class TenantTimes:
 
 
 class Recorder:
-    """Takes the times of a plan's runs, by split, and tells of those that have changed. `ways_us`: by split,
+    """Takes the times of a plan's runs, by split, and tells of those that have changed. `links_us`: by split,
     what of a time measured here is the way to its device and back."""
 
     def __init__(
         self,
         times: TenantTimes,
         splits: Sequence[tuple[str, Sequence[OpKind]]],
-        ways_us: Sequence[float] = (),
+        links_us: Sequence[float] = (),
     ) -> None:
         self._times = times
         self._splits = splits
-        self._ways_us = ways_us or [0.0] * len(splits)
+        self._links_us = links_us or [0.0] * len(splits)
         self._averages = [Average() for _ in splits]
 
     def __repr__(self) -> str:
@@ -251,8 +251,8 @@ class Recorder:
 
     def note_here(self, compute_us: Sequence[float]) -> None:
         """As `note`, of times that this host measured: a part of each, a tenth at least, was computing."""
-        pairs = zip(compute_us, self._ways_us, strict=False)
-        self.note([max(took_us - way_us, took_us / 10) for took_us, way_us in pairs])
+        pairs = zip(compute_us, self._links_us, strict=False)
+        self.note([max(took_us - link_us, took_us / 10) for took_us, link_us in pairs])
 
     def note(self, compute_us: Sequence[float]) -> None:
         """A run took so long in each split, in microseconds; none: nobody knows yet."""

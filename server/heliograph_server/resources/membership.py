@@ -61,7 +61,7 @@ class Membership(Protocol):
     def daemons(self) -> Sequence[bytes]:
         """The incarnations of all daemons behind these devices, through other heads too."""
 
-    def start(self, incarnation: bytes, changed: Changed, ways: HostMeasurements) -> None:
+    def start(self, incarnation: bytes, changed: Changed, links: HostMeasurements) -> None:
         """Begins to look for members, of a head with this incarnation; and measures the ways between them."""
 
     def why_missing(self, device: str) -> HeliographError | None:

@@ -81,15 +81,15 @@ def zeroed(buffer_type: BufferType, size_bytes: int, usage: Usage = Usage.ANY) -
 
 
 def query_ops(device: Device, queries: Sequence[OpQuery]) -> tuple[OpAnswer, ...]:
-    """Whether it can run each node, whether fetching its weights pays, and by which road if that is asked."""
+    """Whether it can run each node, whether fetching its weights pays, and by which path if that is asked."""
     return tuple(_answer(device, one) for one in queries)
 
 
 def _answer(device: Device, query: OpQuery) -> OpAnswer:
     what = query.op, query.attributes, query.operands, query.result
     why_not = device.supports_op(*what)
-    road = device.road(*what) if query.road and not why_not else OpPath.UNKNOWN
-    return OpAnswer(why_not, device.offload_op(*what), road)
+    op_path = device.op_path(*what) if query.op_path and not why_not else OpPath.UNKNOWN
+    return OpAnswer(why_not, device.offload_op(*what), op_path)
 
 
 def query_placement(device: Device, buffer_type: str, tensors: Sequence[TensorType]) -> PlacementInfo:

@@ -72,13 +72,13 @@ class DeviceService(device_pb2_grpc.DeviceServiceServicer):
         return await self._answer(_query_placement, request)
 
     @refusals
-    async def ListWays(
+    async def ListLinks(
         self,
-        request: device_pb2.ListWaysRequest,
-        context: aio.ServicerContext[device_pb2.ListWaysRequest, device_pb2.ListWaysResponse],
-    ) -> device_pb2.ListWaysResponse:
-        found = await asyncio.wrap_future(self._askers.submit(self._slot.host.ways))
-        return device_pb2.ListWaysResponse(ways=codec.encode_all(found, device_pb2.MemberWay))
+        request: device_pb2.ListLinksRequest,
+        context: aio.ServicerContext[device_pb2.ListLinksRequest, device_pb2.ListLinksResponse],
+    ) -> device_pb2.ListLinksResponse:
+        found = await asyncio.wrap_future(self._askers.submit(self._slot.host.links))
+        return device_pb2.ListLinksResponse(links=codec.encode_all(found, device_pb2.MemberLink))
 
     async def _answer(self, answer: Callable[[Host, _Q], _A], question: _Q) -> _A:
         """Long questions have a thread of their own, and only so many bytes of them wait."""

@@ -88,10 +88,10 @@ def check_options(options: plan_pb2.PlanOptions, limits: Limits) -> None:
     for split in options.row_splits:
         _check(len(split.fractions), MAX_DEVICES, "fractions")
     _check(len(options.taps), limits.graph_nodes, "taps")
-    _check(len(options.portion.arrivals), limits.graph_nodes, "arrivals")
-    _check(len(options.portion.departures), limits.graph_nodes, "departures")
-    _check(len(options.portion.begins), limits.graph_nodes, "splits")
-    for arrival in options.portion.arrivals:
+    _check(len(options.partition.arrivals), limits.graph_nodes, "arrivals")
+    _check(len(options.partition.departures), limits.graph_nodes, "departures")
+    _check(len(options.partition.begins), limits.graph_nodes, "splits")
+    for arrival in options.partition.arrivals:
         if len(arrival.source) > MAX_ADDRESS or len(arrival.incarnation) > MAX_ADDRESS:
             raise InvalidArgumentError(f"a source of more than {MAX_ADDRESS} characters")
 

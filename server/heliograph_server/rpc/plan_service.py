@@ -76,7 +76,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     async def _compile(
         self, session: Session, request: plan_pb2.CompileRequest, graph: ReceivedGraph
     ) -> PlanInfo:
-        # With the span that it belongs to, for members that compile portions.
+        # With the span that it belongs to, for members that compile partitions.
         compile_traced = copy_context().run
         compiling = self._compilers.submit(compile_traced, compile_request, session, request, graph)
         try:

@@ -225,7 +225,7 @@ class Host:
         found = describe(self._devices, self._room)
         return DeviceList(found, tuple(self._registry.backends), SERVER, members=self.members)
 
-    def ways(self) -> tuple[Link, ...]:
+    def links(self) -> tuple[Link, ...]:
         """Between the members of the pool that are ready, and from here to them; none without a pool."""
         reaches = self._pool.reaches if self._pool is not None else ()
         return tuple(self.measurements.way(one.a, one.b, one.reachable, one.why) for one in reaches)

@@ -1,10 +1,10 @@
-"""A schedule over several hosts as portions: one graph for each host, and the edges between them. Pure.
+"""A schedule over several hosts as partitions: one graph for each host, and the edges between them. Pure.
 
     whole:    x ─ n0 ─ n1 ─ n2 ─▸ y         n1 runs on another host than n0 and n2
-    portion:  x ─ n0 ┐         ┌ n2 ─▸ y
+    partition:  x ─ n0 ┐         ┌ n2 ─▸ y
                      └▸ (n0) ─ n1 ┘         two edges
 
-What a portion reads of another is an input of it, an arrival. A result that another one reads departs as
+What a partition reads of another is an input of it, an arrival. A result that another one reads departs as
 soon as its split has run. A weight or variable is read by others through an inserted `cont`, which stands
 behind the assignments that come before the reader and before all later ones, so that its bits are those that
 the reader would have found.
@@ -29,11 +29,11 @@ OWN = -1
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """An edge: a value that goes from one portion to another in each run."""
+    """An edge: a value that goes from one partition to another in each run."""
 
     #: Of the whole graph.
     value: int
-    #: Places of portions.
+    #: Places of partitions.
     source: int
     target: int
     #: The node of the source that makes it, and the leaf of the target that it is there.
@@ -44,7 +44,7 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class PartitionGraph:
-    """A portion's graph, and what of the whole graph its numbers mean."""
+    """A partition's graph, and what of the whole graph its numbers mean."""
 
     site: int
     graph: Graph
@@ -63,14 +63,14 @@ class PartitionGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Portions:
-    """A graph in portions, in the order of their sites."""
+class Partitions:
+    """A graph in partitions, in the order of their sites."""
 
     pieces: tuple[PartitionGraph, ...]
     crossings: tuple[Crossing, ...]
 
 
-def cut_portions(graph: Graph, schedule: Schedule, sites: Sequence[int]) -> Portions:
+def cut_partitions(graph: Graph, schedule: Schedule, sites: Sequence[int]) -> Partitions:
     """`sites`: of each device of the schedule, by place, the number of its host.
 
     Raises UnsupportedError, saying why, for a schedule that must be run as a whole.
@@ -80,12 +80,12 @@ def cut_portions(graph: Graph, schedule: Schedule, sites: Sequence[int]) -> Port
     for one in schedule.splits:
         if any(c.rows != ALL_ROWS and sites[c.source] != sites[c.destination] for c in one.copies):
             raise UnsupportedError("rows of a weight go from one host to another")
-    return _Cut(graph, schedule, sites).portions()
+    return _Cut(graph, schedule, sites).partitions()
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A portion that is being made."""
+    """A partition that is being made."""
 
     site: int
     #: Its leaves, in order.
@@ -111,13 +111,13 @@ class _Draft:
         self.numbers.append(number)
 
     def value(self, version: Version) -> int:
-        """A value's number in the portion."""
+        """A value's number in the partition."""
         found = self.leaves.get(version)
         return len(self.leaves) + self.made[version] if found is None else found
 
 
 class _Cut:
-    """One cut: what the portions' leaves are is found first, since their numbers come before the nodes'."""
+    """One cut: what the partitions' leaves are is found first, since their numbers come before the nodes'."""
 
     def __init__(self, graph: Graph, schedule: Schedule, sites: Sequence[int]) -> None:
         self._graph = graph
@@ -171,8 +171,8 @@ class _Cut:
         readers.setdefault(target, number)
         self._drafts[target].leaf(version)
 
-    def portions(self) -> Portions:
-        """All portions, and the edges between them."""
+    def partitions(self) -> Partitions:
+        """All partitions, and the edges between them."""
         begins = {one.nodes[0] for one in self._schedule.splits if one.nodes}
         for draft in self._drafts.values():
             draft.assigned = 0
@@ -181,7 +181,7 @@ class _Cut:
             self._add(self._drafts[self._site_of[number]], number, number in begins)
         drafts = [self._drafts[site] for site in sorted(self._drafts)]
         places = {one.site: place for place, one in enumerate(drafts)}
-        return Portions(tuple(map(self._piece, drafts)), tuple(self._crossings(places)))
+        return Partitions(tuple(map(self._piece, drafts)), tuple(self._crossings(places)))
 
     def _insert(self, draft: _Draft) -> None:
         """Copies of leaves for others, as they are now."""
@@ -193,7 +193,7 @@ class _Cut:
             draft.add(version, node, self._schedule.homes[version[0]], reader)
 
     def _add(self, draft: _Draft, number: int, begins: bool) -> None:
-        """A node of the whole graph, in the portion's numbers."""
+        """A node of the whole graph, in the partition's numbers."""
         node = self._graph.nodes[number]
         operands = tuple(draft.value(version) for version in self._operands[number])
         if begins:

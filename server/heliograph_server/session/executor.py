@@ -131,9 +131,9 @@ class Executor:
         self._carrying_out = False
         #: Set once the session has ended and no work is left.
         self.quiet = threading.Event()
-        self._carry_out = self._ways_to_carry_out()
+        self._carry_out = self._handlers()
 
-    def _ways_to_carry_out(self) -> dict[type, Callable[[Any], None]]:
+    def _handlers(self) -> dict[type, Callable[[Any], None]]:
         """How each instruction of the core is carried out."""
         return {
             OpenQueue: self._open_queue,
@@ -393,15 +393,15 @@ class Executor:
             raise work.queue.error.anew()
         if self._is_short(work) and work.device_lock.at_once(work.run_at_once):
             self.work_done(work, None)
-        elif (portion := self._stepwise(work)) is not None:
+        elif (partition := self._stepwise(work)) is not None:
             # Not under the lock: it writes to other hosts.
-            self._calls.append(partial(self._run_stepwise, work, portion))
+            self._calls.append(partial(self._run_stepwise, work, partition))
         else:
             work.note_queued()
             work.queue.stream.submit(work.run, partial(self.work_done, work))
 
     def _stepwise(self, work: CommandWork) -> Stepwise | None:
-        """How a portion runs whose splits are all short, if this run's inputs and outputs ride with it."""
+        """How a partition runs whose splits are all short, if this run's inputs and outputs ride with it."""
         task = work.state.task
         if (
             not self._at_once
@@ -416,7 +416,7 @@ class Executor:
         loaded: LoadedPlan = task.plan.plan
         return loaded.copies[task.slot].stepwise()
 
-    def _run_stepwise(self, work: CommandWork, portion: Stepwise) -> None:
+    def _run_stepwise(self, work: CommandWork, partition: Stepwise) -> None:
         if not self.begin_work(work):
             self.work_done(work, None)
             return
@@ -439,7 +439,7 @@ class Executor:
             self.work_done(work, None)
 
         self._book.had_inputs(work.state.sequence)
-        run = SteppedRun(portion, task.command.exchange_run, work.abort, work.queue.stream.submit, done)
+        run = SteppedRun(partition, task.command.exchange_run, work.abort, work.queue.stream.submit, done)
         run.begin([one for one in task.inputs if not isinstance(one, TensorHandle)])
 
     def _do_inline(self, run: InlineRun) -> bool:

@@ -10,7 +10,7 @@ from functools import partial
 
 from heliograph_backends.contract import Abort
 from heliograph_proto.errors import HeliographError
-from heliograph_proto.plans import Arrival, Departure, Portion
+from heliograph_proto.plans import Arrival, Departure, Partition
 from heliograph_server.exchange.exchange import LiveExchange, LivePorts
 from heliograph_server.session.protocol.instructions import CloseEdge, FetchTask, OfferTask, OpenEdge
 
@@ -25,9 +25,9 @@ class TensorHandoff:
 
     def open(self, instruction: OpenEdge) -> None:
         """Lets another daemon come for a tensor, which is given once the command runs."""
-        portion = Portion(departures=(Departure(0, instruction.task.command.edge),))
+        partition = Partition(departures=(Departure(0, instruction.task.command.edge),))
         try:
-            self._offers[instruction.sequence] = self._exchange.open(portion)
+            self._offers[instruction.sequence] = self._exchange.open(partition)
         except HeliographError as error:
             self._offers[instruction.sequence] = error
 
@@ -45,7 +45,7 @@ class TensorHandoff:
 
     def fetch(self, task: FetchTask, abort: Abort) -> None:
         """Until the tensor is written. Raises what went wrong at the other end or on the way."""
-        ports = self._exchange.open(Portion((Arrival(0, task.command.edge, task.command.source),)))
+        ports = self._exchange.open(Partition((Arrival(0, task.command.edge, task.command.source),)))
         try:
             ports.expect(task.command.run, [task.tensor.placed]).wait(0, abort)
         finally:

@@ -260,7 +260,7 @@ class Operations:
     def _copy(self, sequence: int, task: CopyTask, abort: Abort) -> Completion:
         if task.source is task.destination:
             return Completion(sequence)
-        return Completion(sequence, road=access.copy(task.source.placed, task.destination.placed))
+        return Completion(sequence, copy_path=access.copy(task.source.placed, task.destination.placed))
 
     def _offer(self, sequence: int, task: OfferTask, abort: Abort) -> Completion:
         self._handoff.offer(sequence, task, abort)

@@ -58,7 +58,7 @@ class RunRecord(NamedTuple):
     trace_parent: str = ""
     #: Why it failed.
     error: HeliographError | None = None
-    #: Of a portion: which run of the whole it is; 0: of none.
+    #: Of a partition: which run of the whole it is; 0: of none.
     exchange_run: int = 0
     #: Of a run that is traced, where this host ran several splits or some for others.
     splits: tuple[SplitRecord, ...] = ()
@@ -268,7 +268,7 @@ class RunBook:
 
 def _splits_of(plan: MultiDevicePlan, times: RunTimes) -> tuple[SplitRecord, ...]:
     """The splits of the run that ended last, in the order in which they began. As long as a device of a
-    portion has nothing to do, the next split of it waits."""
+    partition has nothing to do, the next split of it waits."""
     found: list[SplitRecord] = []
     free: dict[str, float] = {}
     for device, (began_us, waited_us, computed_us) in sorted(plan.split_times, key=lambda one: one[1][0]):

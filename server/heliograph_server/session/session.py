@@ -179,7 +179,7 @@ class Session:
 
     def compile(self, request: CompileRequest) -> PlanInfo:
         """Compiles a graph that nobody has checked yet; blocks. Raises what Compile is refused with."""
-        if request.options.portion is not None and not self.may_exchange:
+        if request.options.partition is not None and not self.may_exchange:
             raise no_exchange("run a part of a graph whose values other daemons give")
         began = time.monotonic()
         try:
@@ -440,7 +440,7 @@ class Session:
         waiting, running = self._book.counts
         return SessionCounts(
             self._executor.traffic.now,
-            self._executor.traffic.by_road,
+            self._executor.traffic.by_transport,
             Counter(self._core.failures.copy()),
             waiting,
             running,

@@ -16,8 +16,8 @@ class SessionCounts:
     """What a session has done so far."""
 
     traffic: Traffic = field(default_factory=Traffic)
-    #: Bytes by "received" or "sent", and by `Road`.
-    by_road: Counter[tuple[str, str]] = field(default_factory=Counter)
+    #: Bytes by "received" or "sent", and by `Transport`.
+    by_transport: Counter[tuple[str, str]] = field(default_factory=Counter)
     #: Commands that failed, by the error's reason.
     failures: Counter[int] = field(default_factory=Counter)
     #: Runs that wait for their turn, and that have had it, now; known only where runs are observed.
@@ -28,7 +28,7 @@ class SessionCounts:
         """Both together."""
         return SessionCounts(
             self.traffic.plus(other.traffic),
-            self.by_road + other.by_road,
+            self.by_transport + other.by_transport,
             self.failures + other.failures,
             self.runs_waiting + other.runs_waiting,
             self.runs_running + other.runs_running,

@@ -29,8 +29,8 @@ class TrafficCounter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sum = Traffic()
-        #: By "received" or "sent", and by road.
-        self._by_road: Counter[tuple[str, str]] = Counter()
+        #: By "received" or "sent", and by transport.
+        self._by_transport: Counter[tuple[str, str]] = Counter()
 
     def __repr__(self) -> str:
         return f"<TrafficCounter {self._sum}>"
@@ -41,18 +41,18 @@ class TrafficCounter:
         return self._sum
 
     @property
-    def by_road(self) -> Counter[tuple[str, str]]:
+    def by_transport(self) -> Counter[tuple[str, str]]:
         """Bytes so far by direction, "received" or "sent", and by `Transport`; a copy."""
         with self._lock:
-            return self._by_road.copy()
+            return self._by_transport.copy()
 
-    def written(self, size_bytes: int, copied_bytes: int, road: Transport) -> None:
+    def written(self, size_bytes: int, copied_bytes: int, transport: Transport) -> None:
         """A tensor was written."""
-        self._add(Traffic(written_bytes=size_bytes, copied_in_bytes=copied_bytes), ("received", road))
+        self._add(Traffic(written_bytes=size_bytes, copied_in_bytes=copied_bytes), ("received", transport))
 
-    def read(self, size_bytes: int, copied_bytes: int, road: Transport) -> None:
+    def read(self, size_bytes: int, copied_bytes: int, transport: Transport) -> None:
         """A tensor was read."""
-        self._add(Traffic(read_bytes=size_bytes, copied_out_bytes=copied_bytes), ("sent", road))
+        self._add(Traffic(read_bytes=size_bytes, copied_out_bytes=copied_bytes), ("sent", transport))
 
     def content(self, size_bytes: int, *, is_relayed: bool) -> None:
         """So much of a content came, and was perhaps passed on."""
@@ -62,4 +62,4 @@ class TrafficCounter:
         with self._lock:
             self._sum = self._sum.plus(traffic)
             if way is not None:
-                self._by_road[way] += traffic.written_bytes + traffic.read_bytes
+                self._by_transport[way] += traffic.written_bytes + traffic.read_bytes

@@ -106,7 +106,7 @@ BYTES = Metric(
     "Bytes of tensors by direction, and by what carried them: messages of the command stream (inline), calls "
     "of their own (bulk), memory that both map (shared_memory), uploads of weights (content), other daemons "
     "(peer).",
-    ("direction", "road"),
+    ("direction", "transport"),
 )
 RELAYED = Metric(
     "heliograph_relayed_bytes",
@@ -230,7 +230,7 @@ class DaemonCollector(Collector):
         yield single(QUEUED, counts.runs_waiting)
         yield gauge(COMMAND_ERRORS, by_reason(counts.failures))
         totals, peers = self._runs.totals(), host.exchange.traffic
-        carried: dict[tuple[str, ...], float] = {(*way,): size for way, size in counts.by_road.items()}
+        carried: dict[tuple[str, ...], float] = {(*way,): size for way, size in counts.by_transport.items()}
         for direction, more in (("received", totals.received_bytes), ("sent", totals.sent_bytes)):
             carried[direction, "inline"] = carried.get((direction, "inline"), 0) + more
         carried["received", "content"] = counts.traffic.content_bytes

@@ -18,7 +18,7 @@ from heliograph_backends.cpu.backend import CpuDevice
 from heliograph_backends.registry import Registry
 from heliograph_proto.codec import decode_error
 from heliograph_proto.errors import CancelledError, InvalidArgumentError, LimitExceededError, ProtocolError
-from heliograph_proto.plans import Arrival, Departure, Edge, PeerSource, Portion
+from heliograph_proto.plans import Arrival, Departure, Edge, Partition, PeerSource
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import tensor_type
 from heliograph_proto.v1 import peer_pb2
@@ -112,7 +112,7 @@ def bring(number: int, run: int, size_bytes: int) -> peer_pb2.ExchangeRequest:
 
 def test_what_is_brought_and_has_no_place_yet_is_bounded() -> None:
     with hosts() as host:
-        ports = host.exchange.open(Portion((Arrival(0, EDGE),)))
+        ports = host.exchange.open(Partition((Arrival(0, EDGE),)))
         count, size_bytes = 200, 60_000
         found = served(host, (bring(one, one, size_bytes) for one in range(1, count)), takes=count)
         refused = [decode_error(one.error) for one in found.answers]
@@ -126,7 +126,7 @@ def test_what_is_brought_and_has_no_place_yet_is_bounded() -> None:
 
 def test_a_large_value_is_not_brought_as_a_small_one() -> None:
     with hosts() as host:
-        ports = host.exchange.open(Portion((Arrival(0, EDGE),)))
+        ports = host.exchange.open(Partition((Arrival(0, EDGE),)))
         (answer,) = served(host, [bring(1, 1, 100_000)], takes=1).answers
         assert isinstance(decode_error(answer.error), ProtocolError)
         ports.close()
@@ -138,7 +138,7 @@ def test_values_that_nobody_comes_for_are_held_for_the_newest_runs_alone() -> No
             host.exchange,
             Tensor(LARGE, CpuDevice(threads=1, native=False).buffer_type.allocate(LARGE.nbytes)),
         )
-        ports = exchange.open(Portion(departures=(Departure(0, EDGE),)))
+        ports = exchange.open(Partition(departures=(Departure(0, EDGE),)))
         for run in range(1, 30):
             ports.offer(0, run, tensor, Abort())
             ports.end(run)
@@ -158,7 +158,7 @@ def test_a_value_that_somebody_takes_slowly_is_given_up_with_its_plan() -> None:
             host.exchange,
             Tensor(LARGE, CpuDevice(threads=1, native=False).buffer_type.allocate(LARGE.nbytes)),
         )
-        ports = exchange.open(Portion(departures=(Departure(0, EDGE),)))
+        ports = exchange.open(Partition(departures=(Departure(0, EDGE),)))
         ports.offer(0, 1, tensor, Abort())
         told: list[Any] = []
         exchange.ask(EDGE.name, 1, EDGE.capability(1), told.append)
@@ -173,7 +173,7 @@ def test_a_tensor_that_somebody_takes_slowly_is_given_up_with_its_command() -> N
     with hosts() as host, ThreadPoolExecutor(1) as threads:
         exchange = host.exchange
         tensor = Tensor(LARGE, CpuDevice(threads=1, native=False).buffer_type.allocate(LARGE.nbytes))
-        ports = exchange.open(Portion(departures=(Departure(0, EDGE),)))
+        ports = exchange.open(Partition(departures=(Departure(0, EDGE),)))
         came: Future[Any] = Future()
         exchange.ask(EDGE.name, 1, EDGE.capability(1), came.set_result)
         giving = threads.submit(ports.hand_over, 0, 1, tensor, abort := Abort())
@@ -196,7 +196,7 @@ def test_who_asks_and_withdraws_without_end_is_refused_at_last() -> None:
 
 
 def test_a_client_that_names_ever_more_daemons_opens_no_more_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heliograph_server.links.links.max_ways", lambda: 2)
+    monkeypatch.setattr("heliograph_server.links.links.max_links", lambda: 2)
     # Nobody answers there, so that no way is given up before the last one is asked for.
     silent = socket.create_server(("127.0.0.1", 0))
     with silent, thread_daemon(LIMITS) as daemon:
@@ -204,7 +204,7 @@ def test_a_client_that_names_ever_more_daemons_opens_no_more_ways(monkeypatch: p
         lives = [PeerSource(address, bytes([one]) * 16) for one in range(4)]
         edges = [Edge(bytes([one]) * 16, bytes(32)) for one in range(4)]
         arrivals = [Arrival(0, edge, life) for edge, life in zip(edges, lives, strict=True)]
-        ports = daemon.exchange.open(Portion(tuple(arrivals)))
+        ports = daemon.exchange.open(Partition(tuple(arrivals)))
         incoming = ports.expect(1, [daemon.tensor(SMALL) for _ in arrivals])
         for place in (2, 3):
             with pytest.raises(LimitExceededError, match="one daemon too many"):
@@ -218,7 +218,7 @@ def test_more_than_a_message_takes_goes_in_several() -> None:
         peers: Any = producer.exchange._peers
         type, count = tensor_type("u8", (60_000,)), 100
         edges = [Edge(bytes([one]) * 16, bytes(32)) for one in range(count)]
-        ports = consumer.exchange.open(Portion(tuple(Arrival(0, edge) for edge in edges)))
+        ports = consumer.exchange.open(Partition(tuple(Arrival(0, edge) for edge in edges)))
         targets = [consumer.tensor(type) for _ in edges]
         incoming = ports.expect(1, targets)
         for number, edge in enumerate(edges):
@@ -235,10 +235,10 @@ def test_more_than_a_message_takes_goes_in_several() -> None:
 )
 def test_an_address_that_is_none_is_an_error_at_once_and_nobody_elses(address: str) -> None:
     with thread_daemon() as producer, thread_daemon() as consumer:
-        out = producer.exchange.open(Portion(departures=(Departure(0, EDGE),)))
+        out = producer.exchange.open(Partition(departures=(Departure(0, EDGE),)))
         other = Edge(b"o" * 16, b"o" * 32)
         wrong, right = PeerSource(address, bytes(16)), producer.source
-        ports = consumer.exchange.open(Portion((Arrival(0, other, wrong), Arrival(1, EDGE, right))))
+        ports = consumer.exchange.open(Partition((Arrival(0, other, wrong), Arrival(1, EDGE, right))))
         incoming = ports.expect(1, [consumer.tensor(SMALL), consumer.tensor(SMALL)])
         out.offer(0, 1, producer.tensor(SMALL, 1), Abort())
         late = threading.Timer(SECONDS, (abort := Abort()).set)

@@ -84,12 +84,12 @@ def test_what_a_client_does_is_counted(daemon: ThreadDaemon) -> None:
             assert found[f'heliograph_run_seconds_count{{phase="{phase}"}}'] == 4
             assert found[f'heliograph_run_seconds_bucket{{le="+Inf",phase="{phase}"}}'] == 4
         assert found['heliograph_run_seconds_sum{phase="compute"}'] > 0
-        assert found['heliograph_bytes_total{direction="received",road="content"}'] == 64
-        carried = found['heliograph_bytes_total{direction="received",road="inline"}'] + found.get(
-            'heliograph_bytes_total{direction="received",road="bulk"}', 0
+        assert found['heliograph_bytes_total{direction="received",transport="content"}'] == 64
+        carried = found['heliograph_bytes_total{direction="received",transport="inline"}'] + found.get(
+            'heliograph_bytes_total{direction="received",transport="bulk"}', 0
         )
         assert carried == 4 * 4 + 4000
-        assert found['heliograph_bytes_total{direction="sent",road="inline"}'] == 3 * 16
+        assert found['heliograph_bytes_total{direction="sent",transport="inline"}'] == 3 * 16
         assert found['heliograph_content_lookups_total{outcome="miss"}'] >= 1
         assert found['heliograph_sessions{tenant=""}'] == 1 and found["heliograph_plans"] == 1
         assert found['heliograph_device_memory_bytes{device="cpu0",state="used"}'] >= 4064

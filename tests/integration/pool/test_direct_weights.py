@@ -29,9 +29,9 @@ BESIDE = 200_000
 class Pool:
     """A head with a device of its own and one of each of two members, reached by ways that tests may cut."""
 
-    def __init__(self, head: str, members: list[str], ways: list[Middleman]) -> None:
-        self.head, self.members, self.ways = head, members, ways
-        self._connections = [len(way.passed_bytes) for way in ways]
+    def __init__(self, head: str, members: list[str], links: list[Middleman]) -> None:
+        self.head, self.members, self.links = head, members, links
+        self._connections = [len(way.passed_bytes) for way in links]
 
     @staticmethod
     def devices(session: Any) -> list[str]:
@@ -39,7 +39,7 @@ class Pool:
 
     def straight_bytes(self) -> list[int]:
         """Towards each member, on connections that are not the head's: those since the test began."""
-        pairs = zip(self.ways, self._connections, strict=True)
+        pairs = zip(self.links, self._connections, strict=True)
         return [sum(way.passed_bytes[count:]) for way, count in pairs]
 
 
@@ -47,10 +47,10 @@ class Pool:
 def pooled(*arguments: str, members: int = 2) -> Iterator[Pool]:
     with ExitStack() as stack:
         urls = [stack.enter_context(running_daemon("--device", DEVICE)) for _ in range(members)]
-        ways = [stack.enter_context(middleman(url)) for url in urls]
-        remote = [word for way in ways for word in ("--device", f"remote:url={way.url}")]
+        links = [stack.enter_context(middleman(url)) for url in urls]
+        remote = [word for way in links for word in ("--device", f"remote:url={way.url}")]
         head = stack.enter_context(running_daemon("--device", DEVICE, *remote, *arguments))
-        yield Pool(head, urls, ways)
+        yield Pool(head, urls, links)
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,8 @@ def daemons() -> Iterator[Pool]:
 @pytest.fixture
 def pool(daemons: Pool) -> Iterator[Pool]:
     """With ways that are whole."""
-    yield Pool(daemons.head, daemons.members, daemons.ways)
-    for way, url in zip(daemons.ways, daemons.members, strict=True):
+    yield Pool(daemons.head, daemons.members, daemons.links)
+    for way, url in zip(daemons.links, daemons.members, strict=True):
         way.lead_to(url)
         way.refuse(False)
 
@@ -108,9 +108,9 @@ def test_the_same_with_asyncio(pool: Pool) -> None:
 
 def test_with_asyncio_what_breaks_goes_on_where_it_was(pool: Pool) -> None:
     arrays = weights(18, 24 * 2**20)
-    pool.ways[0].cut_after(16 * 2**20)
+    pool.links[0].cut_after(16 * 2**20)
     found, traffic = asyncio.run(by_asyncio(pool, arrays))
-    assert np.array_equal(found, expected(arrays)) and pool.ways[0].was_cut.is_set()
+    assert np.array_equal(found, expected(arrays)) and pool.links[0].was_cut.is_set()
     assert traffic.content_bytes == traffic.relayed_bytes == 0
     # What was on its way when it was cut goes once more, but not all that had gone: 16 MiB.
     assert 24 * 2**20 < pool.straight_bytes()[0] < 38 * 2**20
@@ -118,7 +118,7 @@ def test_with_asyncio_what_breaks_goes_on_where_it_was(pool: Pool) -> None:
 
 def test_with_asyncio_what_cannot_be_reached_goes_through_the_head(pool: Pool) -> None:
     arrays = weights(19, 24 * 2**20)
-    pool.ways[1].refuse(True)
+    pool.links[1].refuse(True)
     found, traffic = asyncio.run(by_asyncio(pool, arrays))
     assert np.array_equal(found, expected(arrays))
     assert traffic.content_bytes == traffic.relayed_bytes == arrays[1].nbytes
@@ -156,7 +156,7 @@ def test_what_the_client_cannot_reach_is_passed_on_and_never_stored(pool: Pool) 
         hg.connect(pool.head, progress=_watching(watcher, free)) as session,
     ):
         before = session.devices[0].memory()
-        for way in pool.ways:
+        for way in pool.links:
             way.refuse(True)
         calls = recorded(session)
         plan = compiled(session, arrays)
@@ -164,7 +164,7 @@ def test_what_the_client_cannot_reach_is_passed_on_and_never_stored(pool: Pool) 
         whole = sum(one.nbytes for one in arrays)
         assert (traffic.content_bytes, traffic.relayed_bytes) == (whole, whole)
         assert session.devices[0].memory() == before and set(free) == {before.free_bytes}
-        assert session._shell.core.unreachable == {way.url for way in pool.ways}
+        assert session._shell.core.unreachable == {way.url for way in pool.links}
         assert calls.count(PLACE_CONTENTS) == 1
         assert np.array_equal(plan.run(x=X)["y"], expected(arrays))
         # Found out once: another graph's weights go that way from the start.
@@ -179,10 +179,10 @@ def _watching(watcher: hg.Session, free: list[int]) -> Callable[[int, int], None
 
 def test_an_upload_that_breaks_goes_on_where_it_was(pool: Pool) -> None:
     arrays = weights(6, 24 * 2**20)
-    pool.ways[0].cut_after(16 * 2**20)
+    pool.links[0].cut_after(16 * 2**20)
     with hg.connect(pool.head) as session:
         plan = compiled(session, arrays)
-        assert pool.ways[0].was_cut.is_set()
+        assert pool.links[0].was_cut.is_set()
         assert session.server_traffic().content_bytes == 0
         # What was on its way when it was cut goes once more, but not all that had gone: 16 MiB.
         assert 24 * 2**20 < pool.straight_bytes()[0] < 38 * 2**20
@@ -192,7 +192,7 @@ def test_an_upload_that_breaks_goes_on_where_it_was(pool: Pool) -> None:
 def test_another_daemon_at_a_members_address_gets_nothing(pool: Pool) -> None:
     arrays = weights(7)
     with hg.connect(pool.head) as session:
-        pool.ways[0].lead_to(pool.members[1])
+        pool.links[0].lead_to(pool.members[1])
         plan = compiled(session, arrays)
         assert session.server_traffic().relayed_bytes == arrays[0].nbytes
         assert pool.straight_bytes()[0] < BESIDE

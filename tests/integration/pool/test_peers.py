@@ -28,7 +28,7 @@ from heliograph_proto.errors import (
     SessionClosedError,
     UnavailableError,
 )
-from heliograph_proto.plans import Arrival, Departure, Edge, PeerSource, Portion
+from heliograph_proto.plans import Arrival, Departure, Edge, Partition, PeerSource
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import TensorType, tensor_type
 from heliograph_proto.v1 import peer_pb2, peer_pb2_grpc
@@ -36,7 +36,7 @@ from heliograph_server.exchange.edges import EdgePorts
 from heliograph_server.exchange.incoming import IncomingValue
 from heliograph_server.exchange.outgoing import OutgoingValue
 from heliograph_server.links.aio import LoopPeers
-from heliograph_server.links.blocking import BlockingPeers, BlockingWay
+from heliograph_server.links.blocking import BlockingLink, BlockingPeers
 
 SMALL = tensor_type("f32", (3, 4))
 LARGE = tensor_type("f32", (700, 1000))
@@ -64,8 +64,8 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 def ends(producer: ThreadDaemon, consumer: ThreadDaemon, edge: Edge = EDGE) -> tuple[EdgePorts, EdgePorts]:
     """Both ends of an edge that is pulled."""
-    out = producer.exchange.open(Portion(departures=(Departure(0, edge),)))
-    return out, consumer.exchange.open(Portion((Arrival(0, edge, producer.source),)))
+    out = producer.exchange.open(Partition(departures=(Departure(0, edge),)))
+    return out, consumer.exchange.open(Partition((Arrival(0, edge, producer.source),)))
 
 
 def numbered(daemon: ThreadDaemon, type: TensorType) -> Tensor:
@@ -182,10 +182,10 @@ def test_a_source_that_ends_is_lost_for_whoever_waits(
 def test_another_life_of_the_source_gives_nothing(
     producer: ThreadDaemon, consumer: ThreadDaemon, type: TensorType
 ) -> None:
-    out = producer.exchange.open(Portion(departures=(Departure(0, EDGE),)))
+    out = producer.exchange.open(Partition(departures=(Departure(0, EDGE),)))
     out.offer(0, 1, producer.tensor(type), Abort())
     before = PeerSource(producer.url, b"another life....")
-    into = consumer.exchange.open(Portion((Arrival(0, EDGE, before),)))
+    into = consumer.exchange.open(Partition((Arrival(0, EDGE, before),)))
     with pytest.raises(MemberLostError, match="another life") as caught:
         into.expect(1, [consumer.tensor(type)]).wait(0, Abort())
     assert producer.url in str(caught.value)
@@ -195,7 +195,7 @@ def test_another_life_of_the_source_gives_nothing(
     "address", ["grpc://127.0.0.1:1", "grpc://no.such.host.invalid:7070", "local:", "://"]
 )
 def test_an_address_where_nobody_is_gives_a_typed_error(consumer: ThreadDaemon, address: str) -> None:
-    into = consumer.exchange.open(Portion((Arrival(0, EDGE, PeerSource(address, b"")),)))
+    into = consumer.exchange.open(Partition((Arrival(0, EDGE, PeerSource(address, b"")),)))
     with pytest.raises(HeliographError) as caught:
         into.expect(1, [consumer.tensor(SMALL)]).wait(0, Abort())
     if address.startswith("grpc"):
@@ -228,7 +228,7 @@ def test_a_source_that_breaks_off_in_the_middle_of_a_value_is_lost(
         peer_pb2_grpc.add_PeerServiceServicer_to_server(half, server)
         source = PeerSource(f"grpc://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", b"half")
         server.start()
-        into = consumer.exchange.open(Portion((Arrival(0, EDGE, source),)))
+        into = consumer.exchange.open(Partition((Arrival(0, EDGE, source),)))
         waiting = threads.submit(into.expect(1, [consumer.tensor(LARGE)]).wait, 0, Abort())
         assert half.gave.wait(SECONDS)
         server.stop(0).wait(SECONDS)
@@ -302,7 +302,7 @@ def test_capabilities_that_are_not_good_are_denied_in_the_same_words(
     producer: ThreadDaemon, raw: RawPeer
 ) -> None:
     other = Edge(b"o" * 16, b"x" * 32)
-    ports = producer.exchange.open(Portion(departures=(Departure(0, EDGE), Departure(1, other))))
+    ports = producer.exchange.open(Partition(departures=(Departure(0, EDGE), Departure(1, other))))
     for place in (0, 1):
         ports.offer(place, 2000, producer.tensor(SMALL, place), Abort())
     good = EDGE.capability(2000)
@@ -335,7 +335,7 @@ def test_capabilities_that_are_not_good_are_denied_in_the_same_words(
 def test_a_number_that_is_in_use_ends_the_stream_and_what_it_asked_for_may_be_asked_for_anew(
     producer: ThreadDaemon, raw: RawPeer
 ) -> None:
-    ports = producer.exchange.open(Portion(departures=(Departure(0, EDGE),)))
+    ports = producer.exchange.open(Partition(departures=(Departure(0, EDGE),)))
     for run in (1, 2):
         raw.ask(1, EDGE.name, run, EDGE.capability(run))
     with pytest.raises(ProtocolError, match="in use"):
@@ -348,7 +348,7 @@ def test_a_number_that_is_in_use_ends_the_stream_and_what_it_asked_for_may_be_as
 
 
 def test_what_is_withdrawn_is_not_answered(producer: ThreadDaemon, raw: RawPeer) -> None:
-    ports = producer.exchange.open(Portion(departures=(Departure(0, EDGE),)))
+    ports = producer.exchange.open(Partition(departures=(Departure(0, EDGE),)))
     raw.ask(1, EDGE.name, 1, EDGE.capability(1))
     raw.send(withdrawals=[1, 77])
     # Once this is answered, what was sent before has been taken.
@@ -364,7 +364,7 @@ def test_what_is_withdrawn_is_not_answered(producer: ThreadDaemon, raw: RawPeer)
 def test_a_value_that_is_pushed_with_gaps_or_of_another_size_fails_its_run(
     producer: ThreadDaemon, raw: RawPeer
 ) -> None:
-    ports = producer.exchange.open(Portion((Arrival(0, EDGE),)))
+    ports = producer.exchange.open(Partition((Arrival(0, EDGE),)))
 
     def target(run: int) -> peer_pb2.PushTarget:
         return peer_pb2.PushTarget(
@@ -428,8 +428,8 @@ def peers(request: pytest.FixtureRequest) -> Iterator[ThreadDaemon]:
 def test_a_value_is_brought_to_a_daemon_that_does_not_reach_its_maker(
     peers: ThreadDaemon, consumer: ThreadDaemon, type: TensorType
 ) -> None:
-    out = peers.exchange.open(Portion(departures=(Departure(0, EDGE),)))
-    into = consumer.exchange.open(Portion((Arrival(0, EDGE),)))
+    out = peers.exchange.open(Partition(departures=(Departure(0, EDGE),)))
+    into = consumer.exchange.open(Partition((Arrival(0, EDGE),)))
     ended: SimpleQueue[HeliographError | None] = SimpleQueue()
     for run in (1, 2):
         source, target = numbered(peers, type), consumer.tensor(type)
@@ -448,8 +448,8 @@ def test_a_value_is_brought_to_a_daemon_that_does_not_reach_its_maker(
 def test_a_value_is_relayed_between_daemons(
     producer: ThreadDaemon, peers: ThreadDaemon, consumer: ThreadDaemon, type: TensorType
 ) -> None:
-    out = producer.exchange.open(Portion(departures=(Departure(0, EDGE),)))
-    into = consumer.exchange.open(Portion((Arrival(0, EDGE),)))
+    out = producer.exchange.open(Partition(departures=(Departure(0, EDGE),)))
+    into = consumer.exchange.open(Partition((Arrival(0, EDGE),)))
     ended: SimpleQueue[HeliographError | None] = SimpleQueue()
     source, target = numbered(producer, type), consumer.tensor(type)
     incoming = into.expect(1, [target])
@@ -511,8 +511,8 @@ def test_a_large_value_that_is_forgotten_before_its_call_is_made_is_not_asked_fo
     producer: ThreadDaemon, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     works: list[Callable[[], None]] = []
-    monkeypatch.setattr(BlockingWay, "_start", lambda way, work: works.append(work))
-    out = producer.exchange.open(Portion(departures=(Departure(0, EDGE),)))
+    monkeypatch.setattr(BlockingLink, "_start", lambda link, work: works.append(work))
+    out = producer.exchange.open(Partition(departures=(Departure(0, EDGE),)))
     peers = BlockingPeers()
     landing = IncomingValue(Arrival(0, EDGE, producer.source), 1, producer.tensor(LARGE))
     peers.pull(producer.source, [landing])
@@ -570,7 +570,7 @@ def test_a_source_that_is_starting_anew_is_lost_and_not_the_one_who_asks_it(
         peer_pb2_grpc.add_PeerServiceServicer_to_server(Starting(), server)
         source = PeerSource(f"grpc://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", b"before")
         server.start()
-        into = consumer.exchange.open(Portion((Arrival(0, EDGE, source),)))
+        into = consumer.exchange.open(Partition((Arrival(0, EDGE, source),)))
         with pytest.raises(MemberLostError, match=source.address):
             into.expect(1, [consumer.tensor(type)]).wait(0, Abort())
         into.close()

@@ -1,4 +1,4 @@
-"""Plans over the devices of several daemons: each runs its portion, and values go from one to the other."""
+"""Plans over the devices of several daemons: each runs its partition, and values go from one to the other."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def alternating(names: list[str], length: int) -> dict[str, str]:
     return {f"n{number}/*": names[number % len(names)] for number in range(length)}
 
 
-def ways(plan: hg.Plan) -> set[Route]:
-    return {copy.way for split in plan.explain().splits for copy in split.copies}
+def routes(plan: hg.Plan) -> set[Route]:
+    return {copy.route for split in plan.explain().splits for copy in split.copies}
 
 
 def test_a_chain_that_alternates_between_two_members_has_the_bits_of_one_device(head: hg.Session) -> None:
@@ -84,7 +84,7 @@ def test_a_chain_that_alternates_between_two_members_has_the_bits_of_one_device(
     assert plan.splits == 8 and set(plan.devices) == set(names)
     for _ in range(3):
         assert plan.run(x=X)["y"].tobytes() == expected.tobytes()
-    assert ways(plan) == {Route.DIRECT}
+    assert routes(plan) == {Route.DIRECT}
     explained = plan.explain()
     assert explained.bytes_between_hosts == {"direct": explained.copied_bytes}
     assert explained.run_us > 0 and all(one.compute_us > 0 for one in explained.splits)
@@ -96,7 +96,7 @@ def test_the_heads_own_device_takes_part(head_url: str) -> None:
         expected = session.compile(chain(9), devices=names[0]).run(x=X)["y"]
         plan = session.compile(chain(9), devices=names, pins=alternating(names, 9))
         assert plan.run(x=X)["y"].tobytes() == expected.tobytes()
-        assert set(plan.devices) == set(names) and ways(plan) == {Route.DIRECT}
+        assert set(plan.devices) == set(names) and routes(plan) == {Route.DIRECT}
 
 
 def test_bytes_of_tensors_go_from_member_to_member_and_not_through_the_head(
@@ -138,7 +138,7 @@ def decoder(session: hg.Session) -> tuple[hg.Graph, dict[str, str]]:
 def test_a_variable_is_read_elsewhere_as_it_is_before_and_after_its_assignment(head: hg.Session) -> None:
     g, pins = decoder(head)
     plan = head.compile(g, devices=names_of(head), pins=pins)
-    assert ways(plan) == {Route.DIRECT}
+    assert routes(plan) == {Route.DIRECT}
     cache = np.zeros(4, np.float32)
     for step in range(1, 5):
         x = X * step
@@ -227,7 +227,7 @@ def test_a_plan_that_cannot_be_cut_goes_through_the_head_and_says_why(head: hg.S
     plan = head.compile(g, devices=names, pins={"here/*": names[0], "there/*": names[1]})
     found = plan.run(ids=np.array([0, 2], np.int32))["y"]
     np.testing.assert_array_equal(found, np.arange(12).reshape(3, 4)[[0, 2]] * 2)
-    assert Route.THROUGH_HEAD in ways(plan)
+    assert Route.THROUGH_HEAD in routes(plan)
     assert "through the head: rows of a weight go from one host to another" in plan.explain().table()
 
 
@@ -360,7 +360,7 @@ def test_members_that_cannot_reach_each_other_are_relayed_by_the_head(
             plan = session.compile(chain(5, size), devices=names, pins=alternating(names, 5))
             for _ in range(3):
                 assert plan.run(x=x)["y"].tobytes() == expected.tobytes()
-            assert ways(plan) == {Route.RELAYED}
+            assert routes(plan) == {Route.RELAYED}
             assert "(relayed)" in str(plan.explain()) and '"way": "relayed"' in plan.explain().json()
             assert session.server_traffic().peers.relayed_bytes == 3 * 4 * 4 * size
 
@@ -386,7 +386,7 @@ def test_a_pair_that_turns_out_unreachable_is_relayed_from_the_next_run_on(
             except (MemberLostError, UnavailableError):
                 continue
         assert plan.run(x=X, timeout=30)["y"].tobytes() == expected.tobytes()
-        assert Route.RELAYED in ways(plan)
+        assert Route.RELAYED in routes(plan)
 
 
 def test_a_member_that_is_killed_in_the_middle_of_a_run_is_its_error_and_others_go_on() -> None:

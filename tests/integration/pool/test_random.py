@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from backend_graphs import Array, same_bits
 from forked_daemons import running_daemon
-from portion_runs import anywhere, two_runs
+from partition_runs import anywhere, two_runs
 from random_graphs import RandomGraph
 
 from heliograph_backends.contract import (
@@ -26,7 +26,7 @@ from heliograph_proto.types import TensorType
 from heliograph_server.exchange.exchange import LiveExchange
 from heliograph_server.links.blocking import BlockingPeers
 from heliograph_server.plans.multi_device import LocalMultiPlan
-from heliograph_server.plans.multi_host import Blueprint, DistributedPlan, Pooled, portions_of
+from heliograph_server.plans.multi_host import Blueprint, DistributedPlan, Pooled, partitions_of
 from heliograph_server.plans.partitions import Exchanging
 from heliograph_server.pool import open_device
 from heliograph_server.scheduler.model import Schedule
@@ -71,10 +71,10 @@ def runs(made: RandomGraph, schedule: Schedule, devices: list[Device], exchange:
 
     memories = tuple(one.buffer_type for one in devices)
     lasting = {value: one for value, one in leaves.items() if schedule.homes[value] >= 0}
-    portions = portions_of(graph, schedule, devices)
-    assert portions is not None
+    partitions = partitions_of(graph, schedule, devices)
+    assert partitions is not None
     blueprint = Blueprint(graph, schedule, memories, lasting, DeviceCompileOptions(), 1, exchange, own)
-    plan = DistributedPlan(Pooled(blueprint, portions), 0)
+    plan = DistributedPlan(Pooled(blueprint, partitions), 0)
     found = []
     try:
         for _ in range(2):

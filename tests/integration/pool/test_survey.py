@@ -21,24 +21,24 @@ class Seen:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self.ways: dict[frozenset[str], tuple[float, float]] = {}
+        self.links: dict[frozenset[str], tuple[float, float]] = {}
         self.forgotten: list[str] = []
 
     def note_link(self, a: str, b: str, round_trip_s: float, bytes_per_s: float = 0.0) -> None:
         with self._changed:
-            self.ways[frozenset((a, b))] = round_trip_s, bytes_per_s
+            self.links[frozenset((a, b))] = round_trip_s, bytes_per_s
             self._changed.notify_all()
 
     def forget_site(self, name: str) -> None:
         with self._changed:
             self.forgotten.append(name)
-            self.ways = {pair: way for pair, way in self.ways.items() if name not in pair}
+            self.links = {pair: way for pair, way in self.links.items() if name not in pair}
             self._changed.notify_all()
 
     def wait_for(self, *pairs: tuple[str, str]) -> None:
         wanted = set(map(frozenset, pairs))
         with self._changed:
-            assert self._changed.wait_for(lambda: wanted <= set(self.ways), SECONDS), self.ways
+            assert self._changed.wait_for(lambda: wanted <= set(self.links), SECONDS), self.links
 
     def wait_for_loss(self, name: str) -> None:
         with self._changed:
@@ -58,9 +58,9 @@ def test_every_pair_is_measured_once_and_again_in_another_life(factory: MemberFa
     pool.start(OWN, _ignore, seen)
     try:
         seen.wait_for(("", "first"), ("", "second"), ("first", "second"))
-        trip, speed = seen.ways[frozenset(("first", "second"))]
+        trip, speed = seen.links[frozenset(("first", "second"))]
         assert 0 < trip < SECONDS and speed > 0
-        assert all(0 < trip < SECONDS for trip, _ in seen.ways.values())
+        assert all(0 < trip < SECONDS for trip, _ in seen.links.values())
         second.kill()
         seen.wait_for_loss("second")
         factory.start("--device", "fake", port=second.port)

@@ -7,7 +7,19 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import numpy as np
 import pytest
-from losing import PINS, ROADS, SECONDS, Losable, inputs, losable, reading, same, stages, summing, undisturbed
+from losing import (
+    PINS,
+    SECONDS,
+    TRANSPORTS,
+    Losable,
+    inputs,
+    losable,
+    reading,
+    same,
+    stages,
+    summing,
+    undisturbed,
+)
 
 import heliograph as hg
 
@@ -15,7 +27,7 @@ ALL = ["fake0", "fake1", "fake2"]
 Scenario = Callable[[hg.aio.Session], Awaitable[None]]
 
 
-@pytest.fixture(params=ROADS)
+@pytest.fixture(params=TRANSPORTS)
 def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Losable]:
     with losable(request.param, monkeypatch) as made:
         yield made

@@ -16,10 +16,10 @@ from pool_daemons import next_event, wait_for_devices
 import heliograph as hg
 
 SIZE = 16
-#: A run's portion on each member takes long enough for a kill to come in the middle of runs.
+#: A run's partition on each member takes long enough for a kill to come in the middle of runs.
 MEMBER = ("--device", "fake:compute_ms=20")
 #: A pool of the client's own, and the head of one.
-ROADS = ["list", "head"]
+TRANSPORTS = ["list", "head"]
 
 
 def recurrent(stages: int = 3) -> hg.Graph:
@@ -49,7 +49,7 @@ GIVEN = inputs(12, (SIZE, SIZE))
 class Pool:
     """Three members under names of their own, and the address of their pool."""
 
-    def __init__(self, factory: MemberFactory, road: str) -> None:
+    def __init__(self, factory: MemberFactory, transport: str) -> None:
         self._factory = factory
         self.members = [factory.start(*MEMBER) for _ in range(3)]
         hosts = [f"{one.host}:{one.port}" for one in self.members]
@@ -57,7 +57,7 @@ class Pool:
         self._killed: list[FactoryMember] = []
         self.address: str | list[str] = [one.url for one in self.members]
         self.own: list[str] = []
-        if road == "head":
+        if transport == "head":
             self._head = factory.start("--device", "fake", "--pool", f"static:{','.join(hosts)}")
             self.address, self.own = self._head.url, ["fake0"]
         self.names = [f"{host}/fake0" for host in hosts]
@@ -93,7 +93,7 @@ def factory() -> Iterator[MemberFactory]:
         yield made
 
 
-@pytest.fixture(params=ROADS)
+@pytest.fixture(params=TRANSPORTS)
 def pool(request: pytest.FixtureRequest, factory: MemberFactory) -> Iterator[Pool]:
     made = Pool(factory, request.param)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from losing import NAMES, ROADS, SECONDS, Array, Losable, inputs, losable, reading, same, summing
+from losing import NAMES, SECONDS, TRANSPORTS, Array, Losable, inputs, losable, reading, same, summing
 
 import heliograph as hg
 
@@ -29,15 +29,15 @@ def result_of(writer: hg.Plan, reader: hg.Plan, kind: str, array: Array, method:
     return getattr(reader, method)({"k": array[0]}, **time)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_random_runs_with_random_losses_give_the_same_bits(
-    road: str, monkeypatch: pytest.MonkeyPatch
+    transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = random.randrange(2**32)
     print("seed", seed)
     chance = random.Random(seed)
     for number in range(ROUNDS):
-        with losable(road, monkeypatch) as pool:
+        with losable(transport, monkeypatch) as pool:
             given = inputs(30, seed=number)
             what = [(chance.choice(["write", "write", "read"]), place) for place in range(30)]
             expected = expected_results(what, given)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from losing import PINS, ROADS, SECONDS, Losable, inputs, losable, same, stages, summing, undisturbed
+from losing import PINS, SECONDS, TRANSPORTS, Losable, inputs, losable, same, stages, summing, undisturbed
 
 import heliograph as hg
 
 ALL = ["fake0", "fake1", "fake2"]
 
 
-@pytest.fixture(params=ROADS)
+@pytest.fixture(params=TRANSPORTS)
 def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Losable]:
     with losable(request.param, monkeypatch) as made:
         yield made

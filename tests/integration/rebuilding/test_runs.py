@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from losing import PINS, ROADS, SECONDS, Losable, inputs, losable, same, stages, summing, undisturbed
+from losing import PINS, SECONDS, TRANSPORTS, Losable, inputs, losable, same, stages, summing, undisturbed
 
 import heliograph as hg
 
@@ -17,7 +17,7 @@ ALL = ["fake0", "fake1", "fake2"]
 GIVEN = inputs(4, (4, 64))
 
 
-@pytest.fixture(params=ROADS)
+@pytest.fixture(params=TRANSPORTS)
 def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Losable]:
     with losable(request.param, monkeypatch) as made:
         yield made

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from losing import ROADS, SECONDS, Array, Losable, inputs, losable, reading, same, summing, undisturbed
+from losing import SECONDS, TRANSPORTS, Array, Losable, inputs, losable, reading, same, summing, undisturbed
 
 import heliograph as hg
 
 ALL = ["fake0", "fake1", "fake2"]
 
 
-@pytest.fixture(params=ROADS)
+@pytest.fixture(params=TRANSPORTS)
 def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Losable]:
     with losable(request.param, monkeypatch) as made:
         yield made

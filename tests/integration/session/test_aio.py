@@ -1,4 +1,4 @@
-"""The asyncio API over every road: the same names, awaited; cancelling at every await."""
+"""The asyncio API over every transport: the same names, awaited; cancelling at every await."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers, bound weights, updates and questions under asyncio, over every road."""
+"""Buffers, bound weights, updates and questions under asyncio, over every transport."""
 
 from __future__ import annotations
 

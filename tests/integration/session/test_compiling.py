@@ -1,4 +1,4 @@
-"""Leaves that are tensors, plans that are updated, estimates, and outputs in tensors, over every road."""
+"""Leaves that are tensors, plans that are updated, estimates, and outputs in tensors, on all transports."""
 
 from __future__ import annotations
 

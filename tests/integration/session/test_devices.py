@@ -1,4 +1,4 @@
-"""What devices say of themselves, and what they answer, over every road."""
+"""What devices say of themselves, and what they answer, over every transport."""
 
 from __future__ import annotations
 

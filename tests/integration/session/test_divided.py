@@ -1,4 +1,4 @@
-"""Weights whose rows lie over several devices, over every road: results, where rows lie, refusals."""
+"""Weights whose rows lie over several devices, over every transport: results, where rows lie, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops over every road: what they compute, what they stream, how they end, and what is refused."""
+"""Loops over every transport: what they compute, what they stream, how they end, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers, tensors placed in them, lists of tensors and memory of this process, over every road."""
+"""Buffers, tensors placed in them, lists of tensors and memory of this process, over every transport."""
 
 from __future__ import annotations
 

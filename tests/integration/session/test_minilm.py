@@ -1,4 +1,4 @@
-"""MiniLM, the model of the demo: against independent references, over every road."""
+"""MiniLM, the model of the demo: against independent references, over every transport."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def normalised_error(found: Any, expected: Any) -> float:
 
 
 def test_a_small_encoder_equals_the_reference_in_float64(session: hg.Session) -> None:
-    """On random weights, with padding, over every road and with every length of sentence."""
+    """On random weights, with padding, over every transport and with every length of sentence."""
     weights = small_weights(seed=7)
     rng = np.random.default_rng(8)
     ids = rng.integers(0, SMALL.vocab_size, (3, 9)).astype(np.int32)

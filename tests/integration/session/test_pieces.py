@@ -1,4 +1,4 @@
-"""Pieces of tensors at equal distances, copies that tell their road, and random work on one buffer."""
+"""Pieces of tensors at equal distances, copies that tell their transport, and random work on one buffer."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_pieces_that_do_not_fit(
         use(session.empty(8, "i32"))
 
 
-def test_a_copy_tells_its_road(session: hg.Session) -> None:
+def test_a_copy_tells_its_transport(session: hg.Session) -> None:
     a, b = session.put(BIG), session.empty(BIG.shape, "f32")
     assert a.copy_and_wait(b, timeout=30) in hg.CopyPath
     assert np.array_equal(b.get(), BIG)

@@ -1,4 +1,4 @@
-"""Plans over several devices: memory limits, pins, what is copied, and explanations, over every road."""
+"""Plans over several devices: memory limits, pins, what is copied, and explanations, over every transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`session.reserve` over every road, from both APIs, and on another daemon's devices."""
+"""`session.reserve` over every transport, from both APIs, and on another daemon's devices."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_without_observers_nothing_is_kept() -> None:
         assert not client.session._book.is_kept and 1 not in client.session._book.under_way
 
 
-def test_each_host_of_a_pool_tells_of_its_portion() -> None:
+def test_each_host_of_a_pool_tells_of_its_partition() -> None:
     with thread_daemon() as one, thread_daemon() as other:
         notes = [Notes(), Notes()]
         for daemon, noted in zip((one, other), notes, strict=True):

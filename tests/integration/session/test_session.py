@@ -1,4 +1,4 @@
-"""Sessions, tensors, plans and futures: the blocking API over every road, and faults of the other side."""
+"""Sessions, tensors, plans and futures: the blocking API on all transports, and faults of the other side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several devices with memories of their own: roads of copies, parts of lists, and work that is held up."""
+"""Several devices with memories of their own: paths of copies, parts of lists, and work that is held up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taps over every road: which nodes, in which order, pauses, early ends, and variants of plans."""
+"""Taps over every transport: which nodes, in which order, pauses, early ends, and variants of plans."""
 
 from __future__ import annotations
 

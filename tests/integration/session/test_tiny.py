@@ -84,7 +84,7 @@ def test_an_input_that_is_missing_is_a_typed_error(session: hg.Session) -> None:
         plan.run(xs=X)
 
 
-def test_the_same_bits_on_every_road(session: hg.Session) -> None:
+def test_the_same_bits_on_every_transport(session: hg.Session) -> None:
     rng = np.random.default_rng(0)
     g = hg.Graph()
     x = g.input("x", (5, 33), "f32")

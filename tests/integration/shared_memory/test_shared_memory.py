@@ -36,7 +36,7 @@ SECONDS = 60
 
 @pytest.fixture(params=["tcp", "unix"])
 def near(request: pytest.FixtureRequest, daemon: DaemonUrls) -> str:
-    """A server on this host, by either road."""
+    """A server on this host, by either transport."""
     return daemon.tcp if request.param == "tcp" else daemon.unix
 
 

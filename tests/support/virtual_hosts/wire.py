@@ -229,16 +229,16 @@ class Control:
 def carry(ports: tuple[Port, Port], lines: tuple[Line, Line], control: Control) -> None:
     """Carries frames until standard input ends. Sending comes first, since what is due must not wait."""
     near, far = ports
-    roads = ((near, lines[0], far), (far, lines[1], near))
+    transports = ((near, lines[0], far), (far, lines[1], near))
     sources = [near.socket, far.socket, sys.stdin]
     while True:
-        for _, line, out in roads:
+        for _, line, out in transports:
             for frame in line.arrived(time.monotonic()):
                 line.told(out.send(frame))
         wait = min(line.next_arrival for line in lines) - time.monotonic()
         # select counts microseconds; epoll would round up to milliseconds.
         ready = select.select(sources, [], [], min(max(wait, 0.0), 10.0))[0]
-        for into, line, _ in roads:
+        for into, line, _ in transports:
             if into.socket in ready:
                 for frame, size_bytes in into.received():
                     line.put(time.monotonic(), frame, size_bytes)

@@ -8,7 +8,7 @@ from typing import Any
 import kernel_fixtures
 import numpy as np
 import pytest
-from backend_graphs import Maker, loaded, road
+from backend_graphs import Maker, loaded, op_path
 from narrow_views import FLOATS, LENGTHS, NARROW, SPECIAL, WAYS, Devices, Operands, opened
 
 from heliograph_backends.cpu.kernels import available
@@ -179,7 +179,7 @@ def test_the_longest_row_of_a_narrow_mask_and_one_that_is_too_long(
         made.output(
             made.node("soft_max", operands.leaf("f32", rows, columns), operands.leaf(name, 1, columns))
         )
-        assert road(devices.with_kernels[0], made) is found
+        assert op_path(devices.with_kernels[0], made) is found
         if found is OpPath.KERNEL:
             devices.check_closely(made, shared=True)
 

@@ -171,7 +171,7 @@ def filled(device: Device, value: float) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("source", "destination", "road"),
+    ("source", "destination", "path"),
     [
         ("cpu", "fake:host=1", CopyPath.DESTINATION),
         ("fake:host=1", "cpu", CopyPath.DESTINATION),
@@ -182,15 +182,15 @@ def filled(device: Device, value: float) -> Tensor:
     ],
 )
 @pytest.mark.parametrize("gaps", [False, True])
-def test_copies_take_each_of_the_three_roads(
-    source: str, destination: str, road: CopyPath, gaps: bool
+def test_copies_take_each_of_the_three_paths(
+    source: str, destination: str, path: CopyPath, gaps: bool
 ) -> None:
     with devices(source, destination) as pair:
         # One backend's devices come together: the order is that of the first mention.
         a, b = filled(pair[0], 1.0), filled(pair[1], 2.0)
         part = TensorType(F32, (6, 4))
         one, two = (t.view(part, 16, (32, 4)) for t in (a, b)) if gaps else (a, b)
-        assert access.copy(one, two) is road
+        assert access.copy(one, two) is path
         expected = np.full(T.shape, 1.0, np.float32)
         if gaps:
             expected[:, :4] = 2.0

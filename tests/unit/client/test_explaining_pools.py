@@ -38,9 +38,9 @@ def chain() -> hg.Graph:
     return g
 
 
-def split(device: int, began: float, way: Route | None) -> SplitReport:
+def split(device: int, began: float, route: Route | None) -> SplitReport:
     """One node, which reads that of the split before; it was to begin 5 us earlier."""
-    copies = (CopyReport(device, max(device - 1, 0), 64, way=way, predicted_us=300.0),) if way else ()
+    copies = (CopyReport(device, max(device - 1, 0), 64, route=route, predicted_us=300.0),) if route else ()
     return SplitReport(
         device, copies, 1, 64, 400.0 if copies else 0.0, 50.0, began, "", 300.0 * len(copies), 40.0, began - 5
     )
@@ -106,7 +106,7 @@ def test_before_a_run_there_are_predictions_alone(explained: Explanation) -> Non
 
 
 def test_of_very_many_values_the_first_are_listed_unless_all_are_asked_for() -> None:
-    copies = tuple(CopyReport(number % 5, 0, 64, way=Route.DIRECT) for number in range(100))
+    copies = tuple(CopyReport(number % 5, 0, 64, route=Route.DIRECT) for number in range(100))
     splits = (REPORT.splits[0], replace(REPORT.splits[1], copies=copies), *REPORT.splits[2:])
     found = explanation(chain()._freeze(), replace(REPORT, splits=splits))
     rows = table(str(found), "value")

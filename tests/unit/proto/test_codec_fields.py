@@ -27,7 +27,7 @@ PAIRS: dict[type, type[Message]] = {
     devices.DeviceList: device_pb2.ListDevicesResponse,
     devices.OpAnswer: device_pb2.OpAnswer,
     devices.PlacementInfo: device_pb2.QueryPlacementResponse,
-    devices.Link: device_pb2.MemberWay,
+    devices.Link: device_pb2.MemberLink,
     models.ModelInfo: model_pb2.DescribeModelResponse,
     plans.ContentOffer: plan_pb2.ContentOffer,
     plans.PlanEstimate: plan_pb2.EstimateResponse,
@@ -96,7 +96,7 @@ def test_what_a_message_says_is_kept(kind: type, data: st.DataObject) -> None:
 
 
 def test_names_and_units_are_translated() -> None:
-    way = encode(devices.Link("a", "b", 1.5, 2.0, reachable=False), device_pb2.MemberWay)
+    way = encode(devices.Link("a", "b", 1.5, 2.0, reachable=False), device_pb2.MemberLink)
     assert (way.source, way.destination, way.reachability) == ("a", "b", device_pb2.REACHABILITY_UNREACHABLE)
     assert encode(
         devices.Capabilities(async_=True, events=False), device_pb2.Capabilities

@@ -22,7 +22,7 @@ from heliograph_proto.errors import (
     PermissionDeniedError,
     ProtocolError,
 )
-from heliograph_proto.plans import Arrival, Departure, Edge, PeerSource, Portion
+from heliograph_proto.plans import Arrival, Departure, Edge, Partition, PeerSource
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import TensorType, tensor_type
 from heliograph_server.exchange.edges import EdgePorts, Exchange, IncomingValues
@@ -65,8 +65,8 @@ class World:
 
     def ends(self, *edges: Edge) -> tuple[EdgePorts, EdgePorts]:
         """Both ends of edges that are pulled."""
-        out = Portion(departures=tuple(Departure(number, edge) for number, edge in enumerate(edges)))
-        into = Portion(tuple(Arrival(number, edge, A) for number, edge in enumerate(edges)))
+        out = Partition(departures=tuple(Departure(number, edge) for number, edge in enumerate(edges)))
+        into = Partition(tuple(Arrival(number, edge, A) for number, edge in enumerate(edges)))
         return self.producer.open(out), self.consumer.open(into)
 
 
@@ -86,7 +86,7 @@ def world() -> Iterator[World]:
 
 def test_the_protocols_are_kept(world: World) -> None:
     exchange: Exchange = world.producer
-    ports: EdgePorts = exchange.open(Portion())
+    ports: EdgePorts = exchange.open(Partition())
     incoming: IncomingValues = ports.expect(1, [])
     incoming.close()
     ports.close()
@@ -224,7 +224,7 @@ def test_what_was_offered_can_be_had_after_the_run_but_not_after_it_failed(world
     assert world.producer.budget.held_bytes == 0
 
 
-def test_closing_the_producers_portion_ends_every_wait(world: World) -> None:
+def test_closing_the_producers_partition_ends_every_wait(world: World) -> None:
     out, into = world.ends(EDGES[0])
     wait = world.waiting(into.expect(1, [world.tensor(SMALL)]))
     out.close()
@@ -248,7 +248,7 @@ def test_an_abort_ends_a_wait_and_nothing_is_written_after_close(world: World) -
     assert not target.array.any()
 
 
-def test_closing_the_consumers_portion_ends_its_waits(world: World) -> None:
+def test_closing_the_consumers_partition_ends_its_waits(world: World) -> None:
     _, into = world.ends(EDGES[0])
     incoming = into.expect(1, [world.tensor(SMALL)])
     wait = world.waiting(incoming)
@@ -261,7 +261,7 @@ def test_closing_the_consumers_portion_ends_its_waits(world: World) -> None:
 
 def test_another_incarnation_of_the_source_is_a_lost_member(world: World) -> None:
     other = PeerSource(A.address, b"b" * 16)
-    into = world.consumer.open(Portion((Arrival(0, EDGES[0], other),)))
+    into = world.consumer.open(Partition((Arrival(0, EDGES[0], other),)))
     with pytest.raises(MemberLostError, match=A.address):
         into.expect(1, [world.tensor(SMALL)]).wait(0, Abort())
 
@@ -340,9 +340,9 @@ def test_a_value_that_nobody_fetches_goes_when_its_run_is_old(world: World) -> N
 def test_an_edge_is_open_once(world: World) -> None:
     out, _ = world.ends(EDGES[0])
     with pytest.raises(HandleExistsError):
-        world.producer.open(Portion(departures=(Departure(0, EDGES[0]),)))
+        world.producer.open(Partition(departures=(Departure(0, EDGES[0]),)))
     out.close()
-    world.producer.open(Portion(departures=(Departure(0, EDGES[0]),))).close()
+    world.producer.open(Partition(departures=(Departure(0, EDGES[0]),))).close()
 
 
 # Memory
@@ -396,7 +396,7 @@ def landing_of(world: World, edge: Edge, run: int) -> list[IncomingValue | Helio
 
 @pytest.mark.parametrize("brings_first", [True, False])
 def test_a_pushed_value_lands_whoever_comes_first(world: World, brings_first: bool) -> None:
-    into = world.consumer.open(Portion((Arrival(0, EDGES[0]),)))
+    into = world.consumer.open(Partition((Arrival(0, EDGES[0]),)))
     target = world.tensor(SMALL)
     found = landing_of(world, EDGES[0], 1) if brings_first else []
     incoming = into.expect(1, [target])
@@ -412,7 +412,7 @@ def test_a_pushed_value_lands_whoever_comes_first(world: World, brings_first: bo
 
 
 def test_what_is_pushed_for_a_run_that_is_over_has_no_place(world: World) -> None:
-    into = world.consumer.open(Portion((Arrival(0, EDGES[0]),)))
+    into = world.consumer.open(Partition((Arrival(0, EDGES[0]),)))
     early = landing_of(world, EDGES[0], 1)
     into.end(1, ComputeFailedError("it burst"))
     (error,) = early

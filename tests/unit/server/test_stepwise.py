@@ -62,9 +62,9 @@ class Run:
         self.done: list[BaseException | None] = []
         steps = [lambda: self.ran.append(0), lambda: self.ran.append(1)]
         late: Any = SimpleNamespace(run=self.values.run)
-        portion = Stepwise(late, self.device_lock, steps, {"place": None}, [], [], lambda *times: None)  # type: ignore[dict-item]
+        partition = Stepwise(late, self.device_lock, steps, {"place": None}, [], [], lambda *times: None)  # type: ignore[dict-item]
         elsewhere = lambda work, done: self.given.append((work, done))  # noqa: E731
-        SteppedRun(portion, 1, self.abort, elsewhere, self.done.append).begin([])
+        SteppedRun(partition, 1, self.abort, elsewhere, self.done.append).begin([])
 
     def come(self) -> None:
         """The value is there."""

@@ -1,4 +1,4 @@
-"""What a head makes of portions that lost each other."""
+"""What a head makes of partitions that lost each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from heliograph_proto.errors import HeliographError, MemberLostError, OutOfRange
 from heliograph_proto.graph import Graph
 from heliograph_proto.plans import PeerSource, lost
 from heliograph_server.plans.wiring import unreachable, wire
-from heliograph_server.scheduler.partitions import Crossing, PartitionGraph, Portions
+from heliograph_server.scheduler.partitions import Crossing, PartitionGraph, Partitions
 
 
 class Host(Site):
@@ -38,23 +38,23 @@ class Host(Site):
             raise MemberLostError(f"{self.name} is lost")
 
 
-def three() -> tuple[Portions, list[Host]]:
+def three() -> tuple[Partitions, list[Host]]:
     """Hosts a, b and c, of which a reads values of both others."""
     graph = Graph((), (), ())
     pieces = tuple(
         PartitionGraph(site, graph, (), (), (), (), (), frozenset(), frozenset()) for site in range(3)
     )
     crossings = Crossing(0, 1, 0, 0, 0, 4), Crossing(1, 2, 0, 0, 1, 4)
-    return Portions(pieces, crossings), [Host("a"), Host("b"), Host("c")]
+    return Partitions(pieces, crossings), [Host("a"), Host("b"), Host("c")]
 
 
 def told(error: HeliographError, *gone: int) -> list[tuple[str, str]]:
-    """Who does not reach whom, as the portion of `a` failed with an error."""
-    portions, hosts = three()
+    """Who does not reach whom, as the partition of `a` failed with an error."""
+    partitions, hosts = three()
     for place in gone:
         hosts[place].is_lost = True
-    wires = wire(portions, hosts)
-    return [(one.name, other.name) for one, other in unreachable(portions, hosts, wires, 0, error)]
+    wires = wire(partitions, hosts)
+    return [(one.name, other.name) for one, other in unreachable(partitions, hosts, wires, 0, error)]
 
 
 def loss_of(name: str) -> MemberLostError:

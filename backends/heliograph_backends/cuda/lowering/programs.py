@@ -1,6 +1,6 @@
 """Elementwise chains as programs: operands, and instructions that each make one value of them. Pure.
 
-Two roads lead from here: `interpreting`, the one kernel that runs every program, and `generating`, a kernel
+Two paths lead from here: `interpreting`, the one kernel that runs every program, and `generating`, a kernel
 of its own for a program over many elements.
 """
 

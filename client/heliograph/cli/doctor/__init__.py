@@ -1,4 +1,4 @@
-"""`heliograph doctor`: how well the road to a server works, and what to change."""
+"""`heliograph doctor`: how well the transport to a server works, and what to change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from heliograph.cli.common.arguments import add_server_argument
 from heliograph.cli.common.progress import progress_bar
 from heliograph.cli.doctor.findings import Finding, by_weight, find, find_in_pool
-from heliograph.cli.doctor.measurements import Direction, RoadMeasurements
+from heliograph.cli.doctor.measurements import Direction, TransportMeasurements
 from heliograph.cli.doctor.measuring import measure
 from heliograph.cli.doctor.tables import NO_COMPRESSION, show
 from heliograph_proto.errors import InvalidArgumentError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Bounds each wait.
 TIMEOUT_SECONDS = 10.0
 _EPILOG = (
-    "Takes about five seconds, and sends no more than fits into a second each way of each road: over gRPC, "
+    "Takes about five seconds and sends what fits into a second each way of each transport: over gRPC, "
     "over shared memory where both are on one host, and through a mapped tensor. Of the head of a pool, and "
     "of several URLs, also the members and the ways between them. Exit status 0: it could be measured, "
     "whatever was found; 1: the server could not be reached."
@@ -72,12 +72,12 @@ def run(arguments: argparse.Namespace) -> int:
 # For programs
 
 
-def as_json(found: RoadMeasurements, findings: Sequence[Finding]) -> dict[str, Any]:
+def as_json(found: TransportMeasurements, findings: Sequence[Finding]) -> dict[str, Any]:
     """Everything; numbers that are not finite are null. Rates have bytes_per_second beside them."""
     measured = _plain(asdict(found))
-    for road, shown in zip(found.roads, measured["roads"], strict=True):
+    for transport, shown in zip(found.transports, measured["transports"], strict=True):
         for way in ("up", "down"):
-            direction: Direction | None = getattr(road, way)
+            direction: Direction | None = getattr(transport, way)
             if direction is not None:
                 shown[way]["rate"]["bytes_per_second"] = _plain(direction.rate.bytes_per_second)
     measured["compression"] = NO_COMPRESSION

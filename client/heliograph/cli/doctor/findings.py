@@ -11,9 +11,9 @@ from heliograph.cli.doctor.measurements import (
     Direction,
     MemberSeen,
     PoolSeen,
-    RoadKind,
-    RoadMeasurements,
     SideFacts,
+    TransportKind,
+    TransportMeasurements,
 )
 from heliograph_proto.addresses import parse_address
 from heliograph_proto.errors import InvalidArgumentError
@@ -34,7 +34,7 @@ NETWORK_PART = (0.75, 1.05)
 #: the processors are the limit, and no network.
 FAST_GRPC = 150e6
 #: Below this, uploading a model of a gigabyte takes minutes.
-SLOW_ROAD = 10e6
+SLOW_TRANSPORT = 10e6
 #: The smallest chunk whose message costs little beside its bytes.
 SMALL_CHUNK = 256 * 2**10
 #: So often may each side copy a byte.
@@ -69,10 +69,10 @@ class Finding:
     advice: str
 
 
-def find(found: RoadMeasurements) -> tuple[Finding, ...]:
+def find(found: TransportMeasurements) -> tuple[Finding, ...]:
     """All findings, those first that matter most; none if all is well."""
     parts = (
-        _round_trip, _jitter, _connecting, _event_loop, _kernels, _shared, _broken, _road, _allocator,
+        _round_trip, _jitter, _connecting, _event_loop, _kernels, _shared, _broken, _transport, _allocator,
         _chunks, _copies, _memory, _age, _blas, _progress,
     )  # fmt: skip
     findings = [one for part in parts for one in part(found)]
@@ -87,7 +87,7 @@ def by_weight(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 # The command stream
 
 
-def _round_trip(found: RoadMeasurements) -> Iterator[Finding]:
+def _round_trip(found: TransportMeasurements) -> Iterator[Finding]:
     seconds = found.run.median_seconds
     if not usable(seconds):
         return
@@ -111,7 +111,7 @@ def _round_trip(found: RoadMeasurements) -> Iterator[Finding]:
         )
 
 
-def _connecting(found: RoadMeasurements) -> Iterator[Finding]:
+def _connecting(found: TransportMeasurements) -> Iterator[Finding]:
     """A session takes a handful of round trips; in this process, the start of devices."""
     seconds, trip = found.connect_seconds, found.empty.median_seconds
     usual = 20 * trip if usable(trip) else 0.0
@@ -130,7 +130,7 @@ def _serial(seconds: float) -> str:
     return f"who waits for each answer gets {max(1 / seconds, 0.01):.3g} runs a second"
 
 
-def _jitter(found: RoadMeasurements) -> Iterator[Finding]:
+def _jitter(found: TransportMeasurements) -> Iterator[Finding]:
     median, p90 = found.run.median_seconds, found.run.p90_seconds
     if usable(median) and usable(p90) and p90 > max(JITTER_TIMES * median, JITTER_SECONDS):
         yield Finding(
@@ -142,7 +142,7 @@ def _jitter(found: RoadMeasurements) -> Iterator[Finding]:
         )
 
 
-def _event_loop(found: RoadMeasurements) -> Iterator[Finding]:
+def _event_loop(found: TransportMeasurements) -> Iterator[Finding]:
     if found.server.facts.get("event_loop") == "asyncio":
         yield Finding(
             "uvloop",
@@ -156,7 +156,7 @@ def _event_loop(found: RoadMeasurements) -> Iterator[Finding]:
 # What computes
 
 
-def _kernels(found: RoadMeasurements) -> Iterator[Finding]:
+def _kernels(found: TransportMeasurements) -> Iterator[Finding]:
     for device in found.devices:
         why = device.missing.get("native_kernels", "")
         if not why:
@@ -173,7 +173,7 @@ def _kernels(found: RoadMeasurements) -> Iterator[Finding]:
         )
 
 
-def _blas(found: RoadMeasurements) -> Iterator[Finding]:
+def _blas(found: TransportMeasurements) -> Iterator[Finding]:
     for device in found.devices:
         if device.type == "cpu" and device.features and not device.features.get("blas"):
             yield Finding(
@@ -185,7 +185,7 @@ def _blas(found: RoadMeasurements) -> Iterator[Finding]:
             )
 
 
-def _memory(found: RoadMeasurements) -> Iterator[Finding]:
+def _memory(found: TransportMeasurements) -> Iterator[Finding]:
     for device in found.devices:
         free, total = device.free_bytes, device.total_bytes
         if usable(total) and free < LITTLE_FREE * total:
@@ -199,10 +199,10 @@ def _memory(found: RoadMeasurements) -> Iterator[Finding]:
             )
 
 
-# Roads
+# Transports
 
 
-def _shared(found: RoadMeasurements) -> Iterator[Finding]:
+def _shared(found: TransportMeasurements) -> Iterator[Finding]:
     if found.in_process or found.shared_memory or not found.local_address:
         return
     why = found.why_not_shared or "no reason was given"
@@ -219,48 +219,54 @@ def _shared(found: RoadMeasurements) -> Iterator[Finding]:
     )
 
 
-def _broken(found: RoadMeasurements) -> Iterator[Finding]:
-    for road in found.roads:
-        if road.why_not and road.kind is not RoadKind.MAPPED:
+def _broken(found: TransportMeasurements) -> Iterator[Finding]:
+    for transport in found.transports:
+        if transport.why_not and transport.kind is not TransportKind.MAPPED:
             yield Finding(
-                "broken_road",
+                "broken_transport",
                 Level.WARNING,
-                f"{road.kind.value} could not be measured: {plain(road.why_not)}",
+                f"{transport.kind.value} could not be measured: {plain(transport.why_not)}",
                 "tensors above some hundred kilobytes take long, or fail",
-                _mend(road.why_not),
+                _mend(transport.why_not),
             )
 
 
 def _mend(why_not: str) -> str:
     if "quota" in why_not:
-        return "the road is not to blame: raise the quota, or show the token of a tenant that may have more"
+        return (
+            "the transport is not to blame: raise the quota, or show the token of a tenant that may have more"
+        )
     return "look at the network, and what else uses it; --timeout SECONDS gives each transfer more time"
 
 
-def _road(found: RoadMeasurements) -> Iterator[Finding]:
-    road = found.road(RoadKind.GRPC)
-    best = max(_rate(road.up), _rate(road.down)) if road is not None else 0.0
-    if road is None or not usable(best):
+def _transport(found: TransportMeasurements) -> Iterator[Finding]:
+    transport = found.transport(TransportKind.GRPC)
+    best = max(_rate(transport.up), _rate(transport.down)) if transport is not None else 0.0
+    if transport is None or not usable(best):
         return
     cost = _gigabyte(best)
-    name = network_of(max(_without_round_trip(found, road.up), _without_round_trip(found, road.down)))
+    name = network_of(
+        max(_without_round_trip(found, transport.up), _without_round_trip(found, transport.down))
+    )
     if found.local_address:
         # Where shared memory is in use, gRPC carries commands alone.
         if best < FAST_GRPC and not found.shared_memory:
             seen = f"gRPC gives {rate_text(best)}/s on this host"
             advice = "look what else uses the processor, on both sides; a tunnel gives what its network does"
-            yield Finding("slow_road", Level.HINT, seen, cost, advice)
+            yield Finding("slow_transport", Level.HINT, seen, cost, advice)
     elif name:
-        seen = f"the road gives {rate_text(best)}/s: that is a {name} network"
+        seen = f"the transport gives {rate_text(best)}/s: that is a {name} network"
         advice = (
             "a faster network helps, and so does sending less: weights once (they are kept by content; "
             "`serve --cache`, `serve --models`), f16, bf16 or quantized types, values that stay over there"
         )
         yield Finding("network", Level.HINT, seen, cost, advice)
     elif best < FAST_GRPC:
-        seen = f"the road gives {rate_text(best)}/s, which is no usual network's full rate"
+        seen = f"the transport gives {rate_text(best)}/s, which is no usual network's full rate"
         advice = "look for Wi-Fi, a VPN, a proxy or other traffic between the two, and for busy processors"
-        yield Finding("slow_road", Level.WARNING if best < SLOW_ROAD else Level.HINT, seen, cost, advice)
+        yield Finding(
+            "slow_transport", Level.WARNING if best < SLOW_TRANSPORT else Level.HINT, seen, cost, advice
+        )
 
 
 def network_of(bytes_per_second: float) -> str:
@@ -280,7 +286,7 @@ def _rate(direction: Direction | None) -> float:
     return direction.rate.bytes_per_second if direction is not None else 0.0
 
 
-def _without_round_trip(found: RoadMeasurements, direction: Direction | None) -> float:
+def _without_round_trip(found: TransportMeasurements, direction: Direction | None) -> float:
     """The rate at which bytes came, once the first one did."""
     if direction is None:
         return 0.0
@@ -289,10 +295,14 @@ def _without_round_trip(found: RoadMeasurements, direction: Direction | None) ->
     return replace(rate, seconds=seconds).bytes_per_second
 
 
-def _allocator(found: RoadMeasurements) -> Iterator[Finding]:
-    """Where the network is not the limit, for gRPC alone: other roads take no memory for messages."""
-    road = found.road(RoadKind.GRPC)
-    if road is None or found.shared_memory or max(_rate(road.up), _rate(road.down)) < FAST_GRPC:
+def _allocator(found: TransportMeasurements) -> Iterator[Finding]:
+    """Where the network is not the limit, for gRPC alone: other transports take no memory for messages."""
+    transport = found.transport(TransportKind.GRPC)
+    if (
+        transport is None
+        or found.shared_memory
+        or max(_rate(transport.up), _rate(transport.down)) < FAST_GRPC
+    ):
         return
     sides = (
         ("client", found.client, "a third of the processor time of downloads", "hg.tune_allocator() in it"),
@@ -316,8 +326,8 @@ def is_untuned(facts: Mapping[str, str]) -> bool:
     return facts.get("allocator", "").startswith("glibc") and not tuned
 
 
-def _chunks(found: RoadMeasurements) -> Iterator[Finding]:
-    if found.road(RoadKind.GRPC) is not None and 0 < found.chunk_bytes < SMALL_CHUNK:
+def _chunks(found: TransportMeasurements) -> Iterator[Finding]:
+    if found.transport(TransportKind.GRPC) is not None and 0 < found.chunk_bytes < SMALL_CHUNK:
         yield Finding(
             "chunks",
             Level.HINT,
@@ -327,10 +337,12 @@ def _chunks(found: RoadMeasurements) -> Iterator[Finding]:
         )
 
 
-def _copies(found: RoadMeasurements) -> Iterator[Finding]:
-    for road in found.roads:
+def _copies(found: TransportMeasurements) -> Iterator[Finding]:
+    for transport in found.transports:
         # In this process the caller's array is copied before it is written, as it may change.
-        for way, direction in (("up", road.up), ("down", road.down)) if not found.in_process else ():
+        for way, direction in (
+            (("up", transport.up), ("down", transport.down)) if not found.in_process else ()
+        ):
             if direction is None:
                 continue
             for side in ("client", "server"):
@@ -339,7 +351,7 @@ def _copies(found: RoadMeasurements) -> Iterator[Finding]:
                     yield Finding(
                         "copies",
                         Level.HINT,
-                        f"by {road.kind.value}, {way}, the {side} copies each byte {times:.3g} times",
+                        f"by {transport.kind.value}, {way}, the {side} copies each byte {times:.3g} times",
                         "once would do",
                         "write tensors that are contiguous; upgrade the older side",
                     )
@@ -348,7 +360,7 @@ def _copies(found: RoadMeasurements) -> Iterator[Finding]:
 # Versions
 
 
-def _age(found: RoadMeasurements) -> Iterator[Finding]:
+def _age(found: TransportMeasurements) -> Iterator[Finding]:
     untold = [] if found.server.facts else ["it tells nothing of its event loop, allocator and versions"]
     lacks = [f"it does not know {', '.join(found.missing_features)}"] if found.missing_features else []
     version = _version(found.server) != _version(found.client)
@@ -364,7 +376,7 @@ def _version(side: SideFacts) -> str:
     return side.program.rpartition("/")[2]
 
 
-def _progress(found: RoadMeasurements) -> Iterator[Finding]:
+def _progress(found: TransportMeasurements) -> Iterator[Finding]:
     if found.client.facts and "rich" not in found.client.facts:
         yield Finding(
             "rich",
@@ -378,7 +390,7 @@ def _progress(found: RoadMeasurements) -> Iterator[Finding]:
 # The pool
 
 
-def find_in_pool(found: RoadMeasurements) -> tuple[Finding, ...]:
+def find_in_pool(found: TransportMeasurements) -> tuple[Finding, ...]:
     """All findings about the server's pool; none where it has none, or all is well."""
     if found.pool is None:
         return ()
@@ -417,22 +429,22 @@ def _how_to_bring(one: MemberSeen) -> str:
     return f"{advice}; the head needs {_port(one.address)} there to be open, and tries again by itself"
 
 
-def _apart(found: RoadMeasurements) -> Iterator[Finding]:
+def _apart(found: TransportMeasurements) -> Iterator[Finding]:
     """Members that cannot fetch values from others: one finding for each of those others."""
     pool = found.pool
     assert pool is not None
     programs = {one.name: one.server for one in pool.members}
     addresses = {one.name: one.address for one in pool.members}
-    cut = [way for way in pool.ways if way.reachable is False]
+    cut = [way for way in pool.links if way.reachable is False]
     for b in dict.fromkeys(way.b for way in cut):
-        ways = [way for way in cut if way.b == b]
-        readers = _names(way.a for way in ways)
-        is_old = any(_is_other(found, programs.get(name, "")) for name in (b, *(way.a for way in ways)))
+        links = [way for way in cut if way.b == b]
+        readers = _names(way.a for way in links)
+        is_old = any(_is_other(found, programs.get(name, "")) for name in (b, *(way.a for way in links)))
         open_ = f"open {_port(addresses.get(b, ''))} at {plain(b)} to {readers}, or list it by an address "
         yield Finding(
             "unreachable",
             Level.WARNING,
-            f"{readers} cannot fetch values from {plain(b)}: {plain(ways[0].why)}",
+            f"{readers} cannot fetch values from {plain(b)}: {plain(links[0].why)}",
             f"what they need of {plain(b)} goes through the head, over two ways instead of one",
             "upgrade the older daemon of these"
             if is_old
@@ -442,21 +454,21 @@ def _apart(found: RoadMeasurements) -> Iterator[Finding]:
 
 def _slow(pool: PoolSeen) -> Iterator[Finding]:
     """Each pair once."""
-    for way in (one for one in pool.ways if one.a < one.b):
+    for way in (one for one in pool.links if one.a < one.b):
         trip, speed = way.round_trip_seconds, way.bytes_per_second
         ends = f"between {plain(way.a or 'the head')} and {plain(way.b)}"
         if way.round_trip_measured and usable(trip) and trip > SLOW_ROUND_TRIP:
             yield Finding(
-                "slow_way",
+                "slow_link",
                 Level.HINT,
                 f"a round trip {ends} takes {time_text(trip)}",
                 "every value from one to the other takes at least half of that, and every run one to start",
                 "keep splits that follow each other on one of them (devices=, pins=), and have more runs "
                 "under way (pipeline=)",
             )
-        if way.bandwidth_measured and usable(speed) and speed < SLOW_ROAD:
+        if way.bandwidth_measured and usable(speed) and speed < SLOW_TRANSPORT:
             yield Finding(
-                "slow_way",
+                "slow_link",
                 Level.WARNING,
                 f"{ends} there are {rate_text(speed)}/s",
                 f"a value of a megabyte takes {time_text(1e6 / speed)}",
@@ -465,7 +477,7 @@ def _slow(pool: PoolSeen) -> Iterator[Finding]:
             )
 
 
-def _others(found: RoadMeasurements) -> Iterator[Finding]:
+def _others(found: TransportMeasurements) -> Iterator[Finding]:
     assert found.pool is not None
     others: dict[str, list[str]] = {}
     for one in found.pool.members:
@@ -482,7 +494,7 @@ def _others(found: RoadMeasurements) -> Iterator[Finding]:
         )
 
 
-def _is_other(found: RoadMeasurements, program: str) -> bool:
+def _is_other(found: TransportMeasurements, program: str) -> bool:
     return bool(program) and program != found.server.program
 
 
@@ -528,4 +540,4 @@ def said(findings: Iterable[Finding]) -> list[str]:
             f"   costs: {one.cost}",
             f"   to do: {one.advice}",
         ]
-    return lines or ["nothing to change: the road is as good as it can be"]
+    return lines or ["nothing to change: the transport is as good as it can be"]

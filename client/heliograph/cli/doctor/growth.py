@@ -1,4 +1,4 @@
-"""How transfers grow until they take long enough to tell a road's rate, within a bounded time. Pure."""
+"""How transfers grow until they take long enough to tell a transport's rate, within a bounded time. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from heliograph.cli.doctor.measurements import Rate
 #: The first transfer, by a network that may be slow, and the largest one.
 FIRST_BYTES = 64 * 2**10
 LARGEST_BYTES = 64 * 2**20
-#: How long one way of a road is measured, and at most where round trips are long; so many of these are added.
+#: How long one direction is measured, and the most where round trips are long; so many are added.
 ROAD_SECONDS = 0.5
 MOST_ROAD_SECONDS = 1.0
 ADDED_ROUND_TRIPS = 10
@@ -26,7 +26,7 @@ GROWTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How transfers of one way of a road grow."""
+    """How transfers of one way of a transport grow."""
 
     first_bytes: int = FIRST_BYTES
     most_bytes: int = LARGEST_BYTES

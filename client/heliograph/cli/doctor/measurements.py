@@ -1,4 +1,4 @@
-"""What `heliograph doctor` measures of the road to a server: frozen numbers, from which findings are made."""
+"""The measurements of `heliograph doctor`: frozen numbers, from which findings are made."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """One way of a road."""
+    """One way of a transport."""
 
     rate: Rate
     copies: Copies = Copies()
 
 
-class RoadKind(Enum):
-    """By which road bytes go."""
+class TransportKind(Enum):
+    """By which transport bytes go."""
 
     GRPC = "gRPC"
     SHARED = "shared memory"
@@ -60,12 +60,12 @@ class RoadKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PathMeasurement:
-    """A road, to the server (up) and back (down); None where it could not be measured."""
+    """A transport, to the server (up) and back (down); None where it could not be measured."""
 
-    kind: RoadKind
+    kind: TransportKind
     up: Direction | None = None
     down: Direction | None = None
-    #: Why there is no such road, or why it could not be measured, in words.
+    #: Why there is no such transport, or why it could not be measured, in words.
     why_not: str = ""
 
 
@@ -122,13 +122,13 @@ class PoolSeen:
 
     members: tuple[MemberSeen, ...]
     #: From the head to its members, and between these.
-    ways: tuple[Link, ...] = ()
+    links: tuple[Link, ...] = ()
     #: Whether the head is this process.
     in_process: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class RoadMeasurements:
+class TransportMeasurements:
     """All of them."""
 
     url: str
@@ -143,7 +143,7 @@ class RoadMeasurements:
     #: Of an empty command, and of a run of a plan with one op, 64 bytes in and out.
     empty: RoundTrip
     run: RoundTrip
-    roads: tuple[PathMeasurement, ...]
+    transports: tuple[PathMeasurement, ...]
     #: The most bytes of one message of a transfer.
     chunk_bytes: int
     shared_memory: bool
@@ -157,6 +157,6 @@ class RoadMeasurements:
     #: None: the server is no head of a pool.
     pool: PoolSeen | None = None
 
-    def road(self, kind: RoadKind) -> PathMeasurement | None:
-        """A road that was measured, at least one way."""
-        return next((one for one in self.roads if one.kind is kind and (one.up or one.down)), None)
+    def transport(self, kind: TransportKind) -> PathMeasurement | None:
+        """A transport that was measured, at least one way."""
+        return next((one for one in self.transports if one.kind is kind and (one.up or one.down)), None)

@@ -25,10 +25,10 @@ from heliograph.cli.doctor.measurements import (
     MemberSeen,
     PathMeasurement,
     PoolSeen,
-    RoadKind,
-    RoadMeasurements,
     RoundTrip,
     SideFacts,
+    TransportKind,
+    TransportMeasurements,
 )
 from heliograph.connection import Servers, address_of
 from heliograph.transport.allocator import facts_here
@@ -53,8 +53,8 @@ AT_ONCE = 8
 Tell = Callable[[str], None]
 
 
-def measure(url: Servers, timeout: float, tell: Tell) -> RoadMeasurements:
-    """Measures the road to a server, or to a pool of several in this process, and what is behind the head of
+def measure(url: Servers, timeout: float, tell: Tell) -> TransportMeasurements:
+    """Measures the connection to a server, or to a pool of several in this process, and what is behind a head of
     a pool; `tell` hears what is measured next. Raises ConnectionError, and whatever a session that does
     nothing unusual may raise."""
     address = address_of(url)
@@ -71,9 +71,9 @@ def measure(url: Servers, timeout: float, tell: Tell) -> RoadMeasurements:
         tell("round trips")
         empty = round_trips(lambda: session.synchronize(timeout))
         run = round_trips(_run(session, device, timeout))
-        road = _Measuring(device, empty.median_seconds, timeout, tell)
-        roads = tuple(_roads(session, address, road))
-        return RoadMeasurements(
+        transport = _Measuring(device, empty.median_seconds, timeout, tell)
+        transports = tuple(_transports(session, address, transport))
+        return TransportMeasurements(
             url=session.address,
             in_process=address.scheme == "local",
             local_address=address.is_loopback,
@@ -82,7 +82,7 @@ def measure(url: Servers, timeout: float, tell: Tell) -> RoadMeasurements:
             connect_seconds=connected,
             empty=empty,
             run=run,
-            roads=roads,
+            transports=transports,
             chunk_bytes=session.info.limits.chunk_bytes,
             shared_memory=session.shared_memory,
             why_not_shared=session.why_not_shared,
@@ -144,60 +144,60 @@ def round_trips(step: Callable[[], object]) -> RoundTrip:
     return RoundTrip(statistics.median(ordered), ordered[(len(ordered) * 9) // 10], len(ordered))
 
 
-# Roads
+# Transports
 
 
 @dataclass(frozen=True, slots=True)
 class _Measuring:
-    """What all roads are measured with."""
+    """What all transports are measured with."""
 
     device: hg.Device
     round_trip_seconds: float
     timeout: float
     tell: Tell
 
-    def growth(self, kind: RoadKind) -> Growth:
-        first = FIRST_BYTES if kind is RoadKind.GRPC else FIRST_BY_MEMORY
+    def growth(self, kind: TransportKind) -> Growth:
+        first = FIRST_BYTES if kind is TransportKind.GRPC else FIRST_BY_MEMORY
         return Growth(first, most_bytes(self.device, self.timeout), self.round_trip_seconds)
 
 
-def _roads(session: hg.Session, address: Address, how: _Measuring) -> Iterator[PathMeasurement]:
-    """Every road that there is."""
+def _transports(session: hg.Session, address: Address, how: _Measuring) -> Iterator[PathMeasurement]:
+    """Every transport that there is."""
     if address.members:
-        # There is a road to each; who names one alone sees it.
+        # There is a transport to each; who names one alone sees it.
         return
     if address.scheme == "local":
-        yield _measured(RoadKind.LOCAL, session, how)
+        yield _measured(TransportKind.LOCAL, session, how)
     elif not session.shared_memory:
-        yield _measured(RoadKind.GRPC, session, how)
+        yield _measured(TransportKind.GRPC, session, how)
         return
     else:
-        yield _measured(RoadKind.SHARED, session, how)
+        yield _measured(TransportKind.SHARED, session, how)
         shown = address.token or None
         with hg.connect(
             str(address), timeout=how.timeout, progress=None, shared_memory=False, token=shown
         ) as other:
-            yield _measured(RoadKind.GRPC, other, how)
-    with _refusals(RoadKind.MAPPED) as refused:
+            yield _measured(TransportKind.GRPC, other, how)
+    with _refusals(TransportKind.MAPPED) as refused:
         yield _mapped(session, how)
     yield from refused
 
 
-def _measured(kind: RoadKind, session: hg.Session, how: _Measuring) -> PathMeasurement:
-    """A road by which tensors are set and got."""
-    ways: list[Direction] = []
+def _measured(kind: TransportKind, session: hg.Session, how: _Measuring) -> PathMeasurement:
+    """A transport by which tensors are set and got."""
+    links: list[Direction] = []
     with _refusals(kind) as refused:
         how.tell(f"{kind.value}, up")
-        ways.append(_up(kind, session, how))
+        links.append(_up(kind, session, how))
         how.tell(f"{kind.value}, down")
-        ways.append(_down(kind, session, how))
-    up, down = [*ways, None, None][:2]
+        links.append(_down(kind, session, how))
+    up, down = [*links, None, None][:2]
     return PathMeasurement(kind, up, down, refused[0].why_not if refused else "")
 
 
 @contextmanager
-def _refusals(kind: RoadKind) -> Iterator[list[PathMeasurement]]:
-    """Notes why a road could not be measured; a connection that is gone ends everything."""
+def _refusals(kind: TransportKind) -> Iterator[list[PathMeasurement]]:
+    """Notes why a transport could not be measured; a connection that is gone ends everything."""
     refused: list[PathMeasurement] = []
     try:
         yield refused
@@ -207,7 +207,7 @@ def _refusals(kind: RoadKind) -> Iterator[list[PathMeasurement]]:
         refused.append(PathMeasurement(kind, why_not=error.message))
 
 
-def _up(kind: RoadKind, session: hg.Session, how: _Measuring) -> Direction:
+def _up(kind: TransportKind, session: hg.Session, how: _Measuring) -> Direction:
     timeout = how.timeout
 
     def transfer(size_bytes: int) -> float:
@@ -223,7 +223,7 @@ def _up(kind: RoadKind, session: hg.Session, how: _Measuring) -> Direction:
     return Direction(rate, count(lambda one: (one.copied_in_bytes, one.written_bytes)))
 
 
-def _down(kind: RoadKind, session: hg.Session, how: _Measuring) -> Direction:
+def _down(kind: TransportKind, session: hg.Session, how: _Measuring) -> Direction:
     timeout = how.timeout
 
     def transfer(size_bytes: int) -> float:
@@ -242,7 +242,7 @@ def _down(kind: RoadKind, session: hg.Session, how: _Measuring) -> Direction:
 
 def _mapped(session: hg.Session, how: _Measuring) -> PathMeasurement:
     """A tensor whose memory both have: the caller copies, nobody else."""
-    how.tell(RoadKind.MAPPED.value)
+    how.tell(TransportKind.MAPPED.value)
     size_bytes = most_bytes(how.device, how.timeout)
     tensor = session.empty(size_bytes, "u8", how.device.name, buffer_type="shared")
     there, here = tensor.map(how.timeout), np.ones(size_bytes, np.uint8)
@@ -258,7 +258,7 @@ def _mapped(session: hg.Session, how: _Measuring) -> PathMeasurement:
     growth = Growth(FIRST_BY_MEMORY, size_bytes)
     up, down = grow(copy(there, here), growth), grow(copy(here, there), growth)
     copies = Copies(1.0, 0.0)
-    return PathMeasurement(RoadKind.MAPPED, Direction(up, copies), Direction(down, copies))
+    return PathMeasurement(TransportKind.MAPPED, Direction(up, copies), Direction(down, copies))
 
 
 def most_bytes(device: hg.Device, timeout: float) -> int:
@@ -303,14 +303,14 @@ def see_pool(session: hg.Session, is_here: bool, timeout: float) -> PoolSeen | N
     if not session.info.is_head:
         return None
     members = session.members(timeout)
-    ways = session.ways(timeout)
+    links = session.links(timeout)
 
     def see(member: MemberInfo) -> MemberSeen:
         return _member_seen(session, member, is_here, min(timeout, REACH_SECONDS))
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
         seen = tuple(threads.map(see, members))
-    return PoolSeen(seen, ways, is_here)
+    return PoolSeen(seen, links, is_here)
 
 
 def _member_seen(session: hg.Session, member: MemberInfo, is_here: bool, timeout: float) -> MemberSeen:

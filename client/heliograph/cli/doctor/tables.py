@@ -12,9 +12,9 @@ from heliograph.cli.doctor.measurements import (
     MemberSeen,
     PathMeasurement,
     PoolSeen,
-    RoadKind,
-    RoadMeasurements,
     RoundTrip,
+    TransportKind,
+    TransportMeasurements,
 )
 from heliograph_proto.devices import Link
 from heliograph_proto.types import size_text
@@ -42,7 +42,7 @@ MOST_WAYS = 40
 _HEAD = "(head)"
 
 
-def show(found: RoadMeasurements, findings: Sequence[Finding]) -> None:
+def show(found: TransportMeasurements, findings: Sequence[Finding]) -> None:
     """Prints tables of what was measured, and the findings."""
     program, connected = plain(found.server.program), time_text(found.connect_seconds)
     print(f"{found.url}: {program}, {_where(found)}; connected in {connected}\n")
@@ -52,13 +52,13 @@ def show(found: RoadMeasurements, findings: Sequence[Finding]) -> None:
     print()
     if found.pool is not None:
         _show_pool(found.pool)
-    if found.roads:
-        header = ["road", "up", "down", "largest", "copies up", "copies down", "note"]
-        print_table(header, [_road(one) for one in found.roads])
+    if found.transports:
+        header = ["transport", "up", "down", "largest", "copies up", "copies down", "note"]
+        print_table(header, [_transport(one) for one in found.transports])
         print("copies: of each byte, by the code of client, server; beside them gRPC and the kernel copy")
-    if any(one.kind is RoadKind.GRPC for one in found.roads):
+    if any(one.kind is TransportKind.GRPC for one in found.transports):
         print(f"gRPC carries {size_text(found.chunk_bytes)} a message")
-    if found.roads:
+    if found.transports:
         print()
     sides = ["this process"] if found.in_process else ["client", "server"]
     rows = [_fact(found, *one) for one in FACTS.items() if not (found.in_process and one[0] in OF_SERVER)]
@@ -69,7 +69,7 @@ def show(found: RoadMeasurements, findings: Sequence[Finding]) -> None:
     print("\n".join(["", *_agreed(found), "", *said(findings)]))
 
 
-def _where(found: RoadMeasurements) -> str:
+def _where(found: TransportMeasurements) -> str:
     if found.pool is not None and found.pool.in_process:
         return "a pool in this process"
     where = "this process" if found.in_process else "on this host" if found.local_address else "elsewhere"
@@ -78,11 +78,11 @@ def _where(found: RoadMeasurements) -> str:
 
 def _show_pool(pool: PoolSeen) -> None:
     """Members, and the ways between them."""
-    for header, *rows in (member_rows(pool), way_rows(pool)):
+    for header, *rows in (member_rows(pool), link_rows(pool)):
         if rows:
             print_table(header, rows)
             print()
-    if more := more_ways(pool):
+    if more := more_links(pool):
         print(f"{more}\n")
 
 
@@ -90,13 +90,13 @@ def _trip(name: str, one: RoundTrip) -> list[str]:
     return [name, time_text(one.median_seconds), time_text(one.p90_seconds), str(one.samples)]
 
 
-def _road(one: PathMeasurement) -> list[str]:
-    ways = (one.up, one.down)
-    rates = ["-" if way is None else f"{rate_text(way.rate.bytes_per_second)}/s" for way in ways]
-    sizes = [way.rate.size_bytes for way in ways if way is not None]
+def _transport(one: PathMeasurement) -> list[str]:
+    links = (one.up, one.down)
+    rates = ["-" if way is None else f"{rate_text(way.rate.bytes_per_second)}/s" for way in links]
+    sizes = [way.rate.size_bytes for way in links if way is not None]
     largest = rate_text(max(sizes)) if sizes else "-"
-    note = "copied by the caller alone" if one.kind is RoadKind.MAPPED and sizes else plain(one.why_not)
-    return [one.kind.value, *rates, largest, *map(_copies, ways), note]
+    note = "copied by the caller alone" if one.kind is TransportKind.MAPPED and sizes else plain(one.why_not)
+    return [one.kind.value, *rates, largest, *map(_copies, links), note]
 
 
 def _copies(way: Direction | None) -> str:
@@ -112,7 +112,7 @@ def _times(copies: float | None) -> str:
     return f"{round(copies, 2):g}" if 0 <= copies < MOST else "unknown"
 
 
-def _fact(found: RoadMeasurements, name: str, shown: str) -> list[str]:
+def _fact(found: TransportMeasurements, name: str, shown: str) -> list[str]:
     client = "-" if name in OF_SERVER else found.client.facts.get(name, _absent(name))
     server = found.server.facts.get(name, _absent(name) if found.server.facts else NOT_TOLD)
     if name in OF_CLIENT:
@@ -126,7 +126,7 @@ def _absent(name: str) -> str:
     return "unknown" if name in NO_PACKAGES else "not installed"
 
 
-def _devices(found: RoadMeasurements) -> Iterator[list[str]]:
+def _devices(found: TransportMeasurements) -> Iterator[list[str]]:
     for one in found.devices:
         sizes = [rate_text(size) for size in (one.free_bytes, one.total_bytes)]
         if not one.total_bytes:
@@ -137,7 +137,7 @@ def _devices(found: RoadMeasurements) -> Iterator[list[str]]:
         yield [plain(text) for text in cells]
 
 
-def _agreed(found: RoadMeasurements) -> Iterator[str]:
+def _agreed(found: TransportMeasurements) -> Iterator[str]:
     features = ", ".join(map(plain, found.features)) or "no features"
     yield f"contract: version {found.version}; both speak {features}"
     off = "no need, it is this process" if found.in_process else f"off: {plain(found.why_not_shared)}"
@@ -169,13 +169,13 @@ def _from_here(one: MemberSeen) -> str:
     return "-" if one.state != "ready" else "straight"
 
 
-def way_rows(pool: PoolSeen) -> list[Sequence[str]]:
+def link_rows(pool: PoolSeen) -> list[Sequence[str]]:
     """A header, and a line for each two that a way is between."""
     header = ["way between", "and", "round trip", "bandwidth", "values"]
     return [header, *(_way(*pair) for pair in _shown(_pairs(pool)))]
 
 
-def more_ways(pool: PoolSeen) -> str:
+def more_links(pool: PoolSeen) -> str:
     """What is said of the ways that are not shown; empty if all are."""
     left = len(_pairs(pool)) - MOST_WAYS
     return f"and {left} more; --json has all" if left > 0 else ""
@@ -183,9 +183,9 @@ def more_ways(pool: PoolSeen) -> str:
 
 def _pairs(pool: PoolSeen) -> list[tuple[Link, Link | None]]:
     """Each way with the one back; the head fetches and brings, so that it has one alone."""
-    back = {(one.b, one.a): one for one in pool.ways}
+    back = {(one.b, one.a): one for one in pool.links}
     found: dict[frozenset[str], tuple[Link, Link | None]] = {}
-    for one in pool.ways:
+    for one in pool.links:
         found.setdefault(frozenset((one.a, one.b)), (one, back.get((one.a, one.b))))
     return list(found.values())
 
@@ -212,10 +212,10 @@ def _way(one: Link, back: Link | None) -> Sequence[str]:
 
 
 def _values(one: Link, back: Link | None) -> str:
-    ways = (one,) if back is None else (one, back)
-    cut = [way for way in ways if way.reachable is False]
+    links = (one,) if back is None else (one, back)
+    cut = [way for way in links if way.reachable is False]
     if not cut:
-        return "direct" if all(way.reachable for way in ways) else "not looked for yet"
-    if len(cut) == len(ways):
+        return "direct" if all(way.reachable for way in links) else "not looked for yet"
+    if len(cut) == len(links):
         return "relayed by the head"
     return f"direct to {cut[0].b}, relayed by the head to {cut[0].a}"

@@ -137,10 +137,10 @@ class RemoteDevice(Device):
     ) -> bool:
         return self._answer(op, attributes, operands, result).offload
 
-    def road(
+    def op_path(
         self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
     ) -> OpPath:
-        return self._answer(op, attributes, operands, result, road=True).road
+        return self._answer(op, attributes, operands, result, op_path=True).op_path
 
     def _answer(
         self,
@@ -149,12 +149,12 @@ class RemoteDevice(Device):
         operands: Sequence[TensorType],
         result: TensorType,
         *,
-        road: bool = False,
+        op_path: bool = False,
     ) -> OpAnswer:
-        question = op, tuple(sorted(attributes.items())), tuple(operands), road
+        question = op, tuple(sorted(attributes.items())), tuple(operands), op_path
         if question not in self._answers:
             with self.member.edge():
-                answers = self.there.query([OpQuery(op, tuple(operands), result, attributes, road)])
+                answers = self.there.query([OpQuery(op, tuple(operands), result, attributes, op_path)])
             self._answers[question] = one_answer(answers)
             if len(self._answers) > MAX_ANSWERS:
                 self._answers.popitem(last=False)

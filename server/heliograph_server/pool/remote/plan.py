@@ -168,7 +168,7 @@ class RemotePlan(Plan):
         bound = BoundRun(self.device, inputs, outputs, MOST_BYTES)
         try:
             fetched, stream = tuple(bound.fetched), self.device.member_stream
-            run = members.submit_portion(member, 0, bound.inputs, fetched, bound.into, stream)
+            run = members.submit_partition(member, 0, bound.inputs, fetched, bound.into, stream)
             with abort.watch(lambda: _cancel(run)):
                 bound.take(member, run)
         finally:

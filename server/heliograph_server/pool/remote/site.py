@@ -1,4 +1,4 @@
-"""A member as a host that runs portions of graphs: each one message a run, with values in between from and to
+"""A member as a host that runs partitions of graphs: one message a run, with values in between from and to
 other members.
 """
 
@@ -138,7 +138,7 @@ class RemoteSite(Site):
             work.options.threads,
             pins=tuple((name, tuple(nodes)) for name, nodes in zip(names, devices.values(), strict=True)),
             pipeline=work.pipeline,
-            portion=work.portion,
+            partition=work.partition,
         )
         bindings = {leaf: _tensor_there(tensor) for leaf, tensor in leaves.items()}
         with self.member.edge():
@@ -214,7 +214,7 @@ class RemoteSiteRun(SiteRun):
     def start(self, number: int, ended: Callable[[], None]) -> None:
         plan, bound = self._plan, self._bound
         with plan.site.member.edge():
-            self._run = members.submit_portion(
+            self._run = members.submit_partition(
                 plan.plan, number, bound.inputs, tuple(bound.fetched), bound.into
             )
         self._run.add_done_callback(lambda _: ended())

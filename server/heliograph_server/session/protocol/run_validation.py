@@ -135,12 +135,12 @@ def _check_exchange(plan: PlanHandle, kind: c.RunCommand) -> None:
         if kind.exchange_run:
             raise InvalidArgumentError(
                 f"run {kind.exchange_run} of a whole, of a plan that is no part of one",
-                advice="compile it as a portion, or leave exchange_run out",
+                advice="compile it as a partition, or leave exchange_run out",
             )
         return
     if kind.exchange_run <= plan.exchange_run:
         raise InvalidArgumentError(
-            f"run {kind.exchange_run} of a portion whose last run was {plan.exchange_run}",
+            f"run {kind.exchange_run} of a partition whose last run was {plan.exchange_run}",
             advice="number the runs from 1, each higher than the one before",
         )
     if kind.loop is not None or kind.pause:

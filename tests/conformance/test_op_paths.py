@@ -1,4 +1,4 @@
-"""By which road a device computes a node: what it says is what its plans do."""
+"""By which path a device computes a node: what it says is what its plans do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_graphs import Loaded, Maker, loaded, nothing_left, road
+from backend_graphs import Loaded, Maker, loaded, nothing_left, op_path
 from op_cases_all import as_it_is, cases_of, made_of
 
 import heliograph as hg
@@ -30,13 +30,13 @@ KERNEL = OpPath.KERNEL if available() else OpPath.DEFINITION
 X, TURNED = TensorType(DTYPES["f32"], (4, 16)), TensorType(DTYPES["f32"], (16, 4))
 HALVES = TensorType(DTYPES["f16"], (16, 16))
 QUERIES = [
-    hg.OpQuery("exp", (X,), X, road=True),
-    hg.OpQuery("sin", (X,), X, road=True),
-    hg.OpQuery("matmul", (HALVES, HALVES), HALVES, road=True),
-    hg.OpQuery("permute", (X,), TURNED, {"axes": (1, 0)}, road=True),
+    hg.OpQuery("exp", (X,), X, op_path=True),
+    hg.OpQuery("sin", (X,), X, op_path=True),
+    hg.OpQuery("matmul", (HALVES, HALVES), HALVES, op_path=True),
+    hg.OpQuery("permute", (X,), TURNED, {"axes": (1, 0)}, op_path=True),
     hg.OpQuery("exp", (X,), X),
 ]
-ROADS = [KERNEL, OpPath.DEFINITION, OpPath.BLAS, OpPath.VIEW, OpPath.UNKNOWN]
+PATHS = [KERNEL, OpPath.DEFINITION, OpPath.BLAS, OpPath.VIEW, OpPath.UNKNOWN]
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +65,11 @@ def taken(it: Loaded) -> OpPath:
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if OPS[op].group != "source"])
-def test_the_road_is_the_one_that_a_plan_takes(op: str, device: CpuDevice) -> None:
+def test_the_path_is_the_one_that_a_plan_takes(op: str, device: CpuDevice) -> None:
     for made in cases(op):
-        said = road(device, made)
+        said = op_path(device, made)
         if 0 in made.graph().nodes[0].type.shape:
-            continue  # Nothing is computed, by whatever road.
+            continue  # Nothing is computed, by whatever path.
         with loaded(device, made) as it:
             assert taken(it) is (OpPath.DEFINITION if said is OpPath.BLAS else said), str(
                 made.graph().origin(0)
@@ -102,21 +102,21 @@ def test_the_definition_takes_products_of_matrices_where_it_says_so(op: str) -> 
     assert seen is (op in PRODUCTS)
 
 
-def test_a_client_asks_for_roads(session: hg.Session) -> None:
-    assert [one.road for one in session.devices[0].query(QUERIES, timeout=10)] == ROADS
+def test_a_client_asks_for_paths(session: hg.Session) -> None:
+    assert [one.op_path for one in session.devices[0].query(QUERIES, timeout=10)] == PATHS
 
 
-def test_a_client_asks_for_roads_with_asyncio(url: str) -> None:
+def test_a_client_asks_for_paths_with_asyncio(url: str) -> None:
     async def ask() -> list[OpPath]:
         async with hg.aio.connect(url) as session:
-            return [one.road for one in await session.devices[0].query(QUERIES, timeout=10)]
+            return [one.op_path for one in await session.devices[0].query(QUERIES, timeout=10)]
 
-    assert asyncio.run(ask()) == ROADS
+    assert asyncio.run(ask()) == PATHS
 
 
-def test_a_device_of_a_member_takes_the_member_s_roads(daemon: Any) -> None:
+def test_a_device_of_a_member_takes_the_member_s_paths(daemon: Any) -> None:
     with hg.connect(f"local:#remote:url={daemon.tcp.removeprefix('grpc://')}") as session:
-        assert [one.road for one in session.devices[0].query(QUERIES, timeout=10)] == ROADS
+        assert [one.op_path for one in session.devices[0].query(QUERIES, timeout=10)] == PATHS
 
 
 class Without(FakeDevice):
@@ -128,23 +128,23 @@ class Without(FakeDevice):
         return "no kernel" if op == "exp" else super().supports_op(op, attributes, operands, result)
 
 
-def test_what_a_device_cannot_run_has_no_road(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_device_cannot_run_has_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heliograph_backends.registry.open_registry", lambda: Registry.of(Without()))
     some = TensorType(DTYPES["f32"], (4,))
-    queries = [hg.OpQuery(op, (some,), some, road=True) for op in ("exp", "neg")]
+    queries = [hg.OpQuery(op, (some,), some, op_path=True) for op in ("exp", "neg")]
     with hg.connect("local:") as session:
         refused, taken = session.devices[0].query(queries)
-    assert (refused.why_not, refused.road) == ("no kernel", OpPath.UNKNOWN)
-    assert not taken.why_not and taken.road is not OpPath.UNKNOWN
+    assert (refused.why_not, refused.op_path) == ("no kernel", OpPath.UNKNOWN)
+    assert not taken.why_not and taken.op_path is not OpPath.UNKNOWN
 
 
 def test_without_kernels_everything_runs_on_the_definition() -> None:
     with nothing_left(CpuDevice(threads=1, memory_bytes=2**28, native=False)) as device:
         for op in ("exp", "mul_mat", "get_rows"):
-            found = {road(device, made) for made in cases(op)}
+            found = {op_path(device, made) for made in cases(op)}
             assert found <= {OpPath.DEFINITION, OpPath.BLAS}
 
 
 def test_a_device_need_not_tell() -> None:
     with nothing_left(CpuDevice(threads=1, memory_bytes=2**20, native=False)) as device:
-        assert Device.road(device, "exp", {}, [X], X) is OpPath.UNKNOWN
+        assert Device.op_path(device, "exp", {}, [X], X) is OpPath.UNKNOWN

@@ -1,4 +1,4 @@
-"""Portions under hostile clients: what is wrong with one is a typed error, and the daemon serves on."""
+"""Partitions under hostile clients: what is wrong with one is a typed error, and the daemon serves on."""
 
 from __future__ import annotations
 
@@ -44,50 +44,50 @@ def arrival(leaf: int = 0, name: bytes = edge(2), **more: Any) -> plan_pb2.Arriv
     return plan_pb2.Arrival(leaf=leaf, edge=name, secret=SECRET, **more)
 
 
-def compile_portion(raw: RawSession, portion: plan_pb2.Portion, plan: int = 1, **more: Any) -> None:
+def compile_partition(raw: RawSession, partition: plan_pb2.Partition, plan: int = 1, **more: Any) -> None:
     """Raises the typed error of a refusal."""
-    raw.compile(CHAIN, plan, portion=portion, **more)
+    raw.compile(CHAIN, plan, partition=partition, **more)
 
 
 @pytest.mark.parametrize(
-    "portion",
+    "partition",
     [
-        plan_pb2.Portion(departures=[departure(3)]),
-        plan_pb2.Portion(departures=[departure(2**31)]),
-        plan_pb2.Portion(departures=[departure(name=b"short")]),
-        plan_pb2.Portion(departures=[departure(name=bytes(17))]),
-        plan_pb2.Portion(departures=[departure(secret=bytes(31))]),
-        plan_pb2.Portion(departures=[departure(1), departure(2)]),
-        plan_pb2.Portion(departures=[departure()], arrivals=[arrival(name=edge(1))]),
-        plan_pb2.Portion(arrivals=[arrival(1)]),
-        plan_pb2.Portion(arrivals=[arrival(2**31)]),
-        plan_pb2.Portion(arrivals=[arrival(), arrival(name=edge(3))]),
-        plan_pb2.Portion(arrivals=[arrival(source="x" * 2000)]),
-        plan_pb2.Portion(begins=[3]),
+        plan_pb2.Partition(departures=[departure(3)]),
+        plan_pb2.Partition(departures=[departure(2**31)]),
+        plan_pb2.Partition(departures=[departure(name=b"short")]),
+        plan_pb2.Partition(departures=[departure(name=bytes(17))]),
+        plan_pb2.Partition(departures=[departure(secret=bytes(31))]),
+        plan_pb2.Partition(departures=[departure(1), departure(2)]),
+        plan_pb2.Partition(departures=[departure()], arrivals=[arrival(name=edge(1))]),
+        plan_pb2.Partition(arrivals=[arrival(1)]),
+        plan_pb2.Partition(arrivals=[arrival(2**31)]),
+        plan_pb2.Partition(arrivals=[arrival(), arrival(name=edge(3))]),
+        plan_pb2.Partition(arrivals=[arrival(source="x" * 2000)]),
+        plan_pb2.Partition(begins=[3]),
     ],
 )
-def test_a_portion_that_makes_no_sense_is_refused(raw: RawSession, portion: plan_pb2.Portion) -> None:
+def test_a_partition_that_makes_no_sense_is_refused(raw: RawSession, partition: plan_pb2.Partition) -> None:
     with pytest.raises(HeliographError) as caught:
-        compile_portion(raw, portion)
+        compile_partition(raw, partition)
     assert caught.value.reason == error_pb2.REASON_INVALID_ARGUMENT
-    compile_portion(raw, plan_pb2.Portion(departures=[departure()]), plan=2)
+    compile_partition(raw, plan_pb2.Partition(departures=[departure()]), plan=2)
 
 
 def test_an_edge_that_is_open_is_refused_until_its_plan_is_freed(raw: RawSession) -> None:
-    portion = plan_pb2.Portion(departures=[departure()])
-    compile_portion(raw, portion, 1)
+    partition = plan_pb2.Partition(departures=[departure()])
+    compile_partition(raw, partition, 1)
     with pytest.raises(HeliographError, match="open already"):
-        compile_portion(raw, portion, 2)
+        compile_partition(raw, partition, 2)
     raw.send(free=command_pb2.Free(handles=[1]))
     raw.answer(raw.send(synchronize=command_pb2.Synchronize()))
-    compile_portion(raw, portion, 3)
+    compile_partition(raw, partition, 3)
 
 
-def test_a_portion_is_not_observed_updated_or_reserved_for(raw: RawSession) -> None:
-    portion = plan_pb2.Portion(departures=[departure()])
+def test_a_partition_is_not_observed_updated_or_reserved_for(raw: RawSession) -> None:
+    partition = plan_pb2.Partition(departures=[departure()])
     for more in ({"taps": [1]}, {"reservation": 7}, {"updates": 9}):
         with pytest.raises(HeliographError) as caught:
-            compile_portion(raw, portion, **more)  # type: ignore[arg-type]
+            compile_partition(raw, partition, **more)  # type: ignore[arg-type]
         assert caught.value.reason == error_pb2.REASON_UNSUPPORTED
 
 
@@ -97,8 +97,8 @@ def run(plan: int, number: int, **more: Any) -> command_pb2.Run:
     return command_pb2.Run(plan=plan, inputs=inputs, outputs=outputs, exchange_run=number, **more)
 
 
-def test_runs_of_a_portion_have_rising_numbers_and_those_of_others_have_none(raw: RawSession) -> None:
-    compile_portion(raw, plan_pb2.Portion(departures=[departure()]), 1)
+def test_runs_of_a_partition_have_rising_numbers_and_those_of_others_have_none(raw: RawSession) -> None:
+    compile_partition(raw, plan_pb2.Partition(departures=[departure()]), 1)
     raw.compile(CHAIN, 2)
     wanted = {
         (1, 0): False, (1, 5): True, (1, 5, "again"): False, (1, 4): False, (1, 2**64 - 1): True,
@@ -109,15 +109,15 @@ def test_runs_of_a_portion_have_rising_numbers_and_those_of_others_have_none(raw
         assert found.HasField("error") != is_good, (plan, number)
 
 
-def test_a_portion_runs_no_loop(raw: RawSession) -> None:
-    compile_portion(raw, plan_pb2.Portion(departures=[departure()]), 1)
+def test_a_partition_runs_no_loop(raw: RawSession) -> None:
+    compile_partition(raw, plan_pb2.Partition(departures=[departure()]), 1)
     refused = raw.failure(run=run(1, 1, loop=command_pb2.Loop(steps=2)))
     assert refused.reason == error_pb2.REASON_UNSUPPORTED
 
 
 def test_a_run_whose_value_never_comes_ends_when_it_is_cancelled_or_its_time_is_over(raw: RawSession) -> None:
-    portion = plan_pb2.Portion(arrivals=[arrival()])
-    compile_portion(raw, portion, 1)
+    partition = plan_pb2.Partition(arrivals=[arrival()])
+    compile_partition(raw, partition, 1)
     waiting = command_pb2.Run(
         plan=1, outputs=[command_pb2.OutputBinding(output=0, fetch=True)], exchange_run=1
     )
@@ -132,7 +132,7 @@ def test_a_session_that_ends_while_a_run_waits_leaves_nothing_open(daemon: Daemo
     for _ in range(2):
         with raw_channel(daemon.tcp) as channel:
             session = RawSession(channel).attach()
-            compile_portion(session, plan_pb2.Portion(arrivals=[arrival()]), 1)
+            compile_partition(session, plan_pb2.Partition(arrivals=[arrival()]), 1)
             session.send(run=command_pb2.Run(plan=1, exchange_run=1))
             session.close()
     still_serves(daemon.tcp)

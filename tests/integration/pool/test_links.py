@@ -44,26 +44,26 @@ def pool_of(factory: MemberFactory, count: int) -> Iterator[tuple[FactoryMember,
         head.kill()
 
 
-def ways_when(
+def links_when(
     session: hg.Session, is_enough: Callable[[tuple[Link, ...]], bool]
 ) -> dict[tuple[str, str], Link]:
     """The ways, once that is so."""
     end = time.monotonic() + SECONDS
-    while not is_enough(found := session.ways(timeout=SECONDS)):
+    while not is_enough(found := session.links(timeout=SECONDS)):
         assert time.monotonic() < end, found
     return {(one.a, one.b): one for one in found}
 
 
 def all_asked(count: int) -> Callable[[tuple[Link, ...]], bool]:
     """Whether there are so many ways, and of each is known whether it is one."""
-    return lambda ways: (
-        len(ways) == count and all(one.reachable is not None and one.round_trip_measured for one in ways)
+    return lambda links: (
+        len(links) == count and all(one.reachable is not None and one.round_trip_measured for one in links)
     )
 
 
 def test_a_head_tells_of_the_ways_to_its_members_and_between_them(factory: MemberFactory) -> None:
     with pool_of(factory, 2) as (head, _), hg.connect(head.url) as session:
-        found = ways_when(session, all_asked(4))
+        found = links_when(session, all_asked(4))
         assert set(found) == {("", "m0"), ("", "m1"), ("m0", "m1"), ("m1", "m0")}
         assert all(one.reachable and not one.why for one in found.values())
         assert all(
@@ -80,14 +80,14 @@ def test_a_head_tells_of_the_ways_to_its_members_and_between_them(factory: Membe
 def test_asyncio_and_a_pool_in_this_process_tell_the_same(factory: MemberFactory) -> None:
     async def ask(url: str) -> tuple[Link, ...]:
         async with hg.aio.connect(url) as session:
-            return await session.ways(timeout=SECONDS)
+            return await session.links(timeout=SECONDS)
 
     with pool_of(factory, 2) as (head, members):
         with hg.connect(head.url) as session:
-            found = ways_when(session, all_asked(4))
+            found = links_when(session, all_asked(4))
         assert {(one.a, one.b): one for one in asyncio.run(ask(head.url))} == found
         with hg.connect([one.url for one in members]) as session:
-            assert all(one.reachable for one in ways_when(session, all_asked(4)).values())
+            assert all(one.reachable for one in links_when(session, all_asked(4)).values())
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_way_that_is_one_way_is_measured_all_the_same_and_values_of_the_other_
 ) -> None:
     first, second = (url.removeprefix("grpc://") for url in apart)
     with hg.connect(apart) as session:
-        found = ways_when(session, all_asked(4))
+        found = links_when(session, all_asked(4))
         there, back = found[first, second], found[second, first]
         assert (there.reachable, back.reachable) == (False, True)
         assert there.measured and back.measured, "both are one way with two ends"
@@ -134,7 +134,7 @@ def test_doctor_names_the_pair_and_the_port_to_open(
     first, second = (url.removeprefix("grpc://") for url in apart)
     with hg.connect(apart) as session:
         # The pool of this process is one for all of its sessions.
-        ways_when(session, all_asked(4))
+        links_when(session, all_asked(4))
         assert main(["doctor", *apart]) == 0
     printed = capsys.readouterr().out
     assert f"warning: {first} cannot fetch values from {second}" in printed
@@ -145,13 +145,13 @@ def test_doctor_names_the_pair_and_the_port_to_open(
 def test_a_server_without_a_pool_has_no_ways(factory: MemberFactory) -> None:
     alone = factory.start(*FAKE)
     with hg.connect(alone.url) as session:
-        assert session.ways() == () == session.members()
+        assert session.links() == () == session.members()
     alone.kill()
 
 
 def test_members_tell_what_they_run_and_what_to_do_when_they_are_gone(factory: MemberFactory) -> None:
     with pool_of(factory, 2) as (head, members), hg.connect(head.url) as session, session.watch() as watch:
-        ways_when(session, all_asked(4))
+        links_when(session, all_asked(4))
         assert [one.server for one in session.members()] == [session.info.server] * 2
         members[1].kill()
         # It may have come after this session.
@@ -160,19 +160,19 @@ def test_members_tell_what_they_run_and_what_to_do_when_they_are_gone(factory: M
         here, lost = session.members()
         assert (here.state, lost.state) == (hg.MemberState.READY, hg.MemberState.LOST)
         assert lost.why and lost.advice and not lost.server and not here.advice
-        assert set(ways_when(session, lambda ways: len(ways) == 1)) == {("", "m0")}
+        assert set(links_when(session, lambda links: len(links) == 1)) == {("", "m0")}
 
 
 def test_ways_are_what_they_were_after_the_wire() -> None:
-    ways = (
+    links = (
         Link("", "a", 1e-3, 1e8, True, False, True),
         Link("a", "b", 2e-3, 1e8, reachable=False, why="refused"),
         Link("b", "a", 2e-3, 1e8, True, True, None),
     )
-    told = device_pb2.ListWaysResponse(ways=encode_all(ways, device_pb2.MemberWay)).SerializeToString()
-    assert decode_all(device_pb2.ListWaysResponse.FromString(told).ways, Link) == ways
+    told = device_pb2.ListLinksResponse(links=encode_all(links, device_pb2.MemberLink)).SerializeToString()
+    assert decode_all(device_pb2.ListLinksResponse.FromString(told).links, Link) == links
     # Of a later version.
-    other: Any = device_pb2.MemberWay(source="a", destination="b")
+    other: Any = device_pb2.MemberLink(source="a", destination="b")
     other.reachability = 17
     assert decode(other, Link).reachable is None
 
@@ -180,8 +180,8 @@ def test_ways_are_what_they_were_after_the_wire() -> None:
 def test_anybody_may_ask_a_head_for_its_ways_without_a_session(factory: MemberFactory) -> None:
     with pool_of(factory, 1) as (head, _), grpc.insecure_channel(f"{head.host}:{head.port}") as channel:
         ask = channel.unary_unary(
-            "/heliograph.v1.DeviceService/ListWays",
-            request_serializer=device_pb2.ListWaysRequest.SerializeToString,
-            response_deserializer=device_pb2.ListWaysResponse.FromString,
+            "/heliograph.v1.DeviceService/ListLinks",
+            request_serializer=device_pb2.ListLinksRequest.SerializeToString,
+            response_deserializer=device_pb2.ListLinksResponse.FromString,
         )
-        assert len(ask(device_pb2.ListWaysRequest(), timeout=SECONDS).ways) <= 1
+        assert len(ask(device_pb2.ListLinksRequest(), timeout=SECONDS).links) <= 1

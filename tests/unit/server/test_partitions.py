@@ -1,4 +1,4 @@
-"""Schedules cut into portions: random ones, run on symbols in any order, have the unsplit graph's results."""
+"""Schedules cut into partitions: random ones, run in any order, give the unsplit graph's results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from heliograph_proto.graph import Graph, Leaf, LeafKind, Node, Output
 from heliograph_proto.plans import Cause
 from heliograph_proto.types import tensor_type
 from heliograph_server.scheduler.model import Assignment, Candidate, Problem, Schedule
-from heliograph_server.scheduler.partitions import PartitionGraph, Portions, cut_portions
+from heliograph_server.scheduler.partitions import PartitionGraph, Partitions, cut_partitions
 from heliograph_server.scheduler.schedule import schedule
 from heliograph_server.scheduler.splits import split
 
@@ -34,27 +34,27 @@ def sites_of(problem: Problem, random: Random) -> list[int]:
 
 
 class Symbolic:
-    """Portions that run on symbols, a split at a time."""
+    """Partitions that run on symbols, a split at a time."""
 
-    def __init__(self, graph: Graph, portions: Portions, symbols: Symbols) -> None:
-        self.graph, self.portions, self.symbols = graph, portions, symbols
+    def __init__(self, graph: Graph, partitions: Partitions, symbols: Symbols) -> None:
+        self.graph, self.partitions, self.symbols = graph, partitions, symbols
         self.leaves = [symbols.of("leaf", value) for value in range(len(graph.leaves))]
-        self.values: list[list[int | None]] = [self._leaves(one) for one in portions.pieces]
+        self.values: list[list[int | None]] = [self._leaves(one) for one in partitions.pieces]
 
     def _leaves(self, piece: PartitionGraph) -> list[int | None]:
         found: list[int | None] = [None] * len(piece.graph.leaves)
         given = (n for n, leaf in enumerate(piece.graph.leaves) if leaf.kind is LeafKind.INPUT)
-        arriving = {one.leaf for one in self.portions.crossings if self.piece(one.target) is piece}
+        arriving = {one.leaf for one in self.partitions.crossings if self.piece(one.target) is piece}
         own = (n for n in given if n not in arriving)
         for leaf, value in zip(own, piece.inputs, strict=True):
             found[leaf] = self.leaves[value]
         return found
 
     def piece(self, place: int) -> PartitionGraph:
-        return self.portions.pieces[place]
+        return self.partitions.pieces[place]
 
     def step(self, place: int) -> bool:
-        """Runs the next node of a portion, if what it reads has arrived."""
+        """Runs the next node of a partition, if what it reads has arrived."""
         piece, values = self.piece(place), self.values[place]
         number = len(values) - len(piece.graph.leaves)
         if number == len(piece.graph.nodes):
@@ -71,14 +71,14 @@ class Symbolic:
             assert read[1] is not None
             self.leaves[bound[node.operands[0]]] = read[1]
         values.append(made)
-        for one in self.portions.crossings:
+        for one in self.partitions.crossings:
             if one.source == place and one.node == number:
                 assert self.values[one.target][one.leaf] is None, "a value arrives twice"
                 self.values[one.target][one.leaf] = made
         return True
 
     def run(self, random: Random) -> list[int | None]:
-        places = list(range(len(self.portions.pieces)))
+        places = list(range(len(self.partitions.pieces)))
         while places:
             random.shuffle(places)
             moved = [self.step(place) for place in places]
@@ -88,11 +88,11 @@ class Symbolic:
                 if len(self.values[place])
                 < len(self.piece(place).graph.leaves + self.piece(place).graph.nodes)
             ]
-            assert any(moved) or not places, "portions wait for each other"
+            assert any(moved) or not places, "partitions wait for each other"
         found = [
             self.leaves[one.value] if one.value < len(self.leaves) else None for one in self.graph.outputs
         ]
-        for piece, values in zip(self.portions.pieces, self.values, strict=True):
+        for piece, values in zip(self.partitions.pieces, self.values, strict=True):
             for place, port in zip(piece.outputs, piece.graph.outputs, strict=False):
                 assert found[place] is None, "an output is made twice"
                 found[place] = values[port.value]
@@ -100,46 +100,46 @@ class Symbolic:
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_random_portions_have_the_results_of_the_unsplit_graph_in_any_order(batch: int) -> None:
+def test_random_partitions_have_the_results_of_the_unsplit_graph_in_any_order(batch: int) -> None:
     met: Counter[str] = Counter()
     for seed in range(batch * BATCH, (batch + 1) * BATCH):
         problem, random = random_problem(seed), Random(seed)
         try:
             found = schedule(problem)
-            portions = cut_portions(problem.graph, found, sites_of(problem, random))
+            partitions = cut_partitions(problem.graph, found, sites_of(problem, random))
         except HeliographError:
             continue
         symbols = Symbols()
         expected, _ = interpret(problem.graph, symbols)
         try:
-            assert Symbolic(problem.graph, portions, symbols).run(random) == expected
-            check_pieces(found, portions)
+            assert Symbolic(problem.graph, partitions, symbols).run(random) == expected
+            check_pieces(found, partitions)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
-        met["crossings"] += bool(portions.crossings)
-        met["inserted"] += any(one.inserted for one in portions.pieces)
+        met["crossings"] += bool(partitions.crossings)
+        met["inserted"] += any(one.inserted for one in partitions.pieces)
     assert met["crossings"] > BATCH / 10 and met["inserted"] > BATCH / 20, (
         f"too few have what is checked: {met}"
     )
 
 
-def check_pieces(found: Schedule, portions: Portions) -> None:
+def check_pieces(found: Schedule, partitions: Partitions) -> None:
     """Every node runs once, on its device, and splits begin where they did."""
     numbers = sorted(
         number
-        for piece in portions.pieces
+        for piece in partitions.pieces
         for place, number in enumerate(piece.nodes)
         if place not in piece.inserted
     )
     assert numbers == list(range(len(found.assignments)))
-    for piece in portions.pieces:
+    for piece in partitions.pieces:
         for place, number in enumerate(piece.nodes):
             if place not in piece.inserted:
                 assert piece.devices[place] == found.assignments[number].device
         begins = {piece.nodes[place] for place in piece.begins}
         assert begins <= {one.nodes[0] for one in found.splits}
-    names = [(one.source, one.node, one.target) for one in portions.crossings]
-    assert len(set(names)) == len(names), "a value goes to a portion twice"
+    names = [(one.source, one.node, one.target) for one in partitions.crossings]
+    assert len(set(names)) == len(names), "a value goes to a partition twice"
 
 
 def alternating(*devices: int) -> tuple[Graph, Schedule]:
@@ -155,22 +155,22 @@ def scheduled(graph: Graph, homes: list[int], devices: tuple[int, ...]) -> Sched
     return split(Problem(graph, asked), homes, [Assignment(one, Cause.USER) for one in devices])
 
 
-def test_a_chain_over_two_hosts_is_two_portions_whose_values_cross_each_time() -> None:
+def test_a_chain_over_two_hosts_is_two_partitions_whose_values_cross_each_time() -> None:
     graph, found = alternating(0, 1, 0, 1)
-    portions = cut_portions(graph, found, [0, 1])
-    assert [one.nodes for one in portions.pieces] == [(0, 2), (1, 3)]
-    assert [(one.value, one.source, one.target) for one in portions.crossings] == [
+    partitions = cut_partitions(graph, found, [0, 1])
+    assert [one.nodes for one in partitions.pieces] == [(0, 2), (1, 3)]
+    assert [(one.value, one.source, one.target) for one in partitions.crossings] == [
         (1, 0, 1),
         (2, 1, 0),
         (3, 0, 1),
     ]
-    assert portions.pieces[1].outputs == (0,) and portions.pieces[0].outputs == ()
+    assert partitions.pieces[1].outputs == (0,) and partitions.pieces[0].outputs == ()
 
 
-def test_devices_of_one_host_are_one_portion_without_edges() -> None:
+def test_devices_of_one_host_are_one_partition_without_edges() -> None:
     graph, found = alternating(0, 1, 0)
-    (piece,) = (portions := cut_portions(graph, found, [4, 4])).pieces
-    assert piece.nodes == (0, 1, 2) and piece.devices == (0, 1, 0) and not portions.crossings
+    (piece,) = (partitions := cut_partitions(graph, found, [4, 4])).pieces
+    assert piece.nodes == (0, 1, 2) and piece.devices == (0, 1, 0) and not partitions.crossings
     assert piece.begins == {0, 1, 2}
 
 
@@ -183,15 +183,15 @@ def test_a_variable_goes_to_another_host_as_it_is_before_and_after_an_assignment
         Node("mul", (0, 4), F4),
     )
     graph = Graph(leaves, nodes, (Output("y", 5),))
-    portions = cut_portions(graph, scheduled(graph, [0, -1], (1, 0, 1, 1)), [0, 1])
-    home, reader = portions.pieces
+    partitions = cut_partitions(graph, scheduled(graph, [0, -1], (1, 0, 1, 1)), [0, 1])
+    home, reader = partitions.pieces
     assert [one.op for one in home.graph.nodes] == ["cont", "assign", "cont"]
     assert home.inserted == {0, 2} and home.nodes == (0, 1, 2)
-    assert [(one.node, one.leaf) for one in portions.crossings] == [(0, 0), (2, 2)]
+    assert [(one.node, one.leaf) for one in partitions.crossings] == [(0, 0), (2, 2)]
     assert len(reader.graph.leaves) == 3
 
 
 def test_a_schedule_whose_nodes_are_observed_is_not_cut() -> None:
     graph, found = alternating(0, 1)
     with pytest.raises(UnsupportedError, match="observed"):
-        cut_portions(graph, replace(found, taps=frozenset((0,))), [0, 1])
+        cut_partitions(graph, replace(found, taps=frozenset((0,))), [0, 1])

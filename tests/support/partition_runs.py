@@ -1,4 +1,4 @@
-"""Portions of a graph, each on CPU devices of its own "host", run at the same time."""
+"""Partitions of a graph, each on CPU devices of its own "host", run at the same time."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from random_graphs import RandomGraph
 from heliograph_backends.contract import Abort, Device, DeviceCompileOptions, LeafBindings, Tensor
 from heliograph_backends.cpu import CpuDevice
 from heliograph_proto.graph import Graph, LeafKind, validate
-from heliograph_proto.plans import Arrival, Cause, Departure, Edge, Portion
+from heliograph_proto.plans import Arrival, Cause, Departure, Edge, Partition
 from heliograph_proto.sessions import Limits
 from heliograph_server.plans.multi_device import LocalMultiPlan
-from heliograph_server.plans.partitions import Exchanging, check_portion, portioned
+from heliograph_server.plans.partitions import Exchanging, check_partition, partitioned
 from heliograph_server.scheduler.model import Assignment, Candidate, Problem, Schedule
-from heliograph_server.scheduler.partitions import PartitionGraph, Portions, cut_portions
+from heliograph_server.scheduler.partitions import PartitionGraph, Partitions, cut_partitions
 from heliograph_server.scheduler.splits import split
 
 
 class Host:
-    """One portion, compiled on its devices."""
+    """One partition, compiled on its devices."""
 
     def __init__(
         self,
         piece: PartitionGraph,
-        portion: Portion,
+        partition: Partition,
         devices: Sequence[Device],
         leaves: dict[int, Tensor],
         exchange: FakeExchange,
     ) -> None:
         graph = validate(piece.graph, Limits(), [leaf for leaf, _ in piece.bound])
-        check_portion(graph, portion)
+        check_partition(graph, partition)
         self.piece = piece
         bindings = LeafBindings(
             *(
@@ -50,9 +50,9 @@ class Host:
             )
         found = Schedule((), tuple(Assignment(one, Cause.USER) for one in piece.devices), tuple(homes))
         memories = [one.buffer_type for one in devices]
-        self.ports = exchange.open(portion)
-        schedule = portioned(graph, memories, found, portion)
-        exchanging = Exchanging(portion, self.ports)
+        self.ports = exchange.open(partition)
+        schedule = partitioned(graph, memories, found, partition)
+        exchanging = Exchanging(partition, self.ports)
         self.plan = LocalMultiPlan(
             graph, schedule, devices, bindings, DeviceCompileOptions(), exchanging=exchanging
         )
@@ -62,7 +62,7 @@ class Host:
         self.ports.close()
 
 
-class PortionedGraph:
+class PartitionedGraph:
     """A graph over devices, one site for each of `sites`, with its leaves in memory."""
 
     def __init__(
@@ -71,14 +71,14 @@ class PortionedGraph:
         self.graph, self.exchange = made.graph(), FakeExchange()
         self.devices = devices
         self.arrays = made.arrays
-        self.portions = cut_portions(self.graph, schedule, sites)
+        self.partitions = cut_partitions(self.graph, schedule, sites)
         self.leaves = {
             value: place(devices[max(0, schedule.homes[value])], array, leaf.type)
             for value, (array, leaf) in enumerate(zip(made.arrays, self.graph.leaves, strict=True))
         }
         self.hosts = [
-            Host(piece, portion, devices, self.leaves, self.exchange)
-            for piece, portion in zip(self.portions.pieces, wired(self.portions), strict=True)
+            Host(piece, partition, devices, self.leaves, self.exchange)
+            for piece, partition in zip(self.partitions.pieces, wired(self.partitions), strict=True)
         ]
 
     def run(self, number: int) -> list[Array]:
@@ -114,17 +114,17 @@ class PortionedGraph:
         return [remove(one) for one in self.leaves.values()]
 
 
-def wired(portions: Portions) -> list[Portion]:
-    """The portions with edges of their own."""
-    edges = [Edge(secrets.token_bytes(16), secrets.token_bytes(32)) for _ in portions.crossings]
-    pairs = list(zip(portions.crossings, edges, strict=True))
+def wired(partitions: Partitions) -> list[Partition]:
+    """The partitions with edges of their own."""
+    edges = [Edge(secrets.token_bytes(16), secrets.token_bytes(32)) for _ in partitions.crossings]
+    pairs = list(zip(partitions.crossings, edges, strict=True))
     return [
-        Portion(
+        Partition(
             tuple(Arrival(one.leaf, edge) for one, edge in pairs if one.target == place),
             tuple(Departure(one.node, edge) for one, edge in pairs if one.source == place),
             piece.begins,
         )
-        for place, piece in enumerate(portions.pieces)
+        for place, piece in enumerate(partitions.pieces)
     ]
 
 

@@ -53,11 +53,11 @@ def test_a_firewall_between_two_members_is_found_with_the_port_to_open(network: 
     end = time.monotonic() + SECONDS
     while True:
         told = doctor(network)
-        ways = {(one["a"], one["b"]): one["reachable"] for one in told["measurements"]["pool"]["ways"]}
-        if len(ways) == 4 and None not in ways.values():
+        links = {(one["a"], one["b"]): one["reachable"] for one in told["measurements"]["pool"]["ways"]}
+        if len(links) == 4 and None not in links.values():
             break
-        assert time.monotonic() < end, ways
-    assert ways == {("", "a"): True, ("", "b"): True, ("a", "b"): False, ("b", "a"): True}
+        assert time.monotonic() < end, links
+    assert links == {("", "a"): True, ("", "b"): True, ("a", "b"): False, ("b", "a"): True}
     (found,) = [one for one in told["findings"] if one["name"] == "unreachable"]
     assert (
         found["seen"].startswith("a cannot fetch values from b")
