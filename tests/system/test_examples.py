@@ -1,0 +1,103 @@
+"""Every example runs as a user would start it, in this process or on a daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from daemon_urls import DaemonUrls
+from paths import ROOT
+
+EXAMPLES = ROOT / "examples"
+SECONDS = 60.0
+
+SCRIPTS = {
+    "first_graph": "y = [0.5 0.5]",
+    "embed_sentences": "forgot password",
+    "cnn": "with probability",
+    "transformer_block": "the largest difference from NumPy",
+    "decoder_loop": "64 steps",
+}
+
+
+def run(name: str, *arguments: str, folder: Path) -> str:
+    """What a script prints, started in an empty folder."""
+    command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py"), *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("where", ["local", "tcp"])
+def test_a_script_runs_in_its_own_process_and_on_a_daemon(
+    name: str, where: str, daemon: DaemonUrls, tmp_path: Path
+) -> None:
+    printed = run(name, *([daemon.tcp] if where == "tcp" else []), folder=tmp_path)
+    assert SCRIPTS[name] in printed
+
+
+def test_a_pool_of_two_daemons_gives_the_bits_of_one_process(tmp_path: Path) -> None:
+    assert "the same bits as in one process" in run("pool", folder=tmp_path)
+
+
+@pytest.fixture
+def service(daemon: DaemonUrls) -> Iterator[str]:
+    """The address of the web service."""
+    command = [sys.executable, "-m", "uvicorn", "web_service:app", "--port", "0", "--no-access-log"]
+    environment = os.environ | {"HELIOGRAPH_URL": daemon.tcp}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=EXAMPLES, env=environment, stderr=pipe, text=True) as process:
+        try:
+            assert process.stderr is not None
+            found = (re.search(r"running on (http://\S+)", line) for line in process.stderr)
+            yield next(one[1] for one in found if one)
+        finally:
+            process.terminate()
+            process.communicate(timeout=SECONDS)
+
+
+def post(url: str, content: object) -> tuple[int, dict[str, object]]:
+    request = urllib.request.Request(url, json.dumps(content).encode())
+    try:
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_the_web_service_answers_and_refuses_what_does_not_fit(service: str) -> None:
+    status, answer = post(f"{service}/softmax", {"x": [1, 1, 1]})
+    assert status == 200 and answer["y"] == pytest.approx([1 / 3] * 3)
+    for wrong in ({"x": [1, 2]}, {"x": "three"}, {}, []):
+        status, answer = post(f"{service}/softmax", wrong)
+        assert status == 400 and answer["error"]
+
+
+def test_the_notebook_runs(daemon: DaemonUrls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
+    nbformat = pytest.importorskip("nbformat")
+    monkeypatch.setenv("HELIOGRAPH_URL", daemon.tcp)
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    # A kernel of this very Python, wherever others are registered.
+    client = nbclient.NotebookClient(notebook, timeout=SECONDS, kernel_name="python3")
+    asyncio.run(client.async_execute())
+    printed = json.dumps(notebook.cells)
+    assert "soft_max" in printed and "InvalidGraphError" in printed
+
+
+def test_the_page_of_examples_names_them_all() -> None:
+    named = set(re.findall(r"\]\(([\w.]+)\)", (EXAMPLES / "README.md").read_text()))
+    there = {one.name for one in EXAMPLES.iterdir() if one.suffix in {".py", ".ipynb"}}
+    assert named == there - {"weights.py"}
