@@ -29,7 +29,7 @@ COMPILE = $(BIN)/heliograph warmup && \
 # Thousands of modules are imported by hundreds of processes: their bytecode is kept, even where an image says no.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-pool test test-fast test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool lint types unit generate proto bench
+.PHONY: help docs demo demo-pool test test-fast test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool lint types unit generate proto bench
 .PHONY: peers constraints clean
 
 help:
@@ -47,6 +47,7 @@ help:
 	@echo "make peers         what 'make bench' compares with; ggml-rpc is built from source, once, in about 8 minutes"
 	@echo "make test-gpu      conformance on a GPU and beside the CPU (GPU_PYTHON=python3, OUT=dist/gpu)"
 	@echo "make bench-gpu     figures on a GPU beside PyTorch and copies (ONLY=name for some)"
+	@echo "make docs          the documentation as a site, in dist/docs; a warning is an error"
 	@echo "make proto         generate the protobuf code again"
 	@echo "make generate      generate the client's blocking API from its asyncio API again"
 	@echo "make constraints   pin the newest versions that pyproject.toml allows"
@@ -119,6 +120,10 @@ test-gpu:
 
 bench-gpu:
 	$(GPU_PYTHON) tests/bench/gpu_run.py --out $(OUT) $(if $(ONLY),--only $(ONLY))
+
+docs: $(VENV)/.docs
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs dist/docs
+	@echo "dist/docs/index.html"
 
 proto: $(VENV)/.dev
 	$(BIN)/python proto/generate.py
