@@ -48,7 +48,7 @@ _LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)\s#]+)(#[^)]*)?\)")
 
 
 def _without_files_beyond(app: Any, name: str, source: list[str]) -> None:
-    """Pages link to files of the repository, which are no pages of the site: these become their names."""
+    """Name files of the repository that pages link to: they are no pages of the site."""
     folder = Path(app.srcdir, name).parent
 
     def shown(found: re.Match[str]) -> str:
