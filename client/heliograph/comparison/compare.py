@@ -4,10 +4,10 @@
     for row in comparison.worst(5):
         print(row)
 
-Each node is computed by itself on both devices from the same operands, those that the first device
-computed, so that an op that is wrong shows itself and not what comes behind it. With `nodes`, the whole
-graph runs on both, as it would in earnest: what is fused, or packed because it is a weight, shows itself
-there. So does ggml's ggml_backend_compare_graph_backend.
+Each node is computed by itself on both devices from the same operands, the first device's results.
+A wrong op is therefore found itself, not the nodes behind it. With `nodes`, the whole graph runs on
+both devices, which shows errors of fusion and of packed weights. ggml's counterpart is
+`ggml_backend_compare_graph_backend`.
 """
 
 from __future__ import annotations
@@ -56,22 +56,30 @@ def compare(
     on_node: Callable[[ComparedNode], bool | None] | None = None,
     timeout: float | None = None,
 ) -> Comparison:
-    """Computes a graph on two devices and compares, node by node; `a` is the reference.
+    """Compute a graph on two devices and compare the results, node by node.
 
-    `a`, `b`: sessions (whose URL may name a device), or pairs of a session and a device. Without `nodes`
-    each node is computed by itself, with the views in front of it; views and assignments are not compared.
-    With `nodes`, patterns of names or a function of a value, the whole graph runs, and those are compared;
-    errors add up on the way there, so each may differ by the most that any node before it may; and where a
-    server splits graphs over devices it does so here.
+    Without `nodes`, each node is computed by itself, with the views in front of it; views and
+    assignments are not compared. With `nodes`, the whole graph runs, and the chosen values are
+    compared. Errors add up along a graph, so each value may then differ by the largest tolerance of
+    the nodes before it, and a server that splits graphs over devices does so.
 
-    Inputs (and bound weights) that are not given are seeded random: floats from -1 to 1, small integers,
-    indices in range. Variables begin as given, or as zeros; those of the sessions are neither read nor
-    written. A node may differ by the tolerance of its op, or by `tolerance`; integers and truth values not
-    at all. `on_node` sees each row, and ends the comparison by returning False. `timeout`: seconds for each
-    step.
+    Args:
+        a: the reference: a session (whose URL may name a device), or a pair of session and device.
+        b: the other side, likewise.
+        nodes: patterns of names, or a function of a value.
+        inputs: arrays by name, also for bound weights. Missing ones are random with `seed`:
+            floats from -1 to 1, small integers, indices in range.
+        variables: arrays by name, zeros by default. The sessions' own variables are neither
+            read nor written.
+        tolerance: the largest error, by default that of each node's op. Integers and truth values
+            must be equal.
+        on_node: a callback for each row; it ends the comparison by returning False.
+        timeout: seconds for each step.
 
-    Raises InvalidInputError, InvalidArgumentError, ConnectionError; and with `nodes` whatever compiling and
-    running the graph raises, such as UnsupportedError.
+    Raises:
+        InvalidInputError, InvalidArgumentError: an argument does not fit.
+        ConnectionError: a side is gone.
+        HeliographError: with `nodes`, any error of compiling and running the graph.
     """
     if not isinstance(graph, Graph):
         raise InvalidArgumentError(f"{graph!r:.80} is no graph", advice="hg.compare(graph, a, b)")
@@ -95,10 +103,10 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A graph without state, and where it is computed."""
+    """A graph without state, and its two sides."""
 
     graph: contract.Graph
-    #: As it was given: for names and ops.
+    #: The original graph, for names and ops.
     original: contract.Graph
     leaves: Mapping[int, Array]
     sides: tuple[DeviceSide, DeviceSide]
@@ -107,7 +115,7 @@ class _Work:
     inherited: dict[int, float] = field(default_factory=dict)
 
     def by_node(self) -> Iterator[ComparedNode]:
-        """Every node that computes, by itself."""
+        """Compare every computing node by itself."""
         found = list(units(self.graph))
         needed_until = last_uses(found)
         plans_until = {unit.key: place for place, unit in enumerate(found)}
@@ -122,9 +130,9 @@ class _Work:
                     side.forget(unit.key)
 
     def whole(self, chosen: Collection[int], weights: Mapping[bytes, Array]) -> Iterator[ComparedNode]:
-        """The chosen nodes of a run of the whole graph."""
+        """Compare the chosen nodes of a run of the whole graph."""
         cut = thaw(with_outputs(self.graph, list(chosen)), weights)
-        # What a node's operands may differ by, it hands on, also one that only moves data.
+        # A node passes on the error of its operands, also if it only moves data.
         self.inherited.update(enumerate(self._added_up()))
         leaves = enumerate(self.graph.leaves)
         inputs = {leaf.name: self.leaves[n] for n, leaf in leaves if leaf.kind is LeafKind.INPUT}
@@ -134,7 +142,7 @@ class _Work:
             yield self._row(number, [partial(self._take, tensor) for tensor in pair])[0]
 
     def _added_up(self) -> list[float]:
-        """For each node the largest error that any node on the way to it may have."""
+        """For each node, the largest tolerance of the nodes before it and itself."""
         found: list[float] = []
         leaves = len(self.original.leaves)
         for number, node in enumerate(self.original.nodes):
@@ -143,7 +151,8 @@ class _Work:
         return found
 
     def _compared(self, unit: ComparedUnit, value: int, *, keep: bool) -> ComparedNode:
-        """Computes a unit on both sides; its value, where it is needed, is then the reference's on both."""
+        """Compute a unit on both sides; a value that is needed later is then the reference's on
+        both."""
         if not all(self._has(operand) for operand in unit.inputs):
             return self._node(unit.number, Verdict.SKIPPED, note="no device computed its operands")
         started = [attempt(partial(side.start, unit)) for side in self.sides]
@@ -157,7 +166,7 @@ class _Work:
         return row
 
     def _has(self, value: int) -> bool:
-        """Whether both sides have a value; leaves are sent when they are first needed."""
+        """True if both sides have a value; leaves are sent when they are first needed."""
         if value in self.leaves and not self.sides[0].holds(value):
             for side in self.sides:
                 side.hold(value, side.put(self.leaves[value], self.graph.type_of(value)))
@@ -187,7 +196,7 @@ class _Work:
     def _row(
         self, number: int, results: list[Callable[[], Array]]
     ) -> tuple[ComparedNode, list[Array | None]]:
-        """A node's row, from what gives its result on each side; and the results."""
+        """Return a node's row and its results on both sides."""
         found = [attempt(result) for result in results]
         arrays = [None if isinstance(one, HeliographError) else one for one in found]
         errors = [
@@ -213,7 +222,7 @@ class _Work:
         return ComparedNode(number, name, node.op, node.type, tolerance, verdict, apart, note)
 
     def _tolerance(self, number: int) -> float:
-        """The error that a node may have; none where it has no fractions."""
+        """The tolerance of a node; 0 for types without fractions."""
         node = self.original.nodes[number]
         if node.type.dtype.kind not in ("float", "quantized"):
             return 0.0
@@ -260,7 +269,7 @@ def _leaf_arrays(
 
 
 def _chosen(graph: Graph, frozen: contract.Graph, nodes: Nodes) -> list[int]:
-    """The numbers of the nodes that are wanted. Raises InvalidArgumentError when there are none."""
+    """The numbers of the chosen nodes. Raises InvalidArgumentError if there are none."""
     names = [node.name for node in frozen.nodes]
     if callable(nodes):
         found = [number for number in range(len(names)) if nodes(graph._value(number))]

@@ -1,4 +1,4 @@
-"""How far two results are from each other."""
+"""The difference of two results."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PART = 2**18
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What `b` has otherwise than `a`, the reference."""
+    """The difference of `b` from `a`, the reference."""
 
-    #: The sum of squared differences over the sum of squares of `a`, of elements that are finite in both;
-    #: where `a` is all zeros, the sum of squared differences.
+    #: The sum of squared differences over the sum of squares of `a`, of elements that are finite in
+    #: both; where `a` is all zeros, the sum of squared differences.
     nmse: float
     #: The largest difference of two finite elements.
     max_difference: float
@@ -35,7 +35,7 @@ class Difference:
     infinity_mismatches: int
 
     def within(self, tolerance: float) -> bool:
-        """Whether the two agree: NaN and infinities in the same places, and an error that is small enough.
+        """True if NaN and infinities are in the same places and the error is small enough.
 
         With a tolerance of 0 every element must be equal.
         """

@@ -1,6 +1,6 @@
-"""What a graph is run with: elements that were given, checked, or seeded ones that make sense to it.
+"""Inputs of a graph: given elements, checked, or seeded ones that suit the graph.
 
-Arrays are in the storage of their types, as in `_raw`.
+Arrays are in the storage of their types, as in `raw`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def checked(leaf: Leaf, given: Any) -> Array:
 
 
 def check_names(leaves: Sequence[Leaf], given: Mapping[str, Any], what: str) -> None:
-    """Raises InvalidInputError for a name that is none."""
+    """Raises InvalidInputError for an unknown name."""
     known = [leaf.name for leaf in leaves]
     for name in given:
         if name not in known:
@@ -75,10 +75,10 @@ def check_names(leaves: Sequence[Leaf], given: Mapping[str, Any], what: str) -> 
 
 
 def seeded(leaf: Leaf, seed: int, bound: int | None) -> Array:
-    """Random elements for a leaf; always the same for a name, a seed, a type and a bound.
+    """Random elements for a leaf, determined by its name and type, the seed and the bound.
 
-    Floats are uniform in [-1, 1], integers from 0 up to the bound, else small; indices along the last
-    axis are distinct where they can be, so that the order of writing does not matter.
+    Floats are uniform in [-1, 1], integers from 0 up to the bound, else small; indices along the
+    last axis are distinct where they can be, so that the order of writing does not matter.
     """
     random = np.random.default_rng((seed, *leaf.name.encode()))
     type_ = leaf.type
@@ -109,7 +109,7 @@ def _row_count(type_: TensorType) -> int:
 
 
 def index_bounds(graph: Graph) -> dict[int, int]:
-    """For each value that indexes something: what its elements must be below, by value number."""
+    """The exclusive bound of each value of indices, by value number."""
     bounds: dict[int, int] = {}
     first = len(graph.leaves)
     for number in range(len(graph.nodes) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""What a comparison of two devices comes to: a row for each node, and a verdict."""
+"""The report of a comparison of two devices: a row and a verdict for each node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from heliograph_proto.types import TensorType
 
 
 class Verdict(Enum):
-    """What is said of a node."""
+    """The verdict on a node."""
 
     #: Both devices agree, within the tolerance.
     OK = "ok"
@@ -26,7 +26,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ComparedNode:
-    """A node, and how far the two devices' results are from each other."""
+    """A node, and the difference of the two devices' results."""
 
     #: Its number in the graph.
     number: int
@@ -54,26 +54,27 @@ class ComparedNode:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was compared, in the graph's order."""
+    """The compared nodes, in the graph's order."""
 
     #: Addresses of the two devices; `a` is the reference.
     a: str
     b: str
     rows: tuple[ComparedNode, ...]
-    #: Whether `on_node` ended it early.
+    #: True if `on_node` ended it early.
     stopped: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether no node differed beyond its tolerance, or failed. Unsupported ones do not count."""
+        """True if no node failed or differed beyond its tolerance. Unsupported ones do not
+        count."""
         return not any(row.verdict in (Verdict.DIFFERS, Verdict.FAILED) for row in self.rows)
 
     def count(self, verdict: Verdict) -> int:
-        """How many nodes have a verdict."""
+        """The number of nodes with a verdict."""
         return sum(row.verdict is verdict for row in self.rows)
 
     def worst(self, count: int | None = None) -> list[ComparedNode]:
-        """The rows (so many of them) with the worst first."""
+        """The rows, the worst first; at most `count`."""
         return sorted(self.rows, key=_badness)[:count]
 
     def __repr__(self) -> str:
@@ -83,6 +84,6 @@ class Comparison:
 
 def _badness(row: ComparedNode) -> tuple[int, float]:
     order = (Verdict.FAILED, Verdict.DIFFERS, Verdict.UNSUPPORTED, Verdict.SKIPPED, Verdict.OK)
-    # What is not a number is worse than any.
+    # NaN is worse than any number.
     nmse = 0.0 if row.difference is None else row.difference.nmse
     return order.index(row.verdict), -nmse if nmse == nmse else float("-inf")

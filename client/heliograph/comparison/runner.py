@@ -1,4 +1,4 @@
-"""One of two devices that are compared: what it computes, and what it holds meanwhile."""
+"""One side of a comparison: a device, its plans and the values that it holds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ SideArgument = Session | tuple[Session, Device | str]
 
 
 def attempt(step: Callable[[], T]) -> T | HeliographError:
-    """What a step gives, or the error that it ends in. Without a connection there is no going on: raises."""
+    """Return a step's result or its error. Raises ConnectionError: without a connection nothing
+    goes on."""
     try:
         return step()
     except ConnectionError:
@@ -44,7 +45,7 @@ def attempt(step: Callable[[], T]) -> T | HeliographError:
 
 
 class DeviceSide:
-    """A device, the plans of units that come again, and the values that are still needed, as tensors."""
+    """A device, the plans of recurring units, and the tensors of values that are still needed."""
 
     def __init__(self, argument: SideArgument, timeout: float | None) -> None:
         session, device = argument if isinstance(argument, tuple) else (argument, None)
@@ -64,40 +65,40 @@ class DeviceSide:
         return f"{self.session.address.partition('#')[0]}#{self.device}"
 
     def start(self, unit: ComparedUnit) -> RunFuture:
-        """Begins to compute a unit, whose inputs it holds. Raises the error of compiling."""
+        """Start to compute a unit on held inputs. Raises the errors of compiling."""
         inputs = {f"x{place}": self._tensors[value] for place, value in enumerate(unit.inputs)}
         return self._plan(unit).submit(inputs, fetch=False, timeout=self.timeout)
 
     def run(self, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Tensor]:
-        """Runs a whole graph; its outputs, on the device."""
+        """Run a whole graph and return its outputs on the device."""
         plan = self.session.compile(graph, self.device, timeout=self.timeout)
         tensors = {name: self.put(inputs[name], type_) for name, type_ in plan.inputs.items()}
         return plan.run(tensors, fetch=False, timeout=self.timeout)
 
     def put(self, array: Array, type_: TensorType) -> Tensor:
-        """A new tensor on the device."""
+        """Make a tensor on the device."""
         return raw.put(self.session, array, type_, self.device, self.timeout)
 
     def hold(self, value: int, tensor: Tensor) -> None:
-        """Keeps a value until it is dropped."""
+        """Keep a value until it is dropped."""
         self._tensors[value] = tensor
 
     def holds(self, value: int) -> bool:
         return value in self._tensors
 
     def drop(self, value: int) -> None:
-        """Frees a value that nothing needs any more."""
+        """Free a value."""
         if (tensor := self._tensors.pop(value, None)) is not None:
             tensor.free()
 
     def forget(self, key: Hashable) -> None:
-        """Frees the plan of units that come no more."""
+        """Free the plan of units that do not recur."""
         plan = self._plans.pop(key, None)
         if isinstance(plan, Plan):
             plan.free()
 
     def close(self) -> None:
-        """Frees everything that was made here."""
+        """Free all plans and tensors."""
         for value in list(self._tensors):
             self.drop(value)
         for key in list(self._plans):
@@ -112,7 +113,8 @@ class DeviceSide:
         return found
 
     def _compiled(self, graph: Graph) -> Plan:
-        """A plan of this device alone: elsewhere, a server may use another one for what it cannot run."""
+        """Compile for this device alone: by default a server may use another one for unsupported
+        nodes."""
         device = next(one for one in self.session.devices if one.name == self.device)
         if refusals := device.unsupported(graph, self.timeout):
             raise UnsupportedError(f"device {self.device} cannot run it: {refusals[0][1]}")
@@ -123,7 +125,8 @@ class DeviceSide:
 
 
 def _device_name(session: Session, device: Device | str | None) -> str:
-    """The device's name; without one the URL's, or the server's first. Raises UnknownDeviceError."""
+    """The device's name; without one the URL's, or the server's first. Raises
+    UnknownDeviceError."""
     known = [one.name for one in session.devices]
     name = device.name if isinstance(device, Device) else device
     name = name or session._shell.address.device or known[0]

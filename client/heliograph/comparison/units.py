@@ -1,7 +1,7 @@
-"""A graph taken apart: each node by itself, with the views in front of it. Pure.
+"""A graph split into units: each node by itself, with the views in front of it. Pure.
 
-Variables are gone first: what is read of one is a new input, or what was assigned last. So a unit writes
-nothing that lasts, and computing one twice gives the same. Weights that are bound to tensors are inputs too.
+Variables are replaced first, by a new input or by the value assigned last. A unit therefore writes
+no state, and computing it twice gives the same. Weights that are bound to tensors are inputs too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from heliograph_proto.types import TensorType
 
 @dataclass(frozen=True, slots=True)
 class ComparedUnit:
-    """A node that computes, as a graph of its own, in which other values are inputs."""
+    """A computing node as a graph of its own, whose inputs are other values."""
 
     #: The node's number in the whole graph.
     number: int
@@ -32,7 +32,8 @@ class ComparedUnit:
 
 
 def without_variables(graph: Graph) -> Graph:
-    """The same values under the same numbers, without state: an assignment is a view of what it assigns."""
+    """The same values under the same numbers, without state: an assignment is a view of its
+    value."""
     leaves = _as_inputs(graph.leaves)
     #: For an assignment, and for a variable that was assigned: the value.
     same: dict[int, int] = {}
@@ -63,14 +64,14 @@ def _as_inputs(leaves: Sequence[Leaf]) -> tuple[Leaf, ...]:
 
 
 def units(graph: Graph) -> Iterator[ComparedUnit]:
-    """Each node that is no view, in order."""
+    """Each node that is not a view, in order."""
     for number, node in enumerate(graph.nodes):
         if not OPS[node.op].is_view:
             yield _unit(graph, number)
 
 
 def last_uses(found: Sequence[ComparedUnit]) -> dict[int, int]:
-    """For each value that some unit takes: the place of the last one that does."""
+    """The place of the last unit that takes each value."""
     return {value: place for place, unit in enumerate(found) for value in unit.inputs}
 
 

@@ -1,1 +1,1 @@
-"""`plan.explain()`: reports with names, as tables, Graphviz pictures and traces. May import `graph`."""
+"""`plan.explain()`: reports as tables, Graphviz pictures and traces. May import `graph`."""

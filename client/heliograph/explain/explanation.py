@@ -1,4 +1,4 @@
-"""`plan.explain()`: where the nodes of a plan run and why, what is copied, what it takes, how long it took.
+"""`plan.explain()`: the placement of a plan's nodes with reasons, its copies, memory and times.
 
 print(plan.explain())
 plan.explain().svg("plan.svg")
@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from heliograph.explain.graphviz import dot_text, draw_svg
 from heliograph.explain.parts import (
@@ -49,14 +49,15 @@ from heliograph_proto.plans import (
 from heliograph_proto.types import size_text
 
 PathArgument = str | os.PathLike[str]
+T = TypeVar("T")
 
-#: How long drawing may take unless told otherwise.
+#: The default timeout of drawing.
 DRAW_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A plan, explained. As text it is tables of its splits and devices."""
+    """The explanation of a plan. Its text is tables of splits and devices."""
 
     #: In the graph's order.
     nodes: tuple[ExplainedNode, ...]
@@ -65,12 +66,12 @@ class Explanation:
     #: Those that it may use, by priority, and what it takes of each.
     devices: tuple[DeviceShare, ...]
     _graph: Graph = field(repr=False)
-    #: Which rows of weights lie where, if these were divided over devices.
+    #: The rows of split weights on each device.
     weights: tuple[ExplainedShare, ...] = ()
-    #: How long a run that is alone was expected to take when the plan was made, in microseconds; 0: nobody
-    #: knew, since no way between the hosts of its devices was measured.
+    #: The predicted time of a single run when the plan was made, in microseconds; 0 if unknown,
+    #: since no link between the hosts of its devices was measured.
     predicted_us: float = 0.0
-    #: The ways between hosts that its copies take, as they were known then.
+    #: The links between hosts that its copies take, as they were known then.
     links: tuple[LinkReport, ...] = ()
 
     @property
@@ -80,7 +81,7 @@ class Explanation:
 
     @property
     def bytes_between_hosts(self) -> dict[str, int]:
-        """In each run, by the way that they travel: "direct", "relayed" by the head, or "through head"."""
+        """Bytes that cross hosts in each run, by route: "direct", "relayed" or "through head"."""
         found: dict[str, int] = {}
         for copy in (one for split in self.splits for one in split.copies):
             if copy.route is not Route.WITHIN:
@@ -89,7 +90,8 @@ class Explanation:
 
     @property
     def run_us(self) -> float:
-        """How long the last run took until its last split ended, in microseconds; 0 before the first."""
+        """The time until the last run's last split ended, in microseconds; 0 before the first
+        run."""
         return max((split.ended_us for split in self.splits), default=0.0)
 
     def __str__(self) -> str:
@@ -107,7 +109,7 @@ class Explanation:
         return f"{splits} on {names}, {nodes}, {size_text(self.copied_bytes)} copied in a run{ran}{expected}"
 
     def table(self, *, nodes: bool = False) -> str:
-        """Tables of splits and devices; with `nodes` also of every node, and all names in full."""
+        """Tables of splits and devices; with `nodes` also of every node, with all names in full."""
         edges = edge_table(self.splits, everything=nodes)
         tables = [split_table(self.splits, everything=nodes), *([edges] if len(edges) > 1 else [])]
         tables.append(device_table(self.devices))
@@ -123,15 +125,18 @@ class Explanation:
         return "\n\n".join([self.summary(), *shown, *(["\n".join(notes)] if notes else [])])
 
     def _routes(self) -> list[str]:
-        """A line about what travels between hosts, if anything does."""
+        """A line about the bytes that cross hosts, if any do."""
         routes = ", ".join(f"{size_text(size)} {route}" for route, size in self.bytes_between_hosts.items())
-        waits = "; copy times there are with waiting for the values" if self.run_us else ""
+        waits = "; copy times there include waiting for the values" if self.run_us else ""
         return [f"between hosts in a run: {routes}{waits}"] if routes else []
 
     def json(self) -> str:
-        """A JSON object for programs: "copied_bytes", "devices", "splits", "nodes", "weights" (those that lie
-        over devices), "predicted_us", "links"; sizes in bytes, times in microseconds, bandwidths in bytes a
-        second. Fields may be added in later versions, and do not change their meaning."""
+        """Return a JSON object for programs.
+
+        Its keys are "copied_bytes", "devices", "splits", "nodes", "weights" (the split ones),
+        "predicted_us" and "links". Sizes are in bytes, times in microseconds, bandwidths in bytes a
+        second. Later versions may add fields; existing ones keep their meaning.
+        """
         document = {
             "copied_bytes": self.copied_bytes,
             "devices": [asdict(one) for one in self.devices],
@@ -144,23 +149,25 @@ class Explanation:
         return json.dumps(document, indent=2)
 
     def dot(self) -> str:
-        """Text for Graphviz: the graph, its splits as boxes in their devices' colours, in a box for each host
-        if there are several; copies as labelled edges."""
+        """Return text for Graphviz: the graph with splits as boxes in their devices' colours.
+
+        Several hosts are boxes around them; copies are labelled edges.
+        """
         return dot_text(self._graph, self.splits, [one.name for one in self.devices])
 
     def svg(self, path: PathArgument, *, timeout: float = DRAW_SECONDS) -> None:
-        """Writes a picture of what `dot` gives; Graphviz draws it.
+        """Write the graph as an SVG picture, which Graphviz draws.
 
-        Raises ConfigurationError if that is not installed, or fails; DeadlineExceededError when it takes
-        longer than `timeout` seconds; InvalidArgumentError when the file cannot be written.
+        Raises ConfigurationError if Graphviz is not installed, or fails; DeadlineExceededError
+        after `timeout` seconds; InvalidArgumentError if the file cannot be written.
         """
         _write(path, draw_svg(self.dot(), checked_timeout(timeout)))
 
     def trace(self, path: PathArgument) -> None:
-        """Writes the last run as a trace, for ui.perfetto.dev or chrome://tracing: for each device when it
-        copied and computed, with a process for each host.
+        """Write the last run as a trace for ui.perfetto.dev or chrome://tracing.
 
-        Raises InvalidArgumentError before the first run, and when the file cannot be written.
+        It shows when each device copied and computed, with a process for each host. Raises
+        InvalidArgumentError before the first run, and if the file cannot be written.
         """
         if not self.run_us:
             raise InvalidArgumentError(
@@ -171,8 +178,10 @@ class Explanation:
 
 
 def explanation(graph: Graph, report: PlanReport) -> Explanation:
-    """What a server reports of a plan, with the names of its graph. Raises ProtocolError if the two do not
-    fit together."""
+    """Join a server's report of a plan with the names of its graph.
+
+    Raises ProtocolError if the two do not fit together.
+    """
     check_report(graph, report)
     placements = enumerate(report.nodes)
     nodes = tuple(_node(graph, report, number, placement) for number, placement in placements)
@@ -185,23 +194,21 @@ def explanation(graph: Graph, report: PlanReport) -> Explanation:
         name = _name(graph, len(graph.leaves) + one.node)
         parts[one.split].append(ExplainedPart(one.node, name, shares[one.share]))
     splits = tuple(
-        replace(_split(graph, report, number, tuple(members)), parts=tuple(parts[number]))
+        _split(graph, report, number, tuple(members), tuple(parts[number]))
         for number, members in enumerate(of_split)
     )
-    whole = report.predicted_us, report.links
-    return Explanation(nodes, splits, report.devices, graph, shares, *whole)
+    return Explanation(nodes, splits, report.devices, graph, shares, report.predicted_us, report.links)
+
+
+def _named(kind: type[T], report: Any, **named: Any) -> T:
+    """The fields of a report under their own names, and `named` where it has numbers."""
+    own = (one.name for one in fields(kind) if one.name not in named and hasattr(report, one.name))  # type: ignore[arg-type]
+    return kind(**{name: getattr(report, name) for name in own}, **named)
 
 
 def _share(graph: Graph, report: PlanReport, one: WeightShare) -> ExplainedShare:
-    return ExplainedShare(
-        leaf=one.leaf,
-        name=_name(graph, one.leaf),
-        device=report.devices[one.device].name,
-        first=one.first,
-        count=one.count,
-        size_bytes=one.size_bytes,
-        are_columns=one.are_columns,
-    )
+    device = report.devices[one.device].name
+    return _named(ExplainedShare, one, name=_name(graph, one.leaf), device=device)
 
 
 def _node(graph: Graph, report: PlanReport, number: int, placement: NodePlacement) -> ExplainedNode:
@@ -209,43 +216,31 @@ def _node(graph: Graph, report: PlanReport, number: int, placement: NodePlacemen
     why = placement.why
     if placement.names_operand:
         why += f", {_name(graph, node.operands[placement.operand])}"
-    return ExplainedNode(
-        number=number,
-        name=_name(graph, len(graph.leaves) + number),
-        op=node.op,
-        type=node.type,
-        device=report.devices[report.splits[placement.split].device].name,
-        split=placement.split,
-        cause=placement.cause,
-        why=why,
-        concurrent=placement.concurrent,
+    name = _name(graph, len(graph.leaves) + number)
+    device = report.devices[report.splits[placement.split].device].name
+    return _named(
+        ExplainedNode, placement, number=number, name=name, op=node.op, type=node.type, device=device, why=why
     )
 
 
-def _split(graph: Graph, report: PlanReport, number: int, nodes: tuple[ExplainedNode, ...]) -> ExplainedSplit:
+def _split(
+    graph: Graph,
+    report: PlanReport,
+    number: int,
+    nodes: tuple[ExplainedNode, ...],
+    parts: tuple[ExplainedPart, ...],
+) -> ExplainedSplit:
     found = report.splits[number]
-    return ExplainedSplit(
-        number=number,
-        device=report.devices[found.device].name,
-        nodes=nodes,
-        copies=tuple(_copy(graph, report, one) for one in found.copies),
-        steps=found.steps,
-        compute_bytes=found.compute_bytes,
-        copy_us=found.copy_us,
-        compute_us=found.compute_us,
-        began_us=found.began_us,
-        note=found.note,
-        predicted_copy_us=found.predicted_copy_us,
-        predicted_compute_us=found.predicted_compute_us,
-        predicted_began_us=found.predicted_began_us,
+    device = report.devices[found.device].name
+    copies = tuple(_copy(graph, report, one) for one in found.copies)
+    return _named(
+        ExplainedSplit, found, number=number, device=device, nodes=nodes, copies=copies, parts=parts
     )
 
 
 def _copy(graph: Graph, report: PlanReport, copy: CopyReport) -> ExplainedCopy:
-    name, type_ = _name(graph, copy.value), graph.type_of(copy.value)
-    source = report.devices[copy.source].name
-    rest = copy.size_bytes, copy.rows_only, copy.ahead, copy.route, copy.predicted_us
-    return ExplainedCopy(copy.value, name, type_, source, *rest)
+    name, source = _name(graph, copy.value), report.devices[copy.source].name
+    return _named(ExplainedCopy, copy, name=name, type=graph.type_of(copy.value), source=source)
 
 
 def _name(graph: Graph, value: int) -> str:
@@ -256,11 +251,11 @@ def _name(graph: Graph, value: int) -> str:
     return node.name or f"{node.op}_{value - leaves}"
 
 
-# What a server says is not trusted
+# Reports are not trusted
 
 
 def check_report(graph: Graph, report: PlanReport) -> None:
-    """Whether a report is one of a plan of this graph. Raises ProtocolError."""
+    """Raises ProtocolError unless the report is of a plan of this graph."""
     splits_fit = all(_split_fits(graph, report, one) for one in report.splits)
     routes = (number for one in report.links for number in (one.round_trip_us, one.bytes_per_s))
     times_fit = _are_times(report.predicted_us, *routes)
@@ -327,7 +322,7 @@ def _split_as_json(one: ExplainedSplit) -> dict[str, Any]:
                 "size_bytes": copy.size_bytes,
                 "rows_only": copy.rows_only,
                 "ahead": copy.ahead,
-                "way": str(copy.route),
+                "route": str(copy.route),
                 "predicted_us": copy.predicted_us,
             }
             for copy in one.copies

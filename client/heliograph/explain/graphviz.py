@@ -1,4 +1,4 @@
-"""A plan as a picture: text for Graphviz, and what draws it."""
+"""A plan as a picture: text for Graphviz, and the call that draws it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.plans import Route
 from heliograph_proto.types import size_text
 
-#: Of devices, by priority, and then again: light, and apart also for who sees few colours.
+#: Colours of devices by priority, repeating: light, and distinct for colour-blind readers.
 COLOURS = ("#cfe3f7", "#fde0b8", "#cdebc9", "#f6cfe3", "#fbf3b0", "#d9d2ee", "#c9eef0", "#e3e3e3")
 _COPY = 'color="#b3261e", fontcolor="#b3261e", penwidth=2'
-#: What does not go straight.
+#: Labels of the routes that are not direct.
 _ROUND = {Route.RELAYED: "relayed by the head", Route.THROUGH_HEAD: "through the head"}
 _SHAPES = {
     LeafKind.INPUT: 'shape=ellipse, style="filled", fillcolor="#ffffff"',
@@ -31,8 +31,8 @@ _HEADER = """digraph plan {
 
 
 def dot_text(graph: Graph, splits: Sequence[ExplainedSplit], devices: Sequence[str]) -> str:
-    """The graph in the DOT language: a box for each split, in its device's colour, and one around those of
-    each host; copies as labelled edges.
+    """The graph in the DOT language: a box for each split, in its device's colour, and one around
+    those of each host; copies as labelled edges.
 
     Names mean themselves, whatever they contain.
     """
@@ -42,7 +42,7 @@ def dot_text(graph: Graph, splits: Sequence[ExplainedSplit], devices: Sequence[s
 
 
 def draw_svg(text: str, timeout: float | None) -> bytes:
-    """What `dot` makes of a text, as SVG. Raises ConfigurationError, DeadlineExceededError."""
+    """Draw a text with `dot`, as SVG. Raises ConfigurationError, DeadlineExceededError."""
     program = shutil.which("dot")
     if program is None:
         raise ConfigurationError(
@@ -64,7 +64,7 @@ def draw_svg(text: str, timeout: float | None) -> bytes:
 
 
 def _leaves(graph: Graph) -> Iterator[str]:
-    """What something reads."""
+    """The operands of a node or part."""
     read = {value for node in graph.nodes for value in node.operands} | {one.value for one in graph.outputs}
     for value, leaf in enumerate(graph.leaves):
         if value in read:
@@ -113,8 +113,10 @@ def _outputs(graph: Graph) -> Iterator[str]:
 
 
 def _edges(graph: Graph, splits: Sequence[ExplainedSplit]) -> Iterator[str]:
-    """From operands to nodes, by way of the parts of products. A copy is drawn to the first node of its split
-    that reads the value, and dashed to the others."""
+    """The edges from operands to nodes, through the parts of products.
+
+    A copy is drawn to the first node of its split that reads the value, and dashed to the others.
+    """
     joined = {part.node for split in splits for part in split.parts}
     for split in splits:
         nodes = {one.number for one in split.nodes}
@@ -133,7 +135,7 @@ def _edges(graph: Graph, splits: Sequence[ExplainedSplit]) -> Iterator[str]:
 
 
 def _joins(graph: Graph, splits: Sequence[ExplainedSplit]) -> Iterator[str]:
-    """From the parts of products to where they are joined."""
+    """The edges from the parts of products to the nodes that join them."""
     split_of = {node.number: split for split in splits for node in split.nodes}
     for split in splits:
         for part in split.parts:
@@ -159,7 +161,7 @@ def _edge_style(copy: ExplainedCopy | None, device: str, again: bool) -> str:
 
 
 def _label(*lines: str) -> str:
-    """Lines of text in quotes, which mean themselves: Graphviz reads backslashes and entities in labels."""
+    """Quote lines of text, without Graphviz's backslashes and entities."""
     escaped = (
         line.replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
         for line in lines

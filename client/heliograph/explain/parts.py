@@ -15,7 +15,7 @@ def host_of(device: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedNode:
-    """A node of the graph, and where it runs."""
+    """A node of the graph and its placement."""
 
     #: Its number in the graph.
     number: int
@@ -30,7 +30,8 @@ class ExplainedNode:
     cause: Cause
     #: The cause in words.
     why: str
-    #: The number, from 1, of the set of its split's nodes that run at the same time; 0: it runs alone.
+    #: The number, from 1, of the set of its split's nodes that run at the same time; 0: it runs
+    #: alone.
     concurrent: int = 0
 
 
@@ -46,31 +47,31 @@ class ExplainedCopy:
     source: str
     #: At most, if `rows_only`.
     size_bytes: int
-    #: Whether no other rows, or experts, of it are copied than those that the run reads.
+    #: True if only the rows, or experts, that the run reads are copied.
     rows_only: bool = False
-    #: Whether it is copied while the split before on its device computes.
+    #: True if it is copied while its device computes the split before.
     ahead: bool = False
-    #: How it travels between hosts; a head says so.
+    #: Its route between hosts, as the head reports it.
     route: Route = Route.WITHIN
-    #: How long it was expected to take by itself, in microseconds; 0: nobody knew.
+    #: The predicted time by itself, in microseconds; 0 if unknown.
     predicted_us: float = 0.0
 
     @property
     def label(self) -> str:
-        """Its name, and how it is copied where that is not as usual."""
+        """Its name, with "(rows)" or "(ahead)" for such copies."""
         return f"{self.name}{' (rows)' * self.rows_only}{' (ahead)' * self.ahead}"
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedShare:
-    """Rows of a weight that lie on a device; all of them where something reads it as a whole."""
+    """Rows of a weight on a device; all rows where a node reads the whole weight."""
 
     #: The weight's number.
     leaf: int
     name: str
     #: The device's name.
     device: str
-    #: The first row, and how many: columns where `matmul` reads the weight.
+    #: The first row and the number of rows: columns where `matmul` reads the weight.
     first: int
     count: int
     size_bytes: int
@@ -100,46 +101,46 @@ class ExplainedSplit:
     number: int
     #: The device's name.
     device: str
-    #: None in a plan that computes nothing, and where parts of products run alone.
+    #: Empty in a plan that computes nothing, and where parts of products run alone.
     nodes: tuple[ExplainedNode, ...]
     #: Made before its nodes run.
     copies: tuple[ExplainedCopy, ...]
-    #: What its nodes became.
+    #: The number of steps of its nodes.
     steps: int
     #: The memory taken for its intermediate results.
     compute_bytes: int
-    #: How long its copies took in the last run, in microseconds; 0 before the first.
+    #: The time of its copies in the last run, in microseconds; 0 before the first run.
     copy_us: float
-    #: How long it computed in the last run, in microseconds; 0 before the first.
+    #: Its compute time in the last run, in microseconds; 0 before the first run.
     compute_us: float
-    #: When it began, in microseconds after the run did. Splits of different devices may overlap.
+    #: Its start, in microseconds after the run's. Splits of different devices may overlap.
     began_us: float
-    #: Parts of products whose weight lies over devices.
+    #: Parts of products with split weights.
     parts: tuple[ExplainedPart, ...] = ()
-    #: What the device says of how it runs, in words.
+    #: The device's note on how it runs.
     note: str = ""
-    #: What `copy_us`, `compute_us` and `began_us` were expected to be when the plan was made; 0: nobody knew.
+    #: The predictions of `copy_us`, `compute_us` and `began_us` from compile time; 0 if unknown.
     predicted_copy_us: float = 0.0
     predicted_compute_us: float = 0.0
     predicted_began_us: float = 0.0
 
     @property
     def copied_bytes(self) -> int:
-        """Of its copies, in each run."""
+        """The bytes of its copies in each run."""
         return sum(copy.size_bytes for copy in self.copies)
 
     @property
     def ended_us(self) -> float:
-        """When it had computed, in microseconds after the run began."""
+        """Its end, in microseconds after the run began."""
         return self.began_us + self.copy_us + self.compute_us
 
     @property
     def predicted_us(self) -> float:
-        """How long it was expected to take, copies and all, in microseconds; 0: nobody knew."""
+        """Its predicted time with copies, in microseconds; 0 if unknown."""
         return self.predicted_copy_us + self.predicted_compute_us
 
     @property
     def ends(self) -> tuple[str, str]:
-        """The names of its first and its last node, or else of products; "-" where there is none."""
+        """The names of its first and last node, else of its products; "-" without any."""
         found = self.nodes or self.parts
         return (found[0].name, found[-1].name) if found else ("-", "-")

@@ -13,7 +13,8 @@ _Tracks = dict[str, tuple[int, int]]
 
 
 def trace_events(splits: Sequence[ExplainedSplit]) -> list[dict[str, Any]]:
-    """A track for each device; on it the copies to it and the splits on it. Each host is a process."""
+    """A track for each device; on it the copies to it and the splits on it. Each host is a
+    process."""
     devices = list(dict.fromkeys(one.device for one in splits))
     hosts = {host: number for number, host in enumerate(dict.fromkeys(map(host_of, devices)), 1)}
     tracks = {name: (hosts[host_of(name)], number) for number, name in enumerate(devices, 1)}

@@ -11,7 +11,7 @@ from heliograph_proto.types import size_text
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines with columns of one width."""
+    """Pad rows to lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
     return ["  ".join(row).rstrip() for row in padded]
@@ -20,21 +20,23 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
 #: Header and rows.
 Table = list[Sequence[str]]
 
-#: How much of a name is shown among others.
+#: The longest name beside others.
 _NAME_CHARACTERS = 32
-#: How many names of copied values.
+#: The most names of copied values.
 _NAMES = 3
-#: How many copies between hosts.
+#: The most copies between hosts.
 _COPIES = 24
 #: The host of the server itself.
 _OWN = "(server)"
-#: How a value gets from host to host.
+#: The shown names of routes.
 _ROUTES = {Route.DIRECT: "direct", Route.RELAYED: "by the head (relayed)", Route.THROUGH_HEAD: "through head"}
 
 
 def split_table(splits: Sequence[ExplainedSplit], *, everything: bool = False) -> Table:
-    """A line for each split, with measured and predicted times once there are some; with `everything`, names
-    in full. What comes from other hosts has a table of its own."""
+    """A line for each split, with measured and predicted times where there are any.
+
+    With `everything`, names are in full. Copies from other hosts have a table of their own.
+    """
     header = ["split", "device", "nodes", "first", "last", "steps", "compute", "copied"]
     has_values = not any(map(_from_elsewhere, splits)) or any(map(_from_here, splits))
     columns = _time_columns(splits)
@@ -46,8 +48,11 @@ def split_table(splits: Sequence[ExplainedSplit], *, everything: bool = False) -
 
 
 def _time_columns(splits: Sequence[ExplainedSplit]) -> dict[str, Callable[[ExplainedSplit], str]]:
-    """Of those that there are: what was measured, and behind it what was predicted. On another host the time
-    of copies is that of waiting for them as well, so that ends are what can be compared there."""
+    """The columns of times: measured ones, each with its prediction.
+
+    On another host the time of copies includes waiting, so only ends compare with predictions
+    there.
+    """
     has_run, is_predicted = any(one.ended_us for one in splits), any(one.predicted_us for one in splits)
     if not (has_run or is_predicted):
         return {}
@@ -81,11 +86,13 @@ def _from_here(one: ExplainedSplit) -> list[ExplainedCopy]:
 
 
 def edge_table(splits: Sequence[ExplainedSplit], *, everything: bool = False) -> Table:
-    """A line for each value that a split needs of another host: how it gets there, and how long that was
-    expected to take; of many the first, unless `everything` is asked for."""
+    """A line for each value that crosses hosts: its route and predicted time.
+
+    Without `everything`, only the first lines of many are shown.
+    """
     edges = [(split, copy) for split in splits for copy in _from_elsewhere(split)]
     is_predicted = any(copy.predicted_us for _, copy in edges)
-    header = ["value", "from", "to split", "on", "size", "way", *(["predicted"] if is_predicted else [])]
+    header = ["value", "from", "to split", "on", "size", "route", *(["predicted"] if is_predicted else [])]
     rows = [_edge_row(split, copy, everything, is_predicted) for split, copy in edges]
     if len(rows) > _COPIES and not everything:
         left = len(rows) - _COPIES
@@ -119,7 +126,7 @@ def _split_row(one: ExplainedSplit, everything: bool) -> Sequence[str]:
 
 
 def link_table(links: Sequence[LinkReport]) -> Table:
-    """A line for each way between hosts."""
+    """A line for each link between hosts."""
     rows = [
         [
             one.source or _OWN,
@@ -134,13 +141,13 @@ def link_table(links: Sequence[LinkReport]) -> Table:
 
 
 def share_table(shares: Sequence[ExplainedShare], *, everything: bool = False) -> Table:
-    """A line for each device's rows of each weight that lies over devices."""
+    """A line for each device's rows of each split weight."""
     rows = [[_cut(one.name, everything), one.device, one.rows, size_text(one.size_bytes)] for one in shares]
     return [["weight", "device", "lies there", "size"], *rows]
 
 
 def device_table(devices: Sequence[DeviceShare]) -> Table:
-    """A line for each device that the plan may use; "reuse": how often a run uses its compute memory."""
+    """A line for each device of the plan; "reuse" is how often a run uses its compute memory."""
     rows = [
         [
             one.name,
@@ -153,7 +160,7 @@ def device_table(devices: Sequence[DeviceShare]) -> Table:
 
 
 def node_table(nodes: Sequence[ExplainedNode]) -> Table:
-    """A line for each node; those of a split with the same number under "together" run at the same time."""
+    """A line for each node; nodes of a split with one number under "together" run concurrently."""
     rows = [
         [
             str(one.number),

@@ -38,23 +38,24 @@ def bitwise_xor(x1: Operand, x2: Operand, /) -> Value:
 
 
 def bitwise_invert(x: Operand, /) -> Value:
-    """Each bit the other way round, of integers; true where x is false, of bool."""
+    """Invert each bit of integers; of bool, true where x is false."""
     return lowering.invert(lowering.one_value(x))
 
 
 def bitwise_left_shift(x1: Operand, x2: Operand, /) -> Value:
-    """The bits of x1 moved x2 places up, of integers; 0 where x2 is negative or all bits and more."""
+    """The bits of x1 moved x2 places up, of integers; 0 where x2 is negative or all bits and
+    more."""
     return lowering.elementwise("bitwise_left_shift", x1, x2)
 
 
 def bitwise_right_shift(x1: Operand, x2: Operand, /) -> Value:
-    """The bits of x1 moved x2 places down, the sign stays, of integers; the sign alone is left where x2 is
-    negative or all bits and more."""
+    """The bits of x1 moved x2 places down, the sign stays, of integers; the sign alone is left
+    where x2 is negative or all bits and more."""
     return lowering.elementwise("bitwise_right_shift", x1, x2)
 
 
 def signbit(x: Operand, /) -> Value:
-    """Whether the sign is negative, that of -0 and NaN too, of floats."""
+    """True where the sign is negative, also that of -0 and NaN, of floats."""
     return lowering.unary("signbit", x)
 
 

@@ -1,4 +1,4 @@
-"""Tensors made from nothing: the array API's names and rules, with `graph=` to say where.
+"""Functions that create tensors: the array API's names and rules, with `graph=` for the graph.
 
 Data types default to f32 for floats, i64 for ints and bool for bools.
 """
@@ -49,7 +49,7 @@ _P = ParamSpec("_P")
 
 
 def _with_graph(function: Callable[_P, Value]) -> Callable[_P, Value]:
-    """Says how to name the graph, where Python would only say that `graph` is missing."""
+    """Advise on a missing `graph=`, where Python would only name the argument."""
 
     @wraps(function)
     def checked(*arguments: _P.args, **options: _P.kwargs) -> Value:
@@ -94,7 +94,7 @@ def ones(shape: Sequence[int] | int, dtype: DTypeArgument | None = None, *, grap
 
 @_with_graph
 def empty(shape: Sequence[int] | int, dtype: DTypeArgument | None = None, *, graph: Graph) -> Value:
-    """A tensor whose elements nobody reads: zeros, since nothing writes into a value."""
+    """A tensor of zeros: values are never written, so uninitialized elements would be of no use."""
     return _of(graph, shape, 0, F32 if dtype is None else dtype)
 
 
@@ -135,8 +135,8 @@ def asarray(
     copy: bool | None = None,
     graph: Graph | None = None,
 ) -> Value:
-    """Elements as a constant of a graph, which is a copy, and a value as it is; `dtype` converts. For large
-    arrays there is `g.weight(name, array)`."""
+    """Elements as a constant of a graph, which is a copy, and a value as it is; `dtype` converts.
+    For large arrays there is `g.weight(name, array)`."""
     if lowering.is_value(obj):
         return obj if dtype is None else lowering.cast(obj, named_dtype(dtype))
     found = _check_graph("asarray", [obj], graph)
@@ -146,8 +146,10 @@ def asarray(
 
 @_with_graph
 def from_dlpack(x: Any, /, *, copy: bool | None = None, graph: Graph) -> Value:
-    """The elements of another library's array in the host's memory as a constant of a graph, a copy. What the
-    other library raises passes through."""
+    """A constant with a copy of another library's array in host memory.
+
+    Errors of the other library pass through.
+    """
     _refuse_sharing("from_dlpack", copy)
     if not hasattr(x, "__dlpack__"):
         raise invalid(
@@ -175,7 +177,8 @@ def arange(
     *,
     graph: Graph,
 ) -> Value:
-    """start, start + step, ... below stop; arange(n) counts from 0. i64 when all are ints, else f32."""
+    """start, start + step, ... below stop; arange(n) counts from 0. i64 when all are ints, else
+    f32."""
     first, last = (0, start) if stop is None else (start, stop)
     whole = all(isinstance(one, int) for one in (first, last, step))
     of = named_dtype(dtype if dtype is not None else ("i64" if whole else F32))
@@ -227,8 +230,9 @@ def eye(
 
 
 def meshgrid(*arrays: Operand, indexing: Literal["xy", "ij"] = "xy") -> list[Value]:
-    """The coordinates of all points of a grid, whose coordinates along each axis are a vector: one value for
-    each, whose dimensions are in the order of the vectors ("ij") or with the first two exchanged ("xy")."""
+    """The coordinates of all points of a grid, whose coordinates along each axis are a vector: one
+    value for each, whose dimensions are in the order of the vectors ("ij") or with the first two
+    exchanged ("xy")."""
     if indexing not in ("xy", "ij"):
         raise invalid(f"meshgrid: indexing is {indexing!r:.40}", "it is 'xy' or 'ij'")
     if not arrays:
@@ -268,6 +272,6 @@ def _triangle(x: Value, k: int, comparison: str) -> Value:
 
 
 def _places(rows: int, columns: int, k: int, graph: Graph) -> tuple[Value, Value]:
-    """In which column the k-th diagonal is, [rows, 1], and each column's own number."""
+    """The column of the k-th diagonal in each row, [rows, 1], and the number of each column."""
     row = lowering.reshape(arange(k, rows + k, dtype=F32, graph=graph), (rows, 1))
     return row, arange(columns, dtype=F32, graph=graph)

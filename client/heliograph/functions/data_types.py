@@ -1,7 +1,7 @@
 """Functions of data types: the array API's names and rules.
 
-A data type is given as everywhere: ours ("f32"), NumPy's, or a `hg.DType`. All raise InvalidGraphError at the
-user's line for what is none.
+A data type is a name ("f32"), a NumPy data type, or a `hg.DType`. Anything else raises
+InvalidGraphError at the user's line.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ __all__ = ["astype", "can_cast", "finfo", "iinfo", "isdtype", "result_type"]
 
 @dataclass(frozen=True, slots=True)
 class FloatInfo:
-    """What floats of a data type can be."""
+    """The limits of a floating-point data type."""
 
     dtype: DType
     bits: int
-    #: From 1 to the next one.
+    #: The distance from 1 to the next float.
     eps: float
     max: float
     min: float
-    #: The smallest positive one of full precision.
+    #: The smallest positive float of full precision.
     smallest_normal: float
 
 
 @dataclass(frozen=True, slots=True)
 class IntegerInfo:
-    """What integers of a data type can be."""
+    """The limits of an integer data type."""
 
     dtype: DType
     bits: int
@@ -61,13 +61,15 @@ _KINDS: Mapping[str, Callable[[DType], bool]] = {
 
 
 def astype(x: Operand, dtype: DTypeArgument, /, *, copy: bool = True) -> Value:
-    """The elements as another data type; to integers towards zero, to bool whether they are not 0. Values
-    never change, so `copy` makes no difference."""
+    """The elements as another data type: to integers towards zero, to bool true unless 0.
+
+    Values never change, so `copy` makes no difference.
+    """
     return lowering.cast(lowering.one_value(x), named_dtype(dtype))
 
 
 def can_cast(from_: Value | DTypeArgument, to: DTypeArgument, /) -> bool:
-    """Whether promotion leads from one data type, or a value's, to another."""
+    """True if promotion leads from one data type, or a value's, to another."""
     target = named_dtype(to)
     return promotable(_dtype_of(from_), target) is target
 
@@ -93,8 +95,10 @@ def iinfo(type: Value | DTypeArgument, /) -> IntegerInfo:
 
 
 def isdtype(dtype: DTypeArgument, kind: DTypeArgument | tuple[DTypeArgument, ...]) -> bool:
-    """Whether a data type is of a kind ("integral", "real floating", ...), another one's equal, or either of
-    one of several."""
+    """True if a data type is of a kind ("integral", "real floating", ...), or equals another.
+
+    `kind` may be a tuple of kinds and data types.
+    """
     found = named_dtype(dtype)
     if isinstance(kind, tuple):
         return any(isdtype(found, one) for one in kind)
@@ -104,7 +108,7 @@ def isdtype(dtype: DTypeArgument, kind: DTypeArgument | tuple[DTypeArgument, ...
 
 
 def result_type(*arrays_and_dtypes: Value | Scalar | DTypeArgument) -> DType:
-    """What an operation on values, arrays, Python scalars (weak) and data types gives."""
+    """The data type of an operation on values, arrays, Python scalars (weak) and data types."""
     scalars = [one for one in arrays_and_dtypes if is_scalar(one)]
     strong = [_dtype_of(one) for one in arrays_and_dtypes if not is_scalar(one)]
     if not strong:

@@ -44,7 +44,7 @@ _EXP_END_F64, _EXP_END_F32 = 709.0, 88.0
 
 
 def _rounded_once(function: Callable[[Value], Value], x: Operand) -> Value:
-    """What several ops make of x; of f16 and bf16 in f32, so that only the result is rounded to them."""
+    """Apply several ops to x; f16 and bf16 in f32, so that only the result is rounded."""
     value = lowering.one_value(x)
     if not value.dtype.is_float or value.dtype.itemsize >= F32.itemsize:
         return function(value)
@@ -52,7 +52,8 @@ def _rounded_once(function: Callable[[Value], Value], x: Operand) -> Value:
 
 
 def _hyperbolic(twice: Callable[[Value], Value], x: Operand) -> Value:
-    """Half of what the function gives; where that would overflow too soon, the rest of e**x is a factor."""
+    """Half of the function's value; where that would overflow too soon, the rest of e**x is a
+    factor."""
 
     def formula(value: Value) -> Value:
         end = _EXP_END_F64 if value.dtype is F64 else _EXP_END_F32

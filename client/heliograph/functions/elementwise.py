@@ -1,7 +1,8 @@
 """Functions of each element by itself: the array API's names and rules.
 
-Operands are values of a graph, Python scalars (weak) and NumPy arrays (constants); at least one is a
-value. Shapes broadcast. All raise InvalidGraphError at the user's line for data types that do not fit.
+Operands are values of a graph, Python scalars (weak) and NumPy arrays (constants); at least one is
+a value. Shapes broadcast. All raise InvalidGraphError at the user's line for data types that do not
+fit.
 """
 
 from __future__ import annotations
@@ -129,17 +130,17 @@ def greater_equal(x1: Operand, x2: Operand, /) -> Value:
 
 
 def logical_and(x1: Operand, x2: Operand, /) -> Value:
-    """Whether both are true, of bool."""
+    """True where both are true, of bool."""
     return lowering.elementwise("logical_and", x1, x2)
 
 
 def logical_or(x1: Operand, x2: Operand, /) -> Value:
-    """Whether one is true, of bool."""
+    """True where at least one is true, of bool."""
     return lowering.elementwise("logical_or", x1, x2)
 
 
 def logical_xor(x1: Operand, x2: Operand, /) -> Value:
-    """Whether exactly one is true, of bool."""
+    """True where exactly one is true, of bool."""
     return lowering.elementwise("logical_xor", x1, x2)
 
 
@@ -215,7 +216,7 @@ def trunc(x: Operand, /) -> Value:
 
 
 def _classify(op: str, x: Operand, of_integers: str) -> Value:
-    """A question about floats, which every integer answers the same way as x == x or x != x does."""
+    """A test of floats; integers give the constant result of x == x or x != x."""
     value = lowering.one_value(x)
     if value.dtype.is_integer:
         return lowering.apply(of_integers, value, value)
@@ -223,17 +224,17 @@ def _classify(op: str, x: Operand, of_integers: str) -> Value:
 
 
 def isnan(x: Operand, /) -> Value:
-    """Whether x is NaN."""
+    """True where x is NaN."""
     return _classify("isnan", x, "not_equal")
 
 
 def isinf(x: Operand, /) -> Value:
-    """Whether x is infinite."""
+    """True where x is infinite."""
     return _classify("isinf", x, "not_equal")
 
 
 def isfinite(x: Operand, /) -> Value:
-    """Whether x is neither infinite nor NaN."""
+    """True where x is neither infinite nor NaN."""
     return _classify("isfinite", x, "equal")
 
 

@@ -15,7 +15,8 @@ __all__ = ["matmul", "tensordot", "vecdot"]
 
 
 def matmul(x1: Operand, x2: Operand, /) -> Value:
-    """[..., m, k] and [..., k, n] give [..., m, n]; leading dimensions broadcast; vectors as in NumPy."""
+    """[..., m, k] and [..., k, n] give [..., m, n]; leading dimensions broadcast; vectors as in
+    NumPy."""
     return lowering.matmul(x1, x2)
 
 
@@ -29,7 +30,8 @@ def vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1) -> Value:
 
 
 def tensordot(x1: Operand, x2: Operand, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Value:
-    """Sums of products along pairs of axes: the last `axes` of x1 with the first of x2, or as listed."""
+    """Sums of products along pairs of axes: the last `axes` of x1 with the first of x2, or as
+    listed."""
     left, right = lowering.promoted(x1, x2)
     if isinstance(axes, int):
         if not 0 <= axes <= min(left.ndim, right.ndim):

@@ -38,8 +38,8 @@ __all__ = [
 
 
 def reshape(x: Operand, /, shape: Sequence[int] | int, *, copy: bool | None = None) -> Value:
-    """The same elements in row-major order in another shape; one size may be -1. Values never change, so
-    `copy` makes no difference."""
+    """The same elements in row-major order in another shape; one size may be -1. Values never
+    change, so `copy` makes no difference."""
     return lowering.reshape(lowering.one_value(x), shape)
 
 
@@ -107,7 +107,8 @@ def stack(arrays: Sequence[Operand], /, *, axis: int = 0) -> Value:
 
 
 def split(x: Operand, /, sections: int | Sequence[int], *, axis: int = 0) -> list[Value]:
-    """Parts along an axis: so many equal ones, or cut before each of the given places (as NumPy's)."""
+    """Parts along an axis: so many equal ones, or cut before each of the given places (as
+    NumPy's)."""
     value = lowering.one_value(x)
     place = lowering.axis_of(value, axis)
     size = value.shape[place]
@@ -181,7 +182,8 @@ def flip(x: Operand, /, *, axis: int | Sequence[int] | None = None) -> Value:
 
 
 def roll(x: Operand, /, shift: int | Sequence[int], *, axis: int | Sequence[int] | None = None) -> Value:
-    """The elements moved along axes; what leaves at the end comes in at the beginning. None: flattened."""
+    """The elements moved along axes; what leaves at the end comes in at the beginning. None:
+    flattened."""
     value = lowering.one_value(x)
     if axis is None:
         shifts = [shift] if isinstance(shift, int) else list(shift)
@@ -207,8 +209,9 @@ def _rolled(x: Value, shift: int, axis: int) -> Value:
 def repeat(
     x: Operand, repeats: int | Sequence[int] | np.ndarray[Any, Any], /, *, axis: int | None = None
 ) -> Value:
-    """Each element so many times along an axis, or the first so many times and the second so many; None: of
-    the flattened elements. `repeats` is known while the graph is built, since the shape depends on it."""
+    """Each element so many times along an axis, or the first so many times and the second so many;
+    None: of the flattened elements. `repeats` is known while the graph is built, since the shape
+    depends on it."""
     if lowering.is_value(repeats):
         raise invalid(
             f"repeat by {repeats!r:.200}: the shape would depend on its elements, which only a run has",
@@ -240,8 +243,8 @@ def take(x: Operand, indices: Operand, /, *, axis: int | None = None) -> Value:
     """The elements of x at the indices (integers) along an axis.
 
     The result has the indices' shape in place of that dimension. An index outside x is an error of
-    the run, which includes negative ones; those of an array, known before, count from the end. `axis` may be
-    left out when x has one dimension.
+    the run, which includes negative ones; those of an array, known before, count from the end.
+    `axis` may be left out when x has one dimension.
     """
     graph = lowering.graph_of(x, indices)
     value = lowering.lift(graph, x)

@@ -1,4 +1,4 @@
-"""What neural networks are made of: activations, softmax, norms, attention. Of floats."""
+"""Functions of neural networks, of floats: activations, softmax, norms, attention."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def scaled_dot_product_attention(
     *,
     scale: float | None = None,
 ) -> Value:
-    """softmax(query @ key^T * scale + mask) @ value, over the last two dimensions [length, features].
+    """softmax(query @ key^T * scale + mask) @ value, over the last two dimensions [length,
+    features].
 
     The scale is 1 / sqrt(features) unless given; the mask is added and broadcasts to the scores.
     """

@@ -1,7 +1,7 @@
 """Functions that reduce along axes: the array API's names and rules.
 
-`axis` is an int, several, or None for all; `keepdims` keeps reduced dimensions with size 1. All raise
-InvalidGraphError at the user's line for axes that do not exist.
+`axis` is an int, several, or None for all; `keepdims` keeps reduced dimensions with size 1. All
+raise InvalidGraphError at the user's line for axes that do not exist.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def min(x: Operand, /, *, axis: Axis = None, keepdims: bool = False) -> Value:
 
 
 def var(x: Operand, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Value:
-    """The variance: squared distances from the mean, summed, divided by (count - correction); NaN unless that
-    is above 0."""
+    """The variance: squared distances from the mean, summed, divided by (count - correction); NaN
+    unless that is above 0."""
     value = lowering.one_value(x)
     distance = value - lowering.mean(value, axis, True)
     count = lowering.count_of(value, axis)
@@ -79,17 +79,17 @@ def std(x: Operand, /, *, axis: Axis = None, correction: float = 0.0, keepdims: 
 
 
 def all(x: Operand, /, *, axis: Axis = None, keepdims: bool = False) -> Value:
-    """Whether every element is true, or not 0."""
+    """True if every element is true, or not 0."""
     return _count_of(lowering.apply("logical_not", _truth(x)), axis, keepdims) == 0
 
 
 def any(x: Operand, /, *, axis: Axis = None, keepdims: bool = False) -> Value:
-    """Whether an element is true, or not 0."""
+    """True if any element is true, or not 0."""
     return _count_of(_truth(x), axis, keepdims) != 0
 
 
 def count_nonzero(x: Operand, /, *, axis: Axis = None, keepdims: bool = False) -> Value:
-    """How many elements are true, or not 0; i64."""
+    """The number of elements that are true, or not 0; i64."""
     return _count_of(_truth(x), axis, keepdims)
 
 
@@ -102,7 +102,8 @@ def diff(
     prepend: Operand | None = None,
     append: Operand | None = None,
 ) -> Value:
-    """Each element less the one before it along an axis, n times; of x with what is put before and behind."""
+    """The difference of neighbours along an axis, n times; `prepend` and `append` extend x
+    first."""
     value = lowering.one_value(x)
     parts = [part for part in (prepend, value, append) if part is not None]
     place = lowering.axis_of(value, axis)

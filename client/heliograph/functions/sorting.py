@@ -1,4 +1,5 @@
-"""Functions that sort, search, pick along an axis and add up in order: the array API's names and rules."""
+"""Functions that sort, search, pick along an axis and add up in order: the array API's names and
+rules."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ __all__ = ["argsort", "cumulative_prod", "cumulative_sum", "searchsorted", "sort
 
 
 def argsort(x: Operand, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Value:
-    """The places (i64) of the elements in their order along an axis; equal ones keep theirs, `stable` or
-    not."""
+    """The places (i64) of the elements in their order along an axis; equal ones keep theirs,
+    `stable` or not."""
     value, order = _axis_last(lowering.one_value(x), axis)
     found = lowering.apply("argsort", value, descending=bool(descending))
     return lowering.permute(lowering.cast(found, I64), _back(order))
@@ -40,9 +41,9 @@ def searchsorted(
     side: Literal["left", "right"] = "left",
     sorter: Operand | None = None,
 ) -> Value:
-    """For each element of x2 the place (i64) in x1, a vector in rising order, before which it belongs: before
-    its equals or, on the right, behind them. NaN is above all numbers. `sorter`: the argsort of an x1 that is
-    in no order."""
+    """For each element of x2 the place (i64) in x1, a vector in rising order, before which it
+    belongs: before its equals or, on the right, behind them. NaN is above all numbers. `sorter`:
+    the argsort of an x1 that is in no order."""
     if side not in ("left", "right"):
         raise invalid(f"searchsorted: side is {side!r:.40}", "it is 'left' or 'right'")
     vector, values = lowering.promoted(x1, x2)
@@ -52,8 +53,8 @@ def searchsorted(
 
 
 def take_along_axis(x: Operand, indices: Operand, /, *, axis: int = -1) -> Value:
-    """Of each row along an axis the elements at its own indices (integers, below 0 from the end); the other
-    dimensions broadcast."""
+    """Of each row along an axis the elements at its own indices (integers, below 0 from the end);
+    the other dimensions broadcast."""
     graph = lowering.graph_of(x, indices)
     value, order = _axis_last(lowering.lift(graph, x), axis)
     places, other = _axis_last(lowering.lift(graph, indices), axis)
@@ -68,7 +69,7 @@ def take_along_axis(x: Operand, indices: Operand, /, *, axis: int = -1) -> Value
 
 
 def _broadcast(value: Value, places: Value) -> tuple[int, ...]:
-    """What the dimensions before the last broadcast to."""
+    """The shape that the dimensions before the last broadcast to."""
     try:
         return np.broadcast_shapes(value.shape[:-1], places.shape[:-1])
     except ValueError:
@@ -91,8 +92,9 @@ def cumulative_sum(
     dtype: DTypeArgument | None = None,
     include_initial: bool = False,
 ) -> Value:
-    """The sums of the elements up to each one along an axis, in `dtype`; unless given, small integers and
-    bool add up in 64 bits. The axis may be left out when x has one dimension. The initial sum is 0."""
+    """The sums of the elements up to each one along an axis, in `dtype`; unless given, small
+    integers and bool add up in 64 bits. The axis may be left out when x has one dimension. The
+    initial sum is 0."""
     return _cumulative("cumsum", 0, x, axis, dtype, include_initial)
 
 
@@ -123,7 +125,7 @@ def _cumulative(
 
 
 def _axis_last(x: Value, axis: int) -> tuple[Value, list[int]]:
-    """x with an axis behind all others, and where each of its dimensions was."""
+    """x with an axis behind all others, and the old place of each dimension."""
     place = lowering.axis_of(x, axis)
     order = [*(other for other in range(x.ndim) if other != place), place]
     return lowering.permute(x, order), order

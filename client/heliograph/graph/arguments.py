@@ -1,4 +1,4 @@
-"""Checks of arguments that builder, sessions, plans and tensors share, with advice for the usual mistakes."""
+"""Checks of arguments, with advice for the usual mistakes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 from heliograph_proto.errors import InvalidArgumentError
 
-#: Longer waits than this are waits without an end; Python's own waits cannot take much more.
+#: Longer timeouts count as none. Python's own waits cannot take much more.
 _FOR_EVER_SECONDS = 1e8
 
 
 def counted(number: int, singular: str, plural: str = "") -> str:
-    """ "1 step", "2 steps"; for words that do not take an s, with their plural."""
+    """Return "1 step" or "2 steps"; `plural` is for words that take no s."""
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
 def sizes_of(shape: Sequence[int] | int) -> tuple[int, ...]:
-    """A shape as ints; an int is a shape of one dimension. Raises InvalidArgumentError."""
+    """Return a shape as ints; an int is a shape of one dimension. Raises InvalidArgumentError."""
     given: Any = shape
     try:
         return (index(given),) if hasattr(given, "__index__") and not _is_long(given) else _sizes(given)
@@ -37,7 +37,7 @@ def sizes_of(shape: Sequence[int] | int) -> tuple[int, ...]:
 
 
 def _is_long(given: Any) -> bool:
-    """NumPy's arrays have __index__, whatever their shape."""
+    # NumPy's arrays have __index__, whatever their shape.
     return getattr(given, "ndim", 0) > 0
 
 
@@ -48,7 +48,7 @@ def _sizes(given: Any) -> tuple[int, ...]:
 
 
 def checked_timeout(timeout: float | None) -> float | None:
-    """Seconds, 0 or more; None for no limit. Raises InvalidArgumentError."""
+    """Return the seconds, or None for no limit. Raises InvalidArgumentError."""
     if timeout is None:
         return None
     if not isinstance(timeout, Real) or isinstance(timeout, bool) or not timeout >= 0:
@@ -57,13 +57,14 @@ def checked_timeout(timeout: float | None) -> float | None:
 
 
 def timeout_ms(timeout: float | None) -> int:
-    """Seconds as the contract's milliseconds; 0 is none. Raises InvalidArgumentError."""
+    """Return seconds as the contract's milliseconds, where 0 is no limit. Raises
+    InvalidArgumentError."""
     seconds = checked_timeout(timeout)
     return 0 if seconds is None else min(max(1, math.ceil(seconds * 1000)), 2**32 - 1)
 
 
 def refuse_pickle(what: str, advice: str) -> TypeError:
-    """What pickling or copying something of a session raises."""
+    """Return the error for pickling or copying an object of a session."""
     return TypeError(f"a {what} cannot be pickled or copied: it is of one session in this process; {advice}")
 
 
@@ -72,13 +73,13 @@ _NEAR = 3
 
 
 def pattern_words(pattern: object) -> str:
-    """A pattern, or a function of a node, in words."""
+    """Describe a pattern, or a function of a node."""
     return (
         f"{pattern!r:.80}" if isinstance(pattern, str) else getattr(pattern, "__name__", f"{pattern!r:.80}")
     )
 
 
 def near_names(pattern: str, names: Collection[str]) -> str:
-    """What may be meant by a pattern that no name matches."""
+    """Advise on a pattern that no name matches."""
     near = get_close_matches(pattern, names, _NEAR, cutoff=0.3)
     return f"near names: {', '.join(map(repr, near))}" if near else f"names are such as {list(names)[:_NEAR]}"

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are replaced whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heliograph_proto.errors import InvalidArgumentError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new empty file beside `path`, which takes its place when the block ends well.
+    """Yield a new empty file that takes the place of `path` when the block ends without an error.
 
     Readers see the old file or the whole new one, also after a crash. Raises InvalidArgumentError
     when it cannot be written.
@@ -25,7 +25,7 @@ def replacing(path: Path) -> Iterator[Path]:
         part.open("xb").close()
         mode = part.stat().st_mode
         yield part
-        # Who writes it may have replaced it by one that only its user can read.
+        # The block may have replaced it by a file that only its user can read.
         part.chmod(mode)
         _flush(part)
         os.replace(part, path)
@@ -36,7 +36,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def unwritable(path: Path, why: str) -> InvalidArgumentError:
-    """What is raised when a file cannot be written."""
+    """Return the error for a file that cannot be written."""
     return InvalidArgumentError(
         f"cannot write {path}: {why}", advice="name a folder that exists, may be written to and has room"
     )

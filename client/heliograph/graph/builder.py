@@ -1,8 +1,8 @@
-"""`hg.Graph`: builds a compute graph, node by node, with every shape checked at once.
+"""`hg.Graph` builds a compute graph node by node, and checks every shape at once.
 
-Leaves and nodes are numbered apart while the graph grows, since nodes may come before later leaves; a
+Leaves and nodes have separate numbers while the graph grows, since leaves may follow nodes. A
 reference is a node's number or the complement (~) of a leaf's. `_freeze` puts the leaves first, as
-the contract has it. Each node keeps the line of user code that built it (see `_source`).
+the contract requires. Each node keeps the line of user code that built it.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from heliograph_proto.types import F32, DType, DTypeArgument, TensorType, tensor
 
 
 class Graph:
-    """A graph that is being built.
+    """A compute graph under construction.
 
-    `input`, `weight`, `bound_weight`, `variable` and `constant` give values; operators and the functions
-    under `hg.` compute with them; `output` names what a run returns. Raises InvalidGraphError at the line
-    that breaks a rule of the op table. Not thread-safe; built once, it can be compiled by many sessions.
+    `input`, `weight`, `bound_weight`, `variable` and `constant` make values. Operators and the
+    functions under `hg.` compute with them. `output` names the results of a run. A line that breaks
+    a rule of the op table raises InvalidGraphError. A graph is not thread-safe; once built, any
+    number of sessions can compile it.
     """
 
     def __init__(self) -> None:
         self._leaves: list[Leaf] = []
         self._nodes: list[Node] = []
-        #: Beside each node: where it was built.
+        #: For each node: the line that built it.
         self._sources: list[Source | None] = []
-        #: (name, reference)
+        #: Names and references.
         self._outputs: list[tuple[str, int]] = []
         #: Arrays of the weights and constants, by the leaf's number.
         self._arrays: dict[int, np.ndarray[Any, Any]] = {}
@@ -58,23 +59,23 @@ class Graph:
             f"<Graph {leaves}, {counted(len(self._nodes), 'node')}, {counted(len(self._outputs), 'output')}>"
         )
 
-    # What comes from outside
+    # Leaves
 
     def input(self, name: str, shape: Sequence[int] | int, dtype: DTypeArgument) -> Value:
-        """A tensor that every run is given."""
+        """Add an input: a tensor that every run takes."""
         return self._leaf(LeafKind.INPUT, name, _type(dtype, shape))
 
     def weight(
         self, name: str, array: np.ndarray[Any, Any] | ServerWeight, dtype: DTypeArgument | None = None
     ) -> Value:
-        """A constant tensor with a name: an array, or a tensor in a file on the server, which has its type
-        already (see `session.server_weights`).
+        """Add a weight: a constant tensor with a name.
 
-        `dtype` says what the array holds where NumPy cannot: "q4_0" and other quantized types, of which
-        uint8 rows of blocks (see `hg.quantize`), or "bf16", of which its bits in uint16.
+        `array` is a NumPy array, or a tensor in a file on the server, which has its type already
+        (see `session.server_weights`). `dtype` names a type that NumPy lacks: a quantized type such
+        as "q4_0", for uint8 rows of blocks (see `hg.quantize`), or "bf16", for its bits in uint16.
 
-        The array is not copied (unless it is not contiguous) and must not change while the graph is
-        in use: the server knows it by the BLAKE3 of its bytes, taken once when it is compiled.
+        A contiguous array is not copied. It must not change while the graph is in use: its BLAKE3
+        digest, by which servers know it, is taken once, when the graph is first compiled.
         """
         if isinstance(array, ServerWeight):
             return self._server_weight(name, array, dtype)
@@ -97,12 +98,12 @@ class Graph:
         return value
 
     def bound_weight(self, name: str, shape: Sequence[int] | int, dtype: DTypeArgument) -> Value:
-        """A constant tensor whose bytes are a tensor of the session, which is named when the graph is
-        compiled: `session.compile(g, weights={name: tensor})`."""
+        """Add a weight whose bytes are a tensor of the session, named when the graph is compiled:
+        `session.compile(g, weights={name: tensor})`."""
         return self._leaf(LeafKind.WEIGHT, name, _type(dtype, shape))
 
     def variable(self, name: str, shape: Sequence[int] | int, dtype: DTypeArgument) -> Value:
-        """A tensor that the session keeps under this name, for every plan that names it.
+        """Add a variable: a tensor that the session keeps under this name for all of its plans.
 
         It begins as zeros; `hg.assign` writes it.
         """
@@ -113,9 +114,9 @@ class Graph:
         array: np.ndarray[Any, Any] | np.generic | Scalar | Sequence[Any],
         dtype: DTypeArgument | None = None,
     ) -> Value:
-        """A tensor of these elements, which are copied.
+        """Add a tensor of these elements, which are copied.
 
-        Python's floats become f32 and ints i64 unless `dtype` says otherwise; arrays keep theirs.
+        Without `dtype`, Python floats become f32 and ints i64; arrays keep their data type.
         """
         found = _as_array(array, dtype)
         type_ = _type(found.dtype, found.shape)
@@ -128,14 +129,14 @@ class Graph:
         return value
 
     def full(self, shape: Sequence[int] | int, value: Scalar, dtype: DTypeArgument) -> Value:
-        """A tensor of one value."""
+        """Add a tensor filled with one value."""
         type_ = _type(dtype, shape)
         if type_.shape == ():
             return self._scalar(value, type_.dtype)
         return self._fill(type_, value)
 
     def _scalar(self, value: Scalar, dtype: DType) -> Value:
-        """A Python scalar as a value of shape (); one node for each data type and value."""
+        """Return a scalar as a value of shape (): one node for each data type and value."""
         number = weak_scalar(value, dtype)
         key = (dtype.name, repr(number))
         if key not in self._scalars:
@@ -148,12 +149,12 @@ class Graph:
         attributes = {"shape": type_.shape, "value": plain, "dtype": type_.dtype}
         return self.apply("fill", (), attributes)
 
-    # What is computed and returned
+    # Nodes and outputs
 
     def apply(
         self, op: str, operands: Sequence[Symbol], attributes: Mapping[str, Any], name: str | None = None
     ) -> Value:
-        """A node: an op of the op table on values of this graph. `hg.ops.NAME` is the friendly form."""
+        """Add a node: an op of the op table on values of this graph. `hg.ops.NAME` is simpler."""
         source = caller()
         try:
             type_, complete = infer(op, [operand.type for operand in operands], attributes)
@@ -168,7 +169,7 @@ class Graph:
         return Value(self, number, op, full_name, type_)
 
     def output(self, name: str, value: Value) -> None:
-        """Names a value that a run returns."""
+        """Name a value that a run returns."""
         if isinstance(name, Symbol):
             raise invalid("an output's name comes first, then its value", "g.output('y', y)")
         if not isinstance(value, Symbol):
@@ -185,14 +186,14 @@ class Graph:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Everything named inside, leaves and outputs too, gets "name/" in front."""
+        """Prefix all names given inside, of leaves and outputs too, with "name/"."""
         self._scopes.append(_name(name, "scope"))
         try:
             yield
         finally:
             self._scopes.pop()
 
-    # What there is already
+    # Look-ups
 
     @property
     def inputs(self) -> dict[str, Value]:
@@ -210,7 +211,7 @@ class Graph:
         return {name: self._value(reference) for name, reference in self._outputs}
 
     def find(self, pattern: str) -> list[Value]:
-        """The leaves and nodes whose names match a pattern, such as "layer3/*"; see fnmatch."""
+        """Return the leaves and nodes with names that match a pattern, such as `layer3/*`."""
         references = [*(~leaf for leaf in range(len(self._leaves))), *range(len(self._nodes))]
         values = map(self._value, references)
         return [value for value in values if fnmatchcase(value.name, pattern)]
@@ -230,9 +231,9 @@ class Graph:
     # For the session
 
     def _freeze(self, bound: Collection[int] = ()) -> contract.Graph:
-        """The graph as the contract has it: leaves, nodes in order, outputs; weights with digests.
+        """Return the graph as the contract has it: leaves, ordered nodes, outputs.
 
-        `bound`: numbers of leaves that are tensors of a session, and so need none.
+        Weights get digests, except the leaves numbered in `bound`, which are tensors of a session.
         """
         count = len(self._leaves)
         leaves = tuple(
@@ -247,7 +248,7 @@ class Graph:
         return contract.Graph(leaves, nodes, outputs)
 
     def _outline(self) -> contract.Graph:
-        """As `_freeze`, without any digest."""
+        """As `_freeze`, without digests."""
         return self._freeze(range(len(self._leaves)))
 
     def _contents(self, bound: Collection[int] = ()) -> dict[bytes, np.ndarray[Any, Any]]:
@@ -263,7 +264,7 @@ class Graph:
 
     @property
     def _without_content(self) -> dict[str, int]:
-        """The numbers of the weights that were made by `bound_weight`, by name."""
+        """The numbers of the weights made by `bound_weight`, by name."""
         weights = self._leaves_of(LeafKind.WEIGHT)
         return {
             name: number
@@ -273,12 +274,12 @@ class Graph:
 
     @property
     def _files(self) -> dict[bytes, str]:
-        """Files on the server by the digests of the weights that lie there, and not here."""
+        """Files on the server, by the digests of weights that lie only there."""
         here = self._contents()
         return {digest: file for digest, file in self._server_files.items() if digest not in here}
 
     def _source_of(self, number: int) -> str:
-        """The line of user code that built a node; empty when there is no such node."""
+        """The line of user code that built a node; empty for an unknown node."""
         return describe(self._sources[number]) if number < len(self._sources) else ""
 
     def _digest(self, number: int) -> bytes:
@@ -325,7 +326,7 @@ class Graph:
 
 
 def assign(variable: Value, value: Value | Scalar | np.ndarray[Any, Any]) -> Value:
-    """Writes a value of exactly the variable's type into it; returns the new value.
+    """Write a value of exactly the variable's type into it, and return the new value.
 
     Reads of the variable that were built before see the old value, later ones the new.
     """
@@ -361,7 +362,7 @@ def _type(dtype: DTypeArgument, shape: Sequence[int] | int) -> TensorType:
 
 
 def _type_of(array: np.ndarray[Any, Any], dtype: DTypeArgument | None) -> TensorType:
-    """The type of what an array holds."""
+    """The tensor type of an array's elements."""
     if dtype is None:
         return _type(array.dtype, array.shape)
     wanted = _type(dtype, (0,)).dtype
@@ -399,7 +400,7 @@ def _as_array(elements: Any, dtype: DTypeArgument | None) -> np.ndarray[Any, Any
 
 
 def _uniform(array: np.ndarray[Any, Any]) -> Scalar | None:
-    """The one element of an array of one element, as a Python scalar that means exactly the same."""
+    """The element of an array of one, as a Python scalar of exactly the same value."""
     if array.size != 1 or array.dtype.kind not in "biuf":
         return None
     element: Scalar = array.reshape(()).item()

@@ -1,4 +1,4 @@
-"""BLAKE3 of the arrays of weights, by which servers know their contents."""
+"""BLAKE3 digests of weights, by which servers know their contents."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 
 from heliograph_proto import digests
 
-#: One content is hashed faster than memory gives it by fewer threads than this.
+#: Fewer threads than this already hash one content faster than memory delivers it.
 _MOST_THREADS = 8
 
 
 class _Digests:
-    """BLAKE3 of arrays that cannot change: those that are read-only, by identity while they live.
+    """Digests of read-only arrays, by identity while they live.
 
-    Others are hashed once by each graph, since their owner may write to them between graphs.
+    Each graph hashes other arrays once, since their owner may write to them between graphs.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class _Digests:
 
 
 def _is_frozen(array: np.ndarray[Any, Any]) -> bool:
-    """Whether nobody can write to the array, nor to one that it is a view of."""
+    """True if neither the array nor any array below it is writeable."""
     base: Any = array
     while isinstance(base, np.ndarray):
         if base.flags.writeable:
@@ -50,12 +50,12 @@ def _is_frozen(array: np.ndarray[Any, Any]) -> bool:
 
 
 def processors() -> int:
-    """How many this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads() -> int:
-    """How many threads may hash one content: as many as this process may use, up to a bound."""
+    """The number of threads that may hash one content."""
     return min(_MOST_THREADS, processors())
 
 

@@ -3,9 +3,9 @@
     hg.save(graph, "model.hgraph")          # and model.safetensors beside it, if there are weights
     graph = hg.load("model.hgraph")
 
-A graph file (v1/file.proto) has a header and the graph as it goes over the wire. Its weights are a
-safetensors file (see `_weights`), which other programs can read. What is loaded is checked as if it came
-from the wire: digests, the rules of the op table, limits.
+A graph file (v1/file.proto) has a header and the graph in its wire form. Its weights are a
+safetensors file (see `weight_files`), which other programs can read. Loaded graphs are checked like
+graphs from the wire: digests, the rules of the op table, limits.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ WEIGHTS_SUFFIX = ".safetensors"
 
 
 def save(graph: Graph, path: str | os.PathLike[str]) -> None:
-    """Writes a graph to a file, and its weights to one beside it: model.hgraph, model.safetensors.
+    """Write a graph to a file, and its weights beside it: model.hgraph, model.safetensors.
 
-    Each file is replaced whole, the weights first; the same graph gives the same bytes. Weights are
-    written from where they are, without a copy.
+    Each file is replaced whole, the weights first. The same graph gives the same bytes. Weights are
+    written in place, without a copy.
 
-    Raises InvalidGraphError (a graph that no server would take, such as one without outputs),
-    LimitExceededError, InvalidArgumentError when a file cannot be written, or weights of somebody else are
-    there, ConfigurationError when there are weights and safetensors is not installed.
+    Raises:
+        InvalidGraphError: no server would take the graph; it has no outputs, for example.
+        LimitExceededError: the graph is too large.
+        InvalidArgumentError: a file cannot be written, or a file of weights lies there that hg.save
+            did not write.
+        ConfigurationError: there are weights, and safetensors is not installed.
     """
     if not isinstance(graph, Graph):
         raise InvalidArgumentError(f"{graph!r:.80} is no graph", advice="hg.save(graph, 'model.hgraph')")
@@ -49,13 +52,16 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str], *, weights: str | os.PathLike[str] | None = None) -> Graph:
-    """The graph in a file, to compile or to go on building; names, scopes and outputs are as they were.
+    """Load a graph from a file, to compile it or to go on building it.
 
-    `weights`: where they are, unless beside the graph. They are mapped into memory, so that the file must
-    not be cut while the graph is in use; it may be replaced or deleted.
+    Names, scopes and outputs are as they were. `weights` is the file of weights, by default the one
+    beside the graph. It is mapped into memory: it must not be truncated while the graph is in use,
+    but may be replaced or deleted.
 
-    Raises InvalidModelError for files that are missing, damaged, of a newer format, or do not fit together;
-    InvalidGraphError, LimitExceededError; ConfigurationError when safetensors is needed and not installed.
+    Raises:
+        InvalidModelError: a file is missing, damaged, of a newer format, or of another graph.
+        InvalidGraphError, LimitExceededError: the graph breaks a rule or a limit.
+        ConfigurationError: safetensors is needed and not installed.
     """
     source = Path(path)
     beside = weights_path(source) if weights is None else Path(weights)
@@ -67,7 +73,7 @@ def load(path: str | os.PathLike[str], *, weights: str | os.PathLike[str] | None
 
 
 def weights_path(path: Path) -> Path:
-    """Where the weights of a graph file lie. Raises InvalidArgumentError."""
+    """The path of a graph file's weights. Raises InvalidArgumentError."""
     if path.suffix == WEIGHTS_SUFFIX:
         raise InvalidArgumentError(
             f"{path} is where weights go, and they go beside the graph", advice=f"name a file {SUFFIX}"
@@ -78,10 +84,10 @@ def weights_path(path: Path) -> Path:
 
 
 def _read(path: Path) -> bytes:
-    """A graph file's bytes, or one more than there may be. Raises InvalidModelError."""
+    """Read a graph file, and at most one byte more than allowed. Raises InvalidModelError."""
     advice = "name a file that hg.save wrote"
     try:
-        # A pipe could keep us waiting, and a device has no end.
+        # Reading a pipe could block, and a device has no end.
         if not path.is_file() and path.exists():
             raise InvalidModelError("is no plain file", advice=advice)
         with path.open("rb") as file:

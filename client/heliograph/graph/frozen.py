@@ -1,4 +1,4 @@
-"""Graphs made of what the contract has, instead of op by op: loaded, copied, cut out of others."""
+"""Graphs made from their contract form instead of op by op: loaded, copied, or cut from others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from heliograph_proto import graph as contract
 
 
 def thaw(frozen: contract.Graph, arrays: Mapping[bytes, np.ndarray[Any, Any]]) -> Graph:
-    """A graph to compile, or to go on building. Freezing it gives `frozen` again.
+    """Return a graph to compile or to go on building. Freezing it gives `frozen` again.
 
-    `frozen` is valid. `arrays` has the contents of its weights by digest, in the storage of their types
-    (`TensorType.storage_shape`); they are not copied, and their digests are believed.
+    `frozen` must be valid. `arrays` has the contents of its weights by digest, in the storage of
+    their types (`TensorType.storage_shape`). They are not copied, and their digests not checked.
     """
     made, count = Graph(), len(frozen.leaves)
     made._leaves = [replace(leaf, digest=b"") for leaf in frozen.leaves]
@@ -34,5 +34,5 @@ def thaw(frozen: contract.Graph, arrays: Mapping[bytes, np.ndarray[Any, Any]]) -
 
 
 def _reference(value: int, leaves: int) -> int:
-    """A value's number as the builder has it: a node's number, or the complement of a leaf's."""
+    """The builder's reference of a value: a node's number, or the complement of a leaf's."""
     return value - leaves if value >= leaves else ~value

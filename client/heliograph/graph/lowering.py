@@ -1,4 +1,4 @@
-"""From the array API's operations to the op table's: operands, promotion, axes.
+"""Lowering of the array API to the op table: operands, promotion, axes.
 
 `Value`'s operators and the functions under `hg.` both end here. An operand is a Value, a Python
 scalar (weak), or a NumPy array (which becomes a constant of the graph).
@@ -30,12 +30,12 @@ Axis: TypeAlias = int | Sequence[int] | None
 
 
 def is_value(operand: object) -> TypeGuard[Value]:
-    """Whether this is a value of a graph."""
+    """True for a value of a graph."""
     return isinstance(operand, Symbol)
 
 
 def graph_of(*operands: object) -> Graph:
-    """The one graph that the operands belong to. Raises InvalidArgumentError."""
+    """Return the graph of the operands. Raises InvalidArgumentError."""
     found: Graph | None = None
     for operand in operands:
         if isinstance(operand, Symbol):
@@ -55,7 +55,7 @@ def graph_of(*operands: object) -> Graph:
 
 
 def lift(graph: Graph, operand: Operand, weak: DType | None = None) -> Value:
-    """The operand as a value of the graph; a Python scalar takes the data type `weak`."""
+    """Return the operand as a value of the graph; a Python scalar takes the data type `weak`."""
     if is_value(operand):
         return operand
     if is_scalar(operand):
@@ -71,17 +71,17 @@ def lift(graph: Graph, operand: Operand, weak: DType | None = None) -> Value:
 
 
 def apply(op: str, *operands: Value, **attributes: Any) -> Value:
-    """A node."""
+    """Add a node."""
     return operands[0].graph.apply(op, operands, attributes)
 
 
 def cast(x: Value, target: DType) -> Value:
-    """x as another data type; x itself if it has that already."""
+    """Return x as another data type; x itself if it has that type."""
     return x if x.dtype is target else apply("cast", x, dtype=target)
 
 
 def promoted(*operands: Operand) -> list[Value]:
-    """The operands as values of their common data type."""
+    """Return the operands as values of their common data type."""
     graph = graph_of(*operands)
     strong = [operand if is_scalar(operand) else lift(graph, operand) for operand in operands]
     common = promote_all(one.dtype for one in strong if is_value(one))
@@ -100,7 +100,7 @@ def bitwise(name: str, a: Operand, b: Operand) -> Value:
 
 
 def invert(x: Value) -> Value:
-    """Each bit of integers, or each boolean, the other way round."""
+    """Invert each bit of integers, or each boolean."""
     return apply("logical_not" if x.dtype is BOOL else "bitwise_invert", x)
 
 
@@ -110,7 +110,7 @@ def unary(op: str, x: Operand) -> Value:
 
 
 def one_value(operand: Operand) -> Value:
-    """The operand of a function that takes one. Raises InvalidArgumentError unless it is a value."""
+    """Return the operand as a value. Raises InvalidArgumentError unless it is one."""
     return lift(graph_of(operand), operand)
 
 
@@ -131,7 +131,7 @@ def axis_of(x: Symbol, axis: int) -> int:
 
 
 def checked(rule: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-    """What a rule of the contract says; its error gets the user's line."""
+    """Apply a rule of the contract; its error gets the user's line."""
     try:
         return rule()
     except InvalidGraphError as error:
@@ -154,7 +154,7 @@ def mean(x: Value, axis: Axis, keepdims: bool) -> Value:
 
 
 def count_of(x: Symbol, axis: Axis) -> int:
-    """How many elements are reduced to one."""
+    """The number of elements that are reduced to one."""
     return math.prod(x.shape[place] for place in axes_of(x, axis))
 
 
@@ -165,8 +165,10 @@ def nan(x: Value, axis: Axis, keepdims: bool) -> Value:
 
 
 def accumulator(x: Value, target: DTypeArgument | None = None) -> Value:
-    """What sums and products add up in: `target`, or small integers and bool become 64 bits, as the array API
-    says."""
+    """Return x in the data type of its sums and products.
+
+    That is `target`, else 64 bits for integers and bool, as the array API says.
+    """
     if target is not None:
         return cast(x, named_dtype(target))
     if x.dtype.kind in ("int", "bool"):
@@ -183,7 +185,8 @@ def sizes(shape: Sequence[int] | int) -> tuple[int, ...]:
 
 
 def several(arrays: Sequence[Operand], function: str) -> list[Operand]:
-    """What a function that joins arrays is given. Raises InvalidGraphError unless it is a list of them."""
+    """Check the arrays of a function that joins them. Raises InvalidGraphError unless they are a
+    list."""
     if is_value(arrays) or isinstance(arrays, np.ndarray) or not np.iterable(arrays):
         raise invalid(f"{function} takes a list of arrays", f"hg.{function}([x, y])")
     if not (found := list(arrays)):

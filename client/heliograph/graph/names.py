@@ -1,4 +1,4 @@
-"""Names that people look for under `hg.`: near ones, and NumPy's for what the array API calls otherwise."""
+"""Suggestions for names that `hg` lacks: near names, and NumPy's names for array API functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from heliograph_proto.types import DTYPES
 
-#: What serves for a name that NumPy or others have.
+#: The replacement for a name of NumPy or others.
 SYNONYMS = {
     "absolute": "hg.abs",
     "amax": "hg.max",
@@ -57,7 +57,7 @@ SYNONYMS = {
 }
 
 _BY_VALUES = "shapes are static, and that of its result would depend on values"
-#: What the array API has and hg. lacks, and why.
+#: Names of the array API that hg lacks, and the reason.
 ABSENT = {
     "fft": "there are no Fourier transforms",
     "imag": "no data type is complex",
@@ -71,7 +71,7 @@ ABSENT = {
 
 
 def numpy_advice(name: str) -> str:
-    """What to do instead of calling a function of NumPy on a value."""
+    """Advise on a function of NumPy that was called on a value."""
     if name in ABSENT:
         return f"hg has none: {ABSENT[name]}"
     found = _exact(name)
@@ -79,7 +79,8 @@ def numpy_advice(name: str) -> str:
 
 
 def hint(name: str) -> str:
-    """What somebody who asks for hg.NAME may mean, or why there is none; empty when nothing is like it."""
+    """Suggest a name for an unknown hg.NAME, or say why it is missing; empty without a near
+    name."""
     if name.startswith("_"):
         return ""
     if name in ABSENT:

@@ -1,8 +1,8 @@
-"""Which data type an operation on mixed operands has: the array API's type promotion.
+"""The array API's type promotion: the data type of an operation on mixed operands.
 
 Types of one kind promote to the wider one; signed and unsigned integers to a signed one that holds
 both; f16 and bf16 to f32. Python scalars are weak: they take the type of the tensor beside them.
-Kinds never mix by themselves: converting is `hg.astype`, so that nobody computes in f64 by accident.
+Kinds never mix implicitly: `hg.astype` converts, so f64 is never used by accident.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def named_dtype(argument: DTypeArgument) -> DType:
 
 
 def default_dtype(scalar: Scalar) -> DType:
-    """What a Python scalar is where no tensor stands beside it."""
+    """The data type of a Python scalar without a tensor beside it."""
     if isinstance(scalar, bool):
         return BOOL
     return I64 if isinstance(scalar, int) else F32
@@ -103,5 +103,5 @@ def fits_exactly(value: int, dtype: DType) -> bool:
 
 
 def is_scalar(operand: object) -> bool:
-    """Whether this is a Python scalar. NumPy's scalars have data types of their own and are none."""
+    """True for a Python scalar. NumPy's scalars have data types of their own and do not count."""
     return type(operand) in (bool, int, float)

@@ -36,7 +36,8 @@ class ServerWeight:
 
 
 def check_here(graph: Graph) -> None:
-    """Raises InvalidArgumentError for a graph whose weights lie on a server, where arrays are needed."""
+    """Raises InvalidArgumentError for a graph whose weights lie on a server, where arrays are
+    needed."""
     if files := sorted(set(graph._files.values())):
         raise InvalidArgumentError(
             f"weights of the graph lie on a server, in {files[0]}, and not here",

@@ -1,7 +1,8 @@
-"""Which line of the user's code is building the graph.
+"""The line of user code that builds a node.
 
 Every node keeps a code object and a line number, which cost nothing to take; the text is made only
-when an error needs it. The wire never carries them: the client adds them to errors that name a node.
+when an error needs it. The wire never carries them: the client adds them to errors that name a
+node.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TypeAlias
 
 from heliograph_proto.errors import HeliographError, InvalidGraphError, Origin
 
-#: Where a node was built: its code and the line in it.
+#: The code object and the line that built a node.
 Source: TypeAlias = tuple[CodeType, int]
 
 #: Frames of these modules are ours; the models that ship with Heliograph count as user code.
@@ -42,5 +43,5 @@ def describe(source: Source | None) -> str:
 def invalid(
     message: str, advice: str = "", kind: type[HeliographError] = InvalidGraphError
 ) -> HeliographError:
-    """An error of the user's line that is building the graph now; to be raised."""
+    """Return an error that names the user's line; the caller raises it."""
     return kind(message, advice=advice, origin=Origin(source=describe(caller())))

@@ -1,7 +1,7 @@
-"""What stands for a tensor while a graph is built, without the operators of `hg.Value`.
+"""The base of `hg.Value` without its operators.
 
-The lowering needs to recognise values and the values' operators need the lowering; this small base
-keeps the imports going one way.
+The lowering recognises values, and the operators of values use the lowering. This small base keeps
+the imports acyclic.
 """
 
 from __future__ import annotations

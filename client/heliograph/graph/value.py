@@ -1,4 +1,4 @@
-"""`hg.Value`: what stands for a tensor while a graph is built.
+"""`hg.Value`: a tensor of a graph under construction.
 
 A value has a shape and a data type but no elements; operators add nodes to its graph.
 
@@ -127,7 +127,8 @@ class Value(Symbol):
     __slots__ = ()
 
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Value:
-        """NumPy asks here for `array + value` and for np.exp(value): operators work, functions are hg's."""
+        """NumPy asks here for `array + value` and for np.exp(value): operators work, functions are
+        hg's."""
         operator = _OPERATORS.get(ufunc.__name__)
         if operator is None or method != "__call__" or options:
             name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
@@ -249,7 +250,8 @@ class Value(Symbol):
     __hash__ = None  # type: ignore[assignment]
 
     def __getitem__(self, key: Any) -> Value:
-        """Basic indexing: ints, slices with a positive step, None, Ellipsis. To gather, use hg.take."""
+        """Basic indexing: ints, slices with a positive step, None, Ellipsis. To gather, use
+        hg.take."""
         found = with_origin(self.shape, key, invalid)
         part = self
         if found.sizes != self.shape:
@@ -326,7 +328,7 @@ class Value(Symbol):
         return lowering.reduce("reduce_min", self, axis, keepdims)
 
 
-#: What NumPy calls for an operator with an array on the left, by the ufunc's name.
+#: The operators for an array on the left, by the name of NumPy's ufunc.
 _OPERATORS: dict[str, Callable[..., Value]] = {
     "power": lowering.power,
     "matmul": lowering.matmul,

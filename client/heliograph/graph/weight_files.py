@@ -1,8 +1,8 @@
 """Weights in a safetensors file: each content once, under the name of the first weight that has it.
 
-Quantized types lie there as rows of bytes (U8), bf16 as BF16; the metadata "heliograph" says which tensors
-are rows of blocks, and of which type. Reading maps the file into memory, and takes the digest of each
-content: one that is not what the graph says is refused.
+Quantized types lie there as rows of bytes (U8), bf16 as BF16; the metadata "heliograph" says which
+tensors are rows of blocks, and of which type. Reading maps the file into memory, and takes the
+digest of each content: one that is not what the graph says is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 
 #: The key of our metadata. One key alone, since the library writes several in any order.
 METADATA = "heliograph"
-#: What the format keeps for itself.
+#: A name that the format reserves.
 _RESERVED = "__metadata__"
 #: Bytes in front of the header: its length.
 _LENGTH_BYTES = 8
@@ -48,7 +48,8 @@ def contents(graph: Graph) -> dict[str, Leaf]:
 
 
 def write_weights(path: Path, graph: Graph, arrays: Mapping[bytes, Array]) -> None:
-    """Writes the contents of a graph's weights, which `arrays` has by digest; always the same bytes.
+    """Write the contents of a graph's weights, which `arrays` has by digest; always the same
+    bytes.
 
     Replaces such a file, but no other. Raises InvalidArgumentError when it cannot be written,
     ConfigurationError without safetensors.
@@ -71,7 +72,8 @@ def write_weights(path: Path, graph: Graph, arrays: Mapping[bytes, Array]) -> No
 
 
 def _check_replaceable(library: Any, path: Path) -> None:
-    """Raises InvalidArgumentError where weights lie that `hg.save` did not write: the only copy, perhaps."""
+    """Raises InvalidArgumentError where weights lie that `hg.save` did not write: the only copy,
+    perhaps."""
     if not path.exists():
         return
     try:
@@ -87,7 +89,7 @@ def _check_replaceable(library: Any, path: Path) -> None:
 
 
 def _spec(library: Any, type_: TensorType, array: Array) -> Any:
-    """Where a content lies. The arrays outlive the writing, which copies none of them."""
+    """Describe a content's memory. The arrays outlive the writing, which copies none of them."""
     return library.TensorSpec(
         dtype=type_.dtype.numpy_name or ("bfloat16" if type_.dtype.is_float else "uint8"),
         shape=type_.storage_shape,
@@ -104,10 +106,11 @@ def code_of(dtype: DType) -> str:
 
 
 def read_weights(path: Path, graph: Graph) -> dict[bytes, Array]:
-    """The contents of a graph's weights by digest, read-only, in the storage of their types, checked.
+    """The contents of a graph's weights by digest, read-only, in the storage of their types,
+    checked.
 
-    The arrays lie in the file, which is mapped into memory: it must not be cut while they are in use (to
-    replace it is fine). Raises InvalidModelError, ConfigurationError without safetensors.
+    The arrays lie in the file, which is mapped into memory: it must not be cut while they are in
+    use (to replace it is fine). Raises InvalidModelError, ConfigurationError without safetensors.
     """
     library = _library()
     if not path.is_file():

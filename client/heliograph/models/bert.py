@@ -1,7 +1,7 @@
 """A BERT encoder as a compute graph.
 
-After "BERT: Pre-training of Deep Bidirectional Transformers" (Devlin et al., 2019), with the names of
-weights that Hugging Face's checkpoints use. Shapes: B sentences of T tokens, hidden size H.
+After "BERT: Pre-training of Deep Bidirectional Transformers" (Devlin et al., 2019), with the names
+of weights that Hugging Face's checkpoints use. Shapes: B sentences of T tokens, hidden size H.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import heliograph as hg
 from heliograph import Graph, Value
 
-#: What is added to the attention scores of a token that is padding.
+#: Added to the attention scores of padding tokens.
 MASKED = -1e9
 
 
@@ -68,7 +68,7 @@ def weight_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
 
 
 def join_attention_weights(weights: Weights, config: BertConfig) -> dict[str, Any]:
-    """The weights with query, key and value of each layer as one matrix, so that one product makes all."""
+    """The weights with query, key and value of each layer joined in one matrix for one product."""
     joined = dict(weights)
     for layer in range(config.num_hidden_layers):
         prefix = f"encoder.layer.{layer}.attention.self."
@@ -79,14 +79,15 @@ def join_attention_weights(weights: Weights, config: BertConfig) -> dict[str, An
 
 
 def frozen(array: Any) -> Any:
-    """A copy that nobody can change, so that one digest of it serves the graphs of all shapes."""
+    """A read-only copy, so that one digest of it serves the graphs of all shapes."""
     copy = np.array(array)
     copy.flags.writeable = False
     return copy
 
 
 class BertEncoder:
-    """Builds graphs of one encoder for any batch and length. `weights`: from `join_attention_weights`."""
+    """Builds graphs of one encoder for any batch and length. `weights`: from
+    `join_attention_weights`."""
 
     def __init__(self, config: BertConfig, weights: Weights) -> None:
         self.config = config
@@ -94,13 +95,14 @@ class BertEncoder:
 
     def sentence_embeddings(self, batch: int, length: int) -> Graph:
         """A graph from `ids` (i32 [B, T]) and `mask` (f32 [B, T], 1 for tokens, 0 for padding) to
-        `embedding` (f32 [B, H]): the mean over a sentence's tokens, at unit length, which is that of their
-        sum; 0 for a sentence of padding."""
+        `embedding` (f32 [B, H]): the mean over a sentence's tokens, at unit length, which is that
+        of their sum; 0 for a sentence of padding."""
         graph = hg.Graph()
         ids = graph.input("ids", (batch, length), "i32")
         mask = graph.input("mask", (batch, length), "f32")
         hidden = self._hidden(graph, ids, mask)
-        # The sum over a sentence's tokens is a matrix product with its mask, in f32 whatever the weights are.
+        # The sum over a sentence's tokens is a matrix product with its mask, in f32 whatever the
+        # weights are.
         ones = hg.astype(mask, hidden.dtype).reshape((batch, 1, length))
         total = hg.ops.mul_mat(hidden.mT, ones).reshape((batch, self.config.hidden_size))
         graph.output("embedding", hg.ops.l2_norm(total, eps=1e-12))

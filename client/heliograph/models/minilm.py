@@ -1,8 +1,8 @@
 """Sentence embeddings with all-MiniLM-L6-v2, or another sentence-transformers model of BERT's kind.
 
 Tokenising, truncation, pooling and normalisation are those of sentence-transformers for the model's
-own files. Texts are sorted by length and padded to a few shapes, and there is one plan for each shape;
-the weights are uploaded with the first.
+own files. Texts are sorted by length and padded to a few shapes, and there is one plan for each
+shape; the weights are uploaded with the first.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def read_config(folder: Path) -> BertConfig:
 
 
 def read_max_tokens(folder: Path, config: BertConfig) -> int:
-    """How many tokens of a text count, special ones included."""
+    """The most tokens of a text that count, special ones included."""
     path = folder / "sentence_bert_config.json"
     limit = read_json(path).get("max_seq_length") if path.exists() else None
     return min(limit or config.max_position_embeddings, config.max_position_embeddings)
@@ -84,7 +84,8 @@ def read_weights(folder: Path, config: BertConfig) -> dict[str, Any]:
 
 
 def check_weight(path: Path, name: str, array: Any, shape: tuple[int, ...]) -> Any:
-    """The weight in f32. Raises InvalidModelError if it has another shape than the configuration says."""
+    """The weight in f32. Raises InvalidModelError if it has another shape than the configuration
+    says."""
     if array.shape != shape:
         raise InvalidModelError(f"{path}: {name} has shape {array.shape}; config.json says {shape}")
     return np.ascontiguousarray(array, np.float32)
@@ -100,8 +101,8 @@ class Embedder:
     """Embeds texts on a session's devices.
 
     `model`: a folder with config.json, tokenizer.json, model.safetensors and the pooling's files.
-    `compiling`: arguments of `session.compile`, such as devices and memory. Raises InvalidModelError if a
-    file is missing or damaged.
+    `compiling`: arguments of `session.compile`, such as devices and memory. Raises
+    InvalidModelError if a file is missing or damaged.
     """
 
     def __init__(self, session: Session, model: Path | str, **compiling: Any) -> None:

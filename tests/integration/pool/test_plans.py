@@ -361,7 +361,7 @@ def test_members_that_cannot_reach_each_other_are_relayed_by_the_head(
             for _ in range(3):
                 assert plan.run(x=x)["y"].tobytes() == expected.tobytes()
             assert routes(plan) == {Route.RELAYED}
-            assert "(relayed)" in str(plan.explain()) and '"way": "relayed"' in plan.explain().json()
+            assert "(relayed)" in str(plan.explain()) and '"route": "relayed"' in plan.explain().json()
             assert session.server_traffic().peers.relayed_bytes == 3 * 4 * 4 * size
 
 

@@ -250,7 +250,7 @@ def test_json_is_for_programs(explained: Explanation) -> None:
                 "size_bytes": 64,
                 "rows_only": False,
                 "ahead": False,
-                "way": "within",
+                "route": "within",
                 "predicted_us": 0.0,
             }
         ],
