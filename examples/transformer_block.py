@@ -1,6 +1,7 @@
 """One transformer block with weights from a safetensors file, checked against NumPy.
 
-Pre-norm (RMSNorm), causal attention with rotary positions, and a SwiGLU feed-forward layer, as in Llama.
+Pre-norm (RMSNorm), causal attention with rotary positions, and a SwiGLU feed-forward layer, as in
+Llama.
 
     pip install 'heliograph[models]'
     python transformer_block.py [URL] [FILE.safetensors]

@@ -1,4 +1,5 @@
-"""Weights for the examples: random ones, kept as safetensors files as a trained model's would be."""
+"""Weights for the examples: random ones, kept as safetensors files as a trained model's would
+be."""
 
 from pathlib import Path
 
