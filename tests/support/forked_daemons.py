@@ -26,7 +26,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -64,26 +64,17 @@ def _imported_with() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(IMPORTED_WITH)}
 
 
-class ForkedDaemon:
-    """A daemon's process: of `subprocess.Popen`, what daemons need."""
+class ForkedCommand:
+    """The process of a command: of `subprocess.Popen`, the part that daemons need."""
 
-    def __init__(
-        self, forks: _Forks, arguments: tuple[str, ...], stdout: int | None, stderr: int | None
-    ) -> None:
+    def __init__(self, forks: _Forks, what: dict[str, Any], streams: list[int]) -> None:
         self._forks = forks
         self.returncode: int | None = None
-        self.stdout, out = _stream(stdout, 1)
-        self.stderr, err = _stream(stderr, 2)
-        try:
-            self.pid: int = forks.ask({"serve": arguments, **_surroundings()}, [0, out, err])
-        finally:
-            for own, descriptor in ((self.stdout, out), (self.stderr, err)):
-                if own is not None:
-                    os.close(descriptor)
+        self.pid: int = forks.ask(what, streams)
         self._pidfd = os.pidfd_open(self.pid)
 
     def __repr__(self) -> str:
-        return f"<ForkedDaemon {self.pid}: {self.returncode}>"
+        return f"<{type(self).__name__} {self.pid}: {self.returncode}>"
 
     def poll(self) -> int | None:
         """The exit status, or None while it runs."""
@@ -95,12 +86,6 @@ class ForkedDaemon:
         if status is None:
             raise subprocess.TimeoutExpired(repr(self), timeout or 0)
         return status
-
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What is left to read of both streams, and then its end."""
-        found = [stream.read() if stream is not None else "" for stream in (self.stdout, self.stderr)]
-        self.wait(timeout)
-        return found[0], found[1]
 
     def send_signal(self, number: int) -> None:
         """Nothing happens to a process that has ended."""
@@ -123,6 +108,40 @@ class ForkedDaemon:
         return self.returncode
 
 
+def fork(
+    arguments: Sequence[str], environment: Mapping[str, str], folder: str, streams: list[int]
+) -> ForkedCommand:
+    """A `heliograph` command in an environment and a folder, with descriptors for its standard streams.
+
+    What of the environment counts when modules are imported is that of this process.
+    """
+    what = {"command": list(arguments), "environment": dict(environment), "folder": folder}
+    return ForkedCommand(_Forks.of_this_process(), what, streams)
+
+
+class ForkedDaemon(ForkedCommand):
+    """A daemon's process, with pipes."""
+
+    def __init__(
+        self, forks: _Forks, arguments: tuple[str, ...], stdout: int | None, stderr: int | None
+    ) -> None:
+        self.stdout, out = _stream(stdout, 1)
+        self.stderr, err = _stream(stderr, 2)
+        what = {"command": ["serve", *arguments], "environment": dict(os.environ), "folder": os.getcwd()}
+        try:
+            super().__init__(forks, what, [0, out, err])
+        finally:
+            for own, descriptor in ((self.stdout, out), (self.stderr, err)):
+                if own is not None:
+                    os.close(descriptor)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What is left to read of both streams, and then its end."""
+        found = [stream.read() if stream is not None else "" for stream in (self.stdout, self.stderr)]
+        self.wait(timeout)
+        return found[0], found[1]
+
+
 def _stream(wanted: int | None, inherited: int) -> tuple[IO[str] | None, int]:
     """What the caller reads, and what the daemon writes to."""
     if wanted is None:
@@ -130,10 +149,6 @@ def _stream(wanted: int | None, inherited: int) -> tuple[IO[str] | None, int]:
     assert wanted == subprocess.PIPE
     reading, writing = os.pipe()
     return os.fdopen(reading), writing
-
-
-def _surroundings() -> dict[str, Any]:
-    return {"environment": dict(os.environ), "folder": os.getcwd()}
 
 
 class _Forks:
@@ -215,7 +230,7 @@ def main() -> int:
     os.environ.update(wanted["environment"])
     of_path = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     sys.path[:0] = [wanted["folder"], *(one for one in of_path if one not in sys.path)]
-    sys.argv = ["heliograph", "serve", *wanted["serve"]]
+    sys.argv = ["heliograph", *wanted["command"]]
     _bootstrap.prepare()
     return command_line(sys.argv[1:])
 

@@ -1,52 +1,182 @@
-"""Every code sample of the documentation runs."""
+"""The documentation: its samples run, its links lead somewhere, and it names what exists.
+
+Samples are fenced blocks of Python, shell, console and TOML. Those of one page share names and a folder, in
+their order. A sample that tests cannot run says so in its first line: `# Not run by the tests: REASON`. A
+Python sample that begins with `# NAME.py` is also a file of that name for the shell samples below it.
+"""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import re
-from typing import TYPE_CHECKING
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from certificates import Authority
+from pages import Page, Sample, pages
 from paths import ROOT
+from prose import faults
+from sample_shell import SampleShell, check_output, commands_of, sample_shell
 
-if TYPE_CHECKING:
-    from daemon_urls import DaemonUrls
+import heliograph as hg
+from heliograph_server.auth.tokens import parse_tokens
+from heliograph_server.config.config import load_config
 
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md")
+RUN = ("python", "shell", "console", "toml")
+SHOWN = ("text", "yaml", "mermaid")
+#: Pages for users.
+FOR_USERS = pages("README.md", "docs/index.md", "docs/guide/*.md", "docs/operate/*.md", "docs/extend/*.md")
+WITH_SAMPLES = pages("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/**/*.md")
+LINKED = pages("README.md", "docs/**/*.md", "deploy/**/*.md")
+#: The reasons for which a sample may not run.
+REASONS = {
+    "needs Docker",
+    "needs Kubernetes",
+    "needs systemd",
+    "needs a GPU",
+    "needs a Ray cluster",
+    "needs a package index",
+    "needs another machine",
+    "needs a collector of traces",
+    "needs the files of a model",
+}
 DEFAULT_URL = "grpc://127.0.0.1:7070"
 
 
-def samples() -> list[tuple[str, str]]:
-    """(where, code) of every Python block."""
-    found = []
-    for name in DOCUMENTS:
-        blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.S)
-        found += [(f"{name}-{number}", block) for number, block in enumerate(blocks, 1)]
-    return found
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The daemon of all samples, with two small devices."""
+    from forked_daemons import running_daemon
+
+    device = "cpu:threads=1,memory=1GiB"
+    with running_daemon("--device", device, "--device", device) as url:
+        yield url
 
 
-@pytest.mark.parametrize("code", [code for _, code in samples()], ids=[where for where, _ in samples()])
-def test_the_sample_runs(code: str, daemon: DaemonUrls) -> None:
-    """As written, except that it talks to the daemon of the tests."""
-    if "opentelemetry" in code:
-        pytest.importorskip("opentelemetry.trace", reason="needs OpenTelemetry: pip install heliograph[otel]")
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(code.replace(DEFAULT_URL, daemon.tcp), "sample", "exec"), {"__name__": "sample"})
-    assert printed.getvalue().strip()
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The present folder: a graph, an input, certificates, and folders for models and weights."""
+    g = hg.Graph()
+    x = g.input("x", (2, 8), "f32")
+    for number in range(2):
+        with g.scope(f"layer{number}"):
+            x = hg.gelu(x @ g.weight("w", np.eye(8, dtype=np.float32)))
+    g.output("y", x)
+    hg.save(g, tmp_path / "model.hgraph")
+    np.save(tmp_path / "x.npy", np.ones((2, 8), np.float32))
+    authority = Authority(tmp_path)
+    pair = authority.server("localhost", "127.0.0.1", "127.0.0.2", "127.0.0.3", file="cert")
+    Path(pair.key).rename(tmp_path / "key.pem")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", WITH_SAMPLES, ids=[page.name for page in WITH_SAMPLES])
+def test_the_samples_run(page: Page, server: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As written, except that they talk to the daemon of the tests, and start others by forking."""
+    from forked_daemons import running_daemon
+
+    samples = [one for one in page.samples(*RUN) if not one.why_not_run]
+    if not samples:
+        pytest.skip("the page has no samples")
+    monkeypatch.setattr("heliograph.testing.running_daemon", running_daemon)
+    monkeypatch.setenv("HELIOGRAPH_SERVER", server)
+    namespace: dict[str, Any] = {"__name__": "sample"}
+    with sample_shell(folder, server) as shell:
+        for sample in samples:
+            run_sample(sample, namespace, shell, server)
+    for value in namespace.values():
+        if isinstance(value, hg.Session):
+            value.close()
+
+
+def run_sample(sample: Sample, namespace: dict[str, Any], shell: SampleShell, server: str) -> None:
+    if sample.language == "python":
+        if named := re.match(r"# (\w+\.py)\n", sample.code):
+            Path(named[1]).write_text(sample.code)
+        tree = ast.parse(sample.code.replace(DEFAULT_URL, server))
+        # Tracebacks and graphs name the page's lines.
+        code = compile(ast.increment_lineno(tree, sample.line - 1), str(sample.page), "exec")
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(code, namespace)
+    elif sample.language == "shell":
+        shell.run(sample.code)
+    elif sample.language == "console":
+        for command, expected in commands_of(sample.code):
+            check_output(expected, shell.run(command))
+    elif "token" in tomllib.loads(sample.code):
+        assert parse_tokens(sample.code, sample.where)
+    else:
+        Path("sample.toml").write_text(sample.code)
+        load_config(Path("sample.toml"))
+
+
+NOT_RUN = [sample for page in WITH_SAMPLES for sample in page.samples() if sample.why_not_run]
+
+
+@pytest.mark.parametrize("sample", NOT_RUN, ids=[sample.where for sample in NOT_RUN])
+def test_a_sample_that_does_not_run_says_why(sample: Sample) -> None:
+    """Skipped, so that `pytest -rs` lists them."""
+    assert sample.why_not_run in REASONS
+    pytest.skip(sample.why_not_run)
+
+
+@pytest.mark.parametrize("page", FOR_USERS, ids=[page.name for page in FOR_USERS])
+def test_no_sample_evades_the_tests(page: Page) -> None:
+    assert {one.language for one in page.samples()} <= {*RUN, *SHOWN}
+    indented = [line for line in page.prose.splitlines() if re.match(r"    [^ -]", line)]
+    assert not indented, "blocks of code have fences"
+
+
+@pytest.mark.parametrize("page", FOR_USERS, ids=[page.name for page in FOR_USERS])
+def test_the_prose_has_no_faults(page: Page) -> None:
+    assert not [str(fault) for fault in faults(page.path)]
+
+
+@pytest.mark.parametrize("page", LINKED, ids=[page.name for page in LINKED])
+def test_links_lead_somewhere(page: Page) -> None:
+    for link in page.links():
+        target, _, anchor = link.partition("#")
+        path = page.path.parent / target if target else page.path
+        assert path.exists(), f"{page.name}: {link}"
+        if anchor:
+            assert anchor in Page(path).anchors(), f"{page.name}: {link}"
+
+
+def test_the_index_has_every_page() -> None:
+    index = Page(ROOT / "docs/index.md")
+    listed = {(index.path.parent / link).resolve() for link in index.links()}
+    missing = {page.name for page in pages("docs/**/*.md") if page.path not in listed | {index.path}}
+    assert not missing
 
 
 def test_the_map_of_folders_names_what_exists() -> None:
-    for folder in re.findall(r"^\| `([\w/]+)/`", (ROOT / "README.md").read_text(), re.M):
+    folders = re.findall(r"^\| `([\w/]+)/`", (ROOT / "README.md").read_text(), re.M)
+    assert len(folders) >= 6
+    for folder in folders:
         assert (ROOT / folder).is_dir(), folder
 
 
 def test_the_commands_named_exist() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
-    for name in DOCUMENTS:
-        for target in re.findall(r"`make ([a-z]+)", (ROOT / name).read_text()):
-            assert target in targets, f"{name}: make {target}"
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for page in WITH_SAMPLES:
+        for target in re.findall(r"`make ([a-z-]+)", page.text):
+            assert target in targets, f"{page.name}: make {target}"
+
+
+def test_the_extras_named_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for page in WITH_SAMPLES:
+        for extras in re.findall(r"'(?:heliograph|\.)\[([\w,]+)\]'", page.text):
+            assert set(extras.split(",")) <= set(project["optional-dependencies"]), f"{page.name}: {extras}"
 
 
 def test_the_walk_through_a_session_names_what_exists() -> None:
@@ -61,9 +191,3 @@ def test_the_walk_through_a_session_names_what_exists() -> None:
         elif re.fullmatch(r"[A-Za-z_.]+", name):
             for part in name.split("."):
                 assert re.search(rf"(class|def) {part}\b|\b{part} ?[:=]", code), name
-
-
-def test_links_between_the_pages_lead_somewhere() -> None:
-    for page in (ROOT / "docs").rglob("*.md"):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -320,11 +320,11 @@ def test_every_variable_that_the_code_names_is_known_to_the_daemon() -> None:
             assert named <= known, path
 
 
-README = ROOT / "README.md"
+RUN_PAGE = ROOT / "docs/operate/run.md"
 
 
-def test_the_table_of_the_readme_says_the_same_in_its_three_columns(tmp_path: Path) -> None:
-    text = README.read_text().partition("| in the file | in the environment | on the command line |\n")[2]
+def test_the_table_of_the_documentation_says_the_same_in_its_three_columns(tmp_path: Path) -> None:
+    text = RUN_PAGE.read_text().partition("| in the file | in the environment | on the command line |\n")[2]
     rows = [re.findall(r"`([^`]+)`", line) for line in text.partition("\n\n")[0].splitlines()[1:]]
     assert len(rows) == 5
     for *of_file, variable, words in rows:
