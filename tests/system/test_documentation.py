@@ -91,11 +91,13 @@ def test_the_samples_run(page: Page, server: str, folder: Path, monkeypatch: pyt
     monkeypatch.setenv("HELIOGRAPH_SERVER", server)
     namespace: dict[str, Any] = {"__name__": "sample"}
     with sample_shell(folder, server) as shell:
-        for sample in samples:
-            run_sample(sample, namespace, shell, server)
-    for value in namespace.values():
-        if isinstance(value, hg.Session):
-            value.close()
+        try:
+            for sample in samples:
+                run_sample(sample, namespace, shell, server)
+        finally:
+            for value in namespace.values():
+                if isinstance(value, hg.Session):
+                    value.close()
 
 
 def run_sample(sample: Sample, namespace: dict[str, Any], shell: SampleShell, server: str) -> None:
