@@ -1,17 +1,18 @@
-"""Daemons that start in milliseconds: `heliograph serve`, forked from a process that has loaded everything.
+"""Daemons that start in milliseconds: `heliograph serve`, forked from a process that has loaded
+everything.
 
     process = serve("--listen", "grpc://127.0.0.1:0", stdout=subprocess.PIPE)
     process.stdout.readline()
     process.terminate()
     assert process.wait(10) == 0
 
-Python takes seconds to import a daemon's modules and to load its compiled kernels. One process does that
-once; before it has a thread or a connection of gRPC, it forks a child for each daemon that is wanted. The
-child has the environment, folder and standard streams of its caller, runs the command line from its
-beginning, and exits as the command does. All of them end when their caller does.
+Python takes seconds to import a daemon's modules and to load its compiled kernels. One process does
+that once; before it has a thread or a connection of gRPC, it forks a child for each daemon that is
+wanted. The child has the environment, folder and standard streams of its caller, runs the command
+line from its beginning, and exits as the command does. All of them end when their caller does.
 
-A setting that counts when modules are imported (`IMPORTED_WITH`) makes a daemon with another value of it the
-real command. Tests of the command itself, and of signals at its start, run that anyway.
+A setting that counts when modules are imported (`IMPORTED_WITH`) makes a daemon with another value
+of it the real command. Tests of the command itself, and of signals at its start, run that anyway.
 """
 
 from __future__ import annotations
@@ -111,9 +112,10 @@ class ForkedCommand:
 def fork(
     arguments: Sequence[str], environment: Mapping[str, str], folder: str, streams: list[int]
 ) -> ForkedCommand:
-    """A `heliograph` command in an environment and a folder, with descriptors for its standard streams.
+    """A `heliograph` command in an environment and a folder, with descriptors for its standard
+    streams.
 
-    What of the environment counts when modules are imported is that of this process.
+    Settings that are read when modules are imported are those of this process (`IMPORTED_WITH`).
     """
     what = {"command": list(arguments), "environment": dict(environment), "folder": folder}
     return ForkedCommand(_Forks.of_this_process(), what, streams)
@@ -136,14 +138,14 @@ class ForkedDaemon(ForkedCommand):
                     os.close(descriptor)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What is left to read of both streams, and then its end."""
+        """Read the rest of both streams, and wait for the end."""
         found = [stream.read() if stream is not None else "" for stream in (self.stdout, self.stderr)]
         self.wait(timeout)
         return found[0], found[1]
 
 
 def _stream(wanted: int | None, inherited: int) -> tuple[IO[str] | None, int]:
-    """What the caller reads, and what the daemon writes to."""
+    """Return the stream for the caller, and the descriptor for the daemon."""
     if wanted is None:
         return None, inherited
     assert wanted == subprocess.PIPE
@@ -167,7 +169,8 @@ class _Forks:
 
     @classmethod
     def of_this_process(cls) -> _Forks:
-        """Started when the first daemon is; ends with this process, whose end of the socket closes then."""
+        """Started when the first daemon is; ends with this process, whose end of the socket closes
+        then."""
         with cls._making:
             if cls._one is None:
                 cls._one = cls()

@@ -1,9 +1,10 @@
-"""Shell samples of the documentation, run by bash with a `heliograph` command that starts in milliseconds.
+"""Run shell samples of the documentation by bash, with a `heliograph` command that starts quickly.
 
-The command is a small script in the folder `bin` of a sample's sandbox. It hands its arguments, environment
-and streams to the process of the tests, which forks the command from a loaded process (see `forked_daemons`).
-`heliograph serve` returns when the daemon serves; the daemon ends with the block. `make` prints what it would
-do, and fails for an unknown target.
+The command is a small script in the folder `bin` of a sample's sandbox. It hands its arguments,
+environment and streams to the process of the tests, which forks the command from a loaded process
+(see `forked_daemons`). `heliograph serve` returns when the daemon listens; the daemon ends with the
+block, and must end with status 0. `make` is a dry run, which fails for an unknown target. A block
+that starts daemons has free ports in place of those that it names.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -56,9 +58,7 @@ class SampleShell:
         program = self._bin / "command.py"
         program.write_text(_COMMAND.format(path=path))
         self._write("heliograph", f'{sys.executable} -I -S {program} "$@"')
-        self._write(
-            "make", f'$(PATH=/usr/bin:/bin command -v make) -n -C {ROOT} "$@" > /dev/null && echo done'
-        )
+        self._write("make", f'{shutil.which("make")} -n -C {ROOT} "$@" > /dev/null')
         self._thread = threading.Thread(target=self._serve, name="commands of samples")
         self._thread.start()
 
@@ -69,7 +69,8 @@ class SampleShell:
         self._listener.close()
 
     def run(self, script: str) -> str:
-        """The output of a block. Raises AssertionError unless all commands succeed, daemons included."""
+        """The output of a block. Raises AssertionError unless all commands succeed, daemons
+        included."""
         ports: dict[str, int] = {}
         server = self._url
         if _STARTS_A_DAEMON.search(script):
@@ -126,8 +127,11 @@ class SampleShell:
                 return
             with asked:
                 data, streams, _, _ = socket.recv_fds(asked, _MESSAGE_BYTES, 3)
+                status = 1
                 try:
                     status = self._command(json.loads(data), streams)
+                except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
+                    os.write(streams[2], f"{error!r}\n".encode())
                 finally:
                     for one in streams:
                         os.close(one)
@@ -148,9 +152,9 @@ class SampleShell:
         finally:
             os.close(writing)
         said = os.fdopen(reading)
+        self._daemons.append((daemon, said))
         line = said.readline()
         os.write(streams[1], line.encode())
-        self._daemons.append((daemon, said))
         return 0 if line else 1
 
 
@@ -172,7 +176,8 @@ def sample_shell(folder: Path, url: str) -> Iterator[SampleShell]:
 
 
 def commands_of(console: str) -> list[tuple[str, list[str]]]:
-    """The commands of a console sample, which follow "$ ", each with the lines of output below it."""
+    """The commands of a console sample, which follow "$ ", each with the lines of output below
+    it."""
     found: list[tuple[str, list[str]]] = []
     lines = iter(console.splitlines())
     for line in lines:
@@ -188,7 +193,8 @@ def commands_of(console: str) -> list[tuple[str, list[str]]]:
 
 
 def check_output(expected: list[str], printed: str) -> None:
-    """Every expected line is printed, in order. Numbers may differ, and "..." stands for anything."""
+    """Every expected line is printed, in order. Numbers may differ, and "..." stands for
+    anything."""
     rest = iter(printed.splitlines())
     for line in expected:
         words = re.sub(r"[\d,.]*\d", "#", " ".join(line.split()))

@@ -1,8 +1,9 @@
 """The documentation: its samples run, its links lead somewhere, and it names what exists.
 
-Samples are fenced blocks of Python, shell, console and TOML. Those of one page share names and a folder, in
-their order. A sample that tests cannot run says so in its first line: `# Not run by the tests: REASON`. A
-Python sample that begins with `# NAME.py` is also a file of that name for the shell samples below it.
+Samples are fenced blocks of Python, shell, console and TOML. Those of one page share names and a
+folder, in their order. A sample that tests cannot run says so in its first line: `# Not run by the
+tests: REASON`. A Python sample that begins with `# NAME.py` is also a file of that name for the
+shell samples below it.
 """
 
 from __future__ import annotations
