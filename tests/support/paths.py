@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CLIENT = ROOT / "client"
 DEPLOY = ROOT / "deploy"
 TESTS = ROOT / "tests"
 #: What tests share; pytest has it on the path of modules, and processes that tests start need it there.
