@@ -100,9 +100,7 @@ class Devices:
         for device in self.with_kernels if shared else (self.with_kernels[0], self.with_kernels[-1]):
             with loaded(device, made) as it:
                 assert isinstance(it.plan, CpuPlan)
-                assert len(it.plan._native) == len(it.plan._steps) > 0, (
-                    "a node is not on the kernels' path"
-                )
+                assert len(it.plan._native) == len(it.plan._steps) > 0, "a node is not on the kernels' path"
                 assert not shared or any(step._bound._worth_sharing for step in it.plan._native)
                 outputs.append([array for array in it.run() if array is not None])
         for others in outputs[1:]:

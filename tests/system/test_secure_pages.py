@@ -65,12 +65,12 @@ def folder(tmp_path: Path) -> Path:
     """With the certificates of the first page."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl command: install openssl")
-    shell(blocks("secure-host.md", "bash")[0], tmp_path)
+    shell(blocks("secure-host.md", "shell")[0], tmp_path)
     return tmp_path
 
 
 def test_the_page_of_a_secure_host_gives_one_that_asks_for_tokens_over_tls(folder: Path) -> None:
-    _, tokens, client = blocks("secure-host.md", "bash")
+    _, tokens, client = blocks("secure-host.md", "shell")
     assert "alice" in shell(tokens, folder)
     (config,) = blocks("secure-host.md", "toml")
     port = free_port()
@@ -84,7 +84,7 @@ def test_the_page_of_a_secure_host_gives_one_that_asks_for_tokens_over_tls(folde
 
 
 def test_the_page_of_a_secure_pool_gives_one_whose_members_trust_each_other_alone(folder: Path) -> None:
-    (tokens,) = blocks("secure-pool.md", "bash")
+    (tokens,) = blocks("secure-pool.md", "shell")
     shell(tokens, folder)
     member, head = blocks("secure-pool.md", "toml")
     ports = {f"10.0.0.{number}:7070": free_port() for number in (1, 2, 3)}
