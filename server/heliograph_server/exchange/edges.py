@@ -1,8 +1,9 @@
-"""Values that travel between daemons while a plan runs: offered by who made them, taken once.
+"""Values that travel between daemons while a plan runs. Each is offered by its producer and taken
+once.
 
-    split ─▸ offer ─▸ [edge, run] ─▸ PeerService ── wire ──▸ puller ─▸ the consumer's tensor ─▸ split
+    split ─▸ offer ─▸ [edge, run] ─▸ PeerService ─ wire ─▸ puller ─▸ the consumer's tensor ─▸ split
 
-The consumer may ask before the producer has it, and the producer may have it before anybody asked.
+The request and the value may arrive in either order.
 """
 
 from __future__ import annotations
@@ -12,52 +13,55 @@ from typing import Protocol
 
 from heliograph_backends.contract import Abort, Tensor
 from heliograph_proto.errors import HeliographError
-from heliograph_proto.plans import Partition
 
 
 class IncomingValues(Protocol):
-    """The arrivals of one run of a partition, which are on their way."""
+    """The arrivals of one run of a partition."""
 
     def wait(self, place: int, abort: Abort) -> None:
-        """Waits until an arrival, by its place in `Partition.arrivals`, is in its tensor. Raises what went
-        wrong at the other end or on the way, MemberLostError, and CancelledError after an abort."""
+        """Wait until an arrival, by its index in `Partition.arrivals`, is in its tensor.
+
+        Raises the error of the other daemon or of the link, MemberLostError, and CancelledError
+        after an abort.
+        """
 
     def when_ended(self, place: int, call: Callable[[], None]) -> bool:
-        """Whether `wait` would return or raise at once; else this is called once when it would, by whatever
-        thread. It must not wait or raise."""
+        """True if `wait` would return or raise at once. Otherwise `call` is called once when it
+        would, from any thread; it must not wait or raise."""
 
     def ask_ahead(self) -> None:
-        """Begins to fetch what is small of the next run, so that this one's beginning need not. Returns at
-        once; again it does nothing."""
+        """Begin to fetch the small values of the next run, so that its start need not wait for a
+        round trip.
+
+        Returns at once. Repeated calls have no effect.
+        """
 
     def close(self) -> None:
-        """What has not come is not waited for any more: nobody writes to the tensors when this returns."""
+        """Stop waiting for values that have not arrived. No tensor is written to after this
+        returns."""
 
 
 class EdgePorts(Protocol):
-    """One end of the edges of a partition, for as long as its plan lives. Thread-safe."""
+    """One end of the edges of a partition, for the lifetime of its plan. Thread-safe."""
 
     def expect(self, run: int, targets: Sequence[Tensor]) -> IncomingValues:
-        """Begins to fetch all arrivals of a run, each into its tensor. Raises nothing that `wait` can."""
+        """Begin to fetch all arrivals of a run, each into its tensor. Errors are raised by
+        `wait`."""
 
     def offer(self, place: int, run: int, tensor: Tensor, abort: Abort) -> None:
-        """Gives a departure, by its place in `Partition.departures`, to whoever asks. Its bytes are copied
-        before this returns, so the tensor may be written again. Waits where too much is held that nobody
-        took."""
+        """Make a departure, by its index in `Partition.departures`, available to its consumer.
+
+        The bytes are copied before this returns, so the tensor may be written again. Waits while
+        too many bytes are held that no consumer has taken.
+        """
 
     def offer_now(self, place: int, run: int, tensor: Tensor) -> bool:
-        """As `offer`, of what is small, where that need not wait. Whether it did."""
+        """As `offer`, for a small value and only if that need not wait. Return True if it was
+        offered."""
 
     def end(self, run: int, error: HeliographError | None = None) -> None:
-        """The run is over: whoever asks for what it did not offer gets this error, or that it was
-        cancelled."""
+        """End a run. Requests for values that it did not offer receive `error`, or
+        CancelledError."""
 
     def close(self) -> None:
-        """The partition is gone: whoever waits is told so. Idempotent."""
-
-
-class Exchange(Protocol):
-    """Of one daemon."""
-
-    def open(self, partition: Partition) -> EdgePorts:
-        """Raises HandleExistsError for an edge that is open already."""
+        """Close the partition, and fail the requests that wait. Idempotent."""

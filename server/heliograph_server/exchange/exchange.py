@@ -1,6 +1,7 @@
-"""The exchange of one daemon: edges that are open, who waits at them, and what is held for others.
+"""The exchange of one daemon: open edges, the requests that wait at them, and the values held for
+other daemons.
 
-Any thread.
+Everything here may be called from any thread.
 """
 
 from __future__ import annotations
@@ -41,26 +42,30 @@ from heliograph_server.exchange.outgoing import (
     PeerCounter,
     copy_out,
     parts_of,
+    unneeded,
 )
-from heliograph_server.exchange.prefetch import PrefetchedValue, Prefetches, cancel, claimed
+from heliograph_server.exchange.prefetch import PrefetchedValue, Prefetches, claimed
 from heliograph_server.exchange.relay import RelayedValue, no_link
 
 logger = logging.getLogger(__name__)
 
-#: The most bytes of a tensor that are between being read and being sent, where it is given by itself.
+#: The most bytes of a tensor between being read and being sent, when it is handed over by itself.
 HANDED_BYTES = 16 * 2**20
 
-Wanted = TypeVar("Wanted", bound="IncomingValue | PrefetchedValue")
+Pulled = TypeVar("Pulled", bound="IncomingValue | PrefetchedValue")
 
-#: Who asks for a value is given it, or told why not, once, from any thread.
+#: Receives the requested value, or an error, once, from any thread.
 PullCallback: TypeAlias = Callable[[OutgoingValue | HeliographError], None]
-#: Who brings one is told where it belongs, or why not.
+#: Receives the place for a value that another daemon pushes, or an error, once, from any thread.
 PushCallback: TypeAlias = Callable[[IncomingValue | HeliographError], None]
 
 
 class LiveExchange:
-    """An `Exchange`. Thread-safe. `peers`: how values are fetched and brought. No more than
-    `Limits.in_flight_bytes` are held for others, but for the oldest run of each partition."""
+    """The edges of one daemon. Thread-safe.
+
+    At most `Limits.in_flight_bytes` are held for other daemons, except for the oldest run of each
+    partition. `peers` are the links that fetch and push values.
+    """
 
     def __init__(self, limits: Limits | None = None, peers: PeerLinks | None = None) -> None:
         limits = limits or Limits()
@@ -72,29 +77,33 @@ class LiveExchange:
         self._arrivals: dict[bytes, Ledger[IncomingValue, PushCallback]] = {}
         self._ports: set[LivePorts] = set()
         self.counter = PeerCounter()
-        self._told: set[RefusalReason] = set()
+        self._logged_reasons: set[RefusalReason] = set()
         self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<LiveExchange of {self.open_edges} ends, {self.budget}>"
 
     def use(self, peers: PeerLinks) -> None:
-        """From now on values are fetched and brought by these, which are closed with the exchange."""
+        """Fetch and push values by these links from now on. They are closed with the exchange."""
         self._peers = peers
 
     @property
     def traffic(self) -> PeerTraffic:
-        """All so far."""
+        """The totals so far."""
         return self.counter.now
 
     @property
     def open_edges(self) -> int:
-        """How many ends of edges are open."""
+        """The number of open ends of edges."""
         return len(self._departures) + len(self._arrivals)
 
     def open(self, partition: Partition, copies: int = 1) -> LivePorts:
-        """As `Exchange.open`. `copies`: how many runs may be under way at once."""
-        pushed = [one.edge for one in partition.arrivals if one.source is None]
+        """Open the edges of a partition, of which `copies` runs may be in progress at once.
+
+        Raises HandleExistsError for an edge that is open already, and UnavailableError after
+        `close`.
+        """
+        pushed = [arrival.edge for arrival in partition.arrivals if arrival.source is None]
         with self._lock:
             if self._is_closed:
                 raise UnavailableError("the exchange is closed", advice="the daemon is shutting down")
@@ -106,32 +115,35 @@ class LiveExchange:
             self._ports.add(ports)
         return ports
 
-    # Other daemons, by way of the service
+    # Called by the service, for other daemons
 
     def ask(self, name: bytes, run: int, capability: bytes, on_value: PullCallback) -> None:
-        """Somebody wants the value of an edge and run. He is told, perhaps before this returns."""
+        """Register a request for the value of an edge in a run. The callback may be called before
+        this returns."""
         with self._lock:
             found = self._show(self._departures.get(name), run, capability, on_value)
         if found is not None:
             on_value(found)
 
     def withdraw(self, name: bytes, run: int, on_value: PullCallback, *, again: bool = False) -> bool:
-        """Who asked waits no more. Whether he did, and will not be told anything now. `again`: he may come
-        back."""
+        """Cancel a request. Return True if it was waiting; then its callback is not called.
+
+        `again`: the same daemon may ask again.
+        """
         with self._lock:
             ledger = self._departures.get(name)
             return ledger is not None and ledger.withdraw(run, on_value, again=again)
 
     def bring(self, name: bytes, run: int, capability: bytes, on_place: PushCallback) -> None:
-        """Somebody brings the value of an edge and run. He is told where it belongs, perhaps before this
-        returns."""
+        """Register another daemon's offer of a value. The callback receives its place, perhaps
+        before this returns."""
         with self._lock:
             found = self._show(self._arrivals.get(name), run, capability, on_place)
         if found is not None:
             on_place(found)
 
     def leave(self, name: bytes, run: int, on_place: PushCallback, *, again: bool = False) -> None:
-        """Who brought one does not wait for its place any more. `again`: he may come back."""
+        """Cancel an offer that waits for its place. `again`: the same daemon may offer it again."""
         with self._lock:
             if (ledger := self._arrivals.get(name)) is not None:
                 ledger.withdraw(run, on_place, again=again)
@@ -142,23 +154,20 @@ class LiveExchange:
         found = refusal(RefusalReason.UNKNOWN) if ledger is None else ledger.show(run, capability, waiter)
         if not isinstance(found, EdgeRefusal):
             return found
-        if found.why is not None:
-            self._note(found.why)
+        if (why := found.why) is not None:
+            self.counter.refused()
+            # Each reason is logged once, so that guesses cannot fill the log.
+            if why not in self._logged_reasons:
+                self._logged_reasons.add(why)
+                logger.warning(
+                    "another daemon presented a capability that is %s; further ones are not logged", why.value
+                )
         return found.error
 
-    def _note(self, why: RefusalReason) -> None:
-        """Once for each reason: whoever guesses fills no log."""
-        self.counter.refused()
-        if why not in self._told:
-            self._told.add(why)
-            logger.warning(
-                "another daemon showed a capability that is %s; more of these are not logged", why.value
-            )
-
-    # The ports' side
+    # Called by the ports
 
     def give(self, edge: Edge, run: int, value: OutgoingValue) -> None:
-        """A value is there for whoever asks."""
+        """Make a value available to the daemon that requests it."""
         with self._lock:
             ledger = self._departures.get(edge.name)
             on_value = ledger.give(run, value) if ledger is not None else Disposition.REFUSED
@@ -170,27 +179,27 @@ class LiveExchange:
             on_value(value)
 
     def shed(self, edge: Edge, most: int) -> None:
-        """Values of an edge that nobody came for are given up, but for the newest."""
+        """Drop the values of an edge that were not requested, except for the newest `most`."""
         with self._lock:
             ledger = self._departures.get(edge.name)
             old = ledger.shed(most) if ledger is not None else []
         for value in old:
             value.drop()
 
-    def await_pushed(self, landing: IncomingValue) -> None:
-        """A place is there for whoever brings its value."""
+    def await_pushed(self, value: IncomingValue) -> None:
+        """Make a place available to the daemon that pushes its value."""
         with self._lock:
-            ledger = self._arrivals.get(landing.edge.name)
-            on_place = ledger.give(landing.run, landing) if ledger is not None else Disposition.REFUSED
+            ledger = self._arrivals.get(value.edge.name)
+            on_place = ledger.give(value.run, value) if ledger is not None else Disposition.REFUSED
             late = ledger.expired() if ledger is not None else ([], [])
         _expire(late)
         if on_place is Disposition.REFUSED:
-            landing.fail(CancelledError("the run is over"))
+            value.fail(CancelledError("the run is over"))
         elif not isinstance(on_place, Disposition):
-            on_place(landing)
+            on_place(value)
 
     def pull(self, source: PeerSource, sinks: Sequence[Sink]) -> None:
-        """Begins to fetch values."""
+        """Begin to fetch values."""
         if self._peers is None:
             for sink in sinks:
                 sink.fail(no_link())
@@ -198,25 +207,34 @@ class LiveExchange:
             self._peers.pull(source, sinks)
 
     def forget(self, source: PeerSource, sinks: Sequence[Sink]) -> None:
-        """Nobody waits for these."""
+        """Cancel the fetching of values."""
         if self._peers is not None:
             self._peers.forget(source, sinks)
 
-    # Whoever takes values to others
+    # Called by the service, to carry values to other daemons
 
     def forward(self, edge: Edge, run: int, destination: PeerSource, done: Done) -> Callable[[], None]:
-        """Brings the value of a departure of this exchange, once it is offered, to a daemon that does not
-        reach this one. `done` is called once, from any thread. Gives what ends it early."""
+        """Push the value of a departure, once it is offered, to a daemon that cannot reach this
+        one.
+
+        `done` is called once, from any thread. Return a function that cancels the push.
+        """
 
         def answer(found: OutgoingValue | HeliographError) -> None:
             if isinstance(found, HeliographError):
                 done(found)
             else:
-                self._push(destination, edge, run, found, done)
+                size_bytes = found.size_bytes
+                self._push(destination, edge, run, found, partial(pushed, size_bytes))
+
+        def pushed(size_bytes: int, error: HeliographError | None) -> None:
+            if error is None:
+                self.counter.sent(size_bytes)
+            done(error)
 
         def cancel() -> None:
             if self.withdraw(edge.name, run, answer):
-                done(CancelledError("nobody waits for this value any more"))
+                done(unneeded())
 
         self.ask(edge.name, run, edge.capability(run), answer)
         return cancel
@@ -224,36 +242,26 @@ class LiveExchange:
     def relay(
         self, edge: Edge, run: int, size_bytes: int, source: PeerSource, destination: PeerSource, done: Done
     ) -> Callable[[], None]:
-        """Takes a value of so many bytes from one daemon to another, which cannot reach each other. `done` is
-        called once, from any thread. Gives what ends it early."""
+        """Carry a value of `size_bytes` between two daemons that cannot reach each other.
+
+        `done` is called once, from any thread. Return a function that cancels the relay.
+        """
 
         def relayed(error: HeliographError | None) -> None:
             if error is None:
                 self.counter.relayed(size_bytes)
             done(error)
 
-        carried = RelayedValue(edge, run, size_bytes, partial(self._push_on, destination, edge, run), relayed)
+        value = RelayedValue(edge, run, size_bytes, partial(self._push, destination, edge, run), relayed)
 
         def cancel() -> None:
-            self.forget(source, [carried])
-            carried.fail(CancelledError("nobody waits for this value any more"))
+            self.forget(source, [value])
+            value.fail(unneeded())
 
-        self.pull(source, [carried])
+        self.pull(source, [value])
         return cancel
 
     def _push(self, destination: PeerSource, edge: Edge, run: int, value: OutgoingValue, done: Done) -> None:
-        size_bytes = value.size_bytes
-
-        def pushed(error: HeliographError | None) -> None:
-            if error is None:
-                self.counter.sent(size_bytes)
-            done(error)
-
-        self._push_on(destination, edge, run, value, pushed)
-
-    def _push_on(
-        self, destination: PeerSource, edge: Edge, run: int, value: OutgoingValue, done: Done
-    ) -> None:
         if self._peers is None:
             value.drop()
             done(no_link())
@@ -261,7 +269,7 @@ class LiveExchange:
             self._peers.push(destination, edge, run, value, done)
 
     def end(self, partition: Partition, run: int, error: HeliographError | None) -> None:
-        """A run of a partition is over."""
+        """End a run of a partition."""
         with self._lock:
             found: list[object] = []
             late: list[tuple[Sequence[object], Sequence[object]]] = []
@@ -272,12 +280,12 @@ class LiveExchange:
                 found.append(other.end(run, error, keeps=False))
                 late.append(other.expired())
         for one in found:
-            _tell(one, ended(error))
+            _settle(one, ended(error))
         for waiters, payloads in late:
             _expire((waiters, payloads))
 
     def close_ports(self, ports: LivePorts, partition: Partition, error: HeliographError | None) -> None:
-        """A partition is gone."""
+        """Close the ends of a partition's edges. Requests that wait receive `error`."""
         with self._lock:
             if ports not in self._ports:
                 return
@@ -290,10 +298,10 @@ class LiveExchange:
             for arrival in partition.arrivals:
                 if arrival.source is None:
                     self._arrivals.pop(arrival.edge.name, None)
-        gone = error or CancelledError("what was to make this value is gone")
+        gone = error or CancelledError("the plan that makes this value is gone")
         for waiters, payloads in found:
             for one in (*waiters, *payloads):
-                _tell(one, gone)
+                _settle(one, gone)
 
     def _departing(self, partition: Partition) -> list[Ledger[OutgoingValue, PullCallback]]:
         known = self._departures
@@ -305,11 +313,11 @@ class LiveExchange:
         return [known[name] for name in pushed if name in known]
 
     def close(self) -> None:
-        """Closes all ports and all ways to other daemons. Idempotent."""
+        """Close all ports, and all links to other daemons. Idempotent."""
         with self._lock:
             self._is_closed = True
-            everyone = tuple(self._ports)
-        for ports in everyone:
+            open_ports = tuple(self._ports)
+        for ports in open_ports:
             ports.close()
         if self._peers is not None:
             self._peers.close()
@@ -319,20 +327,20 @@ def _check_free(known: Container[bytes], edges: Sequence[Edge]) -> None:
     names = [edge.name for edge in edges]
     for name in names:
         if name in known or names.count(name) > 1:
-            raise HandleExistsError(f"edge {name.hex()[:8]} is open already", advice="make up a new one")
+            raise HandleExistsError(f"edge {name.hex()[:8]} is open already", advice="create a new one")
 
 
 def _expire(late: tuple[Sequence[object], Sequence[object]]) -> None:
-    """Tells waiters of runs that are too old, and gives up what lies there for others."""
+    """Fail the requests of runs that are too old, and drop their values."""
     waiters, payloads = late
     for one in waiters:
-        _tell(one, refusal(RefusalReason.EXPIRED).error)
+        _settle(one, refusal(RefusalReason.EXPIRED).error)
     for one in payloads:
-        _tell(one, CancelledError("the run is too old"))
+        _settle(one, CancelledError("the run is too old"))
 
 
-def _tell(one: object, error: HeliographError) -> None:
-    """Whoever waits is told why nothing comes; what nobody gets is given up."""
+def _settle(one: object, error: HeliographError) -> None:
+    """Fail a request or a place, or drop a value."""
     if isinstance(one, OutgoingValue):
         one.drop()
     elif isinstance(one, IncomingValue):
@@ -342,20 +350,20 @@ def _tell(one: object, error: HeliographError) -> None:
 
 
 class LivePorts:
-    """A `Ports` of a live exchange."""
+    """The `EdgePorts` of a `LiveExchange`."""
 
     def __init__(self, exchange: LiveExchange, partition: Partition, copies: int = 1) -> None:
         self._exchange = exchange
         self._partition = partition
         self._copies = copies
         self._lock = threading.Lock()
-        #: Runs that have begun and not ended.
+        #: Runs in progress.
         self._runs: set[int] = set()
-        #: What is asked for ahead of the runs that want it.
-        self._asked = Prefetches()
-        #: What is on its way, of runs that have not been closed.
+        #: Requests sent ahead of their runs.
+        self._prefetches = Prefetches()
+        #: The arrivals of runs in progress.
         self._incoming: dict[int, RunIncomingValues] = {}
-        #: Large values that somebody may be taking.
+        #: Large values that another daemon may be taking.
         self._values: WeakSet[OutgoingValue] = WeakSet()
         self._is_closed = False
 
@@ -363,60 +371,57 @@ class LivePorts:
         return f"<LivePorts {len(self._partition.arrivals)} in, {len(self._partition.departures)} out>"
 
     def expect(self, run: int, targets: Sequence[Tensor]) -> RunIncomingValues:
-        """As `Ports.expect`."""
+        """As `EdgePorts.expect`."""
         pairs = list(zip(self._partition.arrivals, targets, strict=True))
         received = self._exchange.counter.received
-        landings = [IncomingValue(arrival, run, target, received) for arrival, target in pairs]
-        incoming = RunIncomingValues(landings, self._forget, partial(self._ask_ahead, run, landings))
+        values = [IncomingValue(arrival, run, target, received) for arrival, target in pairs]
+        incoming = RunIncomingValues(values, self._forget, partial(self._ask_ahead, run, values))
         with self._lock:
             is_closed = self._is_closed
             if not is_closed:
                 self._runs.add(run)
                 self._incoming[run] = incoming
-                mine, old = self._asked.begin(run)
+                prefetched, old = self._prefetches.begin(run)
         if is_closed:
             incoming.close()
             return incoming
-        missing = claimed(landings, mine)
+        missing = claimed(values, prefetched)
         self._pull(missing)
-        for landing in missing:
-            if landing.source is None:
-                self._exchange.await_pushed(landing)
+        for value in missing:
+            if value.source is None:
+                self._exchange.await_pushed(value)
         self._drop(old)
         return incoming
 
-    def _ask_ahead(self, run: int, landings: Sequence[IncomingValue]) -> None:
+    def _ask_ahead(self, run: int, values: Sequence[IncomingValue]) -> None:
         with self._lock:
-            ahead = [] if self._is_closed else self._asked.ahead(run, landings)
+            ahead = [] if self._is_closed else self._prefetches.ahead(run, values)
         self._pull(ahead)
 
-    def _pull(self, wanted: Sequence[Wanted]) -> None:
-        for source, group in _by_source(wanted).items():
-            if source is not None:
-                self._exchange.pull(source, group)
+    def _pull(self, values: Sequence[Pulled]) -> None:
+        for source, group in _by_source(values).items():
+            self._exchange.pull(source, group)
 
-    def _forget(self, landings: Sequence[IncomingValue]) -> None:
-        for source, group in _by_source(landings).items():
-            if source is not None:
-                self._exchange.forget(source, [one.asked_as for one in group])
+    def _forget(self, values: Sequence[IncomingValue]) -> None:
+        for source, group in _by_source(values).items():
+            self._exchange.forget(source, [one.asked_as for one in group])
 
-    def _drop(self, foretold: Sequence[PrefetchedValue]) -> None:
-        """Nobody will claim these."""
-        for source, group in _by_source(foretold).items():
-            if source is not None:
-                self._exchange.forget(source, group)
-        cancel(foretold)
+    def _drop(self, prefetched: Sequence[PrefetchedValue]) -> None:
+        for source, group in _by_source(prefetched).items():
+            self._exchange.forget(source, group)
+        for one in prefetched:
+            one.fail(unneeded())
 
     def offer(self, place: int, run: int, tensor: Tensor, abort: Abort) -> None:
-        """As `Ports.offer`."""
+        """As `EdgePorts.offer`."""
         edge = self._partition.departures[place].edge
         size_bytes = tensor.type.nbytes
         with self._lock:
             self._runs.add(run)
         budget = self._exchange.budget
         if budget.is_full_for(size_bytes):
-            # The oldest run passes all the same, so what runs before it left behind must not pile up. Of
-            # those that nobody came for yet, somebody may come for as many as are under way.
+            # The oldest run never waits, so the values that earlier runs left behind must not pile
+            # up. Keep as many as there are runs in progress: other daemons may still request those.
             self._exchange.shed(edge, self._copies)
         budget.reserve(size_bytes, abort, partial(self._is_oldest, run))
         if size_bytes <= SMALL_BYTES:
@@ -436,7 +441,7 @@ class LivePorts:
             raise
 
     def offer_now(self, place: int, run: int, tensor: Tensor) -> bool:
-        """As `Ports.offer_now`."""
+        """As `EdgePorts.offer_now`."""
         size_bytes = tensor.type.nbytes
         if size_bytes > SMALL_BYTES or not self._exchange.budget.reserve_now(size_bytes):
             return False
@@ -454,8 +459,11 @@ class LivePorts:
         self._exchange.give(edge, run, OutgoingValue.of(data, self._exchange.budget.give))
 
     def hand_over(self, place: int, run: int, tensor: Tensor, abort: Abort) -> None:
-        """Gives a departure straight from its tensor, of which little is held at a time, and returns when all
-        was taken. Raises CancelledError after an abort, and when who asked has left."""
+        """Hand over a departure straight from its tensor, and return when all of it was taken.
+
+        At most HANDED_BYTES are held at a time. Raises CancelledError after an abort, or when the
+        other daemon leaves.
+        """
         window = OutgoingBudget(HANDED_BYTES)
         edge, size_bytes = self._partition.departures[place].edge, tensor.type.nbytes
         if size_bytes <= SMALL_BYTES:
@@ -494,7 +502,7 @@ class LivePorts:
             return self._is_closed or run <= min(self._runs, default=run)
 
     def end(self, run: int, error: HeliographError | None = None) -> None:
-        """As `Ports.end`."""
+        """As `EdgePorts.end`."""
         with self._lock:
             self._runs.discard(run)
             incoming = self._incoming.pop(run, None)
@@ -504,24 +512,26 @@ class LivePorts:
         self._exchange.budget.poke()
 
     def close(self, error: HeliographError | None = None) -> None:
-        """As `Ports.close`; `error`: what whoever still waits is told."""
+        """As `EdgePorts.close`. Requests that still wait receive `error`."""
         with self._lock:
             self._is_closed = True
             incoming, self._incoming = tuple(self._incoming.values()), {}
             values = tuple(self._values)
-            ahead = self._asked.close()
+            ahead = self._prefetches.close()
         for one in incoming:
             one.close()
         self._drop(ahead)
         self._exchange.close_ports(self, self._partition, error)
         for value in values:
-            # Also one that somebody has begun to take, and may never end to.
+            # Including those that another daemon has begun to take, and may never finish.
             value.drop()
         self._exchange.budget.poke()
 
 
-def _by_source(landings: Sequence[Wanted]) -> dict[PeerSource | None, list[Wanted]]:
-    found: dict[PeerSource | None, list[Wanted]] = {}
-    for landing in landings:
-        found.setdefault(landing.source, []).append(landing)
+def _by_source(values: Sequence[Pulled]) -> dict[PeerSource, list[Pulled]]:
+    """Values by the daemon to fetch them from. Omits those that the other daemon pushes."""
+    found: dict[PeerSource, list[Pulled]] = {}
+    for value in values:
+        if value.source is not None:
+            found.setdefault(value.source, []).append(value)
     return found

@@ -1,6 +1,6 @@
-"""Values on their way in: each straight into its tensor, until it is there or nobody waits for it.
+"""Values on their way in, each straight into its tensor.
 
-Any thread.
+Everything here may be called from any thread.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Protocol, TypeAlias
 from heliograph_backends.contract import Abort, Tensor, access
 from heliograph_proto.errors import CancelledError, HeliographError, InternalError, ProtocolError
 from heliograph_proto.plans import Arrival, Edge, PeerSource
-from heliograph_server.exchange.outgoing import OutgoingValue
+from heliograph_server.exchange.outgoing import OutgoingValue, unneeded
 
-#: Told that something is done, or why it is not.
+#: Called when something is done, with the error if it failed.
 Done: TypeAlias = Callable[[HeliographError | None], None]
 
 
 class Sink(Protocol):
-    """Where the bytes of one value go."""
+    """The destination of the bytes of one value."""
 
     edge: Edge
     run: int
@@ -28,50 +28,48 @@ class Sink(Protocol):
 
     @property
     def is_quick(self) -> bool:
-        """Whether its bytes are written quickly, by a copy in this host's memory."""
+        """True if writing is only a copy in this host's memory."""
 
     def ready(self, wake: Callable[[], None]) -> bool:
-        """Whether the next piece may be written; else `wake` is called, once, from any thread, when it is
-        worth asking again."""
+        """True if the next piece may be written. Otherwise `wake` is called once, from any thread,
+        when it is worth asking again."""
 
     def write(self, offset_bytes: int, data: memoryview) -> bool:
-        """The next piece, from any thread; whether more is wanted. Raises ProtocolError for bytes that do not
-        belong there, and what the device raises."""
+        """Write the next piece, from any thread. Return True if more is expected.
+
+        Raises ProtocolError for bytes at the wrong offset, and the errors of the device.
+        """
 
     def finish(self) -> None:
-        """All has come; what is missing is an error of its own. Nothing happens once it has ended."""
+        """End the value. Missing bytes are an error. Has no effect once the value has ended."""
 
     def fail(self, error: HeliographError) -> None:
-        """It does not come. Nothing happens once it has ended."""
+        """Fail the value. Has no effect once the value has ended."""
 
 
-class Puller(Protocol):
-    """Fetches values from other daemons. Thread-safe; each sink ends by `finish` or `fail`."""
+class PeerLinks(Protocol):
+    """The links to other daemons. Thread-safe."""
 
     def pull(self, source: PeerSource, sinks: Sequence[Sink]) -> None:
-        """Asks for values, all of them together. Returns at once; raises nothing."""
+        """Request values, all together. Returns at once and raises nothing; each sink ends by
+        `finish` or `fail`.
+        """
 
     def forget(self, source: PeerSource, sinks: Sequence[Sink]) -> None:
-        """Nobody waits for these any more. Returns at once."""
-
-    def close(self) -> None:
-        """Ends all ways; what is on its way fails."""
-
-
-class Pusher(Protocol):
-    """Brings values to other daemons. Thread-safe."""
+        """Cancel the requests for values. Returns at once."""
 
     def push(self, destination: PeerSource, edge: Edge, run: int, value: OutgoingValue, done: Done) -> None:
-        """Brings a value, which goes as it is taken. Returns at once; `done` is called once, from any thread,
-        when the value is where it belongs, or with why it is not."""
+        """Push a value, piece by piece as it is taken. Returns at once.
 
+        `done` is called once, from any thread, when the value is at its place or with the error.
+        """
 
-class PeerLinks(Puller, Pusher, Protocol):
-    """All ways to other daemons."""
+    def close(self) -> None:
+        """Close all links. Values on their way fail."""
 
 
 class IncomingValue:
-    """One arrival of one run, on its way into a tensor. Thread-safe."""
+    """One arrival of one run, on its way into a tensor: a `Sink`. Thread-safe."""
 
     __slots__ = (
         "_calls", "_ended", "_lock", "_mail", "_outcome", "_received_bytes",
@@ -91,22 +89,22 @@ class IncomingValue:
         self.tensor = tensor
         self.size_bytes = tensor.type.nbytes
         self.is_quick = tensor.buffer.buffer_type.is_host
-        #: Under what it was asked for: itself, or what was asked for before its run began.
+        #: The sink of the request: this one, or the one that was requested before the run began.
         self.asked_as: Sink = self
         self._ended = ended
         self._lock = threading.Lock()
         self._received_bytes = 0
-        #: True: it is there. An error: why it will never be.
+        #: True: it has arrived. An error: it never will.
         self._outcome: HeliographError | bool = False
-        #: Who is called when it has ended.
+        #: Callbacks for the end.
         self._calls: list[Callable[[], None]] = []
-        #: Mailboxes of those who wait.
+        #: Mailboxes of the threads that wait.
         self._mail: list[SimpleQueue[None]] = []
 
     def __repr__(self) -> str:
-        return f"<Landing {self.edge} run {self.run}: {self._received_bytes:,} of {self.size_bytes:,} bytes>"
+        return f"<IncomingValue {self.edge} run {self.run}: {self._received_bytes} of {self.size_bytes} B>"
 
-    # Who brings it
+    # Called by the link
 
     def ready(self, wake: Callable[[], None]) -> bool:
         return True
@@ -139,12 +137,12 @@ class IncomingValue:
         self._tell()
 
     def land(self, data: bytes) -> HeliographError | None:
-        """All of a small value; why it could not be taken."""
+        """Write all of a small value. Return the error if it failed."""
         try:
             if len(data) != self.size_bytes:
                 raise self._wrong(f"{len(data):,} bytes")
             if not self.write(0, memoryview(data)):
-                return CancelledError("nobody waits for this value any more")
+                return unneeded()
             self.finish()
         except HeliographError as error:
             self.fail(error)
@@ -154,7 +152,7 @@ class IncomingValue:
 
     @property
     def error(self) -> HeliographError | None:
-        """Why it does not come; None if it did, or may yet."""
+        """The error if the value failed. None if it arrived, or still may."""
         return self._outcome if isinstance(self._outcome, HeliographError) else None
 
     def _wrong(self, what: str) -> ProtocolError:
@@ -173,10 +171,10 @@ class IncomingValue:
         for call in calls:
             call()
 
-    # Who waits for it
+    # Called by the consumer
 
     def when_ended(self, call: Callable[[], None]) -> bool:
-        """Whether it has ended; else this is called once when it has, by whoever ends it. It must not wait or
+        """True if it has ended. Otherwise `call` is called once when it has; it must not wait or
         raise."""
         with self._lock:
             if self._outcome is not False:
@@ -185,7 +183,8 @@ class IncomingValue:
             return False
 
     def wait(self, abort: Abort) -> None:
-        """Until it is in its tensor. Raises why it is not, CancelledError after an abort."""
+        """Wait until the value is in its tensor. Raises the value's error, and CancelledError after
+        an abort."""
         if self._outcome is False:
             mail: SimpleQueue[None] = SimpleQueue()
             with abort.watch(lambda: mail.put(None)):
@@ -198,48 +197,44 @@ class IncomingValue:
             return
         if isinstance(self._outcome, HeliographError):
             raise self._outcome.at(self._outcome.origin)
-        raise CancelledError("cancelled while it waited for a value of another daemon")
+        raise CancelledError("cancelled while waiting for a value of another daemon")
 
     def close(self) -> bool:
-        """Nobody writes to the tensor when this returns. Whether it was on its way."""
+        """Stop writing to the tensor. Return True if the value was still on its way."""
         with self._lock:
             if self._outcome is not False:
                 return False
-            self._end(CancelledError("nobody waits for this value any more"))
+            self._end(unneeded())
         self._tell()
         return True
 
 
 class RunIncomingValues:
-    """The arrivals of one run of a partition: an `Incoming`."""
+    """The `IncomingValues` of a `LivePorts`."""
 
     def __init__(
         self,
-        landings: Sequence[IncomingValue],
+        values: Sequence[IncomingValue],
         forget: Callable[[Sequence[IncomingValue]], None],
         ask_ahead: Callable[[], None],
     ) -> None:
-        self._landings = landings
+        self._values = values
         self._forget = forget
-        self._ask_ahead = ask_ahead
+        self.ask_ahead = ask_ahead
 
     def __repr__(self) -> str:
-        return f"<Arriving {len(self._landings)}>"
+        return f"<RunIncomingValues {len(self._values)}>"
 
     def wait(self, place: int, abort: Abort) -> None:
-        """As `Incoming.wait`."""
-        self._landings[place].wait(abort)
+        """As `IncomingValues.wait`."""
+        self._values[place].wait(abort)
 
     def when_ended(self, place: int, call: Callable[[], None]) -> bool:
-        """As `Incoming.when_ended`."""
-        return self._landings[place].when_ended(call)
-
-    def ask_ahead(self) -> None:
-        """As `Incoming.ask_ahead`."""
-        self._ask_ahead()
+        """As `IncomingValues.when_ended`."""
+        return self._values[place].when_ended(call)
 
     def close(self) -> None:
-        """As `Incoming.close`. Idempotent."""
-        pending = [one for one in self._landings if one.close()]
+        """As `IncomingValues.close`. Idempotent."""
+        pending = [one for one in self._values if one.close()]
         if pending:
             self._forget(pending)

@@ -1,16 +1,16 @@
-"""Who may have what of an edge, run by run, and what became of it. Pure: no thread, clock or socket.
+"""The values, requests and capabilities of an edge, run by run. Pure: no thread, clock or socket.
 
-At the producer's end of an edge its own partition *gives* values and another daemon *shows* the capability to
-get one; at the end that values are pushed to, the partition gives places and another daemon shows the
-capability to bring one. Either may come first, each comes once:
+At the producer's end of an edge its own partition *gives* values and another daemon *shows* the
+capability to get one. At the end that values are pushed to, the partition gives places and another
+daemon shows the capability to push a value. Either may come first, and each comes once:
 
                  give                    show
     (nothing) ─────────▸ given ──────────────────────▸ gone
         │                  │ end with an error
         ├── show ─▸ shown ─┼─ give, end, withdraw ───▸ gone
-        └── end ──▸ over ──┴─ show: is told why ─────▸ gone
+        └── end ──▸ over ──┴─ show: gets the error ──▸ gone
 
-Who waits on a stream that breaks got nothing, and may show it again.
+A waiter whose stream breaks got nothing, and may show its capability again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Generic, TypeAlias, TypeVar
 from heliograph_proto.errors import CancelledError, HeliographError, LimitExceededError, PermissionDeniedError
 from heliograph_proto.plans import Edge
 
-#: What is so many runs older than the newest run of its end has expired.
+#: Runs that are so much older than the newest one have expired.
 WINDOW_RUNS = 1024
-#: The most who wait at one end.
+#: The most waiters at one end.
 MAX_WAITING = 4096
-#: The most runs of which one end knows what became of them: those of the window, and such as come early.
+#: The most runs that one end remembers: those of the window, and those that come early.
 MAX_RUNS = 4 * MAX_WAITING
 
 Payload = TypeVar("Payload")
@@ -34,16 +34,16 @@ Waiter = TypeVar("Waiter")
 
 
 class Disposition(Enum):
-    """What became of something given that nobody waited for."""
+    """The fate of a given payload without a waiter."""
 
-    #: Somebody will come for it.
+    #: It is held for a later request.
     HELD = 1
-    #: Nobody can come for it any more.
+    #: No request can come any more.
     REFUSED = 2
 
 
 class RefusalReason(Enum):
-    """Why a capability was refused, for the log alone: whoever is refused learns nothing."""
+    """The reason for refusing a capability. Only for the log: the answer does not reveal it."""
 
     UNKNOWN = "for an edge that is not open"
     FORGED = "forged, or for something else"
@@ -54,10 +54,10 @@ class RefusalReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EdgeRefusal:
-    """What somebody is told instead of getting something."""
+    """An error in place of the payload."""
 
     error: HeliographError
-    #: Set where the capability was refused, not where the run ended badly.
+    #: Set if the capability was refused, not if the run failed.
     why: RefusalReason | None = None
 
 
@@ -84,9 +84,9 @@ _State: TypeAlias = "_Shown[Waiter] | _Given[Payload] | _Over | _Gone"
 
 
 def refusal(why: RefusalReason) -> EdgeRefusal:
-    """Says the same whatever was wrong."""
+    """The answer to a refused capability. It does not reveal which check failed."""
     if why is RefusalReason.CROWDED:
-        return EdgeRefusal(LimitExceededError("too many wait for this edge", advice="wait for some"), why)
+        return EdgeRefusal(LimitExceededError("too many requests wait for it", advice="wait for some"), why)
     return EdgeRefusal(
         PermissionDeniedError(
             "the capability is forged, was used before, has expired, or is for something else",
@@ -96,14 +96,8 @@ def refusal(why: RefusalReason) -> EdgeRefusal:
     )
 
 
-def _crowded_out() -> LimitExceededError:
-    return LimitExceededError(
-        "the value was held until there were too many that nobody came for", advice="run it again"
-    )
-
-
 def ended(error: HeliographError | None) -> HeliographError:
-    """What becomes of whoever waits for something of a run that is over."""
+    """The error for requests of a run that has ended."""
     return error or CancelledError("the run ended at the other daemon without this value")
 
 
@@ -120,7 +114,8 @@ class Ledger(Generic[Payload, Waiter]):
         return f"<Ledger of {self.edge}: {len(self._states)} runs, {self._waiting} wait>"
 
     def show(self, run: int, capability: bytes, waiter: Waiter) -> Payload | EdgeRefusal | None:
-        """Somebody comes for the thing of a run: it, or why not, or None: he waits for it."""
+        """Present the capability of a run. Return the payload, a refusal, or None if the waiter
+        waits."""
         if not self.edge.allows(run, capability):
             return refusal(RefusalReason.FORGED)
         if run <= self._newest - WINDOW_RUNS:
@@ -142,7 +137,7 @@ class Ledger(Generic[Payload, Waiter]):
         return refusal(RefusalReason.USED)
 
     def give(self, run: int, payload: Payload) -> Waiter | Disposition:
-        """The thing of a run is there: who waits for it, or what becomes of it."""
+        """Give the payload of a run. Return its waiter, or what becomes of the payload."""
         self._note(run)
         state = self._states.get(run)
         if state is None and run > self._newest - WINDOW_RUNS:
@@ -154,8 +149,10 @@ class Ledger(Generic[Payload, Waiter]):
         return Disposition.REFUSED
 
     def end(self, run: int, error: HeliographError | None, *, keeps: bool) -> Waiter | Payload | None:
-        """The run is over: who is to be told so, or what nobody gets any more. `keeps`: what was given stays
-        for whoever comes late, unless the run failed."""
+        """End a run. Return the waiter to fail, or the payload to drop.
+
+        `keeps`: a payload stays for a late request, unless the run failed.
+        """
         self._note(run)
         state = self._states.get(run)
         match state:
@@ -170,8 +167,10 @@ class Ledger(Generic[Payload, Waiter]):
         return None
 
     def withdraw(self, run: int, waiter: Waiter, *, again: bool = False) -> bool:
-        """Who waited does not any more. Whether he did. `again`: he got nothing, and may come back: his
-        stream broke."""
+        """Remove a waiter. Return True if it was waiting.
+
+        `again`: it got nothing, and may come back because its stream broke.
+        """
         state = self._states.get(run)
         if isinstance(state, _Shown) and state.waiter is waiter:
             self._go(run)
@@ -181,23 +180,25 @@ class Ledger(Generic[Payload, Waiter]):
         return False
 
     def expired(self) -> tuple[list[Waiter], list[Payload]]:
-        """Who waits for, and what was given in, runs that are too old now; each once."""
+        """Remove the runs that are too old. Return their waiters and payloads."""
         if len(self._states) <= WINDOW_RUNS:
             return [], []
-        # In the order of their first events, which is nearly that of their numbers.
+        # In the order of their first events, which is almost that of their numbers.
         old = [run for run in self._states if run <= self._newest - WINDOW_RUNS]
         return self._take(old)
 
     def shed(self, most: int) -> list[Payload]:
-        """What was given and nobody came for, but for the newest: nobody gets it any more."""
+        """Drop the payloads that no request took, except for the newest `most`. Return them."""
         given = {run: one.payload for run, one in self._states.items() if isinstance(one, _Given)}
         old = sorted(given)[: max(0, len(given) - most)]
         for run in old:
-            self._states[run] = _Over(_crowded_out())
+            self._states[run] = _Over(
+                LimitExceededError("the value was dropped: too many were held", advice="run it again")
+            )
         return [given[run] for run in old]
 
     def close(self) -> tuple[list[Waiter], list[Payload]]:
-        """The end closes: who waits, and what nobody gets any more."""
+        """Close the end. Return its waiters and payloads."""
         return self._take(list(self._states))
 
     def _take(self, runs: list[int]) -> tuple[list[Waiter], list[Payload]]:

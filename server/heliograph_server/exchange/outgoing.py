@@ -1,4 +1,4 @@
-"""Values on their way out: pieces that one thread puts in and one reader takes, and how many may be held."""
+"""Values on their way out: pieces that one thread puts in and one reader takes, within a budget."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from heliograph_proto.errors import CancelledError, HeliographError
 from heliograph_proto.sessions import PeerTraffic
 from heliograph_proto.types import DTYPES, TensorType
 
-#: Up to here a value travels in one message beside others; what is larger has a call of its own.
+#: The largest value that travels in one message with others. Larger ones have a call of their own.
 SMALL_BYTES = 64 * 1024
 
 
 class OutgoingBudget:
-    """Bounds the bytes that are held for others. Thread-safe."""
+    """A bound on the bytes held for other daemons. Thread-safe."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -28,11 +28,14 @@ class OutgoingBudget:
         self._changed = threading.Condition(threading.Lock())
 
     def __repr__(self) -> str:
-        return f"<Budget {self.held_bytes:,} of {self.limit_bytes:,} bytes>"
+        return f"<OutgoingBudget {self.held_bytes:,} of {self.limit_bytes:,} bytes>"
 
     def reserve(self, size_bytes: int, abort: Abort, may_pass: Callable[[], bool]) -> None:
-        """Waits until so much may be held beside the rest. What is larger than the limit is held alone, and
-        what `may_pass` (asked again after `poke`) in any case. Raises CancelledError."""
+        """Wait until so many bytes may be held, and reserve them.
+
+        A value larger than the limit is held alone. `may_pass` lets a value exceed the limit; it is
+        evaluated again after `poke`. Raises CancelledError.
+        """
         with self._changed:
             if self._fits(size_bytes):
                 self.held_bytes += size_bytes
@@ -40,15 +43,16 @@ class OutgoingBudget:
         with abort.watch(self.poke), self._changed:
             self._changed.wait_for(lambda: abort.is_set or self._fits(size_bytes) or may_pass())
             if abort.is_set:
-                raise CancelledError("cancelled while it waited for earlier values to be taken")
+                raise CancelledError("cancelled while waiting for earlier values to be taken")
             self.held_bytes += size_bytes
 
     def is_full_for(self, size_bytes: int) -> bool:
-        """Whether so much more would have to wait, as it looks now."""
+        """True if so many more bytes would have to wait. Only a hint: other threads may change
+        it."""
         return not self._fits(size_bytes)
 
     def reserve_now(self, size_bytes: int) -> bool:
-        """As `reserve`, where that need not wait. Whether it did."""
+        """Reserve so many bytes if that need not wait. Return True if they were reserved."""
         with self._changed:
             fits = self._fits(size_bytes)
             self.held_bytes += size_bytes if fits else 0
@@ -58,22 +62,28 @@ class OutgoingBudget:
         return not self.held_bytes or self.held_bytes + size_bytes <= self.limit_bytes
 
     def give(self, size_bytes: int) -> None:
-        """So much is held no more."""
+        """Give back so many bytes."""
         with self._changed:
             self.held_bytes -= size_bytes
             self._changed.notify_all()
 
     def wait_until(self, is_over: Callable[[], bool], abort: Abort) -> None:
-        """Waits until something is so that is changed before bytes are given back. Raises CancelledError."""
+        """Wait until a condition holds that changes before bytes are given back. Raises
+        CancelledError."""
         with abort.watch(self.poke), self._changed:
             self._changed.wait_for(lambda: abort.is_set or is_over())
             if not is_over():
-                raise CancelledError("cancelled while it waited for a value to be taken")
+                raise CancelledError("cancelled while waiting for a value to be taken")
 
     def poke(self) -> None:
-        """Whoever waits asks again whether he may pass."""
+        """Make waiting threads evaluate their conditions again."""
         with self._changed:
             self._changed.notify_all()
+
+
+def unneeded() -> CancelledError:
+    """The error of a value that is no longer needed."""
+    return CancelledError("the value is no longer needed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +95,12 @@ class ValuePiece:
 
 
 class OutgoingValue:
-    """A value on its way out. One thread puts its pieces in, in order, and one reader takes them."""
+    """A value on its way out. One thread puts its pieces in, in order, and one reader takes
+    them."""
 
     def __init__(self, size_bytes: int, taken: Callable[[int], None] = lambda size_bytes: None) -> None:
         self.size_bytes = size_bytes
-        #: All bytes of a small one that is there as a whole.
+        #: All bytes of a small value.
         self.whole: bytes | None = None
         self._taken = taken
         self._lock = threading.Lock()
@@ -102,29 +113,29 @@ class OutgoingValue:
         self._wake: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Value of {self.size_bytes:,} bytes: {self._put_bytes:,} there, {self._taken_bytes:,} taken>"
+        return f"<OutgoingValue of {self.size_bytes} B: {self._put_bytes} there, {self._taken_bytes} taken>"
 
     @classmethod
     def of(cls, data: bytes, taken: Callable[[int], None] = lambda size_bytes: None) -> OutgoingValue:
-        """A small one."""
+        """A small value, complete."""
         made = cls(len(data), taken)
         made.whole = data
         return made
 
     @property
     def is_taken(self) -> bool:
-        """Whether the reader has all of it."""
+        """True if the reader has all of it."""
         return self._is_taken
 
     @property
     def is_dropped(self) -> bool:
-        """Whether nobody reads it any more."""
+        """True if it is no longer needed."""
         return self._is_dropped
 
-    # The thread that makes it
+    # Called by the producer
 
     def put(self, message: bytes, size_bytes: int) -> None:
-        """The next piece. Nothing happens where nobody reads any more."""
+        """Add the next piece. Ignored if the value was dropped."""
         with self._lock:
             was_dropped = self._is_dropped
             if not was_dropped:
@@ -137,7 +148,7 @@ class OutgoingValue:
             wake()
 
     def fail(self, error: HeliographError) -> None:
-        """No more comes. What was reserved for the rest is given back."""
+        """Fail the value. The bytes reserved for the rest are given back."""
         with self._lock:
             self._error = error
             left = self.size_bytes - self._put_bytes
@@ -146,10 +157,10 @@ class OutgoingValue:
         if wake is not None:
             wake()
 
-    # The reader
+    # Called by the reader
 
     def take_whole(self) -> bytes | None:
-        """All bytes of a small one, once."""
+        """Take all bytes of a small value, once."""
         if self.whole is None:
             return None
         with self._lock:
@@ -160,8 +171,8 @@ class OutgoingValue:
         return data
 
     def take(self, wake: Callable[[], None]) -> bytes | None:
-        """The next message; None where it is not there yet, and then `wake` is called, once, from any thread.
-        Raises why no more comes."""
+        """Take the next message. If there is none yet, return None; `wake` is then called once,
+        from any thread. Raises the error of a failed value."""
         if (data := self.take_whole()) is not None:
             return encode_download(0, len(data), memoryview(data))
         with self._lock:
@@ -169,7 +180,7 @@ class OutgoingValue:
                 if self._error is not None:
                     raise self._error.at(self._error.origin)
                 if self._is_dropped:
-                    raise CancelledError("nobody waits for this value any more")
+                    raise unneeded()
                 self._wake = wake
                 return None
             piece = self._pieces.popleft()
@@ -179,7 +190,7 @@ class OutgoingValue:
         return piece.message
 
     def drop(self) -> None:
-        """Nobody reads it any more. Idempotent."""
+        """Drop the value: it is no longer needed. Idempotent."""
         with self._lock:
             if self._is_dropped or self._is_taken:
                 return
@@ -195,7 +206,7 @@ class OutgoingValue:
 
 
 def copy_out(tensor: Tensor, value: OutgoingValue, chunk_bytes: int) -> None:
-    """Puts a tensor's bytes into a value, until nobody reads it any more. Raises what the device does."""
+    """Copy a tensor's bytes into a value, until it is dropped. Raises the errors of the device."""
     for offset, data in parts_of(tensor, chunk_bytes):
         if value.is_dropped:
             value.put(b"", data.nbytes)
@@ -204,9 +215,9 @@ def copy_out(tensor: Tensor, value: OutgoingValue, chunk_bytes: int) -> None:
 
 
 def parts_of(tensor: Tensor, chunk_bytes: int) -> Iterator[tuple[int, memoryview]]:
-    """The bytes of a tensor, in parts with their offsets; at least one."""
+    """The bytes of a tensor in parts with their offsets; at least one part."""
     size = tensor.type.nbytes
-    whole = _in_a_row(tensor)
+    whole = _host_view(tensor)
     for offset in range(0, max(1, size), chunk_bytes):
         many = min(chunk_bytes, size - offset)
         if whole is not None:
@@ -217,9 +228,9 @@ def parts_of(tensor: Tensor, chunk_bytes: int) -> Iterator[tuple[int, memoryview
             yield offset, part
 
 
-def _in_a_row(tensor: Tensor) -> memoryview | None:
-    """All bytes: in place, or copied together if they lie with gaps; None for a row of them that is not in
-    this process's memory, which is fetched in parts."""
+def _host_view(tensor: Tensor) -> memoryview | None:
+    """All bytes: in place, or copied if they have gaps. None if they are not in this process's
+    memory and must be read in parts."""
     if not tensor.is_contiguous:
         whole = host_bytes(np.empty(tensor.type.nbytes, np.uint8))
         access.read(tensor, 0, whole)
@@ -231,7 +242,7 @@ def _in_a_row(tensor: Tensor) -> memoryview | None:
 
 
 class PeerCounter:
-    """Counts what goes between this daemon and others, from any thread."""
+    """Counts the traffic between this daemon and others. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -242,24 +253,24 @@ class PeerCounter:
 
     @property
     def now(self) -> PeerTraffic:
-        """All so far."""
+        """The totals so far."""
         with self._lock:
             return PeerTraffic(**self._counts)
 
     def sent(self, size_bytes: int) -> None:
-        """A value has gone to another daemon."""
+        """Count a value sent to another daemon."""
         self._add("sent_bytes", size_bytes, "sent_values")
 
     def received(self, size_bytes: int) -> None:
-        """A value has come from another daemon."""
+        """Count a value received from another daemon."""
         self._add("received_bytes", size_bytes, "received_values")
 
     def relayed(self, size_bytes: int) -> None:
-        """A value has been taken from one daemon to another, which cannot reach each other."""
+        """Count a value relayed between two daemons that cannot reach each other."""
         self._add("relayed_bytes", size_bytes, "relayed_values")
 
     def refused(self) -> None:
-        """A capability was not accepted."""
+        """Count a refused capability."""
         self._add("refused", 1, "refused", 0)
 
     def _add(self, name: str, amount: int, number: str, more: int = 1) -> None:

@@ -1,20 +1,19 @@
-"""Small values that are asked for before the run that wants them begins, so that none waits for its ask.
+"""Small values that are requested before their run begins, so that it need not wait a round trip.
 
-    run n ── asks for run n + 1 ──▸ the other daemon ── value, as soon as it is made ──▸ here
+    run n ── requests run n + 1 ──▸ the other daemon ── value, as soon as it is made ──▸ here
     run n + 1 begins ── claims it
 
-At most one value of each arrival is held for a run that has not begun, and only small ones.
+At most one small value of each arrival is held for a run that has not begun.
 
-Any thread.
+Everything here may be called from any thread.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from heliograph_proto.errors import (
-    CancelledError,
     HeliographError,
     MemberLostError,
     ProtocolError,
@@ -23,16 +22,16 @@ from heliograph_proto.errors import (
 from heliograph_server.exchange.incoming import IncomingValue
 from heliograph_server.exchange.outgoing import SMALL_BYTES
 
-#: Of runs so much older than one that begins, nobody claims anything any more.
+#: Prefetched values of runs that are so much older than the one that begins are never claimed.
 OLD_RUNS = 64
 
 
 class PrefetchedValue:
     """A value of a run that has not begun: a `Sink`. Thread-safe."""
 
-    def __init__(self, landing: IncomingValue, run: int) -> None:
-        """Of the same arrival as `landing`, in another run."""
-        self.edge, self.source, self.size_bytes = landing.edge, landing.source, landing.size_bytes
+    def __init__(self, value: IncomingValue, run: int) -> None:
+        """The value of the same arrival as `value`, in another run."""
+        self.edge, self.source, self.size_bytes = value.edge, value.source, value.size_bytes
         self.run = run
         self._lock = threading.Lock()
         self._data: bytes | None = None
@@ -44,39 +43,39 @@ class PrefetchedValue:
 
     @property
     def is_quick(self) -> bool:
-        """As `Sink.is_quick`: what nobody claimed is only kept."""
+        """As `Sink.is_quick`. Keeping an unclaimed value is quick."""
         return self._claimed is None or self._claimed.is_quick
 
-    def claim(self, landing: IncomingValue) -> bool:
-        """Its run begins: it goes to that one's place. False where the way to the other daemon broke before,
-        so that it is to be asked for anew."""
+    def claim(self, value: IncomingValue) -> bool:
+        """Deliver to the value of the run that begins. Return False if the link broke before, so
+        that the value must be requested again."""
         with self._lock:
             if isinstance(self._error, UnavailableError | MemberLostError):
                 return False
-            self._claimed, data, error = landing, self._data, self._error
-        landing.asked_as = self
+            self._claimed, data, error = value, self._data, self._error
+        value.asked_as = self
         if data is not None:
-            landing.land(data)
+            value.land(data)
         elif error is not None:
-            landing.fail(error)
+            value.fail(error)
         return True
 
-    # Who brings it
+    # Called by the link
 
     def ready(self, wake: object) -> bool:
         """As `Sink.ready`."""
         return True
 
     def write(self, offset_bytes: int, data: memoryview) -> bool:
-        """As `Sink.write`: all of it, since it is small."""
+        """As `Sink.write`. A small value comes in one piece."""
         if offset_bytes or data.nbytes != self.size_bytes:
             raise ProtocolError(f"{data.nbytes:,} bytes came where a value has {self.size_bytes:,}")
         with self._lock:
             if self._data is not None or self._error is not None:
                 return False
-            self._data, landing = bytes(data), self._claimed
-        if landing is not None:
-            landing.land(self._data)
+            self._data, value = bytes(data), self._claimed
+        if value is not None:
+            value.land(self._data)
         return True
 
     def finish(self) -> None:
@@ -87,49 +86,43 @@ class PrefetchedValue:
         with self._lock:
             if self._data is not None or self._error is not None:
                 return
-            self._error, landing = error, self._claimed
-        if landing is not None:
-            landing.fail(error)
+            self._error, value = error, self._claimed
+        if value is not None:
+            value.fail(error)
 
 
 class Prefetches:
-    """What a partition has asked for ahead. Its owner holds a lock."""
+    """The prefetched values of a partition. The caller holds a lock."""
 
     def __init__(self) -> None:
-        #: The newest run for which something was asked.
+        #: The newest run with a request.
         self._newest = 0
-        self._foretold: dict[int, list[PrefetchedValue]] = {}
+        self._by_run: dict[int, list[PrefetchedValue]] = {}
 
     def begin(self, run: int) -> tuple[list[PrefetchedValue], list[PrefetchedValue]]:
-        """A run begins: what was asked for it, and what nobody will claim any more."""
-        mine = self._foretold.pop(run, [])
-        old = [one for one in self._foretold if one < run - OLD_RUNS]
+        """Begin a run. Return its prefetched values, and those that are too old to be claimed."""
+        mine = self._by_run.pop(run, [])
+        old = [one for one in self._by_run if one < run - OLD_RUNS]
         self._newest = max(self._newest, run)
-        return mine, [one for number in old for one in self._foretold.pop(number)]
+        return mine, [one for number in old for one in self._by_run.pop(number)]
 
-    def ahead(self, run: int, landings: Sequence[IncomingValue]) -> list[PrefetchedValue]:
-        """What is to be asked for the run behind one that has begun with these."""
+    def ahead(self, run: int, values: Sequence[IncomingValue]) -> list[PrefetchedValue]:
+        """The values to request for the run after one that has begun with these."""
         if self._newest > run:
             return []
         self._newest = run + 1
-        small = (one for one in landings if one.source is not None and one.size_bytes <= SMALL_BYTES)
-        made = self._foretold[run + 1] = [PrefetchedValue(one, run + 1) for one in small]
+        small = (one for one in values if one.source is not None and one.size_bytes <= SMALL_BYTES)
+        made = self._by_run[run + 1] = [PrefetchedValue(one, run + 1) for one in small]
         return made
 
     def close(self) -> list[PrefetchedValue]:
-        """Nobody claims any of these."""
-        left = [one for several in self._foretold.values() for one in several]
-        self._foretold.clear()
+        """Remove all values and return them."""
+        left = [one for several in self._by_run.values() for one in several]
+        self._by_run.clear()
         return left
 
 
-def cancel(foretold: Iterable[PrefetchedValue]) -> None:
-    """Nobody wants them any more."""
-    for one in foretold:
-        one.fail(CancelledError("nobody waits for this value any more"))
-
-
-def claimed(landings: Sequence[IncomingValue], foretold: Sequence[PrefetchedValue]) -> list[IncomingValue]:
-    """Gives landings what was asked for before; those that are to be asked for now."""
-    by_edge = {one.edge.name: one for one in foretold}
-    return [one for one in landings if (found := by_edge.get(one.edge.name)) is None or not found.claim(one)]
+def claimed(values: Sequence[IncomingValue], prefetched: Sequence[PrefetchedValue]) -> list[IncomingValue]:
+    """Claim prefetched values. Return the values that are still to be requested."""
+    by_edge = {one.edge.name: one for one in prefetched}
+    return [one for one in values if (found := by_edge.get(one.edge.name)) is None or not found.claim(one)]

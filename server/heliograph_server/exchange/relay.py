@@ -1,6 +1,6 @@
-"""Values that a daemon takes to another one: its own, and those of daemons that cannot reach each other.
+"""Values that a daemon carries between two daemons that cannot reach each other.
 
-Any thread.
+Everything here may be called from any thread.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from heliograph_proto.plans import Edge
 from heliograph_server.exchange.incoming import Done
 from heliograph_server.exchange.outgoing import SMALL_BYTES, OutgoingValue
 
-#: The most bytes of a value that are between being pulled and being pushed.
+#: The most bytes of a value between being pulled and being pushed.
 RELAY_BYTES = 8 * 2**20
 
 
 class RelayedValue:
-    """A value that is pulled to be pushed: a `Sink`. `push`: begins to bring a value. `done` is called once,
-    from any thread."""
+    """A value that is pulled in order to be pushed: a `Sink`.
+
+    `push` begins to push a value. `done` is called once, from any thread.
+    """
 
     is_quick = True
 
@@ -43,7 +45,7 @@ class RelayedValue:
             push(self._value, self._pushed)
 
     def __repr__(self) -> str:
-        return f"<Carried {self.edge} run {self.run}: {self._received_bytes:,} of {self.size_bytes:,} bytes>"
+        return f"<RelayedValue {self.edge} run {self.run}: {self._received_bytes:,} of {self.size_bytes:,} B>"
 
     def ready(self, wake: Callable[[], None]) -> bool:
         """As `Sink.ready`."""
@@ -83,7 +85,7 @@ class RelayedValue:
     def finish(self) -> None:
         """As `Sink.finish`."""
         if self._received_bytes != self.size_bytes:
-            self.fail(ProtocolError("a relayed value ended before all of it had come"))
+            self.fail(ProtocolError("a relayed value ended before all of it had arrived"))
 
     def fail(self, error: HeliographError) -> None:
         """As `Sink.fail`."""
@@ -103,5 +105,5 @@ class RelayedValue:
 
 
 def no_link() -> InternalError:
-    """This process was given no way to other daemons."""
+    """The error of a process without links to other daemons."""
     return InternalError("this process exchanges no values with other daemons")

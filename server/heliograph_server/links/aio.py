@@ -1,4 +1,4 @@
-"""Ways to other daemons on an event loop. What may be called from any thread says so."""
+"""Links to other daemons on an event loop. Methods that any thread may call say so."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from heliograph_proto.errors import CancelledError, HeliographError, ProtocolErr
 from heliograph_proto.plans import Edge, PeerSource, lost
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.exchange.incoming import Done, Sink
-from heliograph_server.exchange.outgoing import SMALL_BYTES, OutgoingValue
+from heliograph_server.exchange.outgoing import SMALL_BYTES, OutgoingValue, unneeded
 from heliograph_server.links import links
 from heliograph_server.resources.failures import typed
 
 logger = logging.getLogger(__name__)
 
-#: What is told what became of an ask, or of what was brought: its bytes, or an error.
+#: Receives the answer to a request or a push: its bytes, or an error.
 _Waiting: TypeAlias = Callable[[bytes | HeliographError], None]
 
 
 class LoopPeers:
-    """A `Puller` and a `Pusher` of an event loop. `movers`: threads for devices that take long to write."""
+    """`PeerLinks` of an event loop. `movers` are threads for devices that are slow to write."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class LoopPeers:
         idle_seconds: float = links.IDLE_SECONDS,
         shown: Shown = nothing_shown,
     ) -> None:
-        """`shown`: what other daemons are shown."""
+        """`shown` returns the credentials presented to other daemons."""
         self.loop = loop
         self.shown = shown
         self.movers = movers
@@ -62,15 +62,15 @@ class LoopPeers:
     # From any thread
 
     def pull(self, source: PeerSource, sinks: Sequence[Sink]) -> None:
-        """As `Puller.pull`."""
+        """As `PeerLinks.pull`."""
         self._soon(partial(self._pull, source, sinks))
 
     def forget(self, source: PeerSource, sinks: Sequence[Sink]) -> None:
-        """As `Puller.forget`."""
+        """As `PeerLinks.forget`."""
         self._soon(partial(self._forget, source, sinks))
 
     def push(self, destination: PeerSource, edge: Edge, run: int, value: OutgoingValue, done: Done) -> None:
-        """As `Pusher.push`."""
+        """As `PeerLinks.push`."""
         self._soon(partial(self._push, destination, edge, run, value, done))
 
     def _soon(self, call: Callable[[], None]) -> None:
@@ -84,7 +84,7 @@ class LoopPeers:
         try:
             self.loop.call_soon_threadsafe(self._turn)
         except RuntimeError:
-            self._turn()  # the loop is closed, and so are all ways: each call says so
+            self._turn()  # the loop is closed, and so are all links: each call fails
 
     # On the loop
 
@@ -93,8 +93,8 @@ class LoopPeers:
         while self._calls:
             try:
                 self._calls.popleft()()
-            except Exception:  # those of others are to be made all the same
-                logger.exception("what was asked of another daemon failed")
+            except Exception:  # the other calls must still be made
+                logger.exception("a call for another daemon failed")
 
     def _link(self, source: PeerSource) -> LoopLink:
         """Raises InvalidArgumentError, LimitExceededError, CancelledError."""
@@ -125,12 +125,12 @@ class LoopPeers:
             done(typed(error, f"pushing to {destination.address}"))
 
     def drop(self, link: LoopLink) -> None:
-        """A way is closed: the next one who needs it gets another."""
+        """Forget a closed link. The next use opens another one."""
         if self._links.get(link.source) is link:
             del self._links[link.source]
 
     def close(self) -> None:
-        """Ends all ways; from any thread. Waits for nothing."""
+        """End all links, without waiting; from any thread."""
         self._soon(self._close)
 
     def _close(self) -> None:
@@ -139,7 +139,7 @@ class LoopPeers:
             link.end(CancelledError("the daemon is shutting down"))
 
     async def closed(self) -> None:
-        """Ends all ways, and waits until they have ended."""
+        """End all links, and wait until they have ended."""
         found = tuple(self._links.values())
         self._close()
         for link in found:
@@ -147,7 +147,7 @@ class LoopPeers:
 
 
 class LoopLink:
-    """The way to one daemon: a stream for small values, and a channel for large ones."""
+    """The link to one daemon: a stream for small values, and a channel for large ones."""
 
     def __init__(self, peers: LoopPeers, source: PeerSource) -> None:
         self.source = source
@@ -162,12 +162,12 @@ class LoopLink:
         self._bulk: aio.Channel | None = None
         self._number = 0
         self._waiting: dict[int, _Waiting] = {}
-        #: The number of what a sink asked for, or the task that pulls it.
+        #: The number of a sink's request, or the task that pulls it.
         self._pulled: dict[Sink, int | asyncio.Task[None]] = {}
         self._request = peer_pb2.ExchangeRequest()
-        #: About how much it has, and such as are full, which go first.
+        #: Its approximate size, and full requests, which are sent first.
         self._request_bytes = 0
-        self._full: deque[peer_pb2.ExchangeRequest] = deque()
+        self._full_requests: deque[peer_pb2.ExchangeRequest] = deque()
         self._is_writing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: asyncio.TimerHandle | None = None
@@ -177,10 +177,10 @@ class LoopLink:
     def __repr__(self) -> str:
         return f"<LoopLink to {self.source.address}: {len(self._waiting)} small, {len(self._tasks)} large>"
 
-    # What is wanted
+    # Requests
 
     def pull(self, sinks: Sequence[Sink]) -> None:
-        """Asks for values."""
+        """Request values."""
         for sink in sinks:
             if sink.size_bytes > SMALL_BYTES:
                 self._pulled[sink] = self._spawn(self._pull_large(sink), sink.fail)
@@ -193,7 +193,7 @@ class LoopLink:
         self._flush()
 
     def forget(self, sinks: Sequence[Sink]) -> None:
-        """Nobody waits for these."""
+        """Cancel the requests for values."""
         for sink in sinks:
             found = self._pulled.pop(sink, None)
             if isinstance(found, asyncio.Task):
@@ -204,22 +204,23 @@ class LoopLink:
         self._note_idle()
 
     def push(self, edge: Edge, run: int, value: OutgoingValue, done: Done) -> None:
-        """Brings a value."""
+        """Push a value."""
         data = value.take_whole()
         if data is None:
-            self._spawn(self._push_large(edge, run, value, done), partial(_give_up, value, done))
+            give_up = partial(_give_up, value, done)
+            self._spawn(self._push_large(edge, run, value, done), give_up)
             return
-        number = self._next(partial(_brought, done))
+        number = self._next(lambda found: done(found if isinstance(found, HeliographError) else None))
         capability = edge.capability(run)
         self._request.brings.add(number=number, edge=edge.name, run=run, capability=capability, data=data)
         self._grew(links.ASK_BYTES + len(data))
         self._flush()
 
     def _grew(self, size_bytes: int) -> None:
-        """Another message begins where this one is as large as the other side takes."""
+        """Begin another message when this one is as large as the other side accepts."""
         self._request_bytes += size_bytes
         if self._request_bytes >= links.MESSAGE_BYTES:
-            self._full.append(self._request)
+            self._full_requests.append(self._request)
             self._request, self._request_bytes = peer_pb2.ExchangeRequest(), 0
 
     def _next(self, waiting: _Waiting) -> int:
@@ -231,7 +232,8 @@ class LoopLink:
         return self._number
 
     def _spawn(self, coroutine: Any, give_up: Callable[[HeliographError], None]) -> asyncio.Task[None]:
-        """`give_up` tells why, if it is cancelled before it has begun."""
+        """Start a task. `give_up` receives the error if the task is cancelled before it has
+        begun."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
@@ -243,19 +245,19 @@ class LoopLink:
     def _task_ended(self, give_up: Callable[[HeliographError], None], task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
-            # Then none of it ran; once it has begun, it tells that itself.
-            give_up(self._error or CancelledError("nobody waits for this value any more"))
+            # None of it ran. A task that has begun reports the error itself.
+            give_up(self._error or unneeded())
         self._note_idle()
 
     # The stream for small values
 
     def _flush(self) -> None:
-        """Writes what has gathered, unless a write is under way."""
-        request = self._full[0] if self._full else self._request
+        """Write the gathered requests, unless a write is in progress."""
+        request = self._full_requests[0] if self._full_requests else self._request
         if self._is_writing or not (request.asks or request.brings or request.withdrawals):
             return
-        if self._full:
-            self._full.popleft()
+        if self._full_requests:
+            self._full_requests.popleft()
         else:
             self._request, self._request_bytes = peer_pb2.ExchangeRequest(), 0
         if self._call is None:
@@ -270,8 +272,8 @@ class LoopLink:
     def _written(self, error: BaseException | None) -> None:
         self._is_writing = False
         if error is not None:
-            # The reader meets it as well, and tells everybody.
-            logger.debug("nothing is written to %s any more: %s", self.source.address, error)
+            # The reader meets the same error and fails all requests.
+            logger.debug("writing to %s failed: %s", self.source.address, error)
         elif self._error is None:
             self._flush()
 
@@ -314,7 +316,7 @@ class LoopLink:
         except grpc.RpcError as broken:
             sink.fail(links.error_of(broken, self.source))
         except asyncio.CancelledError:
-            sink.fail(self._error or CancelledError("nobody waits for this value any more"))
+            sink.fail(self._error or unneeded())
         except Exception as error:
             sink.fail(typed(error, f"pulling from {self.source.address}"))
         finally:
@@ -329,11 +331,11 @@ class LoopLink:
                 raise links.wrong_size(piece.size_bytes, sink.size_bytes)
             await self._until_ready(sink.ready)
             if sink.is_quick:
-                wanted = sink.write(piece.offset_bytes, piece.data)
+                continues = sink.write(piece.offset_bytes, piece.data)
             else:
                 write = partial(sink.write, piece.offset_bytes, piece.data)
-                wanted = await self._loop.run_in_executor(self._peers.movers, write)
-            if not wanted:
+                continues = await self._loop.run_in_executor(self._peers.movers, write)
+            if not continues:
                 return
         sink.finish()
 
@@ -368,7 +370,7 @@ class LoopLink:
             done(error)
 
     async def _status_of(self, call: Any) -> HeliographError:
-        """Why the other side ended a call while it was written to."""
+        """The error with which the other side ended a call during a write."""
         try:
             await call
         except grpc.RpcError as broken:
@@ -378,13 +380,13 @@ class LoopLink:
     # The end
 
     def _note_idle(self) -> None:
-        """Closes the way if nobody needs it for a while."""
+        """Close the link if it stays unused for a while."""
         if self._error is None and self._idle is None and not self._waiting and not self._tasks:
-            error = CancelledError("nobody needed it")
+            error = CancelledError("the link was idle")
             self._idle = self._loop.call_later(self._peers.idle_seconds, self.end, error)
 
     def end(self, error: HeliographError) -> None:
-        """Whoever waits is told this error. Idempotent."""
+        """Fail all requests with this error, and close the link. Idempotent."""
         if self._error is not None:
             return
         self._error = error
@@ -407,13 +409,13 @@ class LoopLink:
             await asyncio.gather(self._reader, return_exceptions=True)
 
     async def ended(self) -> None:
-        """Waits until nothing of it is left."""
+        """Wait until all its tasks have ended."""
         tasks = [*self._tasks, self._closing] if self._closing is not None else [*self._tasks]
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def taken(value: OutgoingValue, loop: asyncio.AbstractEventLoop) -> AsyncIterator[bytes]:
-    """The messages of a value, as they come. Raises why no more come."""
+    """The messages of a value, as they are made. Raises the error of a failed value."""
     event = asyncio.Event()
     while not value.is_taken:
         message = value.take(partial(_set_soon, loop, event))
@@ -425,15 +427,11 @@ async def taken(value: OutgoingValue, loop: asyncio.AbstractEventLoop) -> AsyncI
 
 
 def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    """From any thread."""
+    """Set an event from any thread."""
     try:
         loop.call_soon_threadsafe(event.set)
     except RuntimeError:
-        pass  # the loop is closed: nobody waits
-
-
-def _brought(done: Done, found: bytes | HeliographError) -> None:
-    done(found if isinstance(found, HeliographError) else None)
+        pass  # the loop is closed, and no task waits
 
 
 def _give_up(value: OutgoingValue, done: Done, error: HeliographError) -> None:

@@ -1,4 +1,4 @@
-"""Ways to other daemons on threads, for a process without an event loop of its own."""
+"""Links to other daemons on threads, for a process without an event loop of its own."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from heliograph_proto.errors import CancelledError, HeliographError, MemberLostE
 from heliograph_proto.plans import Edge, PeerSource, lost
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.exchange.incoming import Done, Sink
-from heliograph_server.exchange.outgoing import SMALL_BYTES, OutgoingValue
+from heliograph_server.exchange.outgoing import SMALL_BYTES, OutgoingValue, unneeded
 from heliograph_server.links import links
 from heliograph_server.resources.failures import typed
 
-#: How long the threads of a way may take to end.
+#: The time that the threads of a link have to end.
 END_SECONDS = 5.0
 
 _Waiting: TypeAlias = Callable[[bytes | HeliographError], None]
 
 
 class BlockingPeers:
-    """All ways to other daemons: `Peers`. Thread-safe. `close` ends the threads."""
+    """`PeerLinks` on threads. Thread-safe. `close` ends the threads."""
 
     def __init__(self, silence_seconds: float = links.SILENCE_SECONDS, shown: Shown = nothing_shown) -> None:
-        """`shown`: what other daemons are shown."""
+        """`shown` returns the credentials presented to other daemons."""
         self.silence_seconds = silence_seconds
         self.shown = shown
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class BlockingPeers:
         return f"<BlockingPeers {len(self._links)} links>"
 
     def pull(self, source: PeerSource, sinks: Sequence[Sink]) -> None:
-        """As `Puller.pull`."""
+        """As `PeerLinks.pull`."""
         try:
             self._link(source).pull(sinks)
         except Exception as error:
@@ -51,14 +51,14 @@ class BlockingPeers:
                 sink.fail(typed(error, f"pulling from {source.address}"))
 
     def forget(self, source: PeerSource, sinks: Sequence[Sink]) -> None:
-        """As `Puller.forget`."""
+        """As `PeerLinks.forget`."""
         with self._lock:
             link = self._links.get(source)
         if link is not None:
             link.forget(sinks)
 
     def push(self, destination: PeerSource, edge: Edge, run: int, value: OutgoingValue, done: Done) -> None:
-        """As `Pusher.push`."""
+        """As `PeerLinks.push`."""
         try:
             self._link(destination).push(edge, run, value, done)
         except Exception as error:
@@ -68,7 +68,7 @@ class BlockingPeers:
     def _link(self, source: PeerSource) -> BlockingLink:
         with self._lock:
             if self._is_closed:
-                raise CancelledError("all ways to other daemons are closed")
+                raise CancelledError("all links to other daemons are closed")
             if source not in self._links:
                 if len(self._links) >= links.max_links():
                     raise links.too_many_links(source)
@@ -76,24 +76,25 @@ class BlockingPeers:
             return self._links[source]
 
     def drop(self, link: BlockingLink) -> None:
-        """A way is broken: the next one who needs it gets another."""
+        """Forget a broken link. The next use opens another one."""
         with self._lock:
             if self._links.get(link.source) is link:
                 del self._links[link.source]
 
     def close(self) -> None:
-        """Ends all ways, and waits until their threads have ended. Idempotent."""
+        """End all links, and wait until their threads have ended. Idempotent."""
         with self._lock:
             self._is_closed = True
             found = tuple(self._links.values())
         for link in found:
-            link.end(CancelledError("all ways to other daemons are closed"))
+            link.end(CancelledError("all links to other daemons are closed"))
         for link in found:
             link.join()
 
 
 class BlockingLink:
-    """The way to one daemon: a thread reads the small values, and each large one has a thread."""
+    """The link to one daemon: one thread reads the small values, and each large value has a
+    thread."""
 
     def __init__(self, peers: BlockingPeers, source: PeerSource) -> None:
         self.source = source
@@ -108,7 +109,7 @@ class BlockingLink:
         self._bulk: grpc.Channel | None = None
         self._call: Any = None
         self._threads: set[threading.Thread] = set()
-        #: Calls of large values that somebody waits for; None: not made yet.
+        #: Calls of large values that are still needed. None: not made yet.
         self._calls: dict[object, Any] = {}
         self._numbers: dict[Sink, int] = {}
         self._waiting: dict[int, _Waiting] = {}
@@ -121,7 +122,7 @@ class BlockingLink:
         )
 
     def pull(self, sinks: Sequence[Sink]) -> None:
-        """Asks for values. Raises why the way is broken."""
+        """Request values. Raises the error of a broken link."""
         request = peer_pb2.ExchangeRequest()
         with self._lock:
             self._check()
@@ -140,7 +141,7 @@ class BlockingLink:
                 self._send(request)
 
     def forget(self, sinks: Sequence[Sink]) -> None:
-        """Nobody waits for these."""
+        """Cancel the requests for values."""
         request = peer_pb2.ExchangeRequest()
         with self._lock:
             calls = [self._calls.pop(sink, None) for sink in sinks]
@@ -155,7 +156,7 @@ class BlockingLink:
                 call.cancel()
 
     def push(self, edge: Edge, run: int, value: OutgoingValue, done: Done) -> None:
-        """Brings a value. Raises why the way is broken."""
+        """Push a value. Raises the error of a broken link."""
         data = value.take_whole()
         with self._lock:
             self._check()
@@ -169,7 +170,7 @@ class BlockingLink:
             request.brings.add(number=number, edge=edge.name, run=run, capability=capability, data=data)
             self._send(request)
 
-    # With the lock
+    # Called with the lock held
 
     def _check(self) -> None:
         if self._error is not None:
@@ -208,7 +209,7 @@ class BlockingLink:
             self._channels.append(self._bulk)
         return self._bulk
 
-    # Threads
+    # Run on the link's threads
 
     def _read(self) -> None:
         try:
@@ -233,12 +234,14 @@ class BlockingLink:
             links.land(sink, found)
 
     def _begin(self, key: object, name: str, begin: Callable[[Any], Any]) -> Any:
-        """A call of a large value, which the end of the way ends. Raises CancelledError if nobody waits for
-        it any more, and why the way is broken."""
+        """Begin the call of a large value, which ends with the link.
+
+        Raises CancelledError if the value is no longer needed, and the error of a broken link.
+        """
         with self._lock:
             self._check()
             if key not in self._calls:
-                raise CancelledError("nobody waits for this value any more")
+                raise unneeded()
             channel = self._bulk_channel()
             make: Any = channel.unary_stream if name == links.PULL else channel.stream_unary
             self._calls[key] = call = begin(make(name, None, None))
@@ -295,8 +298,7 @@ class BlockingLink:
         except grpc.RpcError as broken:
             error = self._error or links.error_of(broken, self.source)
         except grpc.FutureCancelledError:
-            gone = CancelledError("nobody waits for this value any more")
-            error = next(iter(failed), self._error or gone)
+            error = next(iter(failed), self._error or unneeded())
         except Exception as failure:
             error = typed(failure, f"pushing to {self.source.address}")
         finally:
@@ -306,7 +308,8 @@ class BlockingLink:
             self._note(error)
 
     def _note(self, error: HeliographError | None) -> None:
-        """A large value failed. Where none is small, nobody else finds that the daemon is gone."""
+        """End the link if a large value found that the daemon is gone. Without small values, the
+        reader does not find it."""
         if isinstance(error, MemberLostError):
             self.end(error)
 
@@ -319,7 +322,7 @@ class BlockingLink:
     # The end
 
     def end(self, error: HeliographError) -> None:
-        """Whoever waits is told this error. Idempotent."""
+        """Fail all requests with this error, and close the link. Idempotent."""
         with self._lock:
             if self._error is not None:
                 return
@@ -337,7 +340,7 @@ class BlockingLink:
             channel.close()
 
     def join(self) -> None:
-        """Waits for the threads of a way that has ended."""
+        """Wait for the threads of a link that has ended."""
         with self._lock:
             threads = tuple(self._threads)
         for thread in threads:
@@ -348,7 +351,7 @@ class BlockingLink:
 def _messages(
     first: bytes, value: OutgoingValue, give_up: Callable[[HeliographError], None]
 ) -> Iterator[bytes]:
-    """Of a value that is brought. Gives up where no more comes."""
+    """The messages of a value that is pushed. A failed value calls `give_up` and ends."""
     woken = threading.Event()
     yield first
     while not value.is_taken:

@@ -1,4 +1,5 @@
-"""What all ways to other daemons share: channels, names of calls, requests, and errors from statuses."""
+"""Parts shared by all links to other daemons: channels, names of calls, requests, errors of
+statuses, and the pool's credentials."""
 
 from __future__ import annotations
 
@@ -35,35 +36,36 @@ EXCHANGE, PULL, PUSH, ECHO = (f"/{SERVICE}/{name}" for name in ("Exchange", "Pul
 
 #: A daemon that is silent for so long is lost.
 SILENCE_SECONDS = 3.0
-#: About what one message of small values has, and the most that is taken.
+#: The approximate size of a message of small values, and the largest that is accepted.
 MESSAGE_BYTES = 2**20
 MOST_MESSAGE_BYTES = 4 * 2**20
-#: The most that one message from another daemon may have, such as a piece of a large value.
+#: The largest message from another daemon, such as a piece of a large value.
 RECEIVED_BYTES = 64 * 2**20
 #: The most other daemons that one exchanges values with.
-MAX_WAYS = 1024
-#: About what asking for a value takes there.
+MAX_LINKS = 1024
+#: The approximate size of a request for a value.
 ASK_BYTES = 64
-#: A way that nobody needed for so long is closed.
+#: A link that is unused for so long is closed.
 IDLE_SECONDS = 60.0
 
 
 def max_links() -> int:
-    """How many ways there may be at once: members of a pool have 1,000 others at most, and each way takes
-    two descriptors, which others need too."""
+    """The most links at once. A member of a pool has at most 1,000 others, and each link takes two
+    descriptors, which other parts of the process need too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_WAYS if soft == resource.RLIM_INFINITY else min(MAX_WAYS, max(1, soft // 8))
+    return MAX_LINKS if soft == resource.RLIM_INFINITY else min(MAX_LINKS, max(1, soft // 8))
 
 
 def too_many_links(source: PeerSource) -> LimitExceededError:
-    """There are as many as there may be."""
+    """The error of a link beyond the limit."""
     return LimitExceededError(
         f"{source.address} is one daemon too many to exchange values with", advice="wait for other plans"
     )
 
 
 def channel_options(silence_seconds: float = SILENCE_SECONDS) -> tuple[tuple[str, Any], ...]:
-    """Of a channel whose other end is noticed to be gone after so long, also while it is connecting."""
+    """Options of a channel that notices the loss of its other end after so long, also while
+    connecting."""
     ping_ms = max(1, int(silence_seconds * 1000 * 2 / 3))
     timeout_ms = max(1, int(silence_seconds * 1000 / 3))
     return (
@@ -75,7 +77,7 @@ def channel_options(silence_seconds: float = SILENCE_SECONDS) -> tuple[tuple[str
         ("grpc.http2.ping_timeout_ms", timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        # How long one attempt to connect may take.
+        # The time that one attempt to connect may take.
         ("grpc.min_reconnect_backoff_ms", int(silence_seconds * 1000)),
         ("grpc.enable_retries", 0),
         ("grpc.use_local_subchannel_pool", 1),
@@ -84,7 +86,7 @@ def channel_options(silence_seconds: float = SILENCE_SECONDS) -> tuple[tuple[str
 
 
 def address_of(address: str) -> Address:
-    """Where a daemon is. Raises InvalidArgumentError."""
+    """Parse a daemon's address. Raises InvalidArgumentError."""
     found = parse_address(address)
     if found.scheme == "local":
         raise InvalidArgumentError(f"{address!r} is no address of a daemon", advice="use grpc://host:port")
@@ -92,17 +94,17 @@ def address_of(address: str) -> Address:
 
 
 def error_of(broken: Any, source: PeerSource) -> HeliographError:
-    """Why a call to another daemon failed: that one's own words where it sent some."""
+    """The error of a failed call to another daemon: the daemon's own one if it sent one."""
     broken.__traceback__ = None
     trailing = broken.trailing_metadata() if hasattr(broken, "trailing_metadata") else None
     found = error_from_metadata(tuple((key, value) for key, value in trailing or ()))
     if found is not None:
-        # One that is only starting is another life of it as well; where it is, its reader knows no more.
+        # A daemon that is starting has another incarnation as well, and is therefore lost too.
         return lost(source, found.message) if isinstance(found, MemberLostError | ConnectionError) else found
     details = " ".join((broken.details() or broken.code().name).split())
     match broken.code():
         case grpc.StatusCode.CANCELLED:
-            # Not by us, who would not ask why.
+            # The call was not cancelled here: a local cancel does not look for the error.
             return lost(source, "it ended the call")
         case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
             return PermissionDeniedError(
@@ -119,7 +121,7 @@ def error_of(broken: Any, source: PeerSource) -> HeliographError:
 
 
 def pull_request(source: PeerSource, edge: Edge, run: int) -> bytes:
-    """Asks for a large value."""
+    """The request for a large value."""
     return peer_pb2.PullRequest(
         incarnation=source.incarnation, edge=edge.name, run=run, capability=edge.capability(run)
     ).SerializeToString()
@@ -134,7 +136,7 @@ def push_request(destination: PeerSource, edge: Edge, run: int, size_bytes: int)
 
 
 def land(sink: Sink, data: bytes) -> None:
-    """All of a small value."""
+    """Write all of a small value."""
     try:
         if len(data) != sink.size_bytes:
             raise wrong_size(len(data), sink.size_bytes)
@@ -144,10 +146,10 @@ def land(sink: Sink, data: bytes) -> None:
         sink.fail(typed(error, "writing a value of another daemon"))
 
 
-def wrong_size(found_bytes: int, wanted_bytes: int) -> ProtocolError:
-    """What came is not what was expected."""
+def wrong_size(found_bytes: int, expected_bytes: int) -> ProtocolError:
+    """The error of a value of unexpected size."""
     return ProtocolError(
-        f"a value of {found_bytes:,} bytes came where one of {wanted_bytes:,} was expected",
+        f"a value of {found_bytes:,} bytes came where one of {expected_bytes:,} was expected",
         advice="do both daemons run the same version?",
     )
 
@@ -156,10 +158,11 @@ logger = logging.getLogger(__name__)
 
 
 class PoolCredentials:
-    """Files are read whenever a connection is made, so that they may change. Thread-safe.
+    """The credentials presented to other daemons. Thread-safe.
 
-    Raises ConfigurationError for files that cannot be used. Later, one that cannot be read is logged, and
-    what was read before is shown.
+    The files are read for every new connection, so they may change. The constructor raises
+    ConfigurationError for files that cannot be used; later failures are logged, and the token that
+    was read before stays in use.
     """
 
     def __init__(self, token_file: str = "", ca: str = "", certificate: str = "", key: str = "") -> None:
@@ -178,9 +181,11 @@ class PoolCredentials:
             raise ConfigurationError(f"for the pool: {error.message}", advice=error.advice) from None
 
     def __call__(self, address: str) -> Credentials:
-        """What is shown there now. A pool that speaks TLS shows its token to nobody in the clear but on
-        loopback: who may name other daemons could have it sent wherever somebody listens. Raises
-        InvalidArgumentError."""
+        """The credentials to present at an address. Raises InvalidArgumentError.
+
+        A pool that speaks TLS sends its token in the clear only over loopback. Otherwise a user who
+        may name other daemons could have the token sent to an address of their choice.
+        """
         found = parse_address(address)
         with self._lock:
             self._refresh()

@@ -1,4 +1,4 @@
-"""Whether another daemon can be reached from here, who it is, and how fast the way is."""
+"""Probes of another daemon: its incarnation, and the round trip and bandwidth of the link."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from heliograph_proto.plans import PeerSource
 from heliograph_proto.v1 import peer_pb2
 from heliograph_server.links import links
 
-#: The most that one probe may send each way.
+#: The most bytes that one probe may send each way.
 MAX_BYTES = 64 * 2**20
 MAX_SECONDS = 60.0
-#: Round trips, of which the shortest counts: the first one has the connection to make.
+#: Round trips, of which the shortest counts; the first one includes making the connection.
 TRIPS = 6
 PAYLOAD_BYTES = 2**18
-#: Payloads that are under way at the same time.
+#: Payloads in flight at the same time.
 UNDER_WAY = 4
 
 _Echo: TypeAlias = "aio.UnaryUnaryMultiCallable[peer_pb2.EchoRequest, peer_pb2.EchoResponse]"
 
 
 def check_probe(address: str, bandwidth_bytes: int, timeout_ms: int) -> None:
-    """Raises InvalidArgumentError."""
+    """Check the parameters of a probe. Raises InvalidArgumentError."""
     links.address_of(address)
     if bandwidth_bytes > MAX_BYTES:
         raise InvalidArgumentError(f"a probe of {bandwidth_bytes:,} bytes; at most {MAX_BYTES:,}")
@@ -41,7 +41,7 @@ def check_probe(address: str, bandwidth_bytes: int, timeout_ms: int) -> None:
 async def probe(
     address: str, bandwidth_bytes: int, seconds: float, credentials: Credentials = NO_CREDENTIALS
 ) -> ProbeResult:
-    """Measures the way to a daemon, within `seconds`. Raises InvalidArgumentError."""
+    """Measure the link to a daemon, within `seconds`. Raises InvalidArgumentError."""
     until = time.monotonic() + seconds
     options = links.channel_options(min(seconds, links.SILENCE_SECONDS))
     async with open_aio_channel(links.address_of(address), options, credentials) as channel:
@@ -57,7 +57,8 @@ async def probe(
 
 
 async def _round_trip(echo: _Echo, until: float) -> tuple[bytes, float]:
-    """Who answers, and the shortest time. Raises what gRPC does, if there is not even one answer."""
+    """The daemon's incarnation and the shortest round trip in seconds. Raises gRPC's error if there
+    is no answer at all."""
     shortest, incarnation = 0.0, b""
     for number in range(TRIPS):
         begun = time.monotonic()
@@ -73,18 +74,18 @@ async def _round_trip(echo: _Echo, until: float) -> tuple[bytes, float]:
 
 
 async def _bandwidth(echo: _Echo, size_bytes: int, until: float) -> float:
-    """Bytes per second, each way; of what was done in time."""
+    """The bandwidth in bytes per second each way, over the payloads that were echoed in time."""
     payload = bytes(min(PAYLOAD_BYTES, size_bytes))
     left = -(-size_bytes // len(payload))
     done = 0
     begun = last = time.monotonic()
 
-    async def carry() -> None:
+    async def send() -> None:
         nonlocal left, done, last
         while left > 0 and (rest := until - time.monotonic()) > 0:
             left -= 1
             await echo(peer_pb2.EchoRequest(payload=payload), timeout=rest)
             done, last = done + len(payload), time.monotonic()
 
-    await asyncio.gather(*(carry() for _ in range(UNDER_WAY)), return_exceptions=True)
+    await asyncio.gather(*(send() for _ in range(UNDER_WAY)), return_exceptions=True)
     return done / (last - begun) if done else 0.0

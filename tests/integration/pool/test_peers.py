@@ -504,7 +504,7 @@ def test_a_way_on_threads_that_broke_is_not_kept_though_only_large_values_went_t
     peers.push(source, EDGE, 2, OutgoingValue(LARGE.nbytes), ended.put)
     assert isinstance(ended.get(timeout=SECONDS), MemberLostError)
     peers.close()
-    assert repr(peers) == "<BlockingPeers 0 ways>"
+    assert repr(peers) == "<BlockingPeers 0 links>"
 
 
 def test_a_large_value_that_is_forgotten_before_its_call_is_made_is_not_asked_for(

@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from tests.support.exchange_links import NearPuller
 
 from heliograph_backends.contract import Abort, Tensor, host_bytes
 from heliograph_backends.cpu.backend import CpuDevice
@@ -25,9 +26,8 @@ from heliograph_proto.errors import (
 from heliograph_proto.plans import Arrival, Departure, Edge, Partition, PeerSource
 from heliograph_proto.sessions import Limits
 from heliograph_proto.types import TensorType, tensor_type
-from heliograph_server.exchange.edges import EdgePorts, Exchange, IncomingValues
+from heliograph_server.exchange.edges import EdgePorts, IncomingValues
 from heliograph_server.exchange.exchange import LiveExchange, PullCallback
-from heliograph_server.exchange.in_process import NearPuller
 from heliograph_server.exchange.incoming import IncomingValue
 from heliograph_server.exchange.ledger import WINDOW_RUNS
 from heliograph_server.exchange.outgoing import OutgoingValue
@@ -85,7 +85,7 @@ def world() -> Iterator[World]:
 
 
 def test_the_protocols_are_kept(world: World) -> None:
-    exchange: Exchange = world.producer
+    exchange: LiveExchange = world.producer
     ports: EdgePorts = exchange.open(Partition())
     incoming: IncomingValues = ports.expect(1, [])
     incoming.close()

@@ -1,6 +1,6 @@
-"""The way between exchanges of one process: what pulling over a network does, without the network.
+"""Links between exchanges of one process: pulling and pushing without a network.
 
-Any thread: the one that has a piece carries it.
+The thread that has a piece carries it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 
 class NearPuller:
-    """Pulls from exchanges, and pushes to them, by address and incarnation: all `Peers` of a test. Values are
-    carried by the thread that has them, and to a sink that is not ready all the same."""
+    """A `PeerLinks` between exchanges of one process, by address and incarnation.
+
+    The thread that has a value carries it, also to a sink that is not ready.
+    """
 
     def __init__(self, exchanges: Mapping[PeerSource, LiveExchange]) -> None:
-        #: May change while it is used.
+        #: May change during use.
         self.exchanges = exchanges
         self._lock = threading.Lock()
         self._asked: dict[Sink, Callable[[OutgoingValue | HeliographError], None]] = {}
@@ -34,11 +36,11 @@ class NearPuller:
         return f"<NearPuller of {len(self.exchanges)}, {len(self._asked)} asked for>"
 
     def pull(self, source: PeerSource, sinks: Sequence[Sink]) -> None:
-        """As `Puller.pull`."""
+        """As `PeerLinks.pull`."""
         found = self.exchanges.get(source)
         for sink in sinks:
             if found is None:
-                sink.fail(MemberLostError(f"nobody of this incarnation is at {source.address}"))
+                sink.fail(MemberLostError(f"no daemon of this incarnation is at {source.address}"))
                 continue
             answer = partial(self._answer, found, sink)
             with self._lock:
@@ -54,7 +56,7 @@ class NearPuller:
             carry(found, sink, partial(exchange.counter.sent, found.size_bytes))
 
     def forget(self, source: PeerSource, sinks: Sequence[Sink]) -> None:
-        """As `Puller.forget`."""
+        """As `PeerLinks.forget`."""
         found = self.exchanges.get(source)
         for sink in sinks:
             with self._lock:
@@ -63,11 +65,11 @@ class NearPuller:
                 found.withdraw(sink.edge.name, sink.run, answer)
 
     def push(self, destination: PeerSource, edge: Edge, run: int, value: OutgoingValue, done: Done) -> None:
-        """As `Pusher.push`."""
+        """As `PeerLinks.push`."""
         found = self.exchanges.get(destination)
         if found is None:
             value.drop()
-            done(MemberLostError(f"nobody of this incarnation is at {destination.address}"))
+            done(MemberLostError(f"no daemon of this incarnation is at {destination.address}"))
             return
 
         def bring(landing: IncomingValue | HeliographError) -> None:
@@ -80,12 +82,15 @@ class NearPuller:
         found.bring(edge.name, run, edge.capability(run), bring)
 
     def close(self) -> None:
-        """As `Puller.close`: there is nothing to end."""
+        """As `PeerLinks.close`: there is nothing to close."""
 
 
 def carry(value: OutgoingValue, sink: Sink, ended: Callable[[], None]) -> None:
-    """Takes a value to where it belongs as far as there is something; the thread that makes the next piece
-    goes on. Then `ended` is called, also if it failed."""
+    """Carry a value to its sink as far as it is available; the thread that makes the next piece
+    goes on.
+
+    `ended` is called at the end, also after a failure.
+    """
     try:
         while not value.is_taken:
             message = value.take(partial(carry, value, sink, ended))
