@@ -207,7 +207,7 @@ class Daemon:
 
     def _reconfigure(self, config: ServerConfig) -> None:
         """What the daemon has of settings that may change while it runs. It may have no devices yet."""
-        if self.host is not None and isinstance(self.host.store.cache, DiskCache):
+        if self.host is not None and self.host.store.cache is not None:
             self.host.store.cache.quota_bytes = config.cache_size
         if self.access is not None:
             self.access.use_quota(config.quota, self.host)

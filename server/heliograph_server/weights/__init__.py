@@ -1,4 +1,4 @@
-"""Contents of weights by digest: in devices' memory, on disk, in model files, and on their way.
+"""Contents of weights by digest: in device memory, on disk, in model files, and being uploaded.
 
 Imports `resources`.
 """

@@ -1,4 +1,4 @@
-"""Writes the contents that plans use to the cache on disk, on a thread of its own, behind the work."""
+"""Writes the contents that plans use to the disk cache, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from collections.abc import Iterator
 
 from heliograph_backends.contract import Buffer
 from heliograph_proto.errors import MissingContentError
-from heliograph_server.weights.store import Cache, ContentStore, Key
+from heliograph_server.weights.disk_cache import DiskCache
+from heliograph_server.weights.store import ContentStore, Key
 from heliograph_server.weights.tenant_store import TenantContents
 
 logger = logging.getLogger(__name__)
 
-#: What is read from a device at once.
+#: The size of one read from a device.
 PIECE_BYTES = 2**20
-#: A content that was written or marked as used so lately need not be again.
+#: A content that was written or touched so recently is skipped.
 AGAIN_SECONDS = 60.0
-#: How long the end of the daemon waits for what is still to be written.
+#: The time that shutdown waits for pending writes.
 CLOSE_SECONDS = 20.0
 
 
 class CacheWriter:
-    """A queue of contents and the thread that writes them. Holds each until it is done with it."""
+    """A queue of contents and the thread that writes them. Each content is held until it is
+    written."""
 
-    def __init__(self, store: ContentStore, cache: Cache) -> None:
+    def __init__(self, store: ContentStore, cache: DiskCache) -> None:
         self._store = store
         self._cache = cache
         self._changed = threading.Condition()
         self._waiting: OrderedDict[Key, TenantContents] = OrderedDict()
-        #: By tenant and digest: when it was last written or marked.
+        #: By tenant and digest: when it was last written or touched.
         self._done: OrderedDict[Key, float] = OrderedDict()
         self._is_busy = False
         self._writing: Key | None = None
@@ -43,12 +45,12 @@ class CacheWriter:
         return f"<CacheWriter {len(self._waiting)} contents to write>"
 
     def keep(self, holdings: TenantContents, key: Key) -> None:
-        """Writes a content soon, unless that was just done."""
+        """Write a content soon, unless that was just done."""
         with self._changed:
             before = self._done.get(key)
             is_fresh = before is not None and time.monotonic() < before + AGAIN_SECONDS
-            is_coming = key in self._waiting or key == self._writing
-            if self._closed or is_fresh or is_coming or not holdings.hold(key[1], self):
+            is_queued = key in self._waiting or key == self._writing
+            if self._closed or is_fresh or is_queued or not holdings.hold(key[1], self):
                 return
             self._waiting[key] = holdings
             if self._thread is None:
@@ -57,17 +59,17 @@ class CacheWriter:
             self._changed.notify_all()
 
     def wait_idle(self, timeout: float) -> bool:
-        """Whether everything was written within so many seconds."""
+        """Wait until everything is written, at most so many seconds. Return True if it is."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._waiting or self._is_busy), timeout)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Writes what is waiting, for so many seconds; the rest is not kept. Idempotent."""
+        """Write the queue, for at most so many seconds; drop the rest. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         if not self.wait_idle(timeout):
-            logger.warning("%d contents could not be written in time and are not kept", len(self._waiting))
+            logger.warning("%d contents could not be cached in time", len(self._waiting))
         self._hurry = True
         self.make_room()
         with self._changed:
@@ -76,7 +78,7 @@ class CacheWriter:
             thread.join(timeout)
 
     def make_room(self) -> bool:
-        """As `room.Giver` says: lets go of what is still to be written."""
+        """As `Reclaimable.make_room`: release the contents that are not written yet."""
         with self._changed:
             left = list(self._waiting.items())
         gone = [key for key, holdings in left if holdings.try_release(key[1], self)]
@@ -87,7 +89,8 @@ class CacheWriter:
         return bool(gone)
 
     def idle_on(self, device: str) -> int:
-        """As `room.Giver` says. What waits is mostly used by a session, so nothing of it counts as free."""
+        """As `Reclaimable.idle_on`. Most queued contents are used by a session, so none counts as
+        idle."""
         return 0
 
     def _run(self) -> None:
@@ -96,7 +99,7 @@ class CacheWriter:
             try:
                 self._write(key, holdings)
             except Exception:
-                logger.exception("a content could not be kept")
+                logger.exception("a content could not be cached")
             finally:
                 holdings.release((key[1],), self)
                 self._store.tidy()
@@ -127,7 +130,7 @@ class CacheWriter:
         space = memoryview(bytearray(min(PIECE_BYTES, size_bytes)))
         for offset in range(0, size_bytes, PIECE_BYTES):
             if self._hurry:
-                raise TimeoutError("the daemon is ending")
+                raise TimeoutError("the daemon is shutting down")
             piece = space[: min(PIECE_BYTES, size_bytes - offset)]
             if isinstance(found, memoryview):
                 piece = found[offset : offset + piece.nbytes]

@@ -1,10 +1,11 @@
-"""Contents of a session that go to other daemons: straight from the client, or passed on from here.
+"""Contents that a session uploads to other daemons: directly from the client, or forwarded from
+here.
 
-    place ──▸ coming ──(the daemon says that it is whole)──▸ the session's contents
+    place ──▸ coming ──(the daemon reports it complete)──▸ the session's contents
                  │
-                 └──(it failed, or the session ends)──▸ its memory over there is freed
+                 └──(it fails, or the session ends)──▸ its memory on the daemon is freed
 
-Nothing of them lies here: an upload that comes to this server is passed on piece by piece.
+Their bytes are not stored here: an upload that arrives at this server is forwarded piece by piece.
 """
 
 from __future__ import annotations
@@ -36,25 +37,25 @@ from heliograph_server.weights.uploads import IncomingUpload
 
 logger = logging.getLogger(__name__)
 
-#: How long after the client heard that a content is whole this server may hear of it.
+#: After the client has heard that a content is complete, this server hears of it within this time.
 SETTLE_SECONDS = 10.0
 
-#: Where contents are to lie, by digest, and their sizes.
+#: The memories of contents, by digest, and the contents' sizes.
 Homes = Mapping[bytes, tuple[BufferType, int]]
 
 
 @dataclass(eq=False, slots=True)
 class DirectContent:
-    """A content on its way to a buffer of another daemon."""
+    """A content on its way to a buffer on another daemon."""
 
     digest: bytes
     buffer: Buffer
-    #: Of its memory, until that is the session's or freed.
+    #: The quota charge of its memory, until the session has the content or it is freed.
     charge: Charge
-    #: Done when it is over, with why it is not there.
+    #: Done at the end, with the error if the content did not arrive.
     over: Future[HeliographError | None] = field(default_factory=Future)
     received_bytes: int = 0
-    #: Which of those that were announced together; None until they were.
+    #: Set when the content is announced, with its index in the admittance.
     admittance: Admittance | None = None
     place: int = 0
 
@@ -64,13 +65,14 @@ class DirectContent:
         return self.admittance.offers[self.place]
 
     def free(self) -> None:
-        """It does not come."""
+        """Free the memory of a content that does not arrive."""
         self.buffer.free()
         self.charge.give()
 
 
 class DirectContents:
-    """Those of one session. Thread-safe; `place` is called by one thread at a time."""
+    """The contents of one session on their way. Thread-safe; only one thread at a time calls
+    `place`."""
 
     def __init__(self, contents: SessionWeights, room: MemoryReclaim, deadlines: Deadlines) -> None:
         self._contents = contents
@@ -85,8 +87,8 @@ class DirectContents:
         return f"<DirectContents {len(self._coming)} coming>"
 
     def place(self, homes: Homes) -> tuple[ContentOffer, ...]:
-        """Takes memory for contents whose homes are other daemons' devices, and announces them there. For
-        what has no room there, and what a daemon does not take so, there is no offer.
+        """Allocate memory for contents on other daemons' devices, and announce them there. There is
+        no offer for a content without room, or that the daemon does not accept this way.
 
         Raises ConnectionError or DeviceLostError when a daemon is gone.
         """
@@ -116,13 +118,13 @@ class DirectContents:
         try:
             charge = self._contents.charge(size_bytes)
         except OutOfMemoryError:
-            return []  # its upload says so
+            return []  # the upload raises the error
         try:
             buffer = self._room.for_work(partial(memory.allocate, size_bytes, Usage.WEIGHTS))
         except BaseException as error:
             charge.give()
             if isinstance(error, OutOfMemoryError):
-                return []  # compiling says so, or finds another place
+                return []  # compiling raises the error, or finds another place
             raise
         return [DirectContent(digest, buffer, charge)]
 
@@ -130,15 +132,15 @@ class DirectContents:
         with self._lock:
             self._coming.update({one.digest: one for one in ones})
         try:
-            wanted = [(one.digest, one.buffer) for one in ones]
-            admittance = intake.admit(wanted, lambda place, news: self._told(ones[place], news))
+            announced = [(one.digest, one.buffer) for one in ones]
+            admittance = intake.admit(announced, lambda place, news: self._update(ones[place], news))
         except BaseException as error:
-            # Others are over already: freed, or the session's.
+            # The rest are over already: freed, or the session's.
             _free(self._forget(ones))
             if isinstance(error, HeliographError) and not isinstance(
                 error, ConnectionError | DeviceLostError
             ):
-                logger.warning("contents go through this server, since the member refused them: %s", error)
+                logger.warning("a member refused contents, which are uploaded through this server: %s", error)
                 return []
             raise
         for place, one in enumerate(ones):
@@ -151,13 +153,14 @@ class DirectContents:
         return ones
 
     def _forget(self, ones: Iterable[DirectContent]) -> list[DirectContent]:
-        """Those of them that were not over yet: whoever is given one has to end it."""
+        """Remove those contents that are not over yet, and return them. The caller must end
+        them."""
         with self._lock:
             return [
                 one for one in ones if self._coming.get(one.digest) is one and self._coming.pop(one.digest)
             ]
 
-    def _told(self, one: DirectContent, news: UploadNews) -> None:
+    def _update(self, one: DirectContent, news: UploadNews) -> None:
         one.received_bytes = news.received_bytes
         if not news.is_over or not self._forget([one]):
             return
@@ -173,19 +176,20 @@ class DirectContents:
             one.free()
         one.over.set_result(error)
 
-    # What is asked of them
+    # Look-ups and uploads
 
     def received(self, digest: bytes) -> int:
-        """How many bytes of a content are over there, as far as is known here."""
+        """The number of bytes of a content on the other daemon, as far as known here."""
         found = self._find(digest)
         return found.received_bytes if found is not None else 0
 
     def is_coming(self, digest: bytes) -> bool:
-        """Whether an upload of this content is passed on."""
+        """True if an upload of this content is forwarded."""
         return self._find(digest) is not None
 
     def when_here(self, digests: Collection[bytes]) -> Future[None]:
-        """Done when none of these is coming any more, SETTLE_SECONDS later at most."""
+        """A future that is done when none of these contents is on its way, or after
+        SETTLE_SECONDS."""
         future: Future[None] = Future()
         waiting = [one for digest in digests if (one := self._find(digest)) is not None]
         left, lock = len(waiting), threading.Lock()
@@ -210,8 +214,11 @@ class DirectContents:
     def begin(
         self, digest: bytes, size_bytes: int, offset_bytes: int, over: Callable[[IncomingUpload], None]
     ) -> IncomingUpload | None:
-        """An upload that is passed on; None where the content is kept here. Raises ProtocolError,
-        ContentMismatchError when what came before the offset is not there, ConnectionError."""
+        """Begin an upload that is forwarded. None if the content is stored here.
+
+        Raises ProtocolError, ConnectionError, and ContentMismatchError if the bytes before the
+        offset are missing.
+        """
         one = self._find(digest)
         if one is None or one.admittance is None:
             return None
@@ -222,27 +229,31 @@ class DirectContents:
         try:
             relay = one.admittance.relay(one.place)
         except PermissionDeniedError:
-            raise _over_there(one) from None
+            # The other daemon accepts the content no longer: it has it or refuses it, and reports that soon.
+            wait([one.over], SETTLE_SECONDS)
+            raise UnavailableError(
+                "the content arrived another way, or cannot be uploaded like this", advice="try again"
+            ) from None
         with self._lock:
             closed = self._closed
             self._relays.add(relay)
         if closed is not None or offset_bytes > relay.received_bytes:
-            self._dropped(relay)
+            self._cancel(relay)
             raise closed or ContentMismatchError(
-                f"the upload cannot go on at byte {offset_bytes:,}: {relay.received_bytes:,} came before",
-                advice="send the content from its beginning",
+                f"the upload cannot continue at byte {offset_bytes:,}: only {relay.received_bytes:,} arrived",
+                advice="send the content from its start",
             )
-        return RelayedUpload(one, relay, offset_bytes, over, lambda: self._dropped(relay))
+        return RelayedUpload(one, relay, offset_bytes, over, lambda: self._cancel(relay))
 
-    def _dropped(self, relay: Relay) -> None:
+    def _cancel(self, relay: Relay) -> None:
         relay.cancel()
         with self._lock:
             self._relays.discard(relay)
 
-    # The end
+    # Closing
 
     def close(self, error: HeliographError) -> None:
-        """What is not there yet will not come. Idempotent."""
+        """Fail the contents that have not arrived. Idempotent."""
         with self._lock:
             self._closed = self._closed or error
             coming, relays = list(self._coming.values()), list(self._relays)
@@ -259,7 +270,7 @@ class DirectContents:
 
 
 class RelayedUpload(IncomingUpload):
-    """A content that is passed on to another daemon as it comes; that one takes its digest."""
+    """An upload that is forwarded to another daemon, which checks the digest."""
 
     is_content = is_relayed = True
 
@@ -274,7 +285,7 @@ class RelayedUpload(IncomingUpload):
         super().__init__(coming.buffer.size_bytes, over)
         self.start_bytes = self.received_bytes = offset_bytes
         self._coming, self._relay, self._drop = coming, relay, drop
-        #: Up to where the other daemon has it.
+        #: The number of bytes that the other daemon has.
         self._passed_bytes = relay.received_bytes
 
     def _write(self, data: memoryview) -> None:
@@ -289,7 +300,7 @@ class RelayedUpload(IncomingUpload):
             error = self._coming.over.result(SETTLE_SECONDS)
         except TimeoutError:
             raise UnavailableError(
-                "a member took a content and did not tell of it in time", advice="try again"
+                "a member received a content and did not report it in time", advice="try again"
             ) from None
         self._drop()
         if error is not None:
@@ -304,12 +315,6 @@ def _finish(future: Future[None], lock: threading.Lock) -> None:
         is_first = not future.done() and future.set_running_or_notify_cancel()
     if is_first:
         future.set_result(None)
-
-
-def _over_there(one: DirectContent) -> UnavailableError:
-    """The other daemon takes a content no more: it has it, or will not, and is just telling so."""
-    wait([one.over], SETTLE_SECONDS)
-    return UnavailableError("the content came another way, or cannot come so", advice="ask what is missing")
 
 
 def _free(ones: Iterable[DirectContent]) -> None:

@@ -1,13 +1,13 @@
-"""A cache of contents on disk: a byte quota, the least recently used goes first, several daemons at once.
+"""A disk cache of contents, with a byte quota and LRU eviction, shared by several daemons.
 
-    FOLDER/blobs/ab/abcdef...   a content, named by its digest; its time is that of its last use
-    FOLDER/claims/12/1234...    a tenant once brought a content: the name is a hash of both
-    FOLDER/parts/...            what is being written
+    FOLDER/blobs/ab/abcdef...   a content, named by its digest; its mtime is that of its last use
+    FOLDER/claims/12/1234...    a tenant has uploaded a content: the name is a hash of both
+    FOLDER/parts/...            files being written
 
-There is no index to get out of step, and no lock: a blob appears by a rename, whole and flushed, and what
-two processes remove at once is gone once. A blob is believed only as far as its digest, which who reads it
-takes again. Claims keep tenants apart: without one a blob is not there, and looking for one that is not
-there takes the same steps whoever else has the content.
+There is no index that could be inconsistent, and no lock: a blob appears by a rename, complete and
+flushed, and removing it twice is harmless. Readers check the digest of every blob. Claims keep
+tenants apart: without a claim a blob does not exist for a tenant, and looking up a missing blob
+takes the same steps whether or not another tenant has it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from heliograph_proto.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-#: What is read or written at once.
+#: The size of one read or write.
 PIECE_BYTES = 2**20
-#: Files take whole blocks, and a claim takes one.
+#: Files occupy whole blocks, and a claim occupies one.
 BLOCK_BYTES = 4096
-#: A part that nobody has written to for so long is what a killed process left.
+#: A part that was not written to for so long was left by a killed process.
 STALE_SECONDS = 600.0
-#: How long a count of the folder's bytes is believed, since other processes write there too.
+#: The time that a count of the folder's bytes is valid; other processes write there too.
 COUNT_SECONDS = 5.0
-#: How long nothing is written after the disk was full or broken.
+#: The pause after a write failed on a full or broken disk.
 PAUSE_SECONDS = 60.0
-#: Of `os.open`: links that somebody put in the folder are not followed.
+#: For `os.open`: do not follow symlinks in the folder.
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
@@ -58,7 +58,10 @@ class Blob:
 
 
 class DiskCache:
-    """The cache in a folder, which is made. Thread-safe. Raises ConfigurationError for one of no use."""
+    """The cache in a folder, which is created. Thread-safe.
+
+    Raises ConfigurationError for a folder that cannot be used.
+    """
 
     def __init__(self, folder: Path, quota_bytes: int) -> None:
         self.folder = folder
@@ -83,17 +86,17 @@ class DiskCache:
         except OSError as error:
             raise ConfigurationError(
                 f"cannot keep contents in {self.folder}: {error.strerror or error}",
-                advice="name a folder that this user may write to: --cache DIR",
+                advice="choose a folder that this user may write to: --cache DIR",
             ) from None
 
-    # What there is
+    # Look-ups
 
     def holds(self, tenant: bytes, digest: bytes) -> bool:
-        """Whether the tenant once brought this content and it is still here."""
+        """True if the tenant has uploaded this content and it is still here."""
         return self._claim(tenant, digest).exists() and self._blob(digest).exists()
 
-    def open(self, digest: bytes) -> DiskSource | None:
-        """A content, to be read and checked; it counts as used now. None if it cannot be read."""
+    def open(self, digest: bytes) -> FileSource | None:
+        """Open a content to read and check it, and mark it as used. None if it cannot be read."""
         path = self._blob(digest)
         try:
             file = os.open(path, os.O_RDONLY | _NO_FOLLOW)
@@ -102,7 +105,7 @@ class DiskCache:
                 self._spoilt(digest, str(error.strerror or error))
             return None
         self._touch(path)
-        return DiskSource(file, os.fstat(file).st_size, lambda why: self._spoilt(digest, why))
+        return FileSource(file, os.fstat(file).st_size, lambda why: self._spoilt(digest, why))
 
     def blobs(self) -> list[Blob]:
         """All contents, the most recently used first."""
@@ -114,7 +117,8 @@ class DiskCache:
         return sorted(found, key=lambda blob: -blob.used_at)
 
     def is_whole(self, digest: bytes) -> bool:
-        """Reads a content and takes its digest. One that is broken, or gone, is not whole; it stays."""
+        """Check the digest of a content. False for one that is broken or gone; it is not
+        removed."""
         try:
             with self._blob(digest).open("rb", buffering=0) as file:
                 taken = hasher()
@@ -124,13 +128,14 @@ class DiskCache:
         except OSError:
             return False
 
-    # What comes and goes
+    # Changes
 
     def add(self, tenant: bytes, digest: bytes, size_bytes: int, pieces: Iterable[memoryview]) -> bool:
-        """Keeps a content that the tenant brought; whether it is here now.
+        """Cache a content that the tenant uploaded. Return True if it is cached now.
 
-        One that is here already counts as used. A disk that is full or broken is a warning and no cache:
-        what cannot be written whole is not there at all. Raises what reading `pieces` raises.
+        A content that is here already is marked as used. A full or broken disk is logged, and
+        nothing is cached: a blob is written completely or not at all. Raises the errors of reading
+        `pieces`.
         """
         path = self._blob(digest)
         try:
@@ -145,7 +150,7 @@ class DiskCache:
         return True
 
     def remove(self, digest: bytes) -> bool:
-        """Whether it was here. Raises OSError if it is and cannot be removed."""
+        """Remove a content. Return True if it was here. Raises OSError if it cannot be removed."""
         try:
             self._blob(digest).unlink()
         except FileNotFoundError:
@@ -165,7 +170,7 @@ class DiskCache:
                     _write_all(file, piece)
                 os.fsync(file.fileno())
             if taken.digest() != digest:
-                raise OSError(errno.EIO, "the bytes were not what their digest says")
+                raise OSError(errno.EIO, "the bytes do not match their digest")
             path.parent.mkdir(mode=0o700, exist_ok=True)
             os.replace(part, path)
             _flush_folder(path.parent)
@@ -180,7 +185,7 @@ class DiskCache:
         return path
 
     def _touch(self, path: Path) -> bool:
-        """Says that a content is used now. Whether it is there."""
+        """Mark a content as used. Return True if it is here."""
         try:
             os.utime(path)
         except FileNotFoundError:
@@ -199,7 +204,7 @@ class DiskCache:
         os.replace(part, path)
 
     def _sweep_claims(self) -> None:
-        """Forgets who brought what is not here any more."""
+        """Remove the claims of contents that are not here any more."""
         here = {blob.digest for blob in self.blobs()}
         for path, _ in _files(self.folder / "claims"):
             try:
@@ -211,14 +216,15 @@ class DiskCache:
     # Room
 
     def size_bytes(self) -> int:
-        """What the folder takes of the disk: contents, claims, and what is being written."""
+        """The bytes on disk: contents, claims and parts."""
         total = 0
         for name in ("blobs", "claims", "parts"):
             total += sum(_blocks(status.st_size) for _, status in _files(self.folder / name))
         return total
 
     def _make_room(self, size_bytes: int) -> bool:
-        """Removes what was not used for longest until so many bytes fit. Whether they do."""
+        """Evict the least recently used contents until so many bytes fit. Return True if they
+        do."""
         if size_bytes > self.quota_bytes or time.monotonic() < self._paused_until:
             return False
         with self._lock:
@@ -235,7 +241,8 @@ class DiskCache:
             return fits
 
     def _evict(self, excess_bytes: int) -> int:
-        """Removes contents and their claims until so many bytes are free, or nearly; how many contents."""
+        """Remove contents and their claims until about so many bytes are free. Return their
+        number."""
         count = freed = 0
         for blob in reversed(self.blobs()):
             if freed >= excess_bytes:
@@ -244,7 +251,7 @@ class DiskCache:
             freed += blob.disk_bytes + BLOCK_BYTES  # for a claim, or several
             count += 1
         if count:
-            logger.info("cache %s: %d contents went, to make room", self.folder, count)
+            logger.info("cache %s: evicted %d contents", self.folder, count)
             self._sweep_claims()
         return count
 
@@ -253,16 +260,16 @@ class DiskCache:
             self._counted_at = float("-inf")
 
     def _sweep_parts(self) -> None:
-        """Removes what processes left that were killed while they wrote."""
+        """Remove the parts that killed processes left."""
         now = time.time()
         for path, status in _files(self.folder / "parts"):
             if now - status.st_mtime > STALE_SECONDS:
                 path.unlink(missing_ok=True)
 
-    # What goes wrong
+    # Failures
 
     def _pause(self, error: OSError) -> None:
-        """A write failed: says so, and leaves the disk alone for a while."""
+        """Log a failed write, and pause writing."""
         self._paused_until = time.monotonic() + PAUSE_SECONDS
         full = " (the disk is full)" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         logger.warning(
@@ -274,7 +281,7 @@ class DiskCache:
         )
 
     def _spoilt(self, digest: bytes, why: str) -> None:
-        """A content cannot be used: it goes, so that it is uploaded again."""
+        """Remove a content that cannot be used, so that it is uploaded again."""
         logger.warning("cache %s: content %s is removed: %s", self.folder, digest.hex()[:16], why)
         try:
             self._blob(digest).unlink(missing_ok=True)
@@ -290,25 +297,29 @@ class DiskCache:
         return _path(self.folder / "claims", digest_of(b"claim" + tenant + digest))
 
 
-class DiskSource:
-    """A content that is being read, until `close`."""
+class FileSource:
+    """A content in a file that is being read, until `close`."""
 
-    def __init__(self, file: int, size_bytes: int, spoilt: Callable[[str], None]) -> None:
+    def __init__(
+        self, file: int, size_bytes: int, spoilt: Callable[[str], None], start_bytes: int = 0
+    ) -> None:
         self._file = file
+        self._start_bytes = start_bytes
         self.size_bytes = size_bytes
-        #: To be called with why, if the bytes are not what they should be.
+        #: Called with the reason if the bytes are wrong. May raise InvalidModelError.
         self.spoilt = spoilt
 
     def read_into(self, offset_bytes: int, out: memoryview) -> int:
-        """Reads bytes from an offset on; how many, 0 at the end. Raises OSError."""
-        return read_at(self._file, offset_bytes, out)
+        """Read bytes from an offset. Return their number, 0 at the end. Raises OSError."""
+        left = out[: self.size_bytes - offset_bytes]
+        return read_at(self._file, self._start_bytes + offset_bytes, left)
 
     def close(self) -> None:
         os.close(self._file)
 
 
 def read_at(file: int, offset_bytes: int, out: memoryview) -> int:
-    """Reads from a place of a file; how many bytes, 0 at its end. Raises OSError."""
+    """Read from an offset of a file. Return the number of bytes, 0 at its end. Raises OSError."""
     if hasattr(os, "preadv"):
         return os.preadv(file, [out], offset_bytes)
     os.lseek(file, offset_bytes, os.SEEK_SET)
@@ -324,7 +335,8 @@ def _pieces(file: BinaryIO) -> Iterator[memoryview]:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """The plain files in a folder and in its folders, but no links; what goes meanwhile is not among them."""
+    """The plain files below a folder, without symlinks. Files that disappear meanwhile are
+    omitted."""
     for inner, _, names in os.walk(folder):
         for name in names:
             path = Path(inner, name)
@@ -354,7 +366,8 @@ def _blocks(size_bytes: int) -> int:
 
 
 def _reserve(file: BinaryIO, size_bytes: int) -> None:
-    """Takes the space at once, where the system can: others count it then, and a full disk shows now."""
+    """Reserve the space at once, where the system can: other processes count it, and a full disk
+    shows before the write."""
     if size_bytes and hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(file.fileno(), 0, size_bytes)
@@ -369,7 +382,7 @@ def _write_all(file: BinaryIO, piece: memoryview) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Makes a rename last."""
+    """Flush a folder, so that a rename is durable."""
     if os.name == "posix":
         number = os.open(folder, os.O_RDONLY)
         try:

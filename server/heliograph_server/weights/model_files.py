@@ -1,36 +1,36 @@
-"""Models in a folder that the operator allows: safetensors and GGUF files, whose tensors clients name.
+"""Models in a folder that the operator allows: safetensors and GGUF files.
 
-A client names a file by its path in the folder; nothing outside of the folder is opened, whatever links say.
-What a file says of itself is checked before it is believed: every tensor's bytes lie inside of the file.
+A client names a file by its path in the folder. Nothing outside of the folder is opened, whatever
+symlinks say. The header of a file is checked before it is used: the bytes of every tensor lie
+inside of the file.
 
-Bytes are read, not mapped: a mapped file that somebody cuts would end the daemon.
+Files are read, not mapped: a mapped file that is truncated would kill the daemon.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from heliograph_proto.digests import hasher
 from heliograph_proto.errors import ConfigurationError, InvalidArgumentError, InvalidModelError
 from heliograph_proto.models import ModelInfo, ModelTensor
-from heliograph_server.weights.disk_cache import read_at
+from heliograph_server.weights.disk_cache import FileSource, read_at
 from heliograph_server.weights.model_formats import FORMATS, Extent, read_header
 
-#: What is read at once.
+#: The size of one read.
 PIECE_BYTES = 2**20
-#: The most files that a listing names.
+#: The most files in a listing.
 MAX_FILES = 10_000
-#: The longest name of a file, in characters.
+#: The longest file name, in characters.
 MAX_NAME = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Stamp:
-    """What tells that a file is still the one that was read."""
+    """Identifies the version of a file that was read."""
 
     device: int
     inode: int
@@ -47,14 +47,15 @@ class _Known:
 
 
 class ModelFiles:
-    """The files of a folder. Thread-safe. Raises ConfigurationError for a folder that cannot be read."""
+    """The models in a folder. Thread-safe. Raises ConfigurationError for a folder that cannot be
+    read."""
 
     def __init__(self, folder: Path) -> None:
         self._lock = threading.Lock()
-        #: Held while a file is hashed, which takes all of the disk's bandwidth anyway.
+        #: Held while a file is hashed, which uses the disk's whole bandwidth anyway.
         self._reading = threading.Lock()
         self._known: dict[str, _Known] = {}
-        #: By digest: the file, and where in it.
+        #: By digest: the file, and the extent in it.
         self._places: dict[bytes, tuple[str, Extent]] = {}
         try:
             self.folder = folder.resolve(strict=True)
@@ -68,7 +69,7 @@ class ModelFiles:
         return f"<ModelFiles {self.folder}, {len(self._known)} known>"
 
     def names(self) -> tuple[str, ...]:
-        """The files that there are, by their paths in the folder, sorted; the first MAX_FILES."""
+        """The paths of the files in the folder, sorted; at most MAX_FILES."""
         found = []
         for inner, _, names in os.walk(self.folder):
             found += [Path(inner, name) for name in names if Path(name).suffix in FORMATS]
@@ -76,10 +77,10 @@ class ModelFiles:
         return tuple(inside[:MAX_FILES])
 
     def describe(self, name: str) -> ModelInfo:
-        """A file's tensors, with their digests: all of it is read the first time. Blocks.
+        """The tensors of a file, with their digests. Reads the whole file the first time. Blocks.
 
-        Raises InvalidArgumentError for a name that leads out of the folder, InvalidModelError for a file
-        that is missing or not what its format says.
+        Raises InvalidArgumentError for a name that leads out of the folder, and InvalidModelError
+        for a file that is missing or malformed.
         """
         path = self._path(name)
         with self._reading:
@@ -95,7 +96,7 @@ class ModelFiles:
         with path.open("rb", buffering=0) as file:
             found = {one.name: _digest(file.fileno(), one, name) for one in extents}
         if _stamp(path, name) != before:
-            raise InvalidModelError(f"{name} changed while it was read", advice="ask again")
+            raise InvalidModelError(f"{name} changed while it was read", advice="try again")
         tensors = tuple(ModelTensor(one.name, one.type, found[one.name]) for one in extents)
         info = ModelInfo(name, tensors, header.left_out)
         with self._lock:
@@ -105,22 +106,22 @@ class ModelFiles:
         return info
 
     def _path(self, name: str) -> Path:
-        """Raises InvalidArgumentError, InvalidModelError."""
+        """The path of a model. Raises InvalidArgumentError, InvalidModelError."""
         parts = Path(name).parts
         is_plain = 0 < len(name) <= MAX_NAME and name.isprintable() and "\\" not in name
         if not is_plain or name.startswith("/") or not parts or ".." in parts:
             raise InvalidArgumentError(
-                f"{name!r:.100} is no path in the models' folder", advice="name a file as the listing does"
+                f"{name!r:.100} is not a path in the models' folder", advice="use a name from the listing"
             )
         if Path(name).suffix not in FORMATS:
             raise InvalidArgumentError(
-                f"{name!r:.100} is no model", advice=f"models end in {' or '.join(FORMATS)}"
+                f"{name!r:.100} is not a model", advice=f"names of models end in {' or '.join(FORMATS)}"
             )
         return self._inside(name)
 
     def _inside(self, name: str) -> Path:
         missing = InvalidModelError(
-            f"the server has no model {name!r:.100}", advice="the listing names those that it has"
+            f"the server has no model {name!r:.100}", advice="list the models that it has"
         )
         try:
             path = (self.folder / name).resolve(strict=True)
@@ -137,12 +138,13 @@ class ModelFiles:
     # Contents
 
     def holds(self, digest: bytes) -> bool:
-        """Whether a file that was described has a tensor of these bytes."""
+        """True if a file that was described has a tensor with these bytes."""
         with self._lock:
             return digest in self._places
 
-    def open(self, digest: bytes) -> ModelSource | None:
-        """The bytes of a tensor; None if no file has them. Raises InvalidModelError if its file is gone."""
+    def open(self, digest: bytes) -> FileSource | None:
+        """Open the bytes of a tensor. None if no file has them. Raises InvalidModelError if its
+        file is gone."""
         with self._lock:
             place = self._places.get(digest)
         if place is None:
@@ -153,34 +155,18 @@ class ModelFiles:
             number = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except OSError as error:
             raise InvalidModelError(f"cannot read the model {name}: {error.strerror}") from None
-        return ModelSource(number, extent, lambda why: self._spoilt(name, why))
+        return FileSource(
+            number, extent.type.nbytes, lambda why: self._spoilt(name, why), extent.offset_bytes
+        )
 
     def _spoilt(self, name: str, why: str) -> None:
         with self._lock:
             self._known.pop(name, None)
             self._places = {key: place for key, place in self._places.items() if place[0] != name}
         raise InvalidModelError(
-            f"the model {name} has changed since it was listed: {why}", advice="list it and build anew"
+            f"the model {name} has changed since it was listed: {why}",
+            advice="list it and rebuild the graph",
         )
-
-
-class ModelSource:
-    """A tensor's bytes in a file, until `close`."""
-
-    def __init__(self, file: int, extent: Extent, spoilt: Callable[[str], None]) -> None:
-        self._file = file
-        self._extent = extent
-        self.size_bytes = extent.type.nbytes
-        #: To be called with why, if the bytes are not what they should be. Raises InvalidModelError.
-        self.spoilt = spoilt
-
-    def read_into(self, offset_bytes: int, out: memoryview) -> int:
-        """Reads bytes from an offset in the tensor on; how many, 0 at its end. Raises OSError."""
-        left = out[: self.size_bytes - offset_bytes]
-        return read_at(self._file, self._extent.offset_bytes + offset_bytes, left)
-
-    def close(self) -> None:
-        os.close(self._file)
 
 
 def _digest(file: int, extent: Extent, name: str) -> bytes:

@@ -1,9 +1,10 @@
-"""Where the tensors of a model's file lie: headers of safetensors and GGUF, read as what a stranger wrote.
+"""Headers of model files: the tensors of safetensors and GGUF files, read as untrusted input.
 
-Only the header is read, with a bound on everything that it announces, and every tensor must lie inside of the
-file. Tensors of types that Heliograph has not are left out, by name.
+Only the header is read, everything that it announces is bounded, and every tensor must lie inside
+of the file. Tensors of unsupported types are left out, by name.
 
-The formats: https://huggingface.co/docs/safetensors and https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+The formats: https://huggingface.co/docs/safetensors and
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _GGUF = {
     0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 10: "q2_k", 11: "q3_k",
     12: "q4_k", 13: "q5_k", 14: "q6_k", 24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64", 30: "bf16",
 }  # fmt: skip
-#: Bytes of GGUF's plain values by the numbers of their types; 8 is a text, 9 a list.
+#: The bytes of GGUF's plain values by type number; 8 is a string, 9 a list.
 _GGUF_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _GGUF_TEXT, _GGUF_LIST, _GGUF_U32 = 8, 9, 4
 _ALIGNMENT_KEY = "general.alignment"
@@ -47,18 +48,19 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file has: tensors, and those that are left out, with their types."""
+    """The tensors of a file, and those left out, with their types."""
 
     extents: tuple[Extent, ...]
     left_out: tuple[str, ...]
 
 
 class _BadError(Exception):
-    """What is wrong with a header."""
+    """A malformed header, with the reason."""
 
 
 def read_header(path: Path, name: str) -> Header:
-    """The tensors of a file by what its name ends with. Raises InvalidModelError, which names it `name`."""
+    """Read the tensors of a file, by its suffix. Raises InvalidModelError, which calls the file
+    `name`."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -71,11 +73,12 @@ def read_header(path: Path, name: str) -> Header:
         why = f"its header cannot be read: {error}"[:200]
     else:
         return made
-    raise InvalidModelError(f"{name} is no model: {why}", advice="copy the file to the server again")
+    raise InvalidModelError(f"{name} is not a valid model: {why}", advice="copy the file to the server again")
 
 
 def _header(found: Iterator[tuple[str, str, DType | None, tuple[int, ...], int, int]], size: int) -> Header:
-    """Checks (name, type's name, type, shape, first byte, end or -1) of each tensor against the file."""
+    """Check (name, type's name, type, shape, first byte, end or -1) of each tensor against the
+    file."""
     extents: dict[str, Extent] = {}
     left_out: list[str] = []
     for name, type_name, made, shape, begin, end in found:
@@ -91,7 +94,7 @@ def _header(found: Iterator[tuple[str, str, DType | None, tuple[int, ...], int, 
             raise _BadError(f"two tensors are named {name!r}")
         if begin < 0 or begin + type_.nbytes > size or end not in (-1, begin + type_.nbytes):
             raise _BadError(
-                f"tensor {name!r}, {type_.nbytes} bytes from {begin} on, is not in its {size} bytes"
+                f"tensor {name!r}, {type_.nbytes} bytes from byte {begin}, is outside of its {size} bytes"
             )
         extents[name] = Extent(name, type_, begin)
     return Header(tuple(extents.values()), tuple(left_out))
@@ -106,7 +109,7 @@ def _read_safetensors(file: BinaryIO, size: int) -> Header:
         raise _BadError(f"a header of {length} bytes")
     entries = json.loads(_take(file, length))
     if not isinstance(entries, dict) or len(entries) > MAX_TENSORS:
-        raise _BadError("its header is no table of tensors")
+        raise _BadError("its header is not a table of tensors")
     entries.pop("__metadata__", None)
     return _header((_entry(name, entry, 8 + length) for name, entry in entries.items()), size)
 
@@ -128,10 +131,10 @@ def _entry(name: str, entry: Any, start: int) -> tuple[str, str, DType | None, t
 
 def _read_gguf(file: BinaryIO, size: int) -> Header:
     if _take(file, 4) != b"GGUF":
-        raise _BadError("it does not begin as GGUF does")
+        raise _BadError("it does not start as a GGUF file")
     version, tensors, entries = struct.unpack("<IQQ", _take(file, 20))
     if version not in (2, 3):
-        raise _BadError(f"GGUF of version {version}; 2 and 3 are known")
+        raise _BadError(f"GGUF version {version}; 2 and 3 are supported")
     if tensors > MAX_TENSORS or entries > MAX_ENTRIES:
         raise _BadError(f"{tensors} tensors and {entries} entries")
     alignment = _skip_entries(file, entries, size)
@@ -141,7 +144,7 @@ def _read_gguf(file: BinaryIO, size: int) -> Header:
 
 
 def _skip_entries(file: BinaryIO, count: int, size: int) -> int:
-    """The alignment of the data, which is all that is needed of the entries."""
+    """Skip the entries and return the alignment of the data, the only entry that is needed."""
     alignment = 32
     for _ in range(count):
         key = _text(file)
@@ -156,7 +159,7 @@ def _skip_entries(file: BinaryIO, count: int, size: int) -> int:
 
 
 def _skip(file: BinaryIO, kind: int, size: int, depth: int = 0) -> None:
-    """Passes over a value. Lists of lists may be four deep."""
+    """Skip a value. Lists may be nested four deep."""
     if kind == _GGUF_TEXT:
         _pass(file, struct.unpack("<Q", _take(file, 8))[0], size)
     elif kind == _GGUF_LIST and depth < 4:
@@ -176,7 +179,7 @@ def _skip(file: BinaryIO, kind: int, size: int, depth: int = 0) -> None:
 
 def _pass(file: BinaryIO, count: int, size: int) -> None:
     if count > size - file.tell() or file.tell() + count > MAX_HEADER_BYTES:
-        raise _BadError("its header passes its end, or is too long")
+        raise _BadError("its header exceeds the file or the limit")
     file.seek(count, 1)
 
 
@@ -188,7 +191,7 @@ def _gguf_tensor(file: BinaryIO) -> tuple[str, str, DType | None, tuple[int, ...
     shape = struct.unpack(f"<{dimensions}Q", _take(file, 8 * dimensions))
     kind, offset = struct.unpack("<IQ", _take(file, 12))
     known = _GGUF.get(kind)
-    # The fastest dimension comes first there, and last here.
+    # GGUF stores the fastest dimension first, Heliograph last.
     return name, known or f"ggml type {kind}", dtype(known) if known else None, shape[::-1], offset
 
 
@@ -202,11 +205,11 @@ def _text(file: BinaryIO) -> str:
 def _take(file: BinaryIO, count: int) -> bytes:
     data = file.read(count)
     if len(data) != count or file.tell() > MAX_HEADER_BYTES + 8:
-        raise _BadError("its header is cut off, or too long")
+        raise _BadError("its header is truncated or too long")
     return data
 
 
-#: How to read a header, by what a file's name ends with.
+#: The reader of a header, by the suffix of a file.
 FORMATS: dict[str, Callable[[BinaryIO, int], Header]] = {
     ".safetensors": _read_safetensors,
     ".gguf": _read_gguf,

@@ -1,9 +1,10 @@
-"""The contents of a session: what it holds of its tenant's, and where others may come from.
+"""The contents of a session: those it holds of its tenant, and those that it can read from files.
 
-A content is uploaded before anybody knows which device will need it, unless the client asked where it will
-lie: it goes to the first with room for it, and moves when a plan is compiled for another. What plans use
-stays where they use it. What lay on a device that is lost is missing, and so asked for again. What lies in a
-file here is read when a plan needs it, straight to where that is.
+A content is uploaded before the device that needs it is known, unless the client asked for its
+place. It goes to the first device with room, and moves when a plan is compiled for another one.
+Contents that plans use stay where they are used. A content on a lost device is missing, so the
+client uploads it again. A content in a file here is read when a plan needs it, straight to its
+device.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from heliograph_backends.contract import Buffer, BufferType, Device, MultiBuffer, Tensor, Usage
-from heliograph_proto.digests import DIGEST_BYTES, hasher
+from heliograph_proto.digests import hasher
 from heliograph_proto.errors import (
     ContentMismatchError,
     DeviceLostError,
@@ -32,17 +33,18 @@ from heliograph_server.resources.quotas import Account, Charge, QuotaKind
 from heliograph_server.resources.reclaim import MemoryReclaim
 from heliograph_server.scheduler.slices import digest_of
 from heliograph_server.weights.cache_writer import CacheWriter
-from heliograph_server.weights.store import ContentSource, ContentStore, Key, PartialContent, WholeContent
+from heliograph_server.weights.disk_cache import FileSource
+from heliograph_server.weights.store import ContentStore, Key, PartialContent, WholeContent
 from heliograph_server.weights.tenant_store import Copy, parts_of
 
-#: What is read at once: it is hashed while it is in the cache of a core.
+#: The size of one read. A piece is hashed while it is in a core's cache.
 PIECE_BYTES = 256 * 2**10
-#: Threads that read contents from files, each for one content.
+#: Threads that read contents from files, one content each.
 READ_THREADS = 4
 
 
 class SessionWeights:
-    """One session's. Thread-safe. Without a tenant, nothing outlives the session."""
+    """The contents of one session. Thread-safe. Without a tenant, nothing outlives the session."""
 
     def __init__(
         self,
@@ -60,26 +62,26 @@ class SessionWeights:
         self._store = store or ContentStore()
         self._cache_writer = cache_writer
         self._is_known = bool(tenant)
-        #: One without a secret is a tenant of its own.
+        #: A session without a secret is a tenant of its own.
         self._tenant = tenant or secrets.token_bytes(16)
         self._holdings = self._store.enter(self._tenant, room, self._account)
         self._lock = threading.Lock()
         self._held: set[bytes] = set()
-        #: Those that a plan was compiled for.
+        #: Contents that a plan was compiled for.
         self._used: set[bytes] = set()
-        #: Where those are to lie that were missing last.
+        #: The memories of the contents that were last found missing.
         self._homes: Mapping[bytes, BufferType] = {}
-        #: Plans by the part of a weight that they use, and its memory.
+        #: The number of plans that use each part.
         self._parts: Counter[Copy] = Counter()
         self._closed: HeliographError | None = None
         self._is_over = False
 
     def __repr__(self) -> str:
-        return f"<Contents {len(self._held)}, {self.size_bytes:,} bytes>"
+        return f"<SessionWeights {len(self._held)}, {self.size_bytes:,} bytes>"
 
     @property
     def size_bytes(self) -> int:
-        """With what it shares with other sessions."""
+        """The bytes held, including those shared with other sessions."""
         return self._holdings.size_bytes(self._all_held())
 
     def _all_held(self) -> tuple[bytes, ...]:
@@ -89,21 +91,24 @@ class SessionWeights:
     def _key(self, digest: bytes) -> Key:
         return self._tenant, digest
 
-    # What comes
+    # Adding contents
 
     def expect(self, homes: Mapping[bytes, BufferType]) -> None:
-        """Contents that are missing, by digest, and where each will be needed: their uploads go there."""
+        """Set the memories of missing contents, by digest, for their uploads."""
         self._homes = dict(homes)
 
     def charge(self, size_bytes: int) -> Charge:
-        """Counts memory of a content that comes without us; `add` counts it by itself. Raises
-        OutOfMemoryError."""
+        """Charge the memory of a content that arrives from elsewhere; `add` charges it by itself.
+
+        Raises OutOfMemoryError.
+        """
         return self._account.charge(QuotaKind.MEMORY, size_bytes)
 
     def begin(self, digest: bytes, size_bytes: int, offset_bytes: int) -> PartialContent:
-        """Where an upload goes: new memory, or at a later byte what an earlier upload left.
+        """Begin an upload in new memory, or at a later byte in the memory of an interrupted upload.
 
-        Raises OutOfMemoryError, and ContentMismatchError when there is no such beginning.
+        Raises OutOfMemoryError, and ContentMismatchError if no interrupted upload ends at that
+        byte.
         """
         if not offset_bytes:
             charge = self.charge(size_bytes)
@@ -119,19 +124,20 @@ class SessionWeights:
         if found is not None:
             found.free()
         raise ContentMismatchError(
-            f"the upload cannot go on at byte {offset_bytes:,}: what came before is not here any more",
-            advice="send the content from its beginning",
+            f"the upload cannot continue at byte {offset_bytes:,}: the bytes before it are gone",
+            advice="send the content from its start",
         )
 
     def keep(self, digest: bytes, beginning: PartialContent) -> None:
-        """An upload broke off: what came stays for a while, for this tenant to go on with it."""
+        """Keep the bytes of an interrupted upload for a while, so that this tenant can continue
+        it."""
         if self._is_known and beginning.received_bytes:
             self._store.keep(self._key(digest), beginning)
         else:
             beginning.free()
 
     def add(self, digest: bytes, buffer: Buffer) -> None:
-        """Keeps verified bytes; the second of two equal ones goes.
+        """Add verified bytes. A second copy of equal bytes is freed.
 
         Raises the error of a closed session, and LimitExceededError.
         """
@@ -142,7 +148,7 @@ class SessionWeights:
         self._remember(digest)
 
     def _remember(self, digest: bytes) -> None:
-        """The session holds a content now."""
+        """Note that the session holds a content."""
         with self._lock:
             is_over = self._is_over
             if not is_over:
@@ -152,20 +158,23 @@ class SessionWeights:
         elif self._is_known:
             self._store.forget(self._key(digest))
 
-    # What there is
+    # Looking up contents
 
     def missing(self, digests: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """Those that are not here, in their order. The others stay until the session ends, or can be read."""
-        found = tuple(one for one in digests if not (self._holds(one) or self._can_read(one)))
+        """The contents that are not here, in their order. The others stay until the session ends,
+        or can be read from files."""
+        has_source = self._store.has_source
+        found = tuple(one for one in digests if not (self._holds(one) or has_source(self._key(one))))
         self._store.count(len(digests) - len(found), len(found))
         return found
 
     def received(self, digests: tuple[bytes, ...]) -> tuple[int, ...]:
-        """How many bytes are here of contents that are missing: where their uploads go on."""
+        """The number of bytes that interrupted uploads left of missing contents: where uploads
+        continue."""
         return tuple(self._store.received_bytes(self._key(one)) for one in digests)
 
     def _holds(self, digest: bytes) -> bool:
-        """Whether the content is in memory: this session's, or of another one of its tenant."""
+        """True if the content is in memory, held by this session or another one of its tenant."""
         with self._lock:
             is_held = digest in self._held
         if is_held:
@@ -175,37 +184,30 @@ class SessionWeights:
         self._remember(digest)
         return True
 
-    def _can_read(self, digest: bytes) -> bool:
-        return len(digest) == DIGEST_BYTES and self._store.has_source(self._key(digest))
-
     def bytes_on(self, device: str, weights: Sequence[Leaf]) -> int:
-        """Bytes of those weights that lie on a device; of such as do not lie anywhere yet also what goes once
-        they do."""
-        return self._holdings.bytes_on(device, [leaf for leaf in weights if self._is_held(leaf)])
-
-    def _is_held(self, leaf: Leaf) -> bool:
-        with self._lock:
-            return digest_of(leaf.digest) in self._held
+        """As `TenantContents.bytes_on`, for weights that this session holds."""
+        held = set(self._all_held())
+        return self._holdings.bytes_on(device, [leaf for leaf in weights if digest_of(leaf.digest) in held])
 
     # Files
 
     def models(self) -> tuple[str, ...]:
-        """The files of tensors that the operator allows."""
+        """The names of the model files that the operator allows."""
         return self._store.models.names() if self._store.models is not None else ()
 
     def describe_model(self, name: str) -> ModelInfo:
-        """The tensors of one. Raises InvalidArgumentError, InvalidModelError."""
+        """The tensors of a model file. Raises InvalidArgumentError, InvalidModelError."""
         if self._store.models is None:
             raise InvalidModelError(
-                f"the server has no model {name!r:.100}", advice="its operator allows none (--models)"
+                f"the server has no model {name!r:.100}", advice="it serves no models; see --models"
             )
         return self._store.models.describe(name)
 
     def fetch(self, weights: Iterable[Leaf], homes: Mapping[bytes, BufferType]) -> None:
-        """Reads those that are not in memory from their files, to the memory that needs them, by digest;
-        those without one to any that has room.
+        """Read the weights that are not in memory from their files, into the memories given by
+        digest, or into any memory with room.
 
-        What cannot be read, or has another digest than its name, is missing afterwards. Raises
+        Contents that cannot be read, or do not match their digest, are missing afterwards. Raises
         OutOfMemoryError, InvalidModelError, and the error of a session that ends.
         """
         absent = {leaf.digest for leaf in weights if not self._holds(leaf.digest)}
@@ -245,17 +247,19 @@ class SessionWeights:
             try:
                 return self._room.for_work(partial(memory.allocate, size_bytes, Usage.WEIGHTS))
             except (OutOfMemoryError, DeviceLostError):
-                pass  # a plan may still put it together elsewhere
+                pass  # the content may still fit elsewhere
         return self._holdings.room_for(size_bytes, self._living())
 
     def _living(self) -> Sequence[Device]:
-        """The devices that are there. Raises DeviceLostError where none is."""
+        """The devices that are not lost. Raises DeviceLostError if all are."""
         devices = self._devices()
         return [one for one in devices if one.lost is None] or [check_living(one) for one in devices]
 
-    def _fill(self, buffer: Buffer, digest: bytes, source: ContentSource) -> str:
-        """Reads a content into memory, taking the digest of exactly what is written there. Why it is not the
-        content that it should be; empty if it is. Raises the error of a session that ends."""
+    def _fill(self, buffer: Buffer, digest: bytes, source: FileSource) -> str:
+        """Read a content into memory, and check the digest of exactly the bytes written there.
+
+        Return the reason if the content is wrong, else "". Raises the error of a session that ends.
+        """
         taken, offset, host = hasher(), 0, _host_view(buffer)
         bounce = memoryview(bytearray(0 if host is not None else PIECE_BYTES))
         try:
@@ -265,40 +269,36 @@ class SessionWeights:
                 space = bounce if host is None else host[offset : offset + PIECE_BYTES]
                 count = source.read_into(offset, space[: buffer.size_bytes - offset])
                 if not count:
-                    break  # it was cut: its digest tells
+                    break  # the file was truncated: the digest differs
                 taken.update(space[:count])
                 if host is None:
                     buffer.set(offset, space[:count])
                 offset += count
         except OSError as error:
             return f"it cannot be read: {error.strerror or error}"
-        return "" if taken.digest() == digest else "its bytes do not have its digest"
+        return "" if taken.digest() == digest else "its bytes do not match its digest"
 
-    # What plans need
+    # Weights of plans
 
     def tensor(self, leaf: Leaf, memory: BufferType) -> Tensor:
-        """A weight's tensor in a memory, for a plan; `use` it when there is one. The content must be here.
-
-        Raises InvalidGraphError, MissingContentError, OutOfMemoryError.
-        """
+        """As `TenantContents.tensor`."""
         return self._holdings.tensor(leaf, memory, self)
 
     def cut(
         self, weight: Leaf, parts: Sequence[tuple[Leaf, BufferType]], *, keeps_whole: bool = False
     ) -> None:
-        """Puts all parts of a weight where they are to lie; then whatever else of it no plan uses goes, but
-        the whole if that is kept. Raises as `tensor` does."""
+        """As `TenantContents.cut`."""
         self._holdings.cut(weight, parts, self, keeps_whole=keeps_whole)
 
     def use(self, weights: Iterable[tuple[Leaf, BufferType]]) -> None:
-        """A plan was compiled for those copies: they stay, and others that no plan uses go."""
+        """Mark copies as used by a plan. They stay; other copies that no plan uses are freed."""
         found = list(weights)
         digests = {digest_of(leaf.digest) for leaf, _ in found}
         with self._lock:
             self._used |= digests
             self._parts.update(parts_of(found))
         self._holdings.use(found, self)
-        # What lies with another daemon does not come here only to be written to this one's disk.
+        # Contents on another daemon are not fetched only to write them to this one's disk.
         here = {digest_of(leaf.digest) for leaf, memory in found if memory.device.intake is None}
         for digest in here if self._cache_writer is not None and self._is_known else ():
             assert self._cache_writer is not None
@@ -306,8 +306,11 @@ class SessionWeights:
                 self._cache_writer.keep(self._holdings, self._key(digest))
 
     def unuse(self, weights: Iterable[tuple[Leaf, BufferType]]) -> None:
-        """A plan is gone. Wholes stay until the session ends, for other shapes; what parts no plan uses any
-        more gives way to others. Takes no lock that anybody holds for long."""
+        """Release the copies of a plan that is gone.
+
+        Whole contents stay until the session ends, for other shapes; parts that no plan uses may be
+        freed. Takes no lock that is held for long.
+        """
         with self._lock:
             gone = []
             for one in parts_of(weights):
@@ -318,18 +321,21 @@ class SessionWeights:
             self._holdings.unuse(gone, self)
 
     def trim(self, weights: Iterable[Leaf]) -> None:
-        """A compile failed: of the copies that no plan uses, one is enough."""
+        """Free unused copies after a failed compile, except for one."""
         self._holdings.trim(weights, self)
 
     # The end
 
     def stop(self, error: HeliographError) -> None:
-        """The session ends: what is being read from files, or comes from now on, fails with this error."""
+        """Fail reads from files, and later additions, with this error: the session ends."""
         self._closed = error
 
     def close(self, error: HeliographError, *, keep: bool = False) -> None:
-        """Lets go of all; uploads that are not finished will fail with this error. With `keep`, what no plan
-        used yet stays for a while: the client may go on with its uploads in another session."""
+        """Release all contents. Unfinished uploads fail with this error.
+
+        `keep`: contents that no plan has used yet stay for a while, so that the client can continue
+        in another session.
+        """
         self._closed = error
         with self._lock:
             is_first, self._is_over = not self._is_over, True
@@ -347,7 +353,8 @@ class SessionWeights:
 
 
 def _host_view(buffer: Buffer) -> memoryview | None:
-    """The bytes of a buffer in this process's memory, to be read into without another copy."""
+    """The bytes of a buffer in this process's memory, for reads without another copy. None
+    elsewhere."""
     if isinstance(buffer, MultiBuffer) or not buffer.buffer_type.is_host or not buffer.size_bytes:
         return None
     found: memoryview = buffer.array(tensor_type("u8", (buffer.size_bytes,)), 0, (1,)).data

@@ -1,13 +1,13 @@
-"""What the sessions of a host hold together: contents by tenant and digest, in the memory of devices.
+"""Contents that the sessions of a host share, by tenant and digest, in device memory.
 
-A tenant is whoever shows one secret when sessions are opened. Its sessions share: one copy of a content on a
-device serves them all, and one of them is told of what another brought. Sessions of different tenants
-share no memory, and nothing that one of them is answered depends on what another has. A session without a
-secret is a tenant of its own.
+A tenant is identified by the secret presented when its sessions open. Its sessions share contents:
+one copy of a content on a device serves them all. Sessions of different tenants share no memory,
+and no answer to one tenant depends on what another one has. A session without a secret is a tenant
+of its own.
 
-    held:   some session holds it, and plans may use copies of it; the last session's end frees it
-    kept:   nobody holds it, but an upload that broke off may go on: for a bounded time, in bounded memory,
-            and only until a device's memory is needed for another content
+    held:   a session holds it, and plans may use copies of it; freed with the last session
+    kept:   no session holds it, but an interrupted upload may continue: for a bounded time, in
+            bounded memory, and only until a device's memory is needed for another content
 """
 
 from __future__ import annotations
@@ -18,61 +18,25 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from heliograph_backends.contract import Buffer, MultiBuffer
-from heliograph_proto.digests import digest_of
+from heliograph_proto.digests import DIGEST_BYTES, digest_of
 from heliograph_proto.errors import InvalidArgumentError
-from heliograph_proto.models import ModelInfo
 from heliograph_server.resources.quotas import Account, Charge
 from heliograph_server.resources.reclaim import MemoryReclaim
 from heliograph_server.resources.timers import Deadlines
+from heliograph_server.weights.disk_cache import DiskCache, FileSource
+from heliograph_server.weights.model_files import ModelFiles
 from heliograph_server.weights.tenant_store import TenantContents
-
-
-class ContentSource(Protocol):
-    """A content that can be read, until `close`."""
-
-    size_bytes: int
-    #: To be called with why, if the bytes are not what they should be.
-    spoilt: Callable[[str], None]
-
-    def read_into(self, offset_bytes: int, out: memoryview) -> int:
-        """Reads bytes from an offset on; how many, 0 at the end. Raises OSError."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Cache(Protocol):
-    """What the core needs of `heliograph_server.weights.disk_cache.DiskCache`."""
-
-    def holds(self, tenant: bytes, digest: bytes) -> bool: ...
-
-    def open(self, digest: bytes) -> ContentSource | None: ...
-
-    def add(self, tenant: bytes, digest: bytes, size_bytes: int, pieces: Iterable[memoryview]) -> bool: ...
-
-
-class ModelFolder(Protocol):
-    """What the core needs of `heliograph_server.weights.model_files.ModelFiles`."""
-
-    def names(self) -> tuple[str, ...]: ...
-
-    def describe(self, name: str) -> ModelInfo: ...
-
-    def holds(self, digest: bytes) -> bool: ...
-
-    def open(self, digest: bytes) -> ContentSource | None: ...
-
 
 logger = logging.getLogger(__name__)
 
-#: How long what an upload left behind is kept for whoever goes on with it.
+#: The time that the bytes of an interrupted upload are kept.
 KEEP_SECONDS = 600.0
-#: How much of it, in all.
+#: The most bytes kept, in all.
 KEEP_BYTES = 4 * 2**30
-#: The shortest secret: nobody guesses so many random bytes. The longest is a bound, no more.
+#: Lengths of a secret. So many random bytes cannot be guessed; the longest is only a bound.
 SECRET_BYTES = (16, 1024)
 
 #: A tenant and a digest.
@@ -80,44 +44,44 @@ Key: TypeAlias = tuple[bytes, bytes]
 
 
 def tenant_of(secret: bytes, operators_name: str = "") -> bytes:
-    """A tenant's name here: a hash, so that the secret lies neither in memory nor on disk. Tenants to whom
-    the operator gave different names share nothing, even if they know one secret.
+    """The name of a tenant: a hash, so that the secret is neither in memory nor on disk.
 
+    Tenants to which the operator gave different names share nothing, even with the same secret.
     Raises InvalidArgumentError for a secret that could be guessed.
     """
     least, most = SECRET_BYTES
     if not least <= len(secret) <= most:
         raise InvalidArgumentError(
-            f"a tenant's secret has {least} to {most} bytes, not {len(secret)}",
-            advice="take 32 random bytes, or send none",
+            f"a tenant's secret must have {least} to {most} bytes, not {len(secret)}",
+            advice="use 32 random bytes, or send no secret",
         )
     if operators_name:
-        # Names have no zero bytes, so that no name and secret are as another two.
+        # Names contain no zero bytes, so different pairs of name and secret have different hashes.
         return digest_of(b"heliograph named tenant\0" + operators_name.encode() + b"\0" + secret)
     return digest_of(b"heliograph tenant\0" + secret)
 
 
 @dataclass(eq=False, slots=True)
 class PartialContent:
-    """The first bytes of a content, whose upload broke off."""
+    """The first bytes of a content whose upload was interrupted."""
 
     buffer: Buffer
-    #: Has taken the bytes that came.
+    #: Updated with the bytes that arrived.
     hash: Any
     received_bytes: int
     size_bytes: int
-    #: As what its memory counts.
+    #: The quota charge of its memory.
     charge: Charge
 
     def free(self) -> None:
-        """Gives all of it back."""
+        """Free the memory and give back its charge."""
         self.buffer.free()
         self.charge.give()
 
 
 @dataclass(eq=False, slots=True)
 class WholeContent:
-    """A content that no plan used yet; this holds it."""
+    """A content that no plan has used yet. This object is its holder."""
 
     holdings: TenantContents
     digest: bytes
@@ -128,12 +92,15 @@ Kept: TypeAlias = PartialContent | WholeContent
 
 
 class ContentStore:
-    """Thread-safe. Memory is freed outside of the lock, since it may be another host's."""
+    """The contents of all tenants. Thread-safe.
+
+    Memory is freed outside of the lock, since it may be on another host.
+    """
 
     def __init__(
         self,
-        cache: Cache | None = None,
-        models: ModelFolder | None = None,
+        cache: DiskCache | None = None,
+        models: ModelFiles | None = None,
         keep_seconds: float = KEEP_SECONDS,
         keep_bytes: int = KEEP_BYTES,
         clock: Callable[[], float] = time.monotonic,
@@ -144,47 +111,48 @@ class ContentStore:
         self._clock = clock
         self._timers = Deadlines(clock)
         self._lock = threading.Lock()
-        #: By tenant, with how many sessions each has.
+        #: By tenant, with the number of its sessions.
         self._tenants: dict[bytes, tuple[TenantContents, int]] = {}
-        #: With the time when it goes, the oldest first.
+        #: With the time when each expires; the oldest first.
         self._kept: OrderedDict[Key, tuple[float, Kept]] = OrderedDict()
         self._closed = False
-        #: Of contents that clients asked for: how many were here, and how many were not.
+        #: Contents that clients looked up: found, and not found.
         self.hits = self.misses = 0
 
     def __repr__(self) -> str:
         return f"<ContentStore of {len(self._tenants)} tenants, {len(self._kept)} kept>"
 
     def count(self, hits: int, misses: int) -> None:
-        """Clients asked for contents: how many were here, and how many they must bring."""
+        """Count look-ups of contents: found here, and to be uploaded."""
         with self._lock:
             self.hits += hits
             self.misses += misses
 
     @property
     def kept_bytes(self) -> int:
-        """What is kept for uploads that may go on."""
+        """The bytes kept for uploads that may continue."""
         with self._lock:
             return sum(one.size_bytes for _, one in self._kept.values())
 
     # Tenants
 
     def enter(self, tenant: bytes, room: MemoryReclaim, account: Account) -> TenantContents:
-        """What a tenant has, for one more session of it, which counts on its account."""
+        """Register one more session of a tenant and return the tenant's contents, charged to its
+        account."""
         with self._lock:
             holdings, count = self._tenants.get(tenant) or (TenantContents(room, account), 0)
             self._tenants[tenant] = holdings, count + 1
         return holdings
 
     def leave(self, tenant: bytes) -> None:
-        """The session is over."""
+        """End a session of a tenant."""
         with self._lock:
             holdings, count = self._tenants[tenant]
             self._tenants[tenant] = holdings, count - 1
         self.tidy()
 
     def tidy(self) -> None:
-        """Forgets tenants that have neither sessions nor contents."""
+        """Forget tenants that have neither sessions nor contents."""
         with self._lock:
             gone = [
                 one for one, (holdings, count) in self._tenants.items() if not count and holdings.is_empty
@@ -193,7 +161,7 @@ class ContentStore:
                 del self._tenants[tenant]
 
     def forget_lost(self) -> None:
-        """Nobody has what lay on devices that are gone."""
+        """Forget the contents on devices that are lost."""
         with self._lock:
             holdings = [one for one, _ in self._tenants.values()]
             lost = [key for key, (_, one) in self._kept.items() if _is_lost(one)]
@@ -205,13 +173,13 @@ class ContentStore:
     # Kept
 
     def received_bytes(self, key: Key) -> int:
-        """How many bytes are here of a content whose upload broke off."""
+        """The number of bytes here of a content whose upload was interrupted."""
         with self._lock:
             kept = self._kept.get(key, (0.0, None))[1]
         return kept.received_bytes if isinstance(kept, PartialContent) else 0
 
     def take_beginning(self, key: Key) -> PartialContent | None:
-        """What is here of a content whose upload broke off; the caller's from now on."""
+        """Take what is here of a content whose upload was interrupted. The caller owns it."""
         with self._lock:
             found = self._kept.get(key, (0.0, None))[1]
             if isinstance(found, PartialContent):
@@ -220,7 +188,8 @@ class ContentStore:
         return None
 
     def keep(self, key: Key, one: Kept) -> None:
-        """Keeps something, in place of the oldest; frees what does not fit, or is less than is there."""
+        """Keep a content or its beginning. Free the oldest ones beyond the limit, or `one` itself
+        if it does not fit or has fewer bytes than what is kept already."""
         with self._lock:
             before = self._kept.get(key, (0.0, None))[1]
             is_less = before is not None and _progress(before) >= _progress(one)
@@ -236,14 +205,14 @@ class ContentStore:
             self._timers.after(self._keep_seconds, self.expire)
 
     def forget(self, key: Key) -> None:
-        """All of a content is here, and a session holds it: nothing of it need be kept."""
+        """Drop what is kept of a content that a session holds completely."""
         with self._lock:
             found = self._kept.pop(key, None)
         if found is not None:
             self._free([found[1]])
 
     def drop_kept(self) -> bool:
-        """Frees all that is kept; whether there was something."""
+        """Free everything that is kept. Return True if there was any."""
         with self._lock:
             gone = [one for _, one in self._kept.values()]
             self._kept.clear()
@@ -251,13 +220,13 @@ class ContentStore:
         return bool(gone)
 
     def expire(self) -> None:
-        """Frees what was kept for as long as it may be."""
+        """Free what has been kept for its whole time."""
         with self._lock:
             now = self._clock()
             due = [key for key, (end, _) in self._kept.items() if end <= now]
             gone = [self._kept.pop(key)[1] for key in due]
         if gone:
-            # Memory may be another host's, for which the timer thread must not wait.
+            # Memory may be on another host; the timer thread must not wait for it.
             threading.Thread(target=self._free, args=(gone,), name="heliograph-expiry", daemon=True).start()
 
     def _excess(self) -> list[Kept]:
@@ -267,8 +236,11 @@ class ContentStore:
         return gone
 
     def make_room(self) -> bool:
-        """As `room.Giver` says: gives back what is kept. The caller may be changing what its tenant has, and
-        another thread what another has: so this waits for none, and leaves what it would wait for."""
+        """As `Reclaimable.make_room`: free what is kept.
+
+        The caller may hold the lock of one tenant's contents, and another thread that of another's.
+        So this waits for no such lock, and skips contents that it would wait for.
+        """
         with self._lock:
             kept = list(self._kept.items())
         is_some = False
@@ -283,7 +255,7 @@ class ContentStore:
         return is_some
 
     def _take(self, key: Key, one: Kept) -> bool:
-        """Takes out what is kept under a key, if it is still this."""
+        """Remove what is kept under a key, if it is still this."""
         with self._lock:
             is_there = self._kept.get(key, (0.0, None))[1] is one
             if is_there:
@@ -291,7 +263,7 @@ class ContentStore:
             return is_there
 
     def idle_on(self, device: str) -> int:
-        """As `room.Giver` says."""
+        """As `Reclaimable.idle_on`."""
         with self._lock:
             kept = [one for _, one in self._kept.values()]
         return sum(_bytes_on(one, device) for one in kept)
@@ -307,14 +279,16 @@ class ContentStore:
     # Files
 
     def has_source(self, key: Key) -> bool:
-        """Whether the content can be read from a file that this tenant may know of."""
+        """True if the content can be read from a file that this tenant may read."""
         tenant, digest = key
+        if len(digest) != DIGEST_BYTES:
+            return False
         if self.models is not None and self.models.holds(digest):
             return True
         return self.cache is not None and self.cache.holds(tenant, digest)
 
-    def source(self, key: Key) -> ContentSource | None:
-        """The file of a content that this tenant may know of; the caller closes it."""
+    def source(self, key: Key) -> FileSource | None:
+        """Open the file of a content that this tenant may read. The caller closes it."""
         tenant, digest = key
         if self.models is not None and (found := self.models.open(digest)) is not None:
             return found
@@ -323,7 +297,7 @@ class ContentStore:
         return None
 
     def close(self) -> None:
-        """Frees what is kept. Idempotent."""
+        """Free what is kept. Idempotent."""
         with self._lock:
             self._closed = True
         self.drop_kept()
@@ -342,7 +316,8 @@ def _parts_of(buffer: Buffer) -> tuple[Buffer, ...]:
 
 
 def _is_lost(one: Kept) -> bool:
-    """Whether a part of what came lies on a device that is gone. A whole is known by its digest alone."""
+    """True if a part of an interrupted upload is on a lost device. A whole content is known only by
+    its digest."""
     if isinstance(one, WholeContent):
         return False
     return any(part.buffer_type.device.lost is not None for part in _parts_of(one.buffer))

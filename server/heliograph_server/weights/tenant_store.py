@@ -1,8 +1,8 @@
-"""What a tenant has of contents: bytes by digest, in the memory of devices, one copy for all its sessions.
+"""The contents of a tenant: bytes by digest, in device memory, one copy for all its sessions.
 
-A content may lie in parts as well (`Slice`), each known by a name of its own: when these make all of it,
-there need be no whole. Whoever needs a content holds it; with its last holder it goes. A copy stays as long
-as a plan uses it, or somebody compiles with it; of others one is enough.
+A content may also be stored in parts (`Slice`), each with a name of its own; parts that cover the
+content replace the whole. A content is freed with its last holder. A copy stays while a plan uses
+it or a compile needs it; without either, one copy of the content stays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from typing import TypeAlias
 
 import numpy as np
 
-from heliograph_backends.contract import Buffer, BufferType, Device, Tensor, Usage, access, host_bytes
+from heliograph_backends.contract import (
+    Buffer,
+    BufferType,
+    Device,
+    MultiBuffer,
+    Tensor,
+    Usage,
+    access,
+    host_bytes,
+)
 from heliograph_proto.errors import (
     DeviceLostError,
     HeliographError,
@@ -29,49 +38,55 @@ from heliograph_proto.types import DTYPES, TensorType
 from heliograph_server.resources.quotas import Account, QuotaKind
 from heliograph_server.resources.reclaim import MemoryReclaim
 from heliograph_server.scheduler.slices import Section, Slice, digest_of, sections
-from heliograph_server.weights.scattered import ScatteredBuffer, scattered
 
-#: The most contents and parts of a tenant; their bytes count as the device's memory.
+#: The most contents and parts of a tenant. Their bytes count as device memory.
 MAX_CONTENTS = 250_000
+#: Slices of a scattered content begin at multiples of this many bytes.
+GRAIN_BYTES = 4096
 
 #: The names of a device and of its buffer type.
 Where: TypeAlias = tuple[str, str]
 
-
-#: A content or a part of one, by name, and its memory.
+#: The name of a content or part, and its memory.
 Copy: TypeAlias = tuple[bytes, Where]
 
 
 def parts_of(weights: Iterable[tuple[Leaf, BufferType]]) -> list[Copy]:
-    """Those that are no whole contents."""
+    """The copies that are parts, not whole contents."""
     return [(leaf.digest, where_of(memory)) for leaf, memory in weights if Slice.of(leaf.digest) is not None]
 
 
 def where_of(memory: BufferType) -> Where:
-    """By what memory is known."""
+    """The key of a memory."""
     return memory.device.name, memory.name
 
 
 class TenantContents:
-    """Thread-safe. A user is a session, or whoever else needs contents; it is only told apart from others."""
+    """The contents of one tenant. Thread-safe.
+
+    A user is a session, or any other object that needs contents; only its identity matters.
+    """
 
     def __init__(self, room: MemoryReclaim, account: Account) -> None:
         self._room = room
-        #: On which its bytes count.
+        #: Charged for the bytes.
         self._account = account
-        #: Held while memory is made, filled and freed, so that no source goes while it is copied.
+        #: Held while memory is allocated, filled and freed, so that no source is freed while it is
+        #: copied.
         self._changing = threading.RLock()
         self._lock = threading.Lock()
-        #: By name, which is a digest or that of a part, and by memory.
+        #: By name (a digest or the name of a part), then by memory.
         self._buffers: dict[bytes, dict[Where, Buffer]] = {}
-        #: By digest: how large the content is, the names of the parts that there are of it, who holds it.
+        #: By digest: the size of the content, the names of its parts, its holders.
         self._sizes: dict[bytes, int] = {}
         self._parts: dict[bytes, set[bytes]] = {}
         self._holders: dict[bytes, set[object]] = {}
-        #: Users whose plans were compiled for a copy, and those who compile, or read, just now.
-        self._used: dict[tuple[bytes, Where], set[object]] = {}
-        self._wanted: dict[tuple[bytes, Where], set[object]] = {}
-        #: By digest: copies on devices that are lost. Plans may still read them, so they go with the content.
+        #: Users whose plans were compiled for a copy, and users that are compiling with or reading
+        #: one.
+        self._used: dict[Copy, set[object]] = {}
+        self._needed: dict[Copy, set[object]] = {}
+        #: By digest: copies on lost devices. Plans may still read them, so they are freed with the
+        #: content.
         self._lost: dict[bytes, list[Buffer]] = {}
 
     def __repr__(self) -> str:
@@ -79,11 +94,11 @@ class TenantContents:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody holds anything."""
+        """True if no user holds any content."""
         return not self._holders
 
     def bytes_of(self, digest: bytes, device: str) -> int:
-        """What there is of a content on a device."""
+        """The bytes of a content on a device."""
         self._forget_lost(digest)
         with self._lock:
             copies = [self._buffers.get(name, {}) for name in (digest, *self._parts.get(digest, ()))]
@@ -92,14 +107,17 @@ class TenantContents:
             )
 
     def size_bytes(self, digests: Iterable[bytes]) -> int:
-        """Bytes of all that there is of some contents."""
+        """The bytes of all copies and parts of some contents."""
         with self._lock:
             names = [name for one in tuple(digests) for name in (one, *self._parts.get(one, ()))]
             return sum(buffer.size_bytes for name in names for buffer in self._buffers.get(name, {}).values())
 
     def room_for(self, size_bytes: int, devices: Sequence[Device]) -> Buffer:
-        """Memory for a content: on the first device that has it, else over several, as its rows may lie one
-        day. Raises the first one's OutOfMemoryError."""
+        """Allocate memory for a content: on the first device with room for it, or else over several
+        devices.
+
+        Raises the OutOfMemoryError of the first device.
+        """
         refusal: HeliographError | None = None
         for device in devices:
             try:
@@ -107,12 +125,12 @@ class TenantContents:
             except (OutOfMemoryError, DeviceLostError) as error:
                 refusal = refusal or error
         assert refusal is not None, "a host has devices"
-        if (found := scattered(devices, size_bytes)) is None:
+        if (found := _scattered(devices, size_bytes)) is None:
             raise refusal
         return found
 
     def add(self, digest: bytes, buffer: Buffer, user: object) -> None:
-        """Keeps verified bytes, which the user holds; the second of two equal ones goes.
+        """Add verified bytes, held by the user. A second copy of equal bytes is freed.
 
         Raises LimitExceededError.
         """
@@ -134,7 +152,7 @@ class TenantContents:
                 self._holders.setdefault(digest, set()).add(user)
 
     def hold(self, digest: bytes, user: object) -> bool:
-        """Whether a content is here; the user holds it then."""
+        """Hold a content for the user, if it is here. Return True if it is."""
         self._forget_lost(digest)
         with self._lock:
             is_here = digest in self._holders and self._is_here(digest)
@@ -143,19 +161,20 @@ class TenantContents:
             return is_here
 
     def has(self, digest: bytes) -> bool:
-        """Whether all of a content is here."""
+        """True if the content is here completely."""
         self._forget_lost(digest)
         with self._lock:
             return self._is_here(digest)
 
     def release(self, digests: Iterable[bytes], user: object) -> None:
-        """The user needs these contents no more. With its last holder a content goes."""
+        """End the user's hold of these contents. A content is freed with its last holder."""
         with self._changing:
             for digest in digests:
                 self._release(digest, user)
 
     def try_release(self, digest: bytes, user: object) -> bool:
-        """As `release`, unless another thread changes something here: whether it was done."""
+        """As `release`, unless another thread is changing the contents. Return True if it was
+        done."""
         if not self._changing.acquire(blocking=False):
             return False
         try:
@@ -167,7 +186,7 @@ class TenantContents:
     def _release(self, digest: bytes, user: object) -> None:
         held = self._all_of(digest)
         with self._lock:
-            for marks in (self._used, self._wanted):
+            for marks in (self._used, self._needed):
                 for one in held:
                     _unmark(marks, one, user)
             holders = self._holders.get(digest, set())
@@ -187,21 +206,27 @@ class TenantContents:
             self._drop_unneeded(digest, user)
 
     def whole(self, digest: bytes, user: object) -> Buffer | memoryview:
-        """All of a content that the user holds, to be read: a copy that stays until `release`, best in the
-        host's memory; its bytes where there is none. Raises MissingContentError."""
+        """All bytes of a content that the user holds, for reading. Raises MissingContentError.
+
+        Return a copy that stays until `release`, in host memory if possible; or the assembled bytes
+        if the content is in parts.
+        """
         with self._changing:
             self._forget_lost(digest)
             with self._lock:
                 copies = self._buffers.get(digest, {})
                 if copies:
                     best = max(copies, key=lambda where: copies[where].buffer_type.is_host)
-                    self._wanted.setdefault((digest, best), set()).add(user)
+                    self._needed.setdefault((digest, best), set()).add(user)
                     return copies[best]
             return self._read(digest)
 
     def bytes_on(self, device: str, weights: Sequence[Leaf]) -> int:
-        """Bytes of those weights that lie on a device; of such as do not lie anywhere yet also what goes once
-        they do: whatever else of their contents no plan uses."""
+        """The bytes on a device of those weights, plus bytes that loading them would free there.
+
+        The latter are the unused copies and parts of contents whose weights are not in memory in
+        the required form yet.
+        """
         names = [leaf.digest for leaf in weights]
         for digest in {digest_of(name) for name in names}:
             self._forget_lost(digest)
@@ -218,7 +243,8 @@ class TenantContents:
             )
 
     def tensor(self, leaf: Leaf, memory: BufferType, user: object) -> Tensor:
-        """A weight's tensor in a memory, for a plan; `use` it when there is one. The content must be here.
+        """The tensor of a weight in a memory, for a plan. Call `use` when the plan exists. The
+        content must be here.
 
         Raises InvalidGraphError, MissingContentError, OutOfMemoryError.
         """
@@ -229,7 +255,7 @@ class TenantContents:
                 found = self._buffers.get(leaf.digest, {}).get(where_of(memory))
             found = found or self._make(leaf.digest, memory)
             with self._lock:
-                self._wanted.setdefault((leaf.digest, where_of(memory)), set()).add(user)
+                self._needed.setdefault((leaf.digest, where_of(memory)), set()).add(user)
             return Tensor(leaf.type, found)
 
     def cut(
@@ -240,35 +266,33 @@ class TenantContents:
         *,
         keeps_whole: bool = False,
     ) -> None:
-        """Puts all parts of a weight where they are to lie; then whatever else of it no plan uses goes, but
-        the whole if that is kept. The content must be here. Raises InvalidGraphError, MissingContentError,
-        OutOfMemoryError.
+        """Put all parts of a weight into their memories, and free its other copies that no plan uses.
+
+        The content must be here. `keeps_whole`: the whole stays too. Raises InvalidGraphError,
+        MissingContentError, OutOfMemoryError.
         """
         with self._changing:
-            self._cut(weight, parts, user, keeps_whole)
-
-    def _cut(
-        self, weight: Leaf, parts: Sequence[tuple[Leaf, BufferType]], user: object, keeps_whole: bool
-    ) -> None:
-        self._check_size(weight)
-        late: list[tuple[Leaf, BufferType, memoryview]] = []
-        for leaf, memory in parts:
-            try:
-                self.tensor(leaf, memory, user)
-            except OutOfMemoryError:
-                # The whole may be in the way of its own part: that waits here until it is gone.
-                late.append((leaf, memory, self._read(leaf.digest)))
-        made = {(leaf.digest, where_of(memory)) for leaf, memory in parts}
-        kept = weight.digest if keeps_whole else None
-        self._drop((one for one in self._all_of(weight.digest) if one not in made and one[0] != kept), user)
-        for leaf, memory, data in late:
-            buffer = self._room.for_work(partial(memory.allocate, data.nbytes, Usage.WEIGHTS))
-            with _freed_on_error(buffer):
-                buffer.set(0, data)
-            self._keep(leaf.digest, buffer)
+            self._check_size(weight)
+            late: list[tuple[Leaf, BufferType, memoryview]] = []
+            for leaf, memory in parts:
+                try:
+                    self.tensor(leaf, memory, user)
+                except OutOfMemoryError:
+                    # The whole may occupy the memory of its part, which waits until it is freed.
+                    late.append((leaf, memory, self._read(leaf.digest)))
+            made = {(leaf.digest, where_of(memory)) for leaf, memory in parts}
+            kept = weight.digest if keeps_whole else None
+            others = (one for one in self._all_of(weight.digest) if one not in made and one[0] != kept)
+            self._drop(others, user)
+            for leaf, memory, data in late:
+                buffer = self._room.for_work(partial(memory.allocate, data.nbytes, Usage.WEIGHTS))
+                with _freed_on_error(buffer):
+                    buffer.set(0, data)
+                self._keep(leaf.digest, buffer)
 
     def use(self, weights: Iterable[tuple[Leaf, BufferType]], user: object) -> None:
-        """A plan was compiled for those copies: they stay, and others that no plan uses go."""
+        """Mark copies as used by a plan of the user. They stay; other copies that no plan uses are
+        freed."""
         found = {(leaf.digest, where_of(memory)) for leaf, memory in weights}
         with self._changing:
             with self._lock:
@@ -278,23 +302,24 @@ class TenantContents:
                 self._settle(digest, user)
 
     def unuse(self, copies: Iterable[Copy], user: object) -> None:
-        """The user's plans need these copies no more: they go when others are made, or memory is wanted."""
+        """Unmark copies that no plan of the user uses any more. They are freed when others are made
+        or memory is needed."""
         with self._lock:
             for one in copies:
                 _unmark(self._used, one, user)
 
     def trim(self, weights: Iterable[Leaf], user: object) -> None:
-        """A compile failed: of the copies that no plan uses, one is enough."""
+        """Free unused copies after a failed compile, except for one."""
         with self._changing:
             for digest in {digest_of(leaf.digest) for leaf in weights}:
                 self._settle(digest, user)
 
     def _settle(self, digest: bytes, user: object) -> None:
-        """The user compiles no more."""
+        """End a compile of the user."""
         held = self._all_of(digest)
         with self._lock:
             for one in held:
-                _unmark(self._wanted, one, user)
+                _unmark(self._needed, one, user)
         self._drop_unneeded(digest, user)
 
     # Making copies
@@ -314,64 +339,59 @@ class TenantContents:
         return whole_bytes if piece is None else piece.size_bytes(whole_bytes)
 
     def _make(self, name: bytes, memory: BufferType) -> Buffer:
-        """A content, or a part of one, in a memory: from what there is of it."""
+        """Make a copy of a content or a part, from the copies and parts that are here."""
         size_bytes = self._size_of(name)
         with self._lock:
-            wanted, found = self._sources(name)
+            piece, found = self._sources(name)
         if found is None:
             if Slice.of(name) is None:
                 raise self._gone()
-            # It lies in parts, cut as a matrix of another shape.
+            # The content is in parts that are cut for a matrix of another shape.
             self._make(digest_of(name), memory)
             return self._make(name, memory)
         charge = self._account.charge(QuotaKind.MEMORY, size_bytes)
         try:
-            return self._keep(name, self._filled(memory, size_bytes, wanted, found))
+            buffer = self._room.for_work(partial(memory.allocate, size_bytes, Usage.WEIGHTS))
+            with _freed_on_error(buffer):
+                for source, section in found if size_bytes else ():
+                    _, start, stop = section
+                    access.copy(_view(source, section), _view(buffer, (piece, start, stop)))
+            return self._keep(name, buffer)
         finally:
-            # What is kept counts by itself.
+            # `_keep` charges the copy by itself.
             charge.give()
 
-    def _filled(
-        self, memory: BufferType, size_bytes: int, wanted: Slice, found: list[tuple[Buffer, Section]]
-    ) -> Buffer:
-        buffer = self._room.for_work(partial(memory.allocate, size_bytes, Usage.WEIGHTS))
-        with _freed_on_error(buffer):
-            for source, section in found if size_bytes else ():
-                _, start, stop = section
-                target = _view(buffer, (wanted, start, stop))
-                access.copy(_view(source, section), target)
-        return buffer
-
     def _read(self, name: bytes) -> memoryview:
-        """The bytes of a content, or of a part of one."""
+        """Read the bytes of a content or a part."""
         with self._lock:
-            wanted, found = self._sources(name)
+            target, found = self._sources(name)
         if found is None:
             if (piece := Slice.of(name)) is None:
                 raise self._gone()
             whole = np.frombuffer(self._read(digest_of(name)), np.uint8).reshape(-1, piece.period)
             return host_bytes(np.ascontiguousarray(whole[:, piece.start : piece.stop]))
         made = np.empty(self._size_of(name), np.uint8)
-        rows = made.reshape(-1, wanted.stop - wanted.start)
+        rows = made.reshape(-1, target.stop - target.start)
         for source, section in found:
             held = _view(source, section)
             bounce = np.empty(held.type.shape, np.uint8)
             access.read(held, 0, host_bytes(bounce))
-            rows[:, section[1] - wanted.start : section[2] - wanted.start] = bounce
+            rows[:, section[1] - target.start : section[2] - target.start] = bounce
         return host_bytes(made)
 
     def _sources(self, name: bytes) -> tuple[Slice, list[tuple[Buffer, Section]] | None]:
-        """What a name stands for, and what it can be made of; None: of nothing that is cut like it."""
-        digest, wanted = digest_of(name), Slice(0, 0, 0)
+        """The slice that a name stands for, and the buffers and sections to make it of. None if no
+        parts with the same period cover it."""
+        digest, piece = digest_of(name), Slice(0, 0, 0)
         for period in self._periods(name):
-            wanted = Slice.of(name) or Slice(0, period, period)
+            piece = Slice.of(name) or Slice(0, period, period)
             held = self._held(digest, period)
-            if (found := sections(wanted.start, wanted.stop, held)) is not None:
-                return wanted, [(held[section[0]], section) for section in found]
-        return wanted, None
+            if (found := sections(piece.start, piece.stop, held)) is not None:
+                return piece, [(held[section[0]], section) for section in found]
+        return piece, None
 
     def _periods(self, name: bytes) -> Sequence[int]:
-        """How the content of a name may be cut."""
+        """The periods with which the content of a name may be cut."""
         if (piece := Slice.of(name)) is not None:
             return (piece.period,)
         if name in self._buffers:
@@ -379,7 +399,8 @@ class TenantContents:
         return sorted({_slice(part).period for part in self._parts.get(name, ())})
 
     def _held(self, digest: bytes, period: int) -> dict[Slice, Buffer]:
-        """What there is of a content that is cut like this. The whole is cut in every way."""
+        """The buffers of a content by slice, for slices of this period. The whole has every
+        period."""
         found = {_slice(name): name for name in self._parts.get(digest, ())}
         names = {piece: name for piece, name in found.items() if piece.period == period}
         if digest in self._buffers:
@@ -393,25 +414,29 @@ class TenantContents:
 
     @staticmethod
     def _gone() -> HeliographError:
-        """The error for a content of which not all is here: it was when compiling began."""
+        """The error of a content that was here when compiling began, and is not complete any
+        more."""
         return MissingContentError(
-            "the content of a weight was lost with memory that did not suffice",
+            "the content of a weight was lost when memory ran out",
             advice="upload it and compile again",
         )
 
-    # Letting go
+    # Freeing copies
 
     def forget_lost(self) -> None:
-        """What lies on devices that are gone is here no more: who wants it is told to bring it again. Waits
-        for nobody who changes something here."""
+        """Forget the contents on lost devices; clients upload them again. Does not wait for other
+        changes."""
         with self._lock:
             digests = {digest_of(name) for name in self._buffers}
         for digest in digests:
             self._forget_lost(digest)
 
     def _forget_lost(self, digest: bytes) -> None:
-        """What of a content lay on devices that are lost is not here any more; others may come there under
-        the same names. Their plans' runs fail, but may not be over: so it is freed with the content."""
+        """Forget the copies of a content on lost devices. New copies may get the same names.
+
+        Runs of plans that use them fail, but may not have ended: the memory is freed with the
+        content.
+        """
         with self._lock:
             for name in (digest, *self._parts.get(digest, ())):
                 copies = self._buffers.get(name, {})
@@ -420,44 +445,39 @@ class TenantContents:
                     self._lost.setdefault(digest, []).append(copies.pop(where))
                     self._account.give(QuotaKind.MEMORY, self._lost[digest][-1].size_bytes)
                     self._used.pop((name, where), None)
-                    self._wanted.pop((name, where), None)
+                    self._needed.pop((name, where), None)
                 if gone and not copies:
                     self._buffers.pop(name, None)
             if digest in self._lost and digest in self._parts:
                 self._parts[digest] = {name for name in self._parts[digest] if name in self._buffers}
 
-    def _all_of(self, digest: bytes) -> list[tuple[bytes, Where]]:
-        """All that there is of a content."""
+    def _all_of(self, digest: bytes) -> list[Copy]:
+        """All copies and parts of a content."""
         with self._lock:
             names = (digest, *self._parts.get(digest, ()))
             return [(name, where) for name in names for where in self._buffers.get(name, ())]
 
     def _drop_unneeded(self, digest: bytes, user: object) -> None:
-        """Frees copies of a content that no plan was compiled for, but not the last."""
+        """Free the copies of a content that no plan uses, but keep enough of it to make others."""
         held = self._all_of(digest)
-        needed = self._needed(digest, held)
-        self._drop((one for one in held if one not in needed), user)
+        kept = {one for one in held if self._used.get(one)}
+        if not _is_whole(digest, (name for name, _ in kept)):
+            whole = [one for one in held if one[0] == digest]
+            kept.update(whole[:1] or held)
+        self._drop((one for one in held if one not in kept), user)
 
-    def _needed(self, digest: bytes, held: Sequence[tuple[bytes, Where]]) -> set[tuple[bytes, Where]]:
-        """Of what there is of a content, so much that it is here: what plans use, and what that lacks."""
-        used = [one for one in held if self._used.get(one)]
-        if _is_whole(digest, (name for name, _ in used)):
-            return set(used)
-        whole = [one for one in held if one[0] == digest]
-        return {*used, *(whole[:1] or held)}
-
-    def _drop(self, copies: Iterable[tuple[bytes, Where]], user: object = None) -> None:
-        """Frees copies that no plan uses, and nobody but the user compiles with."""
+    def _drop(self, copies: Iterable[Copy], user: object = None) -> None:
+        """Free copies that no plan uses and no other user needs."""
         gone: list[Buffer] = []
         with self._lock:
             for one in copies:
                 name, where = one
                 there = self._buffers.get(name, {})
-                others = self._wanted.get(one, set()) - {user}
+                others = self._needed.get(one, set()) - {user}
                 if not self._used.get(one) and not others and where in there:
                     gone.append(there.pop(where))
                     self._account.give(QuotaKind.MEMORY, gone[-1].size_bytes)
-                    self._wanted.pop(one, None)
+                    self._needed.pop(one, None)
                 if not there:
                     self._buffers.pop(name, None)
                     self._parts.get(digest_of(name), set()).discard(name)
@@ -468,15 +488,15 @@ class TenantContents:
         where = where_of(buffer.buffer_type)
         with self._lock:
             if (error := buffer.buffer_type.device.lost) is not None:
-                # Whoever forgets what is lost may have been here.
+                # `forget_lost` may have passed this content already.
                 buffer.free()
                 raise error.at(error.origin)
             if len(self._buffers) >= MAX_CONTENTS:
                 buffer.free()
-                raise LimitExceededError(f"there are {MAX_CONTENTS:,} contents, the most there may be")
+                raise LimitExceededError(f"there are {MAX_CONTENTS:,} contents, which is the limit")
             kept = self._buffers.setdefault(name, {}).setdefault(where, buffer)
             if kept is buffer:
-                # Whoever brought it has asked.
+                # The caller has charged it already.
                 self._account.take(QuotaKind.MEMORY, buffer.size_bytes, by_force=True)
             if Slice.of(name) is not None:
                 self._parts.setdefault(digest_of(name), set()).add(name)
@@ -485,11 +505,11 @@ class TenantContents:
         return kept
 
     def _keep_all(self, digest: bytes, buffer: Buffer) -> None:
-        """Keeps a whole, or the slices in which it came, or nothing of it."""
+        """Keep a whole content, or the slices in which it arrived; all of it or none."""
         if not isinstance(buffer, ScatteredBuffer):
             self._keep(digest, buffer)
             return
-        kept: list[tuple[bytes, Where]] = []
+        kept: list[Copy] = []
         try:
             for piece, part in buffer.pieces():
                 self._keep(piece.name(digest), part)
@@ -499,7 +519,49 @@ class TenantContents:
             raise
 
 
-def _unmark(marks: dict[tuple[bytes, Where], set[object]], one: tuple[bytes, Where], user: object) -> None:
+class ScatteredBuffer(MultiBuffer):
+    """Consecutive bytes of a content over several buffers. It is written, and never read."""
+
+    def set(self, offset_bytes: int, data: memoryview) -> None:
+        data = data.cast("B")
+        for piece, part in self.pieces():
+            start, stop = max(offset_bytes, piece.start), min(offset_bytes + data.nbytes, piece.stop)
+            if start < stop:
+                part.set(start - piece.start, data[start - offset_bytes : stop - offset_bytes])
+
+    def pieces(self) -> Iterator[tuple[Slice, Buffer]]:
+        """The slice of the content in each buffer."""
+        start = 0
+        for part in self.parts:
+            yield Slice(start, start + part.size_bytes, self.size_bytes), part
+            start += part.size_bytes
+
+
+def _scattered(devices: Sequence[Device], size_bytes: int) -> ScatteredBuffer | None:
+    """Allocate memory over the devices, each as much as it has free. None if that does not suffice."""
+    shares: list[tuple[Device, int]] = []
+    for device in devices:
+        free_bytes = min(device.memory().free_bytes, device.buffer_type.max_size)
+        share_bytes = min(size_bytes, free_bytes // GRAIN_BYTES * GRAIN_BYTES)
+        size_bytes -= share_bytes
+        shares.append((device, share_bytes))
+    if size_bytes:
+        return None
+    parts: list[Buffer] = []
+    try:
+        for device, share_bytes in shares:
+            if share_bytes:
+                parts.append(device.buffer_type.allocate(share_bytes, Usage.WEIGHTS))
+    except BaseException as error:
+        for part in parts:
+            part.free()
+        if isinstance(error, OutOfMemoryError):
+            return None  # another thread took the memory
+        raise
+    return ScatteredBuffer(parts[0].buffer_type, parts) if parts else None
+
+
+def _unmark(marks: dict[Copy, set[object]], one: Copy, user: object) -> None:
     users = marks.get(one)
     if users is not None:
         users.discard(user)
@@ -527,7 +589,7 @@ def _slice(name: bytes) -> Slice:
 
 
 def _is_whole(digest: bytes, names: Iterable[bytes]) -> bool:
-    """Whether the whole is among them, or parts that make it."""
+    """True if the names include the whole, or parts that cover it."""
     by_period: dict[int, list[Slice]] = {}
     for name in names:
         if name == digest:
@@ -537,7 +599,8 @@ def _is_whole(digest: bytes, names: Iterable[bytes]) -> bool:
 
 
 def _view(buffer: Buffer, section: Section) -> Tensor:
-    """Of every period the bytes from `start` to before `stop`, in a buffer with that slice of a content."""
+    """A view of the bytes from `start` to `stop` of every period, in a buffer that has a slice of a
+    content."""
     held, start, stop = section
     row_bytes = held.stop - held.start
     count = buffer.size_bytes // row_bytes

@@ -1,4 +1,4 @@
-"""An upload as its caller sees it: pieces in order, then its end. Any thread."""
+"""An upload: consecutive pieces, then its end. Any thread may call it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from heliograph_proto.errors import (
 )
 from heliograph_server.resources.failures import typed
 
-#: What an upload ends with whose bytes were good as far as they came: another one may go on.
+#: Errors of an interrupted upload. Its bytes are good so far, and another upload may continue it.
 BREAKS = (CancelledError, SessionClosedError)
 
 
 class IncomingUpload(ABC):
     """Bytes on their way in."""
 
-    #: Whether they are a content's, and whether they are passed on to another daemon, which may be slow.
+    #: True for the bytes of a content, and for bytes forwarded to another daemon, which may be
+    #: slow.
     is_content = is_relayed = False
-    #: Where it began.
+    #: The first byte of this upload.
     start_bytes = 0
 
     def __init__(self, size_bytes: int, over: Callable[[IncomingUpload], None]) -> None:
@@ -36,7 +37,8 @@ class IncomingUpload(ABC):
         return f"<{type(self).__name__} {self.received_bytes:,} of {self.size_bytes:,} bytes>"
 
     def write(self, offset_bytes: int, data: bytes | memoryview) -> None:
-        """The next piece. Raises ProtocolError for a gap or too many bytes; the upload is over then."""
+        """Write the next piece. Raises ProtocolError for a gap or too many bytes, which end the
+        upload."""
         view = memoryview(data)
         with self._lock:
             try:
@@ -50,21 +52,23 @@ class IncomingUpload(ABC):
     def _check(self, offset_bytes: int, size_bytes: int) -> None:
         if offset_bytes != self.received_bytes:
             due = self.received_bytes
-            raise ProtocolError(f"a piece at byte {offset_bytes}, where byte {due} was due")
+            raise ProtocolError(f"a piece at byte {offset_bytes}, where byte {due} was expected")
         if offset_bytes + size_bytes > self.size_bytes:
-            raise ProtocolError(f"more bytes than the {self.size_bytes} that were announced")
+            raise ProtocolError(f"more bytes than the {self.size_bytes} announced")
 
     def finish(self) -> int:
-        """All bytes were sent: how many. The upload is over in any case.
+        """End the upload and return the number of bytes. The upload is over in any case.
 
-        Raises ProtocolError, ContentMismatchError, or the error of the command that wanted them.
+        Raises ProtocolError, ContentMismatchError, or the error of the command that needs the
+        bytes.
         """
         with self._lock:
             if self.received_bytes != self.size_bytes:
                 short = f"{self.received_bytes} bytes came of the {self.size_bytes} announced"
-                # The end of a call that was cancelled cannot be told from that of one whose client sent too
-                # little: the caller, if there is one, learns of its fault, and the command that it broke off.
-                self.abort(CancelledError(f"the upload broke off: {short}"))
+                # The end of a cancelled call looks like that of a call whose client sent too
+                # little. The caller, if there is one, gets the error of a short upload; the command
+                # gets that of an interrupted one.
+                self.abort(CancelledError(f"the upload was interrupted: {short}"))
                 raise ProtocolError(short)
             try:
                 self._finish()
@@ -75,7 +79,7 @@ class IncomingUpload(ABC):
         return self.received_bytes
 
     def abort(self, error: HeliographError) -> None:
-        """Gives everything back; the command that waits for the bytes fails. Idempotent."""
+        """Give everything back. The command that waits for the bytes fails. Idempotent."""
         with self._lock:
             self._abort(error)
             self._over(self)

@@ -201,7 +201,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_headers_are_typed_errors(models: ModelFiles, name: str) -> None:
     (models.folder / name).write_bytes(HOSTILE[name])
-    with pytest.raises(InvalidModelError, match="no model"):
+    with pytest.raises(InvalidModelError, match="not a valid model"):
         models.describe(name)
 
 
