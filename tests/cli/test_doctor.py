@@ -489,7 +489,7 @@ def test_what_cannot_be_measured_is_an_error_with_advice(
 
 
 def test_a_transport_that_a_quota_closed_is_not_blamed_on_the_network() -> None:
-    refused = "the quota of tenant 'a' is 10 bytes of devices' memory: 0 are used, so not 20 more"
+    refused = "the quota of tenant 'a' is 10 bytes of device memory: 0 are used, so not 20 more"
     found = only(replace(FAR, transports=(PathMeasurement(TransportKind.GRPC, why_not=refused),)))
     assert "raise the quota" in found.advice and "network" not in found.advice
 

@@ -1,4 +1,4 @@
-"""What sessions share and use up: device time, memory, quotas, handles, measurements.
+"""Resources that sessions share: device time, memory, quotas, handles, measurements.
 
 Imports `scheduler` alone.
 """

@@ -1,6 +1,6 @@
-"""Checks of what a command says, before anything is made of it. Pure: numbers and layouts alone.
+"""Checks of a command before anything is made of it. Pure: only numbers and layouts.
 
-Numbers from the wire are compared as Python's integers, which do not overflow.
+Numbers from the wire are compared as Python integers, which do not overflow.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from heliograph_proto.errors import (
 from heliograph_proto.types import TensorType
 from heliograph_server.resources.handles import HandleStorage, TensorHandle
 
-#: The most runs of one plan that may be under way at once; each has a queue, which may cost a thread.
+#: The most runs of one plan in progress at once. Each has a queue, which may cost a thread.
 MAX_PIPELINE = 16
 
 
 def produced_tensors(kind: c.CommandKind | None) -> tuple[int, ...]:
-    """The handles of the tensors that a command makes."""
+    """The handles of the tensors that a command creates."""
     match kind:
         case c.Allocate(tensor=number) | c.View(tensor=number) | c.PlaceTensor(tensor=number):
             return (number,)
@@ -36,12 +36,12 @@ def produced_tensors(kind: c.CommandKind | None) -> tuple[int, ...]:
 
 
 def unknown_device(name: str, known: Iterable[str]) -> UnknownDeviceError:
-    """The error for a name that no device has."""
+    """The error for an unknown device name."""
     return UnknownDeviceError(f"no device is named {name[:64]!r}", advice=f"there are: {', '.join(known)}")
 
 
 def check_living(device: Device) -> Device:
-    """The device. Raises DeviceLostError for one that is gone."""
+    """Return the device. Raises DeviceLostError if it is lost."""
     if device.lost is not None:
         raise device.lost.at(device.lost.origin)
     return device
@@ -52,11 +52,11 @@ def len_bytes(data: c.Bytes) -> int:
 
 
 class FrozenError(InvalidArgumentError):
-    """Bytes that are the weight of a plan. Refusing to write them spoils nothing."""
+    """A write to bytes that are the weight of a plan. Refusing it poisons nothing."""
 
 
 def check_range(tensor: Tensor, offset_bytes: int, size_bytes: int) -> None:
-    """Raises OutOfRangeError or InvalidArgumentError, as `contract.access` would later."""
+    """Raise OutOfRangeError or InvalidArgumentError, as `contract.access` would later."""
     tensor.check_range(offset_bytes, size_bytes)
     item = tensor.type.dtype.block_bytes
     if not tensor.is_contiguous and (offset_bytes % item or size_bytes % item):
@@ -67,7 +67,7 @@ def check_range(tensor: Tensor, offset_bytes: int, size_bytes: int) -> None:
 
 
 def check_bytes(tensor: Tensor, offset_bytes: int, size_bytes: int, chunks: c.Chunks | None) -> None:
-    """As `check_range`, also for chunks, whose sizes add up to that of the command."""
+    """As `check_range`, also for chunks, whose sizes must add up to that of the command."""
     if chunks is None:
         check_range(tensor, offset_bytes, size_bytes)
         return
@@ -79,7 +79,7 @@ def check_bytes(tensor: Tensor, offset_bytes: int, size_bytes: int, chunks: c.Ch
 
 
 def check_writable(tensor: TensorHandle) -> None:
-    """Raises FrozenError for bytes that are the weight of a plan."""
+    """Raise FrozenError for bytes that are the weight of a plan."""
     if tensor.layout.extent_bytes and storage_of(tensor).is_frozen(*tensor.span):
         raise FrozenError(
             "the tensor is the weight of a plan and cannot be written", advice="free that plan first"
@@ -87,15 +87,16 @@ def check_writable(tensor: TensorHandle) -> None:
 
 
 def check_leaf(tensor: TensorHandle, type: TensorType, number: int) -> None:
-    """Raises InvalidArgumentError for a tensor that cannot be a leaf of this type."""
+    """Raise InvalidArgumentError for a tensor that cannot be a leaf of this type."""
     if tensor.type != type:
-        raise InvalidArgumentError(f"tensor {number} is {tensor.type}, the leaf that it is bound to {type}")
+        raise InvalidArgumentError(f"tensor {number} is {tensor.type}, but its leaf is {type}")
     if not tensor.layout.is_contiguous:
         raise InvalidArgumentError(f"tensor {number} has gaps; a leaf is contiguous", advice="copy it first")
 
 
 def check_weight(tensor: TensorHandle, number: int) -> None:
-    """Raises InvalidArgumentError for bytes that are still on their way, or why they never came."""
+    """Raise InvalidArgumentError for bytes that are still being written, or their error if that
+    failed."""
     if storage_of(tensor).writer is not None:
         raise InvalidArgumentError(
             f"tensor {number} is still being written", advice="wait for that command before compiling"
@@ -105,16 +106,20 @@ def check_weight(tensor: TensorHandle, number: int) -> None:
 
 
 def check_made(tensor: TensorHandle, number: int) -> None:
-    """Raises InvalidArgumentError for a tensor that has no bytes yet, or why it never will."""
+    """Raise InvalidArgumentError for a tensor without bytes yet, or its error if it will never have
+    any."""
     storage = storage_of(tensor)
     if storage.error is not None:
         raise storage.error.anew()
     if storage.buffer is None:
-        raise InvalidArgumentError(f"tensor {number} is still being made", advice="wait for that command")
+        raise InvalidArgumentError(
+            f"tensor {number} is still being allocated", advice="wait for that command"
+        )
 
 
 def check_separate(written: Sequence[TensorHandle], others: Sequence[TensorHandle]) -> None:
-    """Raises InvalidArgumentError where an output overlaps another, an input, or a variable. n log n."""
+    """Raise InvalidArgumentError if an output overlaps another output, an input or a variable. O(n
+    log n)."""
     if not written:
         return
     spans: dict[HandleStorage, list[tuple[int, int, bool]]] = {}
@@ -135,10 +140,10 @@ def check_separate(written: Sequence[TensorHandle], others: Sequence[TensorHandl
 
 
 def check_place(kind: c.PlaceTensor, storage: HandleStorage, memory: BufferType) -> None:
-    """Raises InvalidArgumentError or OutOfRangeError."""
+    """Check the place of a tensor in a buffer. Raises InvalidArgumentError or OutOfRangeError."""
     if kind.offset_bytes % memory.alignment:
         raise InvalidArgumentError(
-            f"a tensor at byte {kind.offset_bytes}: the device wants multiples of {memory.alignment}"
+            f"a tensor at byte {kind.offset_bytes}: the device requires multiples of {memory.alignment}"
         )
     end = kind.offset_bytes + memory.alloc_size(kind.type)
     if end > storage.size_bytes:
@@ -148,10 +153,10 @@ def check_place(kind: c.PlaceTensor, storage: HandleStorage, memory: BufferType)
 def view_of(source: Tensor, kind: c.View) -> Tensor:
     """The layout of a view. Raises OutOfRangeError or InvalidArgumentError.
 
-    Kernels read whole elements, so a view begins and steps at multiples of one.
+    Kernels read whole elements, so offsets and strides are multiples of the element size.
     """
     dtype = kind.type.dtype
-    # Blocks are read by the byte.
+    # Blocks are read byte by byte.
     strides, item = kind.strides_bytes, dtype.block_bytes if dtype.block_size == 1 else 1
     if strides and (len(strides) != kind.type.ndim or kind.type.dtype.block_size > 1):
         raise InvalidArgumentError(
@@ -159,14 +164,14 @@ def view_of(source: Tensor, kind: c.View) -> Tensor:
         )
     if any(step < 0 for step in strides):
         raise OutOfRangeError(f"a view with the strides {strides}: each must be 0 or more")
-    # From the storage's first byte, which is aligned for every type.
+    # Offsets count from the storage's first byte, which is aligned for every type.
     if any(number % item for number in (source.offset_bytes + kind.offset_bytes, *strides)):
         raise InvalidArgumentError(f"offset and strides of a view of {kind.type} must be multiples of {item}")
     return source.view(kind.type, kind.offset_bytes, strides)
 
 
 def overlap(one: TensorHandle, other: TensorHandle) -> bool:
-    """Whether two tensors may share bytes."""
+    """True if two tensors may share bytes."""
     if one.storage is not other.storage or 0 in (one.layout.extent_bytes, other.layout.extent_bytes):
         return False
     (start, end), (other_start, other_end) = one.span, other.span
@@ -174,11 +179,12 @@ def overlap(one: TensorHandle, other: TensorHandle) -> bool:
 
 
 def check_pipeline(copies: int) -> None:
-    """Raises InvalidArgumentError, LimitExceededError."""
+    """Check the number of concurrent runs of a plan. Raises InvalidArgumentError,
+    LimitExceededError."""
     if copies < 1:
-        raise InvalidArgumentError(f"a pipeline of {copies} runs", advice="1, or as many as there are stages")
+        raise InvalidArgumentError(f"a pipeline of {copies} runs", advice="use 1, or the number of stages")
     if copies > MAX_PIPELINE:
-        raise LimitExceededError(f"a pipeline of {copies:,} runs; this server takes {MAX_PIPELINE}")
+        raise LimitExceededError(f"a pipeline of {copies:,} runs; this server allows {MAX_PIPELINE}")
 
 
 def check_transfer(transfer: int) -> None:
@@ -187,5 +193,5 @@ def check_transfer(transfer: int) -> None:
 
 
 def storage_of(tensor: TensorHandle) -> HandleStorage:
-    assert tensor.storage is not None  # a handle from `HandleTable.get` holds no error
+    assert tensor.storage is not None  # a handle from `HandleTable.get` has no error
     return tensor.storage

@@ -1,15 +1,16 @@
-"""Whether a device computes, so that a short run can be done at once, in the thread that brought it.
+"""Locks and turns of a device, and whether a short run may compute at once in the calling thread.
 
-Two changes of thread cost more than a small plan computes. Doing it at once is safe for an event loop
-only if it cannot wait for somebody else's long run on the same workers. So all who compute on a device
-sign in; what is done at once holds the door shut meanwhile, and is not begun while anybody is inside.
+Two thread switches cost more than a small plan computes. Computing at once is safe for an event
+loop only if it cannot wait for a long run on the same workers. So every computation enters the
+device's `DeviceLock`. A run at once holds the lock's mutex, and only begins while no computation is
+inside.
 
-Among those who have signed in, tenants have the device in turns (`fair`): a `FairShare` is the device as
-one of them sees it. A turn is held only while one device computes what has all that it needs. Whoever holds
-it waits for nothing, neither for another device, nor for values, nor for a client; so plans over several
-devices cannot lock each other up.
+Among the computations inside, tenants take turns (`fair_queue`): a `FairShare` is the device as one
+tenant sees it. A turn is held only while one device computes with all inputs present. Its holder
+waits for nothing: no other device, no value, no client. So plans over several devices cannot
+deadlock.
 
-Any thread.
+Everything here may be called from any thread.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ from heliograph_backends.contract import Abort, Device
 from heliograph_proto.errors import CancelledError
 from heliograph_server.resources.fair_queue import FairFlow, FairQueue, Ticket
 
-#: A plan that is expected to take longer than this goes to its device's thread.
+#: A plan with a longer expected time runs on its device's thread.
 SHORT_US = 50.0
-#: How often one who waits looks whether a run that is waited for did not come.
+#: The interval at which a waiting run checks whether an expected run failed to arrive.
 LOOK_SECONDS = 0.02
-#: So much of a device's time may be had at once before it counts.
+#: Device time of runs at once is charged in steps of this size.
 UNCOUNTED_SECONDS = 1e-3
 
 
 class DeviceLock:
-    """Who computes on one device. Used as a context by those who compute in threads of their own."""
+    """The computations on one device. A context manager for those in threads of their own."""
 
     def __init__(self) -> None:
         self._door = threading.Lock()
         self._inside = 0
-        #: Of those who left; and since when somebody is inside without a break.
+        #: The time of past computations, and the start of the current busy period.
         self._busy_seconds = 0.0
         self._since = 0.0
-        #: The thread that holds the door shut; 0: none.
+        #: The thread that runs at once; 0: none.
         self._shut_by = 0
-        #: Whose turn it is among tenants.
+        #: The turns of tenants.
         self.turns = DeviceTurns()
 
     @property
     def busy_seconds(self) -> float:
-        """For how long somebody computed, so far."""
+        """The total time in seconds in which the device computed."""
         with self._door:
             running = time.monotonic() - self._since if self._inside else 0.0
             return self._busy_seconds + running
@@ -69,7 +70,7 @@ class DeviceLock:
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """One of those who compute does not, for a while: it waits for its client."""
+        """Leave the device for a while, when a computation waits for its client."""
         self.__exit__()
         try:
             yield
@@ -77,23 +78,27 @@ class DeviceLock:
             self.__enter__()
 
     def computing(self, abort: Abort, device: Device | None = None) -> AbstractContextManager[object]:
-        """Held while this device computes. Raises CancelledError where that has to wait for others. `device`:
-        if it may work on after the call that has it compute."""
+        """A context in which this device computes. Raises CancelledError if that has to wait for
+        others.
+
+        `device` is set if it may still be working after the call that made it compute.
+        """
         return nullcontext() if self.is_mine else self
 
     @property
     def is_mine(self) -> bool:
-        """Whether this thread holds the door shut: what it does at once signs in nowhere."""
+        """True if this thread runs at once; its work need not enter again."""
         return self._shut_by == threading.get_ident()
 
     def run_queued(self) -> None:
-        """A run on this device alone waits in a queue."""
+        """Note that a run on only this device is queued."""
 
     def run_done(self) -> None:
-        """It is done, or will not be."""
+        """Note that a queued run is done, or will not run."""
 
     def at_once(self, work: Callable[[], None]) -> bool:
-        """Does short work here and now, unless somebody computes. Whether it did."""
+        """Do short work now in this thread, unless the device computes. Return True if it was
+        done."""
         if not self._door.acquire(blocking=False):
             return False
         try:
@@ -117,12 +122,12 @@ class _Waiting(Ticket):
     def __init__(self, flow: FairFlow) -> None:
         self.flow = flow
         self.has_begun = False
-        #: Set when it begins; made under the lock if it has to wait.
+        #: Set when the run begins. Created under the lock if it has to wait.
         self.woken: threading.Event | None = None
 
 
 class DeviceTurns:
-    """A device's fair queue, and the threads that wait there."""
+    """A device's fair queue, and the threads that wait in it."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._lock = threading.Lock()
@@ -134,11 +139,11 @@ class DeviceTurns:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several tenants want the device."""
+        """True if several tenants need the device."""
         return self._queue.is_shared
 
     def begin(self, flow: FairFlow, abort: Abort) -> Ticket:
-        """Waits for a turn; `end` it. Raises CancelledError after an abort."""
+        """Wait for a turn, and `end` it later. Raises CancelledError after an abort."""
         ticket = _Waiting(flow)
         with self._lock:
             begun = self._queue.arrive(ticket, self._clock())
@@ -158,25 +163,26 @@ class DeviceTurns:
         return ticket
 
     def end(self, ticket: Ticket, queued: int = 0) -> None:
-        """The device has computed; `queued`: how many runs of the tenant are to come or have come, this one
-        among them."""
+        """End a turn. `queued` is the tenant's number of queued or arrived runs, including this
+        one."""
         with self._lock:
             has_more = queued > self._queue.count(ticket.flow)
             if begun := self._queue.end(ticket, self._clock(), has_more=has_more):
                 self._wake(begun)
 
     def count(self, flow: FairFlow) -> int:
-        """The runs of a tenant that want the device, or have it."""
+        """The runs of a tenant that wait for the device or have it."""
         with self._lock:
             return self._queue.count(flow)
 
     def look(self, flow: FairFlow | None = None) -> None:
-        """Time has passed, or no run of a tenant is about to come any more."""
+        """Update the queue after time has passed, or when a tenant has no run about to arrive."""
         with self._lock:
             self._wake(self._queue.look(self._clock(), flow))
 
     def charge(self, flow: FairFlow, seconds: float) -> None:
-        """A tenant had the device for so long without a turn, since nobody else wanted it."""
+        """Charge device time that a tenant used without a turn, because no other tenant needed the
+        device."""
         with self._lock:
             self._queue.charge(flow, seconds, self._clock())
 
@@ -188,20 +194,21 @@ class DeviceTurns:
 
 
 class FairShare(DeviceLock):
-    """A device as one tenant's sessions see it: signing in is the same for all, turns are the tenant's."""
+    """A device as one tenant's sessions see it. Entering it is common to all tenants; turns are the
+    tenant's."""
 
     def __init__(self, whole: DeviceLock, flow: FairFlow) -> None:
         self.whole = whole
         self.flow = flow
         self.turns = whole.turns
-        #: What was done at once and is not charged yet.
+        #: Time of runs at once that is not charged yet.
         self._uncounted = 0.0
         self._counting = threading.Lock()
-        #: Runs that were queued and are not done.
+        #: Runs that are queued and not done.
         self.queued = 0
 
     def __repr__(self) -> str:
-        return f"<DeviceShare of {self.whole!r}>"
+        return f"<FairShare of {self.whole!r}>"
 
     def __enter__(self) -> None:
         self.whole.__enter__()
@@ -226,7 +233,7 @@ class FairShare(DeviceLock):
         began = time.perf_counter()
         if not self.whole.at_once(work):
             return False
-        # Counted one by one, such runs would cost a good part of what they take.
+        # Charging each run by itself would cost a large part of the run.
         self._uncounted += time.perf_counter() - began
         if self._uncounted > UNCOUNTED_SECONDS:
             seconds, self._uncounted = self._uncounted, 0.0
@@ -235,7 +242,7 @@ class FairShare(DeviceLock):
 
 
 class _Turn:
-    """While it is entered, the device is one tenant's."""
+    """A context in which the device is one tenant's."""
 
     __slots__ = ("_abort", "_device", "_share", "_ticket")
 
@@ -259,7 +266,7 @@ class _Turn:
         assert self._ticket is not None
         try:
             if kind is None and self._device is not None and share.turns.is_shared:
-                # Else a device that works asynchronously would have the turn's work in its queue.
+                # Otherwise an asynchronous device would still have this turn's work in its queue.
                 self._device.finish()
         finally:
             share.turns.end(self._ticket, share.queued)
@@ -267,7 +274,8 @@ class _Turn:
 
 
 class DeviceShares(Mapping[str, DeviceLock]):
-    """A tenant's shares of devices by name, made as they are asked for. `wholes`: those of the host."""
+    """A tenant's shares of devices by name, created on demand. `wholes` are the devices' own
+    locks."""
 
     def __init__(self, wholes: Mapping[str, DeviceLock], flow: FairFlow) -> None:
         self.wholes = wholes
@@ -290,7 +298,7 @@ class DeviceShares(Mapping[str, DeviceLock]):
 def computing(
     device_lock: AbstractContextManager[object] | None, abort: Abort, device: Device
 ) -> AbstractContextManager[object]:
-    """Held while a device computes, by whoever need not sign in, too."""
+    """A context in which a device computes, also for callers without a lock."""
     if isinstance(device_lock, DeviceLock):
         return device_lock.computing(abort, device)
     return device_lock or nullcontext()

@@ -1,16 +1,16 @@
-"""Whose turn it is on a device that several tenants want: start-time fair queueing on measured time.
+"""Start-time fair queueing of several tenants on one device, by measured time.
 
-Pure: runs arrive and end at times that the caller tells, and it is told which runs begin. A flow is whatever
-has a share: a tenant. Each flow has a tag, the time that it had of the device divided by its weight; of
-those that wait the one with the lowest tag is next. One that comes back after a while begins where those are
-that were served meanwhile, so nobody saves time up, and nobody waits for longer than the others have in turn.
+Pure: the caller reports when runs arrive and end, and gets the runs that begin. A flow is anything
+with a share: a tenant. Each flow has a tag, its device time divided by its weight; among waiting
+flows the one with the lowest tag is next. A flow that returns after a while starts at the tag of
+the flows served meanwhile. So no flow saves up time, and none waits longer than the others' turns.
 
-A flow that is alone is never held back, with however many runs. While several want the device it does one
-run at a time, also for a moment after the others went: else a flow with many runs would begin them all in
-each gap of one with few.
+A flow that is alone is never held back, whatever its number of runs. While several flows need the
+device, each has one run at a time, also for a moment after the others left: otherwise a flow with
+many runs would begin them all in each gap of a flow with few.
 
-Where a run ends and its flow has another right behind it, that one counts as if it waited: it arrives as soon
-as its thread has seen to the one that ended, and its turn is not given away meanwhile if it is the next.
+When a run ends and its flow has another one right behind it, that one counts as waiting: it arrives
+as soon as its thread has finished with the ended run, and keeps its turn meanwhile if it is next.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-#: So long after a flow's last run it still counts as one that wants the device.
+#: For so long after its last run a flow still counts as using the device.
 LINGER_SECONDS = 0.05
-#: The device waits at most so long for a run that is about to arrive.
+#: The longest time that the device waits for a run that is about to arrive.
 PATIENCE_SECONDS = 0.005
 
 
 class FairFlow(Hashable, Protocol):
-    """Who has a share."""
+    """An owner of a share."""
 
     @property
     def weight(self) -> float:
-        """Its share is as large as this, against those of others. Looked at each time."""
+        """The share relative to other flows. Read each time."""
 
     def had(self, seconds: float) -> None:
-        """It had a device for so long."""
+        """Add device time in seconds to the flow's usage."""
 
 
 class Ticket:
@@ -49,15 +49,15 @@ class Ticket:
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """Of one flow on the device."""
+    """The state of one flow on the device."""
 
-    #: Of the device's time, divided by the flow's weight.
+    #: Device time divided by the flow's weight.
     tag: float
     running: int = 0
     waiting: deque[Ticket] = field(default_factory=deque)
-    #: When it last had a run here.
+    #: The time of its last run here.
     seen: float = 0.0
-    #: Until when a run of it is expected.
+    #: Another run is expected until this time.
     expected: float = 0.0
 
     @property
@@ -66,24 +66,24 @@ class _State:
 
 
 class FairQueue:
-    """Of one device. Times are in seconds of one clock, none before the one told last."""
+    """The queue of one device. Times are seconds of one clock and must not decrease."""
 
     def __init__(self, linger_seconds: float = LINGER_SECONDS) -> None:
         self._linger_seconds = linger_seconds
         self._states: dict[FairFlow, _State] = {}
-        #: The tag with which the last run began.
+        #: The tag at the start of the last run.
         self._virtual = 0.0
         self._running = 0
         self._waiting = 0
-        #: Up to when time was given to those who run.
-        self._told = 0.0
+        #: Device time is charged to the running flows up to this time.
+        self._charged_until = 0.0
 
     def __repr__(self) -> str:
         return f"<FairQueue {self._running} run, {self._waiting} wait, {len(self._states)} flows>"
 
     @property
     def is_shared(self) -> bool:
-        """Whether several flows want the device, or did just now."""
+        """True if several flows need the device, or did just now."""
         return len(self._states) > 1
 
     def count(self, flow: FairFlow) -> int:
@@ -92,10 +92,11 @@ class FairQueue:
         return 0 if state is None else state.running + len(state.waiting)
 
     def arrive(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """A run wants the device. Those that begin now: it, or none."""
+        """Add a run. Return the runs that begin now."""
         if not self._running and len(self._states) == 1 and (alone := self._states.get(ticket.flow)):
-            # Nobody else is here, and nothing runs: this is all that a flow alone pays.
-            self._told = alone.seen = now
+            # No other flow is here, and nothing runs: this is the whole cost for a flow that is
+            # alone.
+            self._charged_until = alone.seen = now
             return [self._begin(alone, ticket)]
         self._pass_time(now)
         state = self._state(ticket.flow, now)
@@ -107,8 +108,10 @@ class FairQueue:
         return self._next(now)
 
     def end(self, ticket: Ticket, now: float, *, has_more: bool = False) -> list[Ticket]:
-        """A run that had begun is over; `has_more`: another of its flow is about to arrive. Those that begin
-        now."""
+        """End a run. Return the runs that begin now.
+
+        `has_more`: another run of its flow is about to arrive.
+        """
         self._pass_time(now)
         state = self._states[ticket.flow]
         state.running -= 1
@@ -119,21 +122,22 @@ class FairQueue:
         return self._next(now) if self._waiting else []
 
     def look(self, now: float, flow: FairFlow | None = None) -> list[Ticket]:
-        """Time has passed, or no run of a flow is about to arrive any more. Those that begin now."""
+        """Update the queue after time has passed. With `flow`, no run of that flow is expected any
+        more. Return the runs that begin now."""
         self._pass_time(now)
         if flow is not None and (state := self._states.get(flow)) is not None:
             state.expected = 0.0
         return self._next(now) if self._waiting else []
 
     def withdraw(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """A run that has not begun will not. Those that begin now."""
+        """Remove a run that has not begun. Return the runs that begin now."""
         self._pass_time(now)
         self._states[ticket.flow].waiting.remove(ticket)
         self._waiting -= 1
         return self._next(now)
 
     def charge(self, flow: FairFlow, seconds: float, now: float) -> None:
-        """A flow had the device for so long, between the runs that are told of here."""
+        """Charge a flow for device time outside of the runs reported here."""
         self._pass_time(now)
         state = self._state(flow, now)
         self._virtual = max(self._virtual, state.tag)
@@ -142,8 +146,8 @@ class FairQueue:
     # Time
 
     def _pass_time(self, now: float) -> None:
-        """Gives the time since the last event to those who run, in equal parts."""
-        passed, self._told = now - self._told, now
+        """Charge the time since the last event to the running flows, in equal parts per run."""
+        passed, self._charged_until = now - self._charged_until, now
         if not self._running or passed <= 0:
             return
         for flow, state in self._states.items():
@@ -157,7 +161,7 @@ class FairQueue:
         flow.had(seconds)
 
     def _state(self, flow: FairFlow, now: float) -> _State:
-        """Of a flow that wants the device: as it was, but without what it might have saved up."""
+        """The state of a flow that needs the device, without saved-up time."""
         self._forget(flow, now)
         found = self._states.get(flow)
         if found is None:
@@ -168,20 +172,20 @@ class FairQueue:
         return found
 
     def _reached(self) -> float:
-        """Where those are that are served: who waited for nothing meanwhile begins there."""
+        """The virtual time: a flow that waited for nothing meanwhile starts here."""
         running = [state.tag for state in self._states.values() if state.running]
         if running:
             self._virtual = max(self._virtual, min(running))
         return self._virtual
 
     def _forget(self, flow: FairFlow, now: float) -> None:
-        """Those who have not wanted the device for a while; one alone is forgotten by nobody."""
+        """Forget flows that have not used the device for a while. A flow alone is kept."""
         if len(self._states) <= (flow in self._states):
             return
         since = now - self._linger_seconds
         gone = [one for one, it in self._states.items() if not it.is_here and it.seen < since and one != flow]
         for one in gone:
-            # Whoever comes next begins where it was, so that it gains nothing by coming back.
+            # A later flow starts at this tag, so that returning gains nothing.
             self._virtual = max(self._virtual, self._states.pop(one).tag)
 
     # Turns
@@ -196,8 +200,8 @@ class FairQueue:
             return list(self._begin_all(state))
         if self._running:
             return []
-        wanted = (one for one in self._states.values() if one.waiting or one.expected > now)
-        state = min(wanted, key=lambda one: one.tag)
+        candidates = (one for one in self._states.values() if one.waiting or one.expected > now)
+        state = min(candidates, key=lambda one: one.tag)
         if not state.waiting:
             return []
         self._waiting -= 1

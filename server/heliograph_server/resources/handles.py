@@ -1,21 +1,21 @@
-"""The handle table: what each handle of a session is, and whether it can be used.
+"""The handle table: the object behind each handle of a session, and whether it can be used.
 
-    number ──▸ TensorHandle ──▸ Storage     several tensors (views, placed ones) may share one storage
-               BufferHandle ──▸ TensorHandle  for each of its storages, one over all of its bytes
-               PlanHandle   ──▸ Storage     of the variables and of the weights that are bound to tensors
-               StreamHandle ──▸ DeviceQueue several streams never share one, except the device's own
-               EventHandle  ──▸ CommandState the recorded mark
-               ReservationHandle            the memory in which plans lie
+    number ──▸ TensorHandle ──▸ HandleStorage  tensors (views, placed ones) may share one storage
+               BufferHandle ──▸ TensorHandle   one for each of its storages, over all its bytes
+               PlanHandle   ──▸ HandleStorage  of variables, and of weights bound to tensors
+               StreamHandle ──▸ DeviceQueue    never shared, except for the device's own queue
+               EventHandle  ──▸ CommandState   the recorded mark
+               ReservationHandle               the memory of plans
 
-A handle is alive from when the command that makes it comes until the command comes
-that frees it; what it stands for lives on until the commands between them are done. A poisoned
-handle holds an error: its own, when it was never made, or one on the bytes of its storage, when
-the command that was to write them failed. Poison on bytes is a range, so that a view of healthy
-bytes stays usable, and writing bytes anew heals them.
+A handle is alive from the arrival of the command that creates it to that of the command that frees
+it; its object stays until the commands between them are done. A poisoned handle holds an error: its
+own if it was never created, or one on bytes of its storage if the command that was to write them
+failed. Poison on bytes is a range: a view of healthy bytes stays usable, and rewriting bytes heals
+them.
 
-`buffer`, `stream` and `plan` are the runtime's own objects; nothing here looks into them.
+`buffer`, `stream` and `plan` are opaque objects of the runtime.
 
-Any thread, under the session's lock.
+Any thread may use these objects, under the session's lock.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ if TYPE_CHECKING:
 _START, _END = attrgetter("start"), attrgetter("end")
 _BYTE = dtype("u8")
 
-#: The most streams of a session; each may cost the device a thread.
+#: The most streams of a session. Each may cost the device a thread.
 MAX_STREAMS = 64
-#: The most reservations of a session; their bytes count as the devices' memory.
+#: The most reservations of a session. Their bytes count as device memory.
 MAX_RESERVATIONS = 64
 
 
 @dataclass(slots=True, eq=False)
 class DeviceQueue:
-    """One ordered queue of a device: work submitted to it starts in the order of submission."""
+    """An ordered queue of a device: work starts in the order of submission."""
 
     device: str
-    #: Why it could not be made; its work fails with this.
+    #: The error if it could not be created; its work fails with it.
     error: HeliographError | None = None
-    #: The runtime's stream, and how many pieces of work it has been given that are not done.
+    #: The runtime's stream, and its number of unfinished pieces of work.
     stream: Any = None
     queued: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Poison:
-    """A range of bytes that a failed command was to write."""
+    """A range of bytes that a failed command did not write."""
 
     start: int
     end: int
@@ -78,47 +78,47 @@ class Poison:
 
 @dataclass(slots=True, eq=False)
 class HandleStorage:
-    """Bytes on a device, and who waits for whom on them."""
+    """Bytes on a device, and the commands that wait for each other on them."""
 
     size_bytes: int
     device: str
-    #: The runtime's buffer; None before it was allocated and after it was released.
+    #: The runtime's buffer. None before allocation and after release.
     buffer: Any = None
-    #: How its bytes are made: a name of the device's; empty: the default.
+    #: The name of the device's buffer type; empty: the default.
     buffer_type: str = ""
     usage: Usage = Usage.ANY
-    #: Whether its bytes count as its tenant's.
+    #: True if its bytes are charged to its tenant.
     is_charged: bool = False
-    #: In one process only: the bytes that it is made of.
+    #: Within one process only: the host bytes that it is made of.
     memory: memoryview | None = None
     #: The sequence number of the command that allocates it; 0 for a variable.
     maker: int = 0
-    #: Why there are no bytes at all: that command failed.
+    #: The error of that command if it failed; there are no bytes then.
     error: HeliographError | None = None
-    #: Tensors that share these bytes and were not released yet.
+    #: Tensors that share these bytes and are not released yet.
     tensors: int = 0
-    #: Weights of plans that lie here: nobody may write there.
+    #: Weights of plans in this storage, which must not be written.
     frozen: dict[TensorHandle, None] = field(default_factory=dict)
-    #: Their bytes as ranges that do not touch, in order; None: to be made anew.
+    #: Their bytes as sorted ranges that do not touch; None: to be recomputed.
     frozen_ranges: list[tuple[int, int]] | None = None
-    #: Those of each range.
+    #: The weights of each range.
     frozen_at: dict[tuple[int, int], dict[TensorHandle, None]] = field(default_factory=dict)
-    #: The last command that writes, and those after it that read, while they are not done.
+    #: The last command that writes, and the later ones that read, while they are not done.
     writer: CommandState | None = None
     readers: dict[CommandState, None] = field(default_factory=dict)
     #: The last join (see `ordering`), and the readers since.
     join: CommandState | None = None
     unjoined: dict[CommandState, None] = field(default_factory=dict)
-    #: In the order of their bytes; they never overlap, since what is poisoned is not poisoned again.
+    #: In the order of their bytes. They never overlap, since poisoned bytes are not poisoned again.
     poisons: list[Poison] = field(default_factory=list)
 
     def freeze(self, tensor: TensorHandle) -> None:
-        """From now on nobody may write those bytes."""
+        """Forbid writes to a tensor's bytes."""
         self.frozen[tensor], self.frozen_ranges = None, None
         self.frozen_at.setdefault(tensor.span, {})[tensor] = None
 
     def thaw(self, tensor: TensorHandle) -> None:
-        """Undoes `freeze`."""
+        """Undo `freeze`."""
         self.frozen.pop(tensor, None)
         self.frozen_ranges = None
         here = self.frozen_at.get(tensor.span, {})
@@ -127,14 +127,15 @@ class HandleStorage:
             self.frozen_at.pop(tensor.span, None)
 
     def is_frozen(self, start: int, end: int) -> bool:
-        """Whether any byte of a range is a weight of a plan. log n, after each change n log n once."""
+        """True if any byte of a range is the weight of a plan. O(log n), and O(n log n) after a
+        change."""
         if self.frozen_ranges is None:
             self.frozen_ranges = merged(one.span for one in self.frozen if one.layout.extent_bytes)
         place = bisect_right(self.frozen_ranges, start, key=itemgetter(1))
         return place < len(self.frozen_ranges) and self.frozen_ranges[place][0] < end
 
     def poison(self, start: int, end: int, error: HeliographError, tensor: TensorHandle) -> None:
-        """Marks those bytes of a range that are not poisoned yet; the first error stays."""
+        """Poison the bytes of a range that are not poisoned yet; the first error stays."""
         first, last = self._overlapping(start, end)
         made: list[Poison] = []
         for old in self.poisons[first:last]:
@@ -147,7 +148,7 @@ class HandleStorage:
         self.poisons[first:last] = made
 
     def heal(self, start: int, end: int) -> None:
-        """Takes the poison off a range; what reaches over its edges keeps its rest."""
+        """Remove the poison of a range. Poisons that cross its ends keep the rest."""
         first, last = self._overlapping(start, end)
         gone = self.poisons[first:last]
         rest = [replace(one, end=start) for one in gone[:1] if one.start < start]
@@ -155,7 +156,8 @@ class HandleStorage:
         self.poisons[first:last] = rest
 
     def _overlapping(self, start: int, end: int) -> tuple[int, int]:
-        """The places of the poisons that have bytes of a range: from the first to behind the last."""
+        """The indices of the poisons with bytes in a range: the first, and the one after the
+        last."""
         first = bisect_right(self.poisons, start, key=_END)
         return first, max(first, bisect_left(self.poisons, end, key=_START))
 
@@ -164,15 +166,16 @@ class HandleStorage:
 class TensorHandle:
     """A tensor or a view: a layout on a storage."""
 
-    #: Geometry alone: its buffer is not there yet. See `placed`.
+    #: Only the geometry: its buffer does not exist yet. See `placed`.
     layout: Tensor
-    #: None if it was never made; then `error` says why.
+    #: None if it was never created; then `error` is set.
     storage: HandleStorage | None = None
-    #: Given when it is made, if at all.
+    #: Set at creation, if at all.
     error: HeliographError | None = None
-    #: Why its own command failed after the handle was known; others on the same bytes may be healthy.
+    #: The error of its own command after the handle was known. Other tensors on the same bytes may
+    #: be healthy.
     failure: HeliographError | None = None
-    #: Whether the device knows of it: it does not of views, nor before it was made.
+    #: True if the device knows it. False for views, and before its creation.
     is_placed: bool = False
 
     def __post_init__(self) -> None:
@@ -185,19 +188,20 @@ class TensorHandle:
 
     @property
     def span(self) -> tuple[int, int]:
-        """First byte and end in the storage; never empty, so that empty tensors can be poisoned."""
+        """The first byte and the end in the storage. Never empty, so that empty tensors can be
+        poisoned."""
         start = self.layout.offset_bytes
         return start, start + max(1, self.layout.extent_bytes)
 
     @property
     def placed(self) -> Tensor:
-        """The tensor for a device. Only between the commands that made and freed it."""
+        """The tensor for a device. Only valid between the commands that create and free it."""
         assert self.storage is not None and self.storage.buffer is not None
         layout = self.layout
         return Tensor(layout.type, self.storage.buffer, layout.offset_bytes, layout.strides)
 
     def problem(self) -> HeliographError | None:
-        """The error that whoever uses these bytes now must fail with."""
+        """The error for a command that uses these bytes now, or None."""
         if self.storage is None or self.error is not None:
             return self.error
         if self.failure is not None:
@@ -205,7 +209,7 @@ class TensorHandle:
         if self.storage.error is not None or not self.storage.poisons:
             return self.storage.error
         (start, end), poisons = self.span, self.storage.poisons
-        # The first that ends behind our start; whether it begins before our end.
+        # The first one that ends after our start, if it begins before our end.
         place = bisect_right(poisons, start, key=_END)
         return poisons[place].error if place < len(poisons) and poisons[place].start < end else None
 
@@ -215,12 +219,12 @@ class TensorHandle:
         return start, start + size_bytes
 
     def poison(self, error: HeliographError, part: tuple[int, int] | None = None) -> None:
-        """Marks the bytes, or a part of them, as never written; the first error stays."""
+        """Mark the bytes, or a part of them, as never written. The first error stays."""
         if self.storage is not None:
             self.storage.poison(*(part or self.span), error, self)
 
     def heal(self, part: tuple[int, int] | None = None) -> None:
-        """Called when all of its bytes, or a part of them, were written anew."""
+        """Heal the bytes, or a part of them, which were rewritten."""
         if self.storage is None or not self.storage.poisons:
             return
         if part is not None or self.layout.is_contiguous:
@@ -232,20 +236,20 @@ class TensorHandle:
 
 @dataclass(slots=True, eq=False)
 class BufferHandle:
-    """A buffer, or several that behave as one. Its bytes live as long as any tensor that lies there."""
+    """A buffer, or several that behave as one. The bytes live as long as any tensor on them."""
 
-    #: Each over all bytes of one storage, as unsigned bytes.
+    #: One for each storage, over all its bytes as u8.
     parts: tuple[TensorHandle, ...]
     error: HeliographError | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundLeaves:
-    """Tensors of the client that are leaves of a plan, by leaf; those of `weights` are frozen."""
+    """Tensors of the client that are leaves of a plan, by leaf. Those of `weights` are frozen."""
 
     tensors: Mapping[int, TensorHandle] = field(default_factory=dict)
     weights: frozenset[int] = frozenset()
-    #: Under which handle the client knows each.
+    #: The client's handle of each.
     numbers: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -255,7 +259,7 @@ NOTHING_BOUND = BoundLeaves()
 def hold_leaves(
     tensors: Mapping[int, TensorHandle], weights: Set[int], numbers: Mapping[int, int]
 ) -> BoundLeaves:
-    """Holds the bytes of tensors for a plan, whatever becomes of their own handles."""
+    """Hold the bytes of tensors for a plan, independently of their own handles."""
     held = {leaf: TensorHandle(one.layout, one.storage) for leaf, one in tensors.items()}
     for leaf, one in held.items():
         if one.storage is not None and leaf in weights:
@@ -264,7 +268,7 @@ def hold_leaves(
 
 
 def let_go_of(bound: BoundLeaves) -> None:
-    """Thaws the weights; the tensors themselves are to be released."""
+    """Thaw the weights. The caller releases the tensors."""
     for leaf in bound.weights:
         tensor = bound.tensors[leaf]
         if tensor.storage is not None:
@@ -273,76 +277,78 @@ def let_go_of(bound: BoundLeaves) -> None:
 
 @dataclass(slots=True, eq=False)
 class ReservationHandle:
-    """Memory in which plans lie, whose runs are serial."""
+    """Memory in which plans are placed. Their runs are serial."""
 
-    #: The runtime's.
+    #: The runtime's object.
     reservation: Any
     slots: RunSlots = field(default_factory=RunSlots)
     error: HeliographError | None = None
-    #: Why the plans that lie there can run no more: it was reset.
+    #: The error of plans in this memory after it was reset.
     lost: HeliographError | None = None
 
     def end(self) -> None:
-        """It is in the table no more: so are the plans that lie there, but for their numbers."""
+        """Note that it has left the table. Its plans can no longer be used; only their handles
+        remain."""
         self.lost = UnknownHandleError(
-            "the plan lay in memory that was reserved, and the reservation was reset",
+            "the plan was in reserved memory, and the reservation was reset",
             advice="compile the graph again",
         )
 
 
 @dataclass(slots=True, eq=False)
 class PlanHandle:
-    """A compiled plan. Its runs wait for each other as `slots` says."""
+    """A compiled plan. Its runs wait for each other according to `slots`."""
 
     device: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    #: Variables that the graph reads only, and those that it assigns.
+    #: Variables that the graph only reads, and those that it assigns.
     read: tuple[TensorHandle, ...]
     assigned: tuple[TensorHandle, ...]
     #: Tensors of the client that are leaves of it; released with it.
     bound: BoundLeaves
-    #: The runtime's.
+    #: The runtime's object.
     plan: Any = None
     slots: RunSlots = field(default_factory=RunSlots)
-    #: The values that each run tells of, all together.
+    #: The total size of the values that each run reports to its client.
     tapped_bytes: int = 0
-    #: In whose memory it lies, if so.
+    #: The reservation that it is placed in, if any.
     reservation: ReservationHandle | None = None
-    #: Of a partition: the number of the last run; None: it is none.
+    #: For a partition: the number of the last run. None for other plans.
     exchange_run: int | None = None
     error: HeliographError | None = None
 
     def check_there(self) -> None:
-        """Raises UnknownHandleError for one whose memory went."""
+        """Raise UnknownHandleError if the memory of its reservation was reset."""
         if self.reservation is not None and self.reservation.lost is not None:
             raise self.reservation.lost
 
     def end(self) -> None:
-        """It is in the table no more."""
+        """Note that it has left the table."""
 
 
 @dataclass(slots=True, eq=False)
 class StreamHandle:
-    """An order of commands. Its work goes to its device queue, or to that of the device that must do it."""
+    """An order of commands. Its work goes to its device queue, or to that of the device that must
+    do it."""
 
     queue: DeviceQueue
-    #: The last command that does device work, and the last wait that is not over.
+    #: The last command with device work, and the last wait that is not over.
     tail: CommandState | None = None
     gate: CommandState | None = None
-    #: Runs that nothing of the stream waits for but marks, and what uses their tensors.
+    #: Runs that only marks, and users of their tensors, wait for.
     runs: dict[CommandState, None] = field(default_factory=dict)
-    #: Records that are not reached, oldest first, for `first error since the last mark`. Ordered: the
-    #: first of a plain dict is slow to find once many before it are gone.
+    #: Records that are not reached, oldest first, for `first error since the last mark`. Ordered:
+    #: the first key of a plain dict is slow to find after many deletions.
     records: OrderedDict[CommandState, None] = field(default_factory=OrderedDict)
-    #: The first error after the last of them.
+    #: The first error after the last record.
     failure: HeliographError | None = None
     error: HeliographError | None = None
 
 
 @dataclass(slots=True, eq=False)
 class EventHandle:
-    """A mark; None: never recorded, which counts as reached."""
+    """A mark. None: never recorded, which counts as reached."""
 
     mark: CommandState | None = None
     error: HeliographError | None = None
@@ -362,7 +368,7 @@ _NAMES: dict[type, str] = {
 
 
 def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges as few that do not touch, in order."""
+    """Merge ranges that overlap or touch, in order."""
     found: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if found and start <= found[-1][1]:
@@ -383,14 +389,15 @@ def whole(storage: HandleStorage) -> TensorHandle:
 
 
 class HandleTable:
-    """Numbers to handles, within the limits of the handshake."""
+    """Handles by number, within the limits of the handshake."""
 
     def __init__(self, limits: Limits) -> None:
         self._handles: dict[int, Handle] = {}
         self._counts: dict[type, int] = dict.fromkeys(_NAMES, 0)
-        #: Numbers that a compile holds: in use, though nothing stands behind them yet or any more.
+        #: Numbers that a compile reserves: in use, although no object is behind them.
         self._reserved: set[int] = set()
-        # Handles that were never made take no room from the others, but need memory all the same.
+        # Handles that were never created do not count against the others' limits, but need memory
+        # too.
         self._poisoned = 0
         self._limits: dict[type, int] = {
             TensorHandle: limits.tensors,
@@ -415,12 +422,13 @@ class HandleTable:
         return list(self._handles.values())
 
     def peek(self, number: int, kind: type[_H]) -> _H | None:
-        """The handle, or None where `get` would refuse it."""
+        """The handle, or None if `get` would raise."""
         found = self._handles.get(number)
         return found if isinstance(found, kind) else None
 
     def get(self, number: int, kind: type[_H]) -> _H:
-        """The handle. Raises UnknownHandleError, InvalidArgumentError, or the error it holds."""
+        """Return the handle. Raises UnknownHandleError, InvalidArgumentError, or the handle's
+        error."""
         found = self._handles.get(number)
         if found is None:
             raise unknown(number)
@@ -433,7 +441,8 @@ class HandleTable:
         return found
 
     def check_new(self, number: int, kind: type[Handle], more: int = 1) -> None:
-        """Raises InvalidArgumentError, HandleExistsError or LimitExceededError."""
+        """Check that a handle can be created. Raises InvalidArgumentError, HandleExistsError or
+        LimitExceededError."""
         if not 0 < number < SERVER_HANDLE:
             raise InvalidArgumentError(
                 f"handle {number} cannot be chosen by a client",
@@ -446,20 +455,20 @@ class HandleTable:
         self.check_room(kind, more)
 
     def reserve(self, number: int) -> None:
-        """Holds a number that nothing stands behind."""
+        """Reserve a number for a compile."""
         self._reserved.add(number)
 
     def give_up(self, number: int) -> None:
-        """Undoes `reserve`."""
+        """Undo `reserve`."""
         self._reserved.discard(number)
 
     def check_room(self, kind: type[Handle], more: int = 1) -> None:
-        """Raises LimitExceededError."""
+        """Raise LimitExceededError if there is no room for so many more handles of a kind."""
         limit = self._limits[kind]
         if self._counts[kind] + more > limit:
             raise LimitExceededError(
-                f"the session has {limit:,} {_NAMES[kind].split()[1]}s, the most that this server takes",
-                advice="free some",
+                f"the session has {limit:,} {_NAMES[kind].split()[1]}s, the most that this server allows",
+                advice="free some of them",
             )
 
     def add(self, number: int, handle: Handle) -> None:
@@ -467,7 +476,7 @@ class HandleTable:
         self._counts[type(handle)] += 1
 
     def add_poisoned(self, number: int, handle: Handle) -> None:
-        """Adds a handle that holds an error, if its number is free and there is room for it."""
+        """Add a handle with an error, if its number is free and there is room."""
         taken = number in self._handles or number in self._reserved
         possible = 0 < number < SERVER_HANDLE and not taken
         if possible and self._poisoned < self._limits[TensorHandle]:
@@ -475,7 +484,7 @@ class HandleTable:
             self._poisoned += 1
 
     def remove(self, number: int) -> Handle:
-        """Frees the number. Raises UnknownHandleError, and InvalidArgumentError for a variable's."""
+        """Free the number. Raises UnknownHandleError, and InvalidArgumentError for a variable."""
         if number not in self._handles:
             raise unknown(number)
         if number >= SERVER_HANDLE:
@@ -497,5 +506,5 @@ class HandleTable:
 
 
 def unknown(number: int) -> UnknownHandleError:
-    """The error for a number that is no handle."""
-    return UnknownHandleError(f"handle {number} was never made in this session, or was freed")
+    """The error for an unknown number."""
+    return UnknownHandleError(f"handle {number} was never created in this session, or was freed")

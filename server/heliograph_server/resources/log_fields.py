@@ -1,4 +1,4 @@
-"""Whose a line of the log is: what is given to logging as `extra`."""
+"""Fields of log records that name their session, given to logging as `extra`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 LogFields: TypeAlias = Mapping[str, object]
-NOBODY: LogFields = {}
+NO_FIELDS: LogFields = {}
 
 
 class LogOwner:
-    """Stands for one session in this process, where hosts number theirs alike; keeps nothing alive."""
+    """Identifies one session in this process, where several hosts use the same numbers. Keeps
+    nothing alive."""
 
     __slots__ = ()
 
 
 def session_fields(owner: LogOwner, session: int, tenant: str) -> LogFields:
-    """Of a session; `tenant`: the name that the operator gave it, or ""."""
+    """The fields of a session. `tenant` is the name given by the operator, or ""."""
     return {"owner": owner, "session": session, **({"tenant": tenant} if tenant else {})}
 
 
 def run_fields(session: LogFields, run: int, trace_parent: str = "") -> LogFields:
-    """Of a command of a session: its sequence number, and the id of its trace from W3C's traceparent."""
+    """The fields of a command of a session: its sequence number, and its trace id from W3C's
+    traceparent."""
     parts = trace_parent.split("-")
     trace = {"trace": parts[1][:32]} if len(parts) > 2 else {}
     return {**session, "run": run, **trace}

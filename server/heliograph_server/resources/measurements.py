@@ -1,10 +1,10 @@
-"""What was measured of devices and of the ways between their sites, for placement by time.
+"""Measurements of devices and of the links between their sites, for placement by time.
 
-A value that is told stays the same until what is measured is off from it by more than `CHANGE`, so that a
-graph that is compiled again is placed anew only then. Ways and rates of devices are the host's. Times of
-single ops are a tenant's own, since they say which ops somebody runs.
+A published value changes only when the measured one differs by more than `CHANGE`; so a recompiled
+graph is placed anew only then. Links and rates of devices belong to the host. Times of single ops
+belong to a tenant, since they reveal which ops it runs.
 
-Any thread.
+Everything here may be called from any thread.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ from heliograph_proto.graph import Graph
 from heliograph_server.scheduler.costs import NodeWork, work_of_node
 from heliograph_server.scheduler.model import Rates, SiteLink
 
-#: What differs by no more than this factor is the same.
+#: Values within this factor are the same.
 CHANGE = 1.5
-#: How much of an average the newest value is.
+#: The weight of the newest value in a running average.
 NEWEST = 0.25
-#: The most tenants of which times are known, and ops of each.
+#: The most tenants with known times, and the most ops of each.
 MOST_TENANTS, MOST_OPS = 64, 10_000
 
 
 class Average:
-    """A running average of positive numbers, and the value that is told of it."""
+    """A running average of positive numbers, and its published value."""
 
-    __slots__ = ("_now", "told")
+    __slots__ = ("_now", "published")
 
-    def __init__(self, told: float = 0.0) -> None:
+    def __init__(self, published: float = 0.0) -> None:
         self._now = 0.0
         #: 0: none yet.
-        self.told = told
+        self.published = published
 
     def note(self, value: float) -> bool:
-        """One more value. Whether what is told has changed."""
+        """Add a value. Return True if the published value has changed."""
         self._now += (value - self._now) * (NEWEST if self._now else 1.0)
-        if not differs(self._now, self.told):
+        if not differs(self._now, self.published):
             return False
-        self.told = self._now
+        self.published = self._now
         return True
 
 
 def differs(one: float, other: float) -> bool:
-    """Whether two positive numbers are off by more than `CHANGE`; from none each is."""
+    """True if two positive numbers differ by more than `CHANGE`. Every number differs from 0."""
     return not other / CHANGE <= one <= other * CHANGE
 
 
 @dataclass(frozen=True, slots=True)
 class OpKind:
-    """Nodes that take the same time: how many, what names them, and an estimate of what each has to do."""
+    """Nodes that take the same time: their key, the estimated work of each, and their number."""
 
     key: Hashable
     work: NodeWork
@@ -63,35 +63,37 @@ class OpKind:
 
 
 def kind_key(graph: Graph, number: int) -> Hashable:
-    """What names the kind of a node in every graph: its op, attributes and types."""
+    """The key of a node's kind in every graph: its op, attributes and types."""
     node = graph.nodes[number]
     operands = tuple([graph.type_of(value) for value in node.operands])
     return node.op, tuple(sorted(node.attributes.items())), operands, node.type
 
 
 class HostMeasurements:
-    """Of one host. Thread-safe."""
+    """The measurements of one host. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: By the names of two sites, the lesser first: round trip in seconds, bytes in a second.
+        #: By the names of two sites, the lesser first: round trip in seconds, and bytes per second.
         self._links: dict[tuple[str, str], tuple[Average, Average]] = {}
-        #: By device: how many times as long as usual rates say it takes.
+        #: By device: its time as a multiple of that by the usual rates.
         self._slowness: dict[str, Average] = {}
-        #: By device: how often what is told of it has changed.
+        #: By device: the number of changes of its published rates.
         self._versions: Counter[str] = Counter()
         self._tenants: OrderedDict[bytes, TenantTimes] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Measurements of {len(self._links)} links, {len(self._slowness)} devices>"
+        return f"<HostMeasurements of {len(self._links)} links, {len(self._slowness)} devices>"
 
     def note_link(self, a: str, b: str, round_trip_s: float, bytes_per_s: float = 0.0) -> None:
-        """The way between two sites was measured, both directions being alike; `bytes_per_s` 0: not its
-        bandwidth, yet. Raises InvalidArgumentError."""
+        """Add a measurement of the link between two sites; both directions count as alike.
+
+        `bytes_per_s` is 0 if the bandwidth is not known yet. Raises InvalidArgumentError.
+        """
         if not (a != b and 0 < round_trip_s < float("inf") and 0 <= bytes_per_s < float("inf")):
             raise InvalidArgumentError(
-                f"the way from {a!r} to {b!r} has a round trip of {round_trip_s} s and {bytes_per_s} bytes/s",
-                advice="tell of two sites, seconds above 0, and bytes a second, or 0 for not known",
+                f"the link from {a!r} to {b!r} has a round trip of {round_trip_s} s and {bytes_per_s} B/s",
+                advice="give two sites, seconds above 0, and bytes per second or 0 if unknown",
             )
         with self._lock:
             trip, speed = self._links.setdefault(_pair(a, b), (Average(), Average()))
@@ -100,36 +102,37 @@ class HostMeasurements:
                 speed.note(bytes_per_s)
 
     def forget_site(self, name: str) -> None:
-        """A site is gone: nothing that was measured on the way to it counts any more."""
+        """Forget all measurements of links to a site that is gone."""
         with self._lock:
             for pair in [pair for pair in self._links if name in pair]:
                 del self._links[pair]
 
     def link(self, a: str, b: str) -> SiteLink:
-        """The way between two sites, as it was measured, or else assumed."""
+        """The link between two sites, as measured or else assumed."""
         with self._lock:
             trip, speed = self._links.get(_pair(a, b), (Average(), Average()))
-            known = bool(trip.told and speed.told)
+            known = bool(trip.published and speed.published)
             usual = SiteLink()
-            trip_s, per_s = trip.told or usual.round_trip_s, speed.told or usual.bytes_per_s
+            trip_s, per_s = trip.published or usual.round_trip_s, speed.published or usual.bytes_per_s
             return SiteLink(trip_s, per_s, known, (a, b))
 
     def way(self, a: str, b: str, reachable: bool | None = None, why: str = "") -> Link:
-        """As `link`, for people, with what somebody knows of whether there is a way at all."""
+        """The link between two sites for status reports, with its known reachability."""
         link = self.link(a, b)
         with self._lock:
             trip, speed = self._links.get(_pair(a, b), (Average(), Average()))
-            measured = bool(trip.told), bool(speed.told)
+            measured = bool(trip.published), bool(speed.published)
         return Link(a, b, link.round_trip_s, link.bytes_per_s, *measured, reachable, why)
 
     def round_trip_s(self, site: str) -> float:
-        """Of the way from here to a site, in seconds; 0: nobody measured it."""
+        """The round trip from here to a site in seconds; 0 if it was not measured."""
         with self._lock:
             found = self._links.get(_pair("", site))
-            return found[0].told if found is not None else 0.0
+            return found[0].published if found is not None else 0.0
 
     def links(self, sites: Sequence[str]) -> dict[tuple[int, int], SiteLink]:
-        """Between devices of these sites, by their places; none where no way between any two was measured."""
+        """The links between devices at these sites, by index. Empty if no link between them was
+        measured."""
         with self._lock:
             known = any(_pair(a, b) in self._links for a, b in permutations(set(sites), 2))
         if not known:
@@ -142,24 +145,24 @@ class HostMeasurements:
         }
 
     def rates(self, device: str) -> Rates | None:
-        """How fast a device computes; None: nobody knows."""
+        """The rates of a device. None if they are unknown."""
         with self._lock:
             found = self._slowness.get(device)
-            return Rates().slowed(found.told) if found is not None and found.told else None
+            return Rates().slowed(found.published) if found is not None and found.published else None
 
     def version(self, device: str) -> int:
-        """Another one means that other rates are told of a device."""
+        """A number that changes with the published rates of a device."""
         with self._lock:
             return self._versions[device]
 
     def note_rates(self, device: str, factor: float) -> None:
-        """Something took so many times as long on a device as usual rates say."""
+        """Add a measured time on a device, as a multiple of that by the usual rates."""
         with self._lock:
             if self._slowness.setdefault(device, Average()).note(factor):
                 self._versions[device] += 1
 
     def of_tenant(self, tenant: bytes) -> TenantTimes:
-        """What a tenant knows of ops; of one without a name, nothing is kept."""
+        """The op times of a tenant. Those of a tenant without a name are not kept."""
         with self._lock:
             if not tenant:
                 return TenantTimes(self)
@@ -175,20 +178,20 @@ def _pair(a: str, b: str) -> tuple[str, str]:
 
 
 class TenantTimes:
-    """Times of ops on devices, as the runs of one tenant took them. Thread-safe."""
+    """Times of ops on devices, from the runs of one tenant. Thread-safe."""
 
     def __init__(self, host: HostMeasurements) -> None:
         self.host = host
         self._lock = threading.Lock()
         self._ops: dict[str, OrderedDict[Hashable, Average]] = {}
-        #: By device: how often what is told of ops has changed.
+        #: By device: the number of changes of published op times.
         self._versions: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return f"<TenantTimes of {sum(map(len, self._ops.values()))} ops>"
 
     def note(self, device: str, kinds: Sequence[OpKind], took_s: float) -> None:
-        """Nodes of these kinds took so long together; each its part of that, as estimates go."""
+        """Add the total time of nodes of these kinds, divided among them by their estimates."""
         usual = Rates()
         estimates = [one.work.seconds(usual) for one in kinds]
         total = sum(one.count * estimate for one, estimate in zip(kinds, estimates, strict=True))
@@ -206,7 +209,8 @@ class TenantTimes:
     def _note_op(
         self, known: OrderedDict[Hashable, Average], one: OpKind, took_s: float, rates: Rates
     ) -> bool:
-        """Whether what is told of an op has changed: for one of which nothing was, that is its estimate."""
+        """Return True if the published time of an op has changed. An unknown op starts with its
+        estimate."""
         found = known.pop(one.key, None)
         if found is None:
             found = Average(one.work.seconds(rates))
@@ -216,13 +220,14 @@ class TenantTimes:
         return found.note(took_s)
 
     def times(self, device: str, keys: Iterable[Hashable]) -> dict[int, float]:
-        """Seconds of ops on a device, by their place among the keys, where they are known."""
+        """Known times of ops on a device in seconds, by index of the key."""
         with self._lock:
             known: Mapping[Hashable, Average] = self._ops.get(device, {})
-            return {place: known[key].told for place, key in enumerate(keys) if key in known}
+            return {place: known[key].published for place, key in enumerate(keys) if key in known}
 
     def stamp(self, devices: Sequence[str], sites: Sequence[str]) -> Hashable:
-        """Another one means that these devices might be chosen otherwise; None where time decides nothing."""
+        """A value that changes when these devices might be chosen otherwise. None if no link was
+        measured, so that times do not decide."""
         links = self.host.links(("", *sites))
         if not links:
             return None
@@ -232,8 +237,10 @@ class TenantTimes:
 
 
 class Recorder:
-    """Takes the times of a plan's runs, by split, and tells of those that have changed. `links_us`: by split,
-    what of a time measured here is the way to its device and back."""
+    """Records the times of a plan's runs by split, and reports those that have changed.
+
+    `links_us`: by split, the part of a time measured here that is the link to its device and back.
+    """
 
     def __init__(
         self,
@@ -250,19 +257,20 @@ class Recorder:
         return f"<Recorder of {len(self._splits)} splits>"
 
     def note_here(self, compute_us: Sequence[float]) -> None:
-        """As `note`, of times that this host measured: a part of each, a tenth at least, was computing."""
+        """As `note`, for times measured by this host: computing took the time without the link, or
+        at least a tenth."""
         pairs = zip(compute_us, self._links_us, strict=False)
         self.note([max(took_us - link_us, took_us / 10) for took_us, link_us in pairs])
 
     def note(self, compute_us: Sequence[float]) -> None:
-        """A run took so long in each split, in microseconds; none: nobody knows yet."""
+        """Add the time in microseconds of a run in each split; empty if not known yet."""
         for (device, kinds), average, took_us in zip(self._splits, self._averages, compute_us, strict=False):
             if took_us > 0 and average.note(took_us):
-                self._times.note(device, kinds, average.told * 1e-6)
+                self._times.note(device, kinds, average.published * 1e-6)
 
 
 def op_kinds(graph: Graph, nodes: Iterable[int], kinds: Sequence[int]) -> tuple[OpKind, ...]:
-    """What some nodes of a graph are, of whose nodes `kinds` has the kinds."""
+    """The kinds of some nodes of a graph. `kinds` has a kind number for every node of the graph."""
     counts: Counter[int] = Counter()
     examples: dict[int, int] = {}
     for node in nodes:

@@ -1,6 +1,6 @@
-"""Devices that come and go while sessions live: those of a host's pool, as host and sessions see them.
+"""Devices of a pool that appear and disappear during sessions, as seen by host and sessions.
 
-Any thread.
+Everything here may be called from any thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from heliograph_server.resources.measurements import HostMeasurements
 
 @dataclass(frozen=True, slots=True)
 class MembershipChange:
-    """Devices of one member came, or are gone."""
+    """Devices of one member that appeared or were lost."""
 
     member: str
     appeared: tuple[Device, ...] = ()
@@ -29,52 +29,56 @@ class MembershipChange:
 
 @dataclass(frozen=True, slots=True)
 class Reachability:
-    """Whether a member, or this host (""), can fetch values from another member; None: nobody knows yet."""
+    """The reachability of member `b` from member `a`, or from this host (""). None: not known
+    yet."""
 
     a: str
     b: str
     reachable: bool | None
-    #: If not, why.
+    #: The reason if it is not reachable.
     why: str = ""
 
 
-#: Told of each change, one at a time and in order, when `Membership.devices` has it already.
+#: Called for each change, one at a time and in order, after `Membership.devices` was updated.
 Changed: TypeAlias = Callable[[MembershipChange], None]
 
 
 class Membership(Protocol):
-    """The members of a pool, as a host needs them. Thread-safe; `heliograph_server.pool.Pool` is one."""
+    """The members of a pool, as a host uses them. Thread-safe. Implemented by
+    `heliograph_server.pool.Pool`."""
 
     @property
     def devices(self) -> Sequence[Device]:
-        """Those of all members that are ready, by priority."""
+        """The devices of all ready members, by priority."""
 
     @property
     def members(self) -> Sequence[MemberInfo]:
-        """All that are, or are to be."""
+        """All members, including those that are not ready."""
 
     @property
     def reaches(self) -> Sequence[Reachability]:
-        """Who of those that are ready can reach whom: first this host, then each member."""
+        """The reachability among ready members: from this host first, then from each member."""
 
     @property
     def daemons(self) -> Sequence[bytes]:
-        """The incarnations of all daemons behind these devices, through other heads too."""
+        """The incarnations of all daemons behind these devices, also through other heads."""
 
     def start(self, incarnation: bytes, changed: Changed, links: HostMeasurements) -> None:
-        """Begins to look for members, of a head with this incarnation; and measures the ways between them."""
+        """Begin to look for members, for a head with this incarnation, and to measure the links
+        between them."""
 
     def why_missing(self, device: str) -> HeliographError | None:
-        """Why a member that would have a device of this name does not offer it; None if none would."""
+        """The reason why a member does not offer a device of this name. None if no member has
+        one."""
 
     def close(self) -> None:
-        """Lets go of all members. Idempotent."""
+        """Release all members. Idempotent."""
 
 
 class SessionDevices(Mapping[str, Device]):
-    """The devices that one session may use, by name and in their order, with those that it lost.
+    """The devices that one session may use, by name and in order, and those that it lost.
 
-    Thread-safe: whoever reads sees the devices of one moment.
+    Thread-safe: a reader sees the devices of one moment.
     """
 
     def __init__(
@@ -85,7 +89,7 @@ class SessionDevices(Mapping[str, Device]):
         self._lock = threading.Lock()
         self._why_missing = why_missing
         self._first = devices[0].name
-        #: A new one with each change.
+        #: Replaced by each change.
         self._devices = {device.name: device for device in devices}
         self._lost: dict[str, DeviceLostError] = {}
 
@@ -102,8 +106,11 @@ class SessionDevices(Mapping[str, Device]):
         return len(self._devices)
 
     def device(self, name: str) -> Device:
-        """By name; "" is the first. Raises DeviceLostError for one that is gone, UnknownDeviceError, and why
-        a member that would have it does not."""
+        """Return a device by name; "" is the first.
+
+        Raises DeviceLostError for a lost device, UnknownDeviceError, and the reason why a member
+        does not offer the device.
+        """
         name = name or self._first
         if (found := self._devices.get(name)) is not None:
             return found
@@ -112,11 +119,11 @@ class SessionDevices(Mapping[str, Device]):
         raise unknown_device(name, self._devices)
 
     def present(self) -> tuple[Device, ...]:
-        """Those that are there."""
+        """The devices that are not lost."""
         return tuple(self._devices.values())
 
     def change(self, change: MembershipChange) -> bool:
-        """Whether it was news."""
+        """Apply a change. Return True if it had an effect."""
         with self._lock:
             devices = dict(self._devices)
             for device in change.lost:
@@ -127,6 +134,6 @@ class SessionDevices(Mapping[str, Device]):
                 if device.lost is None:
                     devices[device.name] = device
                     self._lost.pop(device.name, None)
-            is_news = devices != self._devices
+            has_effect = devices != self._devices
             self._devices = devices
-        return is_news
+        return has_effect

@@ -1,4 +1,4 @@
-"""How a device makes memory, as far as the core must know before any is taken: alignment and sizes."""
+"""Buffer types of devices: alignment, sizes and queries, which are known before any allocation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from heliograph_proto.types import TensorType
 
 
 def readable(memories: Sequence[BufferType], device: Device) -> frozenset[int]:
-    """The places of the devices whose memory a device reads in place."""
+    """The indices of the devices whose memory a device reads in place."""
     return frozenset(place for place, one in enumerate(memories) if device.supports_buffer_type(one))
 
 
@@ -26,7 +26,7 @@ FindMemory: TypeAlias = Callable[[str, str], BufferType]
 
 
 class _Plain(BufferType):
-    """Sizes as they are, without any memory behind them."""
+    """Unpadded sizes, without any memory."""
 
     name = "plain"
 
@@ -38,12 +38,12 @@ _PLAIN = _Plain()
 
 
 def plain_memory(device: str, buffer_type: str) -> BufferType:
-    """The memory of a core that has no devices."""
+    """The memory of a core without devices."""
     return _PLAIN
 
 
 def buffer_types(device: Device) -> Iterator[tuple[BufferType, BufferRole]]:
-    """A device's buffer types and what they are, the default one first; none twice."""
+    """A device's buffer types and their roles, the default one first, without duplicates."""
     seen: list[BufferType] = [device.buffer_type]
     yield device.buffer_type, BufferRole.DEFAULT
     extras = [(one, BufferRole.EXTRA) for one in device.extra_buffer_types]
@@ -55,7 +55,7 @@ def buffer_types(device: Device) -> Iterator[tuple[BufferType, BufferRole]]:
 
 
 def find_buffer_type(device: Device, name: str) -> BufferType:
-    """A buffer type of a device by name; "" is the default one. Raises InvalidArgumentError."""
+    """A buffer type of a device by name; "" is the default. Raises InvalidArgumentError."""
     known = [one for one, _ in buffer_types(device)]
     for found in known:
         if name in ("", found.name):
@@ -69,7 +69,7 @@ def find_buffer_type(device: Device, name: str) -> BufferType:
 
 
 def zeroed(buffer_type: BufferType, size_bytes: int, usage: Usage = Usage.ANY) -> Buffer:
-    """A buffer of zeros. Raises OutOfMemoryError."""
+    """Allocate a buffer of zeros. Raises OutOfMemoryError."""
     buffer = buffer_type.allocate(size_bytes, usage)
     try:
         if not buffer_type.makes_zeros:
@@ -81,7 +81,8 @@ def zeroed(buffer_type: BufferType, size_bytes: int, usage: Usage = Usage.ANY) -
 
 
 def query_ops(device: Device, queries: Sequence[OpQuery]) -> tuple[OpAnswer, ...]:
-    """Whether it can run each node, whether fetching its weights pays, and by which path if that is asked."""
+    """For each node: whether the device supports it, whether offloading it pays, and its op path if
+    the query asks for it."""
     return tuple(_answer(device, one) for one in queries)
 
 
@@ -93,7 +94,7 @@ def _answer(device: Device, query: OpQuery) -> OpAnswer:
 
 
 def query_placement(device: Device, buffer_type: str, tensors: Sequence[TensorType]) -> PlacementInfo:
-    """What tensors would take. Raises InvalidArgumentError, OutOfMemoryError."""
+    """The sizes of tensors in a buffer type. Raises InvalidArgumentError, OutOfMemoryError."""
     memory = find_buffer_type(device, buffer_type)
     sizes = tuple(memory.alloc_size(one) for one in tensors)
     return PlacementInfo(sizes, memory.place(tensors).buffer_bytes)
@@ -103,5 +104,6 @@ _UNBOUNDED = 2**62
 
 
 def host_memory(device: Device) -> HostBufferType:
-    """Counted nowhere; `device` only gives it a name. Raises OutOfMemoryError where the host refuses."""
+    """Host memory without a budget; `device` only names it. Raises OutOfMemoryError if the host
+    refuses."""
     return HostBufferType(device, MemoryBudget("host", _UNBOUNDED))

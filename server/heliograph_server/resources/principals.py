@@ -1,4 +1,4 @@
-"""Who asks: the tenant, and what it may do and have. Services find out, from tokens and certificates."""
+"""The caller of a request: its tenant, rights and quota, from tokens and certificates."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from heliograph_proto.sessions import Quota
 
 
 class Right(StrEnum):
-    """What a token allows."""
+    """A permission of a token."""
 
-    #: Sessions, and all that happens in them.
+    #: Sessions, and everything in them.
     USE = "use"
-    #: What an operator does: list and end everybody's sessions, drain, set the level of the log.
+    #: Operations: list and end all sessions, drain, set the log level.
     ADMIN = "admin"
-    #: What heads and members of a pool do: name other daemons with which this one is to exchange values.
+    #: Heads and members of a pool: name other daemons with which this one exchanges values.
     POOL = "pool"
 
 
@@ -26,30 +26,31 @@ ALL_RIGHTS = frozenset(Right)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whoever asks, as the daemon knows it."""
+    """A caller, as the daemon knows it."""
 
-    #: The name that the operator gave it; "": the daemon knows no tenants, and everybody is one.
+    #: The name given by the operator. "": the daemon has no tenants, and all callers are one.
     tenant: str = ""
     rights: frozenset[Right] = ALL_RIGHTS
     quota: Quota = field(default_factory=Quota)
     #: The name of the token or certificate, for the log.
     shown: str = ""
-    #: The hash of its token, by which it is found again when tokens are taken back.
+    #: The hash of its token, which finds the caller again when tokens are revoked.
     key: str = field(default="", repr=False)
 
     def may(self, right: Right) -> bool:
-        """Whether it has a right."""
+        """True if it has a right."""
         return right in self.rights
 
 
 def no_exchange(what: str) -> PermissionDeniedError:
-    """For one without `Right.POOL`: it would have this daemon connect with any address."""
+    """The error for a caller without `Right.POOL`, which could make this daemon connect to any
+    address."""
     return PermissionDeniedError(
-        f"this session may not {what}", advice="show a token with the right 'pool', as heads of pools do"
+        f"this session may not {what}", advice="use a token with the right 'pool', as heads of pools do"
     )
 
 
-#: Whoever can reach a daemon that asks nobody who they are.
+#: Any caller of a daemon without access control.
 ANYBODY = Principal()
 
 
@@ -57,10 +58,11 @@ _CALLER: ContextVar[Principal] = ContextVar("heliograph_caller", default=ANYBODY
 
 
 def current_principal() -> Principal:
-    """The caller of the call that this task answers; ANYBODY on a daemon without access control."""
+    """The caller of the request that this task answers. Anonymous on a daemon without access
+    control."""
     return _CALLER.get()
 
 
 def called_by(principal: Principal) -> None:
-    """Marks this task as one that answers a call of `principal`."""
+    """Set the caller of the request that this task answers."""
     _CALLER.set(principal)

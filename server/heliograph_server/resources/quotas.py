@@ -1,10 +1,10 @@
-"""What the tenants of a host have: accounts, held against quotas, and what is told to whoever looks on.
+"""Usage and quotas of the tenants of a host, and the usage reported to observers.
 
-All sessions of a tenant draw on one account. What a session takes goes through its `Holding`, which gives
-back whatever is left when the session ends, in any state. Memory that may outlive a session, contents that
-others of its tenant hold as well, is drawn from the account itself, by a `Charge` that goes with it.
+All sessions of a tenant share one account. A session takes through its `Holding`, which gives back
+the rest when the session ends, in any state. Memory that may outlive a session, such as contents
+that other sessions of the tenant hold too, is taken from the account by a `Charge` of its own.
 
-Any thread.
+Everything here may be called from any thread.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from heliograph_proto.errors import HeliographError, LimitExceededError, OutOfMe
 from heliograph_proto.sessions import Quota, TenantUsage
 from heliograph_server.resources.principals import Principal
 
-#: Of the releases from which is told when there may be room again: the last so many.
+#: The number of recent releases from which the time until there is room is estimated.
 RELEASES = 16
-#: The soonest and the latest that somebody is told to come back, and what is said when nothing is known.
+#: Bounds of the retry time in an error, and the time if nothing is known.
 SOONEST_SECONDS, LATEST_SECONDS, UNKNOWN_SECONDS = 0.01, 60.0, 1.0
 
 
 class QuotaKind(StrEnum):
-    """What a tenant has so much of. The fields of `Quota` and of `TenantUsage` have these names."""
+    """A resource of a tenant. `Quota` and `TenantUsage` have fields of these names."""
 
     SESSIONS = "sessions"
     PLANS = "plans"
@@ -41,8 +41,8 @@ _NAMES = {
     QuotaKind.SESSIONS: "sessions",
     QuotaKind.PLANS: "plans",
     QuotaKind.RUNS: "runs in flight",
-    QuotaKind.MEMORY: "bytes of devices' memory",
-    QuotaKind.STAGING: "bytes of transfers and contents on their way",
+    QuotaKind.MEMORY: "bytes of device memory",
+    QuotaKind.STAGING: "bytes of transfers and contents in transit",
 }
 _ADVICE = {
     QuotaKind.SESSIONS: "close a session",
@@ -54,14 +54,14 @@ _ADVICE = {
 
 
 class TenantReclaimable(Protocol):
-    """Whoever keeps memory of a tenant that nobody uses."""
+    """An owner of idle memory of a tenant."""
 
     def make_room(self) -> bool:
-        """Gives it back. Whether there was any."""
+        """Free it. Return True if there was any."""
 
 
 class Freed(Protocol):
-    """Memory that somebody can be told the end of."""
+    """Memory with a callback for its end."""
 
     def free(self) -> None: ...
 
@@ -69,19 +69,19 @@ class Freed(Protocol):
 
 
 class Account:
-    """One tenant's. Thread-safe. Its lock is held for no call to others."""
+    """The account of one tenant. Thread-safe. Its lock is not held during calls to others."""
 
     def __init__(
         self, tenant: str = "", quota: Quota | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.tenant = tenant
-        #: What comes next is held against it; what is there stays.
+        #: Limits new usage; existing usage stays.
         self.quota = quota or Quota()
         self._clock = clock
         self._lock = threading.Lock()
         self._used: dict[QuotaKind, int] = dict.fromkeys(QuotaKind, 0)
         self._releases: dict[QuotaKind, deque[tuple[float, int]]] = {}
-        self._givers: dict[TenantReclaimable, None] = {}
+        self._owners: dict[TenantReclaimable, None] = {}
         self._device_seconds = 0.0
         self._refused = 0
 
@@ -90,30 +90,32 @@ class Account:
         return f"<Account of {self.tenant or 'everybody'} {used or 'without anything'}>"
 
     def usage(self) -> TenantUsage:
-        """What the tenant has now."""
+        """The usage of the tenant now."""
         with self._lock:
             used = {str(kind): count for kind, count in self._used.items()}
             last = {"device_seconds": self._device_seconds, "refused": self._refused, "quota": self.quota}
             return TenantUsage(self.tenant, **used, **last)  # type: ignore[arg-type]
 
     def had(self, seconds: float) -> None:
-        """It had a device for so long."""
+        """Add device time in seconds."""
         with self._lock:
             self._device_seconds += seconds
 
-    # Taking and giving
+    # Taking and giving back
 
     def has_room(self, kind: QuotaKind, amount: int = 1) -> bool:
-        """Whether so much more could be had now. Takes nothing, and costs next to nothing."""
+        """True if so much more would fit now. Takes nothing, and is cheap."""
         limit = getattr(self.quota, kind)
         return not limit or self._used[kind] + amount <= limit
 
     def take(self, kind: QuotaKind, amount: int = 1, *, by_force: bool = False) -> None:
-        """Counts so much more; `by_force`: of what is there already. Raises LimitExceededError, for memory of
-        devices OutOfMemoryError, with nothing taken."""
+        """Take so much more; `by_force`: what exists already, without a check.
+
+        Raises LimitExceededError, or OutOfMemoryError for device memory, with nothing taken.
+        """
         if self._try(kind, amount, by_force):
             return
-        # The tenant's own, before it is refused; others keep theirs.
+        # Reclaim the tenant's own idle memory before refusing; other tenants keep theirs.
         if kind is QuotaKind.MEMORY and self._make_room() and self._try(kind, amount, by_force):
             return
         raise self._refusal(kind, amount)
@@ -126,32 +128,32 @@ class Account:
             return is_room
 
     def give(self, kind: QuotaKind, amount: int = 1) -> None:
-        """Counts so much less."""
+        """Give back so much."""
         with self._lock:
             self._used[kind] -= amount
             if getattr(self.quota, kind):
                 self._releases.setdefault(kind, deque(maxlen=RELEASES)).append((self._clock(), amount))
 
     def charge(self, kind: QuotaKind, amount: int, *, by_force: bool = False) -> Charge:
-        """As `take`; what is given back with the charge."""
+        """As `take`, with a `Charge` that gives it back."""
         self.take(kind, amount, by_force=by_force)
         return Charge(self, kind, amount)
 
     def _make_room(self) -> bool:
         with self._lock:
-            givers = list(self._givers)
-        made = [giver.make_room() for giver in givers]
+            owners = list(self._owners)
+        made = [owner.make_room() for owner in owners]
         return any(made)
 
-    def join(self, giver: TenantReclaimable) -> None:
-        """From now on it is asked before memory is refused."""
+    def join(self, owner: TenantReclaimable) -> None:
+        """Register an owner of memory that is reclaimed before memory is refused."""
         with self._lock:
-            self._givers[giver] = None
+            self._owners[owner] = None
 
-    def leave(self, giver: TenantReclaimable) -> None:
-        """Undoes `join`. Idempotent."""
+    def leave(self, owner: TenantReclaimable) -> None:
+        """Undo `join`. Idempotent."""
         with self._lock:
-            self._givers.pop(giver, None)
+            self._owners.pop(owner, None)
 
     # Refusing
 
@@ -170,7 +172,7 @@ class Account:
         return refused(message, advice=advice, retry_after_seconds=seconds)
 
     def _seconds_until(self, kind: QuotaKind, amount: int) -> float:
-        """After about how long so much will have been given back, as things went lately."""
+        """The time in seconds until so much will have been given back, at the recent rate."""
         releases = self._releases.get(kind)
         if not releases or (passed := self._clock() - releases[0][0]) <= 0:
             return UNKNOWN_SECONDS
@@ -179,7 +181,7 @@ class Account:
 
 
 class Charge:
-    """So much of an account, until it is given back. Thread-safe."""
+    """An amount of an account, until it is given back. Thread-safe."""
 
     __slots__ = ("_account", "_amount", "_kind")
 
@@ -192,7 +194,7 @@ class Charge:
         return f"<Charge {self._kind}: {sum(self._amount):,}>"
 
     def give(self) -> None:
-        """Idempotent."""
+        """Give it back. Idempotent."""
         try:
             amount = self._amount.pop()
         except IndexError:
@@ -201,7 +203,7 @@ class Charge:
 
 
 class Holding:
-    """What one session has of its tenant's account. Thread-safe."""
+    """The share of a tenant's account that one session has taken. Thread-safe."""
 
     def __init__(self, account: Account | None = None) -> None:
         self.account = account or Account()
@@ -213,7 +215,7 @@ class Holding:
         return f"<Holding {dict(self._held)} of {self.account!r}>"
 
     def has_room(self, kind: QuotaKind) -> bool:
-        """Whether one more could be had now."""
+        """True if one more would fit now."""
         return self.account.has_room(kind)
 
     def take(self, kind: QuotaKind, amount: int = 1, *, by_force: bool = False) -> None:
@@ -227,7 +229,7 @@ class Holding:
             self.account.give(kind, amount)
 
     def give(self, kind: QuotaKind, amount: int = 1) -> None:
-        """Gives back what was taken; of a session that is over everything has been."""
+        """Give back what was taken. Everything is given back when the session ends."""
         with self._lock:
             given = min(amount, self._held[kind])
             self._held[kind] -= given
@@ -236,7 +238,7 @@ class Holding:
 
     @contextmanager
     def taken(self, kind: QuotaKind, amount: int = 1, *, by_force: bool = False) -> Iterator[None]:
-        """As `take`, unless what is done inside fails."""
+        """As `take`, undone if the body of the context fails."""
         self.take(kind, amount, by_force=by_force)
         try:
             yield
@@ -245,7 +247,8 @@ class Holding:
             raise
 
     def charge(self, size_bytes: int, made: Freed) -> None:
-        """Counts so much of devices' memory until it is freed. Raises OutOfMemoryError, and frees it."""
+        """Charge device memory until it is freed. Raises OutOfMemoryError, and frees the memory
+        then."""
         try:
             charge = self.account.charge(QuotaKind.MEMORY, size_bytes)
         except BaseException:
@@ -254,7 +257,7 @@ class Holding:
         made.when_freed(charge.give)
 
     def close(self) -> None:
-        """Gives back what is left. Idempotent."""
+        """Give back the rest. Idempotent."""
         with self._lock:
             self._is_over = True
             left, self._held = self._held, Counter()
@@ -264,13 +267,13 @@ class Holding:
 
 
 class QuotaShare:
-    """Whoever has a share of devices, as `fair.Flow`: a tenant, or one of those that have no names."""
+    """A `FairFlow`: a tenant, or one of the unnamed callers that can be told apart."""
 
     def __init__(self, account: Account) -> None:
         self._account = account
 
     def __repr__(self) -> str:
-        return f"<Share of {self._account!r}>"
+        return f"<QuotaShare of {self._account!r}>"
 
     @property
     def weight(self) -> float:
@@ -283,21 +286,21 @@ class QuotaShare:
 class Tenants:
     """The accounts of a host. Thread-safe.
 
-    Where there are no names everybody draws on one account, but time on devices is shared among those that
-    can be told apart: by the secret of a tenant, and without one, by session.
+    Without tenants' names all sessions share one account, but device time is shared among callers
+    that can be told apart: by a tenant's secret, or else by session.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._accounts: dict[str, Account] = {}
-        #: By account and secret, with how many sessions there are.
+        #: By account and secret, with the number of sessions.
         self._shares: dict[tuple[str, bytes], tuple[QuotaShare, int]] = {}
 
     def __repr__(self) -> str:
         return f"<Tenants {', '.join(map(repr, self._accounts.values()))}>"
 
     def account(self, principal: Principal) -> Account:
-        """Of whoever asks; from now on with the quota that it has now."""
+        """The account of a caller, updated to the caller's quota."""
         with self._lock:
             found = self._accounts.get(principal.tenant)
             if found is None:
@@ -306,14 +309,15 @@ class Tenants:
         return found
 
     def change(self, tenant: str, quota: Quota) -> None:
-        """Another quota of a tenant that has an account, for what comes next; what is there stays."""
+        """Change the quota of a tenant that has an account. It limits new usage; existing usage
+        stays."""
         with self._lock:
             found = self._accounts.get(tenant)
         if found is not None:
             found.quota = quota
 
     def enter(self, account: Account, secret: bytes) -> QuotaShare:
-        """The share of one more session. `leave` it."""
+        """The share of one more session. The caller must `leave` it."""
         key = account.tenant, b"" if account.tenant else secret
         if not any(key):
             return QuotaShare(account)
@@ -323,7 +327,7 @@ class Tenants:
         return share
 
     def leave(self, share: QuotaShare) -> None:
-        """The session is over. Idempotent only for what was never entered by a name."""
+        """End a session's use of a share. A share without name or secret needs no `leave`."""
         with self._lock:
             for key, (one, count) in list(self._shares.items()):
                 if one is share:
@@ -332,7 +336,7 @@ class Tenants:
                         del self._shares[key]
 
     def usages(self) -> tuple[TenantUsage, ...]:
-        """What each has, by name."""
+        """The usage of each tenant, sorted by name."""
         with self._lock:
             accounts = sorted(self._accounts.values(), key=lambda one: one.tenant)
         return tuple(one.usage() for one in accounts)

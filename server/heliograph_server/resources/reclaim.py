@@ -1,6 +1,6 @@
-"""Room on devices: what is kept only because nobody wanted its memory yet, given back when somebody does.
+"""Reclaiming of device memory: idle memory is freed when an allocation needs it.
 
-Any thread.
+Everything here may be called from any thread.
 """
 
 from __future__ import annotations
@@ -15,62 +15,67 @@ T = TypeVar("T")
 
 
 class Reclaimable(Protocol):
-    """Whoever keeps memory that others may want."""
+    """An owner of memory that others may need."""
 
     def make_room(self) -> bool:
-        """Gives back what nobody uses. Whether there was anything. Takes no lock of a session."""
+        """Free idle memory. Return True if there was any. Takes no lock of a session."""
 
     def idle_on(self, device: str) -> int:
-        """The bytes that it would give back on a device."""
+        """The bytes on a device that `make_room` would free."""
 
 
 class MemoryReclaim:
-    """Of all sessions of a host: one's idle memory is never why another has none. Thread-safe."""
+    """The idle memory of all sessions of a host, which must not make an allocation fail.
+    Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._givers: dict[Reclaimable, None] = {}
-        #: Held until what is given back is free; one who gives may want room in turn.
+        self._owners: dict[Reclaimable, None] = {}
+        #: Held until reclaimed memory is free. Reclaiming may itself need memory, hence reentrant.
         self._making = threading.RLock()
-        #: How often there was something.
+        #: The number of times that memory was reclaimed.
         self._made = 0
 
     def __repr__(self) -> str:
-        return f"<Room of {len(self._givers)}>"
+        return f"<MemoryReclaim of {len(self._owners)}>"
 
-    def join(self, giver: Reclaimable) -> None:
-        """From now on it is asked."""
+    def join(self, owner: Reclaimable) -> None:
+        """Register an owner of memory."""
         with self._lock:
-            self._givers[giver] = None
+            self._owners[owner] = None
 
-    def leave(self, giver: Reclaimable) -> None:
-        """Undoes `join`. Idempotent."""
+    def leave(self, owner: Reclaimable) -> None:
+        """Undo `join`. Idempotent."""
         with self._lock:
-            self._givers.pop(giver, None)
+            self._owners.pop(owner, None)
 
     def make(self) -> bool:
-        """Has everybody give back what nobody uses. Whether there was anything."""
+        """Free all idle memory. Return True if there was any."""
         with self._making:
             with self._lock:
-                givers = list(self._givers)
-            made = [giver.make_room() for giver in givers]
+                owners = list(self._owners)
+            made = [owner.make_room() for owner in owners]
             self._made += any(made)
             return any(made)
 
     def idle_on(self, device: str) -> int:
-        """Bytes of a device that nobody uses: they are as good as free."""
+        """The idle bytes on a device; they count as free."""
         with self._lock:
-            givers = list(self._givers)
-        return sum(giver.idle_on(device) for giver in givers)
+            owners = list(self._owners)
+        return sum(owner.idle_on(device) for owner in owners)
 
     def for_work(self, work: Callable[[], T]) -> T:
-        """Does what takes memory; where there is none, once more when room was made. It must be such that a
-        first try leaves nothing behind. Raises what the work does."""
+        """Call `work`, which allocates memory; if it raises OutOfMemoryError, reclaim memory and
+        retry once.
+
+        A failed first call must have no effect. Raises the errors of `work`.
+        """
         before = self._made
         try:
             return work()
         except OutOfMemoryError:
-            # Somebody else may have made room meanwhile, which leaves nothing to give back.
+            # Another thread may have reclaimed memory meanwhile; then there is nothing left to
+            # reclaim here.
             if not self.make() and self._made == before:
                 raise
         return work()

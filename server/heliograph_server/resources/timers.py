@@ -1,6 +1,6 @@
-"""Deadlines: one thread that calls back when a time has come.
+"""Deadlines: one thread that calls back at given times.
 
-Any thread arms; the timer thread calls back.
+Any thread may set timers; the callbacks run on the timer thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(order=True, slots=True)
 class Timer:
-    """One callback, at `due` on the monotonic clock, in seconds."""
+    """A callback, due at a time in seconds of the monotonic clock."""
 
     due: float
     number: int
@@ -41,11 +41,12 @@ class Deadlines:
 
     @property
     def pending(self) -> int:
-        """Timers that are neither due nor cancelled."""
+        """The number of timers that are neither due nor cancelled."""
         return len(self._timers) - self._cancelled
 
     def after(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Calls back from the timer thread, once, unless cancelled before. The callback must not block."""
+        """Call back from the timer thread, once, unless cancelled before. The callback must not
+        block."""
         with self._changed:
             self._number += 1
             timer = Timer(self._clock() + seconds, self._number, callback)
@@ -56,7 +57,8 @@ class Deadlines:
         return timer
 
     def cancel(self, timer: Timer) -> None:
-        """Idempotent. Cancelled timers are swept out once they are the larger half of the heap."""
+        """Cancel a timer. Idempotent. Cancelled timers are removed when they are half of the
+        heap."""
         with self._changed:
             if timer.callback is None:
                 return
@@ -68,7 +70,7 @@ class Deadlines:
                 self._cancelled = 0
 
     def close(self) -> None:
-        """Ends the thread; what is pending is not called."""
+        """End the thread. Pending callbacks are not called."""
         with self._changed:
             self._closed = True
             self._timers.clear()
@@ -91,7 +93,7 @@ class Deadlines:
                 logger.exception("a deadline's callback failed")
 
     def _next(self) -> Callable[[], None] | None:
-        """Waits for the next callback that is due; None when closed."""
+        """Wait for the next due callback. None when closed."""
         with self._changed:
             while not self._closed:
                 delay = self._timers[0].due - self._clock() if self._timers else None

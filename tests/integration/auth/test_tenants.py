@@ -131,7 +131,7 @@ def test_tensors_over_the_quota_are_refused_until_others_are_freed(host: TenantH
         client.do(c.Allocate(number, KIB))
     error = client.refused(c.Allocate(5, KIB))
     assert isinstance(error, OutOfMemoryError)
-    check_refusal(error, "4,096 bytes of devices' memory", "4,096 are used", "free tensors")
+    check_refusal(error, "4,096 bytes of device memory", "4,096 are used", "free tensors")
     other.do(c.Allocate(1, KIB))
     client.do(c.Free((1,)))
     client.do(c.Allocate(6, KIB))

@@ -59,10 +59,10 @@ def test_a_round_trip_is_known_before_the_bandwidth_is() -> None:
 
 def test_what_is_told_changes_only_when_measurements_are_far_off() -> None:
     average = Average()
-    assert average.note(1.0) and average.told == 1.0
+    assert average.note(1.0) and average.published == 1.0
     assert not any(average.note(value) for value in (1.2, 0.8, 1.4, 0.7, 1.3))
-    assert average.told == 1.0
-    assert any(average.note(3.0) for _ in range(5)) and CHANGE < average.told <= 3.0
+    assert average.published == 1.0
+    assert any(average.note(3.0) for _ in range(5)) and CHANGE < average.published <= 3.0
 
 
 def test_a_site_that_is_gone_is_not_known_any_more() -> None:
@@ -84,7 +84,7 @@ def test_a_site_that_is_gone_is_not_known_any_more() -> None:
     ],
 )
 def test_a_measurement_that_cannot_be_is_refused(a: str, b: str, trip_s: float, per_s: float) -> None:
-    with pytest.raises(InvalidArgumentError, match="the way from"):
+    with pytest.raises(InvalidArgumentError, match="the link from"):
         HostMeasurements().note_link(a, b, trip_s, per_s)
 
 
