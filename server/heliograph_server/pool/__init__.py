@@ -1,10 +1,10 @@
-"""Devices of other daemons behind the backend contract: what compiles and runs here, computes there.
+"""Devices of other daemons behind the backend contract: compiled for here, computing there.
 
     Member ─ RemoteDevice ─ RemoteBufferType ─ RemoteBuffer     one session with a member;
-                  │                                             handles of its tensors and plans
-              RemotePlan                                        stand for ours
+                  │                                             its handles stand for our
+              RemotePlan                                        tensors and plans
 
-Nothing above this package knows that a device is remote.
+The code above this package does not depend on whether a device is remote.
 """
 
 from heliograph_server.pool.backend import RemoteBackend, open_device

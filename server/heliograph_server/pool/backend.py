@@ -16,7 +16,8 @@ from heliograph_server.pool.remote.device import RemoteDevice
 
 
 class RemoteBackend(Backend):
-    """All devices of the members that are named, or the one that a URL names: `remote:url=host:7070#cpu0`."""
+    """All devices of the named members, or the one that a URL names:
+    `remote:url=host:7070#cpu0`."""
 
     name = "remote"
     contract_version = CONTRACT_VERSION
@@ -24,10 +25,18 @@ class RemoteBackend(Backend):
         Parameter(
             "url", ParameterKind.TEXT, "a member: grpc://host:port or unix:///path, with #device for one"
         ),
-        Parameter("token", ParameterKind.TEXT, "a file with the token to show there ($HELIOGRAPH_TOKEN)"),
-        Parameter("ca", ParameterKind.TEXT, "a PEM file of authorities that vouch for it ($HELIOGRAPH_CA)"),
-        Parameter("certificate", ParameterKind.TEXT, "a PEM file to show there ($HELIOGRAPH_CERTIFICATE)"),
-        Parameter("key", ParameterKind.TEXT, "its key ($HELIOGRAPH_KEY)"),
+        Parameter("token", ParameterKind.TEXT, "a file with the token to present ($HELIOGRAPH_TOKEN)"),
+        Parameter(
+            "ca",
+            ParameterKind.TEXT,
+            "a PEM file of the CAs to trust ($HELIOGRAPH_CA)",
+        ),
+        Parameter(
+            "certificate",
+            ParameterKind.TEXT,
+            "a PEM file to present ($HELIOGRAPH_CERTIFICATE)",
+        ),
+        Parameter("key", ParameterKind.TEXT, "the certificate's key ($HELIOGRAPH_KEY)"),
     )
 
     def __init__(self, parameters: Sequence[Mapping[str, Any]] = ({},)) -> None:
@@ -48,23 +57,23 @@ class RemoteBackend(Backend):
 
 
 def _members_of(parameters: Sequence[Mapping[str, Any]]) -> list[Member]:
-    """The daemons that are named, one session each, however many of their devices are named. Raises what
-    connecting does."""
-    wanted: dict[str, list[str]] = {}
-    shown: dict[str, Credentials | None] = {}
+    """Join the named daemons, with one session each for all of their devices. Raises the errors of
+    `join`."""
+    devices: dict[str, list[str]] = {}
+    credentials: dict[str, Credentials | None] = {}
     for one in parameters:
         if not (url := one.get("url", "")):
             raise ConfigurationError("no member is named", advice="name one: remote:url=grpc://host:7070")
         address = parse_address(url)
         daemon = str(replace(address, device=""))
-        wanted.setdefault(daemon, []).append(address.device)
-        # Of several devices of one daemon, the first that says so says it for all.
-        shown[daemon] = shown.get(daemon) or _shown(one)
+        devices.setdefault(daemon, []).append(address.device)
+        # The first device of a daemon with credentials gives them for all.
+        credentials[daemon] = credentials.get(daemon) or _credentials(one)
     made: list[Member] = []
     try:
-        for url, names in wanted.items():
-            credentials = shown[url] or NO_CREDENTIALS
-            made.append(join(url, names if all(names) else (), credentials=credentials))
+        for url, names in devices.items():
+            names = names if all(names) else []
+            made.append(join(url, names, credentials=credentials[url] or NO_CREDENTIALS))
     except HeliographError:
         for member in made:
             member.close()
@@ -72,8 +81,8 @@ def _members_of(parameters: Sequence[Mapping[str, Any]]) -> list[Member]:
     return made
 
 
-def _shown(parameters: Mapping[str, Any]) -> Credentials | None:
-    """What a member is to be shown, if that is said. Raises InvalidArgumentError."""
+def _credentials(parameters: Mapping[str, Any]) -> Credentials | None:
+    """The credentials in a member's parameters, if any. Raises InvalidArgumentError."""
     ca, certificate, key = (str(parameters.get(one) or "") for one in ("ca", "certificate", "key"))
     file = str(parameters.get("token") or "")
     found = Credentials(token_in(file, "token") if file else "", ca, certificate, key)
@@ -82,14 +91,14 @@ def _shown(parameters: Mapping[str, Any]) -> Credentials | None:
 
 @contextmanager
 def open_device(url: str) -> Iterator[RemoteDevice]:
-    """The device that a URL names, or a daemon's first, as one of the backend contract.
+    """Open the device that a URL names, or a daemon's first, as a device of the backend contract.
 
-    Raises what `hg.connect` does, and UnknownDeviceError.
+    Raises the errors of `hg.connect`, and UnknownDeviceError.
     """
     address = parse_address(url)
-    shown = replace(NO_CREDENTIALS, token=address.token)
+    credentials = replace(NO_CREDENTIALS, token=address.token)
     names = (address.device,) if address.device else ()
-    member = join(str(replace(address, device="")), names, credentials=shown)
+    member = join(str(replace(address, device="")), names, credentials=credentials)
     try:
         yield member.devices[0]
     finally:

@@ -1,10 +1,11 @@
-"""Where a pool learns of its members: `static:a:7070,b:7070`, `dns:NAME:PORT`, `ray:...`.
+"""Sources of a pool's members: `static:a:7070,b:7070`, `dns:NAME:PORT`, `ray:...`.
 
-Members that speak TLS are `static:grpcs://a:7070`, or `dns:grpcs://NAME:PORT`, each with a certificate for
-NAME.
+Members that speak TLS are `static:grpcs://a:7070`, or `dns:grpcs://NAME:PORT`, where each has a
+certificate for NAME.
 
-A source tells the whole list each time it changes. Who is in the list is tried until it answers; who is in it
-no more is used as long as it answers. Other kinds are modules of their own, which are imported when named.
+A source reports the whole list on each change. Listed daemons are tried until they answer; daemons
+that leave the list are used as long as they answer. Other kinds of sources are modules of their
+own, imported on demand.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from heliograph_proto.errors import ConfigurationError, HeliographError, Invalid
 
 logger = logging.getLogger(__name__)
 
-#: How often a name is resolved again.
+#: The interval between resolutions of a name.
 RESOLVE_SECONDS = 5.0
-#: How long the end waits for a resolver, which nothing can cut short.
+#: The time that `close` waits for the resolver, which cannot be interrupted.
 CLOSE_SECONDS = 2.0
 #: The most members of a pool.
 MAX_MEMBERS = 1000
@@ -39,42 +40,44 @@ _EXAMPLES = "static:a:7070,b:7070 or dns:NAME:PORT"
 
 @dataclass(frozen=True, slots=True)
 class ListedMember:
-    """A daemon that is to be a member."""
+    """A daemon that should be a member."""
 
-    #: What its devices are called by: NAME/cpu0.
+    #: The prefix of its devices' names: NAME/cpu0.
     name: str
-    #: As `hg.connect` takes it, without a device.
+    #: A URL for `hg.connect`, without a device.
     url: str
 
 
-#: Told the whole list, from any thread.
+#: Receives the whole list, from any thread.
 Changed: TypeAlias = Callable[[Sequence[ListedMember]], None]
-#: Told why the list may be too short or too old, from any thread.
+#: Receives the reason why the list may be incomplete or outdated, from any thread.
 Failed: TypeAlias = Callable[[HeliographError], None]
 
 
 class MembershipSource(ABC):
-    """Knows the daemons of a pool. Thread-safe."""
+    """A source of the daemons of a pool. Thread-safe."""
 
-    #: What comes before the colon.
+    #: The part before the colon.
     prefix: str
 
     @classmethod
     @abstractmethod
     def parse(cls, text: str) -> Self:
-        """A source of what stands behind the colon. Raises ConfigurationError."""
+        """A source from the text after the colon. Raises ConfigurationError."""
 
     @abstractmethod
     def start(self, changed: Changed, failed: Failed) -> None:
-        """Tells the list, now or soon, and whenever it is another one. What goes wrong is told and tried
-        again; nothing is raised from threads. Once."""
+        """Report the list, now or soon, and whenever it changes. Called once.
+
+        Failures are reported and retried; no exception leaves a thread.
+        """
 
     def refresh(self) -> None:
-        """A member was lost: it may be worth looking again. Default: nothing."""
+        """Look again soon, since a member was lost. Does nothing by default."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends its threads; tells nothing afterwards. Idempotent."""
+        """End the threads, and report nothing afterwards. Idempotent."""
 
 
 #: Module and class by prefix, with the extra of this package that it needs.
@@ -91,13 +94,13 @@ def open_source(text: str) -> MembershipSource:
     if prefix not in _KINDS or not colon:
         near = get_close_matches(prefix, _KINDS, 1)
         advice = f"did you mean {near[0]}:...?" if near and colon else f"such as {_EXAMPLES}"
-        raise ConfigurationError(f"{text[:200]!r} is no source of members", advice=advice)
+        raise ConfigurationError(f"{text[:200]!r} is not a source of members", advice=advice)
     module, name, extra = _KINDS[prefix]
     try:
         kind = getattr(import_module(module), name)
     except ImportError as error:
         advice = f"pip install 'heliograph[{extra}]'" if extra else ""
-        raise ConfigurationError(f"members of {prefix}: need a package: {error}", advice=advice) from None
+        raise ConfigurationError(f"{prefix}: members need a package: {error}", advice=advice) from None
     made: MembershipSource = kind.parse(rest)
     return made
 
@@ -108,11 +111,11 @@ class StaticSource(MembershipSource):
     prefix = "static"
 
     def __init__(self, members: Sequence[ListedMember]) -> None:
-        """Raises ConfigurationError for none, too many, and two of one name."""
+        """Raises ConfigurationError for no members, too many, and two of the same name."""
         if not members:
-            raise ConfigurationError("a pool has at least one member", advice=f"such as {_EXAMPLES}")
+            raise ConfigurationError("a pool needs at least one member", advice=f"such as {_EXAMPLES}")
         if len(members) > MAX_MEMBERS:
-            raise ConfigurationError(f"{len(members)} members: {MAX_MEMBERS} are the most")
+            raise ConfigurationError(f"{len(members)} members; at most {MAX_MEMBERS} are possible")
         if (twice := first_twice([one.name for one in members])) is not None:
             raise ConfigurationError(
                 f"two members are named {twice!r}", advice="give each a name: static:left=a:7070,right=b:7070"
@@ -133,36 +136,36 @@ class StaticSource(MembershipSource):
 def _listed(text: str) -> ListedMember:
     name, equals, url = text.partition("=")
     if not equals or "?" in name:
-        # What stands behind a question mark is part of the URL.
+        # The text after a question mark is part of the URL.
         name, url = "", text
     address = daemon_address(url)
     if url is not text and _NAME.fullmatch(name) is None:
         raise ConfigurationError(
-            f"a member cannot be named {name[:80]!r}", advice="letters, digits, dots, - and _, 64 at most"
+            f"a member cannot be named {name[:80]!r}", advice="use letters, digits, dots, - and _, at most 64"
         )
     return ListedMember(name or member_name(address), str(address))
 
 
 def daemon_address(url: str) -> Address:
-    """The address of a daemon as a whole. Raises ConfigurationError."""
+    """The address of a daemon, without a device. Raises ConfigurationError."""
     try:
         address = parse_address(url)
     except InvalidArgumentError as error:
         raise ConfigurationError(f"a member at {url[:200]!r}: {error.message}", advice=error.advice) from None
     if address.scheme == "local" or address.device:
         raise ConfigurationError(
-            f"{url[:200]!r} is no daemon", advice="a member is a whole daemon: HOST:PORT or unix:///PATH"
+            f"{url[:200]!r} is not a daemon", advice="a member is a whole daemon: HOST:PORT or unix:///PATH"
         )
     if address.token:
         raise ConfigurationError(
-            f"a token stands in the address of {address}",
-            advice="keep it in a file that --pool-token names: lists of members are shown and logged",
+            f"the address of {address} contains a token",
+            advice="put it into a file for --pool-token: lists of members are displayed and logged",
         )
     return address
 
 
 def first_twice(names: Sequence[str]) -> str | None:
-    """The first name that was there before, in upper or lower case."""
+    """The first name that occurs again, ignoring case."""
     seen: set[str] = set()
     for name in names:
         if name.casefold() in seen:
@@ -172,15 +175,14 @@ def first_twice(names: Sequence[str]) -> str | None:
 
 
 def member_name(address: Address) -> str:
-    """What a daemon is called unless somebody names it: its host, with the port unless that is the usual
-    one."""
+    """The default name of a daemon: its host, with the port if that is not the default."""
     if address.scheme == "unix":
         return address.path.rsplit("/", 1)[-1].partition(".")[0] or "local"
     host = f"[{address.host}]" if ":" in address.host else address.host
     return host if address.port == DEFAULT_PORT else f"{host}:{address.port}"
 
 
-#: The addresses of a name. Raises OSError.
+#: Returns the addresses of a name. Raises OSError.
 Resolve: TypeAlias = Callable[[str], Sequence[str]]
 
 
@@ -191,7 +193,7 @@ def resolve_all(name: str) -> list[str]:
 
 
 class DnsSource(MembershipSource):
-    """Every address of a name, such as that of a headless service, which is resolved again and again."""
+    """Every address of a name, such as that of a headless service. Resolved periodically."""
 
     prefix = "dns"
 
@@ -203,12 +205,12 @@ class DnsSource(MembershipSource):
         seconds: float = RESOLVE_SECONDS,
         tls_name: str = "",
     ) -> None:
-        """`tls_name`: what the members' certificates are for, if they speak TLS."""
+        """`tls_name` is the name in the members' certificates, if they speak TLS."""
         self._name, self._port, self._tls_name = name, port, tls_name
         self._resolve, self._seconds = resolve, seconds
         self._wake = threading.Event()
         self._closed = False
-        self._told: tuple[ListedMember, ...] | None = None
+        self._reported: tuple[ListedMember, ...] | None = None
         self._thread: threading.Thread | None = None
 
     @classmethod
@@ -216,7 +218,8 @@ class DnsSource(MembershipSource):
         address = daemon_address(text)
         if address.scheme == "unix" or "://" in text.removeprefix("grpcs://"):
             raise ConfigurationError(
-                f"{text[:200]!r} is no name and port", advice="such as dns:NAME:7070 or dns:grpcs://NAME:7070"
+                f"{text[:200]!r} is not a name and port",
+                advice="such as dns:NAME:7070 or dns:grpcs://NAME:7070",
             )
         tls_name = (address.tls_name or address.host) if address.is_tls else ""
         return cls(address.host, address.port, tls_name=tls_name)
@@ -237,12 +240,12 @@ class DnsSource(MembershipSource):
         try:
             found = self._listed(self._resolve(self._name))
         except (OSError, UnicodeError) as error:
-            # A name server that does not answer says nothing of the members that were there.
-            found = () if self._told is None or _is_unknown(error) else self._told
+            # A failing name server says nothing about the members that were there.
+            found = () if self._reported is None or _is_unknown(error) else self._reported
             if not self._closed:
                 failed(_unresolved(self._name, error))
-        if found != self._told and not self._closed:
-            self._told = found
+        if found != self._reported and not self._closed:
+            self._reported = found
             changed(found)
 
     def _listed(self, addresses: Sequence[str]) -> tuple[ListedMember, ...]:
@@ -264,7 +267,7 @@ class DnsSource(MembershipSource):
 
 
 def _sorted(address: str) -> tuple[int, int, str]:
-    """By number, IPv4 first."""
+    """A sort key: numerically, IPv4 first."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
@@ -273,7 +276,7 @@ def _sorted(address: str) -> tuple[int, int, str]:
 
 
 def _is_unknown(error: BaseException) -> bool:
-    """Whether the name has no address, as opposed to nobody answering who would know."""
+    """True if the name has no address, rather than that no name server answered."""
     unknown = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
     return isinstance(error, UnicodeError) or (isinstance(error, OSError) and error.errno in unknown)
 
@@ -281,5 +284,5 @@ def _is_unknown(error: BaseException) -> bool:
 def _unresolved(name: str, error: BaseException) -> ConfigurationError:
     why = getattr(error, "strerror", None) or str(error)
     return ConfigurationError(
-        f"{name} does not resolve: {why}", advice="members join as soon as it does; check the name"
+        f"{name} does not resolve: {why}", advice="check the name; members join as soon as it resolves"
     )

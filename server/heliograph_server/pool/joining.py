@@ -1,4 +1,4 @@
-"""Whether a daemon may be a member, and when it is tried again. Pure."""
+"""Checks of a daemon that becomes a member, and the pauses between attempts. Pure."""
 
 from __future__ import annotations
 
@@ -10,73 +10,79 @@ from heliograph_proto.sessions import SessionInfo
 from heliograph_server.pool.discovery import first_twice
 from heliograph_server.pool.remote.answers import OLD, check_memory, lie
 
-#: The most devices of one member: each has a stream of the session.
+#: The most devices of one member. Each has a stream of the session.
 MAX_DEVICES = 60
-#: Kinds of memory of a device, and named facts.
+#: The most buffer types of a device, and named facts.
 MAX_KINDS = 64
 MAX_FACTS = 256
-#: Daemons behind a member that is a head.
+#: The most daemons behind a member that is a head.
 MAX_DAEMONS = 10_000
-#: The longest name of a device, in characters; those of heads have the names of members in them.
+#: The longest name of a device, in characters. Names of a head's devices include those of its
+#: members.
 MAX_NAME = 256
 INCARNATION_BYTES = 16
 
-#: How long a member that does not answer is left alone, at first and at most.
+#: The first and the longest pause after a member did not answer.
 FIRST_PAUSE_SECONDS = 0.1
 LAST_PAUSE_SECONDS = 2.0
 
 
 def pause_seconds(attempt: int, chance: float) -> float:
-    """How long to wait after a number of attempts in a row that failed, from 0; `chance`, 0 to 1, keeps
-    heads that lost a member together from coming back together."""
+    """The pause after a number of consecutive failed attempts, from 0.
+
+    `chance`, 0 to 1, is random jitter: heads that lost a member together do not return together.
+    """
     longest = min(LAST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(attempt, 16))
     return longest * (0.5 + chance / 2)
 
 
 def check_lives(info: SessionInfo, own: bytes, others: Mapping[str, Collection[bytes]]) -> None:
-    """Whether a daemon can be a member of the head `own`, beside others: by name, the incarnations of the
-    daemons behind each. Raises ConfigurationError, ProtocolError."""
+    """Check that a daemon can be a member of the head `own`.
+
+    `others` has the incarnations of the daemons behind each other member, by name. Raises
+    ConfigurationError, ProtocolError.
+    """
     if len(info.incarnation) != INCARNATION_BYTES:
-        raise ProtocolError("it does not say which life of the daemon it is", advice=OLD)
+        raise ProtocolError("it does not report its incarnation", advice=OLD)
     _check_daemon_count(info.daemons)
     if info.incarnation == own:
-        raise ConfigurationError("it is this head itself", advice="take it out of its own list of members")
+        raise ConfigurationError("it is this head itself", advice="remove it from its own list of members")
     check_daemons(info.daemons, own)
     behind = {info.incarnation, *info.daemons}
     for name, theirs in others.items():
         if behind & set(theirs):
             raise ConfigurationError(
-                f"it is a daemon that is a member already, {name}, or has one behind it",
+                f"it is a member already, {name}, or has one behind it",
                 advice="name each daemon once",
             )
 
 
 def check_daemons(daemons: Iterable[bytes], own: bytes) -> None:
-    """Raises ConfigurationError for a loop of heads."""
+    """Raise ConfigurationError for a loop of heads."""
     if own in daemons:
         raise ConfigurationError(
-            "it is a head that has this one among its members", advice="take one out of the other's list"
+            "it is a head that has this one among its members", advice="remove one from the other's list"
         )
 
 
-def check_change(told: DeviceChange, names: Collection[str]) -> None:
-    """Whether devices of a member may come to those of these names, and go. Raises ProtocolError."""
-    check_devices(told.appeared)
-    _check_daemon_count(told.daemons)
-    left = {*names, *(one.name for one in told.appeared)} - {*told.lost}
+def check_change(change: DeviceChange, names: Collection[str]) -> None:
+    """Check a change of a member's devices, which have these names before. Raises ProtocolError."""
+    check_devices(change.appeared)
+    _check_daemon_count(change.daemons)
+    left = {*names, *(one.name for one in change.appeared)} - {*change.lost}
     if len(left) > MAX_DEVICES:
-        raise lie(f"it has {len(left)} devices now; {MAX_DEVICES} are the most")
+        raise lie(f"it has {len(left)} devices now; at most {MAX_DEVICES} are possible")
 
 
 def _check_daemon_count(daemons: Collection[bytes]) -> None:
     if len(daemons) > MAX_DAEMONS or any(len(one) != INCARNATION_BYTES for one in daemons):
-        raise ProtocolError(f"it tells of {len(daemons)} daemons behind it", advice=OLD)
+        raise ProtocolError(f"it reports {len(daemons)} daemons behind it", advice=OLD)
 
 
 def check_devices(devices: Collection[DeviceInfo]) -> None:
-    """Whether what a daemon says of its devices can be. Raises ProtocolError."""
+    """Check a daemon's description of its devices. Raises ProtocolError."""
     if len(devices) > MAX_DEVICES:
-        raise lie(f"it lists {len(devices)} devices; {MAX_DEVICES} are the most")
+        raise lie(f"it lists {len(devices)} devices; at most {MAX_DEVICES} are possible")
     names = [device.name for device in devices]
     for name in names:
         _check_name(name, "a device")

@@ -1,8 +1,8 @@
-"""A daemon whose devices are used here, in one of its lives: one session, and what it is good for.
+"""A member: one incarnation of a daemon whose devices are used here, over one session.
 
-    joining ──(it answered, and its devices make sense)──▸ ready ──(its session ended)──▸ lost
+    joining ──(it answers, and its devices are valid)──▸ ready ──(its session ends)──▸ lost
 
-A daemon that comes back is another member: nothing that belonged to the one before ever reaches it.
+A daemon that returns is another member: no object of the earlier one reaches it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from heliograph_server.pool.remote.device import RemoteDevice
 from heliograph_server.pool.remote.intake import RemoteIntake
 from heliograph_server.pool.remote.site import RemoteSite
 
-#: How long a daemon may take to answer.
+#: The time that a daemon has to answer.
 CONNECT_SECONDS = 10.0
 
-#: How long one that did not answer is not asked the like again.
+#: The time for which a query that was not answered in time is not repeated.
 MUTE_SECONDS = 10.0
 
-_ADVICE = "compile for other devices; its own are here again when it answers"
+_ADVICE = "compile for other devices; its devices return when it answers"
 
 
 class Member:
-    """Thread-safe. Owns the session; `close`, or closing the last of its devices, ends that."""
+    """One member. Thread-safe. Owns the session; `close`, or closing its last device, ends that."""
 
     def __init__(self, name: str, session: hg.Session) -> None:
         self.name = name
@@ -45,18 +45,18 @@ class Member:
         self._lock = threading.Lock()
         self._error: MemberLostError | None = None
         self._closed = False
-        #: What it did not answer in time, and until when it is not asked again.
-        self._mute: DeadlineExceededError | None = None
-        self._mute_until = 0.0
+        #: The error of a query without a timely answer, and the time until which none is sent.
+        self._timeout_error: DeadlineExceededError | None = None
+        self._no_query_until = 0.0
         self._watchers: list[Callable[[Member], None]] = []
-        #: How contents come to it past this process; None where the daemon is too old for that.
+        #: Direct uploads of contents to the member. None if the daemon is too old.
         self.intake = RemoteIntake(self) if TICKETS in session.info.features else None
         #: In the order in which the daemon lists them.
         self.devices: tuple[RemoteDevice, ...] = ()
         self._open: set[RemoteDevice] = set()
         self._news: Callable[[DeviceChange], None] = lambda change: None
         members.when_changed(session, lambda change: self._news(change))
-        #: As a host that runs partitions of graphs.
+        #: The member as a host that runs partitions of graphs.
         self.site = RemoteSite(self)
         members.when_lost(session, self._session_ended)
 
@@ -70,12 +70,14 @@ class Member:
 
     @property
     def incarnation(self) -> bytes:
-        """Which life of the daemon it is."""
+        """The incarnation of the daemon."""
         return self.session.info.incarnation
 
     def begin(self, names: Sequence[str] = ()) -> None:
-        """Makes it ready, with all of the daemon's devices or those that are named. Raises
-        UnknownDeviceError, and MemberLostError when it is gone already."""
+        """Make it ready, with all of the daemon's devices or the named ones.
+
+        Raises UnknownDeviceError, and MemberLostError if it is lost already.
+        """
         found = [self.session.device(name) for name in names] if names else self.session.devices
         found = [one for one in found if not one.lost]
         self.devices = tuple(RemoteDevice(f"{self.name}/{one.name}", self, one) for one in found)
@@ -85,39 +87,41 @@ class Member:
                 self.state = MemberState.READY
         self.check()
 
-    def when_changed(self, told: Callable[[DeviceChange], None]) -> None:
-        """From now on tells of devices that come to the daemon, or are gone from it. It must not block."""
-        self._news = told
+    def when_changed(self, callback: Callable[[DeviceChange], None]) -> None:
+        """Set the callback for devices that appear on the daemon or are lost from it. It must not
+        block."""
+        self._news = callback
 
     def change(self, change: DeviceChange) -> tuple[tuple[RemoteDevice, ...], tuple[RemoteDevice, ...]]:
-        """The daemon, a head itself, has other devices now: those that came, and those that are gone."""
+        """Apply a change of the devices of a daemon that is itself a head. Return the new devices,
+        and those that are lost."""
         lost = tuple(one for one in self.devices if one.member_name in change.lost)
         for one in lost:
             why = printable(change.why, MAX_REASON)
             one.lose(MemberLostError(f"{one.name} is lost: {why}", advice=_ADVICE))
-        came = [one.name for one in change.appeared]
-        kept = [one for one in self.devices if one not in lost and one.member_name not in came]
-        found = [self.session.device(name) for name in came]
+        names = [one.name for one in change.appeared]
+        kept = [one for one in self.devices if one not in lost and one.member_name not in names]
+        found = [self.session.device(name) for name in names]
         appeared = tuple(RemoteDevice(f"{self.name}/{one.name}", self, one) for one in found)
         with self._lock:
             self.devices = (*kept, *appeared)
             self._open = set(self.devices)
         return appeared, lost
 
-    # Its loss
+    # Loss
 
     @property
     def lost(self) -> MemberLostError | None:
-        """Why it is no longer there, if it is not."""
+        """The error if it is lost."""
         return self._error
 
     def check(self) -> None:
-        """Raises MemberLostError when it is lost."""
+        """Raise MemberLostError if it is lost."""
         if self._error is not None:
             raise self._error.at(self._error.origin)
 
     def lose(self, cause: HeliographError) -> MemberLostError:
-        """It does not answer any more: whatever is asked of it fails from now on. Idempotent."""
+        """Mark it as lost: all further requests fail. Idempotent."""
         why = printable(cause.message, MAX_REASON)
         error = MemberLostError(f"member {self.name} at {self.url} is lost: {why}", advice=_ADVICE)
         with self._lock:
@@ -130,7 +134,8 @@ class Member:
         return error
 
     def when_lost(self, watcher: Callable[[Member], None]) -> None:
-        """Calls this once it is lost, from any thread; at once if it is. It must not block or raise."""
+        """Call `watcher` once when it is lost, from any thread; at once if it is. It must not block
+        or raise."""
         with self._lock:
             if self._error is None:
                 self._watchers.append(watcher)
@@ -143,10 +148,10 @@ class Member:
 
     @contextmanager
     def edge(self) -> Iterator[None]:
-        """Around whatever is asked of it: errors on their way to our own clients.
+        """A context for requests to the member, which converts errors for our own clients.
 
-        Those of a member that is lost say so; of others the number of a command there, which means nothing
-        here, gives way to that of our own command.
+        Errors of a lost member become MemberLostError. In others the sequence number of the
+        member's command, meaningless here, is replaced by that of our own command.
         """
         self.check()
         try:
@@ -159,19 +164,19 @@ class Member:
 
     @contextmanager
     def patience(self) -> Iterator[None]:
-        """Around questions that it answers at once if it does at all: what it did not answer in time is not
-        asked again for a while. Raises DeadlineExceededError."""
-        if self._mute is not None and time.monotonic() < self._mute_until:
-            raise self._mute.at(self._mute.origin)
+        """A context for queries that a healthy member answers at once. A query that times out is
+        not repeated for a while. Raises DeadlineExceededError."""
+        if self._timeout_error is not None and time.monotonic() < self._no_query_until:
+            raise self._timeout_error.at(self._timeout_error.origin)
         try:
             yield
         except DeadlineExceededError as error:
-            self._mute, self._mute_until = error, time.monotonic() + MUTE_SECONDS
+            self._timeout_error, self._no_query_until = error, time.monotonic() + MUTE_SECONDS
             raise
-        self._mute = None
+        self._timeout_error = None
 
     def ours(self, error: HeliographError) -> HeliographError:
-        """An error on its way to our own clients: see `edge`."""
+        """Convert an error for our own clients; see `edge`."""
         is_gone = self.session.closed or isinstance(error, UnavailableError)
         if is_gone and not isinstance(error, MemberLostError) and (self._error or not self._closed):
             found = self.lose(error)
@@ -181,7 +186,7 @@ class Member:
     # The end
 
     def leave(self, device: RemoteDevice) -> None:
-        """A device is not used any more. With the last one the session ends."""
+        """Stop using a device. The session ends with the last one."""
         with self._lock:
             self._open.discard(device)
             is_last = not self._open
@@ -189,7 +194,7 @@ class Member:
             self.close()
 
     def close(self) -> None:
-        """Ends the session, at once if it is lost. Idempotent."""
+        """End the session, at once if the member is lost. Idempotent."""
         self._closed = True
         self.session.close()
 
@@ -200,8 +205,11 @@ def join(
     timeout: float = CONNECT_SECONDS,
     credentials: Credentials = NO_CREDENTIALS,
 ) -> Member:
-    """A member at a URL, ready, with those of its devices, or all. What `credentials` do not say is as
-    `hg.connect` has it. Raises what that does, UnknownDeviceError."""
+    """Open a member at a URL, ready, with the named devices or all.
+
+    Missing credentials have the defaults of `hg.connect`. Raises the errors of that, and
+    UnknownDeviceError.
+    """
     address = parse_address(url)
     session = hg.connect(
         url,

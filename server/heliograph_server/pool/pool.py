@@ -1,10 +1,10 @@
-"""A pool: the daemons that a source names, joined as they answer, and tried again when they are lost.
+"""A pool: the daemons of a source, joined as they answer, and retried when they are lost.
 
-    source ─▸ listed ─▸ a slot each, with a thread: join ─▸ wait for its loss ─▸ tell ─▸ join again
-                                                      │
-                                    the host, which is told of devices that came, or are gone
+    source ─▸ list ─▸ a slot each, with a thread: join ─▸ wait for loss ─▸ report ─▸ join again
+                                                    │
+                                       the host, which gets new and lost devices
 
-What is asked of a pool is answered without waiting for any member.
+No query of a pool waits for a member.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
@@ -35,37 +34,38 @@ from heliograph_server.pool.joining import (
     check_lives,
     pause_seconds,
 )
-from heliograph_server.pool.link_survey import HERE, LinkObserver, LinkSurvey
+from heliograph_server.pool.link_survey import HERE, LinkSurvey
 from heliograph_server.pool.member import Member
 from heliograph_server.pool.remote.answers import MAX_REASON, printable
 from heliograph_server.pool.remote.device import RemoteDevice
+from heliograph_server.resources.measurements import HostMeasurements
 from heliograph_server.resources.membership import Changed, MembershipChange, Reachability
 from heliograph_server.runtime.host import Host
 
 logger = logging.getLogger(__name__)
 
-#: A member that says nothing for so long is lost, unless somebody says otherwise.
+#: The default time after which a silent member is lost.
 SILENCE_SECONDS = 3.0
-#: How long one attempt to join may take.
+#: The time that one attempt to join may take.
 JOIN_SECONDS = 3.0
-#: A member that was there for so long is tried again at once when it is lost.
+#: A member that was present for so long is retried at once after its loss.
 STEADY_SECONDS = 5.0
-#: Reasons why a member is not there that are logged until it is there for a while.
-MAX_TOLD = 8
-#: How long the end waits for each member, all at the same time.
+#: The most reasons for absence that are logged until the member is present for a while.
+MAX_LOGGED_REASONS = 8
+#: The time that `close` waits for each member, for all in parallel.
 CLOSE_SECONDS = 6.0
 
-_LOST_ADVICE = "look whether it still runs and at the network in between, and start it again"
+_LOST_ADVICE = "check the daemon and the network, and restart the daemon if needed"
 
-#: Opens a session: the URL, the seconds that may take, the silence, and what is shown. Raises what
-#: `hg.connect` does.
+#: Opens a session at a URL, within so many seconds, with a silence and credentials. Raises the
+#: errors of `hg.connect`.
 Connect: TypeAlias = Callable[[str, float, float, Credentials], hg.Session]
-#: What a member, in one of its lives, tells of its devices.
+#: A change of the devices of one incarnation of a member.
 _News: TypeAlias = tuple[Member, DeviceChange]
 
 
 class Pool:
-    """Thread-safe. What `heliograph_server.resources.membership.Membership` asks for."""
+    """The members of a pool: a `Membership`. Thread-safe."""
 
     def __init__(
         self,
@@ -74,44 +74,44 @@ class Pool:
         connect: Connect = connect_as_head,
         shown: Shown = nothing_shown,
     ) -> None:
-        """`shown`: what members are shown, whenever one is connected with."""
+        """`shown` returns the credentials presented to a member at each connection."""
         self._source = source
         self._shown = shown
         self.silence_seconds = silence_seconds
         self._connect = connect
         self._incarnation = b""
         self._changed: Changed = lambda change: None
-        self._links: LinkObserver | None = None
-        self._surveyor: LinkSurvey | None = None
+        self._links: HostMeasurements | None = None
+        self._survey: LinkSurvey | None = None
         self._lock = threading.Condition()
-        #: In the order of the list, then those that are in it no more, as long as they answer.
+        #: In the order of the list, followed by members that left the list and still answer.
         self._slots: list[_Slot] = []
-        self._wanted: tuple[ListedMember, ...] = ()
+        self._accepted: tuple[ListedMember, ...] = ()
         self._refused: tuple[MemberInfo, ...] = ()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<Pool of {', '.join(slot.name for slot in self._slots) or 'nobody'}>"
+        return f"<Pool of {', '.join(slot.name for slot in self._slots) or 'no members'}>"
 
-    # What there is
+    # Queries
 
     @property
     def devices(self) -> tuple[RemoteDevice, ...]:
-        """Those of all members that are ready, in the order of the members."""
+        """The devices of all ready members, in the order of the members."""
         with self._lock:
             return tuple(device for slot in self._slots for device in slot.devices)
 
     @property
     def members(self) -> tuple[MemberInfo, ...]:
-        """All that are, or are to be."""
+        """All members, including those that are not ready."""
         with self._lock:
             return (*(slot.info for slot in self._slots), *self._refused)
 
     @property
     def reaches(self) -> tuple[Reachability, ...]:
-        """Who of those that are ready can reach whom, as far as is known: first this process, which reaches
-        everybody, then each member."""
+        """The known reachability among ready members: first from this process, which reaches all of
+        them, then from each member."""
         ready = self._ready()
         from_here = [Reachability(HERE, one.name, True) for one in ready]
         pairs = [one.site.reach(other.site) for one in ready for other in ready if one is not other]
@@ -119,7 +119,7 @@ class Pool:
 
     @property
     def daemons(self) -> tuple[bytes, ...]:
-        """The incarnations of all daemons behind the members, and theirs."""
+        """The incarnations of all members and of the daemons behind them."""
         with self._lock:
             return tuple(dict.fromkeys(one for slot in self._slots for one in slot.daemons))
 
@@ -128,7 +128,8 @@ class Pool:
             return [slot.member for slot in self._slots if slot.member is not None]
 
     def why_missing(self, device: str) -> HeliographError | None:
-        """Why a member that would have a device of this name does not offer it; None if none would."""
+        """The reason why a member does not offer a device of this name. None if no member has
+        one."""
         with self._lock:
             for slot in self._slots:
                 if device.casefold().startswith(f"{slot.name.casefold()}/"):
@@ -136,27 +137,30 @@ class Pool:
         return None
 
     def wait(self, is_enough: Callable[[Pool], bool], seconds: float) -> bool:
-        """Waits until members have come to what is enough, or the time is over; whether they did."""
+        """Wait until a condition holds, at most so many seconds. Return True if it holds."""
         with self._lock:
             return self._lock.wait_for(lambda: is_enough(self), seconds)
 
-    # Its life
+    # Starting and closing
 
-    def start(self, incarnation: bytes, changed: Changed, links: LinkObserver | None = None) -> None:
-        """Begins to look for members, of a head with this incarnation. `changed` comes from any thread, of
-        one member one at a time. `ways`: who wants to know the ways between them."""
+    def start(self, incarnation: bytes, changed: Changed, links: HostMeasurements | None = None) -> None:
+        """Begin to look for members, for a head with this incarnation.
+
+        `changed` may be called from any thread, but for one member only by one at a time. `links`
+        receives the measurements of links.
+        """
         self._incarnation, self._changed, self._links = incarnation, changed, links
-        self._surveyor = LinkSurvey(self._ready, links) if links is not None else None
+        self._survey = LinkSurvey(self._ready, links) if links is not None else None
         self._source.start(self._listed, self._source_failed)
 
     def close(self) -> None:
-        """Lets go of all members. Idempotent."""
+        """Release all members. Idempotent."""
         with self._lock:
             self._closed = True
             slots = list(self._slots)
         self._source.close()
-        if self._surveyor is not None:
-            self._surveyor.close()
+        if self._survey is not None:
+            self._survey.close()
         for slot in slots:
             slot.leave()
         for slot in slots:
@@ -164,13 +168,13 @@ class Pool:
 
     def _source_failed(self, error: HeliographError) -> None:
         with self._lock:
-            is_news = str(error) not in self._told
-            self._told.add(str(error))
+            is_news = str(error) not in self._logged
+            self._logged.add(str(error))
         if is_news:
             logger.warning("members: %s", error)
 
     def _listed(self, listed: Sequence[ListedMember]) -> None:
-        """These are to be the members, from now on."""
+        """Replace the list of members."""
         accepted: list[ListedMember] = []
         refused: list[MemberInfo] = []
         for one in listed:
@@ -178,14 +182,14 @@ class Pool:
                 accepted.append(one)
             else:
                 advice = "give each member a name of its own: NAME=HOST:PORT"
-                why = "another has its name"
+                why = "another member has its name"
                 refused.append(MemberInfo(one.name, one.url, MemberState.JOINING, why, advice=advice))
         with self._lock:
-            self._told.clear()
+            self._logged.clear()
             if self._closed:
                 return
             news = [one for one in refused if one not in self._refused]
-            self._refused, self._wanted = tuple(refused), tuple(accepted)
+            self._refused, self._accepted = tuple(refused), tuple(accepted)
             self._fill()
             for slot in self._slots:
                 slot.look_again()
@@ -193,25 +197,25 @@ class Pool:
             logger.warning("member %s at %s is refused: %s", info.name, info.address, info.why)
 
     def _fill(self) -> None:
-        """A slot for everybody in the list whose name is free. Under the lock."""
+        """Create a slot for every listed member whose name is free. Called under the lock."""
         known = {slot.listed: slot for slot in self._slots}
         taken = {slot.name.casefold() for slot in self._slots}
-        for one in self._wanted:
+        for one in self._accepted:
             if one not in known and one.name.casefold() not in taken:
                 known[one] = _Slot(self, one)
                 known[one].start()
-        places = {one: place for place, one in enumerate(self._wanted)}
+        places = {one: place for place, one in enumerate(self._accepted)}
         self._slots = sorted(known.values(), key=lambda slot: places.get(slot.listed, len(places)))
 
-    # What slots ask for
+    # Called by the slots
 
     def connect(self, listed: ListedMember) -> hg.Session:
-        """A session with a daemon. Raises what `hg.connect` does."""
+        """Open a session with a daemon. Raises the errors of `hg.connect`."""
         return self._connect(listed.url, JOIN_SECONDS, self.silence_seconds, self._shown(listed.url))
 
     def admit(self, slot: _Slot, member: Member) -> None:
-        """A daemon has answered: it is a member from now on. Raises ConfigurationError and ProtocolError for
-        one that cannot be."""
+        """Make a daemon that answered a member. Raises ConfigurationError and ProtocolError if it
+        cannot be one."""
         check_devices(member.session.info.devices)
         member.begin()
         with self._lock:
@@ -220,11 +224,11 @@ class Pool:
             slot.member = member
             self._lock.notify_all()
         self._changed(MembershipChange(member.name, appeared=member.devices))
-        if self._surveyor is not None:
-            self._surveyor.look()
+        if self._survey is not None:
+            self._survey.look()
 
     def lose(self, slot: _Slot, member: Member, cause: HeliographError) -> None:
-        """A member is no longer there."""
+        """Remove a lost member."""
         with self._lock:
             slot.member = None
             closed = self._closed
@@ -235,20 +239,23 @@ class Pool:
             self._links.forget_site(member.name)
         self._changed(MembershipChange(member.name, lost=member.devices, why=cause.message))
 
-    def change(self, slot: _Slot, member: Member, told: DeviceChange) -> None:
-        """Devices of a member that is a head itself came, or are gone. Raises ConfigurationError for one that
-        got this head among its members."""
-        check_daemons(told.daemons, self._incarnation)
-        check_change(told, [one.member_name for one in member.devices])
-        with self._lock:
-            appeared, lost = member.change(told)
-            self._lock.notify_all()
-        self._changed(MembershipChange(member.name, appeared, lost, told.why))
+    def change(self, member: Member, change: DeviceChange) -> None:
+        """Apply a change of the devices of a member that is itself a head.
 
-    def goes_on(self, slot: _Slot) -> bool:
-        """Whether a slot without a member is still wanted; else it is over, and another may have its name."""
+        Raises ConfigurationError if that head now has this one among its members.
+        """
+        check_daemons(change.daemons, self._incarnation)
+        check_change(change, [one.member_name for one in member.devices])
         with self._lock:
-            if not self._closed and slot.listed in self._wanted:
+            appeared, lost = member.change(change)
+            self._lock.notify_all()
+        self._changed(MembershipChange(member.name, appeared, lost, change.why))
+
+    def keeps(self, slot: _Slot) -> bool:
+        """True if a slot without a member is still listed. Otherwise the slot is removed, and its
+        name is free."""
+        with self._lock:
+            if not self._closed and slot.listed in self._accepted:
                 return True
             self._slots = [one for one in self._slots if one is not slot]
             if not self._closed:
@@ -257,18 +264,18 @@ class Pool:
             return False
 
     def attempted(self) -> None:
-        """A slot has tried."""
+        """Note that a slot's attempt to join failed."""
         with self._lock:
             self._lock.notify_all()
 
     @property
     def is_settled(self) -> bool:
-        """Whether everybody has joined, or failed to at least once."""
+        """True if every listed member has joined or failed at least once."""
         return all(slot.member is not None or slot.has_failed for slot in self._slots)
 
 
 class _Slot:
-    """One listed daemon, and the thread that looks after it."""
+    """One listed daemon, and the thread that handles it."""
 
     def __init__(self, pool: Pool, listed: ListedMember) -> None:
         self._pool = pool
@@ -280,9 +287,9 @@ class _Slot:
         self._was_ready = False
         self._is_leaving = False
         self.has_failed = False
-        #: Reasons that were logged since it was ready last.
-        self._told: set[str] = set()
-        #: What wakes the thread: its member's loss, news of it, or None for the end.
+        #: Reasons that were logged since the member was last ready.
+        self._logged: set[str] = set()
+        #: Wakes the thread: a lost member, a change of its devices, or None for the end.
         self._events: SimpleQueue[Member | _News | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"heliograph-member-{self.name}", daemon=True)
 
@@ -308,7 +315,7 @@ class _Slot:
         state = MemberState.LOST if self._was_ready else MemberState.JOINING
         if self._why is None:
             return MemberInfo(self.name, self.listed.url, state, "it has not answered yet")
-        # What a client is to do then is no help to who looks after the pool.
+        # The advice for a client does not help the operator of the pool.
         is_lost = isinstance(self._why, MemberLostError)
         advice = _LOST_ADVICE if is_lost else self._why.advice
         why = printable(self._why.message, MAX_REASON)
@@ -322,60 +329,52 @@ class _Slot:
             return self._why
         why = self._why.message if self._why is not None else "it has not answered yet"
         return MemberLostError(
-            f"member {self.name} at {self.listed.url} is not there: {why}",
-            advice="compile for other devices, or wait for it: session.watch()",
+            f"member {self.name} at {self.listed.url} is not available: {why}",
+            advice="compile for other devices, or wait for it with session.watch()",
         )
 
-    # From other threads
+    # Called by other threads
 
     def start(self) -> None:
         self._thread.start()
 
     def look_again(self) -> None:
-        """The list is another one. Who is in it no more is used as long as it answers."""
+        """End the pause before the next attempt, after the list has changed."""
         if self.member is None:
             self._events.put(None)
 
     def leave(self) -> None:
-        """It is not used any more."""
+        """Stop using the member."""
         self._is_leaving = True
         self._events.put(None)
 
-    def _tell(self, member: Member, news: DeviceChange) -> None:
-        """A member, in one of its lives, has other devices now."""
-        self._events.put((member, news))
-
     def join(self, seconds: float) -> None:
-        """Waits for its thread."""
+        """Wait for the thread."""
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(seconds)
 
-    # In its own thread
+    # On the slot's thread
 
     def _run(self) -> None:
         attempt = 0
-        while self._pool.goes_on(self):
+        while self._pool.keeps(self):
             member = self._try_to_join()
-            if member is not None and self._stay(member) >= STEADY_SECONDS:
+            if member is not None and self._serve(member) >= STEADY_SECONDS:
                 attempt = 0
-                self._told.clear()
+                self._logged.clear()
             else:
-                # Also one that joins and is lost again and again.
-                self._rest(pause_seconds(attempt, random.random()))
+                # Including a member that joins and is lost again and again.
+                with contextlib.suppress(Empty):
+                    self._events.get(timeout=pause_seconds(attempt, random.random()))
                 attempt += 1
-
-    def _rest(self, seconds: float) -> None:
-        try:
-            self._events.get(timeout=seconds)
-        except Empty:
-            pass
 
     def _try_to_join(self) -> Member | None:
         member: Member | None = None
         try:
             member = Member(self.name, self._pool.connect(self.listed))
             member.when_lost(self._events.put)
-            member.when_changed(partial(self._tell, member))
+            current = member
+            member.when_changed(lambda change: self._events.put((current, change)))
             self._pool.admit(self, member)
         except HeliographError as error:
             self._failed(error)
@@ -384,7 +383,8 @@ class _Slot:
             self._why = ConfigurationError(f"it could not join: {defect}")
         else:
             self._why, self._was_ready = None, True
-            logger.info("member %s at %s joined with %s", self.name, self.listed.url, _names(member))
+            names = ", ".join(device.member_name for device in member.devices)
+            logger.info("member %s at %s joined with %s", self.name, self.listed.url, names)
             return member
         if member is not None:
             member.close()
@@ -393,51 +393,45 @@ class _Slot:
         return None
 
     def _failed(self, error: HeliographError) -> None:
-        """It did not join, or is lost, for a reason that is logged once."""
+        """Set and log the reason why it did not join or was lost. Each reason is logged once."""
         self._why = error
         key = f"{type(error).__name__} {error.message}"
-        # Who says something else each time fills no log.
-        if key not in self._told and len(self._told) < MAX_TOLD and not self._is_leaving:
-            self._told.add(key)
+        # A bound, in case the message differs each time.
+        if key not in self._logged and len(self._logged) < MAX_LOGGED_REASONS and not self._is_leaving:
+            self._logged.add(key)
             where = "" if isinstance(error, MemberLostError) else f"member {self.name} at {self.listed.url}: "
             logger.warning("%s%s", where, printable(" ".join(error.in_a_line().split()), MAX_REASON))
 
-    def _stay(self, member: Member) -> float:
-        """Until it is lost, or is to be left; how many seconds that was."""
+    def _serve(self, member: Member) -> float:
+        """Handle changes until the member is lost or left. Return the seconds for which it was
+        present."""
         began = time.monotonic()
         try:
             while not self._is_leaving and member.lost is None:
                 event = self._events.get()
-                # What a life says last may come after it: names of devices are those of the next one too.
+                # Changes of an earlier member may arrive late, and its devices have the same names.
                 if isinstance(event, tuple) and event[0] is member and member.lost is None:
-                    self._pool.change(self, member, event[1])
+                    self._pool.change(member, event[1])
         except HeliographError as error:
             member.lose(error)
         lived = time.monotonic() - began
-        self._let_go(member)
-        return lived
-
-    def _let_go(self, member: Member) -> None:
-        error = member.lose(hg.SessionClosedError("it is used no more"))
+        error = member.lose(hg.SessionClosedError("it is no longer used"))
         self._failed(error)
         self._pool.lose(self, member, error)
         with contextlib.suppress(Empty):
             while True:
-                # What came for this member ends no pause before the next one.
+                # Events of this member must not end the pause before the next attempt.
                 self._events.get_nowait()
         member.close()
-
-
-def _names(member: Member) -> str:
-    return ", ".join(device.member_name for device in member.devices)
+        return lived
 
 
 def open_pool_of(urls: Sequence[str], timeout: float, credentials: Credentials = NO_CREDENTIALS) -> Host:
-    """A host with the devices of these daemons alone, which are all shown the same, once all have answered
-    that do at once.
+    """Open a host with only the devices of these daemons, all with the same credentials. Waits
+    until all that answer promptly have answered.
 
-    Raises ConfigurationError for two of one name, and UnavailableError when none has answered after `timeout`
-    seconds, which says why of each.
+    Raises ConfigurationError for two of the same name. Raises UnavailableError, with the reason for
+    each, if none has answered after `timeout` seconds.
     """
     pool = Pool(StaticSource.parse(",".join(urls)), shown=lambda _: credentials)
     host = Host(Registry(), pool=pool)

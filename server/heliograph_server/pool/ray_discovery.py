@@ -1,7 +1,8 @@
-"""Members that Ray places and restarts: `ray:[NAME][@ADDRESS]`, of the pool NAME in the cluster at ADDRESS.
+"""Members that Ray places and restarts: `ray:[NAME][@ADDRESS]`, of the pool NAME in the cluster at
+ADDRESS.
 
-Ray lives in an agent, a process that is started again when it ends: Ray ends processes that lose their
-cluster, and a head goes on with the members that it has.
+Ray runs in an agent process that is restarted when it ends: Ray terminates processes that lose
+their cluster, while a head must keep the members that it has.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from heliograph_server.pool.discovery import Changed, Failed, ListedMember, Memb
 
 logger = logging.getLogger(__name__)
 
-#: Between two attempts to reach a cluster: the first, and the longest.
+#: The first and the longest pause between attempts to reach a cluster.
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
-#: How long the end waits for the thread.
+#: The time that `close` waits for the thread.
 CLOSE_SECONDS = 10.0
 
 #: Starts an agent with a task.
 Start: TypeAlias = Callable[[Mapping[str, Any]], "subprocess.Popen[str]"]
 
-_ADVICE = "members that answer are used meanwhile; `heliograph pool status` shows what the engine knows"
+_ADVICE = "members that answer stay in use; `heliograph pool status` shows the engine's state"
 
 
 def _start(task: Mapping[str, Any]) -> subprocess.Popen[str]:
@@ -45,10 +46,10 @@ def _start(task: Mapping[str, Any]) -> subprocess.Popen[str]:
 
 
 class RaySource(MembershipSource):
-    """The members that serve, as the pool's registry tells.
+    """The serving members, from the pool's registry.
 
-    They are named NAME-0, NAME-1, and so on, by their place in the pool, which stays theirs when they are
-    restarted, or moved to another node.
+    They are named NAME-0, NAME-1, and so on, by their rank in the pool. They keep it when they are
+    restarted or move to another node.
     """
 
     prefix = "ray"
@@ -61,7 +62,7 @@ class RaySource(MembershipSource):
         self._agent: subprocess.Popen[str] | None = None
         self._thread: threading.Thread | None = None
         self._urls: dict[int, str] = {}
-        self._told: tuple[ListedMember, ...] | None = None
+        self._reported: tuple[ListedMember, ...] | None = None
         self._is_absent = False
 
     @classmethod
@@ -96,57 +97,60 @@ class RaySource(MembershipSource):
             try:
                 if self._follow(changed, failed):
                     pause = FIRST_PAUSE_SECONDS
-                raise UnavailableError("the agent that speaks to Ray has ended", advice=_ADVICE)
-            except Exception as error:  # also what an agent says wrongly: nobody would see it
+                raise UnavailableError("the agent of Ray has ended", advice=_ADVICE)
+            except Exception as error:  # including malformed output of the agent, which is reported too
                 self._fail(error, changed, failed)
             self._wake.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def _follow(self, changed: Changed, failed: Failed) -> bool:
-        """Tells what an agent says, to its end. Whether it said who the members are. Raises what it says."""
+        """Report an agent's output until it ends. Return True if it listed the members.
+
+        Raises the errors that the agent reports.
+        """
         with self._lock:
             if self._closed:
                 return False
             task = {"do": "watch", "name": self._name, "address": self._address}
             self._agent = agent = self._start_agent(task)
-        knew = False
+        has_listed = False
         try:
             assert agent.stdout is not None
             for line in agent.stdout:
-                knew = self._heard(json.loads(line), changed, failed) or knew
+                has_listed = self._handle(json.loads(line), changed, failed) or has_listed
         finally:
             agent.kill()
             with self._lock, agent:
-                # Leaving it waits for its end, and closes its pipe.
+                # Leaving the context waits for its end, and closes its pipe.
                 self._agent = None
-        return knew
+        return has_listed
 
-    def _heard(self, said: Mapping[str, Any], changed: Changed, failed: Failed) -> bool:
-        if "error" in said:
-            raise error_of(said["error"])
-        if "absent" in said:
-            self._fail(UnavailableError(said["absent"]), changed, failed)
+    def _handle(self, message: Mapping[str, Any], changed: Changed, failed: Failed) -> bool:
+        if "error" in message:
+            raise error_of(message["error"])
+        if "absent" in message:
+            self._fail(UnavailableError(message["absent"]), changed, failed)
             return False
         if self._is_absent:
-            logger.info("the pool %r of Ray is there again", self._name)
+            logger.info("the pool %r of Ray is available again", self._name)
         self._is_absent = False
-        found = {one["rank"]: one["url"] for one in said["members"] if one["url"]}
-        # A registry that was just restarted has not heard of all of them yet.
-        self._urls = found if said["is_settled"] else self._urls | found
-        self._tell(changed)
+        found = {one["rank"]: one["url"] for one in message["members"] if one["url"]}
+        # A restarted registry has not heard from all members yet.
+        self._urls = found if message["is_settled"] else self._urls | found
+        self._report(changed)
         return True
 
     def _fail(self, error: Exception, changed: Changed, failed: Failed) -> None:
-        """Tells why nobody knows who the members are: once, until somebody does again."""
-        if self._told is None:
-            self._tell(changed)
+        """Report why the members are unknown: once, until they are known again."""
+        if self._reported is None:
+            self._report(changed)
         if not self._is_absent and not self._closed:
             self._is_absent = True
             why = error.message if isinstance(error, HeliographError) else str(error)
             failed(UnavailableError(f"the pool {self._name!r} of Ray: {why}", advice=_ADVICE))
 
-    def _tell(self, changed: Changed) -> None:
+    def _report(self, changed: Changed) -> None:
         found = tuple(ListedMember(f"{self._name}-{rank}", url) for rank, url in sorted(self._urls.items()))
-        if found != self._told and not self._closed:
-            self._told = found
+        if found != self._reported and not self._closed:
+            self._reported = found
             changed(found)

@@ -130,7 +130,7 @@ def test_a_member_that_exchanges_nothing_is_used_through_the_head_which_says_so(
         plan = session.compile(chain(4), devices=names, pins=alternating(names, 4))
         assert plan.run(x=X, timeout=SECONDS)["y"].tobytes() == expected.tobytes()
         assert set(plan.explain().bytes_between_hosts) <= {"through head"}
-        between = [one for one in session.ways() if one.a]
+        between = [one for one in session.links() if one.a]
         assert {one.reachable for one in between} == {False}
         assert all("exchanges nothing" in one.why for one in between)
 
@@ -155,7 +155,7 @@ def test_a_member_that_answers_with_wrong_sizes_is_not_believed(
     with pool_of(good, liar) as (session, names):
         for answer in answers:
             monkeypatch.setattr(liar.host, "query_placement", lambda *_, answer=answer: answer)
-            with pytest.raises(ProtocolError, match="cannot be"):
+            with pytest.raises(ProtocolError, match="is invalid"):
                 session.empty((3, 5), "f32", names[1]).get(timeout=SECONDS)
         assert session.compile(chain(2), devices=names[0]).run(x=X)["y"].shape == (4,)
 
@@ -167,7 +167,7 @@ def test_a_member_that_lies_about_its_memory_later_is_not_believed(
     with pool_of(good, liar) as (session, names):
         for memory in (Memory(2**60, 2**60), Memory(2, 1)):
             monkeypatch.setattr(liar.host, "memory", lambda name="", memory=memory: memory)
-            with pytest.raises(ProtocolError, match="cannot be"):
+            with pytest.raises(ProtocolError, match="is invalid"):
                 session.device(names[1]).memory(timeout=SECONDS)
         assert session.device(names[0]).memory(timeout=SECONDS).total_bytes >= 0
 
@@ -234,7 +234,7 @@ def test_a_pool_with_no_member_left_is_a_typed_error_for_whoever_asks(
         with pytest.raises(HeliographError):
             session.compile(chain(1), timeout=SECONDS)
         assert {one.state for one in session.members()} == {hg.MemberState.LOST}
-        assert session.ways() == ()
+        assert session.links() == ()
 
 
 def test_a_head_without_devices_and_members_opens_no_session_and_says_what_to_start() -> None:

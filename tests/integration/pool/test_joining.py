@@ -221,8 +221,8 @@ def test_the_second_of_two_listed_under_one_name_is_refused_and_that_is_logged_o
         for _ in range(3):
             source.tell([ListedMember("a", members[0].url), ListedMember("A", members[1].url)])
         assert pool.wait(lambda it: names_of(it) == ["a/cpu0"], SECONDS)
-    assert [one.why for one in pool.members] == ["", "another has its name"]
-    assert sum("another has its name" in one.getMessage() for one in caplog.records) == 1
+    assert [one.why for one in pool.members] == ["", "another member has its name"]
+    assert sum("another member has its name" in one.getMessage() for one in caplog.records) == 1
 
 
 # Who is refused
@@ -378,7 +378,7 @@ def no_memory(answer: session_pb2.OpenResponse) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (no_incarnation, "which life"),
+        (no_incarnation, "not report its incarnation"),
         (the_head, "this head itself"),
         (has_the_head, "has this one among its members"),
         (another_version, "without session, devices or version"),
@@ -493,9 +493,9 @@ def test_answers_that_cannot_be_true_are_refused() -> None:
     tensor = tensor_type("f32", (4,))
     assert checked_size((16,), tensor) == 16
     for sizes in ((), (16, 16), (15,), (2**40,)):
-        with pytest.raises(ProtocolError, match="cannot be"):
+        with pytest.raises(ProtocolError, match="is invalid"):
             checked_size(sizes, tensor)
-    with pytest.raises(ProtocolError, match="cannot be"):
+    with pytest.raises(ProtocolError, match="is invalid"):
         one_answer(())
 
 

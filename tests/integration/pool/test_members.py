@@ -169,7 +169,7 @@ def test_a_head_whose_members_are_all_gone_still_serves_its_own_device(
 
     with head_of("127.0.0.1:1") as alone, hg.connect(alone.url) as session:
         assert session.compile(counted()).run(x=X)["count"] == 1
-        with pytest.raises(MemberLostError, match="m0 at grpc://127.0.0.1:1 is not there"):
+        with pytest.raises(MemberLostError, match="m0 at grpc://127.0.0.1:1 is not available"):
             session.compile(counted(), "m0/cpu0")
         with pytest.raises(hg.UnknownDeviceError):
             session.compile(counted(), "m9/cpu0")
@@ -205,7 +205,7 @@ def test_a_head_does_not_start_with_a_source_that_is_none(tmp_path: Path) -> Non
     from heliograph_server.config.config import ServerConfig
     from heliograph_server.daemon.daemon import open_host_of
 
-    with pytest.raises(ConfigurationError, match="no source of members"):
+    with pytest.raises(ConfigurationError, match="not a source of members"):
         open_host_of(ServerConfig(pool="a,b"))
     with pytest.raises(ConfigurationError, match="pool_silence_seconds"):
         ServerConfig(pool_silence_seconds=0.01)

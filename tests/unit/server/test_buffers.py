@@ -192,7 +192,7 @@ def test_chunks_that_overlap_reach_outside_or_do_not_add_up_are_refused(
             assert isinstance(client.refused(kind), expected)
 
 
-def test_a_copy_says_which_transport_it_took() -> None:
+def test_a_copy_says_which_path_it_took() -> None:
     cpu = CpuDevice(threads=1, native=False, memory_bytes=2**20)
     far, further = (FakeDevice(f"fake{number}", memory_bytes=2**20) for number in range(2))
     for device in (far, further):
@@ -201,11 +201,11 @@ def test_a_copy_says_which_transport_it_took() -> None:
         for number, name in ((ONE, "cpu0"), (TWO, "cpu0"), (THREE, "fake0"), (4, "fake1")):
             client.do(c.Allocate(number, F4, name))
         client.do(c.Memset(ONE, 0, 16, 3))
-        assert client.do(c.CopyTensor(ONE, THREE)).transport is CopyPath.DESTINATION
-        assert client.do(c.CopyTensor(THREE, 4)).transport is CopyPath.HOST
+        assert client.do(c.CopyTensor(ONE, THREE)).copy_path is CopyPath.DESTINATION
+        assert client.do(c.CopyTensor(THREE, 4)).copy_path is CopyPath.HOST
         client.do(c.Memset(THREE, 0, 16, 0))
-        assert client.do(c.CopyTensor(THREE, TWO)).transport is CopyPath.SOURCE
-        assert client.do(c.CopyTensor(ONE, ONE)).transport is None
+        assert client.do(c.CopyTensor(THREE, TWO)).copy_path is CopyPath.SOURCE
+        assert client.do(c.CopyTensor(ONE, ONE)).copy_path is None
         assert client.get(4, F4).view("u1").tolist() == [3] * 16
         assert not client.get(TWO, F4).any()
 

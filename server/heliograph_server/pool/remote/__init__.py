@@ -1,1 +1,2 @@
-"""The backend "remote": devices of a member daemon behind the backend contract. Uses the public client."""
+"""The backend "remote": devices of a member daemon behind the backend contract. Uses the public
+client."""

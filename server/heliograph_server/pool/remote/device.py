@@ -33,20 +33,21 @@ if TYPE_CHECKING:
     from heliograph_server.pool.remote.intake import RemoteIntake
     from heliograph_server.pool.remote.site import RemoteSite
 
-#: Answers about ops that are remembered.
+#: The most answers about ops that are cached.
 MAX_ANSWERS = 10_000
-#: How long the member may take to say how much memory it has. One that did not is not asked for a while:
-#: whoever connects is told of all devices, one after the other.
+#: The time that a member has to report its free memory. After a timeout it is not queried for a
+#: while, since connecting clients query all devices one after the other.
 ANSWER_SECONDS = 5.0
 
 _Question: TypeAlias = tuple[str, tuple[tuple[str, Any], ...], tuple[TensorType, ...], bool]
 
 
 class RemoteDevice(Device):
-    """A device of a member, whose session all of its devices share.
+    """A device of a member. All devices of a member share its session.
 
-    Work of its streams is done by a thread each, which waits for the member: when it returns, the member
-    has computed. There it has a stream of its own, so that it waits for no other device's work.
+    Each stream has a thread that waits for the member: when its work returns, the member has
+    computed. On the member each device has a stream of its own, so that it does not wait for the
+    work of others.
     """
 
     backend = "remote"
@@ -58,13 +59,13 @@ class RemoteDevice(Device):
         self.site = member.site
         #: The device as its daemon's client knows it.
         self.there = there
-        #: What the member calls it.
+        #: Its name on the member.
         self.member_name = there.name
         self.description = f"{printable(there.description)}, at {member.url}"
         self.type = there.type
         self.id = there.id
         self.capabilities = Capabilities(async_=True, events=True)
-        #: In whose order everything happens that takes long.
+        #: The stream on the member for all slow work.
         self.member_stream = there.stream()
         own = [one for one in there.buffer_types if one.role is not BufferRole.HOST]
         self._buffer_types = [RemoteBufferType(self, one) for one in own or there.buffer_types]
@@ -77,7 +78,7 @@ class RemoteDevice(Device):
 
     @property
     def session(self) -> hg.Session:
-        """The member's."""
+        """The session with the member."""
         return self.member.session
 
     @property
@@ -89,12 +90,12 @@ class RemoteDevice(Device):
         return self._lost or self.member.lost
 
     def lose(self, error: MemberLostError) -> None:
-        """Its daemon, a head itself, lost it."""
+        """Mark it as lost by its daemon, which is itself a head."""
         self._lost = error
 
     def memory(self) -> Memory:
         with self.member.edge(), self.member.patience():
-            # What was freed here may not have been freed there yet.
+            # Wait until the member has handled earlier frees.
             members.await_arrival(self.session, ANSWER_SECONDS)
             return check_memory(self.name, self.there.memory(timeout=ANSWER_SECONDS))
 
@@ -114,8 +115,8 @@ class RemoteDevice(Device):
         return isinstance(buffer_type, RemoteBufferType) and buffer_type.is_readable_by(self)
 
     def features(self) -> Mapping[str, str]:
-        told = {printable(name): printable(fact) for name, fact in self.there.features.items()}
-        return {**told, "member": self.member.url, "member backend": printable(self.there.backend)}
+        facts = {printable(name): printable(fact) for name, fact in self.there.features.items()}
+        return {**facts, "member": self.member.url, "member backend": printable(self.there.backend)}
 
     def stream(self) -> CpuStream:
         return CpuStream(self, f"heliograph-{self.name}-stream-{next(self._numbers)}")
@@ -125,7 +126,7 @@ class RemoteDevice(Device):
         assert isinstance(tensor.buffer, RemoteBuffer), "a tensor of another device"
         return tensor.buffer.tensor(tensor)
 
-    # What it can do: the member's answers, asked for once
+    # Supported ops: the member's answers, cached
 
     def supports_op(
         self, op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
@@ -183,7 +184,8 @@ class RemoteDevice(Device):
         updates: hg.Plan | None = None,
         arena: RemoteArena | None = None,
     ) -> RemotePlan:
-        """A plan of the member; `updates`: one whose memory it takes over; `arena`: where it is to lie."""
+        """Compile on the member. `updates` is a plan whose memory it takes over, `arena` the memory
+        to use."""
         leaves = {**bindings.weights, **bindings.variables}
         with self.member.edge():
             member = members.compile_frozen(
@@ -199,8 +201,8 @@ class RemoteDevice(Device):
 
     def estimate(self, graph: Graph, options: DeviceCompileOptions) -> MemoryEstimate:
         with self.member.edge():
-            asked = PlanOptions((self.member_name,), options.fusion)
-            found = members.estimate_frozen(self.session, graph, asked)
+            plan_options = PlanOptions((self.member_name,), options.fusion)
+            found = members.estimate_frozen(self.session, graph, plan_options)
         return MemoryEstimate(found.compute_bytes, found.extra_bytes, found.arena_bytes)
 
     def close(self) -> None:
@@ -208,7 +210,7 @@ class RemoteDevice(Device):
 
 
 def check_compiled(plan: hg.Plan, graph: Graph) -> None:
-    """Whether a member's plan is one of the graph. Raises ProtocolError; the plan is freed then."""
+    """Check that a member's plan matches its graph. Otherwise free it, and raise ProtocolError."""
     try:
         check_plan(plan._spec.info, graph)
     except ProtocolError:

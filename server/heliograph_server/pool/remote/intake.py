@@ -1,4 +1,4 @@
-"""How contents come straight to a member: it gives tickets, which we pass on to our clients."""
+"""Direct uploads of contents to a member, by tickets that the member issues for our clients."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from heliograph_server.pool.remote.memory import RemoteBuffer
 if TYPE_CHECKING:
     from heliograph_server.pool.member import Member
 
-#: How many contents are announced in one call.
+#: The most contents announced in one call.
 MOST_AT_ONCE = 10_000
 
 
 class RemoteIntake(Intake):
-    """The contents that come to one member."""
+    """The direct uploads to one member."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -31,21 +31,21 @@ class RemoteIntake(Intake):
         return f"<RemoteIntake of {self._member.name}>"
 
     def admit(
-        self, wanted: Sequence[tuple[bytes, Buffer]], tell: Callable[[int, UploadNews], None]
+        self, contents: Sequence[tuple[bytes, Buffer]], tell: Callable[[int, UploadNews], None]
     ) -> RemoteAdmittance:
         made: list[Announcement] = []
         try:
             with self._member.edge():
-                for first in range(0, len(wanted), MOST_AT_ONCE):
-                    contents = [(digest, _whole(one)) for digest, one in wanted[first : first + MOST_AT_ONCE]]
-                    made.append(members.announce(self._member.session, contents, _telling(tell, first)))
+                for first in range(0, len(contents), MOST_AT_ONCE):
+                    some = [(digest, _whole(one)) for digest, one in contents[first : first + MOST_AT_ONCE]]
+                    made.append(members.announce(self._member.session, some, _telling(tell, first)))
         except BaseException:
             for one in made:
                 one.cancel()
             raise
         tickets = [ticket for one in made for ticket in one.tickets]
-        offers = tuple(self._offer(digest, one) for (digest, _), one in zip(wanted, tickets, strict=True))
-        sizes = [buffer.size_bytes for _, buffer in wanted]
+        offers = tuple(self._offer(digest, one) for (digest, _), one in zip(contents, tickets, strict=True))
+        sizes = [buffer.size_bytes for _, buffer in contents]
         return RemoteAdmittance(self._member, offers, sizes, made)
 
     def _offer(self, digest: bytes, ticket: bytes) -> ContentOffer:
@@ -54,7 +54,7 @@ class RemoteIntake(Intake):
 
 
 class RemoteAdmittance(Admittance):
-    """Contents that a member gave tickets for."""
+    """Contents for which a member has issued tickets."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class RemoteAdmittance(Admittance):
     def relay(self, place: int) -> Relay:
         offer = self.offers[place]
         with _loss_first(self._member):
-            # On the connection of the session's large bytes: the member can be reached by that.
+            # The connection of the session's bulk data reaches the member.
             upload = members.bring(self._member.session, offer, self._sizes[place])
             try:
                 upload.begin()
@@ -109,7 +109,10 @@ class RemoteRelay(Relay):
 
 @contextmanager
 def _loss_first(member: Member) -> Iterator[None]:
-    """Uploads have a connection of their own, whose end is not the member's, whose loss says more."""
+    """A context that raises MemberLostError in place of an upload's error if the member is lost.
+
+    Uploads have a connection of their own; its errors say less than those of the member.
+    """
     try:
         yield
     except HeliographError:
@@ -123,7 +126,7 @@ def _whole(buffer: Buffer) -> hg.Tensor:
 
 
 def _telling(tell: Callable[[int, UploadNews], None], first: int) -> Callable[..., None]:
-    def told(place: int, received_bytes: int, is_over: bool, error: HeliographError | None) -> None:
+    def report(place: int, received_bytes: int, is_over: bool, error: HeliographError | None) -> None:
         tell(first + place, UploadNews(received_bytes, is_over, error))
 
-    return told
+    return report

@@ -1,29 +1,41 @@
-"""Memory of a member: buffers there, and tensors in them as the member knows them.
+"""Memory of a member: buffers on it, and tensors in them as the member knows them.
 
-Writes return when the member has done them, so that what goes wrong is raised by who wrote.
+A write returns when the member has done it, so that its errors are raised by the call that wrote.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import heliograph as hg
+from heliograph.head.handoff import hand_over
 from heliograph.raw import read_bytes, write_bytes
 from heliograph_backends.contract import Arena, Buffer, BufferType, Chunks, Tensor, Usage
 from heliograph_proto.devices import BufferTypeInfo
-from heliograph_proto.errors import InvalidArgumentError, UnsupportedError
+from heliograph_proto.errors import (
+    HeliographError,
+    InvalidArgumentError,
+    MemberLostError,
+    PermissionDeniedError,
+    UnavailableError,
+    UnsupportedError,
+)
 from heliograph_proto.types import DTYPES, TensorType
-from heliograph_server.pool.remote.answers import checked_size
-from heliograph_server.pool.remote.handoff import hand
+from heliograph_server.pool.remote.answers import checked_size, printable
 
 if TYPE_CHECKING:
     from heliograph_server.pool.remote.device import RemoteDevice
 
-#: Views of a buffer that are kept for the next use.
+logger = logging.getLogger(__name__)
+
+
+#: The most views of a buffer that are cached.
 MAX_VIEWS = 256
-#: Sizes of tensors that are remembered.
+#: The most sizes of tensors that are cached.
 MAX_SIZES = 10_000
 
 _Layout: TypeAlias = tuple[TensorType, int, tuple[int, ...]]
@@ -52,12 +64,12 @@ class RemoteBufferType(BufferType):
                 size_bytes, self.device.member_name, buffer_type=self.name, usage=usage
             )
             buffer = RemoteBuffer(self, made, size_bytes, usage)
-        # Whether there is memory is known only when the member has done it.
+        # The member reports a lack of memory only when it handles the command.
         buffer.settle()
         return buffer
 
     def is_readable_by(self, device: RemoteDevice) -> bool:
-        """Whether the member says that its device computes on such memory."""
+        """True if the member reports that its device computes on such memory."""
         return self.device is device and device.member_name in self._readable_by
 
     @property
@@ -65,13 +77,13 @@ class RemoteBufferType(BufferType):
         return self._pads
 
     def alloc_size(self, tensor: TensorType) -> int:
-        """The member's answer, asked for once; where it never pads, nobody need ask."""
+        """The member's answer, cached; without padding no query is needed."""
         if not self._pads:
             return tensor.nbytes
         if tensor not in self._sizes:
-            wanted = [(tensor.shape, tensor.dtype)]
+            query = [(tensor.shape, tensor.dtype)]
             with self.device.member.edge():
-                sizes = self.device.there.placement(wanted, self.name).tensor_bytes
+                sizes = self.device.there.placement(query, self.name).tensor_bytes
             self._sizes[tensor] = checked_size(sizes, tensor)
             if len(self._sizes) > MAX_SIZES:
                 self._sizes.popitem(last=False)
@@ -92,7 +104,7 @@ class RemoteBuffer(Buffer):
         self._member = member
         self._bytes = member.place((size_bytes,), DTYPES["u8"])
         self._lock = threading.Lock()
-        #: Tensors that the member was told of, and views that were used lately.
+        #: Tensors placed on the member, and recently used views.
         self._placed: dict[_Layout, hg.Tensor] = {}
         self._views: OrderedDict[_Layout, hg.Tensor] = OrderedDict()
 
@@ -101,16 +113,16 @@ class RemoteBuffer(Buffer):
 
     @property
     def device(self) -> RemoteDevice:
-        """Where it lies."""
+        """Its device."""
         return self.buffer_type.device
 
     @property
     def whole(self) -> hg.Tensor:
-        """All of its bytes, as the member knows them."""
+        """All of its bytes as a tensor of the member."""
         return self._bytes
 
     def settle(self) -> None:
-        """Waits until the member has done all that was sent for these bytes. Raises what went wrong."""
+        """Wait until the member has handled all commands for these bytes. Raises their errors."""
         self._read(0, memoryview(bytearray(min(1, self.size_bytes))))
 
     def set(self, offset_bytes: int, data: memoryview) -> None:
@@ -145,13 +157,13 @@ class RemoteBuffer(Buffer):
             read_bytes(self._bytes, offset_bytes, out, chunks, self.device.member_stream)
 
     def _settle_at(self, offset_bytes: int, size_bytes: int) -> None:
-        """As `settle`, for a range that was just written: a byte of it can be read once it is there."""
+        """As `settle`, for a range that was just written: read one byte of it."""
         if size_bytes:
             self._read(offset_bytes, memoryview(bytearray(1)))
 
     def array(self, type: TensorType, offset_bytes: int, strides: tuple[int, ...]) -> Any:
         name = self.device.name
-        raise UnsupportedError(f"memory of {name} is another host's", advice="read it with get")
+        raise UnsupportedError(f"the memory of {name} is on another host", advice="read it with get")
 
     def copy_from(self, source: Tensor, destination: Tensor) -> bool:
         return self._copy(source, destination)
@@ -161,12 +173,12 @@ class RemoteBuffer(Buffer):
 
     @staticmethod
     def _copy(source: Tensor, destination: Tensor) -> bool:
-        """On the member itself, if both lie there, or from member to member."""
+        """Copy on the member itself if it has both, or from member to member."""
         ours, theirs = source.buffer, destination.buffer
         if not isinstance(ours, RemoteBuffer) or not isinstance(theirs, RemoteBuffer):
             return False
         if ours.device.member is not theirs.device.member:
-            return hand(ours.tensor(source), ours.device, theirs.tensor(destination), theirs.device)
+            return _hand_over(ours.tensor(source), ours.device, theirs.tensor(destination), theirs.device)
         with ours.device.member.edge():
             ours.tensor(source).copy_and_wait(theirs.tensor(destination), stream=theirs.device.member_stream)
         return True
@@ -177,14 +189,13 @@ class RemoteBuffer(Buffer):
         with self._lock:
             if key in self._placed:
                 return self._placed[key]
-            found = self._views.pop(key) if key in self._views else self._view(tensor)
+            found = self._views.pop(key, None)
+            if found is None:
+                found = self._bytes._view(tensor.offset_bytes, tensor.type, tensor.byte_strides)
             self._views[key] = found
             if len(self._views) > MAX_VIEWS:
                 self._views.popitem(last=False)
         return found
-
-    def _view(self, tensor: Tensor) -> hg.Tensor:
-        return self._bytes._view(tensor.offset_bytes, tensor.type, tensor.byte_strides)
 
     def set_usage(self, usage: Usage) -> None:
         self.usage = usage
@@ -192,10 +203,10 @@ class RemoteBuffer(Buffer):
             self._member.set_usage(usage)
 
     def init_tensor(self, tensor: Tensor) -> None:
-        """The member is told too: its device may keep something beside the tensor."""
+        """Tell the member too: its device may keep data beside the tensor."""
         if tensor.offset_bytes % self.buffer_type.alignment:
             raise InvalidArgumentError(
-                f"a tensor at byte {tensor.offset_bytes}: {self.device.name} wants multiples "
+                f"a tensor at byte {tensor.offset_bytes}: {self.device.name} requires multiples "
                 f"of {self.buffer_type.alignment}"
             )
         with self.device.member.edge():
@@ -224,7 +235,7 @@ class RemoteBuffer(Buffer):
 
 
 class RemoteArena(Arena):
-    """A reservation on the member, which its plans name when they are compiled."""
+    """A reservation on the member, for its plans."""
 
     def __init__(self, device: RemoteDevice, reservation: hg.Reservation) -> None:
         self.device = device
@@ -237,3 +248,32 @@ class RemoteArena(Arena):
     def free(self) -> None:
         if self.device.lost is None:
             self.reservation.reset()
+
+
+def _hand_over(
+    source: hg.Tensor, source_device: RemoteDevice, destination: hg.Tensor, destination_device: RemoteDevice
+) -> bool:
+    """Copy a tensor between members: the destination fetches it.
+
+    Return False if the destination cannot reach the source. Raises MemberLostError for either, and
+    the error of the command that was to compute the tensor.
+    """
+    sender, receiver = source_device.member.site, destination_device.member.site
+    if sender.why_not or receiver.why_not or not receiver.can_reach(sender):
+        return False
+    devices = source_device.member_name, destination_device.member_name
+    try:
+        hand_over(source, destination, sender.address, devices)
+    except HeliographError as error:
+        for device in (source_device, destination_device):
+            if device.member.session.closed:
+                raise device.member.ours(error) from None
+        if isinstance(error, MemberLostError | UnavailableError | PermissionDeniedError):
+            # Both are present, as far as this host knows.
+            logger.warning(
+                "%s cannot fetch from %s: %s", receiver.name, sender.name, printable(error.message)
+            )
+            receiver.cannot_reach(sender)
+            return False
+        raise error.at(replace(error.origin, sequence=0)) from None
+    return True

@@ -26,14 +26,17 @@ from heliograph_server.pool.remote.memory import RemoteBuffer
 if TYPE_CHECKING:
     from heliograph_server.pool.remote.device import RemoteDevice
 
-#: Up to here an input rides in the message of a run.
+#: The largest input that is sent in the message of a run.
 INLINE_BYTES = 64 * 1024
 
 
 class BoundRun:
-    """The tensors of one run, as its member is told of them. Those that lie there are used in place; inputs
-    in this host's memory ride in the run, up to `most_bytes` each; others are brought to memory of `device`,
-    for which this may wait. Outputs that belong elsewhere are fetched."""
+    """The tensors of one run, as its member gets them.
+
+    Tensors on the member are used in place. Inputs in this host's memory are sent with the run, up
+    to `most_bytes` each; others are copied to memory of `device`, which may wait. Outputs that
+    belong elsewhere are fetched.
+    """
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class BoundRun:
         self._most_bytes = most_bytes
         self._made: list[Tensor] = []
         self.inputs: list[hg.Tensor | np.ndarray[Any, Any]] = []
-        #: Outputs that come here, and where they belong.
+        #: Outputs to fetch, and their targets.
         self.fetched = dict[int, Tensor]()
         self.into = dict[int, hg.Tensor]()
         for place, target in enumerate(outputs):
@@ -62,7 +65,7 @@ class BoundRun:
             raise
 
     def _there(self, tensor: Tensor) -> hg.Tensor | None:
-        """A tensor as the member knows it, if it lies there."""
+        """The member's tensor, if it is on the member."""
         buffer = tensor.buffer
         if isinstance(buffer, RemoteBuffer) and buffer.buffer_type.device.member is self._device.member:
             return buffer.tensor(tensor)
@@ -80,7 +83,8 @@ class BoundRun:
         return self._device.tensor(moved)
 
     def take(self, plan: hg.Plan, run: hg.RunFuture) -> None:
-        """Waits for the run's end, and brings what was fetched to where it belongs. Raises its error."""
+        """Wait for the end of the run, and copy the fetched outputs to their targets. Raises the
+        run's error."""
         arrays = run.result()
         ports = plan._spec.info.outputs
         for place, target in self.fetched.items():
@@ -88,7 +92,7 @@ class BoundRun:
             access.write(target, 0, np.ascontiguousarray(array).reshape(-1).view("u1").data)
 
     def close(self) -> None:
-        """Gives back what was taken for it. Idempotent."""
+        """Release what the run has allocated. Idempotent."""
         made, self._made = self._made, []
         # Views keep the member's memory, though its buffer is freed.
         self.inputs = []
@@ -98,7 +102,7 @@ class BoundRun:
 
 
 def bytes_of(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """The bytes of a tensor in host memory: in place where they lie together."""
+    """The bytes of a tensor in host memory, in place if they are contiguous."""
     if not tensor.is_contiguous:
         return np.frombuffer(access.read_whole(tensor), np.uint8)
     row = TensorType(DTYPES["u8"], (tensor.type.nbytes,))
@@ -106,12 +110,13 @@ def bytes_of(tensor: Tensor) -> np.ndarray[Any, Any]:
     return found
 
 
-#: Inputs in this host's memory go with the run, however large: the client library streams what is not small.
+#: Inputs in this host's memory go with the run, whatever their size: the client library streams
+#: large ones.
 MOST_BYTES = 2**62
 
 
 class RemotePlan(Plan):
-    """Made by `RemoteDevice.compile`. A run is one message each way."""
+    """A plan made by `RemoteDevice.compile`. A run is one message each way."""
 
     device: RemoteDevice
     takes_anything = True
@@ -141,24 +146,24 @@ class RemotePlan(Plan):
         for leaf, tensor in zip(self._inputs, inputs, strict=True):
             if tensor.type != leaf.type:
                 raise InvalidInputError(f"input {leaf.name!r} is {leaf.type}, not {tensor.type}")
-        for type, wanted in zip(self._types, outputs, strict=True):
-            if wanted is not None and wanted.type != type:
-                raise InvalidInputError(f"an output is {type}, not {wanted.type}")
+        for type, target in zip(self._types, outputs, strict=True):
+            if target is not None and target.type != type:
+                raise InvalidInputError(f"an output is {type}, not {target.type}")
 
     def _run_small(
         self, member: hg.Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None], abort: Abort
     ) -> bool:
-        """One small message each way, where all that it takes lies in this process, and all that it gives is
-        wanted here; whether it was."""
-        wanted = [one for one in outputs if one is not None and not isinstance(one.buffer, RemoteBuffer)]
-        if len(wanted) < len(outputs) or not all(map(_is_small, inputs)):
+        """Run with one small message each way, if all inputs and outputs are in this process.
+        Return True if it ran."""
+        targets = [one for one in outputs if one is not None and not isinstance(one.buffer, RemoteBuffer)]
+        if len(targets) < len(outputs) or not all(map(_is_small, inputs)):
             return False
         run = members.submit_bytes(member, [bytes_of(one).tobytes() for one in inputs])
         if run is None:
             return False
         with abort.watch(lambda: _cancel(run)):
             found = run.data()
-        for tensor, data in zip(wanted, found, strict=True):
+        for tensor, data in zip(targets, found, strict=True):
             access.write(tensor, 0, memoryview(data))
         return True
 

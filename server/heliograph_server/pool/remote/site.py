@@ -1,6 +1,5 @@
-"""A member as a host that runs partitions of graphs: one message a run, with values in between from and to
-other members.
-"""
+"""A member as a host that runs partitions of graphs: one message a run, with intermediate values
+from and to other members."""
 
 from __future__ import annotations
 
@@ -32,22 +31,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long a member may look for another one.
+#: The time that a member has to look for another one.
 PROBE_SECONDS = 3.0
-#: How long a member may take to say that it is there, when another one says that it is not. A silent one is
-#: lost before, unless it was told to be patient.
+#: The time that a member has to confirm its presence when another one reports it missing. A silent
+#: member is lost earlier, unless its silence is configured to be long.
 CONFIRM_SECONDS = 5.0
 
 
 class RemoteSite(Site):
-    """Thread-safe."""
+    """A member as a site. Thread-safe."""
 
     def __init__(self, member: Member) -> None:
         self.member = member
         self.name = member.name
         self._lock = threading.Lock()
-        #: By the lives of other members: whether it can fetch values from them, as far as is known; and why
-        #: it cannot.
+        #: By incarnation of another member: whether this one can fetch values from it, and why not.
         self._reaches: dict[bytes, bool] = {}
         self._whys: dict[bytes, str] = {}
 
@@ -79,32 +77,35 @@ class RemoteSite(Site):
     def can_reach(self, other: Site) -> bool:
         if other.incarnation not in self._reaches:
             self.look_for(other)
-        # What nobody could ask is found out by trying.
+        # Without a probe the first run finds out.
         return self._reaches.get(other.incarnation, True)
 
     def look_for(self, other: Site, bandwidth_bytes: int = 0) -> tuple[float, float] | None:
-        """Has the member look for another one, and carry so many bytes each way: the seconds of a round trip,
-        and bytes a second (0: not measured). None where it found no way, or could not be asked."""
+        """Make the member probe another one, with so many bytes each way.
+
+        Return the round trip in seconds and the bandwidth in bytes per second (0: not measured).
+        Return None if there is no link, or the member could not be asked.
+        """
         if self.why_not:
             return None
         try:
             found = probe(self.member.session, other.address, bandwidth_bytes, PROBE_SECONDS)
         except HeliographError as error:
-            logger.debug("%s measures no way to %s: %s", self.name, other.name, error)
+            logger.debug("%s cannot probe %s: %s", self.name, other.name, error)
             return None
         reaches = found.error is None and found.incarnation == other.incarnation
         if not reaches and not _answers(other):
             return None
         why = found.error.message if found.error is not None else "another daemon answers there"
         with self._lock:
-            is_news = self._reaches.get(other.incarnation) is not False
+            has_changed = self._reaches.get(other.incarnation) is not False
             self._reaches[other.incarnation] = reaches
             self._whys[other.incarnation] = "" if reaches else why
         if reaches:
             return found.round_trip_seconds, found.bytes_per_second
-        if is_news:
+        if has_changed:
             logger.warning(
-                "%s cannot reach %s: values between them are relayed: %s",
+                "%s cannot reach %s, so values between them are relayed: %s",
                 self.name,
                 other.name,
                 printable(why),
@@ -116,12 +117,12 @@ class RemoteSite(Site):
             self._reaches[other.incarnation] = False
 
     def reach(self, other: Site) -> Reachability:
-        """What is known of it now; nobody is asked."""
+        """The known reachability, without a probe."""
         if why := self.why_not or other.why_not:
             return Reachability(self.name, other.name, False, why)
         with self._lock:
             reachable = self._reaches.get(other.incarnation)
-            why = self._whys.get(other.incarnation) or "a run found no way"
+            why = self._whys.get(other.incarnation) or "a run found no link"
         return Reachability(self.name, other.name, reachable, why if reachable is False else "")
 
     def compile(self, work: SiteWork) -> RemoteSitePlan:
@@ -148,7 +149,7 @@ class RemoteSite(Site):
 
 
 def _answers(site: Site) -> bool:
-    """Whether a member that another one does not find is there all the same."""
+    """True if a member that another one cannot find is present."""
     assert isinstance(site, RemoteSite), "a host of another kind"
     try:
         site.member.session.synchronize(timeout=PROBE_SECONDS)
@@ -163,11 +164,11 @@ def _tensor_there(tensor: Tensor) -> hg.Tensor:
 
 
 class RemoteSitePlan(SitePlan):
-    """Made by `RemoteSite.compile`."""
+    """A plan made by `RemoteSite.compile`."""
 
     def __init__(self, site: RemoteSite, device: RemoteDevice, work: SiteWork, plan: hg.Plan) -> None:
         self.site = site
-        #: Where inputs from elsewhere are put.
+        #: The device for inputs from elsewhere.
         self.device = device
         self.graph = work.graph
         self.compute_bytes = plan.compute_bytes
@@ -179,7 +180,7 @@ class RemoteSitePlan(SitePlan):
 
     @property
     def plan(self) -> hg.Plan:
-        """As the member's client knows it."""
+        """The plan as the member's client knows it."""
         if self._plan is None:
             raise UnknownHandleError("the plan was freed")
         return self._plan
@@ -200,7 +201,7 @@ class RemoteSitePlan(SitePlan):
 
 
 class RemoteSiteRun(SiteRun):
-    """One run of it."""
+    """One run of a `RemoteSitePlan`."""
 
     def __init__(
         self, plan: RemoteSitePlan, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]
@@ -237,6 +238,6 @@ class RemoteSiteRun(SiteRun):
                 self._bound.take(self._plan.plan, self._run)
 
     def close(self) -> None:
-        # It is one of a ring of objects, and keeps what it used.
+        # The future is in a reference cycle, which would keep the tensors of the run.
         self._run = None
         self._bound.close()
