@@ -167,7 +167,7 @@ def pool() -> Iterator[Seen]:
         head = factory.start(*FAKE, "--pool", f"static:{listed},never=127.0.0.1:1")
         with hg.connect(head.url) as session, session.watch() as watch:
             end = time.monotonic() + SECONDS
-            while sum(one.reachable is True for one in session.ways()) < 3 + 6:
+            while sum(one.reachable is True for one in session.links()) < 3 + 6:
                 assert time.monotonic() < end
             members[2].kill()
             while not next_event(watch).lost:

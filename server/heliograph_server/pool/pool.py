@@ -415,9 +415,9 @@ class _Slot:
         except HeliographError as error:
             member.lose(error)
         lived = time.monotonic() - began
-        error = member.lose(hg.SessionClosedError("it is no longer used"))
-        self._failed(error)
-        self._pool.lose(self, member, error)
+        cause = member.lose(hg.SessionClosedError("it is no longer used"))
+        self._failed(cause)
+        self._pool.lose(self, member, cause)
         with contextlib.suppress(Empty):
             while True:
                 # Events of this member must not end the pause before the next attempt.

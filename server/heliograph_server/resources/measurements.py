@@ -116,7 +116,7 @@ class HostMeasurements:
             trip_s, per_s = trip.published or usual.round_trip_s, speed.published or usual.bytes_per_s
             return SiteLink(trip_s, per_s, known, (a, b))
 
-    def way(self, a: str, b: str, reachable: bool | None = None, why: str = "") -> Link:
+    def link_status(self, a: str, b: str, reachable: bool | None = None, why: str = "") -> Link:
         """The link between two sites for status reports, with its known reachability."""
         link = self.link(a, b)
         with self._lock:

@@ -1,1 +1,1 @@
-"""The host: its devices, the sessions that share them, and how it drains. Imports `session`."""
+"""The host: its devices, the sessions that share them, and draining. Imports `session`."""

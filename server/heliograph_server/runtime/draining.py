@@ -1,9 +1,9 @@
-"""How a daemon drains, whoever asks: a signal, or an operator, who may undo it.
+"""Draining of a daemon, after a signal or by an operator, who may undo it.
 
-    serving ──(Drain)──▸ draining ──(no work, or too late)──▸ stopping, or drained if it is to stay
-       ▴───(UndoDrain)──────┴───────────────────────────────────────────────┘
+    serving ──(Drain)──▸ draining ──(no work, or timeout)──▸ stopping, or drained if it is to stay
+       ▴───(UndoDrain)──────┴──────────────────────────────────────────────┘
 
-Lives on the daemon's event loop.
+Runs on the daemon's event loop.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from heliograph_server.runtime.host_slot import HostSlot
 
 logger = logging.getLogger(__name__)
 
-#: How often it is looked whether the deadline has changed.
+#: The interval at which the deadline is checked for changes.
 LOOK_SECONDS = 0.5
-#: Why sessions end with a drain.
+#: The error of sessions that end with a drain.
 DRAINED = DrainingError("the server was drained by its operator", advice="connect elsewhere, or later")
 
 
 class Draining:
-    """The drain of one daemon. `drain_seconds`: how long work may go on unless somebody says otherwise;
-    `tell_health` has whoever routes clients told what is true of the host then.
+    """The drain of one daemon.
 
-    What is decided is done before anything is awaited: nobody who comes meanwhile finds half of it."""
+    `drain_seconds` returns the default time for running work. `tell_health` updates the health
+    status that routes clients. Every state change is complete before the first await, so concurrent
+    calls do not see a half of it.
+    """
 
     def __init__(
         self,
@@ -43,9 +45,9 @@ class Draining:
         self._stay = False
         self._until = 0.0
         self._waiting: asyncio.Task[None] | None = None
-        #: Set when an operator's drain is over, and the daemon is to stop.
+        #: Set when an operator's drain is over, and the daemon should stop.
         self.over = asyncio.Event()
-        #: Set when the daemon stops, and those who look on are to leave.
+        #: Set when the daemon stops, and its observers should disconnect.
         self.hung_up = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -53,7 +55,7 @@ class Draining:
 
     @property
     def status(self) -> DrainStatus:
-        """Where it is. Raises UnavailableError before the devices are ready."""
+        """The current state. Raises UnavailableError before the devices are ready."""
         busy = self._slot.host.busy_sessions
         if self._state is not DrainState.DRAINING:
             return DrainStatus(self._state, busy_sessions=busy)
@@ -61,37 +63,42 @@ class Draining:
         return DrainStatus(self._state, left, self._stay, busy)
 
     async def begin(self, seconds: float = 0.0, *, stay: bool = False) -> DrainStatus:
-        """Drains for so many seconds at most, 0 for what the configuration says; returns at once. Raises
-        InvalidArgumentError, DrainingError."""
+        """Begin to drain, for at most so many seconds; 0 is the configured default. Returns at
+        once.
+
+        Raises InvalidArgumentError, DrainingError.
+        """
         if seconds > LONGEST_DRAIN_SECONDS:
-            advice = f"{LONGEST_DRAIN_SECONDS:.0f} at most"
+            advice = f"at most {LONGEST_DRAIN_SECONDS:.0f} are possible"
             raise InvalidArgumentError(f"a drain of {seconds:.0f} seconds", advice=advice)
         host = self._slot.host
         self._check_not_stopping()
         self._until = asyncio.get_running_loop().time() + (seconds or self._drain_seconds())
         self._state, self._stay = DrainState.DRAINING, stay
         host.drain()
-        logger.info("draining, for an operator")
+        logger.info("draining, by request of an operator")
         if self._waiting is None:
             self._waiting = asyncio.ensure_future(self._wait())
         await self._tell_health()
         return self.status
 
     async def undo(self) -> DrainStatus:
-        """New sessions are welcome again. Raises DrainingError when it is stopping."""
+        """Accept new sessions again. Raises DrainingError when the daemon is stopping."""
         host = self._slot.host
         self._check_not_stopping()
         if self._state is not DrainState.SERVING:
-            # Before anything is waited for: another operator may begin a drain meanwhile, which is in force.
+            # Before the first await: a drain that another operator begins meanwhile must stay in
+            # force.
             host.undo_drain()
             self._state = DrainState.SERVING
-            logger.info("the drain was undone: new sessions are welcome")
+            logger.info("the drain was undone: new sessions are accepted")
             await self._cancel()
             await self._tell_health()
         return self.status
 
     async def stopping(self) -> None:
-        """A signal came: nothing undoes that. Also before the devices are ready. Idempotent."""
+        """Drain after a signal, which cannot be undone. Also before the devices are ready.
+        Idempotent."""
         self._state = DrainState.STOPPING
         if self._slot.is_filled:
             self._slot.host.drain()
@@ -100,27 +107,27 @@ class Draining:
 
     def _check_not_stopping(self) -> None:
         if self._state is DrainState.STOPPING:
-            raise DrainingError("the daemon is stopping", advice="nothing undoes that; start it again")
+            raise DrainingError("the daemon is stopping", advice="this cannot be undone; start it again")
 
     async def _wait(self) -> None:
-        """Waits for running work, and ends what there is then."""
+        """Wait for running work, and end the rest."""
         host, now = self._slot.host, asyncio.get_running_loop().time
         quiet = False
         while not quiet and (left := self._until - now()) > 0:
-            # Not in one go: the deadline may change, and a thread that waits cannot be called off.
+            # In steps: the deadline may change, and a waiting thread cannot be interrupted.
             quiet = await asyncio.to_thread(host.wait_quiet, min(left, LOOK_SECONDS))
         if not quiet:
-            logger.warning("work did not end in time and is cut short")
+            logger.warning("work did not end in time and is interrupted")
         if not self._stay:
             self._state = DrainState.STOPPING
             self.over.set()
             return
         await asyncio.to_thread(host.close_sessions, DRAINED)
         self._state, self._waiting = DrainState.DRAINED, None
-        logger.info("drained, and staying until that is undone")
+        logger.info("drained; staying until the drain is undone")
 
     async def _cancel(self) -> None:
-        """Ends the wait; its thread ends within LOOK_SECONDS."""
+        """Cancel the wait. Its thread ends within LOOK_SECONDS."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.cancel()

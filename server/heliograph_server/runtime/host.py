@@ -1,6 +1,7 @@
 """The host: devices, and the sessions that share them.
 
-Any thread. Opening and closing may block, so the event loop leaves them to others.
+Any thread may call it. Opening and closing may block, so the event loop uses other threads for
+them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial, reduce
-from typing import Protocol
 
 from heliograph_backends.contract import Device
+from heliograph_backends.registry import Registry
 from heliograph_proto import DIRECT_WEIGHTS, FEATURES, VERSION_MAX, VERSION_MIN, WATCH, __version__
 from heliograph_proto.devices import (
-    BackendInfo,
     DeviceChange,
     DeviceList,
     Link,
@@ -65,68 +65,51 @@ logger = logging.getLogger(__name__)
 SERVER = f"heliograph/{__version__}"
 #: The most sessions at once.
 MAX_SESSIONS = 1000
-#: How long a client may take, while the host drains, to ask for a result after it was told of it.
+#: While the host drains, the time that a client has to request a result after the end of its run.
 LINGER_SECONDS = 0.25
-
-
-class DeviceRegistry(Protocol):
-    """What the host needs of `heliograph_backends.registry.Registry`."""
-
-    @property
-    def devices(self) -> Sequence[Device]: ...
-
-    @property
-    def backends(self) -> Sequence[BackendInfo]: ...
-
-    def device(self, name: str = "") -> Device: ...
-
-    def acquire(self) -> Sequence[Device]: ...
-
-    def release(self, devices: Sequence[Device]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class HostStatistics(SessionStatistics):
-    """What all sessions hold now. All zero when there are none."""
+    """The resources that all sessions hold now. All zero without sessions."""
 
     sessions: int = 0
     timers: int = 0
-    #: Open ends of edges to other daemons, and bytes that are held for these.
+    #: Open ends of edges to other daemons, and bytes held for those.
     edges: int = 0
     exchanged_bytes: int = 0
 
 
 class Host:
-    """Devices and sessions of this process. Thread-safe. Owns the registry: `close` closes it.
+    """The devices and sessions of this process. Thread-safe. Owns the registry: `close` closes it.
 
     Raises ConfigurationError when there is no device.
     """
 
     def __init__(
         self,
-        registry: DeviceRegistry,
+        registry: Registry,
         limits: Limits | None = None,
         store: ContentStore | None = None,
         pool: Membership | None = None,
     ) -> None:
-        """`pool`: devices of other daemons, behind those of the registry. The host owns it."""
+        """`pool` has devices of other daemons, which follow those of the registry. The host owns
+        it."""
         if not registry.devices and pool is None:
             whys = "; ".join(f"{one.name}: {one.why}" for one in registry.backends if one.why)
-            raise ConfigurationError(f"there is no device ({whys or 'no backend was asked for'})")
+            raise ConfigurationError(f"there is no device ({whys or 'no backend was requested'})")
         self.limits = limits or Limits()
-        #: What is asked of devices without a session, by the bytes of the questions.
+        #: Staging for queries of devices without a session.
         self.questions = Staging(self.limits.in_flight_bytes, "questions")
-        #: Of devices and of the ways between their sites: whoever measures tells it.
+        #: Measurements of devices and of the links between their sites.
         self.measurements = HostMeasurements()
-        #: Another one means that another life of the server answers.
+        #: Identifies this run of the server.
         self.incarnation = secrets.token_bytes(16)
-        #: Values that come from other daemons, and go to them.
+        #: Values from and to other daemons.
         self.exchange = LiveExchange(self.limits)
-        #: Those who are told of every run. Whoever is to be, joins before sessions are opened.
+        #: Observers of every run. They are added before sessions are opened.
         self.observers: list[RunObserver] = []
-        #: What makes spans of what is traced; None: nothing. It joins likewise.
+        #: Creates spans for traced runs; None: no tracing. Set before sessions are opened.
         self.tracing: Tracing | None = None
         self._registry = registry
         self._pool = pool
@@ -135,26 +118,26 @@ class Host:
         self.cache_writer = (
             CacheWriter(self.store, self.store.cache) if self.store.cache is not None else None
         )
-        #: Contents that come by tickets.
+        #: Contents that are uploaded by tickets.
         self.admissions = Admissions()
         self._device_locks: dict[str, DeviceLock] = {}
         self._tenants = Tenants()
-        #: Of those whom the daemon does not know by name, all together.
+        #: The quota that all tenants without a name share.
         self._quota = Quota()
         self._deadlines = Deadlines()
         self._room = MemoryReclaim()
-        for giver in (self.store, self.cache_writer):
-            if giver is not None:
-                self._room.join(giver)
+        for owner in (self.store, self.cache_writer):
+            if owner is not None:
+                self._room.join(owner)
         self._changed = threading.Condition()
         self._sessions: dict[bytes, Session] = {}
         self._reapers: dict[bytes, Timer] = {}
         self._numbers = itertools.count(1)
         self._draining = False
         self._closed = False
-        #: What sessions did that have ended.
+        #: Totals of sessions that have ended.
         self._past = SessionCounts()
-        #: How often a member that was ready was lost.
+        #: The number of losses of ready members.
         self.lost_members = 0
         self._started = time.monotonic()
         if pool is not None:
@@ -162,7 +145,7 @@ class Host:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "draining" if self._draining else "open"
-        return f"<Host {state}: {len(self._devices)} devices, {len(self._sessions)} sessions>"
+        return f"<Host {state}: {len(self.devices)} devices, {len(self._sessions)} sessions>"
 
     def statistics(self) -> HostStatistics:
         parts = [one.statistics() for one in self._all_sessions()]
@@ -177,36 +160,32 @@ class Host:
         )
 
     def counts(self) -> SessionCounts:
-        """What all sessions have done so far, also those that have ended."""
+        """The totals of all sessions, including those that have ended."""
         with self._changed:
             past, present = self._past, list(self._sessions.values())
             return reduce(SessionCounts.plus, (one.counts for one in present), past)
 
     @property
     def is_draining(self) -> bool:
-        """Whether it takes no new sessions."""
+        """True if it accepts no new sessions."""
         return self._draining
 
     @property
     def members(self) -> tuple[MemberInfo, ...]:
-        """Of its pool; none without one."""
+        """The members of its pool. Empty without a pool."""
         return tuple(self._pool.members) if self._pool is not None else ()
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """By priority; those of members last."""
-        return self._devices
-
-    # Devices
-
-    @property
-    def _devices(self) -> tuple[Device, ...]:
-        """By priority: those of this host first, then those of its members."""
+        """All devices by priority: those of this host first, then those of its members."""
         return (*self._registry.devices, *(self._pool.devices if self._pool is not None else ()))
 
+    # Devices
     def _device(self, name: str) -> Device:
-        """By name, in upper or lower case; "" is the first. Raises UnknownDeviceError, and why a member that
-        would have it does not."""
+        """Return a device by name, ignoring case; "" is the first.
+
+        Raises UnknownDeviceError, and the reason why a member does not offer the device.
+        """
         pooled = self._pool.devices if self._pool is not None else ()
         found = next((one for one in pooled if one.name.casefold() == name.casefold()), None)
         if found is not None:
@@ -221,34 +200,36 @@ class Host:
         return self._pool.why_missing(name) if self._pool is not None else None
 
     def device_list(self) -> DeviceList:
-        """All devices, and the backends and members behind them, with what could not start."""
-        found = describe(self._devices, self._room)
+        """All devices, backends and members, with the reasons for those that could not start."""
+        found = describe(self.devices, self._room)
         return DeviceList(found, tuple(self._registry.backends), SERVER, members=self.members)
 
     def links(self) -> tuple[Link, ...]:
-        """Between the members of the pool that are ready, and from here to them; none without a pool."""
+        """The links between ready members of the pool, and from here to them. Empty without a
+        pool."""
         reaches = self._pool.reaches if self._pool is not None else ()
-        return tuple(self.measurements.way(one.a, one.b, one.reachable, one.why) for one in reaches)
+        return tuple(self.measurements.link_status(one.a, one.b, one.reachable, one.why) for one in reaches)
 
     def memory(self, name: str = "") -> Memory:
-        """A device's memory, now. Raises UnknownDeviceError, MemberLostError."""
+        """A device's memory now. Raises UnknownDeviceError, MemberLostError."""
         return memory_of(self._device(name), self._room)
 
     def query_ops(self, device: str, queries: Sequence[OpQuery]) -> tuple[OpAnswer, ...]:
-        """Whether a device can run nodes like these. Raises UnknownDeviceError."""
+        """The device's support of each of these nodes. Raises UnknownDeviceError."""
         return query_ops(self._device(device), queries)
 
     def query_placement(self, device: str, buffer_type: str, tensors: Sequence[TensorType]) -> PlacementInfo:
-        """What tensors would take of a device. Raises UnknownDeviceError, InvalidArgumentError."""
+        """The sizes of tensors on a device. Raises UnknownDeviceError, InvalidArgumentError."""
         return query_placement(self._device(device), buffer_type, tensors)
 
     def _devices_changed(self, change: MembershipChange) -> None:
-        """Devices of a member came, or are gone. From the pool's threads, one change at a time."""
+        """Apply a change of members' devices. Called from the pool's threads, one change at a
+        time."""
         with self._changed:
             self.lost_members += bool(change.lost)
             for device in change.appeared:
                 self._device_locks.setdefault(device.name, DeviceLock())
-        told = DeviceChange(
+        device_change = DeviceChange(
             change.member,
             describe(change.appeared, self._room),
             tuple(device.name for device in change.lost),
@@ -256,7 +237,7 @@ class Host:
             self._daemons,
         )
         for session in self._all_sessions():
-            session.change_devices(change, told)
+            session.change_devices(change, device_change)
         if change.lost:
             self.store.forget_lost()
 
@@ -267,32 +248,35 @@ class Host:
     # Tenants
 
     def tenants(self) -> tuple[TenantUsage, ...]:
-        """What each tenant has, by name; those that had a session since the host began."""
+        """The usage of each tenant that had a session, by name."""
         return self._tenants.usages()
 
     def set_quota(self, tenant: str, quota: Quota) -> None:
-        """Another quota of a tenant, "" for all without a name, for what comes next; what is there stays."""
+        """Change the quota of a tenant; "" is all without a name. It limits new usage; existing
+        usage stays."""
         if not tenant:
             self._quota = quota
         self._tenants.change(tenant, quota)
 
     @property
     def is_accepting(self) -> bool:
-        """Whether a session can be opened, and would have a device."""
+        """True if a session can be opened, and would have a device."""
         with self._changed:
             is_open = not self._draining and not self._closed
-        return is_open and any(one.lost is None for one in self._devices)
+        return is_open and any(one.lost is None for one in self.devices)
 
     @property
     def is_beyond_help(self) -> bool:
-        """Whether all devices are lost, and some of this host's, which come back with a restart alone."""
-        return bool(self._registry.devices) and all(one.lost is not None for one in self._devices)
+        """True if all devices are lost, including some of this host, which only a restart brings
+        back."""
+        return bool(self._registry.devices) and all(one.lost is not None for one in self.devices)
 
     # Sessions
 
     @property
     def _features(self) -> tuple[str, ...]:
-        """What it knows. Where contents will lie is worth a question only if some memory is elsewhere."""
+        """The supported features. Direct uploads are among them only if some memory is on another
+        daemon."""
         is_direct = self._pool is not None or any(one.intake is not None for one in self._registry.devices)
         return tuple(one for one in FEATURES if one != DIRECT_WEIGHTS or is_direct)
 
@@ -304,10 +288,10 @@ class Host:
         secret: bytes = b"",
         principal: Principal = ANYBODY,
     ) -> SessionInfo:
-        """A new session, which must be attached in time. `secret`: of its tenant, if it has one; `principal`:
-        who opens it.
+        """Open a session, which must be attached in time.
 
-        Raises InvalidArgumentError, DrainingError, VersionMismatchError, LimitExceededError.
+        `secret` identifies its tenant, if it has one; `principal` is the caller. Raises
+        InvalidArgumentError, DrainingError, VersionMismatchError, LimitExceededError.
         """
         version = _common_version(versions)
         tenant = tenant_of(secret, principal.tenant) if secret else b""
@@ -320,7 +304,7 @@ class Host:
             self._registry.release(own)
             raise
         try:
-            # Afterwards: what changes meanwhile the session is told.
+            # After the session was added, which receives all later changes.
             described = describe(session.devices, self._room)
         except BaseException as error:
             session.close(typed(error, "describing devices"))
@@ -346,7 +330,7 @@ class Host:
         watches: bool,
         principal: Principal,
     ) -> Session:
-        # Who is added then is told of every change that is not in its devices.
+        # Under the lock: a session that is added here receives every change that its devices lack.
         with self._changed:
             self._check_room()
             if not principal.tenant:
@@ -390,8 +374,10 @@ class Host:
         return session
 
     def session(self, token: bytes, principal: Principal | None = None) -> Session:
-        """Raises SessionClosedError for a token that names none, or none any more, or, where it matters who
-        asks, one of another tenant: the same words for all."""
+        """Return an open session. Raises SessionClosedError for an unknown or closed one.
+
+        With a principal, sessions of other tenants count as unknown: the answer is the same.
+        """
         with self._changed:
             found = self._sessions.get(token)
         if found is None or (principal is not None and found.principal.tenant != principal.tenant):
@@ -399,7 +385,7 @@ class Host:
         return found
 
     def end_sessions(self, why: Callable[[Principal], HeliographError | None]) -> None:
-        """Ends, on threads of their own, the sessions of whoever there is an error for."""
+        """End the sessions of those principals that have an error, each on a thread of its own."""
         for session in self._all_sessions():
             if (error := why(session.principal)) is not None and session.closed is None:
                 logger.info("%s is ended: %s", session, error.message)
@@ -409,16 +395,16 @@ class Host:
     def _check_room(self) -> None:
         if self._draining:
             raise DrainingError(
-                "the server is draining, and takes no new session", advice="try later, or elsewhere"
+                "the server is draining and accepts no new sessions", advice="try later, or elsewhere"
             )
         if len(self._sessions) >= MAX_SESSIONS:
             raise LimitExceededError(f"{MAX_SESSIONS} sessions are open", advice="try later")
 
     def _reap(self, session: Session) -> None:
         if not session.is_attached:
-            logger.info("%s: the command stream did not come in time", session, extra=session.log_fields)
-            error = SessionClosedError("the command stream did not come in time", advice="open another")
-            # Closing may wait for a compile, which the timer thread must not.
+            logger.info("%s: the command stream was not opened in time", session, extra=session.log_fields)
+            error = SessionClosedError("the command stream was not opened in time", advice="open another")
+            # Closing may wait for a compile; the timer thread must not.
             threading.Thread(target=session.close, args=(error,), name="heliograph-reaper").start()
 
     def _forget(self, token: bytes, devices: Sequence[Device], holding: Holding, share: QuotaShare) -> None:
@@ -438,57 +424,58 @@ class Host:
 
     @property
     def sessions(self) -> Sequence[Session]:
-        """Those that are open, by number."""
+        """The open sessions, by number."""
         return sorted(self._all_sessions(), key=lambda one: one.number)
 
     @property
     def uptime_seconds(self) -> float:
-        """Since it was made."""
+        """The time in seconds since the host was created."""
         return time.monotonic() - self._started
 
     def devices_now(self) -> tuple[DeviceStatus, ...]:
-        """All devices with their memory and how long they were busy; asking may take as long as a lost member
-        may say nothing."""
-        return tuple(status_of(one, self._room, self._device_locks.get(one.name)) for one in self._devices)
+        """The status of all devices. May take as long as the silence after which a member is
+        lost."""
+        return tuple(status_of(one, self._room, self._device_locks.get(one.name)) for one in self.devices)
 
-    # The end
+    # Draining and closing
 
     def drain(self) -> None:
-        """From now on refuses new sessions. Idempotent."""
+        """Refuse new sessions from now on. Idempotent."""
         with self._changed:
             self._draining = True
         for session in self._all_sessions():
             session.watch(self._notify)
 
     def wait_quiet(self, timeout: float) -> bool:
-        """After `drain`: waits until no session has work, `timeout` seconds at most. Whether so.
+        """After `drain`, wait until no session has work, at most `timeout` seconds. Return True if
+        so.
 
-        A client asks for large results once it knows that their run has ended, so for that moment the last
-        word is not spoken: all sessions must have been quiet for LINGER_SECONDS.
+        A client requests large results after it learns of the end of their run. So all sessions
+        must stay quiet for LINGER_SECONDS.
         """
         end = time.monotonic() + timeout
         with self._changed:
             while self._changed.wait_for(self._is_quiet, max(0.0, end - time.monotonic())):
                 if self._closed or not self._sessions:
                     return True
-                came = partial(self._came_since, self._commands())
-                if not self._changed.wait_for(came, LINGER_SECONDS):
+                is_new = partial(self._has_new_commands, self._commands())
+                if not self._changed.wait_for(is_new, LINGER_SECONDS):
                     return True
         return False
 
     def undo_drain(self) -> None:
-        """New sessions are welcome again, unless it is closed. Idempotent."""
+        """Accept new sessions again, unless the host is closed. Idempotent."""
         with self._changed:
             self._draining = self._closed
             self._changed.notify_all()
 
     @property
     def busy_sessions(self) -> int:
-        """How many have work."""
+        """The number of sessions with work."""
         return sum(not one.is_quiet for one in self._all_sessions())
 
     def hurry(self) -> None:
-        """Ends `wait_quiet`."""
+        """End `wait_quiet` at once."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -498,11 +485,11 @@ class Host:
             self._closed or not self._draining or all(session.is_quiet for session in self._sessions.values())
         )
 
-    def _came_since(self, commands: int) -> bool:
+    def _has_new_commands(self, commands: int) -> bool:
         return self._closed or self._commands() != commands
 
     def _commands(self) -> int:
-        """How many commands came so far of sessions that are there."""
+        """The number of commands so far of the open sessions."""
         return sum(session.commands for session in self._sessions.values())
 
     def _notify(self) -> None:
@@ -510,7 +497,7 @@ class Host:
             self._changed.notify_all()
 
     def close_sessions(self, error: HeliographError) -> None:
-        """Ends all sessions at once, each within its bound."""
+        """End all sessions in parallel, each within its time limit."""
         closers = [
             threading.Thread(target=one.close, args=(error,), name="heliograph-close")
             for one in self._all_sessions()
@@ -521,7 +508,7 @@ class Host:
             closer.join(3 * CLOSE_SECONDS)
 
     def close(self) -> None:
-        """Ends all sessions, threads and devices. Idempotent."""
+        """End all sessions, threads and devices. Idempotent."""
         self.drain()
         self.close_sessions(DrainingError("the server is shutting down", advice="try later, or elsewhere"))
         self.hurry()
@@ -547,5 +534,5 @@ def _common_version(versions: tuple[int, int]) -> int:
 
 
 def _printable(client: str) -> str:
-    """A name that is safe in a log."""
+    """A client's name, safe for a log."""
     return "".join(one if one.isprintable() else "?" for one in client[:100])

@@ -1,4 +1,4 @@
-"""The place where services find the host, once its devices are ready. Event loop."""
+"""Access of the services to the host, which exists once the devices are ready. Event loop only."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from heliograph_server.session.session import Session
 
 
 class HostSlot:
-    """Where services find the host, once the devices are ready."""
+    """The host, once its devices are ready."""
 
     def __init__(self, host: Host | None = None) -> None:
         self._host = host
-        #: How many calls were refused, by the reason of the error. The event loop's.
+        #: The number of refused calls by the error's reason. Used on the event loop.
         self.refused: Counter[int] = Counter()
 
     def fill(self, host: Host) -> None:
@@ -23,16 +23,16 @@ class HostSlot:
 
     @property
     def is_filled(self) -> bool:
-        """Whether the devices are ready."""
+        """True if the devices are ready."""
         return self._host is not None
 
     @property
     def host(self) -> Host:
-        """Raises UnavailableError while the devices are starting."""
+        """The host. Raises UnavailableError while the devices are starting."""
         if self._host is None:
             raise UnavailableError("the server is starting its devices", advice="try again in a moment")
         return self._host
 
     def session(self, token: bytes) -> Session:
-        """A session of whoever makes the call. Raises SessionClosedError, UnavailableError."""
+        """A session of the caller. Raises SessionClosedError, UnavailableError."""
         return self.host.session(token, current_principal())

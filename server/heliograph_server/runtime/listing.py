@@ -1,4 +1,4 @@
-"""What a host tells of its devices. Any thread."""
+"""Descriptions and status of a host's devices. Any thread may call them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from heliograph_server.resources.reclaim import MemoryReclaim
 
 
 def describe(devices: Sequence[Device], room: MemoryReclaim) -> tuple[DeviceInfo, ...]:
-    """All that there is to know of each device, now."""
+    """Describe the devices as they are now."""
     return tuple(_describe_one(one, devices, room) for one in devices)
 
 
 def memory_of(device: Device, room: MemoryReclaim) -> Memory:
-    """What a device has: memory that nobody uses is free, since it is given back when it is wanted."""
+    """A device's memory. Idle memory counts as free, since it is reclaimed on demand."""
     found = device.memory()
     idle_bytes = room.idle_on(device.name) if found.total_bytes else 0
     return replace(found, free_bytes=found.free_bytes + idle_bytes)
 
 
 def status_of(device: Device, room: MemoryReclaim, device_lock: DeviceLock | None) -> DeviceStatus:
-    """What a device has now, and for how long it was busy."""
-    memory, _ = _ask_memory(device, room)
+    """A device's memory now, and its total busy time."""
+    memory, _ = _query_memory(device, room)
     return DeviceStatus(
         name=device.name,
         description=device.description,
@@ -39,7 +39,7 @@ def status_of(device: Device, room: MemoryReclaim, device_lock: DeviceLock | Non
 
 
 def _describe_one(device: Device, devices: Sequence[Device], room: MemoryReclaim) -> DeviceInfo:
-    memory, missing = _ask_memory(device, room)
+    memory, missing = _query_memory(device, room)
     return DeviceInfo(
         name=device.name,
         description=device.description,
@@ -55,8 +55,9 @@ def _describe_one(device: Device, devices: Sequence[Device], room: MemoryReclaim
     )
 
 
-def _ask_memory(device: Device, room: MemoryReclaim) -> tuple[Memory, dict[str, str]]:
-    """Its memory, and what it does not offer now. A device that is lost must not take the others with it."""
+def _query_memory(device: Device, room: MemoryReclaim) -> tuple[Memory, dict[str, str]]:
+    """The memory of a device, and reasons for what it does not offer. A lost device must not make
+    the others fail."""
     missing = dict(device.why_missing())
     if device.lost is not None:
         return Memory(), missing

@@ -1,25 +1,27 @@
-"""What a host tells operators: its sessions, tenants and devices at one moment, and rates between two.
+"""Status of a host for operators: sessions, tenants and devices at one moment, and rates between
+two moments.
 
-Any thread.
+Any thread may call these functions.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from heliograph_proto.sessions import DeviceStatus, DrainStatus, SessionStatus, Snapshot
 from heliograph_server.runtime.host import SERVER, Host
 from heliograph_server.session.session import Session
 
-#: Shorter than this two snapshots say nothing of a rate.
+#: Below this interval two snapshots give no rate.
 LEAST_SECONDS = 1e-3
 
 
 def take_snapshot(host: Host, drain: DrainStatus, log_level: str, before: Snapshot | None = None) -> Snapshot:
-    """What a host has and does now, with rates since the snapshot `before` of the same stream. Blocks while
-    devices of other hosts are asked for their memory."""
+    """The state of a host now, with rates since the snapshot `before` of the same stream.
+
+    Blocks while devices of other hosts report their memory.
+    """
     taken = Snapshot(
         server=SERVER,
         incarnation=host.incarnation,
@@ -35,12 +37,12 @@ def take_snapshot(host: Host, drain: DrainStatus, log_level: str, before: Snapsh
 
 
 def list_sessions(host: Host) -> tuple[SessionStatus, ...]:
-    """The sessions that are open, with average rates since each was opened."""
-    return tuple(_with_averages(session_status(one)) for one in host.sessions)
+    """The open sessions, with average rates since each was opened."""
+    return tuple(_with_session_rates(session_status(one), None) for one in host.sessions)
 
 
 def session_status(session: Session) -> SessionStatus:
-    """What a session has and did so far; without rates."""
+    """The state and totals of a session, without rates."""
     found, traffic = session.statistics(), session.traffic
     return SessionStatus(
         number=session.number,
@@ -65,12 +67,16 @@ def session_status(session: Session) -> SessionStatus:
 
 
 def with_rates(now: Snapshot, before: Snapshot | None) -> Snapshot:
-    """The snapshot with rates and shares since the one before, where that is of the same life of the daemon;
-    else, and for what was not there then, averages since it began."""
+    """Add rates and shares since the snapshot before, if it is of the same incarnation of the
+    daemon.
+
+    Otherwise, and for sessions and devices that are new, they are averages since the start.
+    """
     if before is None or before.incarnation != now.incarnation:
         before = Snapshot(now.server)
     seconds = now.uptime_seconds - before.uptime_seconds
-    devices, sessions = _by_name(before.devices), {one.number: one for one in before.sessions}
+    devices = {one.name: one for one in before.devices}
+    sessions = {one.number: one for one in before.sessions}
     return replace(
         now,
         devices=tuple(_with_share(one, devices.get(one.name), seconds) for one in now.devices),
@@ -78,17 +84,9 @@ def with_rates(now: Snapshot, before: Snapshot | None) -> Snapshot:
     )
 
 
-def _by_name(devices: Iterable[DeviceStatus]) -> Mapping[str, DeviceStatus]:
-    return {one.name: one for one in devices}
-
-
 def _with_share(now: DeviceStatus, before: DeviceStatus | None, seconds: float) -> DeviceStatus:
     busy_seconds = now.busy_seconds - (before.busy_seconds if before is not None else 0.0)
     return replace(now, busy_share=min(1.0, max(0.0, busy_seconds / max(seconds, LEAST_SECONDS))))
-
-
-def _with_averages(now: SessionStatus) -> SessionStatus:
-    return _with_session_rates(now, None)
 
 
 def _with_session_rates(now: SessionStatus, before: SessionStatus | None) -> SessionStatus:

@@ -1,12 +1,13 @@
-"""Contents that others bring straight into tensors of a session, by tickets: a member's side.
+"""Uploads straight into tensors of a session, by tickets: the member's side.
 
-    add ──▸ waiting ◂──(broke off)── coming ──(all bytes, right digest)──▸ over
-               │                        │
-               └──(void, or void of bytes for ten minutes, or wrong bytes)──▸ over, with an error
+    add ──▸ waiting ◂──(interrupted)── uploading ──(all bytes, right digest)──▸ over
+               │                           │
+               └──(no bytes for ten minutes, wrong bytes, or cancelled)──▸ over, with an error
 
-A ticket is 32 random bytes. It is good until its content is over; one upload at a time has it, others wait.
+A ticket is 32 random bytes, valid until its content is over. One upload at a time uses it; others
+wait.
 
-Any thread.
+Everything here may be called from any thread.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from heliograph_backends.contract import Tensor, UploadNews
@@ -41,18 +43,18 @@ from heliograph_server.weights.uploads import BREAKS, IncomingUpload
 logger = logging.getLogger(__name__)
 
 TICKET_BYTES = 32
-#: By how many of them one is looked up; the others are compared in constant time.
+#: The length of the prefix for look-ups. The rest is compared in constant time.
 NAME_BYTES = 16
-#: The most contents that are announced in one call, and the most of all sessions that are not over.
+#: The most contents announced in one call, and the most unfinished contents of all sessions.
 MOST_AT_ONCE = 10_000
 MOST_IN_ALL = 100_000
-#: How long nothing may come of a content.
+#: The longest time without bytes of a content.
 IDLE_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A content to come: its digest, and the handle of the tensor to which it goes."""
+    """An expected content: its digest, and the handle of its tensor."""
 
     tensor: int
     size_bytes: int
@@ -65,7 +67,7 @@ class Admission:
     def __init__(
         self,
         session: Session,
-        what: Announced,
+        content: Announced,
         tensor: Tensor,
         tell: Callable[[UploadNews], None],
         over: Callable[[Admission], None],
@@ -73,11 +75,11 @@ class Admission:
     ) -> None:
         self.ticket = secrets.token_bytes(TICKET_BYTES)
         self.session = session
-        self.size_bytes = what.size_bytes
+        self.size_bytes = content.size_bytes
         self.received_bytes = 0
-        #: When something of it came last.
+        #: The time of its last bytes.
         self.active = clock()
-        self._digest, self._tensor, self._tell, self._over = what.digest, tensor, tell, over
+        self._digest, self._tensor, self._tell, self._over = content.digest, tensor, tell, over
         self._clock = clock
         self._hash: Any = hasher()
         self._lock = threading.Lock()
@@ -91,11 +93,11 @@ class Admission:
 
     @property
     def name(self) -> bytes:
-        """What of the ticket it is looked up by."""
+        """The prefix of the ticket by which it is looked up."""
         return self.ticket[:NAME_BYTES]
 
     def begin(self) -> Future[AdmittedUpload]:
-        """An upload from `received_bytes` on, once nobody else has one."""
+        """Begin an upload from `received_bytes` on, when no other one is in progress."""
         future: Future[AdmittedUpload] = Future()
         with self._lock:
             self._waiting.append(future)
@@ -103,7 +105,8 @@ class Admission:
         return future
 
     def _next(self) -> None:
-        """Lets the next one upload, if nobody does; all that wait, if there is nothing more to upload."""
+        """Start the next upload if none is in progress; if the content is over, start all that
+        wait."""
         while True:
             with self._lock:
                 if not self._waiting or (self._upload is not None and not self._is_over):
@@ -122,7 +125,8 @@ class Admission:
                 future.set_exception(error)
 
     def write(self, upload: AdmittedUpload, data: memoryview) -> None:
-        """The next bytes; under the upload's lock. Raises ProtocolError when they are not wanted any more."""
+        """Write the next bytes, under the upload's lock. Raises ProtocolError if they are not
+        needed."""
         with self._lock:
             if self._upload is not upload:
                 raise ProtocolError("the upload is over")
@@ -132,18 +136,21 @@ class Admission:
         self.active = self._clock()
 
     def finish(self, upload: AdmittedUpload) -> None:
-        """All bytes came. Raises ContentMismatchError, or why they are not wanted any more."""
+        """Check the complete content. Raises ContentMismatchError, or the reason why it is not
+        needed."""
         with self._lock:
             if self._is_over and self._error is None:
-                return  # another upload brought it meanwhile
+                return  # another upload completed it meanwhile
             if self._upload is not upload:
                 raise self._error.anew() if self._error is not None else ProtocolError("the upload is over")
         if self._hash.digest() != self._digest:
-            raise ContentMismatchError("the bytes do not have the digest announced", advice="send them again")
+            raise ContentMismatchError(
+                "the bytes do not match the announced digest", advice="send them again"
+            )
         self.end(None)
 
     def broke(self, upload: AdmittedUpload) -> None:
-        """An upload ended before its end; what came stays."""
+        """Interrupt an upload. Its bytes stay."""
         with self._lock:
             if self._upload is not upload or self._is_over:
                 return
@@ -153,11 +160,12 @@ class Admission:
         self._next()
 
     def is_idle(self, before: float) -> bool:
-        """Whether nothing came since then."""
+        """True if no bytes have arrived since then."""
         return self.active <= before
 
     def end(self, error: HeliographError | None) -> None:
-        """The content is there, or will not come. An upload that is under way is told so. Idempotent."""
+        """End the content, with an error if it will not arrive. Aborts an upload in progress.
+        Idempotent."""
         with self._lock:
             if self._is_over:
                 return
@@ -165,14 +173,14 @@ class Admission:
             upload, self._upload = self._upload, None
         self._over(self)
         if error is not None and upload is not None:
-            # Waits for a piece that is being written: afterwards nobody writes there.
+            # Waits for a piece that is being written; no write follows.
             upload.abort(error)
         self._tell(UploadNews(self.received_bytes, is_over=True, error=error))
         self._next()
 
 
 class AdmittedUpload(IncomingUpload):
-    """Bytes of an announced content, straight into its tensor, and hashed on the way."""
+    """An upload of an announced content, straight into its tensor and hashed on the way."""
 
     def __init__(self, admission: Admission) -> None:
         super().__init__(admission.size_bytes, lambda _upload: None)
@@ -202,7 +210,7 @@ class AdmittedUpload(IncomingUpload):
 
 
 class Admissions:
-    """All of a host. Thread-safe."""
+    """The announced contents of a host. Thread-safe."""
 
     def __init__(
         self,
@@ -215,58 +223,60 @@ class Admissions:
         self._lock = threading.Lock()
         self._by_name: dict[bytes, Admission] = {}
         self._is_armed = False
-        self._was_told = False
+        self._has_logged = False
 
     def __repr__(self) -> str:
         return f"<Admissions of {len(self._by_name)} contents>"
 
     def admit(
-        self, session: Session, wanted: Sequence[Announced], tell: Callable[[int, UploadNews], None]
+        self, session: Session, contents: Sequence[Announced], tell: Callable[[int, UploadNews], None]
     ) -> list[Admission]:
-        """Announces contents; `tell` is called with the place of each, from any thread. All or none.
+        """Announce contents, all or none. `tell` is called with the index of a content, from any
+        thread.
 
-        Raises LimitExceededError, InvalidArgumentError, UnknownHandleError, or why the session is closed.
+        Raises LimitExceededError, InvalidArgumentError, UnknownHandleError, or the error of a
+        closed session.
         """
-        self._check(wanted)
+        self._check(contents)
         made: list[Admission] = []
         try:
-            for place, one in enumerate(wanted):
-                made.append(self._admit(session, one, _telling(tell, place)))
+            for place, one in enumerate(contents):
+                made.append(self._admit(session, one, partial(tell, place)))
         except HeliographError as error:
             for admission in made:
                 admission.end(error)
             raise
         return made
 
-    def _check(self, wanted: Sequence[Announced]) -> None:
-        if len(wanted) > MOST_AT_ONCE or len(self._by_name) + len(wanted) > MOST_IN_ALL:
+    def _check(self, contents: Sequence[Announced]) -> None:
+        if len(contents) > MOST_AT_ONCE or len(self._by_name) + len(contents) > MOST_IN_ALL:
             raise LimitExceededError(
-                f"{len(wanted):,} contents are announced, beside {len(self._by_name):,} that have not come; "
-                f"this server takes {MOST_AT_ONCE:,} at once and {MOST_IN_ALL:,} in all",
+                f"{len(contents):,} contents are announced, and {len(self._by_name):,} are unfinished; "
+                f"this server allows {MOST_AT_ONCE:,} at once and {MOST_IN_ALL:,} in all",
                 advice="announce fewer",
             )
-        for one in wanted:
+        for one in contents:
             if len(one.digest) != DIGEST_BYTES or not one.size_bytes:
                 raise InvalidArgumentError(
                     f"a content of {one.size_bytes} bytes with a digest of {len(one.digest)}: it must have "
                     f"bytes, and BLAKE3 has {DIGEST_BYTES}"
                 )
 
-    def _admit(self, session: Session, what: Announced, tell: Callable[[UploadNews], None]) -> Admission:
-        tensor, let_go = session.hold_bytes(what.tensor, what.size_bytes)
+    def _admit(self, session: Session, content: Announced, tell: Callable[[UploadNews], None]) -> Admission:
+        tensor, release = session.hold_bytes(content.tensor, content.size_bytes)
 
         def over(admission: Admission) -> None:
             with self._lock:
                 self._by_name.pop(admission.name, None)
             session.when_closing.pop(admission, None)
 
-        def told(news: UploadNews) -> None:
+        def report(news: UploadNews) -> None:
             if news.is_over:
-                # Only now does nobody write there any more.
-                let_go()
+                # No write to the tensor follows.
+                release()
             tell(news)
 
-        made = Admission(session, what, tensor, told, over, self._clock)
+        made = Admission(session, content, tensor, report, over, self._clock)
         with self._lock:
             self._by_name[made.name] = made
             self._arm()
@@ -277,11 +287,11 @@ class Admissions:
         return made
 
     def find(self, ticket: bytes, principal: Principal | None = None) -> Admission:
-        """The content that a ticket is for; where it matters who asks, one that may be theirs. Raises
+        """Return the content of a ticket that this principal may use. Raises
         PermissionDeniedError."""
         with self._lock:
             found = self._by_name.get(ticket[:NAME_BYTES])
-        # A ticket of another length differs as well; nobody learns how much of one is right.
+        # A ticket of another length differs too. The time does not reveal how much of it is right.
         is_good = hmac.compare_digest(found.ticket if found is not None else bytes(TICKET_BYTES), ticket)
         if (
             found is not None
@@ -290,16 +300,16 @@ class Admissions:
             and not found.is_idle(self._clock() - self._idle_seconds)
         ):
             return found
-        if not self._was_told:
-            self._was_told = True
-            logger.warning("an upload showed a ticket that is not valid; further ones are not logged")
+        if not self._has_logged:
+            self._has_logged = True
+            logger.warning("an upload presented an invalid ticket; further ones are not logged")
         raise PermissionDeniedError(
-            "the ticket is not valid: it was never given out, was used, or is void",
-            advice="ask the server that gave it for another",
+            "the ticket is not valid: it is unknown, was used, or has expired",
+            advice="request another one from the server that issued it",
         )
 
     def close(self) -> None:
-        """Ends the thread of its timers. After the sessions."""
+        """End the timer thread, after the sessions have ended."""
         self._timers.close()
 
     def _arm(self) -> None:
@@ -308,7 +318,7 @@ class Admissions:
             self._timers.after(self._idle_seconds, self.expire)
 
     def expire(self) -> None:
-        """Ends those of which nothing came for as long as it may."""
+        """End the contents without bytes for too long."""
         before = self._clock() - self._idle_seconds
         with self._lock:
             due = [one for one in self._by_name.values() if one.is_idle(before)]
@@ -316,27 +326,28 @@ class Admissions:
             if len(due) < len(self._by_name):
                 self._arm()
         if due:
-            # A piece may be on its way to memory, for which the timer thread must not wait.
-            threading.Thread(target=_void, args=(due,), name="heliograph-expiry", daemon=True).start()
+            # A piece may be on its way to memory; the timer thread must not wait for it.
+            threading.Thread(target=_expire_all, args=(due,), name="heliograph-expiry", daemon=True).start()
 
 
-def _void(admissions: Sequence[Admission]) -> None:
-    error = PermissionDeniedError("nothing came for too long, so the ticket is void", advice="ask again")
+def _expire_all(admissions: Sequence[Admission]) -> None:
+    error = PermissionDeniedError(
+        "no bytes arrived in time; the ticket has expired", advice="request another one"
+    )
     for one in admissions:
         one.end(error)
 
 
-def _telling(tell: Callable[[int, UploadNews], None], place: int) -> Callable[[UploadNews], None]:
-    return lambda news: tell(place, news)
-
-
 def given_up() -> CancelledError:
-    """The error of contents that nobody waits for any more."""
-    return CancelledError("who announced the content does not wait for it any more")
+    """The error of contents whose announcement was cancelled."""
+    return CancelledError("the announcement of the content was cancelled")
 
 
 def _may_bring(session: Session, principal: Principal | None) -> bool:
-    """Whether somebody may use a session's tickets. Heads of pools give theirs to clients of their own, whom
-    this daemon knows by other names; everybody else's are good for their tenant alone."""
+    """True if a principal may use a session's tickets.
+
+    Heads of pools give tickets to their own clients, which this daemon knows by other names.
+    Tickets of other sessions are only valid for their tenant.
+    """
     owner = session.principal
     return principal is None or owner.may(Right.POOL) or owner.tenant == principal.tenant

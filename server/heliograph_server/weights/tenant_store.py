@@ -278,7 +278,7 @@ class TenantContents:
                 try:
                     self.tensor(leaf, memory, user)
                 except OutOfMemoryError:
-                    # The whole may occupy the memory of its part, which waits until it is freed.
+                    # The whole may occupy the memory of its part, which waits for that.
                     late.append((leaf, memory, self._read(leaf.digest)))
             made = {(leaf.digest, where_of(memory)) for leaf, memory in parts}
             kept = weight.digest if keeps_whole else None
