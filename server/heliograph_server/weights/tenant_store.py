@@ -266,7 +266,7 @@ class TenantContents:
         *,
         keeps_whole: bool = False,
     ) -> None:
-        """Put all parts of a weight into their memories, and free its other copies that no plan uses.
+        """Put all parts of a weight into their memories, and free its other unused copies.
 
         The content must be here. `keeps_whole`: the whole stays too. Raises InvalidGraphError,
         MissingContentError, OutOfMemoryError.
