@@ -124,7 +124,7 @@ class IncomingValue:
             if self._outcome is not False:
                 return
             whole = self._received_bytes == self.size_bytes
-            self._end(True if whole else self._wrong("its end"))
+            self._end(True if whole else self._wrong("the end"))
         if whole:
             self._ended(self.size_bytes)
         self._tell()
@@ -157,7 +157,7 @@ class IncomingValue:
 
     def _wrong(self, what: str) -> ProtocolError:
         return ProtocolError(
-            f"{what} came where {self._received_bytes:,} of {self.size_bytes:,} bytes of a value had come",
+            f"received {what} after {self._received_bytes:,} of {self.size_bytes:,} bytes of a value",
             advice="do both daemons run the same version?",
         )
 

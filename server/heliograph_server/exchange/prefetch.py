@@ -69,7 +69,7 @@ class PrefetchedValue:
     def write(self, offset_bytes: int, data: memoryview) -> bool:
         """As `Sink.write`. A small value comes in one piece."""
         if offset_bytes or data.nbytes != self.size_bytes:
-            raise ProtocolError(f"{data.nbytes:,} bytes came where a value has {self.size_bytes:,}")
+            raise ProtocolError(f"received {data.nbytes:,} bytes for a value of {self.size_bytes:,}")
         with self._lock:
             if self._data is not None or self._error is not None:
                 return False

@@ -149,7 +149,7 @@ def land(sink: Sink, data: bytes) -> None:
 def wrong_size(found_bytes: int, expected_bytes: int) -> ProtocolError:
     """The error of a value of unexpected size."""
     return ProtocolError(
-        f"a value of {found_bytes:,} bytes came where one of {expected_bytes:,} was expected",
+        f"received a value of {found_bytes:,} bytes instead of {expected_bytes:,}",
         advice="do both daemons run the same version?",
     )
 

@@ -16,7 +16,7 @@ as soon as its thread has finished with the ended run, and keeps its turn meanwh
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -197,7 +197,10 @@ class FairQueue:
         self._forget(waiting[0], now)
         if len(self._states) == 1:
             state = self._states[waiting[0]]
-            return list(self._begin_all(state))
+            begun = [self._begin(state, one) for one in state.waiting]
+            self._waiting -= len(begun)
+            state.waiting.clear()
+            return begun
         if self._running:
             return []
         candidates = (one for one in self._states.values() if one.waiting or one.expected > now)
@@ -206,11 +209,6 @@ class FairQueue:
             return []
         self._waiting -= 1
         return [self._begin(state, state.waiting.popleft())]
-
-    def _begin_all(self, state: _State) -> Iterator[Ticket]:
-        while state.waiting:
-            self._waiting -= 1
-            yield self._begin(state, state.waiting.popleft())
 
     def _begin(self, state: _State, ticket: Ticket) -> Ticket:
         self._virtual = max(self._virtual, state.tag)

@@ -56,9 +56,11 @@ def buffer_types(device: Device) -> Iterator[tuple[BufferType, BufferRole]]:
 
 def find_buffer_type(device: Device, name: str) -> BufferType:
     """A buffer type of a device by name; "" is the default. Raises InvalidArgumentError."""
+    if not name:
+        return device.buffer_type
     known = [one for one, _ in buffer_types(device)]
     for found in known:
-        if name in ("", found.name):
+        if name == found.name:
             return found
     names = [one.name for one in known]
     near = get_close_matches(name[:64], names, 1)

@@ -87,7 +87,7 @@ class Account:
 
     def __repr__(self) -> str:
         used = ", ".join(f"{kind}: {count:,}" for kind, count in self._used.items() if count)
-        return f"<Account of {self.tenant or 'everybody'} {used or 'without anything'}>"
+        return f"<Account of {self.tenant or 'all tenants'}: {used or 'nothing used'}>"
 
     def usage(self) -> TenantUsage:
         """The usage of the tenant now."""
@@ -104,31 +104,28 @@ class Account:
     # Taking and giving back
 
     def has_room(self, kind: QuotaKind, amount: int = 1) -> bool:
-        """True if so much more would fit now. Takes nothing, and is cheap."""
+        """True if the amount would fit now. Takes nothing, and is cheap."""
         limit = getattr(self.quota, kind)
         return not limit or self._used[kind] + amount <= limit
 
     def take(self, kind: QuotaKind, amount: int = 1, *, by_force: bool = False) -> None:
-        """Take so much more; `by_force`: what exists already, without a check.
+        """Take an amount; `by_force` for what exists already, without a check.
 
         Raises LimitExceededError, or OutOfMemoryError for device memory, with nothing taken.
         """
-        if self._try(kind, amount, by_force):
-            return
-        # Reclaim the tenant's own idle memory before refusing; other tenants keep theirs.
-        if kind is QuotaKind.MEMORY and self._make_room() and self._try(kind, amount, by_force):
-            return
-        raise self._refusal(kind, amount)
-
-    def _try(self, kind: QuotaKind, amount: int, by_force: bool) -> bool:
-        with self._lock:
-            is_room = by_force or self.has_room(kind, amount)
-            if is_room:
-                self._used[kind] += amount
-            return is_room
+        may_reclaim = kind is QuotaKind.MEMORY
+        while True:
+            with self._lock:
+                if by_force or self.has_room(kind, amount):
+                    self._used[kind] += amount
+                    return
+            # Reclaim the tenant's own idle memory before refusing; other tenants keep theirs.
+            if not may_reclaim or not self._make_room():
+                raise self._refusal(kind, amount)
+            may_reclaim = False
 
     def give(self, kind: QuotaKind, amount: int = 1) -> None:
-        """Give back so much."""
+        """Give back an amount."""
         with self._lock:
             self._used[kind] -= amount
             if getattr(self.quota, kind):
@@ -172,7 +169,7 @@ class Account:
         return refused(message, advice=advice, retry_after_seconds=seconds)
 
     def _seconds_until(self, kind: QuotaKind, amount: int) -> float:
-        """The time in seconds until so much will have been given back, at the recent rate."""
+        """The time in seconds until the amount will have been given back, at the recent rate."""
         releases = self._releases.get(kind)
         if not releases or (passed := self._clock() - releases[0][0]) <= 0:
             return UNKNOWN_SECONDS
@@ -271,6 +268,7 @@ class QuotaShare:
 
     def __init__(self, account: Account) -> None:
         self._account = account
+        self.had = account.had
 
     def __repr__(self) -> str:
         return f"<QuotaShare of {self._account!r}>"
@@ -278,9 +276,6 @@ class QuotaShare:
     @property
     def weight(self) -> float:
         return max(self._account.quota.weight, 1e-3)
-
-    def had(self, seconds: float) -> None:
-        self._account.had(seconds)
 
 
 class Tenants:

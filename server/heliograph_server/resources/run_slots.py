@@ -59,4 +59,4 @@ class RunSlots:
 
     @property
     def is_idle(self) -> bool:
-        return not any(self.running())
+        return self._last.count(None) == len(self._last)

@@ -339,7 +339,7 @@ class Host:
             found = (*own, *(self._pool.devices if self._pool is not None else ()))
             if not found:
                 raise UnavailableError(
-                    "the server has no device any more",
+                    "the server has no devices left",
                     advice="load a backend, restart it, or start its members",
                 )
             for device in found:

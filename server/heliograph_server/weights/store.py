@@ -179,7 +179,7 @@ class ContentStore:
         return kept.received_bytes if isinstance(kept, PartialContent) else 0
 
     def take_beginning(self, key: Key) -> PartialContent | None:
-        """Take what is here of a content whose upload was interrupted. The caller owns it."""
+        """Take the kept beginning of a content whose upload was interrupted. The caller owns it."""
         with self._lock:
             found = self._kept.get(key, (0.0, None))[1]
             if isinstance(found, PartialContent):
@@ -205,7 +205,7 @@ class ContentStore:
             self._timers.after(self._keep_seconds, self.expire)
 
     def forget(self, key: Key) -> None:
-        """Drop what is kept of a content that a session holds completely."""
+        """Drop the kept entry of a content that a session holds completely."""
         with self._lock:
             found = self._kept.pop(key, None)
         if found is not None:
@@ -236,7 +236,7 @@ class ContentStore:
         return gone
 
     def make_room(self) -> bool:
-        """As `Reclaimable.make_room`: free what is kept.
+        """As `Reclaimable.make_room`: free everything that is kept.
 
         The caller may hold the lock of one tenant's contents, and another thread that of another's.
         So this waits for no such lock, and skips contents that it would wait for.
@@ -255,7 +255,7 @@ class ContentStore:
         return is_some
 
     def _take(self, key: Key, one: Kept) -> bool:
-        """Remove what is kept under a key, if it is still this."""
+        """Remove the kept entry of a key, if it is still `one`."""
         with self._lock:
             is_there = self._kept.get(key, (0.0, None))[1] is one
             if is_there:
@@ -297,7 +297,7 @@ class ContentStore:
         return None
 
     def close(self) -> None:
-        """Free what is kept. Idempotent."""
+        """Free everything that is kept. Idempotent."""
         with self._lock:
             self._closed = True
         self.drop_kept()

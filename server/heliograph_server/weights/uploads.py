@@ -42,19 +42,15 @@ class IncomingUpload(ABC):
         view = memoryview(data)
         with self._lock:
             try:
-                self._check(offset_bytes, view.nbytes)
+                if offset_bytes != (due := self.received_bytes):
+                    raise ProtocolError(f"a piece at byte {offset_bytes}, where byte {due} was expected")
+                if offset_bytes + view.nbytes > self.size_bytes:
+                    raise ProtocolError(f"more bytes than the {self.size_bytes} announced")
                 self._write(view)
             except BaseException as error:
                 self.abort(typed(error, "an upload"))
                 raise
             self.received_bytes += view.nbytes
-
-    def _check(self, offset_bytes: int, size_bytes: int) -> None:
-        if offset_bytes != self.received_bytes:
-            due = self.received_bytes
-            raise ProtocolError(f"a piece at byte {offset_bytes}, where byte {due} was expected")
-        if offset_bytes + size_bytes > self.size_bytes:
-            raise ProtocolError(f"more bytes than the {self.size_bytes} announced")
 
     def finish(self) -> int:
         """End the upload and return the number of bytes. The upload is over in any case.
@@ -64,7 +60,7 @@ class IncomingUpload(ABC):
         """
         with self._lock:
             if self.received_bytes != self.size_bytes:
-                short = f"{self.received_bytes} bytes came of the {self.size_bytes} announced"
+                short = f"{self.received_bytes} of {self.size_bytes} announced bytes arrived"
                 # The end of a cancelled call looks like that of a call whose client sent too
                 # little. The caller, if there is one, gets the error of a short upload; the command
                 # gets that of an interrupted one.

@@ -240,7 +240,7 @@ def test_a_pool_with_no_member_left_is_a_typed_error_for_whoever_asks(
 def test_a_head_without_devices_and_members_opens_no_session_and_says_what_to_start() -> None:
     host = Host(Registry.of(), pool=Pool(open_source("static:127.0.0.1:1")))
     try:
-        with pytest.raises(hg.UnavailableError, match="no device"):
+        with pytest.raises(hg.UnavailableError, match="no devices left"):
             host.open_session()
     finally:
         host.close()

@@ -441,7 +441,7 @@ def test_an_upload_that_ends_early_is_a_broken_one_to_its_command_however_it_end
         await peer.send(stream, c.Allocate(1, tensor_type("u8", (4,))), c.SetTensor(1, 0, None, 7, 4))
         await refused(peer.upload(4, (0, b"12"), transfer=7))
         error = (await peer.collect(stream))[2].error
-        assert isinstance(error, CancelledError) and "2 bytes came of the 4" in error.message
+        assert isinstance(error, CancelledError) and "2 of 4 announced bytes arrived" in error.message
         stream.cancel()
 
     play(scenario)

@@ -82,7 +82,7 @@ def test_a_host_whose_devices_are_all_gone_takes_no_session() -> None:
     registry = open_registry(["fake"])
     host = Host(registry)
     registry.unload("fake")
-    with pytest.raises(UnavailableError, match="no device any more"):
+    with pytest.raises(UnavailableError, match="no devices left"):
         host.open_session("test")
     assert host.device_list().devices == ()
     host.close()

@@ -159,7 +159,7 @@ def _answers(site: Site) -> bool:
 
 
 def _tensor_there(tensor: Tensor) -> hg.Tensor:
-    assert isinstance(tensor.buffer, RemoteBuffer), "a leaf that lies on another host"
+    assert isinstance(tensor.buffer, RemoteBuffer), "a leaf on another host"
     return tensor.buffer.tensor(tensor)
 
 
