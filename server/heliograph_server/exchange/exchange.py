@@ -154,13 +154,14 @@ class LiveExchange:
         found = refusal(RefusalReason.UNKNOWN) if ledger is None else ledger.show(run, capability, waiter)
         if not isinstance(found, EdgeRefusal):
             return found
-        if (why := found.why) is not None:
+        if (reason := found.reason) is not None:
             self.counter.refused()
             # Each reason is logged once, so that guesses cannot fill the log.
-            if why not in self._logged_reasons:
-                self._logged_reasons.add(why)
+            if reason not in self._logged_reasons:
+                self._logged_reasons.add(reason)
                 logger.warning(
-                    "another daemon presented a capability that is %s; further ones are not logged", why.value
+                    "another daemon presented a capability that is %s; further ones are not logged",
+                    reason.value,
                 )
         return found.error
 

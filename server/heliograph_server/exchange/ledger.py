@@ -58,7 +58,7 @@ class EdgeRefusal:
 
     error: HeliographError
     #: Set if the capability was refused, not if the run failed.
-    why: RefusalReason | None = None
+    reason: RefusalReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +83,18 @@ class _Gone(Enum):
 _State: TypeAlias = "_Shown[Waiter] | _Given[Payload] | _Over | _Gone"
 
 
-def refusal(why: RefusalReason) -> EdgeRefusal:
+def refusal(reason: RefusalReason) -> EdgeRefusal:
     """The answer to a refused capability. It does not reveal which check failed."""
-    if why is RefusalReason.CROWDED:
-        return EdgeRefusal(LimitExceededError("too many requests wait for it", advice="wait for some"), why)
+    if reason is RefusalReason.CROWDED:
+        return EdgeRefusal(
+            LimitExceededError("too many requests wait for it", advice="wait for some"), reason
+        )
     return EdgeRefusal(
         PermissionDeniedError(
             "the capability is forged, was used before, has expired, or is for something else",
             advice="it is good for one run and edge, once, while the plan lives",
         ),
-        why,
+        reason,
     )
 
 

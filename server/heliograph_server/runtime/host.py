@@ -384,10 +384,10 @@ class Host:
             raise SessionClosedError("the session is unknown or was closed", advice="open another")
         return found
 
-    def end_sessions(self, why: Callable[[Principal], HeliographError | None]) -> None:
+    def end_sessions(self, error_of: Callable[[Principal], HeliographError | None]) -> None:
         """End the sessions of those principals that have an error, each on a thread of its own."""
         for session in self._all_sessions():
-            if (error := why(session.principal)) is not None and session.closed is None:
+            if (error := error_of(session.principal)) is not None and session.closed is None:
                 logger.info("%s is ended: %s", session, error.message)
                 ending = threading.Thread(target=session.close, args=(error,), name="heliograph-end")
                 ending.start()

@@ -121,7 +121,7 @@ class CacheWriter:
         try:
             found = holdings.whole(digest, self)
         except MissingContentError:
-            return  # its memory was needed
+            return  # its memory was reclaimed
         size_bytes = found.nbytes if isinstance(found, memoryview) else found.size_bytes
         if self._cache.add(tenant, digest, size_bytes, self._pieces(found, size_bytes)):
             self._remember(key)

@@ -102,10 +102,10 @@ class DiskCache:
             file = os.open(path, os.O_RDONLY | _NO_FOLLOW)
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
-                self._spoilt(digest, str(error.strerror or error))
+                self._reject(digest, str(error.strerror or error))
             return None
         self._touch(path)
-        return FileSource(file, os.fstat(file).st_size, lambda why: self._spoilt(digest, why))
+        return FileSource(file, os.fstat(file).st_size, lambda reason: self._reject(digest, reason))
 
     def blobs(self) -> list[Blob]:
         """All contents, the most recently used first."""
@@ -280,9 +280,9 @@ class DiskCache:
             full,
         )
 
-    def _spoilt(self, digest: bytes, why: str) -> None:
+    def _reject(self, digest: bytes, reason: str) -> None:
         """Remove a content that cannot be used, so that it is uploaded again."""
-        logger.warning("cache %s: content %s is removed: %s", self.folder, digest.hex()[:16], why)
+        logger.warning("cache %s: content %s is removed: %s", self.folder, digest.hex()[:16], reason)
         try:
             self._blob(digest).unlink(missing_ok=True)
         except OSError as error:
@@ -301,13 +301,13 @@ class FileSource:
     """A content in a file that is being read, until `close`."""
 
     def __init__(
-        self, file: int, size_bytes: int, spoilt: Callable[[str], None], start_bytes: int = 0
+        self, file: int, size_bytes: int, reject: Callable[[str], None], start_bytes: int = 0
     ) -> None:
         self._file = file
         self._start_bytes = start_bytes
         self.size_bytes = size_bytes
         #: Called with the reason if the bytes are wrong. May raise InvalidModelError.
-        self.spoilt = spoilt
+        self.reject = reject
 
     def read_into(self, offset_bytes: int, out: memoryview) -> int:
         """Read bytes from an offset. Return their number, 0 at the end. Raises OSError."""

@@ -156,15 +156,15 @@ class ModelFiles:
         except OSError as error:
             raise InvalidModelError(f"cannot read the model {name}: {error.strerror}") from None
         return FileSource(
-            number, extent.type.nbytes, lambda why: self._spoilt(name, why), extent.offset_bytes
+            number, extent.type.nbytes, lambda reason: self._reject(name, reason), extent.offset_bytes
         )
 
-    def _spoilt(self, name: str, why: str) -> None:
+    def _reject(self, name: str, reason: str) -> None:
         with self._lock:
             self._known.pop(name, None)
             self._places = {key: place for key, place in self._places.items() if place[0] != name}
         raise InvalidModelError(
-            f"the model {name} has changed since it was listed: {why}",
+            f"the model {name} has changed since it was listed: {reason}",
             advice="list it and rebuild the graph",
         )
 

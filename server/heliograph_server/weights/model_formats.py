@@ -66,14 +66,16 @@ def read_header(path: Path, name: str) -> Header:
             size = path.stat().st_size
             made = FORMATS[path.suffix](file, size)
     except _BadError as error:
-        why = str(error)
+        reason = str(error)
     except OSError as error:
-        why = error.strerror or str(error)
+        reason = error.strerror or str(error)
     except (ValueError, RecursionError, struct.error) as error:
-        why = f"its header cannot be read: {error}"[:200]
+        reason = f"its header cannot be read: {error}"[:200]
     else:
         return made
-    raise InvalidModelError(f"{name} is not a valid model: {why}", advice="copy the file to the server again")
+    raise InvalidModelError(
+        f"{name} is not a valid model: {reason}", advice="copy the file to the server again"
+    )
 
 
 def _header(found: Iterator[tuple[str, str, DType | None, tuple[int, ...], int, int]], size: int) -> Header:
@@ -88,8 +90,8 @@ def _header(found: Iterator[tuple[str, str, DType | None, tuple[int, ...], int, 
             left_out.append(f"{name}: {type_name} {shape}")
             continue
         type_ = TensorType(made, shape)
-        if why := shape_problem(type_):
-            raise _BadError(f"tensor {name!r}: {why}")
+        if reason := shape_problem(type_):
+            raise _BadError(f"tensor {name!r}: {reason}")
         if name in extents:
             raise _BadError(f"two tensors are named {name!r}")
         if begin < 0 or begin + type_.nbytes > size or end not in (-1, begin + type_.nbytes):

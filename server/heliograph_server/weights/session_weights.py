@@ -229,13 +229,13 @@ class SessionWeights:
         try:
             buffer = self._memory(source.size_bytes, memory)
             try:
-                why = self._fill(buffer, digest, source)
+                reason = self._fill(buffer, digest, source)
             except BaseException:
                 buffer.free()
                 raise
-            if why:
+            if reason:
                 buffer.free()
-                source.spoilt(why)
+                source.reject(reason)
             else:
                 self.add(digest, buffer)
         finally:

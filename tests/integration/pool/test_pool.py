@@ -116,8 +116,8 @@ def test_memory_of_a_member_is_no_array_of_this_process(device: RemoteDevice) ->
 
 def test_the_member_is_asked_about_an_op_once(device: RemoteDevice) -> None:
     sent = []
-    ask = device.there.query
-    device.there.query = lambda queries: (sent.append(queries), ask(queries))[1]  # type: ignore[method-assign]
+    ask = device.member_device.query
+    device.member_device.query = lambda queries: (sent.append(queries), ask(queries))[1]  # type: ignore[method-assign]
     for _ in range(3):
         assert device.supports_op("add", {}, (F4, F4), F4) == ""
         assert not device.offload_op("add", {}, (F4, F4), F4)

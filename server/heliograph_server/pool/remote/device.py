@@ -53,22 +53,22 @@ class RemoteDevice(Device):
     backend = "remote"
     site: RemoteSite
 
-    def __init__(self, name: str, member: Member, there: hg.Device) -> None:
+    def __init__(self, name: str, member: Member, device: hg.Device) -> None:
         self.name = name
         self.member = member
         self.site = member.site
         #: The device as its daemon's client knows it.
-        self.there = there
+        self.member_device = device
         #: Its name on the member.
-        self.member_name = there.name
-        self.description = f"{printable(there.description)}, at {member.url}"
-        self.type = there.type
-        self.id = there.id
+        self.member_name = device.name
+        self.description = f"{printable(device.description)}, at {member.url}"
+        self.type = device.type
+        self.id = device.id
         self.capabilities = Capabilities(async_=True, events=True)
         #: The stream on the member for all slow work.
-        self.member_stream = there.stream()
-        own = [one for one in there.buffer_types if one.role is not BufferRole.HOST]
-        self._buffer_types = [RemoteBufferType(self, one) for one in own or there.buffer_types]
+        self.member_stream = device.stream()
+        own = [one for one in device.buffer_types if one.role is not BufferRole.HOST]
+        self._buffer_types = [RemoteBufferType(self, one) for one in own or device.buffer_types]
         self._answers: OrderedDict[_Question, OpAnswer] = OrderedDict()
         self._numbers = count()
         self._lost: MemberLostError | None = None
@@ -97,7 +97,7 @@ class RemoteDevice(Device):
         with self.member.edge(), self.member.patience():
             # Wait until the member has handled earlier frees.
             members.await_arrival(self.session, ANSWER_SECONDS)
-            return check_memory(self.name, self.there.memory(timeout=ANSWER_SECONDS))
+            return check_memory(self.name, self.member_device.memory(timeout=ANSWER_SECONDS))
 
     @property
     def site_name(self) -> str:
@@ -115,8 +115,8 @@ class RemoteDevice(Device):
         return isinstance(buffer_type, RemoteBufferType) and buffer_type.is_readable_by(self)
 
     def features(self) -> Mapping[str, str]:
-        facts = {printable(name): printable(fact) for name, fact in self.there.features.items()}
-        return {**facts, "member": self.member.url, "member backend": printable(self.there.backend)}
+        facts = {printable(name): printable(fact) for name, fact in self.member_device.features.items()}
+        return {**facts, "member": self.member.url, "member backend": printable(self.member_device.backend)}
 
     def stream(self) -> CpuStream:
         return CpuStream(self, f"heliograph-{self.name}-stream-{next(self._numbers)}")
@@ -155,7 +155,9 @@ class RemoteDevice(Device):
         question = op, tuple(sorted(attributes.items())), tuple(operands), op_path
         if question not in self._answers:
             with self.member.edge():
-                answers = self.there.query([OpQuery(op, tuple(operands), result, attributes, op_path)])
+                answers = self.member_device.query(
+                    [OpQuery(op, tuple(operands), result, attributes, op_path)]
+                )
             self._answers[question] = one_answer(answers)
             if len(self._answers) > MAX_ANSWERS:
                 self._answers.popitem(last=False)
@@ -168,7 +170,7 @@ class RemoteDevice(Device):
 
     def arena(self, block_bytes: Sequence[int]) -> RemoteArena:
         with self.member.edge():
-            return RemoteArena(self, members.reserve_blocks(self.session, block_bytes, self.there))
+            return RemoteArena(self, members.reserve_blocks(self.session, block_bytes, self.member_device))
 
     def compile_in(
         self, arena: Arena, graph: Graph, bindings: LeafBindings, options: DeviceCompileOptions

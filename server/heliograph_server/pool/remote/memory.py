@@ -83,7 +83,7 @@ class RemoteBufferType(BufferType):
         if tensor not in self._sizes:
             query = [(tensor.shape, tensor.dtype)]
             with self.device.member.edge():
-                sizes = self.device.there.placement(query, self.name).tensor_bytes
+                sizes = self.device.member_device.placement(query, self.name).tensor_bytes
             self._sizes[tensor] = checked_size(sizes, tensor)
             if len(self._sizes) > MAX_SIZES:
                 self._sizes.popitem(last=False)

@@ -54,8 +54,8 @@ class BoundRun:
         self.into = dict[int, hg.Tensor]()
         for place, target in enumerate(outputs):
             if target is not None:
-                if (there := self._there(target)) is not None:
-                    self.into[place] = there
+                if (found := self._on_member(target)) is not None:
+                    self.into[place] = found
                 else:
                     self.fetched[place] = target
         try:
@@ -64,7 +64,7 @@ class BoundRun:
             self.close()
             raise
 
-    def _there(self, tensor: Tensor) -> hg.Tensor | None:
+    def _on_member(self, tensor: Tensor) -> hg.Tensor | None:
         """The member's tensor, if it is on the member."""
         buffer = tensor.buffer
         if isinstance(buffer, RemoteBuffer) and buffer.buffer_type.device.member is self._device.member:
@@ -72,8 +72,8 @@ class BoundRun:
         return None
 
     def _input(self, tensor: Tensor) -> hg.Tensor | np.ndarray[Any, Any]:
-        if (there := self._there(tensor)) is not None:
-            return there
+        if (found := self._on_member(tensor)) is not None:
+            return found
         if tensor.buffer.buffer_type.is_host and tensor.type.nbytes <= self._most_bytes:
             return bytes_of(tensor)
         memory = self._device.buffer_type

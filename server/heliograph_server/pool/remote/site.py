@@ -46,8 +46,8 @@ class RemoteSite(Site):
         self.name = member.name
         self._lock = threading.Lock()
         #: By incarnation of another member: whether this one can fetch values from it, and why not.
-        self._reaches: dict[bytes, bool] = {}
-        self._whys: dict[bytes, str] = {}
+        self._reachable: dict[bytes, bool] = {}
+        self._reasons: dict[bytes, str] = {}
 
     def __repr__(self) -> str:
         return f"<RemoteSite {self.name}>"
@@ -75,10 +75,10 @@ class RemoteSite(Site):
             members.await_arrival(self.member.session, CONFIRM_SECONDS)
 
     def can_reach(self, other: Site) -> bool:
-        if other.incarnation not in self._reaches:
+        if other.incarnation not in self._reachable:
             self.look_for(other)
         # Without a probe the first run finds out.
-        return self._reaches.get(other.incarnation, True)
+        return self._reachable.get(other.incarnation, True)
 
     def look_for(self, other: Site, bandwidth_bytes: int = 0) -> tuple[float, float] | None:
         """Make the member probe another one, with so many bytes each way.
@@ -98,9 +98,9 @@ class RemoteSite(Site):
             return None
         why = found.error.message if found.error is not None else "another daemon answers there"
         with self._lock:
-            has_changed = self._reaches.get(other.incarnation) is not False
-            self._reaches[other.incarnation] = reaches
-            self._whys[other.incarnation] = "" if reaches else why
+            has_changed = self._reachable.get(other.incarnation) is not False
+            self._reachable[other.incarnation] = reaches
+            self._reasons[other.incarnation] = "" if reaches else why
         if reaches:
             return found.round_trip_seconds, found.bytes_per_second
         if has_changed:
@@ -114,15 +114,15 @@ class RemoteSite(Site):
 
     def cannot_reach(self, other: Site) -> None:
         with self._lock:
-            self._reaches[other.incarnation] = False
+            self._reachable[other.incarnation] = False
 
     def reach(self, other: Site) -> Reachability:
         """The known reachability, without a probe."""
         if why := self.why_not or other.why_not:
             return Reachability(self.name, other.name, False, why)
         with self._lock:
-            reachable = self._reaches.get(other.incarnation)
-            why = self._whys.get(other.incarnation) or "a run found no link"
+            reachable = self._reachable.get(other.incarnation)
+            why = self._reasons.get(other.incarnation) or "a run found no link"
         return Reachability(self.name, other.name, reachable, why if reachable is False else "")
 
     def compile(self, work: SiteWork) -> RemoteSitePlan:
@@ -141,7 +141,7 @@ class RemoteSite(Site):
             pipeline=work.pipeline,
             partition=work.partition,
         )
-        bindings = {leaf: _tensor_there(tensor) for leaf, tensor in leaves.items()}
+        bindings = {leaf: _member_tensor(tensor) for leaf, tensor in leaves.items()}
         with self.member.edge():
             plan = members.compile_frozen(self.member.session, work.graph, options, bindings=bindings)
         check_compiled(plan, work.graph)
@@ -158,7 +158,7 @@ def _answers(site: Site) -> bool:
     return True
 
 
-def _tensor_there(tensor: Tensor) -> hg.Tensor:
+def _member_tensor(tensor: Tensor) -> hg.Tensor:
     assert isinstance(tensor.buffer, RemoteBuffer), "a leaf on another host"
     return tensor.buffer.tensor(tensor)
 
