@@ -332,7 +332,12 @@ class Host:
     ) -> Session:
         # Under the lock: a session that is added here receives every change that its devices lack.
         with self._changed:
-            self._check_room()
+            if self._draining:
+                raise DrainingError(
+                    "the server is draining and accepts no new sessions", advice="try later, or elsewhere"
+                )
+            if len(self._sessions) >= MAX_SESSIONS:
+                raise LimitExceededError(f"{MAX_SESSIONS} sessions are open", advice="try later")
             if not principal.tenant:
                 principal = replace(principal, quota=self._quota)
             account = self._tenants.account(principal)
@@ -391,14 +396,6 @@ class Host:
                 logger.info("%s is ended: %s", session, error.message)
                 ending = threading.Thread(target=session.close, args=(error,), name="heliograph-end")
                 ending.start()
-
-    def _check_room(self) -> None:
-        if self._draining:
-            raise DrainingError(
-                "the server is draining and accepts no new sessions", advice="try later, or elsewhere"
-            )
-        if len(self._sessions) >= MAX_SESSIONS:
-            raise LimitExceededError(f"{MAX_SESSIONS} sessions are open", advice="try later")
 
     def _reap(self, session: Session) -> None:
         if not session.is_attached:

@@ -248,12 +248,9 @@ class SessionWeights:
                 return self._room.for_work(partial(memory.allocate, size_bytes, Usage.WEIGHTS))
             except (OutOfMemoryError, DeviceLostError):
                 pass  # the content may still fit elsewhere
-        return self._holdings.room_for(size_bytes, self._living())
-
-    def _living(self) -> Sequence[Device]:
-        """The devices that are not lost. Raises DeviceLostError if all are."""
         devices = self._devices()
-        return [one for one in devices if one.lost is None] or [check_living(one) for one in devices]
+        living = [one for one in devices if one.lost is None] or [check_living(one) for one in devices]
+        return self._holdings.room_for(size_bytes, living)
 
     def _fill(self, buffer: Buffer, digest: bytes, source: FileSource) -> str:
         """Read a content into memory, and check the digest of exactly the bytes written there.
@@ -293,6 +290,8 @@ class SessionWeights:
     def use(self, weights: Iterable[tuple[Leaf, BufferType]]) -> None:
         """Mark copies as used by a plan. They stay; other copies that no plan uses are freed."""
         found = list(weights)
+        if not found:
+            return
         digests = {digest_of(leaf.digest) for leaf, _ in found}
         with self._lock:
             self._used |= digests
@@ -341,15 +340,12 @@ class SessionWeights:
             is_first, self._is_over = not self._is_over, True
             held, self._held = self._held, set()
         for digest in held - self._used if keep and self._is_known else ():
-            self._keep_whole(digest)
+            one = WholeContent(self._holdings, digest, self._holdings.size_bytes((digest,)))
+            if self._holdings.hold(digest, one):
+                self._store.keep(self._key(digest), one)
         self._holdings.release(held, self)
         if is_first:
             self._store.leave(self._tenant)
-
-    def _keep_whole(self, digest: bytes) -> None:
-        one = WholeContent(self._holdings, digest, self._holdings.size_bytes((digest,)))
-        if self._holdings.hold(digest, one):
-            self._store.keep(self._key(digest), one)
 
 
 def _host_view(buffer: Buffer) -> memoryview | None:

@@ -199,7 +199,8 @@ class ContentStore:
                 if before is not None:
                     gone.append(self._kept.pop(key)[1])
                 self._kept[key] = self._clock() + self._keep_seconds, one
-                gone += self._excess()
+                while sum(kept.size_bytes for _, kept in self._kept.values()) > self._keep_bytes:
+                    gone.append(self._kept.popitem(last=False)[1][1])
         self._free(gone)
         if fits:
             self._timers.after(self._keep_seconds, self.expire)
@@ -228,12 +229,6 @@ class ContentStore:
         if gone:
             # Memory may be on another host; the timer thread must not wait for it.
             threading.Thread(target=self._free, args=(gone,), name="heliograph-expiry", daemon=True).start()
-
-    def _excess(self) -> list[Kept]:
-        gone = []
-        while sum(one.size_bytes for _, one in self._kept.values()) > self._keep_bytes:
-            gone.append(self._kept.popitem(last=False)[1][1])
-        return gone
 
     def make_room(self) -> bool:
         """As `Reclaimable.make_room`: free everything that is kept.

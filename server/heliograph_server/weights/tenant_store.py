@@ -440,7 +440,7 @@ class TenantContents:
         with self._lock:
             for name in (digest, *self._parts.get(digest, ())):
                 copies = self._buffers.get(name, {})
-                gone = [where for where, one in copies.items() if _is_lost(one)]
+                gone = [key for key, one in copies.items() if one.buffer_type.device.lost is not None]
                 for where in gone:
                     self._lost.setdefault(digest, []).append(copies.pop(where))
                     self._account.give(QuotaKind.MEMORY, self._lost[digest][-1].size_bytes)
@@ -576,10 +576,6 @@ def _freed_on_error(buffer: Buffer) -> Iterator[None]:
     except BaseException:
         buffer.free()
         raise
-
-
-def _is_lost(buffer: Buffer) -> bool:
-    return buffer.buffer_type.device.lost is not None
 
 
 def _slice(name: bytes) -> Slice:

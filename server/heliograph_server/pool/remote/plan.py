@@ -156,7 +156,9 @@ class RemotePlan(Plan):
         """Run with one small message each way, if all inputs and outputs are in this process.
         Return True if it ran."""
         targets = [one for one in outputs if one is not None and not isinstance(one.buffer, RemoteBuffer)]
-        if len(targets) < len(outputs) or not all(map(_is_small, inputs)):
+        if len(targets) < len(outputs) or not all(
+            one.buffer.buffer_type.is_host and one.type.nbytes <= INLINE_BYTES for one in inputs
+        ):
             return False
         run = members.submit_bytes(member, [bytes_of(one).tobytes() for one in inputs])
         if run is None:
@@ -190,10 +192,6 @@ class RemotePlan(Plan):
         member, self._member = self._member, None
         if member is not None:
             member.free()
-
-
-def _is_small(tensor: Tensor) -> bool:
-    return tensor.buffer.buffer_type.is_host and tensor.type.nbytes <= INLINE_BYTES
 
 
 def _cancel(run: hg.RunFuture) -> None:
