@@ -229,7 +229,8 @@ class DirectContents:
         try:
             relay = one.admittance.relay(one.place)
         except PermissionDeniedError:
-            # The other daemon accepts the content no longer: it has it or refuses it, and reports that soon.
+            # The other daemon accepts the content no longer: it has it or refuses it, and reports
+            # that soon.
             wait([one.over], SETTLE_SECONDS)
             raise UnavailableError(
                 "the content arrived another way, or cannot be uploaded like this", advice="try again"

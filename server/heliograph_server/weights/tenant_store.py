@@ -538,7 +538,8 @@ class ScatteredBuffer(MultiBuffer):
 
 
 def _scattered(devices: Sequence[Device], size_bytes: int) -> ScatteredBuffer | None:
-    """Allocate memory over the devices, each as much as it has free. None if that does not suffice."""
+    """Allocate memory over the devices, each as much as it has free. None if that does not
+    suffice."""
     shares: list[tuple[Device, int]] = []
     for device in devices:
         free_bytes = min(device.memory().free_bytes, device.buffer_type.max_size)
