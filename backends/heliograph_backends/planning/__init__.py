@@ -1,5 +1,5 @@
-"""Pure passes from a validated graph to steps in memory: layout, then fusion (within the headroom), then
-liveness, then the arena.
+"""Pure passes from a validated graph to steps in memory: layout, fusion (within the headroom),
+liveness, arena.
 
-No device, clock, lock or array here: graphs and numbers in, frozen values out.
+They use no device, clock, lock or array: they take graphs and numbers and return frozen values.
 """

@@ -1,8 +1,8 @@
-"""Which steps may run side by side: those that do not need each other's results.
+"""Sets of steps that may run at the same time because none needs another's result.
 
-As ggml's Metal backend finds them: steps are walked in order, and each joins the set before it as long as
-it needs nothing that the set writes, and writes nothing that it needs. The memory of a set is that of one
-moment: what its members read and write lies apart, but for a result that takes over its own operand.
+The method is that of ggml's Metal backend: walk the steps in order and add each to the current set
+unless it reads a value that the set writes. All members of a set are live at once, so the memory
+that they read and write does not overlap, except where a result takes over its own operand.
 """
 
 from __future__ import annotations
@@ -23,24 +23,20 @@ def side_by_side(
     may_join: Callable[[Group], bool],
     most: int,
 ) -> tuple[int, ...]:
-    """The set of each step, by number; sets follow each other. `may_join`: whether a step can run beside
-    others at all; `most`: how many steps a set has at most.
+    """Return the number of each step's set; the numbers never decrease. `may_join` is true for a
+    step that can run beside others; `most` limits the steps of a set.
 
-    What writes a variable runs alone, since two variables may share bytes.
+    A step that writes a variable runs alone, since two variables may share bytes.
     """
     sets = _Sets(graph, places, most)
     return tuple(sets.add(group, may_join(group)) for group in groups)
 
 
-def one_by_one(groups: Sequence[Group]) -> range:
-    """Every step is a set of its own."""
-    return range(len(groups))
-
-
 def concurrent_nodes(nodes: int, groups: Sequence[Group], sets: Sequence[int]) -> list[int]:
-    """For each node the number, from 1, of its set among those of several steps; 0: it is in none."""
-    sizes = Counter(sets)
-    numbers = {one: place for place, one in enumerate((one for one in sizes if sizes[one] > 1), 1)}
+    """Return for each node the number, from 1, of its set among the sets with several steps; 0 for
+    none."""
+    several = (one for one, size in Counter(sets).items() if size > 1)
+    numbers = {one: number for number, one in enumerate(several, 1)}
     found = [0] * nodes
     for group, one in zip(groups, sets, strict=True):
         for node in group.nodes:
@@ -64,7 +60,7 @@ class _Sets:
     def add(self, group: Group, may_join: bool) -> int:
         last = self._nodes[group.last]
         if OPS[last.op].group == "source":
-            # A constant: it is made before the first step.
+            # A constant, which is computed before the first step.
             return self._number
         target = self._places[self._leaves + group.last].root
         alone = not may_join or last.op == "assign" or target < self._leaves
@@ -82,6 +78,6 @@ class _Sets:
         self._written.clear()
 
     def _needs(self, group: Group) -> bool:
-        """Whether a step reads what the set writes."""
+        """True if the step reads a value that the set writes."""
         roots = (self._places[value].root for number in group.nodes for value in self._nodes[number].operands)
         return not self._written.isdisjoint(roots)

@@ -1,15 +1,19 @@
-"""Which nodes share one step: elementwise chains, a matrix product with what follows it, a norm with
-its weight and bias.
+"""Fusion of nodes into steps: elementwise chains, a matrix product with its elementwise epilogue, a
+norm with its weight and bias.
 
-A group has one result, that of its last node, and runs where that node stands; so a node joins the
-group of a producer only if nobody else needs the producer's value, and never across an assignment,
-since that would move a read of a variable behind a write. Nor does a producer wait for a later step where
-that would raise the most bytes that live at once, since its operands live on. Fusion changes no bits:
-every kernel rounds after each op, as the ops by themselves do.
+A group has one result, that of its last node, and runs in that node's place. A node joins the group
+of a producer only if:
+
+- no other node needs the producer's value;
+- no assignment lies between them, since a read of a variable would move behind its write;
+- delaying the producer, whose operands stay alive until it runs, does not raise the peak of memory.
+
+Fusion does not change results: every kernel rounds after each op, as the single ops do.
 """
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Protocol
 
 from heliograph_backends.planning.groups import Group, Role
@@ -20,22 +24,22 @@ from heliograph_proto.types import TensorType
 
 
 class FusedKernels(Protocol):
-    """What a device can run as one step."""
+    """The fused steps that a device can run."""
 
     def role(self, number: int) -> Role:
-        """What a node can be in a group."""
+        """Return the role that a node can have in a group."""
 
     def is_row_operand(self, value: int) -> bool:
-        """Whether norms can take this value as their weight or bias."""
+        """True if norms can take this value as their weight or bias."""
 
 
-#: Keeps a chain's operands and temporaries in the first-level cache: a group is a tree of nodes with at
-#: most two operands each, so it reads at most one value more than it has nodes.
+#: Limit that keeps a chain's operands and temporaries in the first-level cache: a group is a tree
+#: of nodes with at most two operands each, so it reads at most one value more than it has nodes.
 MAX_NODES = 12
 
 
 def needed_nodes(graph: Graph) -> list[bool]:
-    """Which nodes matter: those that an output or an assignment depends on."""
+    """Return for each node whether an output or an assignment depends on it."""
     count = len(graph.leaves)
     needed = [False] * count + [node.op == "assign" for node in graph.nodes]
     for output in graph.outputs:
@@ -50,7 +54,7 @@ def needed_nodes(graph: Graph) -> list[bool]:
 def group_nodes(
     graph: Graph, places: tuple[ValuePlace, ...], kernels: FusedKernels, *, fusion: bool
 ) -> tuple[Group, ...]:
-    """The steps of a graph, in the order in which they run. Views that move nothing have none."""
+    """Return the steps of a graph in execution order. Views that move no data have no step."""
     needed = needed_nodes(graph)
     single = [
         Group(kernels.role(number), (number,))
@@ -93,10 +97,10 @@ class _Grouping:
     def add(self, group: Group) -> None:
         if group.role == "elementwise":
             group = self._joined(group)
-        number = group.nodes[-1]
+        number = group.last
         value = self.leaves + number
         if self.nodes[number].op == "assign" or self.places[value].root < self.leaves:
-            # It writes a variable, so what may read that stays before it.
+            # The group writes a variable; groups that may read it stay before it.
             self.closed.extend(self.open.values())
             self.open.clear()
             self.closed.append(group)
@@ -106,10 +110,11 @@ class _Grouping:
             self.open[value] = group
 
     def finish(self) -> tuple[Group, ...]:
-        return tuple(sorted([*self.closed, *self.open.values()], key=_last_of))
+        return tuple(sorted([*self.closed, *self.open.values()], key=attrgetter("last")))
 
     def _joined(self, joined: Group) -> Group:
-        """A node with the groups of its producers, as far as they may join, the latest first."""
+        """Merge a node with the groups of its producers where allowed, the latest producer
+        first."""
         node = self.nodes[joined.nodes[-1]]
         found = [value for value in node.operands if value in self.open]
         for value in sorted(set(found), reverse=True) if len(found) > 1 else found:
@@ -123,7 +128,7 @@ class _Grouping:
         return joined
 
     def _merge(self, group: Group, producer: Group) -> Group | None:
-        """Both groups as one, or None if no kernel runs that."""
+        """Return both groups as one, or None if no kernel runs that."""
         role = group.role if producer.role == "elementwise" else producer.role
         if group.role not in ("elementwise", role) or group.role == producer.role != "elementwise":
             return None
@@ -135,7 +140,8 @@ class _Grouping:
         return merged
 
     def _may_write(self, group: Group) -> bool:
-        """Whether a group that writes a variable reads it nowhere, or as an elementwise group in place."""
+        """True unless the group writes a variable that it also reads; an elementwise group may read
+        it in place."""
         variable = self.places[self.leaves + group.nodes[-1]]
         if variable.root >= self.leaves:
             return True
@@ -144,7 +150,7 @@ class _Grouping:
         return not found or (group.role == "elementwise" and found == {variable})
 
     def _may_wait(self, producer: Group, group: Group) -> bool:
-        """Whether a producer may run where the group does as far as memory goes."""
+        """True if memory allows the producer to run in the group's place."""
         number, end = producer.nodes[-1], group.nodes[-1]
         first, last = self.order[number] + 1, self.order[end]
         if first == last or last - first == sum([each > number for each in group.nodes[:-1]]):
@@ -156,13 +162,15 @@ class _Grouping:
 
     @property
     def headroom(self) -> Headroom:
-        """Of the graph without fusion; made when it is first asked for, which most graphs never do."""
+        """The headroom of the graph without fusion; computed at the first use, as most graphs need
+        none."""
         if self._headroom is None:
             self._headroom = Headroom(self.graph, self.places, self.single)
         return self._headroom
 
     def _kept_bytes(self, producer: Group, end: int) -> int:
-        """Bytes of the producer's operands that nobody else reads as late as node `end`."""
+        """Return the bytes of the producer's operands whose other readers all run before node
+        `end`."""
         own = {self.leaves + number for number in producer.nodes}
         roots = {
             self.places[value].root for number in producer.nodes for value in self.nodes[number].operands
@@ -176,14 +184,11 @@ class _Grouping:
         )
 
 
-def _last_of(group: Group) -> int:
-    return group.nodes[-1]
-
-
 def _count_uses(
     graph: Graph, places: tuple[ValuePlace, ...], needed: list[bool]
 ) -> tuple[list[int], list[int]]:
-    """By value: how often it is read, by views and outputs too; by root: the last node that reads it."""
+    """Return the number of reads of each value, with those by views and outputs, and the last node
+    that reads each root."""
     uses, last_read = [0] * len(places), [0] * len(places)
     for number, node in enumerate(graph.nodes):
         if needed[number]:
@@ -197,7 +202,8 @@ def _count_uses(
 
 
 def is_affine_norm(graph: Graph, nodes: tuple[int, ...], kernels: FusedKernels) -> bool:
-    """Whether the nodes are norm or rms_norm, then a product with a row, then perhaps a sum with one."""
+    """True if the nodes are a norm times a row, optionally plus a row, or an rms_norm times a
+    row."""
     first, *rest = (graph.nodes[number] for number in nodes)
     expected = {"norm": ["mul", "add"], "rms_norm": ["mul"]}.get(first.op, [])
     if [node.op for node in rest] != expected[: len(rest)]:
@@ -214,10 +220,10 @@ def is_affine_norm(graph: Graph, nodes: tuple[int, ...], kernels: FusedKernels) 
 
 
 def other_operand(operands: tuple[int, ...], value: int) -> int:
-    """The operand of a two-operand node that is not `value` (or `value`, if both are)."""
+    """Return the operand of a two-operand node that is not `value` (or `value` if both are)."""
     return operands[1] if operands[0] == value else operands[0]
 
 
 def is_row(found: TensorType, target: TensorType) -> bool:
-    """Whether a tensor is one row that repeats over all rows of the target."""
+    """True if a tensor is one row that repeats over all rows of the target."""
     return found.ndim > 0 and found.shape[-1] == target.shape[-1] and found.size == found.shape[-1]

@@ -1,12 +1,15 @@
-"""Where each value lies: in storage of its own, or as a view of another value's.
+"""The place of each value: storage of its own, or a view of another value's storage.
 
-A view op shares its source's bytes when strides can express it; a reshape that they cannot express
-becomes a copy, and so does a view with gaps whose elements are added up. So does a view of a variable that
-a later node assigns to: what was read before the assignment keeps the old value. The result of an
-assignment lies in the variable itself, unless it is read and the variable is assigned to again later.
+A view op shares its source's bytes when strides can express it. It becomes a copy in three cases:
 
-What is assigned is computed in the variable itself where nothing tells the difference: so a cache of keys
-and values into which rows are set is neither copied nor held twice.
+- a reshape that strides cannot express;
+- a view with gaps whose elements are added up;
+- a view of a variable to which a later node assigns: it keeps the value read before.
+
+The result of an assignment lies in the variable itself, unless it is read and the variable is
+assigned to again later. An assigned value is computed directly in the variable where the result is
+the same. A cache of keys and values that rows are set into is therefore neither copied nor held
+twice.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ SUMS = frozenset(
 
 
 class ValuePlace(NamedTuple):
-    """A value's bytes: `root` is the value that owns the storage."""
+    """The location of a value's bytes; `root` is the value that owns the storage."""
 
     root: int
     offset_bytes: int
@@ -40,15 +43,16 @@ class ValuePlace(NamedTuple):
 
 
 def value_types(graph: Graph) -> list[TensorType]:
-    """The type of every value, leaves first."""
+    """Return the type of every value, leaves first."""
     return [*(leaf.type for leaf in graph.leaves), *(node.type for node in graph.nodes)]
 
 
 def place_values(graph: Graph, *, direct: bool = True) -> tuple[ValuePlace, ...]:
-    """The place of every value, leaves first. A value with root == its own number owns storage.
+    """Return the place of every value, leaves first. A value whose root is its own number owns
+    storage.
 
-    `direct`: whether results may be computed in the variables that they are assigned to, which is wrong where
-    another leaf lies in the same memory.
+    With `direct`, results may be computed in the variables that they are assigned to. This is wrong
+    if another leaf lies in the same memory.
     """
     assigned = last_assignments(graph)
     read = read_values(graph) if assigned else frozenset()
@@ -74,22 +78,26 @@ def place_values(graph: Graph, *, direct: bool = True) -> tuple[ValuePlace, ...]
 
 
 def summed_values(graph: Graph) -> frozenset[int]:
-    """What is read by ops that add up elements: in which order depends on how these lie, and with it the last
-    bits. So views with gaps are copied for them, and a value has one sum wherever it comes from."""
+    """Return the values read by ops that add up elements.
+
+    The order of the additions, and with it the last bits of the sum, depends on the strides. Views
+    with gaps are therefore copied for these ops, so that equal values have equal sums.
+    """
     return frozenset(value for node in graph.nodes if node.op in SUMS for value in node.operands)
 
 
 def in_one_piece(type: TensorType, strides: Strides) -> bool:
-    """Whether elements lie in row-major order without gaps."""
+    """True if elements lie in row-major order without gaps."""
     pairs = zip(type.shape, strides, type.strides, strict=True)
     return type.size == 0 or all(size == 1 or mine == plain for size, mine, plain in pairs)
 
 
 def direct_writes(graph: Graph) -> dict[int, int]:
-    """Results that are computed in the variable that they are assigned to, with that variable.
+    """Map each result that is computed in the variable that it is assigned to, to that variable.
 
-    Nothing else reads such a result or assigns to the variable, nothing reads the variable between the
-    result's node and the assignment, and the node itself reads it in place or not at all.
+    Only the assignment reads such a result and assigns to the variable, no node between the
+    result's and the assignment reads the variable, and the result's own node reads it in place or
+    not at all.
     """
     assignments = [(number, *node.operands) for number, node in enumerate(graph.nodes) if node.op == "assign"]
     uses = Counter(value for node in graph.nodes for value in node.operands)
@@ -112,7 +120,8 @@ def direct_writes(graph: Graph) -> dict[int, int]:
 
 
 def is_step(graph: Graph, places: Sequence[ValuePlace], number: int) -> bool:
-    """Whether a node moves or computes anything; views need not, nor do assignments of direct writes."""
+    """True if a node moves or computes data; some views and the assignments of direct writes do
+    not."""
     node, leaves = graph.nodes[number], len(graph.leaves)
     if node.op in VIEWS:
         return places[leaves + number].root == leaves + number
@@ -120,18 +129,18 @@ def is_step(graph: Graph, places: Sequence[ValuePlace], number: int) -> bool:
 
 
 def is_direct(graph: Graph, places: Sequence[ValuePlace], value: int) -> bool:
-    """Whether a value is a direct write."""
+    """True if a value is a direct write."""
     made, root = value - len(graph.leaves), places[value].root
     return made >= 0 and root != value and _makes(graph.nodes[made].op)
 
 
 def _makes(op: str) -> bool:
-    """Whether an op computes new elements with every run."""
+    """True if an op computes new elements in every run."""
     return op not in VIEWS and op != "assign" and OPS[op].group != "source"
 
 
 def _aliases(graph: Graph, variables: Container[int]) -> dict[int, int]:
-    """The variable of each value that is one, or may be a view of one."""
+    """Map each value that is a variable, or may be a view of one, to that variable."""
     found = {value: value for value in range(len(graph.leaves)) if value in variables}
     for value, node in enumerate(graph.nodes, len(graph.leaves)):
         if (node.op in VIEWS or node.op == "assign") and node.operands[0] in found:
@@ -140,7 +149,7 @@ def _aliases(graph: Graph, variables: Container[int]) -> dict[int, int]:
 
 
 def _may_write_over(node: Node, variable: int, variable_of: Mapping[int, int]) -> bool:
-    """Whether a node may write its result over a variable as far as its own reads go."""
+    """True if a node's own reads allow its result to be written over a variable."""
     reads = [place for place, value in enumerate(node.operands) if variable_of.get(value) == variable]
     if any(node.operands[place] != variable for place in reads):
         return False
@@ -149,18 +158,19 @@ def _may_write_over(node: Node, variable: int, variable_of: Mapping[int, int]) -
 
 
 def read_values(graph: Graph) -> frozenset[int]:
-    """Every value that is an operand or an output."""
+    """Return every value that is an operand or an output."""
     operands = (value for node in graph.nodes for value in node.operands)
     return frozenset(operands) | {output.value for output in graph.outputs}
 
 
 def last_assignments(graph: Graph) -> dict[int, int]:
-    """For each variable that is assigned to, by value number: the last node that does."""
+    """Map each variable that is assigned to, by value number, to the last node that assigns to
+    it."""
     return {node.operands[0]: number for number, node in enumerate(graph.nodes) if node.op == "assign"}
 
 
 def assigned_variables(graph: Graph) -> frozenset[str]:
-    """Names of the variables that a run writes."""
+    """Return the names of the variables that a run writes."""
     return frozenset(
         graph.leaves[value].name
         for value in last_assignments(graph)
@@ -171,7 +181,8 @@ def assigned_variables(graph: Graph) -> frozenset[str]:
 def view(
     op: str, attributes: Mapping[str, Any], source: TensorType, result: TensorType, place: ValuePlace
 ) -> ValuePlace | None:
-    """The place of a view op's result in its source's storage; None if strides cannot express it."""
+    """Return the place of a view op's result in its source's storage; None if strides cannot
+    express it."""
     strides: Strides | None
     offset = place.offset_bytes
     match op:
@@ -188,24 +199,24 @@ def view(
             if source.dtype.block_size > 1:
                 starts[-1] //= source.dtype.block_size
             offset += sum(a * b for a, b in zip(starts, place.strides, strict=True))
-            # Where there is but one element the step may be any number, and its stride past 64 bits.
+            # With a single element the step may be any number, and its stride may exceed 64 bits.
             triples = zip(result.block_shape, steps, place.strides, strict=True)
             strides = tuple(stride * (step if size > 1 else 1) for size, step, stride in triples)
     return None if strides is None else ValuePlace(place.root, offset if result.size else 0, strides)
 
 
 def broadcast_strides(shape: tuple[int, ...], strides: Strides, target: tuple[int, ...]) -> Strides:
-    """Strides with which a tensor reads as the target shape; 0 where it repeats."""
+    """Return strides that read a tensor as the target shape; 0 along repeated dimensions."""
     extra = len(target) - len(shape)
     kept = (0 if size == 1 else step for size, step in zip(shape, strides, strict=True))
     return (0,) * extra + tuple(kept)
 
 
 def reshape_strides(shape: tuple[int, ...], strides: Strides, target: tuple[int, ...]) -> Strides | None:
-    """Strides of a reshape that moves nothing; None if there are none.
+    """Return the strides of a reshape that moves no data; None if there are none.
 
-    Both shapes are cut into runs of dimensions with equal products; within a run the old dimensions
-    must be contiguous among themselves, then the new ones are laid out over them.
+    Both shapes are cut into runs of dimensions with equal products. Within a run the old dimensions
+    must be contiguous among themselves; the new ones are laid out over them.
     """
     if 0 in target:
         return (0,) * len(target)
@@ -225,7 +236,8 @@ def reshape_strides(shape: tuple[int, ...], strides: Strides, target: tuple[int,
 
 
 def _take_run(old: list[tuple[int, int]], new: list[int]) -> list[int] | None:
-    """Takes the shortest runs of equal products off both lists; the new run's strides, or None."""
+    """Take the shortest runs of equal products off both lists; return the new run's strides or
+    None."""
     old_run, new_run = [old.pop(0)], [new.pop(0)]
     while (have := math.prod(size for size, _ in old_run)) != (want := math.prod(new_run)):
         if have < want:

@@ -1,30 +1,26 @@
-"""The arena: where intermediate results lie in memory, by liveness.
+"""Memory of intermediate results: lifetimes, the arena that holds them, and the headroom under its
+peak.
 
-Lifetimes are known before the first byte is taken, so the packing is offline, in two strategies:
+All lifetimes are known in advance, so the packing is offline, with two strategies:
 
 - best fit, after ggml's graph allocator: walk the steps in order; a result takes the smallest free
-  block that holds it; when its last reader has run, its block is free again and joins its neighbours;
-- by size, after Pisarchyk and Lee ("Efficient memory management for deep neural net inference", 2020):
-  the largest first, each in the smallest gap between those that live while it does.
+  block that holds it; after its last reader its block is free again and joins its neighbours;
+- by size, after Pisarchyk and Lee ("Efficient memory management for deep neural net inference",
+  2020): the largest first, each in the smallest gap between the results that are live with it.
 
-The second runs only where the first left gaps when most lives at once. Where one buffer cannot hold
-the arena it is cut into chunks, as ggml does, and packed by best fit.
+The second runs only if best fit is larger than the peak of live bytes. An arena that does not fit
+one buffer is cut into chunks, as in ggml, and packed by best fit.
 
-How long each result's memory is needed, and which results take over that of an operand.
+A view keeps its source's memory alive. A result is computed in place, as in ggml's graph allocator,
+if its op allows it, the step is the last that needs the operand, and the operand lies in the plan's
+own memory, whole and with the result's layout. Inputs, weights, variables and outputs are never
+overwritten, nor is a value that another step of the same set reads, since these run at the same
+time.
 
-A view keeps its source's memory alive. A result runs in place, as in ggml's graph allocator, where its
-op may, the step is the last that needs the operand, and the operand lies in memory of the plan's own,
-whole and laid out as the result is. So neither inputs nor weights nor variables nor outputs are ever
-written over. Nor is what another step of the same set reads: those run at the same time.
-
-Safe is what reads each element before it is written, and nowhere else later: so no other operand of the
-step may lie in that memory, but for one in the same place where the step is elementwise. A matrix product
-writes sums before what follows it reads its operands, and never runs in place.
-
-How many more bytes may live at each step of a graph without raising the most that live at once.
-
-Steps are those without fusion. Bytes are counted in float64: they are compared with each other alone, and
-nothing overflows whatever sizes a graph names.
+A step in place must read each element before it writes it and not read it again. So no other
+operand of the step may lie in that memory, except at the same place in an elementwise step. A
+matrix product writes sums before its epilogue reads the epilogue's operands, so it never runs in
+place.
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ from heliograph_proto.graph import Graph
 from heliograph_proto.ops.table import OPS
 from heliograph_proto.types import TensorType
 
-#: The most steps and pairs of lifetimes that packing by size looks at: about 0.1 s.
+#: The most steps and pairs of lifetimes that packing by size visits: about 0.1 s.
 MOST_WORK = 500_000
 UNBOUNDED = 2**63 - 1
 
@@ -59,7 +55,8 @@ class Lifetime(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArenaLayout:
-    """The sizes of the chunks, and for each lifetime its chunk, by number, and its offset there."""
+    """The sizes of the chunks, and for each lifetime the number of its chunk and its offset
+    there."""
 
     chunk_bytes: tuple[int, ...]
     chunks: tuple[int, ...]
@@ -71,10 +68,10 @@ class ArenaLayout:
 
 
 def plan_arena(lifetimes: Sequence[Lifetime], alignment: int = 64, max_size: int = UNBOUNDED) -> ArenaLayout:
-    """Packs lifetimes so that no two that overlap in time overlap in memory, into chunks of at most
-    `max_size` bytes, a multiple of the alignment or rounded down to one.
+    """Pack lifetimes so that no two that overlap in time overlap in memory, into chunks of at most
+    `max_size` bytes, rounded down to a multiple of the alignment.
 
-    n log n. Raises OutOfMemoryError for a result that no chunk can hold.
+    Takes O(n log n). Raises OutOfMemoryError for a result that no chunk can hold.
     """
     # An empty result takes one unit, so that it has an address of its own.
     aligned = [
@@ -95,12 +92,12 @@ def plan_arena(lifetimes: Sequence[Lifetime], alignment: int = 64, max_size: int
 
 
 def padded(size: int, alignment: int) -> int:
-    """The size rounded up; at least one unit."""
+    """Return the size rounded up to a multiple of the alignment; at least one unit."""
     return (size + alignment - 1) // alignment * alignment or alignment
 
 
 def _changes(lifetimes: Sequence[Lifetime]) -> tuple[list[int], list[int]]:
-    """By step: how many lifetimes begin, and by how many bytes those that live become more or fewer."""
+    """Return for each step the number of lifetimes that begin and the change of the live bytes."""
     steps = max((each.last_step for each in lifetimes), default=-1) + 2
     begun, bytes_more = [0] * steps, [0] * steps
     for size, first, last in lifetimes:
@@ -111,12 +108,13 @@ def _changes(lifetimes: Sequence[Lifetime]) -> tuple[list[int], list[int]]:
 
 
 def _peak_bytes(lifetimes: Sequence[Lifetime]) -> int:
-    """The most bytes that live at once: no packing is smaller."""
+    """Return the most bytes that live at once, a lower bound for every packing."""
     return max(accumulate(_changes(lifetimes)[1]), default=0)
 
 
 def _work(lifetimes: Sequence[Lifetime]) -> int:
-    """What packing by size would look at: the steps of each lifetime, and what else begins in them."""
+    """Return the work of packing by size: the steps of each lifetime and the lifetimes that begin
+    there."""
     begun = [0, *accumulate(_changes(lifetimes)[0])]
     return sum(last - first + 1 + 2 * (begun[last + 1] - begun[first]) for _, first, last in lifetimes)
 
@@ -125,7 +123,7 @@ def _work(lifetimes: Sequence[Lifetime]) -> int:
 
 
 def _best_fit(lifetimes: Sequence[Lifetime], limit: int) -> ArenaLayout:
-    """Packs in the order of the steps, into chunks of at most `limit` bytes."""
+    """Pack in the order of the steps, into chunks of at most `limit` bytes."""
     count = len(lifetimes)
     offsets, chunks = [0] * count, [0] * count
     ends = sorted(range(count), key=[each.last_step for each in lifetimes].__getitem__)
@@ -141,7 +139,8 @@ def _best_fit(lifetimes: Sequence[Lifetime], limit: int) -> ArenaLayout:
 
 
 def _take(spaces: list[_Space], size: int, limit: int) -> tuple[int, int]:
-    """The chunk and offset of the smallest free block that holds `size` bytes; else a chunk grows."""
+    """Return the chunk and offset of the smallest free block that holds `size` bytes; else grow a
+    chunk."""
     if spaces and limit == UNBOUNDED:
         return 0, spaces[0].take(size)
     fitting = [(space.smallest(size), number) for number, space in enumerate(spaces)]
@@ -155,27 +154,27 @@ def _take(spaces: list[_Space], size: int, limit: int) -> tuple[int, int]:
 
 
 class _Space:
-    """Memory from 0 to `top`, which grows, and the free blocks in it; no two of them touch."""
+    """Memory from 0 to a growing `top`, and its free blocks; adjacent free blocks are joined."""
 
     def __init__(self) -> None:
         self.top = 0
-        #: (size, offset), sorted, for best fit; the lowest of equals first.
+        #: (size, offset), sorted, for best fit; of equal sizes the lowest offset first.
         self._by_size: list[tuple[int, int]] = []
         self._size_at: dict[int, int] = {}
         self._offset_before: dict[int, int] = {}
 
     @property
     def end_of_used(self) -> int:
-        """Where a block begins that fits nowhere else: the last free block may grow."""
+        """The offset of a block that fits nowhere else; the last free block may grow."""
         return self._offset_before.get(self.top, self.top)
 
     def smallest(self, size: int) -> int:
-        """The size of the smallest free block that holds `size` bytes, or UNBOUNDED."""
+        """Return the size of the smallest free block that holds `size` bytes, or UNBOUNDED."""
         place = bisect_left(self._by_size, (size, 0))
         return self._by_size[place][0] if place < len(self._by_size) else UNBOUNDED
 
     def take(self, size: int) -> int:
-        """An offset for `size` bytes."""
+        """Take `size` bytes and return their offset."""
         place = bisect_left(self._by_size, (size, 0))
         if place < len(self._by_size):
             found, offset = self._by_size[place]
@@ -190,7 +189,7 @@ class _Space:
         return offset
 
     def release(self, offset: int, size: int) -> None:
-        """Gives a block back and joins it with its free neighbours."""
+        """Free a block and join it with its free neighbours."""
         end = offset + size
         if end in self._size_at:
             end += self._remove(end)
@@ -218,20 +217,21 @@ _Span = tuple[int, int]
 
 
 def _by_size(lifetimes: Sequence[Lifetime]) -> ArenaLayout:
-    """Packs the largest first, into one chunk; of equal ones the longest-lived, then the earliest."""
+    """Pack the largest first, into one chunk; of equal sizes the longest-lived, then the
+    earliest."""
     offsets = [0] * len(lifetimes)
     order = sorted(
         range(len(lifetimes)),
         key=lambda i: (-lifetimes[i][0], lifetimes[i][1] - lifetimes[i][2], lifetimes[i][1]),
     )
     alive: list[list[_Span]] = [[] for _ in range(max((each.last_step for each in lifetimes), default=0) + 1)]
-    #: Of what has its place, in the order of the steps at which it begins: those steps, and the spans.
+    #: The first steps of the placed lifetimes, in order, and their spans.
     firsts: list[int] = []
     begun: list[_Span] = []
     top = 0
     for index in order:
         size, first, last = lifetimes[index]
-        # What lives with it lives when it begins, or begins later in its life.
+        # A lifetime that overlaps it is alive at its first step, or begins in a later one of its steps.
         low = bisect_right(firsts, first)
         taken = alive[first] + begun[low : bisect_right(firsts, last, low)]
         offset = offsets[index] = _smallest_gap(sorted(taken), size)
@@ -245,7 +245,8 @@ def _by_size(lifetimes: Sequence[Lifetime]) -> ArenaLayout:
 
 
 def _smallest_gap(taken: list[_Span], size: int) -> int:
-    """The offset of the smallest gap between sorted spans that holds `size`; else behind them all."""
+    """Return the offset of the smallest gap between sorted spans that holds `size`; else their
+    end."""
     end, best, found = 0, UNBOUNDED, -1
     for start, stop in taken:
         if size <= start - end < best:
@@ -260,7 +261,7 @@ _ELEMENTWISE = frozenset(name for name, row in OPS.items() if row.group == "elem
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """Blocks of memory by their lifetimes, and each root's block, by number."""
+    """The lifetimes of the blocks of memory, and the number of each root's block."""
 
     lifetimes: tuple[Lifetime, ...]
     blocks: dict[int, int]
@@ -274,10 +275,11 @@ def live_blocks(
     lasting: Iterable[int],
     sets: Sequence[int] | None = None,
 ) -> Liveness:
-    """Blocks for the roots that groups write. Steps are groups, by number; lifetimes count sets of steps.
+    """Return blocks for the roots that groups write. A step is a group's number; lifetimes count
+    sets.
 
-    `elsewhere`: roots that lie in other memory; `lasting`: values that are read after the last step; `sets`:
-    see `concurrency.side_by_side`; None: every step by itself.
+    `elsewhere`: roots that lie in other memory. `lasting`: values that are read after the last
+    step. `sets`: see `concurrency.side_by_side`; None: every step is a set of its own.
     """
     return _Blocks(graph, places, groups, elsewhere, lasting, sets or range(len(groups))).found()
 
@@ -301,11 +303,12 @@ class _Blocks:
         self.types = value_types(graph)
         self.leaves = len(graph.leaves)
         self.elsewhere = elsewhere
-        #: By root: the last step that reads it, or -1; and the one before that.
+        #: The last step that reads each root, or -1; in `before`, the step that reads it before
+        #: that.
         self.before: dict[int, int] = {}
         self.last = self._last_steps(lasting)
         self.blocks: dict[int, int] = {}
-        #: Of each block.
+        #: Size and lifetime of each block.
         self.sizes: list[int] = []
         self.firsts: list[int] = []
         self.lasts: list[int] = []
@@ -343,13 +346,14 @@ class _Blocks:
         self.lasts[block] = max(self.sets[step], self._set_of(self.last[root]))
 
     def _set_of(self, step: int) -> int:
-        """The set of a step; behind the last one for what is read after all."""
+        """Return the set of a step; for a step after the last one, a set after all others."""
         if step < len(self.sets):
             return self.sets[step] if step >= 0 else -1
         return self.sets[-1] + 1 if self.sets else 0
 
     def _taken_over(self, root: int, step: int, group: Group) -> int | None:
-        """The root whose memory the group's result takes over: that of the first operand that it may."""
+        """Return the root whose memory the group's result takes over: that of the first suitable
+        operand."""
         role, numbers = group
         if role == "matmul":
             return None
@@ -363,7 +367,8 @@ class _Blocks:
         return None
 
     def _is_last(self, root: int, step: int) -> bool:
-        """Whether a step is the last that reads a root, and nobody else of its set reads it meanwhile."""
+        """True if a step is the last that reads a root and no other step of its set reads the
+        root."""
         before = self._set_of(self.before.get(root, -1))
         return self.last[root] == step and before < self.sets[step]
 
@@ -372,16 +377,15 @@ class _Blocks:
         return ours and self._is_whole(value, self.types[root]) and self._is_alone(value, group)
 
     def _is_whole(self, value: int, type: TensorType) -> bool:
-        """Whether a value has this type, is contiguous, and is all that lies in its root's memory."""
+        """True if a value has this type, is contiguous, and fills its root's memory."""
         source, offset, strides = self.places[value]
         if offset or self.types[value] != type or self.types[source].nbytes != type.nbytes:
             return False
         return strides == type.strides or _same_walk(type.shape, strides, type.strides)
 
     def _is_alone(self, value: int, group: Group) -> bool:
-        """Whether nothing else that the group reads lies in the value's memory, or all of it as the value
-        does and the group is elementwise.
-        """
+        """True if no other operand of the group lies in the value's memory, or the group is
+        elementwise and all of them lie at the value's own place."""
         places, types = self.places, self.types
         place, type = places[value], types[value]
         found = 0
@@ -397,16 +401,20 @@ class _Blocks:
 
 
 def _same_walk(shape: tuple[int, ...], strides: tuple[int, ...], plain: tuple[int, ...]) -> bool:
-    """Whether strides differ only where a dimension has one element."""
+    """True if strides differ only where a dimension has one element."""
     return all(size == 1 or a == b for size, a, b in zip(shape, strides, plain, strict=True))
 
 
-#: The most steps over which something may be kept: bounds the work for each.
+#: The most steps over which a producer's operands may be kept; bounds the work for each producer.
 MOST_STEPS = 4096
 
 
 class Headroom:
-    """Room under the peak, step by step; what is taken is gone."""
+    """The bytes that may be added at each step of a graph without raising the peak of live bytes.
+
+    Steps are those without fusion. Bytes are counted in float64: they are only compared with each
+    other, and no sizes of a graph overflow it.
+    """
 
     def __init__(self, graph: Graph, places: Sequence[ValuePlace], groups: Sequence[Group]) -> None:
         leaves = len(graph.leaves)
@@ -422,7 +430,8 @@ class Headroom:
         self._room = live.max() - live
 
     def take(self, first: int, last: int, size_bytes: int) -> bool:
-        """Whether this many more bytes may live from step `first` to `last`; less than 0 gives room."""
+        """Reserve bytes from step `first` to `last`; False if they do not fit. Negative sizes give
+        room."""
         if last - first > MOST_STEPS:
             return size_bytes <= 0
         part = self._room[first : last + 1]

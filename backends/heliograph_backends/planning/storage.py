@@ -1,8 +1,8 @@
-"""Which memory each value of a plan lies in.
+"""The memory of each value of a plan.
 
-Memory is named by slots: each weight and variable, each run's inputs and outputs, and the plan's own
-blocks, which are the chunks of the arena of intermediate results and of the constants. Slots of inputs
-and outputs get other memory with every run; the steps name (slot, offset, strides) and stay as they are.
+Memory is named by slots: one for each leaf, each output, and each of the plan's own blocks, which
+are the chunks of the arena of intermediate results and of the constants. The slots of inputs and
+outputs get other memory in every run; the steps name (slot, offset, strides) and do not change.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from heliograph_backends.contract.placement import place as place_in_order
-from heliograph_backends.planning.concurrency import one_by_one
 from heliograph_backends.planning.groups import Group
 from heliograph_backends.planning.layout import ValuePlace, is_direct
 from heliograph_backends.planning.memory import (
@@ -27,12 +26,12 @@ from heliograph_proto.graph import Graph, LeafKind
 from heliograph_proto.ops.table import OPS
 
 ALIGNMENT = 64
-#: Steps that run at the same time may take this part more memory than one after the other.
+#: Concurrent steps may take at most a MOST_MORE-th more memory than sequential ones.
 MOST_MORE = 16
 
 
 class StorageRegion(NamedTuple):
-    """Where a root's storage begins."""
+    """The start of a root's storage."""
 
     slot: int
     offset_bytes: int = 0
@@ -40,21 +39,22 @@ class StorageRegion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StorageLayout:
-    """Regions of all roots, and the sizes of what the plan itself must allocate."""
+    """Regions of all roots, and the sizes of the blocks that the plan itself allocates."""
 
     places: tuple[ValuePlace, ...]
     regions: dict[int, StorageRegion]
-    #: Slot of each leaf, by value number, and of each output, by its place.
+    #: Slot of each leaf, by value number, and of each output, in order.
     leaf_slots: tuple[int, ...]
     output_slots: tuple[int, ...]
-    #: Outputs that are not written where they are computed, and so are copied at the end.
+    #: Outputs that are computed in other memory and copied at the end.
     copied_outputs: tuple[int, ...]
-    #: Bytes of the chunks of the arena and of the constants, whose slots follow the outputs', in this order.
+    #: Bytes of the chunks of the arena and of the constants; their slots follow the outputs', in
+    #: this order.
     arena: tuple[int, ...]
     constants: tuple[int, ...]
-    #: Variables, by value number, that are written while inputs are still read.
+    #: Variables, by value number, that are written before the last input is read.
     written: frozenset[int] = frozenset()
-    #: Of each step: those with the same number may run at the same time.
+    #: The set of each step: steps with the same number may run at the same time.
     sets: Sequence[int] = ()
 
     @property
@@ -64,16 +64,16 @@ class StorageLayout:
 
     @property
     def own_bytes(self) -> tuple[int, ...]:
-        """Of each of the plan's own blocks."""
+        """Bytes of each of the plan's own blocks."""
         return self.arena + self.constants
 
     @property
     def slots(self) -> int:
-        """How many there are."""
+        """The number of slots."""
         return self.arena_slot + len(self.own_bytes)
 
     def locate(self, value: int) -> tuple[int, int, tuple[int, ...]]:
-        """Slot, offset and strides of a value."""
+        """Return the slot, offset and strides of a value."""
         root, offset, strides = self.places[value]
         slot, start = self.regions[root]
         return slot, start + offset, strides
@@ -87,11 +87,14 @@ def plan_storage(
     sets: Sequence[int] | None = None,
     alignment: int = ALIGNMENT,
 ) -> StorageLayout:
-    """Gives every root that a step writes or reads a region, on a multiple of the alignment. `sets`: of steps
-    that run at the same time; one after the other they run all the same where that takes less memory by more
-    than a `MOST_MORE`th.
+    """Give every root that a step writes or reads a region whose offset is a multiple of the
+    alignment.
 
-    Raises OutOfMemoryError for a value that is larger than `max_size`, the most bytes of one buffer.
+    `sets` are the sets of steps that may run at the same time. All steps run one after the other
+    instead if concurrency takes more than a `MOST_MORE`-th more memory.
+
+    Raises OutOfMemoryError for a value that is larger than `max_size`, the most bytes of one
+    buffer.
     """
     leaf_slots = tuple(range(len(graph.leaves)))
     output_slots = tuple(range(len(leaf_slots), len(leaf_slots) + len(graph.outputs)))
@@ -106,7 +109,7 @@ def plan_storage(
             regions[output.value] = StorageRegion(output_slots[place])
             elsewhere.add(output.value)
     lasting = [graph.outputs[place].value for place in copied]
-    chosen: Sequence[int] = one_by_one(groups)
+    chosen: Sequence[int] = range(len(groups))
     live, arena = _planned(graph, places, groups, elsewhere, lasting, chosen, max_size, alignment)
     if sets and sets[-1] + 1 < len(groups):
         together = _planned(graph, places, groups, elsewhere, lasting, sets, max_size, alignment)
@@ -122,7 +125,8 @@ def plan_storage(
 
 
 def _constants(graph: Graph, groups: Sequence[Group]) -> list[int]:
-    """Results of ops without operands, which are computed once, when the plan is made."""
+    """Return the results of ops without operands, which are computed once, when the plan is
+    made."""
     leaves = len(graph.leaves)
     return [leaves + each.last for each in groups if OPS[graph.nodes[each.last].op].group == "source"]
 
@@ -135,7 +139,7 @@ def _place_constants(
     max_size: int,
     alignment: int,
 ) -> tuple[int, ...]:
-    """Gives constants regions, one behind the other; the sizes of their chunks."""
+    """Give constants consecutive regions and return the sizes of their chunks."""
     if not constants:
         return ()
     sizes = [max(1, graph.type_of(value).nbytes) for value in constants]
@@ -155,7 +159,7 @@ def _planned(
     max_size: int,
     alignment: int,
 ) -> tuple[Liveness, ArenaLayout]:
-    """What lives how long, and where."""
+    """Return the blocks with their lifetimes, and the arena that holds them."""
     live = live_blocks(graph, places, groups, elsewhere, lasting, sets)
     return live, plan_arena(live.lifetimes, alignment, max_size)
 
@@ -163,7 +167,7 @@ def _planned(
 def _place_in_arena(
     graph: Graph, live: Liveness, arena: ArenaLayout, regions: dict[int, StorageRegion]
 ) -> tuple[int, ...]:
-    """Gives the roots that have no region yet one in the arena; the sizes of its chunks."""
+    """Give the remaining roots regions in the arena and return the sizes of its chunks."""
     first_slot = len(graph.leaves) + len(graph.outputs)
     slots = [first_slot + chunk for chunk in arena.chunks]
     for root, block in live.blocks.items():
@@ -172,5 +176,5 @@ def _place_in_arena(
 
 
 def is_weight(graph: Graph, value: int) -> bool:
-    """Whether a value is a weight leaf."""
+    """True if a value is a weight leaf."""
     return value < len(graph.leaves) and graph.leaves[value].kind is LeafKind.WEIGHT
