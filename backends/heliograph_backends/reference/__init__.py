@@ -1,9 +1,10 @@
-"""The living definition of every op, written to be read: NumPy, or CuPy, by the parameter `xp`.
+"""The definition of every op, written for readability, in NumPy or CuPy (the parameter `xp`).
 
-`define(op, attributes, xp)` gives a function `kernel(*operands, out)` that writes the result into
-`out`. It works in the operands' own precision, except that f16 is computed in f32 and rounded once, at
-the end. Told the data types, it also takes what arrays have no type for: bf16 as bits and blocks as bytes
-(see `stored`). Other kernels are compared with these; a device without faster ones runs these.
+`define(op, attributes, xp)` returns a function `kernel(*operands, out)` that writes the result into
+`out`. It computes in the operands' own precision, except that f16 is computed in f32 and rounded
+once, at the end. With the data types given, it also accepts types that array libraries lack: bf16
+as bits and blocks as bytes (see `stored`). Other kernels are tested against these definitions, and
+a device without faster kernels runs them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from heliograph_backends.reference.stored import define_stored, is_stored
 from heliograph_proto.graph import Graph
 from heliograph_proto.types import DType
 
-#: Ops that are one ufunc, called as ufunc(*operands, out).
+#: Ops that are a single ufunc, called as ufunc(*operands, out).
 UFUNCS = {
     "neg": "negative", "abs": "absolute", "sgn": "sign", "sqr": "square", "sqrt": "sqrt",
     "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "log2": "log2",
@@ -60,9 +61,9 @@ _FAMILIES = (
 FORMULAS: Mapping[str, Formula] = {
     name: formula for family in _FAMILIES for name, formula in family.FORMULAS.items()
 }
-#: Ops that write their result themselves, in parts or as one.
+#: Ops that write their result themselves, in parts or whole.
 WRITERS: Mapping[str, Writer] = {**elementary.WRITERS, **rows.WRITERS, **windows.WRITERS}
-#: Ops whose definition takes products of matrices, which for floats are those of a BLAS library.
+#: Ops whose definition uses matrix products, which for floats come from a BLAS library.
 PRODUCTS = frozenset({
     "conv_2d", "conv_3d", "conv_transpose_1d", "conv_transpose_2d", "flash_attn_ext", "lightning_indexer",
     "matmul", "mul_mat", "mul_mat_id", "out_prod",
@@ -77,9 +78,9 @@ def define(
     operands: Sequence[DType] = (),
     result: DType | None = None,
 ) -> Kernel:
-    """The kernel of an op with its attributes bound.
+    """Return the kernel of an op with its attributes bound.
 
-    `operands` and `result` are needed where one of them is bf16 or quantized; the arrays then have
+    `operands` and `result` are required if one of them is bf16 or quantized; the arrays then have
     `dtype.storage` and `TensorType.storage_shape`.
     """
     if result is not None and any(map(is_stored, (*operands, result))):
@@ -88,7 +89,7 @@ def define(
 
 
 def define_node(graph: Graph, number: int, xp: Any = numpy) -> Kernel:
-    """The kernel of a node of a validated graph."""
+    """Return the kernel of a node of a validated graph."""
     node = graph.nodes[number]
     operands = [graph.type_of(value).dtype for value in node.operands]
     return define(node.op, node.attributes, xp, operands=operands, result=node.type.dtype)
@@ -97,10 +98,10 @@ def define_node(graph: Graph, number: int, xp: Any = numpy) -> Kernel:
 def _define(op: str, attributes: Attributes, xp: Any) -> Kernel:
     if op == "matmul":
         return _matmul(xp)
-    # What is a formula too is a ufunc of NumPy's alone, and something else in other libraries.
+    # An op in both tables is a ufunc in NumPy alone; other libraries differ.
     if op in UFUNCS and (xp is numpy or op not in FORMULAS):
         ufunc: Kernel = getattr(xp, UFUNCS[op])
-        # NumPy wants their third argument by name, since min(a, b, c) would be another thing.
+        # NumPy requires these two ufuncs' `out` by name.
         return (lambda a, b, out: ufunc(a, b, out=out)) if op in ("maximum", "minimum") else ufunc
     return _writing(WRITERS[op], attributes, xp) if op in WRITERS else _filling(FORMULAS[op], attributes, xp)
 
@@ -118,7 +119,7 @@ def _matmul(xp: Any) -> Kernel:
 def _filling(formula: Formula, attributes: Attributes, xp: Any) -> Kernel:
     def kernel(*operands_and_out: Array) -> None:
         *operands, out = operands_and_out
-        # Nothing needs no work, and its other dimensions may be huge.
+        # An empty result needs no work, and its other dimensions may be huge.
         if out.size:
             out[...] = formula(xp, attributes, *operands)
 

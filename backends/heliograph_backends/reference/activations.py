@@ -22,7 +22,7 @@ def xielu(xp: Any, attributes: Attributes, x: Array) -> Array:
 
 
 def _parts(attributes: Attributes, x: Array, gate: Array | None) -> tuple[Array, Array]:
-    """What goes through the activation, and what it is multiplied with."""
+    """Return the activation's argument and its factor."""
     if gate is None:
         middle = x.shape[-1] // 2
         x, gate = x[..., :middle], x[..., middle:]
@@ -30,7 +30,8 @@ def _parts(attributes: Attributes, x: Array, gate: Array | None) -> tuple[Array,
 
 
 def gated(activation: Formula) -> Formula:
-    """activation(x) * gate, where both are halves of the rows or two operands."""
+    """Return the formula activation(x) * gate, where both are halves of the rows or two
+    operands."""
 
     def formula(xp: Any, attributes: Attributes, x: Array, gate: Array | None = None) -> Array:
         x, gate = _parts(attributes, x, gate)
@@ -39,19 +40,15 @@ def gated(activation: Formula) -> Formula:
     return in_wide(formula)
 
 
-def relu(xp: Any, attributes: Attributes, x: Array) -> Array:
-    return xp.maximum(x, constant(x, 0))
-
-
 def swiglu_clamp(xp: Any, attributes: Attributes, x: Array, gate: Array | None = None) -> Array:
-    """That of DeepSeek V4 and GLM 5: clamped before the activation, which has no lower bound to need."""
+    """The SwiGLU of DeepSeek V4 and GLM 5, clamped before the activation; x has no lower limit."""
     x, gate = _parts(attributes, x, gate)
     limit = constant(x, attributes["limit"])
     return basic.silu(xp, attributes, xp.minimum(x, limit)) * xp.clip(gate, -limit, limit)
 
 
 def swiglu_oai(xp: Any, attributes: Attributes, x: Array, gate: Array | None = None) -> Array:
-    """That of gpt-oss: clamped, with a slope in the sigmoid, times the gate plus 1."""
+    """The SwiGLU of gpt-oss: clamped, with a slope in the sigmoid, times the gate plus 1."""
     x, gate = _parts(attributes, x, gate)
     limit, one = constant(x, attributes["limit"]), constant(x, 1)
     x, gate = xp.minimum(x, limit), xp.clip(gate, -limit, limit)
@@ -60,7 +57,7 @@ def swiglu_oai(xp: Any, attributes: Attributes, x: Array, gate: Array | None = N
 
 FORMULAS: Mapping[str, Formula] = {
     "xielu": in_wide(xielu),
-    "reglu": gated(relu),
+    "reglu": gated(basic.relu),
     "geglu": gated(basic.gelu),
     "geglu_erf": gated(basic.gelu_erf),
     "geglu_quick": gated(basic.gelu_quick),

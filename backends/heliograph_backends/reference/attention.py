@@ -18,14 +18,16 @@ from heliograph_backends.reference.base import (
 from heliograph_backends.reference.basic import norm
 from heliograph_backends.reference.products import repeated_matmul
 
-#: The most scores that are held at once, as far as whole rows of all heads allow.
+#: The most scores held at once, unless one row of all heads has more.
 BLOCK_SCORES = 2**23
 
 
 def alibi_slopes(xp: Any, heads: int, max_bias: float) -> Array:
-    """ALiBi's slope of each head, [heads] (Press et al., 2021): powers of 2**(-max_bias / heads).
+    """Return ALiBi's slope of each head, [heads] (Press et al., 2021): powers of 2**(-max_bias /
+    heads).
 
-    Where heads is no power of two, the heads beyond it have the odd powers of the square root, as in ggml.
+    If the number of heads is not a power of two, the heads beyond the largest one have the odd
+    powers of the square root, as in ggml.
     """
     power = 2 ** int(math.log2(max(1, heads)))
     head = xp.arange(heads)
@@ -34,14 +36,15 @@ def alibi_slopes(xp: Any, heads: int, max_bias: float) -> Array:
 
 
 def by_head(values: Array, ndim: int) -> Array:
-    """One value for each head, shaped so that it repeats over matrices [.., heads, rows, columns]."""
+    """Reshape one value per head to broadcast over matrices [.., heads, rows, columns]."""
     return values.reshape(-1, 1, 1) if ndim > 2 else values.reshape(())
 
 
 def soft_max(
     xp: Any, attributes: Attributes, x: Array, mask: Array | None = None, sinks: Array | None = None
 ) -> Array:
-    """A sink is one more score of each row of its head, without a column in the result."""
+    """Softmax of rows; a sink is one more score in each row of its head, without a column in the
+    result."""
     x = x * constant(x, attributes["scale"])
     if mask is not None:
         x = x + scaled_mask(xp, attributes, mask, x)
@@ -56,7 +59,7 @@ def soft_max(
 
 
 def scaled_mask(xp: Any, attributes: Attributes, mask: Array, scores: Array) -> Array:
-    """The mask times each head's slope, in the data type of the scores."""
+    """Return the mask times each head's slope, in the data type of the scores."""
     mask = mask.astype(scores.dtype, copy=False)
     if not attributes["max_bias"]:
         return mask
@@ -74,7 +77,8 @@ def flash_attn_ext(
     mask: Array | None = None,
     sinks: Array | None = None,
 ) -> Array:
-    """Some rows of q at a time, whose number depends on shapes alone: [batch, rows, heads, dv]."""
+    """Attention in parts of some rows of q, whose number depends only on shapes: [batch, rows,
+    heads, dv]."""
     batch, heads, rows, _ = q.shape
     (k, v) = accumulated(xp, k, v)
     result = xp.empty((batch, rows, heads, v.shape[-1]), k.dtype)
@@ -82,8 +86,8 @@ def flash_attn_ext(
     for start in range(0, rows, step):
         part = slice(start, start + step)
         (some,) = accumulated(xp, q[:, :, part])
-        shown = None if mask is None else mask[..., part, :]
-        found = _attend(xp, attributes, some, k, v, shown, sinks)
+        some_mask = None if mask is None else mask[..., part, :]
+        found = _attend(xp, attributes, some, k, v, some_mask, sinks)
         result[:, part] = found.transpose(0, 2, 1, 3)
     return result
 
@@ -97,10 +101,10 @@ def _attend(
     mask: Array | None,
     sinks: Array | None,
 ) -> Array:
-    """Attention of whole rows of scores; a row that the mask hides whole, and that has no sink, is 0."""
+    """Attention of whole rows of scores; a fully masked row without a sink is 0."""
     scores = _scores(xp, attributes, q, k)
     if mask is not None:
-        # An infinite mask hides, whatever the score and the slope are.
+        # An infinite mask hides a key, whatever the score and the slope are.
         scores = scores + scaled_mask(xp, attributes, cycled(xp, mask, scores.shape), scores)
     # Without keys there is no largest score.
     top = scores.max(-1, keepdims=True) if k.shape[-2] else xp.full((*q.shape[:-1], 1), -math.inf, q.dtype)
@@ -112,7 +116,7 @@ def _attend(
     if sinks is not None:
         total = total + xp.exp(by_head(sinks, 4).astype(scores.dtype) - shift)
     weights = powers / xp.where(total == 0, constant(total, 1), total)
-    # Several heads of q share one of k and v: the product with v^T has it on the left.
+    # Several heads of q share one of k and v, so v^T stands on the left of the product.
     return repeated_matmul(xp, v.swapaxes(-1, -2), weights.swapaxes(-1, -2)).swapaxes(-1, -2)
 
 
@@ -125,7 +129,8 @@ def _scores(xp: Any, attributes: Attributes, q: Array, k: Array) -> Array:
 
 
 def group_norm(xp: Any, attributes: Attributes, x: Array) -> Array:
-    """As in ggml, groups have ceil(channels / groups) channels, and the last one what is left."""
+    """Group norm; as in ggml, groups have ceil(channels / groups) channels and the last has the
+    rest."""
     channels = x.shape[-3]
     step = max(1, -(-channels // attributes["groups"]))
     whole = channels // step * step
@@ -135,7 +140,7 @@ def group_norm(xp: Any, attributes: Attributes, x: Array) -> Array:
 
 
 def _norm_of(xp: Any, attributes: Attributes, x: Array, step: int) -> Array:
-    """Each `step` channels of x [.., channels, h, w] normalised together."""
+    """Normalise every `step` channels of x [.., channels, h, w] together."""
     *lead, channels, height, width = x.shape
     count = max(1, channels // step)
     rows = x.reshape(*lead, count, channels // count * height * width)

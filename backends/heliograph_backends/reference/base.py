@@ -1,4 +1,4 @@
-"""What the formulas of the definition share."""
+"""Helpers that the formulas share."""
 
 from __future__ import annotations
 
@@ -8,22 +8,29 @@ from typing import Any, TypeAlias
 from heliograph_proto.errors import OutOfRangeError
 
 Array: TypeAlias = Any
-#: kernel(*operands, out); returns whatever, usually `out`.
+#: kernel(*operands, out); the returned value is ignored.
 Kernel: TypeAlias = Callable[..., Any]
 Attributes: TypeAlias = Mapping[str, Any]
 #: (xp, attributes, *operands) -> result; written into `out` by `define`.
 Formula: TypeAlias = Callable[..., Array]
-#: (xp, attributes, out, *operands); writes the result into `out`, which may lie where operand 0 does.
+#: (xp, attributes, out, *operands); writes the result into `out`, which may share operand 0's
+#: memory.
 Writer: TypeAlias = Callable[..., None]
 
 
 def wide(xp: Any, x: Array) -> Array:
-    """f16 as f32, since its sums overflow and its rounding adds up; others as they are."""
+    """Convert f16 to f32, since its sums overflow and its rounding adds up; leave other types."""
     return x.astype(xp.float32) if x.dtype == xp.float16 else x
 
 
+def accumulator(xp: Any, x: Array) -> Any:
+    """Return the data type of sums: f32 for f16, else that of x. Integers keep their width, as if
+    NumPy's wider sum were cast back."""
+    return xp.float32 if x.dtype == xp.float16 else x.dtype
+
+
 def in_wide(formula: Formula) -> Formula:
-    """The formula on wide operands."""
+    """Return the formula applied to wide operands."""
 
     def widened(xp: Any, attributes: Attributes, *operands: Array) -> Array:
         return formula(xp, attributes, *(wide(xp, x) for x in operands))
@@ -32,25 +39,26 @@ def in_wide(formula: Formula) -> Formula:
 
 
 def constant(x: Array, value: float) -> Any:
-    """A number in the data type of x, so that nothing is promoted."""
+    """Convert a number to the data type of x, so that nothing is promoted."""
     return x.dtype.type(value)
 
 
 def accumulated(xp: Any, *operands: Array) -> tuple[Array, ...]:
-    """The operands in the precision that sums of their products have: f64 if they are, else f32."""
+    """Convert the operands to the precision of sums of products: f64 if the first is f64, else
+    f32."""
     target = xp.float64 if operands[0].dtype == xp.float64 else xp.float32
     return tuple(x.astype(target, copy=False) for x in operands)
 
 
 def check_indices(op: str, indices: Array, count: int, what: str) -> None:
-    """Raises OutOfRangeError unless each index is one of `count` things: indices are data of a run."""
+    """Raise OutOfRangeError unless all indices are in [0, count): indices are data of a run."""
     if indices.size and not (indices.min() >= 0 and indices.max() < count):
         wrong = indices[(indices < 0) | (indices >= count)].flat[0]
         raise OutOfRangeError(f"{op}: index {int(wrong)} is not one of {count} {what}")
 
 
 def cycled(xp: Any, x: Array, shape: tuple[int, ...]) -> Array:
-    """x over and over again up to `shape`, aligned at the last dimension; sizes divide each other."""
+    """Repeat x up to `shape`, aligned at the last dimension; sizes divide each other."""
     x = x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
     for axis, size in enumerate(shape):
         if x.shape[axis] not in (1, size):

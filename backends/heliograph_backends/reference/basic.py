@@ -10,10 +10,10 @@ from heliograph_backends.reference.base import (
     Array,
     Attributes,
     Formula,
+    accumulator,
     check_indices,
     constant,
     in_wide,
-    wide,
 )
 from heliograph_backends.reference.elementary import erf
 
@@ -41,6 +41,10 @@ def gelu_erf(xp: Any, attributes: Attributes, x: Array) -> Array:
 
 def gelu_quick(xp: Any, attributes: Attributes, x: Array) -> Array:
     return x / (constant(x, 1) + xp.exp(constant(x, -1.702) * x))
+
+
+def relu(xp: Any, attributes: Attributes, x: Array) -> Array:
+    return xp.maximum(x, constant(x, 0))
 
 
 def softplus(xp: Any, attributes: Attributes, x: Array) -> Array:
@@ -72,7 +76,8 @@ def leaky_relu(xp: Any, attributes: Attributes, x: Array) -> Array:
 
 
 def floor_divide(xp: Any, attributes: Attributes, a: Array, b: Array) -> Array:
-    """As NumPy has it, while others round a / b down: by way of fmod, whose rest is exact."""
+    """NumPy's floor division, by way of fmod, whose rest is exact; other libraries round a / b
+    down."""
     if a.dtype.kind != "f":
         return xp.floor_divide(a, b)
     quotient, _ = _divided(xp, a, b)
@@ -83,12 +88,13 @@ def floor_divide(xp: Any, attributes: Attributes, a: Array, b: Array) -> Array:
 
 
 def remainder(xp: Any, attributes: Attributes, a: Array, b: Array) -> Array:
-    """See floor_divide."""
+    """NumPy's remainder; see floor_divide."""
     return _divided(xp, a, b)[1] if a.dtype.kind == "f" else xp.remainder(a, b)
 
 
 def _divided(xp: Any, a: Array, b: Array) -> tuple[Array, Array]:
-    """The quotient without a rest, still to be rounded to an integer, and the rest with the sign of b."""
+    """Return the quotient without the rest, not yet rounded to an integer, and the rest with b's
+    sign."""
     rest = xp.fmod(a, b)
     quotient = (a - rest) / b
     other_sign = (rest != 0) & ((b < 0) != (rest < 0))
@@ -111,28 +117,27 @@ def _axes(attributes: Attributes, x: Array) -> tuple[int, ...]:
 
 
 def reducing(name: str) -> Formula:
-    """The reduction of this name over `axes`."""
+    """Return the reduction of this name over `axes`."""
 
     def formula(xp: Any, attributes: Attributes, x: Array) -> Array:
         function = getattr(xp, name)
-        # Integers keep their width: NumPy would widen a sum, and the cast back would be the same.
-        accumulator = {} if name in ("max", "min") else {"dtype": wide(xp, x).dtype}
+        options = {} if name in ("max", "min") else {"dtype": accumulator(xp, x)}
         if x.ndim == 0:
             return x
-        return function(x, axis=_axes(attributes, x), keepdims=attributes["keepdims"], **accumulator)
+        return function(x, axis=_axes(attributes, x), keepdims=attributes["keepdims"], **options)
 
     return formula
 
 
 def mean(xp: Any, attributes: Attributes, x: Array) -> Array:
-    """Of integers: their sum in 64 bits, divided towards zero."""
+    """The mean; for integers the sum in 64 bits, divided towards zero."""
     if x.ndim == 0:
         return x
     if x.dtype.kind == "f":
         return reducing("mean")(xp, attributes, x)
     total = x.sum(axis=_axes(attributes, x), keepdims=attributes["keepdims"])
     count = total.dtype.type(x.size // max(1, total.size))
-    # fmod has the sign of the sum, so what is left divides without a rest.
+    # fmod has the sign of the sum, so the difference divides without a rest.
     return (total - xp.fmod(total, count)) // count
 
 
@@ -144,7 +149,7 @@ def argmax(xp: Any, attributes: Attributes, x: Array) -> Array:
 
 
 def row_mean(x: Array) -> Array:
-    """The mean of each row; of empty ones 0, without NumPy's warning."""
+    """Return the mean of each row; 0 for empty rows, without NumPy's warning."""
     return x.sum(-1, keepdims=True) / constant(x, max(1, x.shape[-1]))
 
 
@@ -171,10 +176,6 @@ def get_rows(xp: Any, attributes: Attributes, rows: Array, indices: Array) -> Ar
     if indices.ndim == 1:
         return rows[indices]
     return xp.take_along_axis(rows, indices[..., None], axis=-2)
-
-
-def same(xp: Any, attributes: Attributes, x: Array) -> Array:
-    return x
 
 
 def concat(xp: Any, attributes: Attributes, *operands: Array) -> Array:
@@ -205,7 +206,7 @@ def fill(xp: Any, attributes: Attributes) -> Array:
 def arange(xp: Any, attributes: Attributes) -> Array:
     start, stop, step = (attributes[name] for name in ("start", "stop", "step"))
     count = max(0, math.ceil((stop - start) / step))
-    # NumPy's own arange(start, stop, step) adds up start + step - start, which rounds where start is large.
+    # NumPy's arange(start, stop, step) uses (start + step) - start, which rounds for a large start.
     return start + step * xp.arange(count, dtype=xp.float64)
 
 
@@ -214,7 +215,7 @@ FORMULAS: Mapping[str, Formula] = {
     "rsqrt": in_wide(lambda xp, attributes, x: constant(x, 1) / xp.sqrt(x)),
     "erf": lambda xp, attributes, x: erf(xp, x),
     "sigmoid": in_wide(sigmoid),
-    "relu": lambda xp, attributes, x: xp.maximum(x, constant(x, 0)),
+    "relu": relu,
     "elu": in_wide(elu),
     "silu": in_wide(silu),
     "gelu": in_wide(gelu),
@@ -242,7 +243,7 @@ FORMULAS: Mapping[str, Formula] = {
     "rms_norm": in_wide(rms_norm),
     "l2_norm": in_wide(l2_norm),
     "get_rows": get_rows,
-    "cont": same,
+    "cont": lambda xp, attributes, x: x,
     "concat": concat,
     "reshape": reshape,
     "permute": permute,

@@ -13,19 +13,19 @@ from heliograph_backends.reference.basic import sigmoid
 def lightning_indexer(
     xp: Any, attributes: Attributes, q: Array, k: Array, weights: Array, mask: Array
 ) -> Array:
-    """Head after head, so that no more scores are held than there are results."""
+    """Sum over the heads one by one, so that no more scores are held than there are results."""
     q, k, weights = accumulated(xp, q, k, weights)
     keys = k[:, :, 0].swapaxes(-1, -2)
     result = xp.zeros((q.shape[0], q.shape[1], k.shape[1]), q.dtype)
     for head in range(q.shape[2]):
         scores = xp.matmul(q[:, :, head], keys)
         result += xp.maximum(scores, constant(scores, 0)) * weights[:, 0, :, head, None]
-    # Streams take masks in turn.
+    # The masks repeat over the streams.
     return result[:, None] + cycled(xp, mask.astype(q.dtype), (q.shape[0], 1, *result.shape[1:]))
 
 
 def dsv4_hc_comb(xp: Any, attributes: Attributes, mixes: Array, scale: Array, base: Array) -> Array:
-    """Manifold-constrained hyper-connections (DeepSeek, 2025): Sinkhorn's iterations on a softmax."""
+    """Manifold-constrained hyper-connections (DeepSeek, 2025): Sinkhorn iterations on a softmax."""
     mixes, scale, base = accumulated(xp, mixes, scale, base)
     # Rows have (2 + count) count elements.
     count = math.isqrt(mixes.shape[1] + 1) - 1
@@ -47,7 +47,7 @@ def dsv4_hc_pre(xp: Any, attributes: Attributes, x: Array, weights: Array) -> Ar
 def dsv4_hc_post(
     xp: Any, attributes: Attributes, x: Array, residual: Array, post: Array, *comb: Array
 ) -> Array:
-    """Without comb each stream goes on as it is."""
+    """Add the output to the mixed residual streams; without comb they are not mixed."""
     x, residual, post, *mixes = accumulated(xp, x, residual, post, *comb)
     result = x[:, None] * post[..., None]
     if not mixes:

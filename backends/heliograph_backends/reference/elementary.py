@@ -1,4 +1,4 @@
-"""Formulas: powers of integers, shifts of bits, and the floats beside floats."""
+"""Formulas: powers of integers, bit shifts, adjacent floats, and the error function."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from heliograph_backends.reference.base import Array, Attributes, Formula, Writer, constant
 
-#: Bits of infinity, by the data type: what is above them, without the sign, is NaN.
+#: Bits of infinity, by the data type: larger ones, without the sign, are NaN.
 _INFINITY = {"float64": 0x7FF0000000000000, "float32": 0x7F800000, "float16": 0x7C00}
 _INFINITY_BF16 = 0x7F80
 
@@ -20,7 +20,7 @@ def power(xp: Any, attributes: Attributes, out: Array, a: Array, b: Array) -> No
 
 
 def _integer_power(xp: Any, a: Array, b: Array) -> Array:
-    """NumPy refuses exponents below 0, of which CuPy makes what it likes."""
+    """Integer power with exponents below 0, which NumPy rejects and CuPy leaves undefined."""
     zero, one = constant(a, 0), constant(a, 1)
     of_minus_one = xp.where(b & one == zero, one, -one)
     inverse = xp.where(a == one, one, xp.where(a == -one, of_minus_one, zero))
@@ -28,14 +28,15 @@ def _integer_power(xp: Any, a: Array, b: Array) -> Array:
 
 
 def left_shift(xp: Any, attributes: Attributes, a: Array, b: Array) -> Array:
-    """C leaves open what shifts by other counts give, and CuPy with it."""
+    """Left shift; 0 for counts outside of the bits, which are undefined in C and CuPy."""
     inside = _is_within(a, b)
     return xp.where(inside, a << xp.where(inside, b, constant(b, 0)), constant(a, 0))
 
 
 def right_shift(xp: Any, attributes: Attributes, a: Array, b: Array) -> Array:
     inside = _is_within(a, b)
-    # By all bits in two steps: only the sign is left of integers that have one, nothing of others.
+    # A shift by all bits in two steps leaves only the sign of signed integers and 0 of unsigned
+    # ones.
     beyond = (a >> constant(a, _bits(a) - 1)) >> constant(a, 1)
     return xp.where(inside, a >> xp.where(inside, b, constant(b, 0)), beyond)
 
@@ -49,26 +50,26 @@ def _is_within(a: Array, b: Array) -> Array:
 
 
 def nextafter(xp: Any, attributes: Attributes, a: Array, b: Array) -> Array:
-    """By the bits, since CuPy's own takes denormals for zeros."""
+    """Adjacent floats by their bits, since CuPy's nextafter treats denormals as zeros."""
     bits = xp.dtype(f"int{_bits(a)}")
     found = bits_after(xp, a.view(bits), b.view(bits), _INFINITY[a.dtype.name])
     return found.view(a.dtype)
 
 
 def bf16_after(xp: Any, a: Array, b: Array) -> Array:
-    """As nextafter, of bf16 as bits in uint16."""
+    """Return nextafter of bf16 given as bits in uint16."""
     return bits_after(xp, a.view(xp.int16), b.view(xp.int16), _INFINITY_BF16).view(xp.uint16)
 
 
 def bits_after(xp: Any, a: Array, b: Array, infinity: int) -> Array:
-    """The bits, as signed integers, of the float after a on the way to b; those of b where they are equal.
+    """Return the bits, as signed integers, of the float next to a towards b; those of b if equal.
 
-    Without the sign, floats are in the order of their bits: so they have a rank, which is negative below 0.
+    Without the sign, floats are in the order of their bits. So each has a rank, negative below 0.
     """
     least, zero, one = constant(a, -(2 ** (_bits(a) - 1))), constant(a, 0), constant(a, 1)
     rank_a, rank_b = (xp.where(x < zero, least - x, x) for x in (a, b))
     rank = rank_a + xp.where(rank_b > rank_a, one, zero) - xp.where(rank_b < rank_a, one, zero)
-    # Above -1 is 0 with the sign of where it came from.
+    # A step from rank -1 or 1 to 0 keeps the sign of a.
     negative = (rank < zero) | ((rank == zero) & (a < zero))
     stepped = xp.where(negative, least - rank, rank)
     found = xp.where(rank_a == rank_b, b, stepped)
@@ -78,7 +79,7 @@ def bits_after(xp: Any, a: Array, b: Array, infinity: int) -> Array:
     return found
 
 
-#: Ops of which floats are one ufunc.
+#: Ops that are a single ufunc for floats.
 WRITERS: Mapping[str, Writer] = {"pow": power}
 #: Ops that are more than one ufunc.
 FORMULAS: Mapping[str, Formula] = {
@@ -134,7 +135,7 @@ def _ratio(tables: tuple[tuple[float, ...], tuple[float, ...]], x: Any) -> Any:
 
 
 def erf(xp: Any, x: Any) -> Any:
-    """The error function of x, computed in float64 and returned in the data type of x."""
+    """Return the error function of x, computed in float64, in the data type of x."""
     wide = xp.asarray(x, dtype=xp.float64)
     size = xp.minimum(xp.abs(wide), 6.0)
     small = size + size * _ratio(_SMALL, size * size)

@@ -1,4 +1,4 @@
-"""Formulas: vision's rarer ops, and the gradients of windows."""
+"""Formulas: rarer ops of vision, and the gradients of windows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heliograph_proto.ops.windows import steps, window_sizes
 
 
 def conv_3d(xp: Any, attributes: Attributes, kernel: Array, data: Array) -> Array:
-    """As conv_2d: each tile's windows as rows, times the kernel's."""
+    """Multiply each tile's windows, as rows, by the kernel, as in conv_2d."""
     channels, taps = attributes["channels"], kernel.shape[1:]
     (kernel,) = accumulated(xp, kernel)
     count, made = data.shape[0] // channels, kernel.shape[0] // channels
@@ -32,7 +32,7 @@ def conv_3d(xp: Any, attributes: Attributes, kernel: Array, data: Array) -> Arra
 
 
 def col2im_1d(xp: Any, attributes: Attributes, x: Array) -> Array:
-    """Only what stays is computed: neither stride nor padding takes memory."""
+    """Compute only the kept elements, so that neither stride nor padding takes memory."""
     channels, stride, padding = (attributes[name] for name in ("channels", "stride", "padding"))
     taps = x.shape[1] // channels
     length = (x.shape[0] - 1) * stride + taps - 2 * padding
@@ -72,7 +72,8 @@ def add_rel_pos(xp: Any, attributes: Attributes, x: Array, columns: Array, rows:
 
 
 def im2col_back(xp: Any, attributes: Attributes, gradient: Array, kernel: Array) -> Array:
-    """Each tap of the kernel gives its gradients to where it read; within one tap no place comes twice."""
+    """Add each tap's gradients at the places that it read; within one tap all places are
+    distinct."""
     (gradient,) = accumulated(xp, gradient)
     shape, taps = tuple(attributes["shape"]), kernel.shape[2:]
     windows = gradient.shape[1:-1]
@@ -92,7 +93,7 @@ def im2col_back(xp: Any, attributes: Attributes, gradient: Array, kernel: Array)
 
 
 def pool_2d_back(xp: Any, attributes: Attributes, gradient: Array, x: Array) -> Array:
-    """Window after window, as far as it lies in x, so that padding takes neither memory nor time."""
+    """Process the part of each window inside x, so that padding takes neither memory nor time."""
     gradient, x = accumulated(xp, gradient, x)
     flat, given = x.reshape(-1, *x.shape[-2:]), gradient.reshape(-1, *gradient.shape[-2:])
     result = xp.zeros(flat.shape, x.dtype)
@@ -100,14 +101,14 @@ def pool_2d_back(xp: Any, attributes: Attributes, gradient: Array, x: Array) -> 
         *_inside(attributes, flat.shape[1:], given.shape[1:])
     ):
         part = (slice(None), rows, columns)
-        _give(xp, result[part], flat[part], given[:, row, column], attributes)
+        _add_gradient(xp, result[part], flat[part], given[:, row, column], attributes)
     return result.reshape(x.shape)
 
 
 def _inside(
     attributes: Attributes, sizes: Sequence[int], counts: Sequence[int]
 ) -> Iterator[list[tuple[int, slice]]]:
-    """Along each dimension the windows that reach into x, and what they see of it."""
+    """Yield for each dimension the windows that reach into x, with their slices of it."""
     strides, padding = (steps(dict(attributes), *named) for named in (("stride", 2, 1), ("padding", 2, 0)))
     numbers = zip(sizes, counts, attributes["kernel"], strides, padding, strict=True)
     for size, count, width, stride, pad in numbers:
@@ -116,8 +117,8 @@ def _inside(
         yield [(n, slice(max(0, start), min(size, start + width))) for n, start in starts]
 
 
-def _give(xp: Any, result: Array, window: Array, gradient: Array, attributes: Attributes) -> None:
-    """Adds the gradients [b] of a window [b, h, w] to its elements' in `result`."""
+def _add_gradient(xp: Any, result: Array, window: Array, gradient: Array, attributes: Attributes) -> None:
+    """Add the gradients [b] of a window [b, h, w] to those of its elements in `result`."""
     if attributes["average"]:
         result += (gradient / constant(gradient, math.prod(attributes["kernel"])))[:, None, None]
     else:

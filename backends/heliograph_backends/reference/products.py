@@ -9,15 +9,15 @@ from typing import Any
 from heliograph_backends.reference.base import Array, Attributes, Formula, accumulated, check_indices
 from heliograph_backends.reference.stored import Widening
 
-#: Elements of narrow weights that are widened at once, as far as one row allows.
+#: Elements of narrow weights that are widened at once, unless one row has more.
 TILE_ELEMENTS = 2**20
 
 
 def repeated_matmul(xp: Any, a: Array, b: Array) -> Array:
-    """a @ b, where one of a's matrices serves several consecutive ones of b.
+    """Return a @ b, where each matrix of a is used for several consecutive ones of b.
 
-    [.., m, k] and [.., k, n] give [.., m, n] with b's leading dimensions, which are multiples of a's.
-    Nothing is copied for it: a dimension of b is split into a's and how often each is used.
+    [.., m, k] and [.., k, n] give [.., m, n] with b's leading dimensions, which are multiples of
+    a's. Nothing is copied: each dimension of b is split into a's and the number of repetitions.
     """
     lead = b.shape[:-2]
     own = (1,) * (b.ndim - a.ndim) + a.shape[:-2]
@@ -28,7 +28,8 @@ def repeated_matmul(xp: Any, a: Array, b: Array) -> Array:
 
 
 def mul_mat(xp: Any, attributes: Attributes, weights: Array, activations: Array) -> Array:
-    """Narrow weights are widened some rows at a time, whose number depends on shapes alone."""
+    """Matrix product; narrow weights are widened some rows at a time, whose number depends only on
+    shapes."""
     (activations,) = accumulated(xp, activations)
     if weights.dtype == activations.dtype and not isinstance(weights, Widening):
         return _mul_mat(xp, weights, activations)
@@ -42,14 +43,14 @@ def mul_mat(xp: Any, attributes: Attributes, weights: Array, activations: Array)
 
 
 def _mul_mat(xp: Any, weights: Array, activations: Array) -> Array:
-    # The order that BLAS knows best has the many rows of the activations on the left.
+    # BLAS is fastest with the many rows of the activations on the left.
     if weights.ndim == 2:
         return xp.matmul(activations, weights.T)
     return repeated_matmul(xp, weights, activations.swapaxes(-1, -2)).swapaxes(-1, -2)
 
 
 def mul_mat_id(xp: Any, attributes: Attributes, experts: Array, activations: Array, ids: Array) -> Array:
-    """One product for each expert that is used, of all the rows that use it."""
+    """Compute one product for each used expert, with all the rows that use it."""
     check_indices("mul_mat_id", ids, experts.shape[0], "experts")
     (activations,) = accumulated(xp, activations)
     result = xp.empty((ids.size, experts.shape[1]), activations.dtype)

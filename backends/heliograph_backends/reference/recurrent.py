@@ -1,6 +1,6 @@
 """Formulas: state space models and linear attention, token by token, and solve_tri.
 
-States are updated as the ops' papers write it, one token after the other: parallel forms round otherwise.
+States are updated as in the papers, one token after the other: parallel forms round differently.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def ssm_conv(xp: Any, attributes: Attributes, x: Array, kernel: Array) -> Array:
 def scanned(
     xp: Any, step: Step, state: Array, operands: Iterable[Array], tokens: int, kept: int = 1
 ) -> Array:
-    """The rows of tokens [n, t, ...], then `kept` states, all flat: the newest, the one a token before, ...
+    """Return the rows of tokens [n, t, ...], then the `kept` newest states, latest first, all flat.
 
-    The one before the first token is the given state; older ones are 0.
+    The state before the first token is the given one; older ones are 0.
     """
     operands, rows, states = list(operands), [], deque([state], maxlen=kept)
     for token in range(tokens):
@@ -61,7 +61,7 @@ def ssm_scan(
     c: Array,
     ids: Array,
 ) -> Array:
-    """Mamba (Gu and Dao, 2023), and Mamba 2, where a head has one decay (Dao and Gu, 2024)."""
+    """Mamba (Gu and Dao, 2023), and Mamba 2 with one decay per head (Dao and Gu, 2024)."""
     check_indices("ssm_scan", ids, states.shape[0], "states")
     states, x, dt, a, b, c = accumulated(xp, states, x, dt, a, b, c)
     b, c = (xp.repeat(one, x.shape[2] // max(1, one.shape[2]), axis=2) for one in (b, c))
@@ -75,7 +75,7 @@ def ssm_scan(
 
 
 def _packed(xp: Any, step: Step, state: Array, *operands: Array) -> Array:
-    """Rows of tokens [t, h, s] and the states [n, h s s], as rows [t + n s, h s]."""
+    """Scan rows of tokens [t, h, s] with states [n, h s s] and return rows [t + n s, h s]."""
     state, *tokenwise = accumulated(xp, state, *operands)
     tokens, heads, width = tokenwise[0].shape
     count = state.shape[0]
@@ -94,7 +94,8 @@ def rwkv_wkv6(
     decay: Array,
     state: Array,
 ) -> Array:
-    """RWKV 6 (Peng et al., 2024): states are [keys, values]; a token's own product counts `first` times."""
+    """RWKV 6 (Peng et al., 2024): states are [keys, values]; a token's own product counts `first`
+    times."""
     (first,) = accumulated(xp, first)
 
     def step(state: Array, k: Array, v: Array, r: Array, decay: Array) -> tuple[Array, Array]:
@@ -167,13 +168,13 @@ def gated_delta_net(
 
 
 def _shared(xp: Any, x: Array, count: int, heads: int) -> Array:
-    """Each sequence serves consecutive ones; heads come over and over again."""
+    """Repeat each sequence for consecutive ones, and cycle through the heads."""
     x = xp.repeat(x, count // max(1, x.shape[0]), axis=0)
     return xp.take(x, xp.arange(heads) % max(1, x.shape[2]), axis=2)
 
 
 def solve_tri(xp: Any, attributes: Attributes, a: Array, b: Array) -> Array:
-    """Forward substitution; what lies above the diagonal is not read."""
+    """Forward substitution; elements above the diagonal are not read."""
     result = xp.empty(b.shape, b.dtype)
     for row in range(a.shape[-1]):
         known = (a[..., row, :row, None] * result[..., :row, :]).sum(-2)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from heliograph_backends.reference.base import Array, Attributes, Formula, constant
+from heliograph_backends.reference.base import Array, Attributes, Formula, accumulator, constant
 
 
 def sum_(xp: Any, attributes: Attributes, x: Array) -> Array:
-    return x.sum(dtype=_accumulator(xp, x))
+    return x.sum(dtype=accumulator(xp, x))
 
 
 def sum_rows(xp: Any, attributes: Attributes, x: Array) -> Array:
-    return x.sum(-1, keepdims=True, dtype=_accumulator(xp, x))
+    return x.sum(-1, keepdims=True, dtype=accumulator(xp, x))
 
 
 def mean(xp: Any, attributes: Attributes, x: Array) -> Array:
@@ -22,22 +22,18 @@ def mean(xp: Any, attributes: Attributes, x: Array) -> Array:
 
 
 def cumsum(xp: Any, attributes: Attributes, x: Array) -> Array:
-    return xp.cumsum(x, axis=-1, dtype=_accumulator(xp, x))
+    return xp.cumsum(x, axis=-1, dtype=accumulator(xp, x))
 
 
 def cumprod(xp: Any, attributes: Attributes, x: Array) -> Array:
-    return xp.cumprod(x, axis=-1, dtype=_accumulator(xp, x))
-
-
-def _accumulator(xp: Any, x: Array) -> Any:
-    """f32 for f16; integers keep their width, as if NumPy's wider sum were cast back."""
-    return xp.float32 if x.dtype == xp.float16 else x.dtype
+    return xp.cumprod(x, axis=-1, dtype=accumulator(xp, x))
 
 
 def argsort(xp: Any, attributes: Attributes, x: Array) -> Array:
     if not attributes["descending"]:
         return xp.argsort(x, axis=-1, kind="stable")
-    # Sorted from behind and read from behind: falling, and still the first of equals first.
+    # A stable sort of the reversed row, read backwards, is descending and keeps equal elements in
+    # order.
     backwards = xp.argsort(x[..., ::-1], axis=-1, kind="stable")[..., ::-1]
     return x.shape[-1] - 1 - backwards
 

@@ -13,7 +13,7 @@ from heliograph_proto.ops.rope import IMROPE, NORMAL, SECTIONED, VISION, pairs
 
 
 def rope(xp: Any, attributes: Attributes, x: Array, positions: Array, factors: Array | None = None) -> Array:
-    """Turns each pair of a row by its angle; what belongs to no pair stays."""
+    """Rotate each pair of a row by its angle; elements outside of the pairs stay."""
     count = pairs(dict(attributes))
     theta = _angles(xp, attributes, positions, count)
     if factors is not None:
@@ -30,7 +30,7 @@ def rope(xp: Any, attributes: Attributes, x: Array, positions: Array, factors: A
 
 
 def _places(attributes: Attributes, count: int) -> tuple[slice, slice]:
-    """Where the first and the second elements of the pairs are in a row."""
+    """Return where the first and the second elements of the pairs lie in a row."""
     start = attributes["offset"]
     middle, stop = start + count, start + 2 * count
     if attributes["mode"] == NORMAL:
@@ -39,21 +39,21 @@ def _places(attributes: Attributes, count: int) -> tuple[slice, slice]:
 
 
 def _angles(xp: Any, attributes: Attributes, positions: Array, count: int) -> Array:
-    """The angle of each token's pairs before scaling, [tokens, pairs], in f64."""
+    """Return the angle of each token's pairs before scaling, [tokens, pairs], in f64."""
     axis, exponent = powers(xp, attributes, xp.arange(count))
     own = positions[axis].T if attributes["mode"] in SECTIONED else positions[:, None]
     return own * attributes["freq_base"] ** (exponent * (-2.0 / attributes["n_dims"]))
 
 
 def powers(xp: Any, attributes: Attributes, pair: Array) -> tuple[Array, Array]:
-    """Which of a token's positions turns each pair, and the power of the base."""
+    """Return for each pair the index of the position that rotates it, and the power of the base."""
     if attributes["mode"] not in SECTIONED:
         return xp.zeros_like(pair), pair
     sections = attributes["sections"]
     sector = pair % sum(sections)
     ends = xp.asarray(numpy.cumsum(sections))
     if attributes["mode"] == IMROPE:
-        # Time, height, width, time, ... as long as each has pairs left; the rest is the fourth's.
+        # Time, height, width, time, ... while each has pairs left; the rest belongs to the fourth.
         turn = sector % 3
         return xp.where(sector < 3 * xp.asarray(sections)[turn], turn, 3), pair
     axis = xp.searchsorted(ends[:3], sector, side="right")
@@ -63,7 +63,8 @@ def powers(xp: Any, attributes: Attributes, pair: Array) -> tuple[Array, Array]:
 
 
 def yarn(xp: Any, attributes: Attributes, theta: Array) -> tuple[Array, float]:
-    """Angles and the length of the rotated vectors: scaled, or as YaRN mixes scaled and plain ones."""
+    """Return the angles and the length of the rotated vectors: scaled, or YaRN's mix of scaled and
+    plain angles."""
     plain, theta = theta, attributes["freq_scale"] * theta
     if not attributes["ext_factor"]:
         return theta, attributes["attn_factor"]
@@ -75,7 +76,8 @@ def yarn(xp: Any, attributes: Attributes, theta: Array) -> tuple[Array, float]:
 
 
 def correction(attributes: Attributes) -> tuple[float, float]:
-    """Between which pairs the mix changes: those that turn beta_fast and beta_slow times in n_ctx_orig."""
+    """Return the pairs between which the mix changes: those that make beta_fast and beta_slow turns
+    in n_ctx_orig tokens."""
     dims, base = attributes["n_dims"], numpy.float64(attributes["freq_base"])
 
     def pair_of(turns: float) -> Any:
@@ -87,7 +89,7 @@ def correction(attributes: Attributes) -> tuple[float, float]:
 
 
 def timestep_embedding(xp: Any, attributes: Attributes, timesteps: Array) -> Array:
-    """The sinusoids of diffusion models, in f64 and rounded once."""
+    """The sinusoids of diffusion models, computed in f64 and rounded once."""
     half = attributes["dim"] // 2
     powers = xp.arange(half) * (-math.log(attributes["max_period"]) / max(1, half))
     angles = timesteps.astype(xp.float64)[:, None] * xp.exp(powers)

@@ -1,4 +1,4 @@
-"""Formulas: what puts rows, blocks and triangles into a tensor."""
+"""Formulas: ops that put rows, blocks and triangles into a tensor."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from heliograph_backends.reference.base import Array, Attributes, Formula, Write
 
 
 def set_rows(xp: Any, attributes: Attributes, out: Array, target: Array, rows: Array, indices: Array) -> None:
-    """Of an index that comes twice, the later row stays: libraries assign in any order, so the earlier ones
-    are left out."""
+    """Set rows; for a repeated index the last row counts. Libraries assign in any order, so the
+    earlier rows are left out."""
     check_indices("set_rows", indices, target.shape[-2], "rows")
     out[...] = target
     count = rows.shape[-2]
     lead = math.prod(rows.shape[:-2])
-    # A matrix after the other, and the places of its rows in it.
+    # For each row the number of its matrix and its place there.
     matrix = xp.repeat(xp.arange(lead), count)
     row = xp.tile(xp.arange(count, dtype=xp.int32), lead)
     place = cycled(xp, indices, rows.shape[:-1]).reshape(-1)
@@ -28,7 +28,7 @@ def set_rows(xp: Any, attributes: Attributes, out: Array, target: Array, rows: A
 
 
 def _unravelled(number: Array, shape: tuple[int, ...]) -> list[Array]:
-    """Along each dimension the index of elements that are counted in row-major order."""
+    """Convert row-major element numbers to an index for each dimension."""
     found = []
     for size in reversed(shape):
         found.append(number % size)
@@ -37,7 +37,7 @@ def _unravelled(number: Array, shape: tuple[int, ...]) -> list[Array]:
 
 
 def _block(attributes: Attributes, b: Array) -> tuple[slice, ...]:
-    """Where b lies; a block without elements anywhere."""
+    """Return the slices where b lies; a block without elements may lie anywhere."""
     steps = attributes["step"] or (1,) * b.ndim
     walks = zip(attributes["start"], b.shape, steps, strict=True)
     return tuple(slice(at, at + (size - 1) * by + 1 if size else at, by) for at, size, by in walks)
@@ -59,7 +59,7 @@ def add_id(xp: Any, attributes: Attributes, a: Array, biases: Array, ids: Array)
 
 
 def _after_diagonal(xp: Any, x: Array, offset: int) -> Array:
-    """Whether column > row + offset, for each element of the last two dimensions."""
+    """True where column > row + offset, for each element of the last two dimensions."""
     rows, columns = x.shape[-2:]
     return xp.arange(columns) > xp.arange(rows)[:, None] + offset
 
@@ -70,7 +70,8 @@ def diag(xp: Any, attributes: Attributes, x: Array) -> Array:
 
 
 def diag_mask(value: float) -> Formula:
-    """x, but `value` beyond the diagonal that is `n_past` columns to the right."""
+    """Return the formula that puts `value` after the diagonal that is `n_past` columns to the
+    right."""
 
     def formula(xp: Any, attributes: Attributes, x: Array) -> Array:
         return xp.where(_after_diagonal(xp, x, attributes["n_past"]), x.dtype.type(value), x)
@@ -79,9 +80,10 @@ def diag_mask(value: float) -> Formula:
 
 
 def tri(xp: Any, attributes: Attributes, x: Array) -> Array:
-    """Types 0 and 1 keep what is above the diagonal, 2 and 3 what is below; 0 and 2 keep it too."""
+    """Types 0 and 1 keep the elements above the diagonal, 2 and 3 those below; 0 and 2 also keep
+    the diagonal."""
     kind = attributes["type"]
-    # Above the diagonal with it is what lies after the diagonal one further left.
+    # Above and on the diagonal means after the next diagonal to the left.
     beyond = _after_diagonal(xp, x, -1 if kind in (0, 3) else 0)
     return xp.where(beyond if kind < 2 else ~beyond, x, x.dtype.type(0))
 

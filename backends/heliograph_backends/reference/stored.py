@@ -1,8 +1,8 @@
-"""Kernels on elements that array libraries have no type for: bf16 as its bits, blocks as bytes.
+"""Kernels on types that array libraries lack: bf16 as its bits, blocks as bytes.
 
-Such an array has `dtype.storage` for its elements and `TensorType.storage_shape` for its shape. Moves
-move what is stored. Everything else computes on f32 and is rounded once, at the end: operands are
-widened, whole or as far as an op reads them, and the result is narrowed.
+Such a stored array has elements of `dtype.storage` and the shape `TensorType.storage_shape`. Moves
+copy the stored elements. All other ops compute in f32 and round once, at the end: operands are
+widened, whole or only the parts that an op reads, and the result is narrowed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from heliograph_proto.types import DType
 
 #: (op, attributes, xp) -> kernel for plain arrays.
 Define: TypeAlias = Callable[[str, Attributes, Any], Kernel]
-#: (define, op, attributes, xp, operands, result) -> kernel for stored ones.
+#: (define, op, attributes, xp, operands, result) -> kernel for stored arrays.
 DefineStored: TypeAlias = Callable[[Define, str, Attributes, Any, Sequence[DType], DType], Kernel]
 
 #: Ops whose result has the operands' elements, or zeros, in other places.
@@ -30,26 +30,28 @@ MOVES = frozenset(
 
 
 def is_stored(dtype: DType) -> bool:
-    """Whether arrays of this type hold something else than its elements."""
+    """True for data types whose arrays hold bits or bytes instead of numbers."""
     return dtype.name == "bf16" or dtype.kind == "quantized"
 
 
 def widened(xp: Any, x: Array, dtype: DType) -> Array:
-    """What is stored as f32; other data types as they are."""
+    """Convert a stored array to f32; return arrays of other data types unchanged."""
     if dtype.name == "bf16":
         return blocks.from_bits(x, xp)
     return blocks.from_blocks(x, dtype, xp) if dtype.kind == "quantized" else x
 
 
 def narrowed(xp: Any, x: Array, dtype: DType) -> Array:
-    """Numbers in the form in which the data type is stored; others than bf16 and blocks as they are."""
+    """Convert numbers to the stored form of bf16 or blocks; return those of other data types
+    unchanged."""
     if dtype.name == "bf16":
         return blocks.to_bits(x if x.dtype.kind == "f" else x.astype(xp.float64), xp)
     return blocks.to_blocks(x, dtype, xp) if dtype.kind == "quantized" else x
 
 
 class Widening:
-    """A stored array whose parts are widened when they are read: the shape and the indexing of an array."""
+    """A stored array whose parts are widened when they are read, with an array's shape and
+    indexing."""
 
     def __init__(self, xp: Any, stored: Array, dtype: DType) -> None:
         self._xp, self._stored, self._dtype = xp, stored, dtype
@@ -64,7 +66,7 @@ class Widening:
 def define_stored(
     define: Define, op: str, attributes: Attributes, xp: Any, operands: Sequence[DType], result: DType
 ) -> Kernel:
-    """The kernel of an op some of whose operands, or whose result, are stored."""
+    """Return the kernel of an op with a stored operand or result."""
     if op in MOVES and all(dtype is result for dtype in operands if is_stored(dtype) or dtype.is_float):
         return _moving(define, op, attributes, xp, result)
     make = _SPECIAL.get(op, _computing)
@@ -76,12 +78,18 @@ def _moving(define: Define, op: str, attributes: Attributes, xp: Any, dtype: DTy
         return define(op, attributes, xp)
     if op == "slice":
         return define(op, _in_bytes(attributes, dtype), xp)
-    # Shapes in attributes count elements, where the result counts bytes.
-    return _BLOCK_MOVES[op](xp) if op in _BLOCK_MOVES else define(op, attributes, xp)
+    move = _BLOCK_MOVES.get(op)
+    if move is None:
+        return define(op, attributes, xp)
+
+    def kernel(x: Array, out: Array) -> None:
+        out[...] = move(xp, x, out.shape)
+
+    return kernel
 
 
 def _in_bytes(attributes: Attributes, dtype: DType) -> Attributes:
-    """A slice of rows of blocks, whose ends lie between blocks, as one of bytes."""
+    """Convert a slice of rows of blocks, whose ends lie between blocks, to one of bytes."""
 
     def scaled(numbers: Sequence[int]) -> tuple[int, ...]:
         return (*numbers[:-1], numbers[-1] // dtype.block_size * dtype.block_bytes)
@@ -89,27 +97,17 @@ def _in_bytes(attributes: Attributes, dtype: DType) -> Attributes:
     return {**attributes, **{name: scaled(attributes[name]) for name in ("start", "stop")}}
 
 
-def _reshaping(xp: Any) -> Kernel:
-    def kernel(x: Array, out: Array) -> None:
-        out[...] = x.reshape(out.shape)
-
-    return kernel
-
-
-def _broadcasting(xp: Any) -> Kernel:
-    def kernel(x: Array, out: Array) -> None:
-        out[...] = xp.broadcast_to(x, out.shape)
-
-    return kernel
-
-
-_BLOCK_MOVES: Mapping[str, Callable[[Any], Kernel]] = {"reshape": _reshaping, "broadcast_to": _broadcasting}
+#: Moves whose attributes give a shape in elements: here they take the stored shape, in bytes.
+_BLOCK_MOVES: Mapping[str, Callable[[Any, Array, tuple[int, ...]], Array]] = {
+    "reshape": lambda xp, x, shape: x.reshape(shape),
+    "broadcast_to": lambda xp, x, shape: xp.broadcast_to(x, shape),
+}
 
 
 def _computing(
     define: Define, op: str, attributes: Attributes, xp: Any, operands: Sequence[DType], result: DType
 ) -> Kernel:
-    """On widened operands, into f32 where the result is stored."""
+    """Any other op: on widened operands, into f32 if the result is stored."""
     inner = define(op, attributes, xp)
 
     def kernel(*operands_and_out: Array) -> None:
@@ -135,7 +133,7 @@ def _elements_of(out: Array, dtype: DType) -> tuple[int, ...]:
 def _converting(
     define: Define, op: str, attributes: Attributes, xp: Any, operands: Sequence[DType], result: DType
 ) -> Kernel:
-    """cast and cpy: from the operand's own precision, so that it is rounded once."""
+    """cast and cpy: from the operand's own precision, so that values are rounded once."""
     source = operands[0]
 
     def kernel(x: Array, *rest: Array) -> None:
@@ -152,7 +150,7 @@ def _converting(
 def _gathering(
     define: Define, op: str, attributes: Attributes, xp: Any, operands: Sequence[DType], result: DType
 ) -> Kernel:
-    """get_rows: rows as they are stored, of which those that were asked for are widened."""
+    """get_rows: gather stored rows, then widen them."""
     inner, rows_dtype = define(op, attributes, xp), operands[0]
 
     def kernel(rows: Array, indices: Array, out: Array) -> None:
@@ -166,7 +164,7 @@ def _gathering(
 def _scattering(
     define: Define, op: str, attributes: Attributes, xp: Any, operands: Sequence[DType], result: DType
 ) -> Kernel:
-    """set_rows: the rows are converted to what the target stores; the rest of it stays as it is."""
+    """set_rows: convert the rows to the target's stored form; its other rows stay as they are."""
     inner, rows_dtype = define(op, attributes, xp), operands[1]
 
     def kernel(target: Array, rows: Array, indices: Array, out: Array) -> None:
@@ -180,7 +178,7 @@ def _scattering(
 def _reading_parts(
     define: Define, op: str, attributes: Attributes, xp: Any, operands: Sequence[DType], result: DType
 ) -> Kernel:
-    """Products: the weights stay as they are stored, and the formula reads them by parts."""
+    """Products: the formula reads and widens the stored weights in parts."""
     inner = define(op, attributes, xp)
 
     def kernel(weights: Array, *others_and_out: Array) -> None:
@@ -195,7 +193,7 @@ def _reading_parts(
 def _stepping(
     define: Define, op: str, attributes: Attributes, xp: Any, operands: Sequence[DType], result: DType
 ) -> Kernel:
-    """nextafter: the next one of f32 would be rounded back."""
+    """nextafter of bf16: the next f32 would be rounded back."""
 
     def kernel(a: Array, b: Array, out: Array) -> None:
         out[...] = bf16_after(xp, a, b)

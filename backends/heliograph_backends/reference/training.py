@@ -1,11 +1,11 @@
-"""Formulas: gradients, losses, and steps of optimizers."""
+"""Formulas: gradients, losses, and optimizer steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from heliograph_backends.reference import rope
+from heliograph_backends.reference import basic, rope
 from heliograph_backends.reference.base import (
     Array,
     Attributes,
@@ -18,7 +18,7 @@ from heliograph_backends.reference.base import (
 
 
 def repeat_back(xp: Any, attributes: Attributes, x: Array) -> Array:
-    """Each dimension is split into tiles and the places in one."""
+    """Split each dimension into tiles and places in a tile, then add up the tiles."""
     shape = tuple(attributes["shape"])
     aligned = (1,) * (x.ndim - len(shape)) + shape
     counts = [have // size for have, size in zip(x.shape, aligned, strict=True)]
@@ -27,8 +27,7 @@ def repeat_back(xp: Any, attributes: Attributes, x: Array) -> Array:
 
 
 def silu_back(xp: Any, attributes: Attributes, gradient: Array, x: Array) -> Array:
-    one = constant(x, 1)
-    sigmoid = one / (one + xp.exp(-x))
+    one, sigmoid = constant(x, 1), basic.sigmoid(xp, attributes, x)
     return gradient * sigmoid * (one + x * (one - sigmoid))
 
 
@@ -47,7 +46,7 @@ def soft_max_back(xp: Any, attributes: Attributes, gradient: Array, y: Array) ->
 def rope_back(
     xp: Any, attributes: Attributes, gradient: Array, positions: Array, factors: Array | None = None
 ) -> Array:
-    """A rotation's gradient is the rotation back, and angles are proportional to positions."""
+    """The gradient of a rotation is the rotation back; angles are proportional to positions."""
     return rope.rope(xp, attributes, gradient, -positions.astype(xp.int64), factors)
 
 
@@ -80,7 +79,7 @@ def cross_entropy_loss_back(
 def opt_step_adamw(
     xp: Any, attributes: Attributes, weights: Array, gradient: Array, m: Array, v: Array, parameters: Array
 ) -> Array:
-    """AdamW (Loshchilov and Hutter, 2019): the decay is of the weights, not of the loss."""
+    """AdamW (Loshchilov and Hutter, 2019): the decay applies to the weights, not to the loss."""
     alpha, beta1, beta2, eps, decay, scale1, scale2 = parameters.astype(weights.dtype)
     one = constant(weights, 1)
     m = m * beta1 + gradient * (one - beta1)

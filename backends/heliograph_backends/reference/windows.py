@@ -1,7 +1,7 @@
 """Formulas: the ops of vision.
 
-Windows are gathered by index, a tile of the result at a time, so that neither padding nor dilation nor
-stride takes memory: a temporary has about as many elements as the result, or a tile.
+Windows are gathered by index, a tile of the result at a time, so that padding, dilation and stride
+take no memory: a temporary has about as many elements as the result or a tile.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from heliograph_backends.reference.base import (
 )
 from heliograph_proto.ops.windows import steps, window_sizes
 
-#: Elements of the windows that are gathered at once, as far as one window allows.
+#: Elements of the windows that are gathered at once, unless one window has more.
 TILE_ELEMENTS = 2**22
 
 
 def tiles(sizes: Sequence[int], unit: int) -> Iterator[tuple[slice, ...]]:
-    """Parts of a grid, each of at most TILE_ELEMENTS // unit places, or one; by shapes alone."""
+    """Yield parts of a grid, each of at most TILE_ELEMENTS // unit places, or one; by shapes
+    alone."""
     room, edges = max(1, TILE_ELEMENTS // max(1, unit)), []
     for size in reversed(sizes):
         edges.append(max(1, min(size, room)))
@@ -39,18 +40,15 @@ def tiles(sizes: Sequence[int], unit: int) -> Iterator[tuple[slice, ...]]:
 
 
 def places_of(xp: Any, attributes: Attributes, kernel: Sequence[int], part: Sequence[slice]) -> list[Array]:
-    """Where the windows' elements are along each dimension, [windows, k]; outside of the data too."""
-    count, given = len(kernel), dict(attributes)
-    numbers = [steps(given, *named) for named in _named(count)]
+    """Return the places of the windows' elements in each dimension, [windows, k]; some lie outside
+    of the data."""
+    given, defaults = dict(attributes), (("stride", 1), ("padding", 0), ("dilation", 1))
+    numbers = [steps(given, name, len(kernel), default) for name, default in defaults]
     found = []
     for width, rows, step, pad, spread in zip(kernel, part, *numbers, strict=True):
         first = xp.arange(rows.start, rows.stop)[:, None] * step - pad
         found.append(first + xp.arange(width) * spread)
     return found
-
-
-def _named(count: int) -> list[tuple[str, int, int]]:
-    return [("stride", count, 1), ("padding", count, 0), ("dilation", count, 1)]
 
 
 def gathered(xp: Any, x: Array, places: Sequence[Array], outside: float = 0.0) -> Array:
@@ -79,7 +77,7 @@ def im2col_3d(xp: Any, attributes: Attributes, kernel: Array, data: Array) -> Ar
 
 
 def _windows_as_rows(xp: Any, attributes: Attributes, kernel: tuple[int, ...], data: Array) -> Array:
-    """Data [n, c, *sizes] as [n, *windows, c * k]."""
+    """Gather the windows of data [n, c, *sizes] as [n, *windows, c * k]."""
     sizes = window_sizes(dict(attributes), data.shape[2:], kernel)
     places = places_of(xp, attributes, kernel, [slice(0, size) for size in sizes])
     windows = xp.moveaxis(gathered(xp, data, places), 1, 1 + len(sizes))
@@ -87,9 +85,9 @@ def _windows_as_rows(xp: Any, attributes: Attributes, kernel: tuple[int, ...], d
 
 
 def conv_2d(xp: Any, attributes: Attributes, kernel: Array, data: Array) -> Array:
-    """Each tile's windows as rows, times the kernel's."""
+    """Multiply each tile's windows, as rows, by the kernel."""
     (kernel,) = accumulated(xp, kernel)
-    # Sizes are named, since without channels none of them could be found.
+    # All sizes are given, since without channels reshape could not infer one.
     matrix = kernel.reshape(kernel.shape[0], math.prod(kernel.shape[1:])).T
 
     def product(windows: Array) -> Array:
@@ -117,7 +115,7 @@ def conv_2d_dw(xp: Any, attributes: Attributes, kernel: Array, data: Array) -> A
 def _convolved(
     xp: Any, attributes: Attributes, kernel: Array, data: Array, channels: int, product: Any
 ) -> Array:
-    """`product` of the windows [b, c, y, x, kh, kw] of every tile."""
+    """Apply `product` to the windows [b, c, y, x, kh, kw] of every tile."""
     sizes = window_sizes(dict(attributes), data.shape[2:], kernel.shape[2:])
     result = xp.empty((data.shape[0], channels, *sizes), kernel.dtype)
     unit = data.shape[1] * math.prod(kernel.shape[2:])
@@ -129,7 +127,8 @@ def _convolved(
 
 
 def conv_transpose_2d(xp: Any, attributes: Attributes, kernel: Array, data: Array) -> Array:
-    """Every tap of the kernel adds the data, times its matrix, at its place."""
+    """Add for each tap of the kernel the product of its matrix and the data, at the tap's
+    places."""
     kernel, data = accumulated(xp, kernel, data)
     step = attributes["stride"]
     count, _, height, width = data.shape
@@ -150,7 +149,8 @@ def conv_transpose_1d(xp: Any, attributes: Attributes, kernel: Array, data: Arra
 
 
 def pool(count: int) -> Formula:
-    """Over the last `count` dimensions. As in ggml, only the mean of one dimension leaves padding out."""
+    """Return the pooling over the last `count` dimensions. As in ggml, only the mean of one
+    dimension leaves padding out."""
 
     def formula(xp: Any, attributes: Attributes, x: Array) -> Array:
         sizes = window_sizes(dict(attributes), x.shape[-count:], attributes["kernel"])
@@ -180,7 +180,8 @@ def _pooled(xp: Any, attributes: Attributes, x: Array, part: Sequence[slice]) ->
 
 
 def _covered(xp: Any, attributes: Attributes, sizes: Sequence[int], part: Sequence[slice]) -> list[Array]:
-    """The places of the data that each window covers, [windows, most of them]; -1 where there are fewer."""
+    """Return the places that each window covers, [windows, most places]; -1 fills up shorter
+    ones."""
     given, count = dict(attributes), len(sizes)
     stride, padding = steps(given, "stride", count, 1), steps(given, "padding", count, 0)
     found = []
@@ -192,7 +193,7 @@ def _covered(xp: Any, attributes: Attributes, sizes: Sequence[int], part: Sequen
 
 
 def open_grid(places: Sequence[Array]) -> tuple[Array, ...]:
-    """Indices of one dimension each, so that x[grid] has a dimension for each."""
+    """Reshape 1-D indices so that x[grid] has one dimension for each."""
     count = len(places)
     return tuple(one.reshape(-1, *(1,) * (count - 1 - axis)) for axis, one in enumerate(places))
 
@@ -220,14 +221,14 @@ def upscale(xp: Any, attributes: Attributes, x: Array) -> Array:
 
 
 def _nearest(xp: Any, have: int, size: int, corners: bool) -> Array:
-    """The element at or before each of the new places."""
+    """Return the element at or before each of the new places."""
     if corners and have > 1 and size > 1:
         return xp.arange(size) * (have - 1) // (size - 1)
     return xp.arange(size) * have // size
 
 
 def _between(xp: Any, have: int, size: int, corners: bool) -> list[tuple[Array, Array]]:
-    """The two neighbours of each of the new places, and their weights."""
+    """Return the two neighbours of each of the new places, with their weights."""
     at = _positions(xp, have, size, corners)
     before = xp.clip(xp.floor(at), 0, have - 1).astype(int)
     after = xp.clip(xp.floor(at) + 1, 0, have - 1).astype(int)
@@ -236,7 +237,8 @@ def _between(xp: Any, have: int, size: int, corners: bool) -> list[tuple[Array, 
 
 
 def _among_four(xp: Any, have: int, size: int, corners: bool) -> list[tuple[Array, Array]]:
-    """The four neighbours, and the weights of cubic convolution (Keys, 1981; a = -0.75, as in ggml)."""
+    """Return the four neighbours, with the weights of cubic convolution (Keys, 1981; a = -0.75, as
+    in ggml)."""
     at = _positions(xp, have, size, corners)
     before, a = xp.floor(at), -0.75
     found = []
@@ -250,9 +252,11 @@ def _among_four(xp: Any, have: int, size: int, corners: bool) -> list[tuple[Arra
 
 
 def _triangles(xp: Any, have: int, size: int, corners: bool) -> tuple[Array, Array]:
-    """The elements that each of the new places covers, [size, most of them], and their weights.
+    """Return the elements that each of the new places covers, [size, most elements], with their
+    weights.
 
-    A triangle as wide as two of the new elements, but at least two of the old ones; weights add up to 1.
+    The weights form a triangle as wide as two new elements, but at least two old ones, and add up
+    to 1.
     """
     offset = 0.0 if corners else 0.5
     at = _positions(xp, have, size, corners) + offset
@@ -266,7 +270,7 @@ def _triangles(xp: Any, have: int, size: int, corners: bool) -> tuple[Array, Arr
 
 
 def _weighted(xp: Any, x: Array, axis: int, taps: tuple[Array, Array]) -> Array:
-    """Sums of elements along an axis, at places [size, taps] with weights."""
+    """Return weighted sums of elements along an axis, at places [size, taps]."""
     total: Any = 0
     for place, weight in zip(taps[0].T, taps[1].T, strict=True):
         wide = weight.astype(x.dtype).reshape(-1, *(1,) * (-1 - axis))
@@ -275,7 +279,7 @@ def _weighted(xp: Any, x: Array, axis: int, taps: tuple[Array, Array]) -> Array:
 
 
 def _positions(xp: Any, have: int, size: int, corners: bool) -> Array:
-    """Where the new places lie among the old ones: centres of pixels, or corners on corners."""
+    """Return the new places in old coordinates, with pixel centres or corners aligned."""
     offset = 0.0 if corners else 0.5
     aligned = corners and have > 1 and size > 1
     scale = (have - 1) / (size - 1) if aligned else have / size
