@@ -1,18 +1,19 @@
-"""The conformance suite: whether a backend does what the contract and the op table say.
+"""The conformance suite, which tests a backend against the contract and the op table.
 
     from heliograph_backends.conformance import run
     report = run(device)                     # or op="mul_mat", match="q4_0", quick=True
     print(report, *report.failures, sep="\\n")
 
-As pytest cases see `heliograph_backends.conformance.pytest`, on the command line `heliograph conformance`.
+For pytest, see `heliograph_backends.conformance.pytest`. The command is `heliograph conformance`.
 
-    cases ──▸ Case.run ──▸ recipe (a graph and its data) ──▸ guarded memory, plan, run ──▸ reference
-      └─ ops, graphs, parts of the contract                                                   └─▸ Result
+    cases ──▸ Case.run ──▸ recipe (graph and data) ──▸ guarded memory, plan, run ──▸ reference
+      └─ ops, graphs, parts of the contract                                             └─▸ Result
 
-Each case of an op has seeded operands, all in one buffer with guard bytes around them, contiguous or with
-strides; its result is compared with the op's definition in float64 by the normalised mean squared error
-that the op table allows, moves and integers exactly. "Not supported", with the device's reason, is an
-answer; an error, a changed input, a changed guard byte, or work that does not end is a failure.
+Each case of an op has seeded operands, contiguous or with strides, all in one buffer with guard
+bytes around them. Its result is compared with the op's definition in float64: moves and integers
+exactly, others by the normalised mean squared error that the op table allows. "Not supported",
+with the device's reason, is a valid outcome. An error, a changed input, a changed guard byte, and
+work that does not end are failures.
 """
 
 from heliograph_backends.conformance.cases import all_cases

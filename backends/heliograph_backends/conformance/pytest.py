@@ -1,4 +1,4 @@
-"""The suite as pytest cases. A backend's author writes a module of two lines:
+"""The suite as pytest cases. A backend needs a test module of two lines:
 
 from heliograph_backends.conformance.pytest import conformance_tests
 TestConformance = conformance_tests(lambda: MyDevice())
@@ -26,7 +26,8 @@ def conformance_tests(
     quick: bool = False,
     seconds: float = WORK_SECONDS,
 ) -> type:
-    """A class with a test for each case, named by its id, on a device that is opened once and closed."""
+    """Return a class with a test for each case, named by its id; the device is opened once for
+    all."""
     cases = select(op=op, match=match, quick=quick)
 
     class Conformance:

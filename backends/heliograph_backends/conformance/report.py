@@ -1,4 +1,4 @@
-"""What a run of the suite found."""
+"""The report of a run of the suite."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from heliograph_backends.conformance.harness.outcome import CaseOutcome, Result
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Every result, in the order of the cases."""
+    """The results, in the order of the cases."""
 
     device: str
     seed: int
@@ -25,13 +25,13 @@ class Report:
 
     @property
     def counts(self) -> Mapping[CaseOutcome, int]:
-        """How many cases ended in each way."""
+        """The number of cases with each outcome."""
         found = Counter(one.outcome for one in self.results)
         return {outcome: found[outcome] for outcome in CaseOutcome}
 
     @property
     def by_group(self) -> Mapping[str, Mapping[CaseOutcome, int]]:
-        """The same for each op, and each part of the contract, in order."""
+        """The counts of each op and each part of the contract, in order."""
         groups: dict[str, dict[CaseOutcome, int]] = {}
         for one in self.results:
             counts = groups.setdefault(one.group, dict.fromkeys(CaseOutcome, 0))
@@ -45,11 +45,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether no case failed."""
+        """True if no case failed."""
         return not self.failures
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the report as JSON-compatible values."""
         return {
             "device": self.device,
             "seed": self.seed,

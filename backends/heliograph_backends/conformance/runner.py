@@ -1,4 +1,4 @@
-"""Running cases on a device, each within a bound."""
+"""Runs cases on a device, each with a time limit."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from heliograph_backends.contract import Device
 from heliograph_proto.errors import InvalidArgumentError
 
 SEED = 20250314
-#: A case is several pieces of work: how many times their seconds it may take in all.
+#: The time limit of a case, in multiples of that of a piece of work: a case has several pieces.
 PIECES = 4
-#: After so many cases whose work never ended the others are not run: each would take as long.
+#: The number of cases with lost work after which the rest is not run: each would take its time
+#: limit.
 MOST_LOST = 3
 
 
 def select(*, op: str | None = None, match: str | None = None, quick: bool = False) -> list[Case]:
-    """The cases of an op or a part of the contract, whose ids contain a text, or of the quick subset.
+    """Return the cases of an op or a part of the contract, with a text in their ids, or of the
+    quick subset.
 
     Raises InvalidArgumentError if there is none.
     """
@@ -62,10 +64,11 @@ def run(
     seconds: float = WORK_SECONDS,
     on_result: Callable[[Result], None] | None = None,
 ) -> Report:
-    """Runs the suite, or a part of it, on a device that is otherwise idle.
+    """Run the suite, or a part of it, on a device that is otherwise idle.
 
-    A case's data depend on the seed and its id alone. `seconds`: what one piece of work may take.
-    Raises InvalidArgumentError if there is no such case; what a device does wrong is in the report.
+    A case's data depend only on the seed and its id. `seconds` is the time limit of a piece of
+    work. Raises InvalidArgumentError if there is no such case. Failures of the device are in the
+    report.
     """
     return run_cases(device, select(op=op, match=match, quick=quick), seed, seconds, on_result)
 
@@ -77,7 +80,7 @@ def run_cases(
     seconds: float = WORK_SECONDS,
     on_result: Callable[[Result], None] | None = None,
 ) -> Report:
-    """Runs these cases."""
+    """Run these cases."""
     began, results = time.monotonic(), []
     suite = Suite(device, seed, seconds)
     try:
@@ -92,7 +95,7 @@ def run_cases(
 
 
 class Suite:
-    """A device under test, one case after another."""
+    """A device under test, which runs one case at a time."""
 
     def __init__(self, device: Device, seed: int = SEED, seconds: float = WORK_SECONDS) -> None:
         self._device, self._seconds = device, seconds
@@ -101,11 +104,11 @@ class Suite:
         self._lost = 0
 
     def begin(self) -> None:
-        """Makes the stream now, and not with the first case. Raises what the device does."""
+        """Make the stream now instead of in the first case. Raises the device's errors."""
         self._bench.run(lambda: None)
 
     def run(self, case: Case) -> Result:
-        """Runs a case; never raises for what the device does."""
+        """Run a case. The device's errors are in the result."""
         if self._lost >= MOST_LOST:
             return Result(
                 case.id, case.group, CaseOutcome.FAILED, f"not run: {self._lost} cases before it never ended"
@@ -126,15 +129,15 @@ class Suite:
         return Result(case.id, case.group, outcome, detail, error, time.monotonic() - began)
 
     def _within_bound(self, case: Case) -> float:
-        """On a thread of its own, so that a call that never returns does not keep the suite."""
+        """Run a case on a thread of its own, so that a call that never returns does not block the
+        suite."""
         box: list[float | BaseException] = []
-
         bench = self._bench
 
         def work() -> None:
             try:
                 box.append(case.run(bench, self._seed))
-            except BaseException as error:  # it is raised again where it is waited for
+            except BaseException as error:  # raised again below, in the caller's thread
                 box.append(error)
 
         thread = threading.Thread(target=work, name="heliograph-conformance", daemon=True)
@@ -148,11 +151,11 @@ class Suite:
         return box[0]
 
     def _begin_anew(self) -> None:
-        """Leaves the lost work what it has, should it go on."""
+        """Switch to a new bench. The lost work keeps the old one's memory, as it may still run."""
         self._lost += 1
         self._bench.lost = True
         self._bench = Bench(self._device, self._seconds)
 
     def close(self) -> None:
-        """Closes what the suite made on the device; the device stays open."""
+        """Close the suite's stream; the device stays open."""
         self._bench.close()

@@ -27,12 +27,12 @@ from heliograph_proto.ops.table import OPS, infer
 _FAMILIES = (elementwise, rows, products, moves, windows, recurrent, training, patches)
 
 
-#: Floats by what kernels do with them.
+#: Floats by the way in which kernels treat them.
 _WIDTHS = {"f64": "wide", "f32": "wide", "f16": "narrow", "bf16": "narrow"}
 
 
 def op_cases(op: str) -> Iterator[OpCase]:
-    """The cases of an op, each once, the first of every kind marked for the quick subset."""
+    """Yield the cases of an op, each once, the first of every kind marked for the quick subset."""
     seen: set[str] = set()
     kinds: set[str] = set()
     for case in _listed(op):
@@ -45,7 +45,8 @@ def op_cases(op: str) -> Iterator[OpCase]:
 
 
 def _listed(op: str) -> Iterator[OpCase]:
-    """As the families list them; the first one also with its result in memory with strides."""
+    """Yield the listed cases of an op, and the first one again with its result in strided
+    memory."""
     listed = [case for one in _FAMILIES if op in one.CASES for case in one.CASES[op](op)]
     yield from listed
     for case in listed[:1]:
@@ -55,7 +56,8 @@ def _listed(op: str) -> Iterator[OpCase]:
 
 
 def _kinds(case: OpCase) -> set[str]:
-    """What a case shows: data types, strides, memory taken over, special numbers, weights, nothing."""
+    """Return the features that a case tests: data types, strides, memory taken over, special
+    numbers, weights, empty operands."""
     found = {"source"} if not case.operands else set()
     for place, one in enumerate(case.operands):
         dtype = one.type.dtype
@@ -75,6 +77,7 @@ def _kinds(case: OpCase) -> set[str]:
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """Ops in the order of the table, then graphs, then the rest of the contract."""
+    """Return the cases of all ops in the order of the table, then graphs, then the rest of the
+    contract."""
     ops = (case for op in OPS for case in op_cases(op))
     return (*ops, *graph_cases(), *contract_cases())

@@ -32,7 +32,7 @@ FLOAT_UNARY = (
     "signbit", "log2", "log10",
 )  # fmt: skip
 NUMBER_UNARY = ("neg", "abs", "sgn", "sqr")
-#: What holds ordinary operands, where not every number is one.
+#: Fills of operands for ops that are not defined for all numbers.
 ORDINARY = {
     **dict.fromkeys(("sqrt", "rsqrt", "log", "log1p", "log2", "log10"), "positive"),
     **dict.fromkeys(("acos", "asin", "atanh"), "within_one"),
@@ -83,7 +83,7 @@ def logical_not(op: str) -> Iterator[OpCase]:
 
 ARITHMETIC = ("add", "sub", "mul", "maximum", "minimum", "floor_divide", "remainder")
 FLOAT_BINARY = ("div", "pow", "atan2", "hypot", "logaddexp", "copysign", "nextafter")
-#: Which take f32 beside narrow floats.
+#: Ops that take f32 beside narrow floats.
 WITH_F32 = ("add", "sub", "mul", "div")
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 LOGICAL = ("logical_and", "logical_or", "logical_xor")
@@ -110,7 +110,7 @@ def binary(op: str) -> Iterator[OpCase]:
             yield c(op, t(name, 5, 40, fill="wide"), t(name, 40, fill="bits"))
             yield c(op, t(name, 40, fill="few"), t(name, 5, 40, fill="bits"))
     if op not in FLOAT_BINARY:
-        # In a float these would lose digits; those that divide meet 0, too.
+        # A float would lose digits of these; divisions meet 0, too.
         for name in WHOLE:
             yield c(op, t(name, 5, 40, fill="wide"), t(name, 40, fill="wide"))
     for name in FLOATS:
@@ -157,7 +157,7 @@ def bitwise_invert(op: str) -> Iterator[OpCase]:
 
 
 def bitwise(op: str) -> Iterator[OpCase]:
-    """Integers that broadcast; shifts also by less than 0, and by all bits and more."""
+    """Integers that broadcast; shifts also by negative counts, and by all bits or more."""
     second = "bits" if op.endswith("shift") else "wide"
     yield from laid(c(op, t("i32", 7, 33), t("i32", 7, 33, fill=second)), (*STRIDES, *TAKEN), (1,))
     for left, right in PAIRS[2:6]:
@@ -167,7 +167,7 @@ def bitwise(op: str) -> Iterator[OpCase]:
 
 
 def where(op: str) -> Iterator[OpCase]:
-    """A condition and two operands that broadcast; NaN where it is not chosen does no harm."""
+    """A condition and two operands that broadcast; a NaN that is not chosen has no effect."""
     yield from laid(c(op, t("bool", 7, 33), t("f32", 7, 33), t("f32", 7, 33)), (*STRIDES, "repeated", *TAKEN))
     for left, right in PAIRS:
         yield c(op, t("bool", *right), t("f32", *left), t("f32", *right))

@@ -1,4 +1,4 @@
-"""What the lists of cases share."""
+"""Helpers that the lists of cases share."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from heliograph_backends.conformance.harness.case import CaseOperand, OpCase, with_layouts
-from heliograph_proto.errors import InvalidGraphError
-from heliograph_proto.ops.table import infer
 from heliograph_proto.types import DTYPES
 
 #: op -> its cases, the plainest one first.
@@ -22,36 +20,26 @@ EVERY_BLOCK = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "
 
 #: Strides in memory and in the graph.
 STRIDES = ("transposed", "spaced", "permute", "slice of permute")
-#: Whether the op may take over its operand's memory, and where it must not.
+#: Operands whose memory the op may take over, and operands whose memory it must not.
 TAKEN = ("computed", "kept")
 LAYOUTS = (*STRIDES, "repeated", "slice", "broadcast_to", *TAKEN)
 
-#: A size that is odd, one past what vectors, tiles and blocks like, and more than a tile of most kernels.
+#: An odd size, not a multiple of vectors, tiles and blocks, and larger than a tile of most kernels.
 LARGE = (129, 517)
 EIGHT = (2, 1, 2, 1, 3, 1, 2, 5)
 
 
 def c(op: str, *operands: CaseOperand, **attributes: Any) -> OpCase:
-    """A case in few words."""
+    """Return a case; the short name keeps the lists readable."""
     return OpCase(op, operands, tuple(attributes.items()))
 
 
 def laid(case: OpCase, layouts: Sequence[str] = LAYOUTS, places: Sequence[int] = ()) -> Iterator[OpCase]:
-    """The case, then with each operand in each layout."""
+    """Yield the case, then the case with each operand in each layout."""
     yield case
     yield from with_layouts(case, tuple(layouts), tuple(places))
 
 
 def width(name: str) -> int:
-    """The length of a row of whole blocks: 256 for those of as many elements, 64 for others."""
+    """Return the length of a row of whole blocks: 256 for blocks of 256 elements, else 64."""
     return max(64, DTYPES[name].block_size)
-
-
-def if_allowed(*cases: OpCase) -> Iterator[OpCase]:
-    """Those that the op table's rules take: data types differ from op to op."""
-    for case in cases:
-        try:
-            infer(case.op, [one.type for one in case.operands], dict(case.attributes))
-        except InvalidGraphError:
-            continue
-        yield case

@@ -1,6 +1,7 @@
-"""Small whole graphs: what a single op does not show.
+"""Small whole graphs, for behaviour that single ops do not show.
 
-Each is run fused and unfused, and twice, whose bits must be the same, and is compared with the definition.
+Each is run fused and unfused, twice each. All runs must have the same bits and match the
+definition.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ class Data:
         self._recipe, self._random = recipe, random
 
     def input(self, *shape: int, name: str = "f32", fill: str = "normal", layout: str = "plain") -> int:
-        """An input."""
+        """Add an input."""
         return self._leaf(LeafKind.INPUT, shape, name, fill, layout)
 
     def weight(self, *shape: int, name: str = "f32", fill: str = "normal") -> int:
-        """A weight."""
+        """Add a weight."""
         return self._leaf(LeafKind.WEIGHT, shape, name, fill, "plain")
 
     def variable(self, *shape: int, name: str = "f32") -> int:
-        """A variable."""
+        """Add a variable."""
         return self._leaf(LeafKind.VARIABLE, shape, name, "normal", "plain")
 
     def _leaf(self, kind: LeafKind, shape: tuple[int, ...], name: str, fill_name: str, layout: str) -> int:
@@ -48,7 +49,8 @@ class Data:
 
 
 def alike(bench: Bench, recipe: Recipe) -> float:
-    """Runs fused and unfused, each twice. Raises MismatchError unless all bits are the same and right."""
+    """Run fused and unfused, twice each. Raises MismatchError unless the bits are the same and
+    correct."""
     bits: list[tuple[str, list[Array]]] = []
     error = 0.0
     for fusion in (True, False):
@@ -67,7 +69,7 @@ def alike(bench: Bench, recipe: Recipe) -> float:
 
 
 def graph_cases() -> Iterator[Case]:
-    """Every graph under its name."""
+    """Yield a case of every graph, named by its docstring."""
     for build in GRAPHS:
         name = (build.__doc__ or "").rstrip(".")
         yield GraphCase(name, partial(_recipe, build), alike)
@@ -88,7 +90,7 @@ def chain(g: Recipe, data: Data) -> None:
 
 
 def product(g: Recipe, data: Data) -> None:
-    """a product with a weight, a bias, and what follows."""
+    """a product with a weight, a bias, and an epilogue."""
     value = g.node("matmul", data.input(9, 65), data.weight(65, 37))
     value = g.node("silu", g.node("add", value, data.weight(37)))
     g.output(g.node("mul", value, data.input(9, 37)))
@@ -156,7 +158,7 @@ def twice(g: Recipe, data: Data) -> None:
 
 
 def diamond(g: Recipe, data: Data) -> None:
-    """a value that many need, the last one long after."""
+    """a value with many readers, the last one much later."""
     first = g.node("exp", data.input(33, 17))
     value = first
     for _ in range(6):
@@ -175,7 +177,7 @@ def reversed_lives(g: Recipe, data: Data) -> None:
 
 
 def deep(g: Recipe, data: Data) -> None:
-    """two hundred ops, one on the other."""
+    """two hundred ops in a chain."""
     value = data.input(3, 5)
     for number in range(100):
         value = g.node("scale", g.node("neg", value), scale=0.984375, bias=number / 1024)
@@ -245,7 +247,7 @@ def strided(g: Recipe, data: Data) -> None:
 
 
 def embedding(g: Recipe, data: Data) -> None:
-    """a weight that is gathered from and multiplied with."""
+    """a weight that is gathered from and multiplied."""
     weight = data.weight(33, 64, name="f16")
     rows = g.node("get_rows", weight, data.input(5, name="i32", fill="below 33"))
     g.output(g.node("mul_mat", weight, g.node("rms_norm", rows)))
@@ -290,7 +292,7 @@ def scalars(g: Recipe, data: Data) -> None:
 
 
 def sources(g: Recipe, data: Data) -> None:
-    """constants that are made in the graph, and what is made of them."""
+    """constants that are made in the graph, and their readers."""
     steps = g.node("arange", start=0.0, stop=33.0, step=1.0)
     half = g.node("fill", shape=(33,), value=0.5, dtype=DTYPES["f32"])
     g.output(g.node("mul", g.node("add", steps, half), data.input(5, 33)), steps)

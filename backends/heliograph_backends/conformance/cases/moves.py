@@ -23,7 +23,7 @@ from heliograph_proto.types import DTYPES
 
 
 def outside(*cases: OpCase) -> Iterator[OpCase]:
-    """As cases whose runs must end with OutOfRangeError."""
+    """Turn cases into ones whose runs must end with OutOfRangeError."""
     for case in cases:
         yield OutsideCase(case.op, case.operands, case.attributes)
 
@@ -68,7 +68,7 @@ def set_rows(op: str) -> Iterator[OpCase]:
 
 
 def mul_mat_id(op: str) -> Iterator[OpCase]:
-    """Ids of experts that there are not."""
+    """Ids of experts that do not exist."""
     yield from outside(
         c(op, t("f32", 4, 5, 6), t("f32", 3, 1, 6), t("i32", 3, 2, fill="outside 4")),
         c(op, t("f32", 4, 5, 6), t("f32", 3, 1, 6), t("i32", 3, 2, fill="outside -1")),
@@ -115,7 +115,7 @@ def cont(op: str) -> Iterator[OpCase]:
 
 
 def cpy(op: str) -> Iterator[OpCase]:
-    """To the shape and the type of another operand, whose elements do not matter."""
+    """Copies to the shape and the type of another operand, whose elements do not matter."""
     yield from laid(c(op, t("f32", 7, 33), t("f16", 11, 21)), (*STRIDES, "computed", "kept"), (0,))
     for name in PLAIN[1:]:
         yield c(op, t("f32", 4, 3, fill="below 3"), t(name, 2, 6))
@@ -131,7 +131,7 @@ def cpy(op: str) -> Iterator[OpCase]:
 
 
 def concat(op: str) -> Iterator[OpCase]:
-    """Two and more operands, empty ones too, and one twice as long."""
+    """Two and more operands, some of them empty."""
     yield from laid(c(op, t("f32", 7, 33), t("f32", 7, 12), axis=1), (*STRIDES, "repeated", "computed"))
     for name in PLAIN:
         yield c(op, t(name, 2, 4, 3), t(name, 2, 0, 3), t(name, 2, 1, 3), axis=-2)
@@ -145,7 +145,7 @@ def concat(op: str) -> Iterator[OpCase]:
 
 
 def reshape(op: str) -> Iterator[OpCase]:
-    """Also of what lies with strides, which takes a copy."""
+    """Reshapes, some of strided operands, which take a copy."""
     for shape in ((33, 7), (7, 3, 11)):
         yield from laid(c(op, t("f32", 7, 33), shape=shape), (*STRIDES, "slice", "computed", "kept"))
     for name in PLAIN[1:]:
@@ -235,7 +235,7 @@ def tri(op: str) -> Iterator[OpCase]:
 
 
 def repeat(op: str) -> Iterator[OpCase]:
-    """Over and over again."""
+    """Repeats in some or new dimensions."""
     yield from laid(c(op, t("f32", 4, 3), shape=(8, 9)), (*STRIDES, "repeated", "computed"))
     for shape, target in (
         ((), (3,)),
@@ -250,7 +250,7 @@ def repeat(op: str) -> Iterator[OpCase]:
 
 
 def fill(op: str) -> Iterator[OpCase]:
-    """Of every plain type, and numbers that overflow it."""
+    """Constants of every plain type, and numbers that overflow it."""
     for name in PLAIN:
         yield c(op, shape=(3, 4), value=1.0 if name == "bool" else 7.0, dtype=DTYPES[name])
     for value in (float("inf"), -0.5, float("nan"), 1e300):
@@ -261,7 +261,7 @@ def fill(op: str) -> Iterator[OpCase]:
 
 
 def arange(op: str) -> Iterator[OpCase]:
-    """Up, down, nowhere, and where f32 has gaps."""
+    """Rising, falling and empty ranges, and numbers between which f32 has gaps."""
     forms = (
         (0, 5, 1),
         (5, 0, -2),

@@ -1,4 +1,4 @@
-"""Cases of vision's rarer ops, and of the gradients of windows."""
+"""Cases of rarer ops of vision, and of the gradients of windows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def conv_3d(op: str) -> Iterator[OpCase]:
 
 
 def col2im_1d(op: str) -> Iterator[OpCase]:
-    """Columns apart, side by side and on each other."""
+    """Columns that are apart, adjacent and overlapping."""
     yield from laid(c(op, t("f32", 5, 12), channels=3, stride=2), STRIDES)
     for tokens, channels, taps, stride, padding in (
         (1, 1, 1, 1, 0),
@@ -93,7 +93,7 @@ def im2col_back(op: str) -> Iterator[OpCase]:
 
 
 def pool_2d_back(op: str) -> Iterator[OpCase]:
-    """The largest and the mean."""
+    """The maximum and the mean."""
     forms: tuple[tuple[tuple[int, ...], ...], ...] = (
         ((5, 6), (3, 2), (), ()), ((5, 7), (3, 3), (2, 1), (1, 2)), ((33, 35), (2, 2), (2, 2), ()),
     )  # fmt: skip

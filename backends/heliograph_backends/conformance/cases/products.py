@@ -88,7 +88,7 @@ def _blocks(op: str, name: str) -> Iterator[OpCase]:
 
 
 def mul_mat_id(op: str) -> Iterator[OpCase]:
-    """Experts, some of which nobody uses."""
+    """Experts, some of them unused."""
     first = _experts(op, "f32", "f32", (4, 5, 33, 3, 2, 1))
     yield from laid(first, ("spaced", "permute", *TAKEN))
     forms = (
@@ -136,7 +136,8 @@ def out_prod(op: str) -> Iterator[OpCase]:
 
 
 def _attention(form: tuple[int, ...], name: str = "f32", keys: str = "") -> tuple[CaseOperand, ...]:
-    """q, k and v: batch, heads, heads of the keys, rows, keys, width, width of the values."""
+    """Return q, k and v; the form is batch, heads, heads of the keys, rows, keys, width, width of
+    the values."""
     batch, heads, kv, m, n, d, dv = form
     keys = keys or name
     return t(name, batch, heads, m, d), t(keys, batch, kv, n, d), t(keys, batch, kv, n, dv)

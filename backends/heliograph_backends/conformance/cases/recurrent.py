@@ -57,7 +57,7 @@ def ssm_scan(op: str) -> Iterator[OpCase]:
 
 
 def _gated(op: str, name: str, form: tuple[int, ...]) -> list[CaseOperand]:
-    """The op's operands; decays are between 0 and 1."""
+    """Return the op's operands; decays are between 0 and 1."""
     n, tokens, heads, width = form
     x, gate = t(name, n * tokens, heads, width), t(name, n * tokens, heads, width, fill="fraction")
     less = t(name, n * tokens, heads, width, fill="below_zero")
@@ -107,7 +107,8 @@ def gated_delta_net(op: str) -> Iterator[OpCase]:
 
 
 def solve_tri(op: str) -> Iterator[OpCase]:
-    """Triangles of about equal elements: their inverses have two diagonals, so that errors do not grow."""
+    """Triangles of nearly equal elements: their inverses have two diagonals, so errors do not
+    grow."""
 
     def case(name: str, lead: tuple[int, ...], n: int, k: int) -> OpCase:
         return c(op, t(name, *lead, n, n, fill="near_one"), t(name, *lead, n, k))
@@ -120,7 +121,7 @@ def solve_tri(op: str) -> Iterator[OpCase]:
 
 
 def lightning_indexer(op: str) -> Iterator[OpCase]:
-    """Masks of all streams or of each."""
+    """Masks for all streams or for each."""
 
     def case(name: str, mask: str, form: tuple[int, ...], fill: str = "bias", k: str = "") -> OpCase:
         streams, tokens, heads, size, keys, masks = form

@@ -47,7 +47,7 @@ def reduction(op: str) -> Iterator[OpCase]:
 
 
 def argmax(op: str) -> Iterator[OpCase]:
-    """Of equal elements the first."""
+    """The first of equal elements."""
     yield from laid(c(op, t("f32", 7, 33)), STRIDES)
     for shape in ROWS:
         yield c(op, t("f32", *shape, fill="quarters"))
@@ -70,7 +70,7 @@ def whole_rows(op: str) -> Iterator[OpCase]:
 
 
 def total(op: str) -> Iterator[OpCase]:
-    """All elements to one."""
+    """Sums of all elements."""
     yield from laid(c(op, t("f32", 7, 33)), (*STRIDES, "repeated"))
     for shape in ((), (0,), *ROWS):
         yield c(op, t("f32", *shape))
@@ -79,7 +79,7 @@ def total(op: str) -> Iterator[OpCase]:
 
 
 def count_equal(op: str) -> Iterator[OpCase]:
-    """Where many elements are equal."""
+    """Tensors with many equal elements."""
     yield from laid(c(op, t("f32", 7, 33, fill="few"), t("f32", 7, 33, fill="few")), STRIDES, (0,))
     for shape in ((), (0,), EIGHT, LARGE):
         yield c(op, t("i32", *shape, fill="few"), t("i32", *shape, fill="few"))
@@ -108,7 +108,7 @@ def sort(op: str) -> Iterator[OpCase]:
 
 
 def searchsorted(op: str) -> Iterator[OpCase]:
-    """Vectors in order, with equal elements; what is looked for lies on, between and beyond them."""
+    """Sorted vectors with equal elements; the values lie on, between and beyond them."""
     plain = c(op, t("f32", 7, fill="rising"), t("f32", 7, 33, fill="quarters"))
     yield from laid(plain, STRIDES, (1,))
     yield from laid(plain, ("spaced", "slice"), (0,))
@@ -123,7 +123,7 @@ def searchsorted(op: str) -> Iterator[OpCase]:
 
 
 def norm(op: str) -> Iterator[OpCase]:
-    """Rows with little and much eps."""
+    """Rows with small and large eps."""
     yield from laid(c(op, t("f32", 7, 33)), (*STRIDES, "repeated", *TAKEN))
     for shape in (*ROWS, (3, 0)):
         yield c(op, t("f32", *shape), eps=0.1)
@@ -159,7 +159,7 @@ def soft_max(op: str) -> Iterator[OpCase]:
     yield c(op, t("f32", 6, 37, fill="spoiled"))
 
 
-#: Mode, width of a row, turned dimensions, sections.
+#: Mode, width of a row, rotated dimensions, sections.
 MODES = (
     (0, 8, 8, ()), (0, 12, 8, ()), (2, 8, 8, ()), (2, 12, 8, ()), (8, 16, 16, (2, 3, 3, 0)),
     (8, 20, 16, (1, 2, 1, 1)), (24, 16, 8, (4, 4, 4, 4)), (40, 16, 16, (3, 3, 2, 0)),

@@ -10,7 +10,7 @@ from heliograph_backends.conformance.cases.moves import outside
 from heliograph_backends.conformance.cases.rows import MODES, YARN
 from heliograph_backends.conformance.harness.case import OpCase, t
 
-#: In a row of one element, nothing but rounding would be left of most gradients.
+#: Shapes without rows of one element, in which most gradients would be only rounding errors.
 ROWS: tuple[tuple[int, ...], ...] = ((5,), (0, 4), (2, 3, 64), EIGHT, LARGE)
 
 
@@ -50,7 +50,7 @@ def rope_back(op: str) -> Iterator[OpCase]:
 
 
 def get_rows_back(op: str) -> Iterator[OpCase]:
-    """Indices that come often, once or never."""
+    """Indices that occur often, once or never."""
     first = c(op, t("f32", 7, 33), t("i32", 7, fill="below 5"), rows=5)
     yield from laid(first, STRIDES)
     for shape, rows in (((1, 1), 1), ((2, 3, 9, 5), 4), ((0, 3), 2), (LARGE, 60)):
@@ -62,7 +62,7 @@ def get_rows_back(op: str) -> Iterator[OpCase]:
 
 
 def loss(op: str) -> Iterator[OpCase]:
-    """Labels that add up to anything."""
+    """Labels with arbitrary sums."""
     before = [t("f32", 1)] if op == "cross_entropy_loss_back" else []
     yield from laid(c(op, *before, t("f32", 7, 33), t("f32", 7, 33, fill="positive")), STRIDES)
     for shape in ((5,), (2, 3, 64), LARGE):

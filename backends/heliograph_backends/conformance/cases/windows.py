@@ -33,7 +33,7 @@ SPACES = (((3, 4, 3), (2, 2, 2), (), (), ()), ((3, 4, 5), (2, 1, 3), (1, 2, 1), 
 
 
 def steps(form: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
-    """Stride, padding and dilation, where they are given."""
+    """Return the given ones of stride, padding and dilation as attributes."""
     named = zip(("stride", "padding", "dilation"), form[2:], strict=True)
     return {name: numbers for name, numbers in named if numbers}
 
@@ -93,7 +93,7 @@ def transposed(op: str) -> Iterator[OpCase]:
 
 
 def pool(op: str) -> Iterator[OpCase]:
-    """The largest and the mean."""
+    """The maximum and the mean."""
     forms: tuple[tuple[tuple[int, ...], ...], ...] = (
         (((7,), (3,), (), ()), ((7,), (3,), (2,), (1,)), ((3,), (3,), (1,), (1,)))
         if op == "pool_1d"
@@ -111,7 +111,7 @@ def pool(op: str) -> Iterator[OpCase]:
 
 
 def upscale(op: str) -> Iterator[OpCase]:
-    """To larger and smaller sizes, in both modes."""
+    """To larger and smaller sizes, in all modes."""
     forms = (
         ((3, 4), (7, 9)),
         ((5, 6), (2, 3)),

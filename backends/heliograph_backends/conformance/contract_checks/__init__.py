@@ -1,4 +1,4 @@
-"""The contract besides computing: memory, order, plans, devices."""
+"""Checks of the contract other than computing: memory, order, plans, devices."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ from heliograph_backends.conformance.harness.case import Case
 
 
 def contract_cases() -> Iterator[Case]:
-    """Every part's cases."""
+    """Yield the cases of every part."""
     for part in (device, types, buffers, streams, events, plans, runs, memory):
         yield from part.CASES.cases()

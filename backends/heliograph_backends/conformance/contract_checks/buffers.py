@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from heliograph_backends.conformance.contract_checks.common import (
+    ContractPart,
     buffer_of,
     offered,
     random_bytes,
@@ -15,7 +16,6 @@ from heliograph_backends.conformance.contract_checks.common import (
     require_raises,
     write,
 )
-from heliograph_backends.conformance.contract_checks.register import ContractPart
 from heliograph_backends.conformance.contract_checks.types import own_types
 from heliograph_backends.conformance.harness.bench import Bench
 from heliograph_backends.conformance.harness.outcome import NotSupportedError, require
@@ -33,7 +33,7 @@ PIECES = ((0, 64), (1, 1), (63, 130), (4095, 1), (100, 3000), (77, 0), (0, SIZE)
 
 @CASES
 def bytes_in_and_out(bench: Bench, random: np.random.Generator) -> None:
-    """What is written at an offset is read there, and nothing beside it changes."""
+    """Bytes written at an offset are read back, and nothing beside them changes."""
     for one in own_types(bench):
         with buffer_of(one, SIZE) as buffer:
             expected = random_bytes(random, SIZE)
@@ -57,7 +57,7 @@ def large(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def filled(bench: Bench, random: np.random.Generator) -> None:
-    """memset fills its range alone, and clear everything."""
+    """memset fills only its range, and clear everything."""
     for one in own_types(bench):
         with buffer_of(one, SIZE) as buffer:
             expected = random_bytes(random, SIZE)
@@ -178,12 +178,12 @@ def bounds(bench: Bench, random: np.random.Generator) -> None:
         ):
             require_raises(OutOfRangeError, action, what)
         require_raises(InvalidArgumentError, lambda: access.memset(tensor, 0, 4, 256), "memset with 256")
-        require_bytes(read(bench, buffer, 0, SIZE), image, "after what was refused")
+        require_bytes(read(bench, buffer, 0, SIZE), image, "after refused accesses")
 
 
 @CASES
 def freed(bench: Bench, random: np.random.Generator) -> None:
-    """A buffer can be freed twice, and reset before."""
+    """A buffer can be reset, and freed twice."""
     buffer = bench.device.buffer_type.allocate(1000)
     buffer.reset()
     buffer.free()
@@ -192,7 +192,7 @@ def freed(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def several(bench: Bench, random: np.random.Generator) -> None:
-    """Several buffers that behave as one are cleared, reset, told their use and freed together."""
+    """Several buffers that behave as one are cleared, reset, marked and freed together."""
     one = bench.device.buffer_type
     parts = [one.allocate(size) for size in (100, 0, 3000)]
     whole = MultiBuffer(one, parts)

@@ -1,11 +1,10 @@
-"""What a device says of itself."""
+"""Devices: the facts that they report."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from heliograph_backends.conformance.contract_checks.common import require_raises
-from heliograph_backends.conformance.contract_checks.register import ContractPart
+from heliograph_backends.conformance.contract_checks.common import ContractPart, require_raises
 from heliograph_backends.conformance.harness.bench import Bench
 from heliograph_backends.conformance.harness.outcome import MismatchError, NotSupportedError, require
 from heliograph_proto.devices import Capabilities, DeviceType
@@ -30,7 +29,7 @@ def names(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def facts(bench: Bench, random: np.random.Generator) -> None:
-    """Its features, and what it misses, are texts by name."""
+    """Its features, and its reasons for missing ones, are texts by name."""
     for what in ("features", "why_missing"):
         found = getattr(bench.device, what)()
         texts = all(isinstance(word, str) for item in found.items() for word in item)
@@ -39,14 +38,14 @@ def facts(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def memory(bench: Bench, random: np.random.Generator) -> None:
-    """It has no more memory free than in all."""
+    """Its free memory is not more than its total memory."""
     found = bench.device.memory()
     require(0 <= found.free_bytes <= found.total_bytes, f"its memory is {found}")
 
 
 @CASES
 def capabilities(bench: Bench, random: np.random.Generator) -> None:
-    """Its capabilities are what its methods do."""
+    """Its capabilities match its methods."""
     device = bench.device
     has = device.host_buffer_type is not None
     require(device.capabilities.host_buffer == has, f"host_buffer is not {has}, as host_buffer_type is")
@@ -67,7 +66,7 @@ def own_memory(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def answers(bench: Bench, random: np.random.Generator) -> None:
-    """Whether it supports an op, and whether offloading it pays, are a text and a truth."""
+    """supports_op returns a text, and offload_op a boolean."""
     x = TensorType(F32, (4, 4))
     for op, count in (("add", 2), ("exp", 1), ("matmul", 2), ("soft_max", 1), ("reduce_sum", 1), ("cont", 1)):
         result, attributes = infer(op, [x] * count, {})
@@ -79,12 +78,12 @@ def answers(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def threads(bench: Bench, random: np.random.Generator) -> None:
-    """A number of threads that cannot be is InvalidArgumentError."""
-    # No other number is tried: it would stay, and the device may be somebody's daemon.
+    """An invalid number of threads is InvalidArgumentError."""
+    # No valid number is tried: it would stay set, and the device may belong to a daemon in use.
     try:
         bench.device.set_threads(-1)
     except InvalidArgumentError:
         return
     except UnsupportedError as error:
         raise NotSupportedError(str(error)) from error
-    raise MismatchError("it took -1 threads")
+    raise MismatchError("it accepted -1 threads")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from heliograph_backends.conformance.contract_checks.common import held, require_raises, stream_of
-from heliograph_backends.conformance.contract_checks.register import ContractPart
+from heliograph_backends.conformance.contract_checks.common import (
+    ContractPart,
+    held,
+    require_raises,
+    stream_of,
+)
 from heliograph_backends.conformance.harness.bench import Bench, Reports
 from heliograph_backends.conformance.harness.outcome import require
 from heliograph_proto.errors import DeadlineExceededError
@@ -15,7 +19,7 @@ CASES = ContractPart("event")
 
 @CASES
 def never_recorded(bench: Bench, random: np.random.Generator) -> None:
-    """One that was never recorded is reached."""
+    """An event that was never recorded is reached."""
     event = bench.device.event()
     require(event.is_reached(), "it is not")
     event.synchronize(0)
@@ -84,7 +88,7 @@ def old_mark(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def closed_stream(bench: Bench, random: np.random.Generator) -> None:
-    """One that is recorded on a closed stream is reached, so that nobody waits for ever."""
+    """An event recorded on a closed stream is reached, so that no wait for it hangs."""
     stream = bench.device.stream()
     stream.close()
     event = bench.device.event()

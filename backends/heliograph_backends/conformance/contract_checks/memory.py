@@ -1,4 +1,4 @@
-"""Accounting: what was taken is given back."""
+"""Memory accounting: all memory that is taken is given back."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ from collections.abc import Callable
 
 import numpy as np
 
-from heliograph_backends.conformance.contract_checks.common import require_raises, used_bytes
-from heliograph_backends.conformance.contract_checks.plans import UNFUSED, arena_for, layer
-from heliograph_backends.conformance.contract_checks.register import ContractPart
+from heliograph_backends.conformance.contract_checks.common import ContractPart, require_raises, used_bytes
+from heliograph_backends.conformance.contract_checks.plans import UNFUSED, arena_for, layer, oversized
 from heliograph_backends.conformance.harness.bench import Bench
 from heliograph_backends.conformance.harness.execution import loaded
 from heliograph_backends.conformance.harness.outcome import require
-from heliograph_backends.conformance.harness.recipe import Recipe
 from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings, Usage
 from heliograph_proto.errors import CancelledError, OutOfMemoryError
-from heliograph_proto.types import DTYPES
 
 CASES = ContractPart("memory")
 
 
 def require_given_back(bench: Bench, work: Callable[[], None]) -> None:
-    """Raises MismatchError unless as much is taken after the work as before, when it is done again."""
-    # What a backend sets up once, such as a library's workspace, it may keep.
+    """Raise MismatchError unless a second run of the work leaves the used memory unchanged."""
+    # A backend may keep what it sets up once, such as a library's workspace.
     work()
     before = used_bytes(bench.device)
     work()
@@ -50,7 +47,7 @@ def buffers(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def plans(bench: Bench, random: np.random.Generator) -> None:
-    """A plan, its runs and what it keeps beside weights take nothing when they are gone."""
+    """A plan, its runs and its copies of weights take no memory after free."""
     recipe = layer(random, rows=65)
 
     def work() -> None:
@@ -63,7 +60,7 @@ def plans(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def arenas(bench: Bench, random: np.random.Generator) -> None:
-    """A plan that fits into an arena takes nothing but that, and the arena gives all of it back."""
+    """A plan that fits into an arena takes no other memory, and the arena gives all of it back."""
     made = layer(random, rows=65)
     with loaded(bench, made, options=UNFUSED) as it:
 
@@ -74,14 +71,14 @@ def arenas(bench: Bench, random: np.random.Generator) -> None:
                 taken, own = used_bytes(bench.device) - before, plan.compute_bytes - plan.arena_bytes
                 plan.free()
                 require(plan.arena_bytes > 0, "nothing of the plan lies in an arena made for it")
-                require(taken == own, f"{taken:,} bytes were taken beside the arena, {own:,} of them told")
+                require(taken == own, f"{taken:,} bytes were taken beside the arena, {own:,} reported")
 
         require_given_back(bench, work)
 
 
 @CASES
 def aborted(bench: Bench, random: np.random.Generator) -> None:
-    """A run that was aborted takes nothing."""
+    """An aborted run takes no memory."""
     recipe, abort = layer(random), Abort()
     abort.set()
 
@@ -94,13 +91,8 @@ def aborted(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def too_large(bench: Bench, random: np.random.Generator) -> None:
-    """A plan that does not fit is OutOfMemoryError, and takes nothing."""
-    elements = max(2**50, bench.device.memory().total_bytes)
-    made = Recipe()
-    value = made.node("fill", shape=(elements,), value=1.0, dtype=DTYPES["f32"])
-    made.output(made.node("reduce_sum", made.node("exp", value)))
-    graph = made.graph()
-    bench.require_support(graph)
+    """A plan that does not fit is OutOfMemoryError, and takes no memory."""
+    graph = oversized(bench)
 
     def work() -> None:
         def compile() -> None:

@@ -1,4 +1,4 @@
-"""Plans: what a run may be given, freeing, updating, aborting, running several."""
+"""Plans: inputs of runs, freeing, updating, aborting, running several."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from heliograph_backends.conformance.contract_checks.common import offered, require_raises
-from heliograph_backends.conformance.contract_checks.register import ContractPart
+from heliograph_backends.conformance.contract_checks.common import ContractPart, offered, require_raises
 from heliograph_backends.conformance.contract_checks.types import own_types
 from heliograph_backends.conformance.harness.bench import Bench
 from heliograph_backends.conformance.harness.content import Array
@@ -37,7 +36,7 @@ UNFUSED = DeviceCompileOptions(fusion=False)
 
 
 def layer(random: np.random.Generator, rows: int = 9) -> Recipe:
-    """exp(x @ w + b), and its sum: two outputs."""
+    """Return exp(x @ w + b) and its sum, two outputs."""
     made = Recipe()
     x = made.input(fill("normal", random, TensorType(F32, (rows, 33))))
     w = made.leaf(LeafKind.WEIGHT, fill("normal", random, TensorType(F32, (33, 17))))
@@ -49,19 +48,30 @@ def layer(random: np.random.Generator, rows: int = 9) -> Recipe:
 
 
 def bits(it: LoadedRecipe) -> list[Array]:
-    """The outputs' bytes."""
+    """Return the outputs' bytes."""
     return [one.raw for one in it.read()[0]]
 
 
 def require_same(found: Sequence[Array], expected: Sequence[Array], what: str) -> None:
-    """Raises MismatchError unless the outputs have the same bits."""
+    """Raise MismatchError unless the outputs have the same bits."""
     same = all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
     require(same, f"{what}: the outputs have other bits")
 
 
+def oversized(bench: Bench) -> Graph:
+    """Return a graph that needs more memory than the device has. Raises NotSupportedError."""
+    elements = max(2**50, bench.device.memory().total_bytes)
+    made = Recipe()
+    value = made.node("fill", shape=(elements,), value=1.0, dtype=F32)
+    made.output(made.node("reduce_sum", made.node("exp", value)))
+    graph = made.graph()
+    bench.require_support(graph)
+    return graph
+
+
 @CASES
 def facts(bench: Bench, random: np.random.Generator) -> None:
-    """It knows its device, its graph, its memory and its steps."""
+    """It reports its device, graph, memory and steps."""
     with loaded(bench, layer(random)) as it:
         plan = it.plan
         assert plan is not None
@@ -74,7 +84,7 @@ def facts(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def unwanted(bench: Bench, random: np.random.Generator) -> None:
-    """Outputs that are not wanted change nothing."""
+    """Skipped outputs do not change the others."""
     with loaded(bench, layer(random)) as it:
         it.run()
         expected = bits(it)
@@ -111,7 +121,7 @@ def other_types(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def aborted(bench: Bench, random: np.random.Generator) -> None:
-    """An abort ends a run with CancelledError, and the next run is whole."""
+    """An abort ends a run with CancelledError, and the next run is correct."""
     with loaded(bench, layer(random)) as it:
         abort = Abort()
         abort.set()
@@ -122,7 +132,7 @@ def aborted(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def after_failure(bench: Bench, random: np.random.Generator) -> None:
-    """A run after one that failed is whole."""
+    """A run after a failed one is correct."""
     made = Recipe()
     rows = made.input(fill("normal", random, TensorType(F32, (9, 5))))
     places = made.input(fill("below 9", random, TensorType(DTYPES["i32"], (4,))))
@@ -144,7 +154,7 @@ def after_failure(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def options(bench: Bench, random: np.random.Generator) -> None:
-    """No option of compiling changes a bit."""
+    """Compile options do not change the bits."""
     recipe = layer(random, rows=65)
     with loaded(bench, recipe) as it:
         it.run()
@@ -161,7 +171,7 @@ def options(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def other_memory(bench: Bench, random: np.random.Generator) -> None:
-    """Weights may lie in every kind of memory that the device says it supports."""
+    """Weights may lie in every buffer type that the device supports."""
     device = bench.device
     with loaded(bench, layer(random, rows=65)) as it:
         weights = {value: one for value, one in enumerate(it.recipe.leaves) if one.leaf.digest}
@@ -180,7 +190,7 @@ def other_memory(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def updated(bench: Bench, random: np.random.Generator) -> None:
-    """One that is updated computes the other graph, and the old plan is freed."""
+    """An updated plan computes the new graph, and the old plan is freed."""
     with loaded(bench, layer(random, rows=9)) as first, loaded(bench, layer(random, rows=5)) as second:
         assert first.plan is not None and second.plan is not None
         second.run()
@@ -199,7 +209,7 @@ def updated(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def estimated(bench: Bench, random: np.random.Generator) -> None:
-    """What is estimated is what compiling takes, and estimating takes nothing."""
+    """The estimate equals what compiling takes, and estimating takes no memory."""
     with loaded(bench, layer(random)) as it, offered():
         assert it.plan is not None
         before = bench.device.memory()
@@ -212,7 +222,7 @@ def estimated(bench: Bench, random: np.random.Generator) -> None:
 
 @contextmanager
 def arena_for(bench: Bench, graph: Graph) -> Iterator[Arena]:
-    """An arena in which the plan of a graph fits, freed afterwards. Raises NotSupportedError."""
+    """Make an arena for the plan of a graph, and free it afterwards. Raises NotSupportedError."""
     with offered():
         blocks = bench.device.estimate(graph, UNFUSED).arena_bytes
     if not blocks:
@@ -228,7 +238,7 @@ def arena_for(bench: Bench, graph: Graph) -> Iterator[Arena]:
 
 @CASES
 def in_an_arena(bench: Bench, random: np.random.Generator) -> None:
-    """Plans that lie in one arena compute, in any order, what they do in memory of their own."""
+    """Plans that lie in one arena compute, in any order, the same as in memory of their own."""
     recipes = [layer(random, rows) for rows in (65, 9, 33)]
     with arena_for(bench, recipes[0].graph()) as arena, ExitStack() as stack:
         them = [stack.enter_context(loaded(bench, one, options=UNFUSED)) for one in recipes]
@@ -246,7 +256,7 @@ def in_an_arena(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def order(bench: Bench, random: np.random.Generator) -> None:
-    """The order that the device would run nodes in has every node once, behind its operands."""
+    """The device's order of nodes has every node once, after its operands."""
     graph = layer(random).graph()
     found = list(bench.device.optimize(graph))
     require(sorted(found) == list(range(len(graph.nodes))), f"the order is {found}")

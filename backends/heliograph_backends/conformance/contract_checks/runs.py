@@ -1,4 +1,4 @@
-"""Runs of plans that share something: a stream, weights, variables, tensors."""
+"""Runs of plans that share a stream, weights, variables or tensors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from heliograph_backends.conformance.contract_checks.common import require_raises, stream_of
-from heliograph_backends.conformance.contract_checks.plans import F32, bits, layer, require_same
-from heliograph_backends.conformance.contract_checks.register import ContractPart
+from heliograph_backends.conformance.contract_checks.common import ContractPart, require_raises, stream_of
+from heliograph_backends.conformance.contract_checks.plans import F32, bits, layer, oversized, require_same
 from heliograph_backends.conformance.harness.bench import Bench, Reports
 from heliograph_backends.conformance.harness.content import Array, encode
 from heliograph_backends.conformance.harness.execution import LoadedRecipe, loaded
@@ -20,14 +19,14 @@ from heliograph_backends.conformance.harness.recipe import LeafData, Recipe
 from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings, host_bytes
 from heliograph_proto.errors import CancelledError, OutOfMemoryError
 from heliograph_proto.graph import LeafKind
-from heliograph_proto.types import DTYPES, TensorType
+from heliograph_proto.types import TensorType
 
 CASES = ContractPart("run")
 
 
 @CASES
 def two_plans(bench: Bench, random: np.random.Generator) -> None:
-    """Two plans on two streams at once give what each gives alone."""
+    """Two plans on two streams at once give the same as each alone."""
     with ExitStack() as stack:
         plans = [stack.enter_context(loaded(bench, layer(random, rows))) for rows in (65, 129)]
         expected = []
@@ -61,7 +60,7 @@ def two_streams(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def in_order(bench: Bench, random: np.random.Generator) -> None:
-    """Runs that are queued behind each other see what those before them wrote."""
+    """Queued runs see the writes of those before them."""
     with loaded(bench, _counter(random)) as it, stream_of(bench) as stream:
         bench.run(it.write)
         reports = [Reports() for _ in range(20)]
@@ -75,7 +74,7 @@ def in_order(bench: Bench, random: np.random.Generator) -> None:
 
 
 def _counter(random: np.random.Generator) -> Recipe:
-    """A variable to which each run adds 1."""
+    """Return a graph that adds 1 to a variable."""
     made = Recipe()
     count = made.leaf(LeafKind.VARIABLE, fill("zero", random, TensorType(F32, ())))
     one = made.input(fill("near_one", random, TensorType(F32, ())))
@@ -85,7 +84,7 @@ def _counter(random: np.random.Generator) -> Recipe:
 
 @CASES
 def shared_variable(bench: Bench, random: np.random.Generator) -> None:
-    """What a run assigns to a variable, a run of another plan reads."""
+    """A run of another plan reads the value that a run assigned to a variable."""
     with loaded(bench, _counter(random)) as it:
         again = bench.device.compile(it.graph, it.bindings(), DeviceCompileOptions(fusion=False))
         bench.run(it.write)
@@ -98,7 +97,7 @@ def shared_variable(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def shared_weights(bench: Bench, random: np.random.Generator) -> None:
-    """A plan goes on when another of the same weights is freed."""
+    """A plan keeps working when another of the same weights is freed."""
     with loaded(bench, layer(random)) as it:
         it.run()
         again = bench.device.compile(it.graph, it.bindings(), DeviceCompileOptions())
@@ -110,7 +109,7 @@ def shared_weights(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def changed_weights(bench: Bench, random: np.random.Generator) -> None:
-    """A plan that is compiled after the bytes of its weights were written anew computes with the new ones."""
+    """A plan that is compiled after its weights were overwritten computes with the new ones."""
     recipe = layer(random)
     changed = replace(recipe, leaves=[_halved(one) for one in recipe.leaves])
     with loaded(bench, changed) as it:
@@ -129,14 +128,14 @@ def changed_weights(bench: Bench, random: np.random.Generator) -> None:
 
 
 def _halved(one: LeafData) -> LeafData:
-    """A weight with other elements; an input as it is."""
+    """Return a weight with other elements; an input unchanged."""
     if one.leaf.kind is not LeafKind.WEIGHT:
         return one
     return replace(one, content=encode(one.content.type, one.content.values[::-1] * 0.5))
 
 
 def _outputs(it: LoadedRecipe) -> list[Array]:
-    """The outputs' bytes, whatever became of the weights."""
+    """Return the outputs' bytes without a check of the weights."""
     found = [np.zeros(one.type.nbytes, np.uint8) for one in it.outputs]
     for tensor, out in zip(it.outputs, found, strict=True):
         it.bench.run(partial(tensor.buffer.get, tensor.offset_bytes, host_bytes(out)))
@@ -164,7 +163,7 @@ def same_tensor(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def other_tensors(bench: Bench, random: np.random.Generator) -> None:
-    """Each run may be given other tensors."""
+    """Each run may use other tensors."""
     with loaded(bench, layer(random)) as first, loaded(bench, layer(random)) as second:
         assert first.plan is not None and second.plan is not None
         second.run()
@@ -174,7 +173,7 @@ def other_tensors(bench: Bench, random: np.random.Generator) -> None:
         for _ in range(3):
             first.run()
             known = bits(first)
-            # The other one's input and outputs, with this one's weights: a run in between leaves nothing.
+            # A run in between, with the second one's input and outputs, must leave no traces.
             bench.run(partial(first.plan.compute, second.inputs, second.outputs, Abort()))
             there = _outputs(second)
             bench.run(partial(x.buffer.set, x.offset_bytes, host_bytes(rows)))
@@ -187,7 +186,7 @@ def other_tensors(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def late_aborts(bench: Bench, random: np.random.Generator) -> None:
-    """An abort at any time ends its own run, or comes too late, and no other run."""
+    """An abort at any time ends its own run or comes too late, and never ends another run."""
     with loaded(bench, layer(random)) as it, stream_of(bench) as stream:
         it.run()
         expected = bits(it)
@@ -206,12 +205,7 @@ def late_aborts(bench: Bench, random: np.random.Generator) -> None:
 @CASES
 def failed_update(bench: Bench, random: np.random.Generator) -> None:
     """An update that fails leaves the plan as it was."""
-    made = Recipe()
-    elements = max(2**50, bench.device.memory().total_bytes)
-    value = made.node("fill", shape=(elements,), value=1.0, dtype=DTYPES["f32"])
-    made.output(made.node("reduce_sum", made.node("exp", value)))
-    graph = made.graph()
-    bench.require_support(graph)
+    graph = oversized(bench)
     with loaded(bench, layer(random)) as it:
         assert it.plan is not None
         update = partial(it.plan.update, graph, LeafBindings({}, {}), DeviceCompileOptions())
@@ -222,7 +216,7 @@ def failed_update(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def large_outputs(bench: Bench, random: np.random.Generator) -> None:
-    """A run that writes megabytes is whole when it is done."""
+    """A run that writes megabytes is complete when it is done."""
     made = Recipe()
     x = made.input(fill("normal", random, TensorType(F32, (1, 1031))))
     made.output(made.node("broadcast_to", made.node("neg", x), shape=(1021, 1031)))

@@ -7,8 +7,13 @@ from functools import partial
 
 import numpy as np
 
-from heliograph_backends.conformance.contract_checks.common import Hold, held, require_raises, stream_of
-from heliograph_backends.conformance.contract_checks.register import ContractPart
+from heliograph_backends.conformance.contract_checks.common import (
+    ContractPart,
+    Hold,
+    held,
+    require_raises,
+    stream_of,
+)
 from heliograph_backends.conformance.harness.bench import Bench, Reports
 from heliograph_backends.conformance.harness.outcome import require
 from heliograph_backends.contract import Stream
@@ -52,7 +57,7 @@ def at_once(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def errors(bench: Bench, random: np.random.Generator) -> None:
-    """What work raises is what it is done with, and the stream goes on."""
+    """Work that raises is done with its error, and the stream continues."""
     error = ComputeFailedError("a failure on purpose")
 
     def fail() -> None:
@@ -69,7 +74,7 @@ def errors(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def exits(bench: Bench, random: np.random.Generator) -> None:
-    """Even SystemExit is only what the work is done with."""
+    """Work that raises even SystemExit is done with it."""
 
     def leave() -> None:
         raise SystemExit(3)
@@ -149,7 +154,8 @@ def closing(bench: Bench, random: np.random.Generator) -> None:
 
 
 def _wait_until_closed(stream: Stream, seconds: float) -> None:
-    """Until the stream refuses work, or for so long: after that what is queued has to be cancelled."""
+    """Wait until the stream refuses work, at most this long. From then on queued work is
+    cancelled."""
     for _ in range(50):
         probe = Reports()
         stream.submit(lambda: None, probe)
@@ -159,7 +165,7 @@ def _wait_until_closed(stream: Stream, seconds: float) -> None:
 
 @CASES
 def closed(bench: Bench, random: np.random.Generator) -> None:
-    """Work for a stream that is closed is done with CancelledError, and closing again does nothing."""
+    """Work for a closed stream is done with CancelledError, and closing again does nothing."""
     stream = bench.device.stream()
     stream.close()
     late = Reports()

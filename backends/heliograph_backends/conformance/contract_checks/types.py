@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from heliograph_backends.conformance.contract_checks.common import (
+    ContractPart,
     buffer_of,
     offered,
     random_bytes,
@@ -18,7 +19,6 @@ from heliograph_backends.conformance.contract_checks.common import (
     used_bytes,
     write,
 )
-from heliograph_backends.conformance.contract_checks.register import ContractPart
 from heliograph_backends.conformance.harness.bench import Bench
 from heliograph_backends.conformance.harness.outcome import NotSupportedError, require
 from heliograph_backends.contract import Buffer, BufferType, Usage, access, host_bytes
@@ -27,12 +27,12 @@ from heliograph_proto.types import DTYPES, TensorType
 
 CASES = ContractPart("buffer type")
 
-#: More than any device has; where a device does not tell what it has, that must do.
+#: More bytes than any device has, for devices that do not report their memory.
 TOO_MANY = 2**60
 
 
 def own_types(bench: Bench) -> list[BufferType]:
-    """All kinds of memory that the device makes."""
+    """Return all buffer types of the device."""
     device = bench.device
     host = [] if device.host_buffer_type is None else [device.host_buffer_type]
     return [device.buffer_type, *host, *device.extra_buffer_types]
@@ -40,7 +40,7 @@ def own_types(bench: Bench) -> list[BufferType]:
 
 @CASES
 def alignment(bench: Bench, random: np.random.Generator) -> None:
-    """Its alignment is a power of two, and a multiple of every element's size."""
+    """The alignment is a power of two and a multiple of every element's size."""
     for one in own_types(bench):
         power = one.alignment >= 8 and one.alignment & (one.alignment - 1) == 0
         require(power, f"the alignment of {one.name} is {one.alignment}")
@@ -61,17 +61,17 @@ def aligned(bench: Bench, random: np.random.Generator) -> None:
 
 
 def address(buffer: Buffer) -> int:
-    """Where a buffer begins. Raises NotSupportedError if its arrays do not tell."""
+    """Return the address of a buffer. Raises NotSupportedError if its arrays have none."""
     array: Any = buffer.array(TensorType(DTYPES["u8"], (1,)), 0, (1,))
     for protocol in ("__cuda_array_interface__", "__array_interface__"):
         if hasattr(array, protocol):
             return int(getattr(array, protocol)["data"][0])
-    raise NotSupportedError(f"{type(array).__name__} does not tell its address")
+    raise NotSupportedError(f"{type(array).__name__} has no address")
 
 
 @CASES
 def description(bench: Bench, random: np.random.Generator) -> None:
-    """A buffer knows its type, its size, and what it is for."""
+    """A buffer reports its type, size and usage."""
     for one in own_types(bench):
         require(bool(one.name) and one.max_size > 0, f"{one.name!r} has a maximum size of {one.max_size}")
         for usage in Usage:
@@ -87,7 +87,7 @@ def description(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def nothing(bench: Bench, random: np.random.Generator) -> None:
-    """A buffer of no bytes can be made, read, written, cleared and freed."""
+    """An empty buffer can be made, read, written, cleared and freed."""
     for one in own_types(bench):
         with buffer_of(one, 0) as buffer:
             require(buffer.size_bytes == 0, f"0 bytes of {one.name} are {buffer.size_bytes}")
@@ -109,7 +109,7 @@ def sizes(bench: Bench, random: np.random.Generator) -> None:
 
 @CASES
 def tensors(bench: Bench, random: np.random.Generator) -> None:
-    """Tensors that are allocated together lie apart, aligned, and keep what is written."""
+    """Tensors that are allocated together do not overlap, are aligned, and keep their bytes."""
     types = [
         TensorType(DTYPES[name], shape)
         for name, shape in (
@@ -147,7 +147,7 @@ def _allocate_tensors(buffer_type: BufferType, types: Sequence[TensorType]) -> N
 
 @CASES
 def too_much(bench: Bench, random: np.random.Generator) -> None:
-    """More memory than there is is OutOfMemoryError, and nothing is taken."""
+    """Allocating more memory than available is OutOfMemoryError, and takes no memory."""
     device = bench.device
     total = device.memory().total_bytes
     before = used_bytes(device) if total else 0
@@ -158,7 +158,7 @@ def too_much(bench: Bench, random: np.random.Generator) -> None:
         parts = [TensorType(DTYPES["u8"], (max(1, total // 3),))] * 4
         require_raises(OutOfMemoryError, partial(_allocate_tensors, one, parts), "allocating tensors")
         after = used_bytes(device)
-        # Less may be: who looks for memory gives back what is kept without need.
+        # Less may be in use: a search for memory frees caches.
         require(after <= before, f"{after - before:,} bytes more are taken after allocations that failed")
 
 

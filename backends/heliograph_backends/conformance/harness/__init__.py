@@ -1,5 +1,1 @@
-"""
-
-hat cases are made of: operands, guarded memory, expected values, and a device under test with
-bounded waits.
-"""
+"""The parts of cases: operands, guarded memory, expected values, and a device under test."""

@@ -1,4 +1,4 @@
-"""A device under test, and waiting for it with a bound."""
+"""A device under test, with a time limit for its work."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from heliograph_proto.graph import Graph
 
 logger = logging.getLogger(__name__)
 
-#: How long one piece of work may take before it counts as lost.
+#: The time limit of one piece of work; after it the work counts as lost.
 WORK_SECONDS = 20.0
 
 
 class Reports:
-    """What `done` of submitted work was called with."""
+    """A `done` callback that records its calls."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -28,11 +28,12 @@ class Reports:
         self._event.set()
 
     def ended(self, seconds: float) -> bool:
-        """Whether it was called, at the latest after so long."""
+        """True if `done` is called within this time."""
         return self._event.wait(seconds)
 
     def wait(self, seconds: float) -> None:
-        """Raises what the work raised, LostError if its end was not reported, MismatchError if twice."""
+        """Raise the work's error, LostError if its end was not reported, MismatchError if more than
+        once."""
         if not self.ended(seconds):
             raise LostError(f"`done` was not called within {seconds:g} s after the work was submitted")
         if len(self.errors) > 1:
@@ -42,18 +43,18 @@ class Reports:
 
 
 class Bench:
-    """A device, a stream of it, and the seconds that a piece of work may take. Of use until work is lost."""
+    """A device, one of its streams, and the time limit of its work. Unusable once work is lost."""
 
     def __init__(self, device: Device, seconds: float = WORK_SECONDS) -> None:
         self.device = device
         self.seconds = seconds
-        #: Whether work did not end in time: it may still write, so nothing that it uses is freed.
+        #: True if work did not end in time. It may still write, so its memory is never freed.
         self.lost = False
         self._stream: Stream | None = None
 
     @property
     def stream(self) -> Stream:
-        """The stream that work runs on. Raises LostError once work was lost."""
+        """The stream that work runs on. Raises LostError if work was lost."""
         if self.lost:
             raise LostError("work of this case was lost before")
         if self._stream is None:
@@ -61,7 +62,8 @@ class Bench:
         return self._stream
 
     def run(self, work: Callable[[], object]) -> None:
-        """Runs work on the stream; raises what it raised, or LostError if its end was not reported."""
+        """Run work on the stream. Raises the work's error, or LostError if its end was not
+        reported."""
 
         def submitted() -> None:
             work()
@@ -75,14 +77,15 @@ class Bench:
             raise
 
     def require_support(self, graph: Graph) -> None:
-        """Raises NotSupportedError with the device's reason for the first node that it cannot run."""
+        """Raise NotSupportedError with the device's reason for the first node that it cannot
+        run."""
         for node in graph.nodes:
             operands = [graph.type_of(value) for value in node.operands]
             if why := self.device.supports_op(node.op, node.attributes, operands, node.type):
                 raise NotSupportedError(why)
 
     def close(self) -> None:
-        """Closes the stream, unless work was lost there: closing would wait for it."""
+        """Close the stream unless its work was lost: closing would wait for it."""
         if self._stream is None or self.lost:
             return
         closer = threading.Thread(target=self._close, daemon=True)

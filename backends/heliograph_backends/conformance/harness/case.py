@@ -1,4 +1,4 @@
-"""Cases: what is run, under an id that stays the same."""
+"""Cases, each with a stable id."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from heliograph_proto.types import DTYPES, TensorType
 
 @dataclass(frozen=True)
 class Case(ABC):
-    """Something that is run on a device and passes, is not supported, or fails."""
+    """A test on a device that passes, is not supported, or fails."""
 
     @property
     @abstractmethod
     def id(self) -> str:
-        """Printable, unique, and the same in every run."""
+        """The id: printable, unique, and the same in every run."""
 
     @property
     @abstractmethod
     def group(self) -> str:
-        """The op, or the part of the contract, that it tests."""
+        """The op or the part of the contract that it tests."""
 
     @property
     def quick(self) -> bool:
-        """Whether it belongs to the quick subset."""
+        """True if it belongs to the quick subset."""
         return True
 
     @abstractmethod
     def run(self, bench: Bench, seed: int) -> float:
-        """Runs it; the largest error of what it compared.
+        """Run the case and return the largest error of its comparisons.
 
-        Raises NotSupportedError, MismatchError, or whatever the backend raised where it should not.
+        Raises NotSupportedError, MismatchError, or an unexpected error of the backend.
         """
 
     def random(self, seed: int) -> np.random.Generator:
-        """Numbers that depend on the seed and the id alone."""
+        """Return a generator that depends only on the seed and the id."""
         digest = hashlib.sha256(self.id.encode()).digest()
         return np.random.default_rng([seed, int.from_bytes(digest[:8], "little")])
 
 
 @dataclass(frozen=True, slots=True)
 class CaseOperand:
-    """An operand of one op: its type, what it holds, how it comes there, and what feeds it."""
+    """An operand of one op: its type, fill and layout, and the kind of leaf that feeds it."""
 
     type: TensorType
     fill: str = "normal"
@@ -72,14 +72,15 @@ class CaseOperand:
 
 
 def _counted(operands: tuple[CaseOperand, ...]) -> Iterator[str]:
-    """Each operand in words; more than three equal ones in a row with their number."""
+    """Describe each operand; more than three equal ones in a row become one text with their
+    number."""
     for one, run in groupby(operands):
         count = len(list(run))
         yield from [f"{count} * {one}"] if count > 3 else [str(one)] * count
 
 
 def t(name: str, *shape: int, fill: str = "normal", kind: LeafKind = LeafKind.INPUT) -> CaseOperand:
-    """An operand in few words."""
+    """Return an operand; the short name keeps the lists of cases readable."""
     return CaseOperand(TensorType(DTYPES[name], shape), fill, kind=kind)
 
 
@@ -90,9 +91,9 @@ class OpCase(Case):
     op: str
     operands: tuple[CaseOperand, ...] = ()
     attributes: tuple[tuple[str, Any], ...] = ()
-    #: How the result lies in memory.
+    #: The layout of the result in memory.
     into: str = "plain"
-    #: Whether it is in the quick subset; no part of what it is.
+    #: True if it is in the quick subset; no part of the case's identity.
     is_quick: bool = field(default=False, compare=False)
 
     @property
@@ -109,7 +110,7 @@ class OpCase(Case):
         return self.is_quick
 
     def recipe(self, seed: int) -> Recipe:
-        """Its graph and data."""
+        """Return its graph and data."""
         random, made = self.random(seed), Recipe()
         values = []
         for one in self.operands:
@@ -119,7 +120,7 @@ class OpCase(Case):
         made.output(result)
         made.output_layouts[0] = self.into
         kept = [value for value, one in zip(values, self.operands, strict=True) if one.layout == "kept"]
-        # A later node reads what was kept, and the run returns it as well.
+        # A later node reads the kept operands, and the run returns them as well.
         made.output(*(made.node("cont", value) for value in kept), *kept)
         return made
 
@@ -131,7 +132,8 @@ class OpCase(Case):
 
 @dataclass(frozen=True)
 class OutsideCase(OpCase):
-    """An op with an index outside: the run ends with OutOfRangeError, whose origin is the node."""
+    """An op with an index out of range: the run ends with OutOfRangeError, whose origin is the
+    node."""
 
     @property
     def quick(self) -> bool:
@@ -147,7 +149,7 @@ class OutsideCase(OpCase):
                         f"the error's origin is {error.origin!s}, not node 0, {self.op}"
                     ) from error
                 return 0.0
-            raise MismatchError("the run ended well in spite of an index outside; OutOfRangeError is due")
+            raise MismatchError("the run succeeded with an index out of range; OutOfRangeError is due")
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class GraphCase(Case):
 
     name: str
     build: Callable[[np.random.Generator], Recipe] = field(compare=False)
-    #: What is done with it; the largest error of what it compared.
+    #: Runs and checks the recipe; returns the largest error of its comparisons.
     check: Callable[[Bench, Recipe], float] = field(compare=False)
 
     @property
@@ -173,7 +175,7 @@ class GraphCase(Case):
 
 @dataclass(frozen=True)
 class ContractCase(Case):
-    """A part of the contract besides computing."""
+    """A check of a part of the contract other than computing."""
 
     part: str
     name: str
@@ -193,7 +195,8 @@ class ContractCase(Case):
 
 
 def with_layouts(case: OpCase, layouts: tuple[str, ...], places: tuple[int, ...] = ()) -> Iterator[OpCase]:
-    """The case with one of its operands at a time in each of the layouts; `places`: only these operands."""
+    """Yield the case with one operand at a time in each of the layouts; `places`: only these
+    operands."""
     for place, one in enumerate(case.operands):
         if one.kind is LeafKind.VARIABLE or (places and place not in places):
             continue

@@ -1,4 +1,4 @@
-"""Elements as bytes and as numbers: what a case puts into tensors, and what it reads from them."""
+"""Elements as bytes and as numbers, which cases write to tensors and read from them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ class Content:
     type: TensorType
     #: Row-major bytes, uint8 [nbytes].
     raw: Array
-    #: The same as numbers, in the tensor's shape: NumPy's data type where it has this one, else float64.
+    #: The elements as numbers, in the tensor's shape: in the data type if NumPy has it, else in
+    #: float64.
     values: Array
 
 
 def is_plain(type: TensorType) -> bool:
-    """Whether NumPy has the data type."""
+    """True if NumPy has the data type."""
     return bool(type.dtype.numpy_name)
 
 
 def encode(type: TensorType, values: Array) -> Content:
-    """The numbers, rounded to the tensor's data type."""
+    """Round numbers to the tensor's data type."""
     values = np.asarray(values).reshape(type.shape)
     if is_plain(type):
         own = np.ascontiguousarray(values, type.dtype.numpy).reshape(type.shape)
@@ -42,7 +43,7 @@ def encode(type: TensorType, values: Array) -> Content:
 
 
 def decode(type: TensorType, raw: Array) -> Content:
-    """The numbers that bytes stand for. Raises MismatchError for a bool that is neither 0 nor 1."""
+    """Convert bytes to numbers. Raises MismatchError for a bool that is neither 0 nor 1."""
     if type.dtype.kind == "bool" and raw.size and raw.max() > 1:
         place = int(np.argmax(raw > 1))
         raise MismatchError(f"element {place} is the byte {int(raw[place])}; a bool is 0 or 1")

@@ -1,4 +1,4 @@
-"""Running a recipe on a device, in guarded memory."""
+"""Runs a recipe on a device, in guarded memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import numpy as np
 from heliograph_backends.conformance.harness.bench import Bench
 from heliograph_backends.conformance.harness.content import Content
 from heliograph_backends.conformance.harness.expected import compare, evaluate
-from heliograph_backends.conformance.harness.layouts import GAP, Laid, lay_out
+from heliograph_backends.conformance.harness.layouts import GAP, lay_out
 from heliograph_backends.conformance.harness.memory import GuardedMemory
 from heliograph_backends.conformance.harness.recipe import Recipe
 from heliograph_backends.contract import Abort, DeviceCompileOptions, LeafBindings, Plan, Tensor, Usage
 from heliograph_proto.graph import Graph, LeafKind
-from heliograph_proto.types import TensorType
 
 
 class LoadedRecipe:
@@ -26,7 +25,7 @@ class LoadedRecipe:
         self.recipe = recipe
         self.graph: Graph = recipe.graph()
         bench.require_support(self.graph)
-        # Inputs and outputs share a buffer, as pieces of one large allocation do.
+        # Inputs and outputs share a buffer, as if they were parts of one large allocation.
         self._run = GuardedMemory(bench.device)
         self._weights = GuardedMemory(bench.device, Usage.WEIGHTS)
         self._variables = GuardedMemory(bench.device)
@@ -36,7 +35,7 @@ class LoadedRecipe:
         try:
             for memory in self._memories:
                 memory.allocate()
-            # Weights once: they do not change while a plan is bound to them.
+            # Weights are written once: they do not change while a plan is bound to them.
             bench.run(self._weights.write)
             bench.run(self.write)
             self.plan = bench.device.compile(self.graph, self.bindings(), options or DeviceCompileOptions())
@@ -49,12 +48,12 @@ class LoadedRecipe:
         return self._run, self._weights, self._variables
 
     def write(self) -> None:
-        """Puts inputs and variables back, and blanks outputs, from inside a stream's work."""
+        """Restore inputs and variables, and blank outputs, from inside a stream's work."""
         self._run.write()
         self._variables.write()
 
     def compute(self, abort: Abort | None = None, *, wanted: Sequence[bool] | None = None) -> None:
-        """Runs the plan once, from inside a stream's work."""
+        """Run the plan once, from inside a stream's work."""
         assert self.plan is not None
         chosen = [True] * len(self._outputs) if wanted is None else wanted
         outputs = [one if wants else None for one, wants in zip(self.outputs, chosen, strict=True)]
@@ -75,7 +74,7 @@ class LoadedRecipe:
         return [self._run.tensor(number) for number in self._outputs]
 
     def run(self, abort: Abort | None = None, *, wanted: Sequence[bool] | None = None) -> None:
-        """Puts inputs and variables back, then runs once."""
+        """Restore inputs and variables, then run once."""
 
         def work() -> None:
             self.write()
@@ -84,7 +83,7 @@ class LoadedRecipe:
         self.bench.run(work)
 
     def read(self) -> tuple[list[Content], list[Content]]:
-        """The outputs and the leaves. Raises MismatchError if a run wrote where it may not."""
+        """Return the outputs and the leaves. Raises MismatchError for writes outside of them."""
         held: list[list[Content]] = []
         self.bench.run(lambda: held.extend(memory.read() for memory in self._memories))
         run, weights, variables = held
@@ -95,7 +94,10 @@ class LoadedRecipe:
         return [run[place] for place in self._outputs], leaves
 
     def check(self) -> float:
-        """Compares outputs and variables with the reference; the largest error. Raises MismatchError."""
+        """Compare outputs and variables with the reference and return the largest error.
+
+        Raises MismatchError.
+        """
         expected, afterwards = evaluate(self.graph, [one.content for one in self.recipe.leaves])
         outputs, leaves = self.read()
         error = 0.0
@@ -108,7 +110,7 @@ class LoadedRecipe:
 
     @contextmanager
     def replaced(self, plan: Plan) -> Iterator[None]:
-        """Runs another plan of the same graph, which is freed afterwards."""
+        """Use another plan of the same graph inside the block, then free it."""
         before, self.plan = self.plan, plan
         try:
             yield
@@ -117,7 +119,7 @@ class LoadedRecipe:
             self.plan = before
 
     def free(self) -> None:
-        """Frees the plan, then the memory; nothing if work was lost that may still use them."""
+        """Free the plan, then the memory; nothing if lost work may still use them."""
         if self.bench.lost:
             return
         if self.plan is not None:
@@ -141,11 +143,13 @@ class LoadedRecipe:
 
     def _place_output(self, place: int) -> int:
         type = self.graph.type_of(self.graph.outputs[place].value)
-        laid = _room(self.recipe.output_layouts.get(place, "plain"), type)
+        # An output holds GAP bytes before a run.
+        blank = Content(type, np.full(type.nbytes, GAP, np.uint8), np.empty(0))
+        laid = lay_out(self.recipe.output_layouts.get(place, "plain"), blank)
         return self._run.add(f"output {place} ({type})", type, laid, writable=True)
 
     def bindings(self) -> LeafBindings:
-        """Where the weights and the variables lie."""
+        """Return the tensors of the weights and the variables."""
         tensors = {
             kind: {
                 value: self._memory_of(kind).tensor(self._places[value])
@@ -157,17 +161,11 @@ class LoadedRecipe:
         return LeafBindings(tensors[LeafKind.WEIGHT], tensors[LeafKind.VARIABLE])
 
 
-def _room(layout: str, type: TensorType) -> Laid:
-    """Memory for an output, which holds GAP bytes before a run."""
-    blank = Content(type, np.full(type.nbytes, GAP, np.uint8), np.empty(0))
-    return lay_out(layout, blank)
-
-
 @contextmanager
 def loaded(
     bench: Bench, recipe: Recipe, *, options: DeviceCompileOptions | None = None
 ) -> Iterator[LoadedRecipe]:
-    """A recipe on a device, freed afterwards."""
+    """Load a recipe on a device, and free it afterwards."""
     it = LoadedRecipe(bench, recipe, options=options)
     try:
         yield it

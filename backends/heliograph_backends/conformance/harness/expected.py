@@ -1,7 +1,8 @@
-"""What a graph's outputs are: the definition of every op, evaluated in float64.
+"""The expected outputs of a graph: the definition of every op, evaluated in float64.
 
-A value is exact as long as it comes from leaves by ops that are exact: it is computed in its own data type.
-Everything else is computed in float64, and may differ by the sum of the tolerances on the way to it.
+A value that depends on leaves only through exact ops is exact and computed in its own data type.
+All other values are computed in float64 and may differ by the sum of the tolerances of the ops
+before them.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from heliograph_proto.graph import Graph, Node
 from heliograph_proto.ops.table import EXACT, OPS
 from heliograph_proto.types import F64, DType, TensorType
 
-#: How many times the root of the mean squared error that is allowed a single element may be off: in a large
-#: result the mean hides one that is wrong altogether.
+#: The largest error of a single element, in multiples of the root of the allowed mean squared
+#: error: in a large result the mean hides a single wrong element.
 OUTLIER = 10.0
-#: Ops whose result depends on which numbers a data type has, and not on the operands' numbers alone.
+#: Ops whose result depends on the data type, not only on the operands' numbers.
 OF_DATA_TYPES = frozenset({"nextafter"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpectedValue:
-    """A value of a graph: numbers in its shape, and how far a device may be from them."""
+    """A value of a graph: numbers in its shape, and the allowed error."""
 
     type: TensorType
     numbers: Array
-    #: The normalised mean squared error that is allowed; 0: none.
+    #: The allowed normalised mean squared error.
     tolerance: float = EXACT
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """How far an output is from its reference."""
+    """The difference of an output from its reference."""
 
     #: Normalised mean squared error: sum((a - b)**2) / sum(b**2).
     error: float = 0.0
@@ -47,7 +48,8 @@ class Figures:
 
 
 def evaluate(graph: Graph, contents: Sequence[Content]) -> tuple[list[ExpectedValue], list[ExpectedValue]]:
-    """The outputs, and what the leaves hold afterwards; of variables what the last assignment wrote."""
+    """Return the outputs, and the leaves after the run; variables hold their last assigned
+    value."""
     values = [ExpectedValue(one.type, one.values) for one in contents]
     leaves = len(values)
     for node in graph.nodes:
@@ -80,8 +82,10 @@ def _evaluate(node: Node, operands: Sequence[ExpectedValue]) -> ExpectedValue:
 
 
 def _blocks(node: Node, operands: Sequence[ExpectedValue]) -> Array:
-    """What blocks stand for. Blocks that move stay what they are, since what they stand for would become
-    other blocks; floats become blocks, also those that are set among others.
+    """Return the numbers of a quantized result.
+
+    Moved blocks keep their numbers, since encoding these again could give other blocks. Floats,
+    also those set among other rows, are encoded.
     """
     numbers, type = [one.numbers for one in operands], node.type
     if node.op == "set_rows" and operands[1].type.dtype is not type.dtype:
@@ -101,7 +105,7 @@ def _in_float64(node: Node, numbers: Sequence[Array]) -> Array:
 
 
 def _on_stored(node: Node, operands: Sequence[ExpectedValue]) -> Array:
-    """What the definition makes of the operands as they are stored."""
+    """Evaluate the definition on the operands in their stored form."""
     arrays = [
         encode(one.type, one.numbers).raw.view(one.type.dtype.storage).reshape(one.type.storage_shape)
         for one in operands
@@ -115,7 +119,7 @@ def _on_stored(node: Node, operands: Sequence[ExpectedValue]) -> Array:
 def _defined(
     op: str, attributes: Mapping[str, Any], numbers: Sequence[Array], type: TensorType, dtype: DType
 ) -> Array:
-    """The op's definition on these numbers, into an array of this data type."""
+    """Evaluate the op's definition on these numbers, into an array of this data type."""
     out = np.zeros(type.shape, dtype.numpy)
     with np.errstate(all="ignore"):
         define(op, attributes)(*numbers, out)
@@ -123,20 +127,21 @@ def _defined(
 
 
 def compare(what: str, found: Content, expected: ExpectedValue) -> Figures:
-    """How far an output is from its reference. Raises MismatchError: what, where first, by how much."""
+    """Compare an output with its reference. Raises MismatchError with the first place and the
+    error."""
     if expected.tolerance == EXACT or not (expected.type.dtype.is_float or not is_plain(expected.type)):
         return _compare_exactly(what, found.values, expected.numbers)
     reference = expected.numbers.astype(np.float64)
     quantized = expected.type.dtype.block_size > 1
-    # What the reference is once it is stored: an overflow is an infinity there, too.
+    # The reference in its stored form, in which an overflow is an infinity.
     with np.errstate(all="ignore"):
         stored = reference if quantized else encode(expected.type, reference).values.astype(np.float64)
     _compare_special(what, found.values.astype(np.float64), stored)
     finite = np.isfinite(stored)
     figures = _figures(found.values[finite].astype(np.float64), reference[finite])
-    # A narrow data type cannot be nearer than its own rounding is.
+    # A narrow data type cannot be more exact than its own rounding.
     allowed = expected.tolerance + 2 * _figures(stored[finite], reference[finite]).error
-    # A number between two quanta may go either way, which is far for itself.
+    # A number between two quanta may be rounded either way, which is a large error for one element.
     largest = math.inf if quantized else OUTLIER * math.sqrt(allowed * _mean_square(reference[finite]))
     if not (figures.error <= allowed and figures.largest <= largest):
         raise MismatchError(
@@ -147,7 +152,7 @@ def compare(what: str, found: Content, expected: ExpectedValue) -> Figures:
 
 
 def _figures(found: Array, reference: Array) -> Figures:
-    """Of nothing but zeros, the mean squared error itself."""
+    """Return the errors; relative to zeros, the mean squared error itself."""
     if not reference.size:
         return Figures()
     difference = found - reference
@@ -156,7 +161,7 @@ def _figures(found: Array, reference: Array) -> Figures:
 
 
 def _mean_square(reference: Array) -> float:
-    """Of nothing but zeros: 1."""
+    """Return the mean square; 1 if all are zeros."""
     return (float((reference * reference).mean()) if reference.size else 0.0) or 1.0
 
 
@@ -174,7 +179,8 @@ def _compare_exactly(what: str, found: Array, expected: Array) -> Figures:
 
 
 def _compare_special(what: str, found: Array, expected: Array) -> None:
-    """NaN where the reference has it, infinities of the same sign."""
+    """Raise MismatchError unless NaNs and infinities are where the reference has them, with its
+    signs."""
     for name, test in (("NaN", np.isnan), ("infinite", np.isinf)):
         wrong = test(found) != test(expected)
         if name == "infinite":
@@ -188,7 +194,7 @@ def _compare_special(what: str, found: Array, expected: Array) -> None:
 
 
 def _first(found: Array, reference: Array, finite: Array) -> str:
-    """Where the largest error is; the first of several."""
+    """Describe the largest error; the first of several."""
     with np.errstate(all="ignore"):
         difference = np.where(finite, np.abs(found.astype(np.float64) - reference), -1.0)
     place = np.unravel_index(int(np.argmax(difference)), difference.shape)

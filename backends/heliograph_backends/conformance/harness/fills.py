@@ -1,4 +1,4 @@
-"""Seeded initialisers: what the operands of a case hold. Named, so that a case's id can say which."""
+"""Seeded initialisers of the operands of a case, by the names that case ids contain."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from heliograph_proto.types import TensorType
 #: (random, tensor type, number of the fill) -> numbers in the tensor's shape.
 Fill = Callable[[np.random.Generator, TensorType, int], Array]
 
-#: What a kernel must carry through: no number is special to all ops, but one of these is to each.
+#: Special values; each op treats at least one of them specially.
 SPECIAL = (
     math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 20.0, -20.0, 2.0**-13, 30000.0,
 )  # fmt: skip
 
 
 def fill(name: str, random: np.random.Generator, type: TensorType) -> Content:
-    """What a fill, such as "normal" or "below 9", puts into a tensor."""
+    """Return the content that a fill, such as "normal" or "below 9", gives a tensor."""
     word, _, number = name.partition(" ")
     return encode(type, FILLS[word](random, type, int(number or 0)))
 
 
 def normal(random: np.random.Generator, type: TensorType, number: int) -> Array:
-    """Floats from -3 to 3; integers from -100 or 0 to 99; fair coins. Blocks: from -1 to 1, as in ggml."""
+    """Floats from -3 to 3; integers from -100 or 0 to 99; random booleans; blocks from -1 to 1, as
+    in ggml."""
     if type.dtype.kind == "bool":
         return random.random(type.shape) < 0.5
     if type.dtype.kind == "quantized":
@@ -59,7 +60,7 @@ def above_one(random: np.random.Generator, type: TensorType, number: int) -> Arr
 
 
 def bits(random: np.random.Generator, type: TensorType, number: int) -> Array:
-    """Numbers of bits, also more than the integers have and, where there are such, negative ones."""
+    """Shift counts, some larger than the integers' bits and, for signed types, some negative."""
     own = type.dtype.itemsize * 8
     return random.integers(-2 if type.dtype.kind == "int" else 0, own + 3, type.shape)
 
@@ -78,43 +79,45 @@ def quarters(random: np.random.Generator, type: TensorType, number: int) -> Arra
 
 
 def few(random: np.random.Generator, type: TensorType, number: int) -> Array:
-    """0, 1 and 2: many elements are equal."""
+    """0, 1 and 2, so that many elements are equal."""
     return random.integers(0, 2 if type.dtype.kind == "bool" else 3, type.shape)
 
 
 def wide(random: np.random.Generator, type: TensorType, number: int) -> Array:
-    """Integers of the whole range, which no float holds exactly, and few of which are 0."""
+    """Integers of the whole range, beyond what floats hold exactly, with a few zeros."""
     limits = np.iinfo(type.dtype.numpy)
     found = random.integers(limits.min, limits.max, type.shape, type.dtype.numpy, endpoint=True)
     return np.where(random.random(type.shape) < 0.1, 0, found)
 
 
 def rising(random: np.random.Generator, type: TensorType, number: int) -> Array:
-    """As quarters, in order."""
+    """Like quarters, sorted."""
     return np.sort(quarters(random, type, 0), axis=-1)
 
 
 def rising_wide(random: np.random.Generator, type: TensorType, number: int) -> Array:
-    """As wide, in order."""
+    """Like wide, sorted."""
     return np.sort(wide(random, type, 0), axis=-1)
 
 
 def near_one(random: np.random.Generator, type: TensorType, number: int) -> Array:
-    """Floats near 1, integers from 1 to 3: their product stays in range."""
+    """Floats near 1, integers from 1 to 3, so that their product stays in range."""
     if type.dtype.is_integer:
         return random.integers(1, 4, type.shape)
     return 1 + normal(random, type, 0) / 64
 
 
 def special(random: np.random.Generator, type: TensorType, number: int) -> Array:
-    """NaN, infinities, zeros of both signs and others, `number` places further on at each element."""
+    """NaN, infinities, zeros of both signs and others; each element is `number` places further in
+    SPECIAL."""
     step = number or 1
     return np.asarray(SPECIAL)[np.arange(type.size) * step % len(SPECIAL)].reshape(type.shape)
 
 
 def edges(random: np.random.Generator, type: TensorType, number: int) -> Array:
-    """Quarters from -4 to 4, some of them times the square root of 2, and their neighbours up to 2**number
-    units in the last place of f32: where kernels go from one approximation to the next."""
+    """Quarters from -4 to 4, some times the square root of 2 or 1/2, and their neighbours up to
+    2**number units in the last place of f32, where kernels switch from one approximation to the
+    next."""
     quarters = np.arange(-16, 17) / 4
     scale = random.choice([1.0, math.sqrt(2), math.sqrt(0.5)], type.shape)
     steps = random.integers(-(2**number), 2**number + 1, type.shape) * 2.0**-24
@@ -122,12 +125,13 @@ def edges(random: np.random.Generator, type: TensorType, number: int) -> Array:
 
 
 def edges_above(random: np.random.Generator, type: TensorType, number: int) -> Array:
-    """As edges, without signs."""
+    """Like edges, without signs."""
     return np.abs(edges(random, type, number))
 
 
 def spoiled(random: np.random.Generator, type: TensorType, number: int) -> Array:
-    """Normal rows, one of which has a NaN and one each infinity: the others must not notice."""
+    """Normal rows, one with a NaN and one with each infinity; the other rows must not be
+    affected."""
     found = normal(random, type, 0)
     rows = found.reshape(-1, type.shape[-1])
     for row, value in enumerate((math.nan, math.inf, -math.inf)):
@@ -141,23 +145,23 @@ def zero(random: np.random.Generator, type: TensorType, number: int) -> Array:
 
 
 def large(random: np.random.Generator, type: TensorType, number: int) -> Array:
-    """From -1000 to 1000: exponentials overflow unless the largest is taken off first."""
+    """Floats from -1000 to 1000: exponentials overflow unless the maximum is subtracted first."""
     return random.uniform(-1000, 1000, type.shape)
 
 
 def below(random: np.random.Generator, type: TensorType, number: int) -> Array:
-    """Indices of `number` things."""
+    """Indices below `number`."""
     return random.integers(0, number, type.shape)
 
 
 def distinct(random: np.random.Generator, type: TensorType, number: int) -> Array:
-    """Indices of `number` things, in each row none twice."""
+    """Indices below `number`, distinct in each row."""
     rows = [random.permutation(number)[: type.shape[-1]] for _ in range(math.prod(type.shape[:-1]))]
     return np.array(rows, np.int64).reshape(type.shape)
 
 
 def outside(random: np.random.Generator, type: TensorType, number: int) -> Array:
-    """Zeros, but the last index is `number`, which is one too many, or negative."""
+    """Zeros, except that the last index is `number`, which is out of range."""
     found = np.zeros(type.size, np.int64)
     found[-1] = number
     return found.reshape(type.shape)
@@ -176,14 +180,14 @@ def bias(random: np.random.Generator, type: TensorType, number: int) -> Array:
 
 
 def hiding(random: np.random.Generator, type: TensorType, number: int) -> Array:
-    """As mask, but the first row is hidden whole."""
+    """Like mask, but the first row is fully hidden."""
     found = mask(random, type, 0)
     found[..., 0, :] = -math.inf
     return found
 
 
 def positions(random: np.random.Generator, type: TensorType, number: int) -> Array:
-    """Places of tokens, also before the first one."""
+    """Positions of tokens, some negative."""
     return random.integers(-3, 60, type.shape)
 
 

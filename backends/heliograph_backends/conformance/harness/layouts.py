@@ -1,10 +1,17 @@
-"""How an operand comes to its op: in memory with strides, as a view in the graph, or as another op's result.
+"""Layouts of an operand: in memory with strides, as a view in the graph, or as another op's result.
 
-In memory (the plan is given a Tensor with strides): "plain"; "transposed", the dimensions in the
-opposite order; "spaced", every second element along every dimension of something larger; "repeated",
-stride 0 along the first dimension. In the graph: "permute", "slice", "broadcast_to" and
-"slice of permute" of such an input; "computed", a result that nobody else needs, so that the op may take
-over its memory; "kept", one that is needed afterwards, so that it must not.
+In memory (the plan gets a Tensor with strides):
+
+- "plain": contiguous;
+- "transposed": the dimensions in the opposite order;
+- "spaced": every second element in every dimension of a larger array;
+- "repeated": stride 0 in the first dimension.
+
+In the graph:
+
+- "permute", "slice", "broadcast_to" and "slice of permute": views of an input;
+- "computed": a result that has no other reader, so the op may take over its memory;
+- "kept": a result that is read afterwards, so the op must not take over its memory.
 """
 
 from __future__ import annotations
@@ -19,15 +26,15 @@ from heliograph_proto.graph import LeafKind
 from heliograph_proto.types import TensorType
 
 IN_MEMORY = ("plain", "transposed", "spaced", "repeated")
-IN_GRAPH = ("permute", "slice", "broadcast_to", "slice of permute", "computed", "kept")
 
-#: What lies between the elements of a spaced tensor: NaN to floats, -1 to integers.
+#: The byte between the elements of a spaced tensor: as a float NaN, as an integer -1.
 GAP = 0xFF
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Laid:
-    """Elements in memory: the bytes, where the first element is, and the byte strides (none: contiguous)."""
+    """Elements in memory: the bytes, the first element's offset, and byte strides (none:
+    contiguous)."""
 
     image: Array
     offset_bytes: int = 0
@@ -35,7 +42,7 @@ class Laid:
 
 
 def possible(layout: str, type: TensorType) -> bool:
-    """Whether a tensor of this type can have the layout and differ from a plain one."""
+    """True if a tensor of this type can have the layout and then differs from a plain one."""
     if layout in ("plain", "computed", "kept"):
         return True
     if type.dtype.block_size > 1 or type.ndim == 0:
@@ -44,7 +51,7 @@ def possible(layout: str, type: TensorType) -> bool:
 
 
 def prepared(layout: str, content: Content) -> Content:
-    """The elements such that the layout can hold them: equal along the first dimension where it repeats."""
+    """Adapt elements to the layout: equal in the first dimension if it repeats."""
     if layout not in ("repeated", "broadcast_to") or content.type.shape[0] == 0:
         return content
     stored = _elements(content)
@@ -52,7 +59,7 @@ def prepared(layout: str, content: Content) -> Content:
 
 
 def lay_out(layout: str, content: Content) -> Laid:
-    """The bytes of a tensor in memory."""
+    """Return the bytes of a tensor in memory."""
     if layout == "plain" or content.type.size == 0:
         return Laid(content.raw)
     stored = _elements(content)
@@ -67,7 +74,7 @@ def lay_out(layout: str, content: Content) -> Laid:
 
 
 def gather(laid: Laid, image: Array, type: TensorType) -> Array:
-    """The row-major bytes of the tensor that lies so in an image, which may have changed."""
+    """Return the row-major bytes of a tensor from an image of memory with this layout."""
     if not laid.strides or type.size == 0:
         return image[laid.offset_bytes : laid.offset_bytes + type.nbytes]
     stored = np.ndarray(type.shape, type.dtype.storage, image, laid.offset_bytes, laid.strides)
@@ -75,7 +82,7 @@ def gather(laid: Laid, image: Array, type: TensorType) -> Array:
 
 
 def operand(recipe: Recipe, kind: LeafKind, content: Content, layout: str) -> int:
-    """A value of the graph with these elements, that comes about as the layout says."""
+    """Add a value with these elements and this layout to the graph and return it."""
     if layout in IN_MEMORY:
         return recipe.leaf(kind, content, layout)
     if layout in ("computed", "kept"):
@@ -101,18 +108,19 @@ def _view(recipe: Recipe, kind: LeafKind, content: Content, layout: str) -> int:
 
 
 def _elements(content: Content) -> Array:
-    """The elements as they are stored, in the tensor's shape."""
+    """Return the stored elements, in the tensor's shape."""
     return content.raw.view(content.type.dtype.storage).reshape(content.type.storage_shape)
 
 
 def _content(like: TensorType, stored: Array) -> Content:
-    """Elements of another tensor's data type."""
+    """Return stored elements as content of another tensor's data type."""
     held = np.ascontiguousarray(stored)
     return decode(TensorType(like.dtype, stored.shape), _bytes(held))
 
 
 def _spread(stored: Array) -> Array:
-    """Every second element of something larger, with GAP bytes between; booleans have True there."""
+    """Spread elements over every second place of a larger array; gaps are GAP bytes, or True in
+    booleans."""
     shape = tuple(2 * size + 1 for size in stored.shape)
     held = np.empty(shape, stored.dtype)
     held.reshape(-1).view(np.uint8)[:] = 1 if stored.dtype.kind == "b" else GAP

@@ -1,4 +1,4 @@
-"""Tensors in one buffer between guard bytes, and what its bytes should be afterwards."""
+"""Tensors in one buffer between guard bytes, and the check of its bytes after a run."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from heliograph_backends.conformance.harness.outcome import MismatchError
 from heliograph_backends.contract import Buffer, Device, Tensor, Usage, host_bytes
 from heliograph_proto.types import DTYPES, TensorType
 
-#: Bytes around each tensor, and what they are.
+#: The number of guard bytes around each tensor, and their value.
 GUARD_BYTES = 64
 GUARD = 0xA5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GuardedRegion:
-    """Where a tensor lies."""
+    """The place of a tensor in the buffer."""
 
     what: str
     type: TensorType
     laid: Laid
     start: int
     size_bytes: int
-    #: Whether a run may write its elements.
+    #: True if a run may write its elements.
     writable: bool
 
     @property
     def stop(self) -> int:
-        """The byte behind it."""
+        """The end of the region."""
         return self.start + self.size_bytes
 
     @property
     def padding(self) -> int:
-        """Bytes behind its own that the buffer type wants for it."""
+        """Bytes after the tensor that the buffer type requires for it."""
         return self.size_bytes - self.laid.image.size
 
 
@@ -52,7 +52,7 @@ class GuardedMemory:
         self._image: Array = np.empty(0, np.uint8)
 
     def add(self, what: str, type: TensorType, laid: Laid, *, writable: bool = False) -> int:
-        """A place for a tensor; its number."""
+        """Add a region for a tensor and return its number."""
         alignment = self._buffer_type.alignment
         start = -(-(self._end + GUARD_BYTES) // alignment) * alignment
         size = max(laid.image.size, self._buffer_type.alloc_size(type))
@@ -61,7 +61,7 @@ class GuardedMemory:
         return len(self._regions) - 1
 
     def allocate(self) -> None:
-        """Takes the memory. Its bytes are not written yet."""
+        """Allocate the buffer. Its bytes are not written yet."""
         if not self._regions:
             return
         size = self._end + GUARD_BYTES
@@ -78,7 +78,7 @@ class GuardedMemory:
         return self._buffer
 
     def write(self) -> None:
-        """Puts all bytes there, guards too; the padding behind a tensor is the backend's own."""
+        """Write all bytes, with the guards; the padding after a tensor belongs to the backend."""
         if not self._regions:
             return
         start = 0
@@ -92,13 +92,13 @@ class GuardedMemory:
         self.buffer.set(start, host_bytes(self._image[start:stop]))
 
     def tensor(self, number: int) -> Tensor:
-        """A tensor with its strides."""
+        """Return a tensor with its strides."""
         region = self._regions[number]
         start = region.start + region.laid.offset_bytes
         return Tensor(region.type, self.buffer, start, region.laid.strides)
 
     def read(self) -> list[Content]:
-        """The elements of all tensors. Raises MismatchError if bytes changed that no run may write."""
+        """Return the elements of all tensors. Raises MismatchError if other bytes changed."""
         if not self._regions:
             return []
         found = np.empty_like(self._image)
@@ -118,7 +118,7 @@ class GuardedMemory:
         ]
 
     def free(self) -> None:
-        """Gives the memory back."""
+        """Free the buffer."""
         if self._buffer is not None:
             for number in range(len(self._regions)):
                 self._buffer.free_tensor(self._base(number))
@@ -126,14 +126,14 @@ class GuardedMemory:
             self._buffer = None
 
     def _base(self, number: int) -> Tensor:
-        """The whole region as one tensor: what the backend is told of."""
+        """Return the whole region as one tensor, for the backend's init_tensor and free_tensor."""
         region = self._regions[number]
         if not region.laid.strides:
             return self.tensor(number)
         return Tensor(TensorType(DTYPES["u8"], (region.laid.image.size,)), self.buffer, region.start)
 
     def _describe(self, place: int, count: int) -> str:
-        """In words: which byte is wrong."""
+        """Describe the byte that is wrong."""
         for region in self._regions:
             if region.start <= place < region.stop:
                 kind = "a gap in" if region.writable else "the run changed"
@@ -144,7 +144,8 @@ class GuardedMemory:
 
 
 def _take_over(region: GuardedRegion, expected: Array, found: Array) -> None:
-    """A run may write these elements, and what lies between them it may not."""
+    """Copy the elements, which a run may write, to the expected bytes, but not the gaps between
+    them."""
     here, there = (image[region.start :][: region.laid.image.size] for image in (expected, found))
     if not region.laid.strides:
         here[:] = there

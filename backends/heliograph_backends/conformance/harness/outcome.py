@@ -1,4 +1,4 @@
-"""What becomes of a case, and the exceptions that say so."""
+"""The outcomes of cases, and the exceptions that report them."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from enum import Enum
 
 
 class CaseOutcome(Enum):
-    """How a case ended."""
+    """The outcome of a case."""
 
     PASSED = "passed"
-    #: The device says that it cannot, which is an answer.
+    #: The device reports that it cannot run the case, which is no failure.
     NOT_SUPPORTED = "not supported"
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One case, run."""
+    """The result of one case."""
 
     #: The case's id.
     id: str
-    #: The op, or the part of the contract, that it tests.
+    #: The op or the part of the contract that it tests.
     group: str
     outcome: CaseOutcome
-    #: Why it is not supported, or what failed, where first, and by how much.
+    #: The reason why it is not supported, or the failure: what, where first, and by how much.
     detail: str = ""
-    #: The largest normalised mean squared error of its outputs; 0 where they are exact.
+    #: The largest normalised mean squared error of its outputs; 0 if they are exact.
     error: float = 0.0
     seconds: float = 0.0
 
@@ -39,14 +39,14 @@ class NotSupportedError(Exception):
 
 
 class MismatchError(Exception):
-    """The device did not do what the contract or the op table says; the message says what."""
+    """The device violates the contract or the op table; the message says how."""
 
 
 class LostError(MismatchError):
-    """Work did not end in time, and may never."""
+    """Work did not end in time and may never end."""
 
 
 def require(holds: bool, what: str) -> None:
-    """Raises MismatchError unless the condition holds."""
+    """Raise MismatchError unless the condition holds."""
     if not holds:
         raise MismatchError(what)

@@ -1,4 +1,4 @@
-"""A graph, what its leaves hold, and how they lie in memory."""
+"""A graph with the content and the layout of its leaves."""
 
 from __future__ import annotations
 
@@ -24,41 +24,42 @@ class LeafData:
 
 @dataclass
 class Recipe:
-    """Collects leaves and nodes. A value is a leaf's number, or -1 - j for node j."""
+    """A builder that collects leaves and nodes. A value is a leaf's number, or -1 - j for node
+    j."""
 
     leaves: list[LeafData] = field(default_factory=list)
     nodes: list[tuple[str, tuple[int, ...], dict[str, Any], TensorType]] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
-    #: The layouts of outputs, by place; "plain" where none is named.
+    #: The layouts of outputs, by place; "plain" by default.
     output_layouts: dict[int, str] = field(default_factory=dict)
 
     def leaf(self, kind: LeafKind, content: Content, layout: str = "plain") -> int:
-        """A leaf that holds this."""
+        """Add a leaf with this content."""
         digest = bytes(DIGEST_BYTES) if kind is LeafKind.WEIGHT else b""
         made = Leaf(kind, f"{kind.value}{len(self.leaves)}", content.type, digest)
         self.leaves.append(LeafData(made, content, layout))
         return len(self.leaves) - 1
 
     def input(self, content: Content, layout: str = "plain") -> int:
-        """An input that holds this."""
+        """Add an input with this content."""
         return self.leaf(LeafKind.INPUT, content, layout)
 
     def node(self, op: str, *operands: int, **attributes: Any) -> int:
-        """A node; its type is inferred. Raises InvalidGraphError."""
+        """Add a node, whose type is inferred. Raises InvalidGraphError."""
         result, complete = infer(op, [self.type_of(value) for value in operands], attributes)
         self.nodes.append((op, operands, complete, result))
         return -len(self.nodes)
 
     def output(self, *values: int) -> None:
-        """Values that a run returns."""
+        """Make these values outputs."""
         self.outputs.extend(values)
 
     def type_of(self, value: int) -> TensorType:
-        """The type of a leaf or a node."""
+        """Return the type of a leaf or a node."""
         return self.leaves[value].content.type if value >= 0 else self.nodes[-1 - value][3]
 
     def graph(self) -> Graph:
-        """The graph, validated."""
+        """Return the validated graph."""
         nodes = tuple(
             Node(op, tuple(map(self._number, operands)), result, attributes, f"node{place}")
             for place, (op, operands, attributes, result) in enumerate(self.nodes)
