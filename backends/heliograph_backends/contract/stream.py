@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,8 +16,18 @@ if TYPE_CHECKING:
 
     from heliograph_backends.contract.device import Device
 
+logger = logging.getLogger(__name__)
+
 #: Called once when submitted work is done, from any thread, with what it raised or None.
 Done: TypeAlias = Callable[[BaseException | None], None]
+
+
+def report_done(done: Done, failure: BaseException | None) -> None:
+    """Call `done` and log its errors: they must not end a stream's thread before the queued work."""
+    try:
+        done(failure)
+    except Exception:
+        logger.exception("reporting the end of work on a stream failed")
 
 
 class Abort:

@@ -1,4 +1,5 @@
-"""The CPU backend: NumPy's definition of every op, and native kernels for f32 and for stored weights."""
+"""The CPU backend: the definition of every op in NumPy, and native kernels for f32 and stored
+weights."""
 
 from heliograph_backends.cpu.backend import CpuBackend, CpuDevice
 

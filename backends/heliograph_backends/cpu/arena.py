@@ -1,4 +1,4 @@
-"""Host memory in which plans lie one after the other."""
+"""Arenas of host memory, which plans use one at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from heliograph_backends.host_memory.buffers import HostBuffer, HostBufferType
 
 
 class HostArena(Arena):
-    """Blocks that it lends to plans and never gives away. Raises OutOfMemoryError, with nothing taken."""
+    """Blocks of host memory that are lent to plans.
+
+    Raises OutOfMemoryError, and then takes no memory.
+    """
 
     def __init__(self, memory: HostBufferType, block_bytes: Sequence[int]) -> None:
         self.size_bytes = sum(block_bytes)
@@ -25,11 +28,11 @@ class HostArena(Arena):
 
     @property
     def blocks(self) -> Sequence[HostBuffer]:
-        """What plans can lie in."""
+        """The blocks that plans can use."""
         return self._blocks
 
     def give(self, blocks: Sequence[HostBuffer]) -> list[HostBuffer]:
-        """Nothing: what was borrowed stays the arena's."""
+        """Return nothing: the arena keeps its blocks."""
         return []
 
     def free(self) -> None:
@@ -39,6 +42,6 @@ class HostArena(Arena):
 
 
 def lender_of(arena: Arena) -> HostArena:
-    """An arena of host memory."""
+    """Return an arena of host memory with its own type."""
     assert isinstance(arena, HostArena), "an arena of another kind of device"
     return arena

@@ -1,4 +1,4 @@
-"""The CPU as a device: memory under a budget, and workers that belong to it."""
+"""The CPU as a device, with a memory budget and worker threads of its own."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ from heliograph_proto.types import TensorType
 
 logger = logging.getLogger(__name__)
 
-#: More than any machine has; what is beyond is a slip of the pen.
+#: More threads than any machine has; larger numbers are typing errors.
 MOST_THREADS = 4096
 
-#: How many steps that do not need each other run at the same time, unless told otherwise.
+#: The default of the most independent steps that run at the same time.
 CONCURRENCY = 8
 
-#: How long a change of the number of threads waits for the program that runs.
+#: The most seconds that a change of the number of threads waits for the running program.
 IDLE_SECONDS = 10.0
 
 
 def processor_name() -> str:
-    """The processor's model name, as people know it."""
+    """Return the processor's model name."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -67,28 +67,22 @@ def processor_name() -> str:
 
 
 def usable_threads() -> int:
-    """Processors that this process may run on."""
+    """Return the number of processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _why_definition() -> str:
-    """Why a device computes on the definition alone."""
-    if kernels.available():
-        return "the definition of the ops alone was asked for"
-    return "numba is not installed"
-
-
 def checked_threads(count: int) -> int:
-    """The count. Raises InvalidArgumentError."""
+    """Return the count. Raises InvalidArgumentError if it is out of range."""
     if not 0 <= count <= MOST_THREADS:
-        raise InvalidArgumentError(f"threads={count}; 0 to {MOST_THREADS} make sense")
+        raise InvalidArgumentError(f"threads={count} is not from 0 to {MOST_THREADS}")
     return count
 
 
 class CpuDevice(Device):
-    """The host's processor. Its threads are its own: BLAS is held to one thread while it is open."""
+    """The host's processor. It has threads of its own; BLAS is limited to one thread while it is
+    open."""
 
     type = DeviceType.CPU
     backend = "cpu"
@@ -105,9 +99,9 @@ class CpuDevice(Device):
     ) -> None:
         self.name = name
         self.threads = threads or usable_threads()
-        #: How many steps of a plan that do not need each other run at the same time, at most.
+        #: The most independent steps of a plan that run at the same time.
         self.concurrency = concurrency
-        #: Whether f32 runs on native kernels; the definition runs everything else, and all without numba.
+        #: True if native kernels run the ops that they support; the definition runs all others.
         self.native = kernels.available() if native is None else native
         self.description = self._described()
         self._budget = MemoryBudget(name, memory_bytes or machine_memory_bytes())
@@ -118,7 +112,8 @@ class CpuDevice(Device):
         )
         self._blas = _BlasHold()
         self._numbers = count()
-        # Helpers serve one program at a time; whoever finds them busy computes alone, with the same bits.
+        # Helpers serve one program at a time. Other programs then run without them, with the same
+        # bits.
         self._helpers_free = threading.Lock()
         if self.native:
             kernels.warmup()
@@ -152,8 +147,10 @@ class CpuDevice(Device):
         return {name: value for name, value in found.items() if value}
 
     def why_missing(self) -> Mapping[str, str]:
+        asked_for = "the definition of the ops alone was asked for"
+        why_definition = asked_for if kernels.available() else "numba is not installed"
         found = {
-            "native_kernels": "" if self.native else _why_definition(),
+            "native_kernels": "" if self.native else why_definition,
             "hbm": why_no_hbm(),
             "shared_memory": why_no_sealed(),
         }
@@ -193,8 +190,8 @@ class CpuDevice(Device):
         return self._buffer_type.wrap(memory)
 
     def run_program(self, program: kernels.BoundProgram, threads: int = 0) -> kernels.Status:
-        """Runs a native program on the device's workers, at most `threads` of them (0: all), or on this
-        thread alone if they are busy.
+        """Run a native program on the device's workers, at most `threads` of them (0: all), or on
+        this thread alone if they are busy.
         """
         if threads == 1 or not self._helpers_free.acquire(blocking=False):
             return program.run(None)
@@ -204,10 +201,11 @@ class CpuDevice(Device):
             self._helpers_free.release()
 
     def set_threads(self, count: int) -> None:
-        """How many threads compute from now on, in plans that exist as well; 0: one for each processor.
+        """Set the number of threads that compute, also in existing plans; 0: one for each
+        processor.
 
-        Waits for the native program that runs. Raises InvalidArgumentError; DeadlineExceededError where that
-        takes too long; LimitExceededError where the system gives no more threads.
+        Waits for the running native program. Raises InvalidArgumentError, DeadlineExceededError if
+        the wait takes too long, or LimitExceededError if the system refuses more threads.
         """
         wanted = checked_threads(count) or usable_threads()
         if not self._helpers_free.acquire(timeout=IDLE_SECONDS):
@@ -216,7 +214,7 @@ class CpuDevice(Device):
         try:
             self._workers.resize(wanted)
         except RuntimeError as error:
-            raise LimitExceededError(f"the system gives no {wanted} threads: {error}") from error
+            raise LimitExceededError(f"the system refused {wanted} threads: {error}") from error
         finally:
             self.threads = self._workers.helpers + 1
             self.description = self._described()
@@ -232,7 +230,8 @@ class CpuDevice(Device):
 
 
 class _BlasHold:
-    """Holds BLAS to one thread until the last hold is released: bits must not depend on threads."""
+    """A limit of BLAS to one thread, so that bits do not depend on threads. The last release ends
+    it."""
 
     _lock = threading.Lock()
     _holds = 0
@@ -246,7 +245,7 @@ class _BlasHold:
                 _BlasHold._limits = _one_blas_thread()
 
     def release(self) -> None:
-        """Idempotent."""
+        """End this hold. Idempotent."""
         with self._lock:
             _BlasHold._holds -= self._held
             self._held = False
@@ -259,21 +258,23 @@ def _one_blas_thread() -> Any:
     try:
         from threadpoolctl import threadpool_limits
     except ImportError:
-        logger.info("threadpoolctl is missing: BLAS keeps its own threads")
+        logger.info("threadpoolctl is not installed: BLAS keeps its own threads")
         return None
     return threadpool_limits(limits=1, user_api="blas")
 
 
 class CpuBackend(Backend):
-    """The CPU backend: as many devices as were asked for, each with its own threads and memory."""
+    """The CPU backend: one device for each set of parameters, with its own threads and memory."""
 
     name = "cpu"
     contract_version = CONTRACT_VERSION
     parameters = (
         Parameter("threads", ParameterKind.COUNT, "threads that compute; 0: one for each processor"),
-        Parameter("memory", ParameterKind.SIZE, "memory that it may use; 0: the machine's"),
-        Parameter("concurrency", ParameterKind.COUNT, "steps that may run at the same time; 1: none do"),
-        Parameter("reference", ParameterKind.COUNT, "1: computes on the definition of the ops alone"),
+        Parameter("memory", ParameterKind.SIZE, "memory that the device may use; 0: the machine's"),
+        Parameter(
+            "concurrency", ParameterKind.COUNT, "steps that may run at the same time; 1: no concurrency"
+        ),
+        Parameter("reference", ParameterKind.COUNT, "1: use only the definition of the ops, no kernels"),
     )
 
     def __init__(self, parameters: Sequence[Mapping[str, Any]] = ({},)) -> None:

@@ -1,9 +1,10 @@
-"""The memory behind a plan's slots: the plan's own, the leaves', and that of the present run."""
+"""The memory behind a plan's slots: the plan's own, the leaves', and that of the current run."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -21,18 +22,19 @@ if TYPE_CHECKING:
 
 
 class Lender(Protocol):
-    """Whose memory a plan lies in: an arena's, or that of a plan which it replaces."""
+    """A source of memory for a plan: an arena, or the plan that it replaces."""
 
     @property
     def blocks(self) -> Sequence[HostBuffer]:
-        """What it offers."""
+        """The offered memory."""
 
     def give(self, blocks: Sequence[HostBuffer]) -> list[HostBuffer]:
-        """Of what was borrowed, that which is the borrower's from now on."""
+        """Return those of the borrowed blocks that the borrower owns from now on."""
 
 
 class CpuPlanMemory:
-    """Slots are bound once, but for those of inputs and outputs, which each run binds.
+    """The memory of a plan by slots. Those of inputs and outputs are bound in each run, the others
+    once.
 
     Native programs read `addresses`, definition steps read `arrays`; both stay the same objects.
     """
@@ -46,8 +48,10 @@ class CpuPlanMemory:
         packed: int,
         lender: Lender | None = None,
     ) -> None:
-        """`packed`: the most packed weights that will be added. What a lender offers is used, and still the
-        lender's until `take_over`, if not longer.
+        """Bind the leaves and the plan's own memory.
+
+        `packed`: the most packed weights that will be added. A lender's blocks are used where they
+        suffice; they belong to the lender at least until `take_over`.
 
         Raises OutOfMemoryError, InvalidInputError.
         """
@@ -55,28 +59,33 @@ class CpuPlanMemory:
         self.graph = graph
         self.storage = storage
         count = storage.slots
-        #: The tensor of each slot; None while it is bound to nothing.
+        #: The tensor of each slot; None while it is unbound.
         self.tensors: list[Tensor | None] = [None] * count
-        #: Base addresses by slot, with those of packed weights behind them.
+        #: Base addresses by slot, followed by those of packed weights.
         self.addresses = np.zeros(count + packed, np.int64)
-        #: NumPy views by value, of the values that steps asked for with `use`.
+        #: NumPy views by value, for the values in `use`.
         self.arrays: list[Any] = [None] * (len(graph.leaves) + len(graph.nodes))
-        #: What must live as long as the addresses: freeing a buffer does not free memory in use here.
+        #: The memory behind the addresses, kept alive: freeing a buffer does not free memory in use
+        #: here.
         self._kept: dict[int, Any] = {}
         self._packed = count
-        #: Values in `use` that lie in other memory with each run.
+        #: Values in `use` that lie in other memory in each run.
         self._changing: dict[int, None] = {}
         self._own: list[HostBuffer] = []
         self._arena: list[HostBuffer] = []
         self._lender = lender
-        #: And how many bytes of each are used.
+        #: The lender's buffers in use, with the used bytes of each.
         self._borrowed: dict[HostBuffer, int] = {}
         self._spares: dict[int, Tensor] = {}
         self._temporary: list[HostBuffer] = []
-        #: (where a run wrote, where it belongs), for outputs that kernels cannot write in place.
+        #: (written tensor, output), for outputs that kernels cannot write in place.
         self._late: list[tuple[Tensor, Tensor]] = []
         self._written: Spans | None = None
-        self._input_slots = _slots_of_inputs(graph, storage)
+        self._input_slots = {
+            storage.leaf_slots[value]: leaf.type
+            for value, leaf in enumerate(graph.leaves)
+            if leaf.kind is LeafKind.INPUT
+        }
         self._output_types = [graph.type_of(output.value) for output in graph.outputs]
         self._copied = frozenset(storage.copied_outputs)
         self.run_slots = frozenset((*self._input_slots, *storage.output_slots))
@@ -88,12 +97,12 @@ class CpuPlanMemory:
 
     @property
     def own_bytes(self) -> int:
-        """What it takes of the device."""
+        """Bytes of the device's memory that the plan owns."""
         return sum(buffer.size_bytes for buffer in self._own)
 
     @property
     def borrowed_bytes(self) -> int:
-        """What lies in memory of the lender."""
+        """Bytes in the lender's memory."""
         return sum(self._borrowed.values())
 
     @property
@@ -105,10 +114,11 @@ class CpuPlanMemory:
         self._own = [each for each in self._own if each not in given]
         return given
 
-    # Once
+    # Bound once
 
     def use(self, values: Iterable[int]) -> None:
-        """Has the NumPy views of these values in `arrays`, from now or from each run's begin on."""
+        """Keep the NumPy views of these values in `arrays`, from now on or from the start of each
+        run."""
         for value in values:
             if self.storage.locate(value)[0] in self.run_slots:
                 self._changing[value] = None
@@ -116,14 +126,14 @@ class CpuPlanMemory:
                 self.arrays[value] = self.array(value)
 
     def array(self, value: int) -> Any:
-        """The NumPy view of a value, in the memory that is bound now."""
+        """Return the NumPy view of a value, in the memory that is bound now."""
         slot, offset, strides = self.storage.locate(value)
         base = self.tensors[slot]
-        assert base is not None, "a step reads memory that nothing is bound to"
+        assert base is not None, "a step reads an unbound slot"
         return base.buffer.array(self.graph.type_of(value), base.offset_bytes + offset, strides)
 
     def add_packed(self, packed: Any) -> int:
-        """A slot for a packed weight, which is kept alive."""
+        """Return a slot for a packed weight, which is kept alive."""
         slot = self._packed
         self._packed += 1
         self.addresses[slot] = packed.address
@@ -131,15 +141,17 @@ class CpuPlanMemory:
         return slot
 
     def take_over(self) -> None:
-        """Makes this plan's own what the lender gives of that which was borrowed. The lender can only be
-        freed then, if it is a plan."""
+        """Take ownership of the borrowed blocks that the lender gives away.
+
+        A plan as a lender may only be freed after this.
+        """
         for buffer in self._lender.give(list(self._borrowed)) if self._lender is not None else ():
             self._own.append(buffer)
             del self._borrowed[buffer]
         self._lender = None
 
     def free(self) -> None:
-        """Gives the plan's own memory back. Idempotent."""
+        """Free the plan's own memory. Idempotent."""
         self.unbind_run()
         self._changing.clear()
         for buffer in self._own:
@@ -150,12 +162,17 @@ class CpuPlanMemory:
         self._kept.clear()
         self.arrays.clear()
 
-    # With each run
+    # Bound in each run
 
     def bind_run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor | None]) -> None:
-        """Binds a run's tensors. Raises InvalidInputError, OutOfMemoryError."""
+        """Bind a run's tensors. Raises InvalidInputError, OutOfMemoryError."""
         for (slot, type), tensor in zip(self._input_slots.items(), inputs, strict=True):
-            self._bind(slot, self._readable(tensor), type)
+            if not _can_use(tensor) or (self._written and self._written.overlaps(tensor)):
+                # Kernels cannot read it in place, or a result would overwrite it before it is read.
+                plain = self._plain(tensor.type)
+                copy_tensor(tensor, plain)
+                tensor = plain
+            self._bind(slot, tensor, type)
         for place, (slot, output) in enumerate(zip(self.storage.output_slots, outputs, strict=True)):
             target = self._target(place, output)
             if target is not None:
@@ -165,12 +182,15 @@ class CpuPlanMemory:
 
     @property
     def copies_outputs(self) -> bool:
-        """Whether something is done with a run's outputs beside what kernels do."""
+        """True if a run copies outputs or uses arrays beside its kernels."""
         return bool(self._copied or self._changing)
 
     def lasting_run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Any, Any] | None:
-        """Slots and the addresses that a run on these tensors has there; None where kernels cannot use them
-        as they are. Whoever asks keeps the tensors."""
+        """Return the slots and addresses of a run on these tensors; None if kernels cannot use them
+        in place.
+
+        The caller keeps the tensors alive.
+        """
         if self._written or not all(map(_can_use, (*inputs, *outputs))):
             return None
         self.bind_run(inputs, outputs)
@@ -181,12 +201,12 @@ class CpuPlanMemory:
             self.unbind_run()
 
     def finish_run(self) -> None:
-        """Copies outputs to where they belong, if they could not be written there."""
+        """Copy the outputs that kernels could not write in place."""
         for source, target in self._late:
             copy_tensor(source, target)
 
     def unbind_run(self) -> None:
-        """Lets go of the run's tensors, so that they can be freed."""
+        """Drop the references to the run's tensors, so that they can be freed."""
         for slot in self.run_slots:
             self.tensors[slot] = None
             self._kept.pop(slot, None)
@@ -198,7 +218,7 @@ class CpuPlanMemory:
         self._temporary.clear()
 
     def output_array(self, place: int) -> Any:
-        """The NumPy view of an output's own memory, or None if it is not wanted."""
+        """Return the NumPy view of an output's own memory, or None for a skipped output."""
         base = self.tensors[self.storage.output_slots[place]]
         return None if base is None else base.array
 
@@ -213,16 +233,18 @@ class CpuPlanMemory:
             self._bind(self.storage.arena_slot + number, Tensor(type, buffer), type)
         for value, tensor in {**bindings.weights, **bindings.variables}.items():
             if not _can_use(tensor):
-                raise InvalidInputError(f"leaf {value} lies with gaps or unaligned, and so cannot be bound")
+                raise InvalidInputError(f"leaf {value} has gaps or is unaligned, and so cannot be bound")
             self._bind(self.storage.leaf_slots[value], tensor, self.graph.type_of(value))
         if self.storage.written:
             self._written = Spans([bindings.variables[value] for value in self.storage.written])
 
     def _make_arena(self) -> None:
-        """Buffers for the chunks: the smallest that suffices of the lender's, or else a new one."""
-        offered = [] if self._lender is None else sorted(self._lender.blocks, key=_size_of)
+        """Find a buffer for each chunk: the lender's smallest one that suffices, or else a new
+        one."""
+        size_of = attrgetter("size_bytes")
+        offered = [] if self._lender is None else sorted(self._lender.blocks, key=size_of)
         for size in self.storage.arena:
-            place = bisect_left(offered, size, key=_size_of)
+            place = bisect_left(offered, size, key=size_of)
             if place < len(offered):
                 self._arena.append(offered.pop(place))
                 self._borrowed[self._arena[-1]] = size
@@ -230,7 +252,7 @@ class CpuPlanMemory:
                 self._arena.append(self._allocate(size))
 
     def _bind(self, slot: int, tensor: Tensor, expected: TensorType) -> None:
-        """Native code trusts addresses, so this is the place that checks what lies there."""
+        """Bind a slot. Native code trusts addresses, so types and bounds are checked here."""
         if tensor.type != expected:
             raise InvalidInputError(f"a tensor of {tensor.type} where the plan has {expected}")
         buffer = tensor.buffer
@@ -247,18 +269,9 @@ class CpuPlanMemory:
         self._own.append(buffer)
         return buffer
 
-    def _readable(self, tensor: Tensor) -> Tensor:
-        """The tensor, or a contiguous copy where kernels could not read it in place, or a result would
-        overwrite it before it was read.
-        """
-        if _can_use(tensor) and not (self._written and self._written.overlaps(tensor)):
-            return tensor
-        plain = self._plain(tensor.type)
-        copy_tensor(tensor, plain)
-        return plain
-
     def _target(self, place: int, output: Tensor | None) -> Tensor | None:
-        """Where a run writes an output: there, or into memory of ours; None if nothing needs to."""
+        """Return the tensor that a run writes for an output: its own, or another; None if none is
+        written."""
         if output is None:
             return None if place in self._copied else self._spare(place)
         if _can_use(output):
@@ -273,7 +286,7 @@ class CpuPlanMemory:
         return Tensor(type, buffer)
 
     def _spare(self, place: int) -> Tensor:
-        """Memory for an output that nobody wants."""
+        """Return memory for a skipped output."""
         if place not in self._spares:
             type = self._output_types[place]
             self._spares[place] = Tensor(type, self._allocate(type.nbytes))
@@ -281,7 +294,7 @@ class CpuPlanMemory:
 
 
 class Spans:
-    """Addresses of contiguous tensors, joined where they touch."""
+    """The address ranges of contiguous tensors; adjacent ones are joined."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._starts: list[int] = []
@@ -294,21 +307,21 @@ class Spans:
                 self._ends.append(end)
 
     def overlaps(self, tensor: Tensor) -> bool:
-        """Whether the tensor has a byte in common with one of them."""
+        """True if the tensor shares a byte with one of them."""
         start, end = span_of(tensor)
         place = bisect_right(self._ends, start)
         return start < end and place < len(self._starts) and self._starts[place] < end
 
 
 def span_of(tensor: Tensor) -> tuple[int, int]:
-    """The addresses of a tensor's first byte and of that behind its last one."""
+    """Return the address of a tensor's first byte and the one after its last byte."""
     assert isinstance(tensor.buffer, HostBuffer), "the CPU computes on host memory"
     start = tensor.buffer.address + tensor.offset_bytes
     return start, start + tensor.extent_bytes
 
 
 def are_separate(bindings: LeafBindings) -> bool:
-    """Whether no variable has a byte in common with another variable or a weight."""
+    """True if no variable shares a byte with another variable or a weight."""
     kinds = ((False, bindings.weights), (True, bindings.variables))
     spans = [(*span_of(each), variable) for variable, bound in kinds for each in bound.values()]
     end = variable_end = 0
@@ -320,26 +333,14 @@ def are_separate(bindings: LeafBindings) -> bool:
     return True
 
 
-def _size_of(buffer: HostBuffer) -> int:
-    return buffer.size_bytes
-
-
-def _slots_of_inputs(graph: Graph, storage: StorageLayout) -> dict[int, TensorType]:
-    return {
-        storage.leaf_slots[value]: leaf.type
-        for value, leaf in enumerate(graph.leaves)
-        if leaf.kind is LeafKind.INPUT
-    }
-
-
 def _can_use(tensor: Tensor) -> bool:
-    """Whether kernels can read and write the tensor where it lies."""
+    """True if kernels can read and write the tensor in place."""
     buffer = tensor.buffer
     if not isinstance(buffer, HostBuffer) or not tensor.is_contiguous:
         return False
-    # What was checked must stay as it is: indices above all.
+    # Checked data, above all indices, must not change afterwards.
     if buffer.buffer_type.is_mappable:
         return False
-    # Blocks are read by the byte; their sizes are no powers of two.
+    # Blocks are read by the byte; their sizes are not powers of two.
     alignment = tensor.type.dtype.itemsize or 1
     return (buffer.address + tensor.offset_bytes) % alignment == 0

@@ -1,4 +1,4 @@
-"""What the host's processor and the libraries for it are. Looked up once."""
+"""Facts about the host's processor and its libraries, each looked up once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from heliograph_backends.cpu import kernels
 
-#: What decides about the speed of kernels, as Linux writes it, for x86 and Arm.
+#: Instruction sets of x86 and Arm that affect the speed of kernels, by their names in Linux.
 INSTRUCTIONS = (
     "sse4_2", "avx", "avx2", "fma", "f16c", "bmi2", "avx_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl",
     "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
@@ -19,7 +19,7 @@ INSTRUCTIONS = (
 
 
 def known_instructions(cpuinfo: str) -> tuple[str, ...]:
-    """Those of INSTRUCTIONS that the first processor of a /proc/cpuinfo has."""
+    """Return those of INSTRUCTIONS that the first processor in a /proc/cpuinfo has."""
     for line in cpuinfo.splitlines():
         key, _, flags = line.partition(":")
         if key.strip() in ("flags", "Features"):
@@ -30,7 +30,7 @@ def known_instructions(cpuinfo: str) -> tuple[str, ...]:
 
 @cache
 def instruction_set() -> str:
-    """The instruction sets that matter here; empty where the system does not tell."""
+    """Return the relevant instruction sets; empty if the system does not report them."""
     try:
         return " ".join(known_instructions(Path("/proc/cpuinfo").read_text()))
     except OSError:
@@ -39,7 +39,7 @@ def instruction_set() -> str:
 
 @cache
 def blas_library() -> str:
-    """The BLAS that NumPy was built with, and its version."""
+    """Return the name and version of the BLAS that NumPy was built with."""
     built: dict[str, dict[str, dict[str, str]]] = np.show_config(mode="dicts")  # type: ignore[assignment]
     blas = built.get("Build Dependencies", {}).get("blas", {})
     return f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
@@ -47,5 +47,5 @@ def blas_library() -> str:
 
 @cache
 def native_compiler() -> str:
-    """What compiles the native kernels; empty if it is not installed."""
+    """Return the compiler of the native kernels; empty if it is not installed."""
     return f"numba {metadata.version('numba')}" if kernels.available() else ""

@@ -1,7 +1,7 @@
-"""High-bandwidth memory of the host, where the machine has it: ggml's CPU_HBM buffer type.
+"""High-bandwidth memory of the host: ggml's CPU_HBM buffer type.
 
-Through libmemkind's hbw interface (hbwmalloc(3)), which takes such memory first and ordinary memory when
-there is no more of it. A machine without the library or without such memory says so.
+It uses libmemkind's hbw interface (hbwmalloc(3)), which takes such memory first and then ordinary
+memory. `why_no_hbm` has the reason if the machine lacks the library or such memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIBRARY = "libmemkind.so.0"
 
 
 class HbmBufferType(HostBufferType):
-    """Host memory of high bandwidth, counted against the device's budget."""
+    """High-bandwidth host memory, counted against the device's budget."""
 
     def __init__(self, device: Device, budget: MemoryBudget) -> None:
         super().__init__(device, budget)
@@ -45,13 +45,13 @@ class HbmBufferType(HostBufferType):
 
 
 def hbm_buffer_types(device: Device, budget: MemoryBudget) -> tuple[HbmBufferType, ...]:
-    """One buffer type, or none: see `why_no_hbm`."""
+    """Return one buffer type, or none: see `why_no_hbm`."""
     return () if why_no_hbm() else (HbmBufferType(device, budget),)
 
 
 @cache
 def why_no_hbm() -> str:
-    """Why there is no high-bandwidth memory; empty if there is."""
+    """Return the reason why there is no high-bandwidth memory; empty if there is."""
     try:
         status = _library().hbw_check_available()
     except OSError:
@@ -61,7 +61,7 @@ def why_no_hbm() -> str:
 
 @cache
 def _library() -> Any:
-    """Raises OSError where it is missing."""
+    """Load the library. Raises OSError if it is missing."""
     library = ctypes.CDLL(LIBRARY)
     library.hbw_posix_memalign.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_size_t)
     library.hbw_free.argtypes = (ctypes.c_void_p,)
@@ -70,7 +70,7 @@ def _library() -> Any:
 
 
 def _bytes(size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Aligned memory, given back with the last array over it. Raises OutOfMemoryError."""
+    """Return aligned memory, freed with the last array over it. Raises OutOfMemoryError."""
     pointer = ctypes.c_void_p()
     status = _library().hbw_posix_memalign(ctypes.byref(pointer), ALIGNMENT, size_bytes)
     if status or pointer.value is None:
@@ -79,6 +79,6 @@ def _bytes(size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
             advice="use a smaller tensor, or the default buffer type",
         )
     block = (ctypes.c_uint8 * size_bytes).from_address(pointer.value)
-    # Views may outlive the buffer. At exit the system takes everything anyway.
+    # Views may outlive the buffer. At exit the system frees all memory anyway.
     weakref.finalize(block, _library().hbw_free, pointer.value).atexit = False
     return np.frombuffer(memoryview(block).cast("B"), np.uint8)

@@ -1,4 +1,4 @@
-"""By which path the CPU computes a node: asked of what compiles plans, for the node alone. Pure."""
+"""The op path of a node on the CPU, found by lowering a graph of this node alone. Pure."""
 
 from __future__ import annotations
 
@@ -21,24 +21,18 @@ def op_path_of(
     *,
     native: bool,
 ) -> OpPath:
-    """The path of a node whose operands are contiguous; `native`: whether the device has kernels."""
-    graph = _alone(op, attributes, operands, result)
+    """Return the path of a node with contiguous operands; `native` is true if the device has
+    kernels."""
+    # An assignment's first operand is a variable.
+    leaves = tuple(
+        Leaf(LeafKind.VARIABLE if op == "assign" and not place else LeafKind.INPUT, f"x{place}", type)
+        for place, type in enumerate(operands)
+    )
+    node = Node(op, tuple(range(len(leaves))), result, attributes)
+    graph = Graph(leaves, (node,), (Output("y", len(leaves)),))
     places = place_values(graph)
     if not is_step(graph, places, 0):
         return OpPath.VIEW
     if native and CpuLowering(graph, places).has_kernel(0):
         return OpPath.KERNEL
     return OpPath.BLAS if op in PRODUCTS and result.dtype.is_float else OpPath.DEFINITION
-
-
-def _alone(
-    op: str, attributes: Mapping[str, Any], operands: Sequence[TensorType], result: TensorType
-) -> Graph:
-    """What is assigned to is a variable."""
-    kinds = [
-        LeafKind.VARIABLE if op == "assign" and not place else LeafKind.INPUT
-        for place in range(len(operands))
-    ]
-    leaves = tuple(Leaf(kind, f"x{place}", operands[place]) for place, kind in enumerate(kinds))
-    node = Node(op, tuple(range(len(leaves))), result, attributes)
-    return Graph(leaves, (node,), (Output("y", len(leaves)),))

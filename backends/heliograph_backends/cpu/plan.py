@@ -2,9 +2,9 @@
 
     validated graph -> places -> groups -> storage -> steps
 
-Steps are native programs (runs of groups without any Python between them) and definition steps
-(one NumPy call each, on arrays made once). Only what lies in a run's own inputs and outputs is bound
-again with each run.
+Steps are native programs (runs of groups without any Python between them) and definition steps (one
+NumPy call each, on arrays made once). Only values in a run's own inputs and outputs are bound again
+in each run.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from heliograph_proto.ops.table import OPS
 if TYPE_CHECKING:
     from heliograph_backends.cpu.backend import CpuDevice
 
-#: What a native step takes that is not worth sharing, and what any takes beside its tiles, at most.
+#: The most time of a native step that is not worth sharing, and of any step beside its tiles.
 STEP_NS = 1_000.0
 
 
 class CpuPlan(Plan):
-    """Made by `CpuDevice.compile`."""
+    """A compiled graph; made by `CpuDevice.compile`."""
 
     device: CpuDevice
 
@@ -68,7 +68,8 @@ class CpuPlan(Plan):
         options: DeviceCompileOptions,
         lender: Lender | None = None,
     ) -> None:
-        """`lender`: an arena, or memory of a plan that this one is to replace."""
+        """Compile the graph; `lender`: an arena, or the memory of the plan that this one
+        replaces."""
         self.graph = graph
         self.device = device
         self.threads = options.threads
@@ -106,12 +107,15 @@ class CpuPlan(Plan):
             try:
                 with np.errstate(all="ignore"), abort.watch(self._request_abort):
                     self.memory.bind_run(inputs, outputs)
-                    self._run_steps(abort)
+                    for step in self._steps:
+                        if abort.is_set:
+                            raise CancelledError("the run was cancelled")
+                        step.run()
                     self.memory.finish_run()
             finally:
-                # When the abort can no longer call: a late request must not end the next run.
-                for step in self._native:
-                    step.clear_abort()
+                # Only after the watch has ended: a late abort must not end the next run.
+                for native in self._native:
+                    native.bound.clear_abort()
                 self.memory.unbind_run()
 
     def short_run(
@@ -129,22 +133,16 @@ class CpuPlan(Plan):
             with lock:
                 if self._freed:
                     raise UnknownHandleError("the plan was freed")
-                # Other runs may have had other tensors.
+                # Other runs may have bound other tensors.
                 all_addresses[slots] = addresses
                 for step in steps:
                     step.run_here()
 
         return run, sum(step.cost_us for step in steps)
 
-    def _run_steps(self, abort: Abort) -> None:
-        for step in self._steps:
-            if abort.is_set:
-                raise CancelledError("the run was cancelled")
-            step.run()
-
     def _request_abort(self) -> None:
         for step in self._native:
-            step.abort()
+            step.bound.abort()
 
     def concurrency(self) -> Sequence[int]:
         return concurrent_nodes(len(self.graph.nodes), self._groups, self.storage.sets)
@@ -170,7 +168,7 @@ class CpuPlan(Plan):
 
 @dataclass(frozen=True, slots=True)
 class CpuLayout:
-    """What is decided about a graph before any memory is taken."""
+    """The result of planning a graph, before any memory is taken."""
 
     lowering: CpuLowering
     groups: tuple[Group, ...]
@@ -180,13 +178,14 @@ class CpuLayout:
 def plan_layout(
     device: CpuDevice, graph: Graph, options: DeviceCompileOptions, *, direct: bool = True
 ) -> CpuLayout:
-    """Raises OutOfMemoryError for a value that no buffer can hold. `direct`: see `place_values`."""
+    """Plan a graph; `direct`: see `place_values`. Raises OutOfMemoryError for a value too large for
+    a buffer."""
     places = place_values(graph, direct=direct)
     lowering = CpuLowering(graph, places)
     kernels = lowering if device.native else _DefinitionOnly()
     groups = group_nodes(graph, places, kernels, fusion=options.fusion)
     sets: Sequence[int] = ()
-    # One thread runs steps one after the other in any case.
+    # A single thread runs steps one after the other in any case.
     if device.native and device.concurrency > 1 and device.threads > 1:
         sets = side_by_side(graph, places, groups, lowering.may_join, device.concurrency)
     storage = plan_storage(graph, places, groups, device.buffer_type.max_size, sets)
@@ -194,8 +193,11 @@ def plan_layout(
 
 
 def estimate(device: CpuDevice, graph: Graph, options: DeviceCompileOptions) -> MemoryEstimate:
-    """What compiling takes: the plan's own blocks, and weights packed for products, unless some plan of the
-    session packed them before. Variables lie apart. Takes nothing, and raises what `plan_layout` does.
+    """Return the memory that compiling takes: the plan's own blocks and the packed weights of
+    products.
+
+    Weights that another plan of the session has packed take none. Variables are assumed not to
+    overlap. Allocates nothing; raises the errors of `plan_layout`.
     """
     layout = plan_layout(device, graph, options)
     packed: dict[object, int] = {}
@@ -214,7 +216,7 @@ def estimate(device: CpuDevice, graph: Graph, options: DeviceCompileOptions) -> 
 
 
 class _DefinitionOnly:
-    """Without numba every node is a step on the definition."""
+    """Fusion without kernels: every node is a step on the definition."""
 
     def role(self, number: int) -> Any:
         return "other"
@@ -224,34 +226,34 @@ class _DefinitionOnly:
 
 
 class _Step(ABC):
-    """A part of a plan that runs without returning to the plan."""
+    """A part of a plan that runs as a whole."""
 
-    #: How many steps of the plan it stands for.
+    #: The number of the plan's steps that it contains.
     count = 1
 
     @abstractmethod
     def run(self) -> None:
-        """Runs once, in memory that is bound."""
+        """Run once, in the bound memory."""
 
 
 class _NativeStep(_Step):
     """A native program, run by the device's workers."""
 
     def __init__(self, plan: CpuPlan, program: k.Program, numbers: Sequence[int]) -> None:
-        """`numbers`: the node of each step."""
+        """Bind the program; `numbers`: the node of each step."""
         self.count = program.steps
-        #: About how long it takes, without the wait for helpers.
+        #: The estimated time, without the wait for helpers.
         self.cost_us = (program.shared_cost_ns + STEP_NS * program.steps) / 1e3
         self._graph, self._numbers = plan.graph, tuple(numbers)
         self._device, self._threads = plan.device, plan.threads
-        self._bound = k.BoundProgram(program, plan.memory.addresses, plan.scratch)
+        self.bound = k.BoundProgram(program, plan.memory.addresses, plan.scratch)
 
     def run(self) -> None:
-        self._check(self._device.run_program(self._bound, self._threads))
+        self._check(self._device.run_program(self.bound, self._threads))
 
     def run_here(self) -> None:
-        """As `run`, without helpers."""
-        status = self._bound.run()
+        """Run without helpers."""
+        status = self.bound.run()
         if status is not k.Status.OK:
             self._check(status)
 
@@ -259,34 +261,28 @@ class _NativeStep(_Step):
         if status == k.Status.ABORTED:
             raise CancelledError("the run was cancelled")
         if status == k.Status.OUTSIDE:
-            raise self._outside()
+            raise self._index_error()
         if status != k.Status.OK:
-            raise ComputeFailedError(f"native step {self._bound.failed_step} ended with {status.name}")
+            raise ComputeFailedError(f"native step {self.bound.failed_step} ended with {status.name}")
 
-    def _outside(self) -> OutOfRangeError:
-        """The error of an index that names no row, in the definition's words."""
-        number = self._numbers[self._bound.failed_step]
+    def _index_error(self) -> OutOfRangeError:
+        """Return the error of an index out of range, with the same message as the definition."""
+        number = self._numbers[self.bound.failed_step]
         node = self._graph.nodes[number]
         *leading, rows, _ = self._graph.type_of(node.operands[0]).shape
         choices = f"{leading[0]} experts" if node.op == "mul_mat_id" else f"{rows} rows"
-        message = f"{node.op}: index {self._bound.outside} is not one of {choices}"
+        message = f"{node.op}: index {self.bound.outside} is not one of {choices}"
         return OutOfRangeError(message, origin=self._graph.origin(number))
-
-    def abort(self) -> None:
-        """Asks the run in progress to end between two tiles."""
-        self._bound.abort()
-
-    def clear_abort(self) -> None:
-        """Forgets an abort."""
-        self._bound.clear_abort()
 
 
 class _DefinitionStep(_Step):
-    """One node on the definition, between arrays that the plan's memory keeps."""
+    """One node on the definition, on arrays that the plan's memory keeps."""
 
     def __init__(self, plan: CpuPlan, number: int) -> None:
         node = plan.graph.nodes[number]
-        values = (*node.operands, _target(plan.graph, number))
+        # An assignment writes its variable.
+        target = node.operands[0] if node.op == "assign" else len(plan.graph.leaves) + number
+        values = (*node.operands, target)
         plan.memory.use(values)
         self._graph = plan.graph
         self._number = number
@@ -300,21 +296,15 @@ class _DefinitionStep(_Step):
         except HeliographError as error:
             raise error.at(self._graph.origin(self._number)) from None
         except MemoryError:
-            message = "the host's memory does not suffice for a temporary result"
+            message = "the host has not enough memory for a temporary result"
             raise OutOfMemoryError(message, origin=self._graph.origin(self._number)) from None
         except Exception as error:
             origin = self._graph.origin(self._number)
             raise ComputeFailedError(f"{type(error).__name__}: {error}", origin=origin) from error
 
 
-def _target(graph: Graph, number: int) -> int:
-    """The value that a node writes: its own, or the variable that it assigns to."""
-    node = graph.nodes[number]
-    return node.operands[0] if node.op == "assign" else len(graph.leaves) + number
-
-
 class _ValueCopy(_Step):
-    """The result of an assignment as it is now, since a later one overwrites the variable."""
+    """A copy of an assignment's result, since a later assignment overwrites the variable."""
 
     def __init__(self, plan: CpuPlan, source: int, target: int) -> None:
         plan.memory.use((source, target))
@@ -326,7 +316,7 @@ class _ValueCopy(_Step):
 
 
 class _OutputCopy(_Step):
-    """An output that is a view, a leaf, or wanted twice: copied when all is computed."""
+    """A copy, at the end of a run, to an output that is a view, a leaf or a repeated value."""
 
     def __init__(self, plan: CpuPlan, place: int) -> None:
         self._memory = plan.memory
@@ -340,7 +330,7 @@ class _OutputCopy(_Step):
 
 
 class _Compiler:
-    """Turns groups into steps; consecutive groups with kernels share one native program."""
+    """Turns groups into steps; consecutive groups with kernels share a native program."""
 
     def __init__(
         self, plan: CpuPlan, lowering: CpuLowering, groups: Sequence[Group], *, native: bool
@@ -350,7 +340,7 @@ class _Compiler:
         self.steps: list[_Step] = []
         self._packed: dict[tuple[int, bool], int] = {}
         self._builder: k.ProgramBuilder | None = None
-        #: Of each step of the builder: the node whose result it helps to make.
+        #: For each step of the builder, the node that it helps to compute.
         self._numbers: list[int] = []
         for group, number in zip(groups, plan.storage.sets, strict=True):
             self._add(group, native, number)
@@ -378,7 +368,7 @@ class _Compiler:
         self.steps.append(step)
 
     def _keep_assigned(self, number: int) -> None:
-        """Copies an assignment's result that does not lie in the variable."""
+        """Copy an assignment's result that does not lie in the variable."""
         graph, value = self.plan.graph, len(self.plan.graph.leaves) + number
         if self.plan.storage.places[value].root == value:
             self._append(_ValueCopy(self.plan, graph.nodes[number].operands[0], value))
@@ -393,14 +383,15 @@ class _Compiler:
             self.steps.append(_NativeStep(self.plan, program, numbers))
 
     def _pack(self, value: int, transpose: bool) -> int:
-        """The slot of a weight's packed form, which is kept beside the weight for all plans."""
+        """Return the slot of a weight's packed form, which is kept with the weight for all
+        plans."""
         if (value, transpose) not in self._packed:
             matrix = self.plan.memory.array(value)
             matrix = matrix.T if transpose else matrix
             place = self.plan.storage.places[value]
             weight = self.plan.memory.tensors[self.plan.storage.leaf_slots[place.root]]
             assert weight is not None and isinstance(weight.buffer, HostBuffer)
-            # Offset, strides and shape say which bytes go where, however the graph came to them.
+            # Offset, strides and shape identify the packed bytes, whatever views lead to them.
             key = weight.offset_bytes + place.offset_bytes, matrix.strides, matrix.shape
             span = weight.offset_bytes, weight.offset_bytes + weight.extent_bytes
             make = partial(k.pack_weight, matrix)

@@ -1,14 +1,14 @@
-"""The CPU's streams: a thread each, which runs queued work in order."""
+"""The CPU's streams: one thread each, which runs queued work in order."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from heliograph_backends.contract import Device, Done, Stream
+from heliograph_backends.contract.stream import report_done
 from heliograph_proto.errors import CancelledError
 
 if TYPE_CHECKING:
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
     Item: TypeAlias = tuple[Callable[[], None], Done]
 
-logger = logging.getLogger(__name__)
 
-#: How long close waits for the running work, which an abort should end between two nodes.
+#: The most seconds that close waits for the running work. An abort should end that between two
+#: nodes.
 CLOSE_SECONDS = 30.0
 
 
 class CpuStream(Stream):
-    """One worker thread. Work is computed when it returns, so `done` follows at once."""
+    """One worker thread. Work is computed when it returns, so `done` is called right after it."""
 
     def __init__(self, device: Device, name: str) -> None:
         self.device = device
         self._queue: deque[Item] = deque()
         self._ready = threading.Semaphore(0)
         self._closed = False
-        # Held while an item is queued or the stream is closed, so that no item is queued too late.
+        # Held to queue an item or to close the stream, so that no item is queued after the close.
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -45,7 +45,7 @@ class CpuStream(Stream):
             if not closed:
                 self._queue.append((work, done))
         if closed:
-            _report(done, CancelledError("the stream is closed"))
+            report_done(done, CancelledError("the stream is closed"))
         else:
             self._ready.release()
 
@@ -63,21 +63,14 @@ class CpuStream(Stream):
                 break
             self._run_one(*self._queue.popleft())
         while self._queue:
-            _report(self._queue.popleft()[1], CancelledError("the stream was closed"))
+            report_done(self._queue.popleft()[1], CancelledError("the stream was closed"))
 
     @staticmethod
     def _run_one(work: Callable[[], None], done: Done) -> None:
+        # A function of its own, so that an idle stream keeps no reference to its last work.
         failure: BaseException | None = None
         try:
             work()
-        except BaseException as error:  # whatever it is, it belongs to who submitted the work
+        except BaseException as error:  # any error belongs to the submitter of the work
             failure = error
-        _report(done, failure)
-
-
-def _report(done: Done, failure: BaseException | None) -> None:
-    """Calls `done`. What that raises must not end the thread: the work behind would never be done."""
-    try:
-        done(failure)
-    except Exception:
-        logger.exception("reporting the end of work on a stream failed")
+        report_done(done, failure)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from heliograph_backends.contract import Done, Event, Stream
+from heliograph_backends.contract.stream import report_done
 from heliograph_backends.cuda.driver import polling
 from heliograph_backends.cuda.driver.driver import Driver, DriverError, Mark, Queue
 from heliograph_proto.errors import CancelledError
@@ -69,7 +70,7 @@ class CudaStream(Stream):
                 self._items.append((work, done))
                 self._condition.notify()
         if closed:
-            _report(done, CancelledError("the stream is closed"))
+            report_done(done, CancelledError("the stream is closed"))
 
     def close(self) -> None:
         with self._condition:
@@ -97,7 +98,7 @@ class CudaStream(Stream):
         while self._issued:
             self._finish_oldest()
         while self._items:
-            _report(self._items.popleft()[1], CancelledError("the stream was closed"))
+            report_done(self._items.popleft()[1], CancelledError("the stream was closed"))
 
     def _next(self, pause: float) -> _Item | None:
         """What to issue; None when the device had better be asked again."""
@@ -118,7 +119,7 @@ class CudaStream(Stream):
                     mark = self.device.driver.mark(self.queue)
         except BaseException as error:  # whatever it is, it belongs to who submitted the work
             self._drain()
-            _report(done, error)
+            report_done(done, error)
             return
         self._issued.append(_Issued(mark, done))
 
@@ -150,7 +151,7 @@ class CudaStream(Stream):
                 self.device.driver.wait(mark)
         except BaseException as error:
             failure = error
-        _report(done, failure)
+        report_done(done, failure)
 
 
 class CudaEvent(Event):
@@ -219,11 +220,3 @@ class _Marking:
         self.driver = driver
         #: Of a mark on another kind of stream, which only the host knows.
         self.reached = reached
-
-
-def _report(done: Done, failure: BaseException | None) -> None:
-    """Calls `done`. What that raises must not end the thread: the work behind would never be done."""
-    try:
-        done(failure)
-    except Exception:
-        logger.exception("reporting the end of work on a stream failed")

@@ -1,4 +1,4 @@
-"""Groups of graph nodes to steps of a native program.
+"""Lowers groups of graph nodes to steps of a native program.
 
-Pure: imports `planning` and the words of `cpu.kernels.program`.
+Pure: it depends on `planning` and on `cpu.kernels.program`, which has no native code.
 """

@@ -1,8 +1,8 @@
 """Attention as one native step. Pure.
 
-Several heads of the queries may share one of keys and values, so heads are cut in two dimensions: the keys'
-head, and which of its heads. With a single query the heads that share keys are the step's rows: they read
-the keys once.
+Several heads of the queries may share one of keys and values, so heads are split in two dimensions:
+the keys' head, and the query heads that share it. With a single query, the heads that share keys
+become the rows of the step and so read the keys once.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from heliograph_backends.reference.attention import alibi_slopes
 from heliograph_proto.graph import Node
 from heliograph_proto.types import F32, DType, TensorType
 
-#: Values are summed by whole vectors.
+#: Elements of a vector: values are summed by whole vectors.
 VECTOR = 16
-#: Heads of which each has a word in the step.
+#: The most heads with slopes: each has a word in the step.
 MOST_SLOPES = 4096
-#: Of rows whose blocks of keys and values workers hold in their scratch.
+#: The largest width of rows whose blocks of keys and values fit into a worker's scratch.
 MOST_WIDTH = 1024
 MASKS = {"f32": int(BYTES[4]), "f16": int(k.Conversion.F16_F32)}
 WORD_BYTES = 8
@@ -33,7 +33,7 @@ Strides = tuple[int, ...]
 
 
 class Cut(NamedTuple):
-    """[batch, heads] as four dimensions: the keys' batch, its share; the keys' head, its share."""
+    """The split of [batch, heads] into [keys' batch, batch share, keys' heads, head share]."""
 
     batch: int
     batch_share: int
@@ -41,23 +41,23 @@ class Cut(NamedTuple):
     head_share: int
 
     def shared(self, strides: Strides) -> Strides:
-        """Of queries, the target and what repeats with them, from their strides over [batch, heads]."""
+        """Return the strides of queries, target, mask and sinks from those over [batch, heads]."""
         batch, head = strides
         return batch * self.batch_share, batch, head * self.head_share, head
 
     def own(self, strides: Strides) -> Strides:
-        """Of keys and values."""
+        """Return the strides of keys and values, which repeat over the shares."""
         return strides[0], 0, strides[1], 0
 
 
 def cut_of(queries: TensorType, keys: TensorType) -> Cut:
-    """How the keys' matrices serve those of the queries; none of them is empty."""
+    """Return the split for these queries and keys, of which none is empty."""
     batch, heads = keys.shape[:2]
     return Cut(batch, queries.shape[0] // batch, heads, queries.shape[1] // heads)
 
 
 def has_kernel(node: Node, types: Sequence[TensorType], strides: Sequence[Strides]) -> bool:
-    """Whether the kernel runs attention of these operands, which lie so."""
+    """True if the kernel runs attention of operands with these types and strides."""
     queries, keys, values, *rest = types
     if queries.dtype is not F32 or node.type.dtype is not F32 or 0 in (*queries.shape, *keys.shape):
         return False
@@ -75,12 +75,12 @@ def has_kernel(node: Node, types: Sequence[TensorType], strides: Sequence[Stride
 
 
 def form_of(dtype: DType) -> int | None:
-    """The kernels' number of a data type of keys and values."""
+    """Return the kernels' number of a data type of keys and values; None if they have none."""
     return FLOAT32 if dtype is F32 else STORED.get(dtype.name)
 
 
 def _takes_mask(mask: TensorType, queries: TensorType) -> bool:
-    """Whether strides can express how a mask repeats."""
+    """True if strides can express how a mask repeats."""
     leading = (1, 1, *mask.shape[:-2])[-2:]
     pairs = zip(leading, queries.shape[:2], strict=True)
     return mask.dtype.name in MASKS and mask.ndim <= 4 and all(size in (1, all_) for size, all_ in pairs)
@@ -89,7 +89,8 @@ def _takes_mask(mask: TensorType, queries: TensorType) -> bool:
 def append(
     builder: k.ProgramBuilder, node: Node, types: Sequence[TensorType], places: Sequence[k.Operand]
 ) -> None:
-    """Appends the step; `places`: operands, then the result, with stride 0 where dimensions repeat."""
+    """Append the step; `places`: operands, then the result, with stride 0 in repeated
+    dimensions."""
     queries, keys, values = types[:3]
     q, key, value, *rest, result = places
     cut, rows = cut_of(queries, keys), queries.shape[-2]
@@ -143,12 +144,13 @@ def _four(operand: k.Operand) -> k.Operand:
 
 
 def _of_heads(sinks: k.Operand) -> k.Operand:
-    """One number for each head, the same for its rows."""
+    """Repeat the one number of each head over its rows."""
     return sinks._replace(strides=(0, *sinks.strides, 0, 0))
 
 
 def _with_heads_as_rows(operand: k.Operand | None, of_keys: bool) -> k.Operand | None:
-    """With the heads that share keys as rows, of which each has one query; rows of keys stay keys."""
+    """Turn the heads that share keys into rows, each with one query; rows of keys stay as they
+    are."""
     if operand is None:
         return None
     *outer, head, row, column = operand.strides

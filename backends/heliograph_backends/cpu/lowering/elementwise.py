@@ -1,4 +1,4 @@
-"""Which instructions an elementwise op is, for what is f32. Pure."""
+"""The instructions of elementwise ops on f32. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.kernels import Operation
 from heliograph_proto.graph import Node
 
-#: Elementwise ops that are one instruction of the same name and meaning.
+#: Elementwise ops that are a single instruction.
 INSTRUCTIONS: Mapping[str, Operation] = {
     "add": Operation.ADD, "sub": Operation.SUB, "mul": Operation.MUL, "div": Operation.DIV,
     "maximum": Operation.MAXIMUM, "minimum": Operation.MINIMUM, "neg": Operation.NEG,
@@ -23,12 +23,12 @@ INSTRUCTIONS: Mapping[str, Operation] = {
     "scale": Operation.SCALE_BIAS, "clamp": Operation.CLAMP, "leaky_relu": Operation.LEAKY_RELU,
     "cont": Operation.COPY,
 }  # fmt: skip
-#: The attributes of ops that are numbers in instructions, in their order there.
+#: The attributes of ops that become immediates of instructions, in order.
 NUMBERS: Mapping[str, tuple[str, ...]] = {
     "scale": ("scale", "bias"), "clamp": ("min", "max"), "leaky_relu": ("slope",),
     "swiglu_clamp": ("limit",), "swiglu_oai": ("limit", "alpha"),
 }  # fmt: skip
-#: Gated linear units: the instruction that the first part goes through.
+#: Gated linear units: the instruction of the activation.
 GATED: Mapping[str, Operation] = {
     "reglu": Operation.RELU, "geglu": Operation.GELU, "geglu_erf": Operation.GELU_ERF,
     "geglu_quick": Operation.GELU_QUICK, "swiglu": Operation.SILU, "swiglu_clamp": Operation.SILU,
@@ -36,12 +36,12 @@ GATED: Mapping[str, Operation] = {
 }  # fmt: skip
 ELEMENTWISE = frozenset(INSTRUCTIONS) | frozenset(GATED)
 
-#: A source: the number of an operand, or -1 - the number of an earlier node, or a constant's digits.
+#: A source: an operand's number, -1 - an earlier node's number, or a constant's digits.
 Ref: TypeAlias = int | str
 
 
 class ElementwiseForm(NamedTuple):
-    """A node as instructions see it, in plain values: equal forms become equal instructions."""
+    """A node in plain values; equal forms become equal instructions."""
 
     op: str
     sources: tuple[Ref, ...]
@@ -49,7 +49,7 @@ class ElementwiseForm(NamedTuple):
 
 
 def form_of(node: Node, sources: tuple[Ref, ...]) -> ElementwiseForm:
-    """The form of an elementwise node."""
+    """Return the form of an elementwise node."""
     names = NUMBERS.get(node.op)
     return ElementwiseForm(
         node.op, sources, tuple([digits(node.attributes[name]) for name in names]) if names else ()
@@ -57,7 +57,7 @@ def form_of(node: Node, sources: tuple[Ref, ...]) -> ElementwiseForm:
 
 
 def instructions_of(forms: Sequence[ElementwiseForm]) -> tuple[k.Instruction, ...]:
-    """The instructions of nodes in order; the last one writes operand 0."""
+    """Return the instructions of nodes in order; the last one writes operand 0."""
     chain = _Chain()
     for form in forms:
         chain.add(form)
@@ -65,7 +65,7 @@ def instructions_of(forms: Sequence[ElementwiseForm]) -> tuple[k.Instruction, ..
 
 
 class _Part(NamedTuple):
-    """An instruction. Sources below 0 are -1 - the number of an earlier part."""
+    """An instruction. A source below 0 is -1 - the number of an earlier part."""
 
     operation: Operation
     sources: tuple[Ref, ...]
@@ -80,7 +80,7 @@ class _Chain:
         self.results: list[Ref] = []
 
     def add(self, form: ElementwiseForm) -> None:
-        """Appends what a node computes from its sources."""
+        """Append the instructions of a node."""
         sources = tuple(
             self.results[-1 - ref] if isinstance(ref, int) and ref < 0 else ref for ref in form.sources
         )
@@ -95,7 +95,7 @@ class _Chain:
         return -len(self.parts)
 
     def _gated(self, op: str, x: Ref, gate: Ref, limit: str = "", alpha: str = "") -> Ref:
-        """Gated units multiply a gate with what the activation makes of x."""
+        """Append the instructions of activation(x) * gate."""
         if limit:
             x = self._put(Operation.MINIMUM, (x, limit))
             gate = self._put(Operation.CLAMP, (gate,), digits(-float.fromhex(limit)), limit)
@@ -107,7 +107,8 @@ class _Chain:
         return self._put(Operation.MUL, (activated, above))
 
     def finish(self) -> tuple[k.Instruction, ...]:
-        """A register is used again when nothing reads its value any more, so that few take part."""
+        """Return the instructions. A register is reused after the last read of its value, to need
+        few."""
         last_read = {ref: number for number, part in enumerate(self.parts) for ref in part.sources}
         homes: dict[Ref, k.Input | k.Register] = {}
         free: list[k.Register] = []
@@ -126,7 +127,7 @@ class _Chain:
 
 
 def digits(number: Any) -> str:
-    """A number so that 0.0 and -0.0 differ, and NaN equals itself."""
+    """Return a text of a number in which 0.0 and -0.0 differ and NaN equals itself."""
     return float(number).hex()
 
 

@@ -1,4 +1,4 @@
-"""Matrix products with the matrices that ids name, as steps. Pure."""
+"""Matrix products with matrices selected by ids (mul_mat_id), as steps. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Strides = tuple[int, ...]
 
 
 def has_kernel(types: Sequence[TensorType], strides: Sequence[Strides]) -> bool:
-    """Whether a kernel runs mul_mat_id: operands, and strides of operands and result."""
+    """True if a kernel runs mul_mat_id on these operands; `strides`: those of operands and
+    result."""
     experts, rows, _ = types
     known = experts.dtype.name in STORED and rows.dtype is F32 and is_dense(experts, strides[0])
     return known and experts.shape[1] > 0 and (experts.shape[1] == 1 or strides[-1][-1] == 4)
@@ -23,7 +24,7 @@ def has_kernel(types: Sequence[TensorType], strides: Sequence[Strides]) -> bool:
 def append(
     builder: k.ProgramBuilder, node: Node, types: Sequence[TensorType], places: Sequence[k.Operand]
 ) -> None:
-    """Appends the step of a mul_mat_id; `places`: operands, then the result."""
+    """Append the step of a mul_mat_id; `places`: operands, then the result."""
     (count, columns, depth), (tokens, own, _) = types[0].shape, types[1].shape
     used, id_bytes = types[2].shape[1], types[2].dtype.block_bytes
     form = k.Experts(STORED[types[0].dtype.name], count, columns, depth, tokens, used, own, id_bytes)

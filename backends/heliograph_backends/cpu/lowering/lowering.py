@@ -1,7 +1,7 @@
-"""From groups of nodes to steps of a native program: what computes in f32, and what moves elements.
+"""Lowers groups of nodes to steps of a native program.
 
-Pure: which kernel runs a node is decided by op, types and strides alone. What has no kernel here runs
-on the definition.
+Pure: the kernel of a node depends only on op, types and strides. Nodes without a kernel run on the
+definition.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ from heliograph_proto.types import F32, DType, TensorType, contiguous_strides
 
 REDUCTIONS = {"reduce_sum": "sum_rows", "reduce_mean": "mean_rows", "reduce_max": "max_rows"}
 
-#: Rotary embedding, and its gradient.
-TURNS = ("rope", "rope_back")
-#: Ops of any data type whose steps stand in modules of their own.
-APART = {
+#: Rotary embedding and its gradient.
+ROTATIONS = ("rope", "rope_back")
+#: Ops whose steps are appended by other modules.
+APPENDED = {
     "flash_attn_ext": attention.append,
     "mul_mat_id": experts.append,
-    **dict.fromkeys(TURNS, rope.append),
+    **dict.fromkeys(ROTATIONS, rope.append),
     **dict.fromkeys(row_ops.OPS, row_ops.append),
     **dict.fromkeys(moves.COPIES | moves.INDEXED, moves.append),
 }
 
-#: Floats of 16 bits, which elementwise kernels stage as f32, and all that they take.
+#: Floats of 16 bits, which elementwise kernels stage as f32, and all data types that they accept.
 NARROW = {"f16": HALF, "bf16": BRAIN}
 STAGED = frozenset({"f32", *NARROW})
-#: An operand, and how it is stored if not as f32.
+#: An operand and the number of its 16-bit float type; 0: f32.
 Stored: TypeAlias = tuple[k.Operand, int]
 
-#: Matrix products; mul_mat's first operand is the right side, transposed.
+#: Matrix products; mul_mat's first operand is the transposed right side.
 PRODUCTS = frozenset({"matmul", "mul_mat"})
 
-#: Registers a packed weight, or its transpose, and returns the slot that it will be bound to.
+#: Registers a packed weight, or its transpose, and returns its slot.
 PackedSlot: TypeAlias = Callable[[int, bool], int]
 
 
@@ -77,7 +77,7 @@ class CpuLowering:
         self.types = value_types(graph)
         self._is_f32 = [found.dtype is F32 for found in self.types]
         self._kernels: dict[int, bool] = {}
-        #: Numbers that instructions can hold: each `fill` of one element.
+        #: Constants that instructions can hold: each `fill` of one element.
         self._scalars = {
             value: digits(node.attributes["value"])
             for value, node in enumerate(graph.nodes, self.leaves)
@@ -88,13 +88,13 @@ class CpuLowering:
         self._instructions: dict[tuple[ElementwiseForm, ...], tuple[k.Instruction, ...]] = {}
 
     def builder(self) -> k.ProgramBuilder:
-        """A builder for steps of this graph."""
+        """Return a builder for steps of this graph."""
         return k.ProgramBuilder(self._encodings)
 
-    # What has a kernel
+    # Kernels of nodes
 
     def role(self, number: int) -> Role:
-        """The role of a node in fusion."""
+        """Return the role of a node in fusion."""
         node = self.graph.nodes[number]
         if not self.has_kernel(number) or not self._is_f32[self.leaves + number]:
             return "other"
@@ -105,19 +105,19 @@ class CpuLowering:
         return "norm" if node.op in ("norm", "rms_norm") else "other"
 
     def has_kernel(self, number: int) -> bool:
-        """Whether a native step runs this node."""
+        """True if a native step runs this node."""
         found = self._kernels.get(number)
         if found is None:
             found = self._kernels[number] = self._find_kernel(number)
         return found
 
     def is_native(self, group: Group) -> bool:
-        """Whether native steps run a group."""
+        """True if native steps run a group."""
         return self.has_kernel(group.last)
 
     def may_join(self, group: Group) -> bool:
-        """Whether a group may run beside others. Those with indices may not: the runner looks at all of them
-        before any worker begins.
+        """True if a group may run beside others. Ops with indices may not: the runner checks all
+        indices before any worker starts.
         """
         op = self.graph.nodes[group.last].op
         return self.is_native(group) and op not in moves.INDEXED and op != "mul_mat_id"
@@ -128,7 +128,7 @@ class CpuLowering:
             return attention.has_kernel(node, *self._around(number))
         if node.op in row_ops.OPS:
             return row_ops.has_kernel(node, *self._around(number))
-        if node.op in TURNS:
+        if node.op in ROTATIONS:
             return rope.has_kernel(node, *self._around(number))
         plain = self._is_f32[self.leaves + number]
         if node.op == "mul_mat_id":
@@ -153,7 +153,7 @@ class CpuLowering:
         return OPS[node.op].is_view
 
     def _around(self, number: int) -> tuple[list[TensorType], list[tuple[int, ...]]]:
-        """The types of a node's operands, and the strides of these and of its result."""
+        """Return the types of a node's operands, and the strides of operands and result."""
         values = self.graph.nodes[number].operands
         strides = [self.places[value].strides for value in (*values, self.leaves + number)]
         return [self.types[value] for value in values], strides
@@ -164,12 +164,13 @@ class CpuLowering:
         return move is not None and moves.fits(node, move, types, strides)
 
     def _is_narrow(self, node: Node) -> bool:
-        """Whether a node is elementwise on f16 or bf16: such nodes compute in f32, and round once, each."""
+        """True for elementwise nodes on f16 or bf16. Each of them computes in f32 and rounds
+        once."""
         names = [self.types[value].dtype.name for value in node.operands]
         return node.op in ELEMENTWISE and node.type.dtype.name in NARROW and STAGED.issuperset(names)
 
     def _moves_bytes(self, node: Node) -> bool:
-        """Whether a node of another type than f32 is copied by the byte."""
+        """True if a node of a type other than f32 is copied by the byte."""
         if node.type.dtype.kind == "quantized":
             return False
         if node.op == "assign":
@@ -181,7 +182,7 @@ class CpuLowering:
         return bool(types) and is_stored_product(node.op, types, self.places[node.operands[0]])
 
     def is_row_operand(self, value: int) -> bool:
-        """Whether norms can take this value as their weight or bias."""
+        """True if norms can take this value as their weight or bias."""
         return self._is_f32[value] and self._has_contiguous_rows(value)
 
     def _has_contiguous_rows(self, value: int) -> bool:
@@ -199,7 +200,7 @@ class CpuLowering:
     def append(
         self, builder: k.ProgramBuilder, group: Group, storage: StorageLayout, packed: PackedSlot
     ) -> None:
-        """Appends the steps of one group."""
+        """Append the steps of one group."""
         node = self.graph.nodes[group.last]
         if group.role == "elementwise":
             body = self._body(group.nodes, storage, product=None)
@@ -210,17 +211,18 @@ class CpuLowering:
             self._norm(builder, group, storage)
         elif node.op in REDUCTIONS:
             self._reduction(builder, group.last, storage)
-        elif node.op in APART:
+        elif node.op in APPENDED:
             types = [self.types[value] for value in node.operands]
             values = (*node.operands, self.leaves + group.last)
-            APART[node.op](builder, node, types, [self.operand(storage, value) for value in values])
+            APPENDED[node.op](builder, node, types, [self.operand(storage, value) for value in values])
         elif self._is_narrow(node):
             builder.elementwise(node.type.shape, self._body(group.nodes, storage, product=None))
         else:
             self._move(builder, group.last, storage)
 
     def operand(self, storage: StorageLayout, value: int) -> k.Operand:
-        """A value as an operand of a step. Dimensions of size 1 have stride 0, so that they repeat."""
+        """Return a value as an operand of a step. Dimensions of size 1 have stride 0, so that they
+        repeat."""
         slot, offset, strides = storage.locate(value)
         return k.Operand(slot, offset, repeating(self.types[value].shape, strides))
 
@@ -228,7 +230,8 @@ class CpuLowering:
         return self.operand(storage, self.leaves + number)
 
     def _body(self, nodes: tuple[int, ...], storage: StorageLayout, product: int | None) -> k.Elementwise:
-        """The instructions of elementwise nodes; `product` is a value that is already in place."""
+        """Return the instructions of elementwise nodes; `product` is a value that is already in
+        place."""
         result = self.leaves + nodes[-1]
         operands = [(self.operand(storage, result), NARROW.get(self.types[result].dtype.name, 0))]
         sources: dict[int, Ref] = {} if product is None else {product: 0}
@@ -249,7 +252,7 @@ class CpuLowering:
     def _sources(
         self, node: Node, known: dict[int, Ref], operands: list[Stored], storage: StorageLayout
     ) -> tuple[Ref, ...]:
-        """Where a node's instructions find what they read; new operands are appended."""
+        """Return the sources of a node's instructions, and append new operands."""
         if node.op in GATED and len(node.operands) == 1:
             found: tuple[Ref, ...] = self._halves(node, operands, storage)
         else:
@@ -267,7 +270,8 @@ class CpuLowering:
         return len(operands) - 1
 
     def _halves(self, node: Node, operands: list[Stored], storage: StorageLayout) -> tuple[Ref, Ref]:
-        """The halves of the rows of a gated unit's one operand."""
+        """Append the halves of the rows of a gated unit's single operand, and return their
+        sources."""
         slot, offset, strides = storage.locate(node.operands[0])
         steps = repeating(node.type.shape, strides)
         second = offset + node.type.shape[-1] * strides[-1]
@@ -302,7 +306,7 @@ class CpuLowering:
         builder.gemm(rows, columns, depth, left_operand, right_operand, result, sizes, body)
 
     def can_pack(self, value: int) -> bool:
-        """Whether a value is a matrix of a weight, which is packed once and for all."""
+        """True if a value is a matrix of a weight, which is packed once."""
         return self.types[value].ndim == 2 and is_weight(self.graph, self.places[value].root)
 
     def _norm(self, builder: k.ProgramBuilder, group: Group, storage: StorageLayout) -> None:
@@ -330,7 +334,7 @@ class CpuLowering:
         getattr(builder, REDUCTIONS[node.op])(shape, source, target)
 
     def _move(self, builder: k.ProgramBuilder, number: int, storage: StorageLayout) -> None:
-        """cont, concat, assign, and views that must be copied after all."""
+        """Append a copy: cont, concat, assign, and views that strides cannot express."""
         node = self.graph.nodes[number]
         if node.op == "concat":
             self._concat(builder, number, storage)
@@ -340,7 +344,7 @@ class CpuLowering:
         # An assignment writes its variable, wherever its result is read.
         target = self.operand(storage, node.operands[0] if node.op == "assign" else self.leaves + number)
         if node.op == "reshape":
-            # Over the source's shape the copy is contiguous, whatever its own shape is.
+            # In the source's shape the target is contiguous.
             plain = k.Operand(target.slot, target.offset, source_type.strides)
             copy(builder, source_type.shape, self.operand(storage, value), plain, node.type.dtype)
             return
@@ -363,14 +367,14 @@ class CpuLowering:
             offset += found.shape[axis] * strides[axis]
 
 
-#: One object, so that equal copies are encoded once.
+#: A single object, so that equal copies are encoded once.
 _COPY = (k.Instruction(Operation.COPY, k.Input(0), (k.Input(1),)),)
 
 
 def copy(
     builder: k.ProgramBuilder, shape: tuple[int, ...], source: k.Operand, target: k.Operand, dtype: DType
 ) -> None:
-    """Appends a copy of elements that are no blocks."""
+    """Append a copy of elements that are not blocks."""
     if dtype is not F32:
         builder.convert(shape, source, target, k.BYTES[dtype.block_bytes])
     elif math.prod(shape):
@@ -378,13 +382,13 @@ def copy(
 
 
 def repeating(sizes: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides, 0 in dimensions of size 1."""
+    """Return the strides, with 0 in dimensions of size 1."""
     if 1 not in sizes:
         return strides
     return tuple(0 if size == 1 else step for size, step in zip(sizes, strides, strict=True))
 
 
 def transposed(operand: k.Operand) -> k.Operand:
-    """A matrix operand with rows and columns exchanged."""
+    """Return a matrix operand with rows and columns exchanged."""
     *leading, row, column = operand.strides
     return k.Operand(operand.slot, operand.offset, (*leading, column, row))

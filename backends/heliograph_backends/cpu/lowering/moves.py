@@ -1,7 +1,7 @@
-"""Which steps move a node's rows: copies with conversion, rows by index. Pure.
+"""Steps that move rows: copies with conversion, rows by index. Pure.
 
-These run on any data type: floats are rounded as the definition rounds them, blocks become float32 and
-float32 blocks, and everything else is moved by the byte. Rows of blocks have to lie side by side.
+They accept any data type: floats are rounded as in the definition, blocks are converted from and to
+float32, and all other types are moved by the byte. Rows of blocks must be contiguous.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Strides = tuple[int, ...]
 
 
 class Move(NamedTuple):
-    """How elements of one data type become those of another."""
+    """The conversion of elements from one data type to another."""
 
     conversion: int
-    #: Whether shapes count the bytes that are stored, not elements.
+    #: True if shapes count stored bytes instead of elements.
     in_bytes: bool = False
 
 
 def conversion(source: DType, target: DType) -> Move | None:
-    """The conversion of rows, or None where no kernel has it."""
+    """Return the conversion of rows, or None if no kernel has it."""
     if source is target:
         return Move(k.BYTES[source.storage.itemsize], source.kind == "quantized")
     name = f"{source.name}_{target.name}".upper()
@@ -48,10 +48,9 @@ def conversion(source: DType, target: DType) -> Move | None:
 
 
 def move_of(node: Node, types: Sequence[TensorType]) -> Move | None:
-    """How a node's rows are converted; None where no kernel runs it. `types`: those of its operands."""
-    if node.op in COPIES:
-        return conversion(types[0].dtype, node.type.dtype)
-    if node.op == "get_rows":
+    """Return the conversion of a node's rows; None if no kernel runs it. `types`: those of its
+    operands."""
+    if node.op in COPIES or node.op == "get_rows":
         return conversion(types[0].dtype, node.type.dtype)
     if node.op == "set_rows" and cycles(types[2].shape, types[1].shape[:-1]):
         return conversion(types[1].dtype, node.type.dtype)
@@ -59,22 +58,22 @@ def move_of(node: Node, types: Sequence[TensorType]) -> Move | None:
 
 
 def cycles(found: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether strides can express how indices repeat: along a dimension all the time, or never."""
+    """True if strides can express how indices repeat: throughout a dimension, or not at all."""
     aligned = (1,) * (len(wanted) - len(found)) + tuple(found)
     return all(size in (1, target) for size, target in zip(aligned, wanted, strict=True))
 
 
 def is_dense(type: TensorType, strides: Strides) -> bool:
-    """Whether what is stored of a row lies side by side."""
+    """True if the stored elements of a row are contiguous."""
     return not strides or type.block_shape[-1] <= 1 or strides[-1] == type.dtype.block_bytes
 
 
 def fits(node: Node, move: Move, types: Sequence[TensorType], strides: Sequence[Strides]) -> bool:
-    """Whether a kernel walks rows that lie so: operands, then the result."""
+    """True if a kernel accepts these strides of operands and result."""
     moved = 1 if node.op == "set_rows" else 0
     both = [(types[moved], strides[moved]), (node.type, strides[-1])]
     if node.op == "set_rows":
-        # What is not written stays as it was, by a copy of all that is stored.
+        # A copy of all stored elements keeps the rows that are not set.
         both.append((types[0], strides[0]))
     if any(found.dtype.kind == "quantized" and not is_dense(found, steps) for found, steps in both):
         return False
@@ -82,19 +81,20 @@ def fits(node: Node, move: Move, types: Sequence[TensorType], strides: Sequence[
         return False
     if node.op in INDEXED:
         return node.type.ndim - 2 <= OUTER_DIMENSIONS
-    # A copy into another shape walks the source's, over a result without gaps; blocks end where rows do.
+    # A copy to another shape walks the source's shape over a result without gaps; rows have whole
+    # blocks.
     same = types[0].shape == node.type.shape
     whole = types[0].ndim > 0 and types[0].shape[-1] % node.type.dtype.block_size == 0
     return node.type.ndim > 0 and (same or (whole and strides[-1] == node.type.strides))
 
 
 def stored_shape(type: TensorType, move: Move) -> tuple[int, ...]:
-    """The shape that a step walks."""
+    """Return the shape that a step walks."""
     return type.storage_shape if move.in_bytes else type.shape
 
 
 def in_row(operand: k.Operand, move: Move) -> k.Operand:
-    """An operand over that shape."""
+    """Return an operand over that shape."""
     return operand._replace(strides=(*operand.strides[:-1], 1)) if move.in_bytes else operand
 
 
@@ -104,7 +104,8 @@ def in_row(operand: k.Operand, move: Move) -> k.Operand:
 def append(
     builder: k.ProgramBuilder, node: Node, types: Sequence[TensorType], places: Sequence[k.Operand]
 ) -> None:
-    """Appends the steps of a node; `places`: operands, then the result, with stride 0 where they repeat."""
+    """Append the steps of a node; `places`: operands, then the result, with stride 0 where they
+    repeat."""
     move = move_of(node, types)
     assert move is not None, "no kernel runs this"
     if node.op in COPIES:
@@ -138,7 +139,7 @@ def _copy(
     target: k.Operand,
 ) -> None:
     if source_type.shape != target_type.shape:
-        # Over the source's shape the copy is contiguous, whatever its own shape is.
+        # In the source's shape the target is contiguous.
         target = target._replace(strides=contiguous_strides(source_type.shape, target_type.dtype))
     shape = stored_shape(source_type, move)
     builder.convert(shape, in_row(source, move), in_row(target, move), move.conversion)

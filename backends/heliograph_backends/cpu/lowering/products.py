@@ -1,7 +1,7 @@
-"""Matrix products with weights that are stored as f16, bf16 or blocks, or serve several matrices. Pure.
+"""Matrix products with weights that are stored as f16, bf16 or blocks, or that repeat. Pure.
 
-A matrix of mul_mat's weights serves several consecutive ones of its activations. Where these are neither
-all nor one, the dimension is cut in two: the matrix, and how often it is used.
+A matrix of mul_mat's weights is used for several consecutive ones of its activations. If these are
+neither all nor one, the dimension is cut in two: the matrix, and its repetitions.
 """
 
 from __future__ import annotations
@@ -13,41 +13,43 @@ from heliograph_backends.cpu.kernels.program.words import OUTER_DIMENSIONS
 from heliograph_backends.planning.layout import ValuePlace
 from heliograph_proto.types import F32, TensorType
 
-#: The kernels' number of each type by its name.
+#: The kernels' number of each stored type, by name.
 STORED = {each.name.lower(): each for each in k.Stored}
 
 
 def is_stored_product(op: str, types: Sequence[TensorType], weights: ValuePlace) -> bool:
-    """Whether a kernel runs the op on operands of these types, of which the first lies at `weights`."""
+    """True if a kernel runs the op on operands of these types; the first one lies at `weights`."""
     if op != "mul_mat" or types[0].dtype.name not in STORED or types[1].dtype is not F32:
         return False
     found = types[0]
     adjacent = weights.strides[-1] == found.dtype.block_bytes or found.block_shape[-1] <= 1
-    # Of f32 whole matrices are packed.
+    # f32 weights are packed as whole matrices instead.
     return found.dtype is not F32 and adjacent and can_cut(*types)
 
 
 def can_cut(weights: TensorType, activations: TensorType) -> bool:
-    """Whether the kernels walk the leading dimensions, those cut that repeat."""
+    """True if the leading dimensions, with repeating ones cut, are not too many for the kernels."""
     sizes = activations.shape[:-2]
     return len(cut_sizes(sizes, repeats(weights.shape[:-2], sizes))) <= OUTER_DIMENSIONS
 
 
 def repeats(weights: Sequence[int], activations: Sequence[int]) -> tuple[int, ...]:
-    """By leading dimension: how many matrices one of the weights serves; 1 too where it serves all."""
+    """Return for each leading dimension how often a matrix of the weights repeats; 1 if one serves
+    all."""
     aligned = (1,) * (len(activations) - len(weights)) + tuple(weights)
     pairs = zip(aligned, activations, strict=True)
     return tuple(size // have if 1 < have < size else 1 for have, size in pairs)
 
 
 def cut_sizes(sizes: Sequence[int], cuts: Sequence[int]) -> tuple[int, ...]:
-    """The leading dimensions, those cut that repeat."""
+    """Return the leading dimensions, with repeating ones cut."""
     pairs = zip(sizes, cuts, strict=True)
     return tuple(part for size, times in pairs for part in ((size // times, times) if times > 1 else (size,)))
 
 
 def cut_strides(strides: Sequence[int], cuts: Sequence[int], inner: int, *, repeat: bool) -> tuple[int, ...]:
-    """Strides over cut dimensions with `inner` more behind them; `repeat`: they are the weights'."""
+    """Return strides over cut dimensions, followed by `inner` more; `repeat` is true for the
+    weights."""
     missing = len(cuts) + inner - len(strides)
     full = (0,) * missing + tuple(strides)
     found: list[int] = []
@@ -60,18 +62,18 @@ def cut_strides(strides: Sequence[int], cuts: Sequence[int], inner: int, *, repe
 
 
 def stored_operand(operand: k.Operand, dtype: str, cuts: Sequence[int]) -> k.StoredOperand:
-    """The weights of a product as its right side."""
+    """Return the weights of a product as its right side."""
     strides = cut_strides(operand.strides[:-1], cuts, 1, repeat=True)
     return k.StoredOperand(operand.slot, operand.offset, strides, STORED[dtype])
 
 
 def cut_operand(operand: k.Operand, cuts: Sequence[int], *, repeat: bool = False) -> k.Operand:
-    """An f32 operand of the product, or of what follows it; `repeat`: it is the weights."""
+    """Cut an f32 operand of the product or its epilogue; `repeat` is true for the weights."""
     return operand._replace(strides=cut_strides(operand.strides, cuts, 2, repeat=repeat))
 
 
 def cut_body(body: k.Elementwise | None, cuts: Sequence[int]) -> k.Elementwise | None:
-    """What follows the product."""
+    """Cut the operands of the epilogue."""
     if body is None or all(times == 1 for times in cuts):
         return body
     return body._replace(operands=tuple(cut_operand(each, cuts) for each in body.operands))

@@ -1,7 +1,7 @@
 """Rotary embedding and its gradient as one native step, in all of ggml's modes. Pure.
 
-What is turned by which of a token's positions, and how fast, is known when the plan is made: so all modes
-are one kernel, to which pairs come as numbers. The gradient is the rotation by the negative angles.
+The position and the frequency of each pair are known when the plan is made. So all modes share one
+kernel, which reads them as numbers. The gradient is the rotation by the negative angles.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from heliograph_proto.graph import Node
 from heliograph_proto.ops.rope import NORMAL, SECTIONED, pairs
 from heliograph_proto.types import TensorType
 
-#: Of a head, in the kernel's scratch; and elements of one that is turned there, since it is f16 or bf16.
+#: The most pairs of a head in the kernel's scratch, and the most elements of an f16 or bf16 head
+#: there.
 MOST_PAIRS = 4096
 MOST_NARROW = 16384
 FORMS = {"f32": 0, "f16": HALF, "bf16": BRAIN}
@@ -26,7 +27,7 @@ Strides = tuple[int, ...]
 
 
 def has_kernel(node: Node, types: Sequence[TensorType], strides: Sequence[Strides]) -> bool:
-    """Whether the kernel turns these rows: heads lie side by side, and the result without gaps."""
+    """True if the kernel rotates these rows: heads are adjacent, and the result has no gaps."""
     x, positions, *factors = types
     if x.dtype.name not in FORMS or 0 in x.shape:
         return False
@@ -41,7 +42,8 @@ def has_kernel(node: Node, types: Sequence[TensorType], strides: Sequence[Stride
 def append(
     builder: k.ProgramBuilder, node: Node, types: Sequence[TensorType], places: Sequence[k.Operand]
 ) -> None:
-    """Appends the step, whose rows are tokens with all their heads; `places`: operands, then the result."""
+    """Append the step, whose rows are tokens with all their heads; `places`: operands, then the
+    result."""
     source, positions, *factors, target = places
     *leading, heads, width = node.type.shape
     size = node.type.dtype.block_bytes
@@ -58,7 +60,8 @@ def append(
 
 
 def rotation(node: Node, apart: int) -> k.Rotation:
-    """The angles of a rope, as the definition has them; `apart`: bytes between a token's positions."""
+    """Return the angles of a rope, as in the definition; `apart`: bytes between a token's
+    positions."""
     attributes = node.attributes
     count = pairs(dict(attributes))
     axes, exponents = powers(numpy, attributes, numpy.arange(count))

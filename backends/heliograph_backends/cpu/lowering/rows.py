@@ -16,20 +16,23 @@ from heliograph_proto.types import F32, TensorType
 NORMS = {"norm": "layer_norm", "rms_norm": "rms_norm", "l2_norm": "l2_norm"}
 #: Ops on rows that have a kernel.
 OPS = (*NORMS, "soft_max", "group_norm")
-#: How a mask is stored.
+#: The number of a mask's data type.
 MASKS = {"f32": 0, "f16": HALF, "bf16": BRAIN}
-#: Heads of which each has a word in the step.
+#: The most heads with slopes: each has a word in the step.
 MOST_SLOPES = 4096
 
 Strides = tuple[int, ...]
 
 
 def has_kernel(node: Node, types: Sequence[TensorType], strides: Sequence[Strides]) -> bool:
-    """Whether a kernel runs a node of these operands, which lie so; the result's strides are the last."""
+    """True if a kernel runs a node of operands with these types and strides; the result's are the
+    last."""
     if types[0].dtype is not F32:
         return False
     if node.op == "group_norm":
-        return _is_cut(node) and all(_are_dense(node.type, steps) for steps in (strides[0], strides[-1]))
+        return _has_equal_groups(node) and all(
+            _are_dense(node.type, steps) for steps in (strides[0], strides[-1])
+        )
     if node.op == "soft_max" and not _takes(node, types, strides):
         return False
     return _has_dense_rows(types[0], strides[0])
@@ -40,7 +43,7 @@ def _has_dense_rows(type: TensorType, strides: Strides) -> bool:
 
 
 def _takes(node: Node, types: Sequence[TensorType], strides: Sequence[Strides]) -> bool:
-    """Whether the kernel reads this mask, each row of it whole, and these sinks."""
+    """True if the kernel accepts this mask, of which it reads whole rows, and these sinks."""
     mask, sinks = types[1:2], types[2:3]
     if node.attributes["max_bias"] and _heads(node) > MOST_SLOPES:
         return False
@@ -60,18 +63,18 @@ def _heads(node: Node) -> int:
 
 
 def _channels(node: Node) -> int:
-    """Of a group; the last one may have fewer."""
+    """Return the channels of a group; the last group may have fewer."""
     groups: int = node.attributes["groups"]
     return max(1, -(-node.type.shape[-3] // groups))
 
 
-def _is_cut(node: Node) -> bool:
-    """Whether all groups are of one size, so that they are rows."""
+def _has_equal_groups(node: Node) -> bool:
+    """True if all groups have the same size, so that they are rows."""
     return node.type.size > 0 and node.type.shape[-3] % _channels(node) == 0
 
 
 def _are_dense(type: TensorType, strides: Strides) -> bool:
-    """Whether each image lies without gaps."""
+    """True if the images have no gaps."""
     pairs = zip(type.shape[-3:], strides[-3:], type.strides[-3:], strict=True)
     return all(size == 1 or step == plain for size, step, plain in pairs)
 
@@ -79,7 +82,7 @@ def _are_dense(type: TensorType, strides: Strides) -> bool:
 def append(
     builder: k.ProgramBuilder, node: Node, types: Sequence[TensorType], places: Sequence[k.Operand]
 ) -> None:
-    """Appends the step; `places`: operands, then the result, with stride 0 where they repeat."""
+    """Append the step; `places`: operands, then the result, with stride 0 where they repeat."""
     source, *rest, target = places
     if node.op == "soft_max":
         _soft_max(builder, node, types, source, target, rest)
@@ -104,7 +107,7 @@ def _soft_max(
     if node.attributes["max_bias"]:
         slopes = tuple(alibi_slopes(numpy, _heads(node), node.attributes["max_bias"]).tolist())
     if sinks is not None:
-        # One for each head, the same for its rows and for what is in them.
+        # The number of each head repeats over its rows and their elements.
         sinks = sinks._replace(strides=(*sinks.strides, 0, 0) if node.type.ndim > 2 else (0,))
     builder.soft_max(
         node.type.shape,
@@ -119,7 +122,7 @@ def _soft_max(
 
 
 def _group_norm(builder: k.ProgramBuilder, node: Node, source: k.Operand, target: k.Operand) -> None:
-    """Groups are rows: their channels' images lie one behind the other."""
+    """Append a norm over groups as rows: the images of a group's channels are consecutive."""
     *leading, channels, height, width = node.type.shape
     each = _channels(node) * height * width
     shape = (*leading, channels // _channels(node), each)
