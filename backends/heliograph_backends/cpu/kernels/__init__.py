@@ -5,17 +5,14 @@
     bound = BoundProgram(builder.build(), [inputs_address, pack_weight(w).address, ...])
     status = bound.run(WorkerPool(2))
 
-Building is plain Python. Binding and packing compile the kernels, or load them from the disk cache,
-at first use, unless `warmup` did; they need numba, and `available` tells whether it is installed.
+Building is plain Python. Binding and packing compile the kernels at the first use, or load them
+from the disk cache, unless `warmup` did. They need numba; `available` is true if it is installed.
 Importing this package imports no numba.
 
 Bits do not depend on the number of workers, on how steps are cut into tiles, or on whether an
-elementwise program runs as a step or as the epilogue of a matrix product. The files, bottom up:
-layout (words), stored_types, elements, program (values), geometry (tiles), body, encoding, encoding_rows,
-encoding_experts, builder; lanes, atomics, vector_math, operations, space, elementwise, rows, soft_max,
-row_kernels, rotary, packing, matmul_kernel, stored_lanes, stored_blocks, stored_k_blocks, stored_matmul,
-matmul, experts, convert_lanes, stored_rows, moves, attention_lanes, attention, heavy, runner (native code);
-native (compile and cache), memory, bound, workers.
+elementwise program runs as a step or as the epilogue of a matrix product. The folders, bottom up:
+`program` (encodes steps, plain Python); `vector`, `elementwise`, `matmul` and `rows` (native code);
+`runtime` (compiles, caches and runs it).
 """
 
 from heliograph_backends.cpu.kernels.program.builder import Encodings, ProgramBuilder

@@ -1,1 +1,1 @@
-"""The interpreter of elementwise programs. Imports `vector` and `program`."""
+"""The interpreter of elementwise programs."""

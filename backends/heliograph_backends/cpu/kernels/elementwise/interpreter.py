@@ -1,11 +1,11 @@
 """The interpreter of elementwise programs, over one block of rows by columns.
 
-Theory of operation (as numexpr: Cooke, Hochberg, Alted). A program runs over chunks of about a
-thousand elements, so that its registers stay in the L1 cache and the cost of an instruction's
-dispatch is spread. A chunk is a piece of one row, or several whole short rows. Where an operand's
-part of the chunk is contiguous, instructions read and write it in place; where it is broadcast or
-strided, or stored as f16 or bf16, it is staged through a buffer: gathered before the first instruction,
-scattered after the last. Chunks change no bits, for every instruction treats each element alone.
+Theory of operation (as in numexpr: Cooke, Hochberg, Alted). A program runs over chunks of about a
+thousand elements, so that its registers stay in the L1 cache and the dispatch of an instruction is
+paid once per chunk. A chunk is a piece of one row, or several whole short rows. If an operand's
+part of the chunk is contiguous, instructions read and write it in place. If it is broadcast,
+strided, f16 or bf16, it is staged in a buffer: gathered before the first instruction, scattered
+after the last. Chunks do not change bits, since every instruction treats each element by itself.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ def buffer_of(body: int, scratch: int, value: int) -> int:
 @jit
 def prepare(body: int, slots: int, scratch: int, elements: int) -> None:
     """Fill the table: operands' bases for this block, registers' buffers, constants spread over a
-    chunk.
-    """
+    chunk."""
     operands, registers = word(body, OPERANDS), word(body, REGISTERS)
     for number in range(operands):
         operand = body + 8 * (BODY_HEADER_WORDS + number * BODY_OPERAND_WORDS)
@@ -80,7 +79,7 @@ def prepare(body: int, slots: int, scratch: int, elements: int) -> None:
 
 @jit
 def is_direct(operand: int, rows: int, columns: int) -> bool:
-    """Tell whether an operand's part of a chunk is float32 and contiguous."""
+    """True if an operand's part of a chunk is float32 and contiguous."""
     if word(operand, ACCESS) >> WIDENING or (word(operand, COLUMN_STRIDE) != 4 and columns > 1):
         return False
     contiguous: bool = rows == 1 or word(operand, ROW_STRIDE) == 4 * columns
@@ -98,8 +97,8 @@ def gather(
     whole_rows: bool,
     again: bool,
 ) -> None:
-    """Point the table at each operand's part of the chunk, staging those that are read and not float32,
-    or not contiguous.
+    """Point the table at each operand's part of the chunk, and stage the read ones that are not
+    float32 or not contiguous.
     """
     for number in range(word(body, OPERANDS)):
         operand = body + 8 * (BODY_HEADER_WORDS + number * BODY_OPERAND_WORDS)
@@ -110,7 +109,7 @@ def gather(
             continue
         buffer = buffer_of(body, scratch, number)
         set_word(scratch + TABLE_AT, number, buffer)
-        # What is the same for every chunk of the block was staged with the first, which is the
+        # An operand that is the same for all chunks was staged with the first, which is the
         # largest.
         same = again and row_stride == 0 and (column_stride == 0 or whole_rows)
         access = word(operand, ACCESS)
@@ -125,7 +124,7 @@ def gather(
 
 @jit_inline
 def interpret(body: int, scratch: int, elements: int) -> None:
-    """Run the instructions over the values that the table points at."""
+    """Run the instructions on the values in the table."""
     operands, constants = word(body, OPERANDS), word(body, CONSTANTS)
     instruction = body + 8 * (BODY_HEADER_WORDS + operands * BODY_OPERAND_WORDS + constants)
     table = scratch + TABLE_AT

@@ -1,9 +1,8 @@
-"""Elementwise instructions: one loop for each, over contiguous float32 buffers that may be the same
-ones.
+"""Elementwise instructions: one loop for each, over contiguous float32 buffers.
 
-Each loop loads sixteen lanes, computes, stores, so a result may overwrite a source of the same
-place. The last lanes are masked and take the same instructions, so an element's bits do not depend
-on where a chunk ends.
+Each loop loads sixteen lanes, computes and stores, so a result may overwrite a source at the same
+place. The last lanes are masked and use the same instructions, so an element's bits do not depend
+on the end of its chunk.
 """
 
 from __future__ import annotations
@@ -70,10 +69,10 @@ FORMULAS: dict[Op, Formula] = {
     Op.ELU: lambda x, y, p, q: x.where(">", 0.0, x, m.expm1(x)),
     Op.SOFTPLUS: lambda x, y, p, q: m.softplus(x),
 }
-# Short loops are unrolled, so that counting takes a smaller part of them; of long chains the processor
-# has several in flight as it is.
+# Short loops are unrolled to reduce the share of counting; the processor overlaps long chains
+# anyway.
 UNROLL = 2
-# How far ahead a source is fetched where an instruction says so.
+# The distance of the prefetch of a source, in instructions with FETCHED.
 FETCH_BYTES = 4096
 
 
@@ -130,8 +129,10 @@ def apply_operation(
     flags: Any,
 ) -> None:
     """Compute `count` float32 at address `result` from those at `first` and `second` and two
-    immediates. With STREAMED in `flags` they are written past the caches if `result` is a multiple of 64,
-    with FETCHED what follows `first` is fetched.
+    immediates.
+
+    STREAMED in `flags` writes past the caches if `result` is a multiple of 64; FETCHED prefetches
+    `first`.
     """
     done = builder.append_basic_block("operation.done")
     switch = builder.switch(operation, done)

@@ -1,1 +1,1 @@
-"""Matrix products with f32 and stored weights. Imports `elementwise`, `vector` and `program`."""
+"""Matrix products with f32 and stored weights."""

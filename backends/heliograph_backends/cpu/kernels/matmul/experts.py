@@ -1,11 +1,12 @@
-"""Products of rows with the matrices that ids name: mul_mat_id.
+"""Products of rows with matrices selected by ids: mul_mat_id.
 
-A block is some columns of one expert, or, where there are fewer ids than experts, of the expert of one id if
-no earlier id names it too. It lists the rows whose ids name the expert and multiplies them, so that
-an expert is read once for all its rows, and not at all if it has none. An element is the chain of `matmul`.
+A block is some columns of one expert. If there are fewer ids than experts, it is some columns of
+the expert of one id, unless an earlier id has the same expert. The block lists the rows of the
+expert and multiplies them, so that an expert is read once for all its rows, and not at all without
+rows. An element is the same chain as in `matmul`.
 
-The leader checks all ids before any tile runs, and ends the run at one that is outside; whoever reads them
-looks once more, so that memory which somebody else changes meanwhile harms nobody.
+The leader checks all ids before any tile runs, and ends the run at one out of range. Each read of
+an id checks it again, so a concurrent change of the memory does no harm.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def id_at(step: int, slots: int, place: int) -> int:
 
 @jit
 def names_no_expert(step: int, slots: int, control: int) -> bool:
-    """Tell whether an id names no expert, and leave the first that does in the control block."""
+    """True if an id is out of range; the first one is stored in the control block."""
     for place in range(word(step, EXPERT_TOKENS) * word(step, EXPERT_USED)):
         expert = id_at(step, slots, place)
         if expert < 0 or expert >= word(step, EXPERT_COUNT):
@@ -89,7 +90,8 @@ def names_no_expert(step: int, slots: int, control: int) -> bool:
 
 @jit
 def expert_of(step: int, slots: int, number: int) -> int:
-    """Return the expert of a block's outer index, or -1 where there is none, or another block has it."""
+    """Return the expert of a block's outer index; -1 if it is invalid or belongs to another
+    block."""
     if word(step, EXPERT_BY_ID) == 0:
         return number
     expert = id_at(step, slots, number)
@@ -103,9 +105,9 @@ def expert_of(step: int, slots: int, number: int) -> int:
 
 @jit
 def list_rows(step: int, slots: int, scratch: int, expert: int, place: int) -> tuple[int, int]:
-    """List an expert's next rows from a place on: where each is read and where its product is written.
+    """List an expert's next rows from a place on: the addresses of each row and of its product.
 
-    Returns their number, and the place from which to go on.
+    Returns their number and the place to continue from.
     """
     used, own = word(step, EXPERT_USED), word(step, EXPERT_OWN)
     places, most = word(step, EXPERT_TOKENS) * used, word(step, EXPERT_ROWS_AT_ONCE)
@@ -125,7 +127,7 @@ def list_rows(step: int, slots: int, scratch: int, expert: int, place: int) -> t
 def gather_rows(
     step: int, scratch: int, target: int, target_row: int, count: int, start: int, depth: int
 ) -> None:
-    """Copy a part of the listed rows side by side."""
+    """Copy a part of the listed rows into adjacent rows."""
     column = word(step + 8 * EXPERT_ROWS, COLUMN_STRIDE)
     for row in range(count):
         source = word(scratch + PACK_AT + 16 * row, 0) + start * column
@@ -134,8 +136,8 @@ def gather_rows(
 
 @jit
 def weights_ahead(step: int, block: int, slots: int, scratch: int, weights: int) -> int:
-    """Guess where the weights of this worker's next block are; where there is none, or another worker has its
-    expert, those of this one.
+    """Return the probable address of the weights of this worker's next block; those of this block
+    if there is none, or if another block has the expert.
     """
     following, column_blocks = next_block(step, block, scratch), word(step, COLUMN_BLOCKS)
     if following >= word(step, BLOCKS):
@@ -158,7 +160,7 @@ def multiply_listed(
     left, product = scratch + word(step, EXPERT_LEFT_AT), scratch + word(step, EXPERT_PRODUCT_AT)
     panels, product_row = scratch + word(step, EXPERT_PANELS_AT), 4 * word(step, COLUMN_BLOCK)
     few = count <= FEW_ROWS
-    # A single row is read and written where it is.
+    # A single row is read and written in place.
     alone = count == 1 and word(step + 8 * EXPERT_ROWS, COLUMN_STRIDE) == 4
     if alone:
         left = word(scratch + PACK_AT, 0)

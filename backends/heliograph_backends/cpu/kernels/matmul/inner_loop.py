@@ -1,16 +1,16 @@
 """The inner loop of the f32 matrix product, and the packing of its right side.
 
 Contract. Each element of the product is one chain `acc = fma(a[m, k], b[k, n], acc)` over k = 0, 1,
-... from +0. The chain does not depend on the vector width, the tile, the number of rows, or the
-threads, so neither do the bits. When K is cut in blocks, the accumulators travel through C in
-float32, which continues the same chain.
+... from +0. The chain, and so the bits, do not depend on the vector width, the tile, the number of
+rows, or the threads. If K is cut in blocks, the accumulators are stored in C in float32, which
+continues the same chain.
 
 Theory of operation. The right side is packed in panels of 32 columns, `[N/32][K][32]`, zero padded,
 so that the inner loop reads it in order. With AVX-512 a kernel call keeps 12 rows by 32 columns in
 24 registers; each step of k costs two loads of b, twelve broadcasts of a and 24 multiply-adds (the
 scheme of BLIS: Van Zee, van de Geijn, "BLIS: a framework for rapidly instantiating BLAS
-functionality", 2015). Elsewhere it keeps 6 by 16, and goes over the panel in two halves. There is
-one kernel for each number of rows, so that short tiles waste nothing.
+functionality", 2015). Elsewhere it keeps 6 by 16, and handles the panel in two halves. There is a
+kernel for each number of rows, so that short tiles waste no work.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
 
 KERNEL_ROWS, KERNEL_COLUMNS = (12, 32) if has_feature("avx512f") else (6, 16)
 VECTORS = KERNEL_COLUMNS // LANES
-# With few rows the panels stream from memory: measured on Zen 5, 16 rows gain a quarter from 8 KiB
-# on, and more than 12 KiB changes nothing. Beyond the last panel a prefetch does nothing.
+# With few rows the panels stream from memory. Measured on Zen 5: 16 rows gain a quarter from 8 KiB
+# on, and more than 12 KiB changes nothing. A prefetch after the last panel has no effect.
 PREFETCH_BYTES = 16 * 1024
 _ARGUMENTS = (I64,) * 8
 
@@ -88,8 +88,8 @@ def _kernel(rows: int) -> Callable[..., None]:
             builder.store(ir.Constant(F32_VECTOR, [0.0] * LANES), cell)
         with builder.if_then(builder.icmp_signed("==", first, integer(0))):
             _load_accumulators(builder, cells, rows, c, c_row, columns)
-        # Rows are addressed as three per base, which the machine's base + index * scale form
-        # covers: four pointers move instead of twelve.
+        # Three rows share a base pointer by base + index * scale addressing, so four pointers move
+        # instead of twelve.
         bases = [builder.add(a, builder.mul(a_row, integer(3 * group))) for group in range((rows + 2) // 3)]
         with loop(builder, integer(0), depth, 1) as index:
             here = builder.add(b, builder.mul(index, integer(128)))

@@ -1,5 +1,5 @@
-"""One block of a matrix product: pack what must be packed, multiply strip by strip, run the
-epilogue while C is hot.
+"""One block of a matrix product: pack the sides if needed, multiply strip by strip, run the
+epilogue while C is in the cache.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ def multiply_slice(
     depth: int,
     ahead: int,
 ) -> None:
-    """Continue the block's sums over `depth` values of k from `start`; the worker's next block is probably
-    `ahead` columns further.
+    """Continue the block's sums over `depth` values of k from `start`.
+
+    The worker's next block is probably `ahead` columns further.
     """
     packed = scratch + PACK_AT
     left = operand_address(step + 8 * LEFT, slots, scratch, row, start)
@@ -136,7 +137,8 @@ def multiply_slice(
 
 @jit
 def columns_ahead(step: int, block: int, scratch: int) -> int:
-    """Guess how many columns further the worker's next block is; 0 where its rows or matrix are others."""
+    """Return the probable distance in columns to the worker's next block; 0 if it has another row
+    or matrix."""
     following, column_blocks = next_block(step, block, scratch), word(step, COLUMN_BLOCKS)
     if following >= word(step, BLOCKS) or following // column_blocks != block // column_blocks:
         return 0

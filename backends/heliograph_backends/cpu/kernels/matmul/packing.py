@@ -26,7 +26,7 @@ PANEL_ROW_BYTES = 4 * PANEL_COLUMNS
 
 
 def transpose(builder: Any, rows: list[Any]) -> list[Any]:
-    """Transpose sixteen vectors of sixteen lanes: four rounds of exchanges between rows whose
+    """Transpose sixteen vectors of sixteen lanes, in four rounds of exchanges between rows whose
     numbers differ in one bit.
     """
     for width in (8, 4, 2, 1):
@@ -53,7 +53,7 @@ def _copy_rows(builder: Any, target: Any, source: Any, step: Any, depth: Any, co
 
 
 def _transpose_rows(builder: Any, target: Any, source: Any, step: Any, depth: Any, columns: Any) -> None:
-    """Whole groups of sixteen k are written: the panel must have room for K rounded up."""
+    """Write whole groups of sixteen k; the panel must have room for K rounded up."""
     for half in range(PANEL_COLUMNS // LANES):
         with loop(builder, integer(0), depth, LANES) as k:
             mask = tail_mask(builder, builder.sub(depth, k))
@@ -109,9 +109,8 @@ def pack_panels(
 ) -> None:
     """Pack depth by columns of float32 into panels `panel_bytes` apart.
 
-    Behind the last panel there must be room for 15 more rows: a transposed panel is written in
-    whole groups of sixteen rows, and what spills into the next panel is overwritten when that is
-    packed.
+    There must be room for 15 more rows after the last panel: transposed panels are written in whole
+    groups of sixteen rows, and excess rows in the next panel are overwritten when that is packed.
     """
     for column in range(0, columns, PANEL_COLUMNS):
         start = source + column * column_step

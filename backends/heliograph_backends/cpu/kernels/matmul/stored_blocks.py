@@ -1,7 +1,7 @@
 """Lanes of weights that are stored as f32, f16, bf16, or blocks of 32 elements; see `stored_words`.
 
-Of each type a `Reading`. Blocks of 18, 22 and 34 bytes are read in pairs: the first of a pair has its quanta
-across words, so its head moves them by half a word.
+Each type has a `Reading`. Blocks of 18, 22 and 34 bytes are read in pairs: the quanta of the first
+one are not aligned to words, so the head shifts them by half a word.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from heliograph_backends.cpu.kernels.matmul.stored_words import (
 )
 from heliograph_backends.cpu.kernels.vector.lanes import I64, Lanes, integer, loop, pointer, subroutine
 
-#: Blocks of 32 elements that are read at once.
+#: Blocks of 32 elements that are read at a time.
 BLOCKS = 8
 
 
@@ -50,7 +50,8 @@ def _f16(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
 
 
 def _f16_of_shorts(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
-    """From shorts, see `transpose_shorts`, of which a conversion reads sixteen in a row."""
+    """Read f16 from a shelf of shorts, see `transpose_shorts`; a conversion reads sixteen in a
+    row."""
     shorts = shelf.from_on(builder.mul(run, integer(8))).address
     for element in range(16):
         place = builder.add(
@@ -84,7 +85,8 @@ def _align(builder: Any, shelf: Any, words: Any, scales: Any) -> None:
 
 
 def _pairs(words: int) -> Callable[[Any, Shelf, Rows], None]:
-    """Blocks of a scale and words: align those of the first of each pair, and leave scales behind all."""
+    """Return a head for blocks of a scale and words: it aligns the first block of each pair and
+    puts the scales after all words."""
 
     def head(builder: Any, shelf: Shelf, _rows: Rows) -> None:
         function = subroutine(builder, "align_pairs", (I64,) * 3, _align)
@@ -95,7 +97,7 @@ def _pairs(words: int) -> Callable[[Any, Shelf, Rows], None]:
 
 
 def _of_pair(builder: Any, shelf: Shelf, run: Any, words: int) -> tuple[Shelf, Lanes]:
-    """Return the words of a run's block, and its scale."""
+    """Return the words and the scale of a run's block."""
     pair, second = bits_of(builder, run, 2, 2, 2 * words + 1), bits_of(builder, run, 1, 1, words + 1)
     scales = BLOCKS // 2 * (2 * words + 1)
     block = bits_of(builder, run, 1, 3)
@@ -103,7 +105,8 @@ def _of_pair(builder: Any, shelf: Shelf, run: Any, words: int) -> tuple[Shelf, L
 
 
 def _scales_and_offsets(words: int) -> Callable[[Any, Shelf, Rows], None]:
-    """Blocks whose first word has the scale and the least value: leave both behind all."""
+    """Return a head for blocks whose first word has the scale and the least value: it puts both
+    after all words."""
 
     def head(builder: Any, shelf: Shelf, _rows: Rows) -> None:
         with loop(builder, integer(0), integer(BLOCKS), 1) as block:
@@ -115,14 +118,15 @@ def _scales_and_offsets(words: int) -> Callable[[Any, Shelf, Rows], None]:
 
 
 def _of_block(builder: Any, shelf: Shelf, run: Any, words: int) -> tuple[Shelf, Lanes, Lanes]:
-    """Return the words of a run's block, its scale and its least value."""
+    """Return the words, the scale and the least value of a run's block."""
     block = bits_of(builder, run, 1, 3)
     scale, least = (shelf.lanes(total(builder, block, BLOCKS * (words + place))) for place in (0, 1))
     return shelf.from_on(builder.mul(block, integer(words))), scale, least
 
 
 def _nibbles(builder: Any, words: Shelf, first: int, run: Any) -> Iterator[Any]:
-    """Return words with the run's nibbles in the low half of each byte: first all low ones, then the high."""
+    """Yield words with the run's nibbles in the low half of each byte: first all low ones, then the
+    high."""
     shift = everywhere(builder, bits_of(builder, run, 0, 1, 4))
     for place in range(first, first + 4):
         yield builder.lshr(words.words(place), shift)
@@ -171,9 +175,10 @@ def _q5_1(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
 
 
 def _fives(builder: Any, block: Shelf, first: int, run: Any) -> Iterator[Any]:
-    """Four quanta to a lane, each in the low five bits of its byte.
+    """Yield four quanta per lane, each in the low five bits of its byte.
 
-    One multiplication spreads four bits over the fourth bits of four bytes: no two of its products meet.
+    One multiplication spreads four bits over bit 4 of four bytes; its partial products do not
+    overlap.
     """
     fifth = builder.lshr(block.words(first), everywhere(builder, bits_of(builder, run, 0, 1, 16)))
     for place, nibbles in enumerate(_nibbles(builder, block, first + 1, run)):

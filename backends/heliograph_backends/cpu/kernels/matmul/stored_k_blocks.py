@@ -1,8 +1,9 @@
-"""Lanes of weights that are stored as blocks of 256 elements, in parts with scales of their own; see
-`stored_words`.
+"""Lanes of weights that are stored as blocks of 256 elements, in parts with scales of their own;
+see `stored_words`.
 
-Memory has the lowest bits of many elements in the words of some bytes, then the next bits of these; a run of
-sixteen elements is in four words. Heads leave the parts' factors and offsets on the shelf.
+A word has the lowest bits of several elements in its bytes, with the next bits above them or in
+other words; a run of sixteen elements is in four words. Heads put the parts' factors and offsets on
+the shelf.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from heliograph_backends.cpu.kernels.matmul.stored_readings import Reading, Rows
 from heliograph_backends.cpu.kernels.matmul.stored_words import Shelf, rows_from
 from heliograph_backends.cpu.kernels.vector.lanes import I32, Lanes, integer, loop, pointer
 
-#: Behind the words of a block: of 16 parts the factors, then the offsets; or of 8 parts.
+#: The words of a block are followed by the factors of 16 or 8 parts, then their offsets.
 SIXTEEN, EIGHT = 16, 8
 
 
 def _half_of_rows(builder: Any, rows: Rows, offset: int) -> Lanes:
-    """Return the f16 at `offset` of sixteen rows, which is in no whole word."""
+    """Return the f16 at `offset` of sixteen rows, which is not in a whole word."""
     found: Any = ir.Constant(SHORTS, ir.Undefined)
     for lane, row in enumerate(rows_from(builder, builder.add(rows.first, integer(offset)), rows.step)):
         short = builder.load(pointer(builder, row, SHORTS.element), align=1)
@@ -52,7 +53,7 @@ def _turned_right(builder: Any, words: Any, bits: Any) -> Any:
 
 
 def _quarters(builder: Any, run: Any) -> Any:
-    """Return which four of the eight words of a part's bytes are the run's: 0 or 4."""
+    """Return the first of the run's four words among the eight of a part's bytes: 0 or 4."""
     return bits_of(builder, run, 0, 1, 4)
 
 
@@ -108,10 +109,10 @@ def _q3_k(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
 
 
 def _eight_scales(words: int) -> Callable[[Any, Shelf, Rows], None]:
-    """Factors and offsets of a block's eight parts, behind so many words: six bits each, those of the last
-    four cut in two.
+    """Return a head that puts factors and offsets of a block's eight parts after this many words.
 
-    In the fourth word are their low four bits; the two above those are above the ones of the first four.
+    Each has six bits. Those of the last four parts are split: their low four bits are in the fourth
+    word, the two above them are above the bits of the first four parts.
     """
 
     def head(builder: Any, shelf: Shelf, _rows: Rows) -> None:
@@ -130,7 +131,7 @@ def _eight_scales(words: int) -> Callable[[Any, Shelf, Rows], None]:
 
 
 def _part(builder: Any, shelf: Shelf, run: Any, first: int, words: int) -> tuple[Lanes, Lanes, Shelf, Any]:
-    """Return a run's factor, offset and words, and how far right its nibbles are to be moved."""
+    """Return a run's factor, offset and words, and the right shift of its nibbles."""
     part = bits_of(builder, run, 1, 3)
     factor, offset = (shelf.lanes(total(builder, part, words + behind)) for behind in (0, EIGHT))
     quanta = shelf.from_on(total(builder, bits_of(builder, run, 2, 2, 8), _quarters(builder, run), first))
@@ -146,7 +147,7 @@ def _q4_k(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
 
 
 def _q5_k(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
-    """As q4_k; the fifth bit of a part is the bit of its number of 32 bytes in front."""
+    """As q4_k; the fifth bits of part i are bit i of the 32 bytes in front."""
     factor, offset, quanta, shift = _part(builder, shelf, run, 12, 44)
     high = shelf.from_on(total(builder, _quarters(builder, run), 4))
     turn = total(builder, bits_of(builder, run, 1, 3), -4)
@@ -169,10 +170,12 @@ def _q6_k_head(builder: Any, shelf: Shelf, rows: Rows) -> None:
 
 
 def _q6_k(builder: Any, shelf: Shelf, run: Any) -> Iterator[Lanes]:
-    """In each half of the block four parts of 32 elements: nibbles, and two bits above each; less 32.
+    """In each half of the block, four parts of 32 elements: nibbles with two bits above each; less
+    32.
 
-    Parts 0 and 1 are low nibbles, 2 and 3 high ones; part i has bits 2 i and 2 i + 1 of the other bytes. At
-    bit 16 a number is added to 128; that and 32 times a factor, of 18 bits, is exact.
+    Parts 0 and 1 are low nibbles, 2 and 3 high ones; part i has bits 2 i and 2 i + 1 of the other
+    bytes. Quanta at bit 16 are added to 128; the sum of 128 and 32 times a factor, of 18 bits, is
+    exact.
     """
     factor = shelf.lanes(total(builder, run, 52))
     base = factor * -(128.0 + 32.0)

@@ -1,13 +1,16 @@
-"""From stored weights to float32 lanes, of which each stands for a row; see `stored_words`.
+"""Conversion of stored weights to float32 lanes, one for each row; see `stored_words`.
 
-Every conversion is exact, or rounds where the definition's does, so the lanes are bit for bit the weights
-that the definition dequantizes to.
+Every conversion is exact or rounds as the definition does, so the lanes are bit for bit the
+dequantized weights of the definition.
 
-Four bytes of a word are four quanta of eight bits, eight of four, or two halves. A quantum becomes a float32
-in one of three ways, whichever takes the fewest instructions: `small_numbers` looks up to five bits up in a
-table;
-`power_and_quanta` leaves a quantum in the digits of a power of two that the next multiply-add takes away;
-`top_byte` and a conversion give it its sign and 2**24 times its value, for which the block's scale makes up.
+The four bytes of a word are four quanta of eight bits, eight of four, or two halves. A quantum is
+converted to float32 in the way that takes the fewest instructions:
+
+- `small_numbers` looks up to five bits up in a table;
+- `power_and_quanta` puts a quantum into the digits of a power of two, which the next multiply-add
+  subtracts;
+- `top_byte` and a conversion give the signed quantum times 2**24, which the block's scale
+  compensates.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ def constant(value: int) -> ir.Constant:
 
 
 def everywhere(builder: Any, number: Any) -> Any:
-    """Return lanes of an int64."""
+    """Return lanes that all have the low 32 bits of an int64."""
     return splat(builder, builder.trunc(number, I32), I32_VECTOR)
 
 
@@ -48,7 +51,7 @@ def number(builder: Any, integers: Any) -> Lanes:
 
 
 def shifted(builder: Any, words: Any, right: int) -> Any:
-    """Return the lanes `right` bits further right, or left where that is negative."""
+    """Return the lanes shifted right by `right` bits, or left if it is negative."""
     if right == 0:
         return words
     move = builder.lshr if right > 0 else builder.shl
@@ -56,15 +59,14 @@ def shifted(builder: Any, words: Any, right: int) -> Any:
 
 
 def turned(builder: Any, low: Any, high: Any, right: Any) -> Any:
-    """Return the lower halves of 64 bits `right` bits further right; of a lane with itself: rotated by any
-    number of bits.
-    """
+    """Return the lower halves of 64-bit lanes shifted right; with low and high the same, a
+    rotation."""
     function = intrinsic_function(builder, "llvm.fshr.v16i32", I32_VECTOR, *[I32_VECTOR] * 3)
     return builder.call(function, [high, low, right])
 
 
 def chosen(builder: Any, mask: int, yes: Any, no: Any) -> Any:
-    """Return of each lane the bits of `mask` from `yes`, the others from `no`."""
+    """Return lanes with the bits of `mask` from `yes` and the others from `no`."""
     return builder.or_(builder.and_(yes, constant(mask)), builder.and_(no, constant(~mask & 0xFFFFFFFF)))
 
 
@@ -78,7 +80,8 @@ def top_byte(builder: Any, words: Any, byte: int) -> Any:
 
 
 def small_numbers(builder: Any, words: Any, bits: int, zero: int) -> Lanes:
-    """Return the lowest bits of each lane, five at most, less `zero`; what is above them does not matter."""
+    """Return the lowest bits of each lane, at most five, less `zero`; the bits above them are
+    ignored."""
     if not has_feature("avx512f"):
         low = builder.and_(words, constant(2**bits - 1))
         return number(builder, builder.sub(low, constant(zero)) if zero else low)
@@ -98,7 +101,7 @@ def small_numbers(builder: Any, words: Any, bits: int, zero: int) -> Lanes:
 def power_and_quanta(builder: Any, words: Any, bits: int, place: int) -> Lanes:
     """Return 2**(23 - place) plus the `bits` bits of each lane from bit `place` on.
 
-    They are digits of a float32 with that exponent: place + bits <= 23.
+    The bits are digits of a float32 with that exponent, so place + bits <= 23.
     """
     quanta = builder.and_(words, constant((2**bits - 1) << place))
     return Lanes.from_bits(builder, builder.or_(quanta, constant((127 + 23 - place) << 23)))
@@ -112,9 +115,11 @@ def from_half(builder: Any, shorts: Any) -> Lanes:
 
 
 def half_by_hand(builder: Any, shorts: Any) -> Lanes:
-    """Without an instruction for it LLVM would call a function that may not be there.
+    """Return the lanes of sixteen f16 without an instruction for it; LLVM would call a function
+    that may be missing.
 
-    An f16's exponent and digits in an f32's places are 2**-112 of it, but for infinities and NaN.
+    An f16's exponent and digits in an f32's places are 2**-112 times its value, except for
+    infinities and NaN.
     """
     bits = builder.zext(shorts, I32_VECTOR)
     size = builder.shl(builder.and_(bits, constant(0x7FFF)), constant(13))

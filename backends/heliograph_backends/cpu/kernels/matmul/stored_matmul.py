@@ -1,17 +1,19 @@
-"""Matrix products whose right side is stored as f32, f16, bf16 or blocks, read without a copy in float32.
+"""Matrix products whose right side is stored as f32, f16, bf16 or blocks, read without a copy in
+float32.
 
-Contract. The bits are those of the product with the dequantized weight, see `matmul_kernel`: one chain of
-fused multiply-adds along k for each element. With few rows the weight becomes float32 in registers; with
-more, a block of it becomes float32 panels in the cache. The chain is the same.
+Contract. The bits are those of the product with the dequantized weight, see `inner_loop`: one chain
+of fused multiply-adds along k for each element. With few rows the weight is converted to float32 in
+registers; with more, a block of it is converted to float32 panels in the cache. The chain is the
+same.
 
-Theory of operation, for few rows. Up to 64 rows of weights, which are columns of the product, pass together:
-some hundred elements of each go to a shelf (see `stored_words`), then sixteen elements of sixteen rows at a
-time become float32 and are multiplied. So the chains of four vectors at least are under way at once, which an
-addition's latency asks for.
+Theory of operation, for few rows. Up to 64 rows of weights, which are columns of the product, are
+processed together: some hundred elements of each go to a shelf (see `stored_words`), then sixteen
+elements of sixteen rows at a time are converted to float32 and multiplied. So at least four chains
+of vectors run at the same time, which hides the latency of an addition.
 
-Memory is fast where it is read in order, which 64 rows at once are not. So while some rows are multiplied,
-what comes after them is fetched in order, a few lines with every sixteen elements: never so many that they
-stand in each other's way, and always as far ahead as one pass over these rows.
+Memory is fast when it is read in order, which 64 rows at once are not. So while some rows are
+multiplied, the rows after them are prefetched in order, a few lines with every sixteen elements:
+few enough not to compete with each other, and always one pass over the current rows ahead.
 """
 
 from __future__ import annotations
@@ -71,12 +73,12 @@ READINGS: Final[dict[Stored, Reading]] = {
     Stored.Q5_K: k_blocks.Q5_K,
     Stored.Q6_K: k_blocks.Q6_K,
 }
-#: What is fetched ahead: about a quarter of a usual second-level cache.
+#: Bytes that are prefetched ahead: about a quarter of a usual second-level cache.
 AHEAD_BYTES = 256 * 1024
-#: Columns that pass together. The larger the elements, the more the product is bound by memory, which likes
-#: longer pieces of fewer rows, and the less by the chains.
+#: Columns that are processed together. With larger elements the product is limited more by memory,
+#: which is faster with longer pieces of fewer rows, and less by the chains.
 COLUMNS = {Stored.F32: 16, Stored.F16: 32, Stored.BF16: 32}
-#: By a type's number: elements of a block, its bytes, elements that are read at once, their bytes.
+#: By a type's number: elements and bytes of a block, elements and bytes that are read at a time.
 _KINDS = [each if each in FORMS else min(FORMS) for each in range(max(Stored) + 1)]
 BLOCK_ELEMENTS = tuple(FORMS[Stored(each)].block_size for each in _KINDS)
 BLOCK_BYTES = tuple(FORMS[Stored(each)].block_bytes for each in _KINDS)
@@ -95,7 +97,7 @@ def _times(builder: Any, number: Any, size: int) -> Any:
 
 
 def _prepare(kind: Stored) -> Callable[..., None]:
-    """Fill a shelf with some elements of sixteen rows, or of less."""
+    """Return code that fills a shelf with some elements of up to sixteen rows."""
     reading, form = READINGS[kind], FORMS[kind]
 
     def body(builder: Any, shelf: Any, source: Any, step: Any, rows: Any, elements: Any) -> None:
@@ -137,7 +139,7 @@ def _prepared(
 
 
 def _place_of(builder: Any, kind: Stored, element: Any) -> Any:
-    """Return where in a row the block of an element is."""
+    """Return the offset in a row of an element's block."""
     form = FORMS[kind]
     return _times(builder, builder.udiv(element, integer(form.block_size)), form.block_bytes)
 
@@ -147,7 +149,8 @@ def _runs(builder: Any, elements: Any) -> Any:
 
 
 def _unpack(kind: Stored) -> Callable[..., None]:
-    """A panel, sixteen columns after the other; whole runs of sixteen k are written."""
+    """Return code that unpacks a panel, sixteen columns at a time; it writes whole runs of sixteen
+    k."""
     reading = READINGS[kind]
 
     def body(builder: Any, target: Any, source: Any, step: Any, depth: Any, columns: Any) -> None:
@@ -170,17 +173,18 @@ def _unpack(kind: Stored) -> Callable[..., None]:
 
 
 class _Ahead:
-    """Fetches rows in order, a share with each run."""
+    """Prefetches rows in order, a share with each run."""
 
     def __init__(self, builder: Any, first: Any, step: Any, size: Any, share: int) -> None:
-        """`size`: bytes of a row; `share`: those that are fetched at once, of which a row has whole ones."""
+        """Start at the row `first`; `size`: bytes of a row; `share`: bytes of a prefetch, a divisor
+        of size."""
         self._builder, self._step, self._size, self._share = builder, step, size, share
         self._row, self._offset = local(builder, I64), local(builder, I64)
         builder.store(first, self._row)
         builder.store(integer(0), self._offset)
 
     def go(self) -> None:
-        """Fetch the lines of the next share."""
+        """Prefetch the lines of the next share."""
         builder = self._builder
         row, offset = builder.load(self._row), builder.load(self._offset)
         start, end = builder.add(row, offset), builder.add(offset, integer(self._share))
@@ -200,7 +204,7 @@ class _Sums:
         self._groups = _runs(builder, columns)
 
     def place(self, row: Any, group: Any) -> Any:
-        """Return where a sum is."""
+        """Return a pointer to a sum."""
         builder = self._builder
         index = builder.add(_times(builder, row, GROUPS), group)
         address = builder.add(self._area, _times(builder, index, VECTOR_BYTES))
@@ -219,7 +223,7 @@ class _Sums:
             act(self.place(row, group), address, mask)
 
     def open(self, first: Any) -> None:
-        """Begin with zeros, or with what the product has."""
+        """Start with zeros, or with the product's elements."""
         builder = self._builder
         zeros = ir.Constant(F32_VECTOR, [0.0] * LANES)
         self._each(lambda cell, _address, _mask: builder.store(zeros, cell, align=VECTOR_BYTES))
@@ -240,9 +244,9 @@ class _Sums:
         self._each(store)
 
     def add(self, group: Any, weights: Callable[[], Iterable[Lanes]], a: Any, a_row: Any) -> None:
-        """Add the products of consecutive weights with what is at `a`, for each row.
+        """Add the products of consecutive weights with the elements at `a`, for each row.
 
-        A single row takes the weights as they are made; several share them.
+        A single row uses the weights one by one as they are made; several rows share them.
         """
         builder = self._builder
         with builder.if_else(builder.icmp_signed("==", self._rows, integer(1))) as (one, several):
@@ -265,7 +269,7 @@ class _Sums:
 
 
 def _multiply(kind: Stored) -> Callable[..., None]:
-    """The product of up to FEW_ROWS rows and FEW_COLUMNS columns."""
+    """Return code for the product of up to FEW_ROWS rows and FEW_COLUMNS columns."""
     reading = READINGS[kind]
     shelf_bytes = VECTOR_BYTES * reading.vectors
     share = reading.bytes * LANES // (reading.elements // LANES)
@@ -315,7 +319,8 @@ def _multiply(kind: Stored) -> Callable[..., None]:
 def _add_rest(
     builder: Any, kind: Stored, sums: _Sums, a: Any, b: Any, depths: tuple[Any, Any], columns: Any
 ) -> None:
-    """Add the products of less than sixteen elements, unpacked one group of columns after the other."""
+    """Add the products of the last, less than sixteen elements, unpacked one group of columns at a
+    time."""
     start, depth = depths
     panel = workspace(builder, PANEL_ROW_BYTES * LANES)
     rest = builder.sub(depth, start)
@@ -332,7 +337,7 @@ def _add_rest(
 
 
 def _dispatch(builder: Any, kind: Any, call: Callable[[Stored], None]) -> None:
-    """Emit one call for each type, and the choice between them."""
+    """Emit a switch with a call for each type."""
     done = builder.append_basic_block("stored.done")
     switch = builder.switch(kind, done)
     for each in Stored:
@@ -373,8 +378,8 @@ def multiply_stored(
     first: Any,
     ahead: Any,
 ) -> None:
-    """Multiply up to FEW_ROWS rows of a by up to FEW_COLUMNS rows of b, and fetch as much of b's rows from
-    `ahead` on; strides in bytes.
+    """Multiply up to FEW_ROWS rows of a by up to FEW_COLUMNS rows of b, and prefetch as many bytes
+    from `ahead` on. Strides are in bytes.
     """
     arguments = [rows, c, c_row, a, a_row, b, b_row, depth, columns, first, ahead]
 
@@ -389,8 +394,9 @@ def multiply_stored(
 def unpack_panels(
     kind: int, target: int, panel_bytes: int, source: int, step: int, depth: int, columns: int
 ) -> None:
-    """Unpack stored rows `step` bytes apart, which are columns of the product, into panels; a panel has room
-    for whole runs of sixteen k.
+    """Unpack stored rows `step` bytes apart, which are columns of the product, into panels.
+
+    A panel must have room for whole runs of sixteen k.
     """
     for column in range(0, columns, PANEL_COLUMNS):
         present = min(columns - column, PANEL_COLUMNS)
@@ -400,7 +406,8 @@ def unpack_panels(
 
 @jit
 def part_of(kind: int, depth: int) -> int:
-    """Return how many elements of a row are multiplied before the other rows' are: parts are equal."""
+    """Return the number of elements of a row that are multiplied before other rows; parts are
+    equal."""
     times = (depth + READ_ELEMENTS[kind] - 1) // READ_ELEMENTS[kind]
     most = AHEAD_BYTES // WIDTHS[kind]
     parts = max(1, (times * READ_BYTES[kind] + most // 2) // most)
@@ -423,7 +430,8 @@ def multiply_few(
     first: int,
     ahead: int,
 ) -> None:
-    """Multiply few rows by columns that are rows of the right side; those from `ahead` on come next."""
+    """Multiply few rows by columns that are rows of the right side; the rows at `ahead` come
+    next."""
     width, part = WIDTHS[kind], part_of(kind, depth)
     for column in range(0, columns, width):
         last = column + width >= columns

@@ -1,4 +1,4 @@
-"""How the elements of a type that weights are stored in are read: what `stored_matmul` asks for."""
+"""The interface between `stored_matmul` and the readers of stored data types."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from heliograph_backends.cpu.kernels.vector.lanes import Lanes, integer
 
 
 class Rows(NamedTuple):
-    """Where sixteen rows are."""
+    """The addresses of sixteen rows."""
 
     first: Any
     step: Any
 
 
 class Reading(NamedTuple):
-    """How the elements of a type become lanes, `elements` of each of sixteen rows at a time.
+    """The conversion of a data type's elements to lanes, `elements` of each of sixteen rows at a
+    time.
 
-    Their words are transposed to a shelf; `head` adds, once for all of them, factors and the like; `run`
-    makes the lanes of sixteen consecutive elements, whose number is told at run time.
+    Their words are transposed to a shelf. `head` adds factors and the like, once for all elements.
+    `run` makes the lanes of sixteen consecutive elements; the number of the run is known at run
+    time.
     """
 
     elements: int
     bytes: int
-    """Of so many elements."""
+    """Bytes of the elements."""
     vectors: int
-    """On the shelf, words and what the head adds."""
+    """Vectors on the shelf: words, and those that the head adds."""
     run: Callable[[Any, Shelf, Any], Iterator[Lanes]]
     head: Callable[[Any, Shelf, Rows], None] | None = None
     words_bytes: int = 0
-    """Bytes whose words are transposed, from the first on; 0: all."""
+    """Bytes at the start whose words are transposed; 0: all."""
     transpose: Callable[..., None] = transpose_words
     whole: int = 4
-    """Bytes that `transpose` takes a whole number of."""
+    """The number of bytes for `transpose` is a multiple of this."""
 
 
 def bits_of(builder: Any, number: Any, first: int, count: int, times: int = 1) -> Any:
@@ -54,6 +56,6 @@ def total(builder: Any, *numbers: Any) -> Any:
 
 
 def each_byte(builder: Any, words: Any) -> Iterator[Any]:
-    """Return words with each byte lowest in turn."""
+    """Yield the words with each byte in turn as the lowest."""
     for byte in range(4):
         yield shifted(builder, words, 8 * byte)

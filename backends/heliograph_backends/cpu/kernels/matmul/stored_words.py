@@ -1,12 +1,13 @@
-"""Memory to lanes: the words of sixteen rows, side by side.
+"""Transposition of memory to lanes: the words of sixteen rows.
 
-Theory of operation. A lane stands for a row, while memory runs along k. So rows are read a line at a time,
-and what was read is transposed: word i of sixteen rows becomes vector i of a shelf in the first-level
-cache. With AVX-512 a line of 64 bytes of each row fills one register, and sixteen of them are exchanged in
-four rounds of sixteen; elsewhere 16 bytes of each row fill a quarter of one. Words that a line has in
-common with the one before it are written twice, so that no line ends behind its row.
+Theory of operation. A lane belongs to a row, while memory runs along k. So rows are read a line at
+a time and transposed: word i of sixteen rows becomes vector i of a shelf in the first-level cache.
+With AVX-512 a line of 64 bytes of each row fills one register, and sixteen of them are exchanged in
+four rounds of sixteen; elsewhere 16 bytes of each row fill a quarter of one. A row's last line
+overlaps the one before it, so that no line extends past its row; the common words are written
+twice.
 
-Rows that are shorter than a line, and groups of less than sixteen, are copied to a place of their own
+Rows that are shorter than a line, and groups of less than sixteen rows, are copied to a buffer
 first.
 """
 
@@ -36,13 +37,15 @@ SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
 PIECE_BYTES = 16
 #: Bytes of a row that are transposed at once.
 LINE_BYTES = 64 if has_feature("avx512f") else PIECE_BYTES
-#: From one copied row to the next, a multiple of a line, and room for sixteen; see `copy_rows`.
+#: The distance of copied rows, a multiple of a line, and the room for sixteen rows; see
+#: `copy_rows`.
 COPIED_ROW_BYTES = 320
 COPIED_BYTES = LANES * COPIED_ROW_BYTES
 
 
 class Shelf:
-    """Vectors of float32 or int32 from an address on, numbered at compile or, with int64, at run time."""
+    """Vectors of float32 or int32 at an address, with indices known at compile time, or int64 at
+    run time."""
 
     def __init__(self, builder: Any, address: Any) -> None:
         self._builder, self.address = builder, address
@@ -53,7 +56,7 @@ class Shelf:
         return self._builder.add(self.address, self._builder.mul(index, integer(VECTOR_BYTES)))
 
     def from_on(self, index: Any) -> Shelf:
-        """The vectors from a number on."""
+        """Return the vectors from a number on."""
         return Shelf(self._builder, self._place(index))
 
     def put(self, index: Any, value: Any) -> None:
@@ -71,7 +74,7 @@ class Shelf:
 
 
 def rows_from(builder: Any, first: Any, step: Any) -> list[Any]:
-    """Return the addresses of sixteen rows, from six bases: base + index * scale covers the rest."""
+    """Return the addresses of sixteen rows, from six bases and base + index * scale."""
     found: dict[int, Any] = {}
     for start in range(0, LANES, 3):
         base = builder.add(first, builder.mul(step, integer(start)))
@@ -86,7 +89,8 @@ def shuffled(builder: Any, first: Any, second: Any, order: Sequence[int]) -> Any
 
 
 def _in_quarters(builder: Any, first: Any, second: Any, order: Sequence[int]) -> Any:
-    """The same choice of four words from two vectors, in each quarter; from 4 on it means the second."""
+    """Choose four words from two vectors, the same in each quarter; numbers from 4 on mean the
+    second."""
     places = [
         quarter + place if place < 4 else LANES + quarter + place - 4
         for quarter in range(0, LANES, 4)
@@ -96,12 +100,12 @@ def _in_quarters(builder: Any, first: Any, second: Any, order: Sequence[int]) ->
 
 
 def _of_quarters(builder: Any, first: Any, second: Any, order: Sequence[int]) -> Any:
-    """Four quarters of two vectors; from 4 on it means the second."""
+    """Choose four quarters from two vectors; numbers from 4 on mean the second."""
     return shuffled(builder, first, second, [4 * quarter + word for quarter in order for word in range(4)])
 
 
 def _transposed_quarters(builder: Any, vectors: Sequence[Any]) -> list[Any]:
-    """Transpose in each quarter the four words of four vectors."""
+    """Transpose the four words of four vectors in each quarter."""
     a, b, c, d = vectors
     low, high = (0, 4, 1, 5), (2, 6, 3, 7)
     first, third = _in_quarters(builder, a, b, low), _in_quarters(builder, a, b, high)
@@ -114,7 +118,7 @@ def _transposed_quarters(builder: Any, vectors: Sequence[Any]) -> list[Any]:
 def _line_words(builder: Any, rows: Sequence[Any]) -> list[Any]:
     """Return the words of 64 bytes of sixteen rows."""
     lines = [builder.load(pointer(builder, row, I32_VECTOR), align=1) for row in rows]
-    # Of each four rows: vector i has in its quarter j word 4 * j + i.
+    # For each four rows: quarter j of vector i has word 4 * j + i.
     fours = [_transposed_quarters(builder, lines[first : first + 4]) for first in range(0, LANES, 4)]
     found: list[Any] = [None] * LANES
     for place in range(4):
@@ -127,7 +131,8 @@ def _line_words(builder: Any, rows: Sequence[Any]) -> list[Any]:
 
 
 def _piece_words(builder: Any, rows: Sequence[Any]) -> list[Any]:
-    """Return the words of 16 bytes of sixteen rows: vector i has in its quarter j those of row 4 * j + i."""
+    """Return the words of 16 bytes of sixteen rows: quarter j of vector i has those of row 4 * j +
+    i."""
     pieces = [builder.load(pointer(builder, row, PIECE), align=1) for row in rows]
     joined = []
     for first in range(4):
@@ -138,10 +143,10 @@ def _piece_words(builder: Any, rows: Sequence[Any]) -> list[Any]:
 
 
 def _line_shorts(builder: Any, rows: Sequence[Any]) -> list[Any]:
-    """Return the shorts of 64 bytes of sixteen rows: vector i of each eight has two of them of all rows, of
-    each sixteen in a row number i and number i + 8.
+    """Return the shorts of 64 bytes of sixteen rows.
 
-    Interleaved, two rows are words of the same short of both.
+    Of each sixteen consecutive shorts, vector i of eight has numbers i and i + 8 of all rows. Two
+    interleaved rows are words with the same short of both.
     """
     lines = [builder.load(pointer(builder, row, SHORTS), align=1) for row in rows]
     fours = []
@@ -179,8 +184,9 @@ def _transpose(read: Callable[[Any, Sequence[Any]], list[Any]]) -> Callable[...,
 
 
 def transpose_words(builder: Any, shelf: Shelf, source: Any, step: Any, size: Any) -> None:
-    """Leave the words of `size` bytes of sixteen rows, `step` bytes apart, on a shelf; a line at least, and
-    whole words.
+    """Put the words of `size` bytes of sixteen rows, `step` bytes apart, on a shelf.
+
+    The size is at least a line, and a multiple of a word.
     """
     read = _line_words if LINE_BYTES > PIECE_BYTES else _piece_words
     function = subroutine(builder, "transpose_words", (I64,) * 4, _transpose(read))
@@ -188,13 +194,15 @@ def transpose_words(builder: Any, shelf: Shelf, source: Any, step: Any, size: An
 
 
 def transpose_shorts(builder: Any, shelf: Shelf, source: Any, step: Any, size: Any) -> None:
-    """The same with shorts, see `_line_shorts`, where a line is 64 bytes; sixteen whole ones at least."""
+    """Put shorts on a shelf, see `_line_shorts`, for lines of 64 bytes; the size is a multiple of
+    32 bytes."""
     function = subroutine(builder, "transpose_shorts", (I64,) * 4, _transpose(_line_shorts))
     builder.call(function, [shelf.address, source, step, size])
 
 
 def _copy(builder: Any, target: Any, source: Any, step: Any, rows: Any, size: Any) -> None:
-    """Whole lines, the last of which ends with the row; of a shorter row shorts, which all consist of."""
+    """Copy whole pieces, the last of which ends with the row; a shorter row by shorts, its smallest
+    unit."""
     short = ir.IntType(16)
     with loop(builder, integer(0), rows, 1) as row:
         there = builder.add(target, builder.mul(row, integer(COPIED_ROW_BYTES)))
@@ -211,6 +219,7 @@ def _copy(builder: Any, target: Any, source: Any, step: Any, rows: Any, size: An
 
 
 def copy_rows(builder: Any, target: Any, source: Any, step: Any, rows: Any, size: Any) -> None:
-    """Copy `size` bytes of rows `step` bytes apart to a target of COPIED_BYTES, COPIED_ROW_BYTES apart."""
+    """Copy `size` bytes of rows `step` bytes apart to a target of COPIED_BYTES, COPIED_ROW_BYTES
+    apart."""
     function = subroutine(builder, "copy_rows", (I64,) * 5, _copy)
     builder.call(function, [target, source, step, rows, size])

@@ -23,7 +23,7 @@ from heliograph_backends.cpu.kernels.program.words import BINARY, IMMEDIATE_COUN
 LONG_CHUNK, SHORT_CHUNK = 1024, 512
 SIMPLE_NS, TRANSCENDENTAL_NS = 0.05, 0.4
 
-#: What tells values apart: a constant by its pattern, since 0.0 equals -0.0.
+#: The identity of a value; a constant's is its pattern, since 0.0 equals -0.0.
 _Key = Register | Input | int
 
 
@@ -36,9 +36,9 @@ def float_bits(value: float) -> int:
 def encode_body(
     body: Elementwise, operands: Sequence[list[int]], streamed: frozenset[int], fetches: bool = False
 ) -> list[int]:
-    """Return the words of a body whose operands are encoded already.
+    """Return the words of a body with encoded operands.
 
-    Results in `streamed` go past the caches. `fetches`: operands are fetched ahead.
+    Results in `streamed` are written past the caches. With `fetches`, operands are prefetched.
     """
     numbers = _number_values(body)
     constants = [value for value in numbers if isinstance(value, int)]
@@ -58,7 +58,7 @@ def encode_body(
 
 
 def _encode(instruction: Instruction, numbers: dict[_Key, int]) -> list[int]:
-    """Return an instruction's words; a unary one reads its source twice, which costs nothing."""
+    """Return an instruction's words. A unary one names its source twice, at no cost."""
     first, *rest = (numbers[_key(source)] for source in instruction.sources)
     low, high = (*(float_bits(value) for value in instruction.immediates), 0, 0)[:2]
     (immediates,) = struct.unpack("<q", struct.pack("<II", low, high))
@@ -83,9 +83,8 @@ def _number_values(body: Elementwise) -> dict[_Key, int]:
 
 
 def _access(body: Elementwise) -> list[int]:
-    """Return for each operand whether its memory is read (before it is written) and whether it is
-    written.
-    """
+    """Return for each operand whether it is read before a write (READ) and whether it is written
+    (WRITTEN)."""
     access = [0] * len(body.operands)
     for instruction in body.instructions:
         for source in instruction.sources:
@@ -97,19 +96,20 @@ def _access(body: Elementwise) -> list[int]:
 
 
 def streamed_results(body: Elementwise, strides: Sequence[Strides], sizes: Sequence[int]) -> frozenset[int]:
-    """Return the operands that are written past the caches: large results that nothing here reads."""
+    """Return the operands that are written past the caches: large results that the body does not
+    read."""
     if prod(sizes) * 4 < STREAM_BYTES or sizes[-1] < WIDE_ROW:
         return frozenset()
     read = {
         source.number for each in body.instructions for source in each.sources if isinstance(source, Input)
     }
     written = {each.result.number for each in body.instructions if isinstance(each.result, Input)}
-    # What is staged because of its strides is scattered as usual.
+    # Results that are staged because of their strides are scattered through the caches.
     return frozenset(number for number in written - read if strides[number][-1] == 4)
 
 
 def fetches_operands(body: Elementwise, elements: int) -> bool:
-    """Whether operands come from memory, and computing takes long enough to fetch them meanwhile."""
+    """True if operands come from memory and computing takes long enough to hide their prefetch."""
     long = any(each.operation in TRANSCENDENTAL for each in body.instructions)
     return long and 4 * elements >= STREAM_BYTES
 
@@ -126,7 +126,7 @@ def check_body(body: Elementwise, shape: Sequence[int], strides: Sequence[Stride
                 raise ValueError(f"{instruction} reads a register that nothing wrote")
         values = (instruction.result, *instruction.sources)
         if any(isinstance(value, Input) and not 0 <= value.number < len(strides) for value in values):
-            raise ValueError(f"{instruction} names an operand that is not there")
+            raise ValueError(f"{instruction} names an operand that does not exist")
         if isinstance(instruction.result, Register):
             written.add(instruction.result)
         elif 0 not in shape and any(

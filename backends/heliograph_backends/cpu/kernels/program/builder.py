@@ -1,9 +1,8 @@
-"""Collects steps as words. Plain Python, without numba: a plan can be built where nothing can be
-compiled.
+"""Builds programs from steps, as words. Plain Python, without numba.
 
-Every method appends one step; steps run in order and each sees what the earlier ones wrote. A step
-over an empty space is left out. Shapes are in elements, strides and offsets in bytes, all elements
-are float32. Errors are ValueErrors.
+Every method appends one step. Steps run in order, and each sees the results of the earlier ones. A
+step over an empty space is left out. Shapes are in elements, strides and offsets in bytes; all
+elements are float32. Errors are ValueErrors.
 """
 
 from __future__ import annotations
@@ -50,30 +49,31 @@ from heliograph_backends.cpu.kernels.program.words import (
     Kind,
 )
 
-#: A step of one tile is taken by another worker than the one beside it only if it takes longer.
+#: The least time of a single-tile step that another worker takes over from the one with its
+#: neighbour.
 TOGETHER_NS = 20_000.0
 #: The set of a step that runs by itself.
 ALONE = -1
 
 
 class _Added(NamedTuple):
-    """A step that was appended."""
+    """An appended step."""
 
-    #: Its first word.
+    #: The position of its first word.
     start: int
-    #: Whether workers share it.
+    #: True if workers share it.
     shared: bool
     nanoseconds: float
-    #: The set of steps that it may run beside.
+    #: The set of steps that it may run with.
     set: int
 
 
 class Encodings:
-    """The forms of steps that were encoded so far; builders of one plan share them."""
+    """The encoded forms of steps; the builders of a plan share them."""
 
     def __init__(self) -> None:
         self._found: dict[Hashable, Encoding] = {}
-        # Instructions are known by their identity, so they must live as long.
+        # Keys contain the `id` of instructions, so these must stay alive.
         self._kept: list[object] = []
 
     def find(self, key: Hashable, instructions: object, encode: Callable[[], Encoding]) -> Encoding:
@@ -86,13 +86,13 @@ class Encodings:
 
 
 class ProgramBuilder:
-    """Collects steps; `build` makes the program."""
+    """A builder of programs: methods append steps, `build` returns the program."""
 
     def __init__(self, encodings: Encodings | None = None) -> None:
         self._encodings = encodings or Encodings()
         self._code = bytearray()
         self._size = PROGRAM_HEADER_WORDS
-        # What is filled in: where slots are, the slots and offsets there, and where counters are.
+        # The positions of slots in the code, and the slots and offsets to fill in there.
         self._places: list[int] = []
         self._slots: list[int] = []
         self._offsets: list[int] = []
@@ -101,9 +101,7 @@ class ProgramBuilder:
         self._pack_bytes = 0
 
     def elementwise(self, shape: Sequence[int], body: Elementwise) -> None:
-        """Run an elementwise program over `shape`, of any number of axes that merge to at most
-        eight.
-        """
+        """Run an elementwise program over `shape`, whose axes must merge to at most eight."""
         operands, instructions, narrow = body
         shape = tuple(shape)
         key = (id(instructions), shape, narrow, *[operand.strides for operand in operands])
@@ -124,8 +122,8 @@ class ProgramBuilder:
         """Multiply `batch` times: product[rows, columns] = left[rows, depth] @ right[depth,
         columns].
 
-        `product` has contiguous columns and overlaps neither side. The epilogue's operands lie over
-        batch + (rows, columns); `product` itself takes part as one of them.
+        `product` has contiguous columns and overlaps neither side. The epilogue's operands have the
+        shape batch + (rows, columns); `product` itself may be one of them.
         """
         extra, instructions = epilogue[:2] if epilogue else ((), None)
         operands = (left, right, product, *extra)
@@ -176,8 +174,9 @@ class ProgramBuilder:
     ) -> None:
         """Write the soft maximum of x * scale + slope * mask over the last axis.
 
-        `narrow`: `elements.HALF` or `BRAIN` for a mask of f16 or bf16. A sink, of stride 0 along the last
-        axis, is one more score of each row. `slopes`, one for each index of axis -3; none: 1.
+        `narrow`: `elements.HALF` or `BRAIN` for a mask of f16 or bf16. A sink, of stride 0 along
+        the last axis, is one more score of each row. `slopes`, one for each index of axis -3; none:
+        1.
         """
         operands, shape = (source, mask, sinks, target), tuple(shape)
         strides = [None if operand is None else operand.strides for operand in operands]
@@ -192,16 +191,16 @@ class ProgramBuilder:
         self._rows(Kind.L2_NORM, shape, source, target, None, None, epsilon)
 
     def sum_rows(self, shape: Sequence[int], source: Operand, target: Operand) -> None:
-        """Write the sum over the last axis; `target` lies over shape[:-1]."""
+        """Write the sum over the last axis; `target` has the shape shape[:-1]."""
         self._reduce(Kind.SUM, shape, source, target)
 
     def mean_rows(self, shape: Sequence[int], source: Operand, target: Operand) -> None:
-        """Write the mean over the last axis; `target` lies over shape[:-1]."""
+        """Write the mean over the last axis; `target` has the shape shape[:-1]."""
         self._reduce(Kind.MEAN, shape, source, target)
 
     def max_rows(self, shape: Sequence[int], source: Operand, target: Operand) -> None:
-        """Write the largest element over the last axis, NaN where there is one; `target` lies over
-        shape[:-1].
+        """Write the largest element over the last axis, or NaN if there is one; `target` has the
+        shape shape[:-1].
         """
         if shape[-1] == 0 and 0 not in shape[:-1]:
             raise ValueError("the maximum of an empty row has no value")
@@ -216,10 +215,12 @@ class ProgramBuilder:
         rotation: Rotation,
         factors: Operand | None = None,
     ) -> None:
-        """Turn the pairs of all heads of each row by the row's positions; rows are heads side by side.
+        """Rotate the pairs of all heads of each row by the row's positions; a row is its heads side
+        by side.
 
-        `positions` are int32, of each row the first (stride 0 along it), and where the rotation says;
-        angles are divided by `factors`, one for each pair.
+        `positions` are int32. The operand names the first position of each row (stride 0 along it);
+        the rotation has the distances of the others. Angles are divided by `factors`, one for each
+        pair.
         """
         operands, shape = (source, positions, factors, target), tuple(shape)
         strides = [None if operand is None else operand.strides for operand in operands]
@@ -231,9 +232,8 @@ class ProgramBuilder:
         self._append(encoding, [operand for operand in operands if operand is not None])
 
     def convert(self, shape: Sequence[int], source: Operand, target: Operand, conversion: int) -> None:
-        """Copy all elements, as a conversion of `elements` has them; strides along rows of blocks are those
-        of a block.
-        """
+        """Copy all elements with a conversion of `elements`; the strides of rows of blocks are a
+        block's."""
         shape = tuple(shape)
         key = (Kind.CONVERT, shape, conversion, source.strides, target.strides)
         encoding = self._encodings.find(key, None, lambda: encode_convert(shape, source, target, conversion))
@@ -249,8 +249,10 @@ class ProgramBuilder:
         conversion: int,
         index_bytes: int,
     ) -> None:
-        """Write those of `rows` rows of the source that indices name to the target, which has this shape;
-        `indices`, int32 or int64, lie over shape[:-1]. An index outside ends the run.
+        """Write rows of the source, selected by indices below `rows`, to the target, which has this
+        shape.
+
+        `indices`, int32 or int64, have the shape shape[:-1]. An index out of range ends the run.
         """
         self._move(Kind.GATHER, shape, rows, (source, indices, target), conversion, index_bytes)
 
@@ -264,19 +266,20 @@ class ProgramBuilder:
         conversion: int,
         index_bytes: int,
     ) -> None:
-        """Write rows of this shape to those of the target's `rows` rows that indices name, the later ones
-        last; otherwise like `gather`.
+        """Write rows of this shape to the target's rows, selected by indices below `rows`, in
+        order; otherwise like `gather`.
         """
         self._move(Kind.SCATTER, shape, rows, (source, indices, target), conversion, index_bytes)
 
     def attention(
         self, outer: Sequence[int], rows: int, form: Attention, operands: Sequence[Operand | None]
     ) -> None:
-        """Write attention of queries [outer, rows, key width] to the target [outer, rows, value width].
+        """Write attention of queries [outer, rows, key width] to the target [outer, rows, value
+        width].
 
-        `operands` are queries, keys and values [outer, keys, width], the target, and a mask [outer, rows,
-        keys] and sinks [outer, rows] or None; strides cover two axes after the outer ones, along keys and
-        values those of what is stored.
+        `operands` are queries, keys and values [outer, keys, width], the target, and a mask [outer,
+        rows, keys] and sinks [outer, rows] or None. Strides cover two axes after the outer ones;
+        those of keys and values are of their stored elements.
         """
         outer = tuple(outer)
         strides = [None if operand is None else operand.strides for operand in operands]
@@ -285,11 +288,12 @@ class ProgramBuilder:
         self._append(encoding, [operand for operand in operands if operand is not None])
 
     def experts(self, form: Experts, operands: tuple[Operand, Operand, Operand, Operand]) -> None:
-        """Write for each token and each of its ids its row times the transpose of the expert's matrix.
+        """Write for each token and each of its ids the token's row times the transposed matrix of
+        the expert.
 
-        `operands` are the experts, whose strides cover experts and rows, rows [tokens, own, depth], ids
-        [tokens, used], int32 or int64, and the result [tokens, used, columns], which has contiguous rows. An
-        id outside ends the run.
+        `operands` are the experts, whose strides cover experts and rows, rows [tokens, own, depth],
+        ids [tokens, used], int32 or int64, and the result [tokens, used, columns], which has
+        contiguous rows. An id out of range ends the run.
         """
         key = (Kind.EXPERTS, form, *[operand.strides for operand in operands])
         encoding = self._encodings.find(key, None, lambda: encode_experts(form, operands))
@@ -297,13 +301,15 @@ class ProgramBuilder:
 
     @property
     def steps(self) -> int:
-        """How many steps there are so far; empty ones were left out."""
+        """The number of steps so far, without empty ones."""
         return len(self._steps)
 
     @contextmanager
     def member_of(self, number: int) -> Iterator[None]:
-        """What is appended in the block runs at the same time as its neighbours of the same number, which
-        it does not need and which do not need it; but several steps run one after the other.
+        """Put the step appended in the block into a set that runs at the same time.
+
+        Adjacent steps of the same number form a set; they must be independent. Several steps in one
+        block run one after the other instead.
         """
         first = len(self._steps)
         self._set = number
@@ -374,7 +380,7 @@ class ProgramBuilder:
         self._append(encoding, [operand for operand in operands if operand is not None])
 
     def _append(self, encoding: Encoding, operands: Sequence[AnyOperand]) -> None:
-        """Add a step: the words of its form, and what is to be filled in."""
+        """Add a step: the words of its form, and the slots and offsets to fill in."""
         if not encoding.code:
             return
         code, size = encoding.code, self._size
@@ -393,7 +399,7 @@ class ProgramBuilder:
 
 
 def _runs(steps: Sequence[_Added]) -> Iterator[tuple[int, int]]:
-    """The first step of each set, and the one behind its last."""
+    """Yield the first step of each set and the end of the set."""
     first = 0
     for place in range(1, len(steps) + 1):
         if place == len(steps) or steps[place].set != steps[first].set or steps[first].set == ALONE:
@@ -402,7 +408,8 @@ def _runs(steps: Sequence[_Added]) -> Iterator[tuple[int, int]]:
 
 
 def _share_sets(steps: Sequence[_Added]) -> list[_Added]:
-    """The steps; in sets of several those of one tile are shared too, so that workers can take one each."""
+    """Return the steps. In sets of several also single-tile steps are shared, so that workers take
+    one each."""
     found: list[_Added] = []
     for first, behind in _runs(steps):
         several = behind - first > 1
@@ -412,7 +419,7 @@ def _share_sets(steps: Sequence[_Added]) -> list[_Added]:
 
 
 def _together(steps: Sequence[_Added]) -> Iterator[int]:
-    """For each step the word TOGETHER."""
+    """Yield the word TOGETHER of each step."""
     opened = 0
     for first, behind in _runs(steps):
         opened += sum(step.shared for step in steps[first:behind])
@@ -421,5 +428,5 @@ def _together(steps: Sequence[_Added]) -> Iterator[int]:
 
 
 def _overwrites(operands: Sequence[AnyOperand]) -> bool:
-    """Whether two operands begin at the same place, as in a step that runs in place."""
+    """True if two operands start at the same place, as in a step that runs in place."""
     return len({operand[:2] for operand in operands}) < len(operands)

@@ -1,4 +1,4 @@
-"""How rows of elements become rows of other elements. Plain Python, without numba."""
+"""Conversions of rows between data types. Plain Python, without numba."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Final, NamedTuple
 from heliograph_backends.cpu.kernels.program.stored_types import FORMS, Stored
 from heliograph_backends.cpu.kernels.program.words import CONVERTED, ROUNDING, WIDENING
 
-#: A row of float32 where a kernel also takes stored ones; numbers of `Stored` are greater.
+#: The form of float32 rows in kernels that also take stored ones; the numbers of `Stored` are
+#: greater.
 FLOAT32: Final = 1
 
 
 class Conversion(IntEnum):
-    """From which elements to which; behind these are UNPACK + a stored type and PACK + a block's."""
+    """A conversion of elements. UNPACK + a stored type and PACK + a block are conversions, too."""
 
-    BYTES_1 = 0  # moved as they are, so many at a time
+    BYTES_1 = 0  # moved unchanged, by this element size
     BYTES_2 = 1
     BYTES_4 = 2
     BYTES_8 = 3
@@ -31,13 +32,13 @@ def _staged(widen: Conversion, narrow: Conversion) -> int:
     return (CONVERTED + widen) << WIDENING | (CONVERTED + narrow) << ROUNDING
 
 
-#: How kernels of float32 that stage f16 and bf16 convert them.
+#: The conversions of f16 and bf16 in float32 kernels that stage them.
 HALF: Final = _staged(Conversion.F16_F32, Conversion.F32_F16)
 BRAIN: Final = _staged(Conversion.BF16_F32, Conversion.F32_BF16)
 
-#: Added to a `Stored`: its blocks become float32.
+#: Plus a `Stored`: the conversion of its blocks to float32.
 UNPACK: Final = 64
-#: Added to a `Block`: float32 become its blocks.
+#: Plus a `Block`: the conversion of float32 to its blocks.
 PACK: Final = 128
 
 
@@ -53,7 +54,7 @@ class Block(IntEnum):
 
 BLOCK_ELEMENTS: Final = 32
 BLOCK_BYTES: Final = {Block.Q8_0: 34, Block.Q4_0: 18, Block.Q4_1: 20, Block.Q5_0: 22, Block.Q5_1: 24}
-#: By the bytes of an element: how it is moved.
+#: The conversion that moves elements, by their size in bytes.
 BYTES: Final = {
     1: Conversion.BYTES_1,
     2: Conversion.BYTES_2,
@@ -64,14 +65,14 @@ _SIZES: Final = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 class Unit(NamedTuple):
-    """What lies side by side in a row: an element, or a block of them."""
+    """The contiguous unit of a row: an element or a block."""
 
     elements: int
     bytes: int
 
 
 def units_of(conversion: int) -> tuple[Unit, Unit]:
-    """What a conversion reads and what it writes. Raises ValueError for one that there is not."""
+    """Return the units that a conversion reads and writes. Raises ValueError for an unknown one."""
     if conversion >= PACK:
         return Unit(1, 4), Unit(BLOCK_ELEMENTS, BLOCK_BYTES[Block(conversion - PACK)])
     if conversion >= UNPACK:

@@ -1,7 +1,7 @@
-"""Steps as words that do not know yet where their operands lie.
+"""Encodes steps as words, without the places of their operands.
 
-Most steps of a large graph have the form of an earlier one: kind, shape, strides and instructions. So
-the form is encoded once, and a step of it is a copy in which slots and offsets are filled in. Pure.
+Most steps of a large graph have the form of an earlier one: kind, shape, strides and instructions.
+So the form is encoded once, and each step is a copy in which slots and offsets are filled in. Pure.
 Shapes are in elements, strides in bytes. Errors are ValueErrors.
 """
 
@@ -56,29 +56,25 @@ from heliograph_backends.cpu.kernels.program.words import (
 )
 
 Choice = TypeVar("Choice")
-#: Steps that take less than this gain nothing from a second worker.
+#: Shorter steps gain nothing from a second worker.
 SHARING_NS = 4000.0
-#: Row kernels that write as much as they read.
+#: Row kernels that write as many elements as they read.
 _MAPPING_ROWS = frozenset({Kind.LAYER_NORM, Kind.RMS_NORM, Kind.SOFT_MAX, Kind.L2_NORM})
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """The words of a step, with 0 where its operands' slots and offsets go."""
+    """The words of a step, with 0 for its operands' slots and offsets."""
 
     code: bytes
     #: For each operand the position of its slot; its offset is the next word.
     operands: tuple[int, ...]
     shared: bool
     nanoseconds: float
-    #: Of each worker's scratch, for packing.
+    #: Bytes of each worker's scratch for packing.
     pack_bytes: int = 0
-    #: The same step without writing past the caches, where `code` does that.
+    #: The same step without writes past the caches, if `code` has them.
     through_caches: bytes = b""
-
-    @property
-    def words(self) -> int:
-        return len(self.code) // layout.WORD_BYTES
 
 
 #: A step over an empty space.
@@ -134,7 +130,7 @@ def encode_gemm(
     packed = isinstance(right, PackedOperand)
     pack_left = sides[0][-1] != 4 and depth > 1
     form, block = _right_form(right)
-    # With few rows a stored weight is never unpacked, so it can stream through in one go.
+    # With few rows a stored weight is never unpacked, so it streams through in a single pass.
     streams = form > 1 and rows <= FEW_ROWS and not pack_left
     space = (
         cut_streamed(outer, rows, columns, depth)
@@ -164,7 +160,8 @@ def encode_rows(
 ) -> Encoding:
     """Encode a row kernel over source, weight, bias and target, of elements of `size` bytes.
 
-    After the parameter come the words of an operand that has strides alone, if `heads` are given, and `more`.
+    The parameter is followed by an operand that only has the strides `heads`, if given, and by
+    `more`.
     """
     strides = [broadcast(each, len(shape)) if each else (0,) * len(shape) for each in operands]
     _check_rows(kind, shape, operands, strides, size)
@@ -211,7 +208,8 @@ def encode_soft_max(
 
 
 def encode_rotary(shape: tuple[int, ...], operands: Sequence[Operand | None], rotation: Rotation) -> Encoding:
-    """Encode a rotary embedding over source, positions, factors and target, see `ProgramBuilder.rotary`."""
+    """Encode a rotary embedding over source, positions, factors and target, see
+    `ProgramBuilder.rotary`."""
     width, start, adjacent, narrow, size, angles, scales, positions = rotation
     pairs = len(angles)
     if not 0 < pairs <= layout.MAXIMUM_PAIRS or start < 0 or start + 2 * pairs > width or shape[-1] % width:
@@ -230,7 +228,8 @@ def _patterns(*values: float) -> tuple[int, ...]:
 
 
 def _choices(preferred: Choice, plain: Choice) -> tuple[Choice, ...]:
-    """Return what a step would like, and what it does where its result overwrites an operand."""
+    """Return the preferred variant, if any, and the plain one for results that overwrite an
+    operand."""
     return (preferred, plain) if preferred else (plain,)
 
 
@@ -241,7 +240,7 @@ def _check_rows(
     strides: Sequence[Strides],
     size: int,
 ) -> None:
-    """Raise unless rows are contiguous: all of float32, but those of a rotary embedding and of a mask."""
+    """Raise unless rows are contiguous: float32, except in a rotary embedding and a mask."""
     for place, (operand, steps) in enumerate(zip(operands, strides, strict=True)):
         if (kind, place) in ((Kind.ROTARY, 1), (Kind.SOFT_MAX, 2)):
             continue  # one position, or one sink, for a whole row
@@ -267,7 +266,7 @@ def _body_places(start: int, operands: int) -> tuple[int, ...]:
 
 
 def step_words(kind: Kind, space: Space, payload: list[int], nanoseconds: float, streams: bool) -> bytes:
-    """Put the header in front; how a step is shared is filled in when the program is built."""
+    """Prepend the header. `ProgramBuilder.build` fills in how a step is shared."""
     words = [kind, STEP_HEADER_WORDS + len(payload), space.tiles, space.blocks, space.blocks_per_tile]
     words += [-1, space.rows, space.columns, space.row_block, space.column_block]
     words += [space.row_blocks, space.column_blocks, int(streams), 0]
@@ -294,7 +293,7 @@ def _pack_bytes(space: Space, depth: int, pack_left: bool, pack_right: bool) -> 
 
 
 def broadcast(operand: Operand, axes: int) -> Strides:
-    """Return the operand's strides over all axes, stride 0 over those that it lacks."""
+    """Return the operand's strides over all axes, 0 over missing ones."""
     missing = axes - len(operand.strides)
     if missing < 0:
         raise ValueError(f"{operand} has more than {axes} axes")
@@ -324,8 +323,8 @@ def _right_strides(right: AnyOperand, axes: int) -> Strides:
 def _fold_batch(
     batch: tuple[int, ...], rows: int, sides: list[Strides]
 ) -> tuple[tuple[int, ...], int, list[Strides]]:
-    """Merge batch axes with each other and, where the right side repeats along the last ones, those
-    with the rows.
+    """Merge batch axes with each other, and the last ones with the rows if the right side repeats
+    along them.
     """
     left, right, *others = sides
     own = max((axis + 1 for axis, step in enumerate(right[:-2]) if step), default=0)

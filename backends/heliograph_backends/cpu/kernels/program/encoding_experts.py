@@ -1,4 +1,4 @@
-"""Products with experts as words that do not know where their operands lie; see `encoding`.
+"""Encodes products with experts as words without the places of their operands; see `encoding`.
 
 Pure. Shapes are in elements, strides in bytes. Errors are ValueErrors.
 """
@@ -25,7 +25,7 @@ from heliograph_backends.cpu.kernels.program.tiles import (
 )
 from heliograph_backends.cpu.kernels.program.words import PANEL_COLUMNS, Kind
 
-#: Blocks that workers can share well.
+#: The number of blocks that workers can share evenly.
 BLOCKS_WANTED = 16
 _LINE = 64
 
@@ -57,7 +57,8 @@ def encode_experts(form: Experts, operands: tuple[Operand, Operand, Operand, Ope
 
 
 def _cut(form: Experts, places: int) -> tuple[Space, float]:
-    """Blocks of columns for each expert or each id, and one worker's time if ids spread evenly."""
+    """Return blocks of columns for each expert or id, and one worker's time with evenly spread
+    ids."""
     matrices = min(places, form.experts)
     rows = -(-places // max(1, matrices))
     nanoseconds = matmul_ns(max(1, matrices), rows, form.columns, form.depth)
@@ -70,8 +71,8 @@ def _cut(form: Experts, places: int) -> tuple[Space, float]:
 
 
 def _areas(form: Experts, space: Space, rows: int) -> tuple[list[int], int]:
-    """How many rows are multiplied at once; where products, rows and panels are in a worker's scratch behind
-    the list of rows; how much of it that takes.
+    """Return the number of rows that are multiplied at once with the places of products, rows and
+    panels in a worker's scratch, after the list of rows; and the bytes of all areas.
     """
     part = min(form.depth, layout.UNPACKED_DEPTH)
     row_bytes = max(

@@ -1,4 +1,5 @@
-"""Steps that move rows, and attention, as words that do not know where their operands lie; see `encoding`.
+"""Encodes moves of rows and attention as words without the places of their operands; see
+`encoding`.
 
 Pure. Shapes are in elements, strides in bytes. Errors are ValueErrors.
 """
@@ -34,9 +35,9 @@ from heliograph_backends.cpu.kernels.program.tiles import (
 )
 from heliograph_backends.cpu.kernels.program.words import KEY_BLOCK, OPERAND_WORDS, PANEL_COLUMNS, Kind
 
-#: Rows of queries in one block: what their keys cost to unpack is then little beside their products.
+#: Rows of queries in a block; with so many, unpacking the keys costs little beside the products.
 QUERY_BLOCK = 64
-#: Columns of a scatter that one block takes are whole blocks of every type.
+#: The columns of a block of a scatter are a multiple of this, which is whole blocks of every type.
 WHOLE_BLOCKS = 256
 _ABSENT = [-1, *[0] * (OPERAND_WORDS - 1)]
 _LINE = 64
@@ -51,7 +52,7 @@ def encode_convert(shape: tuple[int, ...], source: Operand, target: Operand, con
     if read.elements == written.elements == 1:
         sizes, strides = split_axes(*coalesce(shape, strides), inner=2)
     else:
-        # Blocks end where rows do.
+        # A row has whole blocks.
         _require_dense(strides, conversion, shape[-1])
         leading, before = split_axes(*coalesce(shape[:-1], [each[:-1] for each in strides]), inner=1)
         sizes = (*leading, shape[-1])
@@ -71,7 +72,7 @@ def encode_gather(
     conversion: int,
     index_bytes: int,
 ) -> Encoding:
-    """Encode the rows that indices name, see `ProgramBuilder.gather`."""
+    """Encode a gather of rows, see `ProgramBuilder.gather`."""
     if 0 in shape:
         return NOTHING
     axes = len(shape)
@@ -95,9 +96,10 @@ def encode_scatter(
     conversion: int,
     index_bytes: int,
 ) -> Encoding:
-    """Encode rows that are written where indices say, see `ProgramBuilder.scatter`.
+    """Encode a scatter of rows, see `ProgramBuilder.scatter`.
 
-    A block is some columns of all rows, in their order: so a later row stays where an index comes twice.
+    A block has some columns of all rows, in order, so that the last row of a repeated index
+    remains.
     """
     if 0 in shape:
         return NOTHING
@@ -117,21 +119,21 @@ def encode_scatter(
 
 
 def _outer_axes(leading: tuple[int, ...], strides: list[Strides]) -> tuple[tuple[int, ...], list[Strides]]:
-    """Merge leading axes; the last two stay."""
+    """Merge leading axes; keep the last two."""
     sizes, before = coalesce(leading, [each[:-2] for each in strides])
     sizes, before = split_axes(sizes, before, inner=0)
     return sizes, [(*steps, *each[-2:]) for steps, each in zip(before, strides, strict=True)]
 
 
 def _require_dense(strides: Sequence[Strides], conversion: int, columns: int) -> None:
-    """Raise unless rows of blocks, and of what they are made of, lie side by side."""
+    """Raise unless the rows of blocks and of their elements are contiguous."""
     if conversion < UNPACK:
         return
     for steps, unit in zip(strides, units_of(conversion), strict=True):
         if columns > unit.elements and steps[-1] != unit.bytes:
             raise ValueError(f"rows of blocks need a stride of {unit.bytes} bytes, not {steps[-1]}")
         if columns % unit.elements:
-            raise ValueError(f"rows of {columns} elements are no blocks of {unit.elements}")
+            raise ValueError(f"rows of {columns} elements are not whole blocks of {unit.elements}")
 
 
 def _move_words(conversion: int, index_bytes: int, choices: int, count: int) -> list[int]:
@@ -141,7 +143,7 @@ def _move_words(conversion: int, index_bytes: int, choices: int, count: int) -> 
 
 
 def _moving(kind: Kind, space: Space, words: list[int], conversion: int, places: tuple[int, ...]) -> Encoding:
-    """A step that moves rows; blocks take longer, as they are computed."""
+    """Return the encoding of a move; blocks take longer, since they are computed."""
     rows = words[layout.WHICH_COUNT - layout.MOVED_FROM] if kind is Kind.SCATTER else space.rows
     elements = prod(space.outer) * rows * space.columns
     each = 8 / MEMORY_BYTES_PER_NS if conversion < UNPACK else TRANSCENDENTAL_NS
@@ -155,7 +157,8 @@ def _moving(kind: Kind, space: Space, words: list[int], conversion: int, places:
 def encode_attention(
     outer: tuple[int, ...], rows: int, form: Attention, operands: Sequence[Operand | None]
 ) -> Encoding:
-    """Encode attention over queries, keys, values, target, mask and sinks, see `ProgramBuilder.attention`."""
+    """Encode attention over queries, keys, values, target, mask and sinks, see
+    `ProgramBuilder.attention`."""
     if form.value_width % 16 or form.key_width == 0:
         raise ValueError(f"attention over rows of {form.key_width} and {form.value_width} elements")
     if 0 in outer or rows == 0 or form.value_width == 0:
@@ -186,7 +189,8 @@ def _form_words(form: Attention) -> list[int]:
 
 
 def _areas(rows: int, form: Attention) -> tuple[list[int], int]:
-    """Where in a worker's scratch states, biases, scores, panels and wide values are, and where they end."""
+    """Return the places of states, biases, scores, panels and wide values in a worker's scratch,
+    and their end."""
     panels = KEY_BLOCK // PANEL_COLUMNS * (form.key_width + 16) * PANEL_COLUMNS
     panels = max(panels, (form.value_width // PANEL_COLUMNS + 1) * KEY_BLOCK * PANEL_COLUMNS)
     wide = 0

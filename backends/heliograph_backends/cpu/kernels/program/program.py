@@ -1,9 +1,9 @@
-"""What a caller says to the builder, and what it gets: plain frozen values, without numba."""
+"""The values that callers pass to the builder, and the program: plain and frozen, without numba."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,20 +11,15 @@ from numpy.typing import NDArray
 from heliograph_backends.cpu.kernels.program.stored_types import Stored
 from heliograph_backends.cpu.kernels.program.words import Operation
 
-if TYPE_CHECKING:
-    pass
-
 
 class Operand(NamedTuple):
-    """Float32 elements in the memory that slot `slot` is bound to."""
+    """Float32 elements in the memory of a slot."""
 
     slot: int
     offset: int
     """Bytes from the slot's base address to element (0, ..., 0)."""
     strides: tuple[int, ...]
-    """Byte strides, last axis last. Missing leading axes have stride 0, so an operand broadcasts as
-    in NumPy.
-    """
+    """Byte strides, last axis last. Missing leading axes have stride 0, as in NumPy's broadcasting."""
 
 
 class PackedOperand(NamedTuple):
@@ -36,12 +31,12 @@ class PackedOperand(NamedTuple):
 
 
 class StoredOperand(NamedTuple):
-    """A right side of a matrix product; its columns are rows of a weight that is stored in another type."""
+    """A right side of a matrix product whose columns are rows of a weight of another data type."""
 
     slot: int
     offset: int
     strides: tuple[int, ...]
-    """Byte strides of batch axes and columns; along k elements or blocks follow each other."""
+    """Byte strides of batch axes and columns; along k, elements or blocks are adjacent."""
     kind: Stored
 
 
@@ -51,7 +46,7 @@ AnyOperand: TypeAlias = Operand | PackedOperand | StoredOperand
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A value that lives between two instructions only."""
+    """A value that exists only between instructions."""
 
     number: int
 
@@ -59,8 +54,7 @@ class Register:
 @dataclass(frozen=True, slots=True)
 class Input:
     """An operand of an elementwise program, by its position in the list; it may be read and
-    written.
-    """
+    written."""
 
     number: int
 
@@ -69,9 +63,8 @@ Source = Register | Input | float
 
 
 class Instruction(NamedTuple):
-    """`result = operation(*sources, *immediates)`, element by element in float32; a float is a
-    constant source.
-    """
+    """`result = operation(*sources, *immediates)` for each element, in float32; a float is a
+    constant."""
 
     operation: Operation
     result: Register | Input
@@ -82,56 +75,55 @@ class Instruction(NamedTuple):
 class Elementwise(NamedTuple):
     """An elementwise program: operands over one iteration space, and instructions in order.
 
-    An operand that is written may share memory with another one only when both have the same
-    strides and offset, and nothing reads that other one after the write; otherwise they must not
-    overlap.
+    A written operand may share memory with another one only if both have the same strides and
+    offset and no instruction reads the other one after the write; otherwise they must not overlap.
     """
 
     operands: tuple[Operand, ...]
     instructions: tuple[Instruction, ...]
     narrow: tuple[int, ...] = ()
-    """Of each operand `elements.HALF` or `BRAIN` if it is f16 or bf16, else 0; none: all are float32."""
+    """For each operand `elements.HALF` or `BRAIN` if it is f16 or bf16, else 0; empty: all are float32."""
 
 
 class Experts(NamedTuple):
     """The sizes of a product with experts."""
 
     kind: Stored
-    """How the experts are stored."""
+    """The data type of the experts."""
     experts: int
     columns: int
     depth: int
     tokens: int
     used: int
-    """Ids of a token."""
+    """Ids per token."""
     own: int
-    """Rows of a token, which its ids use in turn."""
+    """Rows per token, which its ids use in turn."""
     id_bytes: int
 
 
 class Rotation(NamedTuple):
-    """How the pairs of each head turn with the position, in radians."""
+    """The rotation of each head's pairs by the position, in radians."""
 
     width: int
     """Elements of a head."""
     start: int
-    """The first element that turns."""
+    """The first rotated element."""
     adjacent: bool
-    """Whether a pair are neighbours, rather than one of each half of what turns."""
+    """True if a pair is adjacent elements, false if one of each half of the rotated elements."""
     narrow: int
     """`elements.HALF` or `BRAIN` if rows are f16 or bf16, else 0."""
     size: float
-    """Length of what was 1 long."""
+    """The factor of the length of a pair."""
     angles: tuple[float, ...]
-    """Of each pair: the angle for one position, before it is divided by the pair's factor."""
+    """For each pair the angle of one position, before the division by the pair's factor."""
     scales: tuple[float, ...]
-    """Of each pair: what the angle is multiplied with after that."""
+    """For each pair the factor of the angle after that division."""
     positions: tuple[int, ...]
-    """Of each pair: bytes from a token's first position to the one that it turns by."""
+    """For each pair the bytes from a token's first position to the pair's position."""
 
 
 class Attention(NamedTuple):
-    """What attention does with its rows of queries."""
+    """The sizes, data types and parameters of attention."""
 
     keys: int
     key_width: int
@@ -141,27 +133,27 @@ class Attention(NamedTuple):
     """`elements.FLOAT32`, or a `Stored`."""
     value_form: int
     mask_conversion: int
-    """Of the mask to float32."""
+    """The conversion of the mask to float32."""
     scale: float
     cap: float
-    """Scores become cap * tanh(score / cap); 0: they stay."""
+    """If not 0, scores become cap * tanh(score / cap)."""
     head_strides: tuple[int, ...]
-    """From one outer index, or row, to the next in `slopes`, times 8."""
+    """Byte strides of outer indices and rows in `slopes`, at 8 bytes each."""
     slopes: tuple[float, ...] = ()
-    """What each head's mask is multiplied with; none: 1."""
+    """The factor of each head's mask; empty: 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """An encoded run of steps, good for any memory of the right shapes."""
+    """Encoded steps, which can be bound to any memory of the right shapes."""
 
     code: NDArray[np.int64]
     slots: int
-    """Number of base addresses that a binding gives."""
+    """The number of base addresses in a binding."""
     steps: int
     shared_steps: int
-    """Steps of more than one tile, which workers share."""
+    """The number of steps that workers share."""
     scratch_bytes: int
-    """What each worker needs."""
+    """Bytes of scratch that each worker needs."""
     shared_cost_ns: float
-    """Rough estimate of the time that one worker needs for the shared steps."""
+    """A rough estimate of one worker's time for the shared steps."""

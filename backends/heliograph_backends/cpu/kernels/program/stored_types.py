@@ -1,18 +1,19 @@
-"""Data types of weights that matrix products read as they are stored. Plain Python, without numba."""
+"""Data types of weights that matrix products read in their stored form. Plain Python, without
+numba."""
 
 from __future__ import annotations
 
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-#: Rows of the left side up to which a weight streams through registers, and is not unpacked into panels.
+#: The most rows of the left side for which a weight streams through registers instead of panels.
 FEW_ROWS: Final = 4
-#: Columns of a product with few rows that are computed together.
+#: Columns that are computed together in a product with few rows.
 FEW_COLUMNS: Final = 64
 
 
 class Stored(IntEnum):
-    """How a weight's rows are stored; the number of the type in a step."""
+    """The data type of a weight's rows; its number in a step."""
 
     F16 = 2
     BF16 = 3
@@ -30,7 +31,7 @@ class Stored(IntEnum):
 
 
 class Form(NamedTuple):
-    """A type's blocks."""
+    """The blocks of a data type."""
 
     block_size: int
     """Elements in a block."""

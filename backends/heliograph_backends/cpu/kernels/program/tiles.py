@@ -1,6 +1,5 @@
-"""How steps are cut into tiles: from shapes alone, so that bits and work do not depend on the
-number of workers.
-"""
+"""Cuts steps into tiles, by shapes alone, so that bits and work do not depend on the number of
+workers."""
 
 from __future__ import annotations
 
@@ -14,15 +13,15 @@ from heliograph_backends.cpu.kernels.program.words import OUTER_DIMENSIONS, PANE
 TILE_ELEMENTS = 32 * 1024
 TILE_NS = 6000.0
 MAXIMUM_TILES_WANTED = 32
-# Results of at least this many bytes are written past the caches, which saves reading the lines that
-# they overwrite. Measured with a chain of additions: below 32 MiB, where the next step still finds what
-# the last one wrote, it costs up to a fifth; above, it saves as much and more.
+# Results of at least this many bytes are written past the caches, which avoids reading the
+# overwritten lines. Measured with a chain of additions: below 32 MiB, where results stay in the
+# cache for the next step, it costs up to a fifth; above, it saves as much or more.
 STREAM_BYTES = 32 * 1024 * 1024
-# Rough rates of one worker, good enough to decide what is worth sharing.
+# Rough rates of one worker, sufficient to decide which steps are worth sharing.
 FLOPS_PER_NS = 200.0
 MEMORY_BYTES_PER_NS = 20.0
-# A block of 48 rows is four strips of twelve. Where the right side is packed for each block, more
-# rows share that work.
+# A block of 48 rows is four strips of twelve. If the right side is packed for each block, blocks
+# have more rows to share that work.
 PACKED_ROW_BLOCK, UNPACKED_ROW_BLOCK, UNPACKED_COLUMN_BLOCK = 48, 192, 128
 LARGEST_COLUMN_BLOCK, SMALLEST_COLUMN_BLOCK = 384, 96
 PACKED_DEPTH_BLOCK, UNPACKED_DEPTH_BLOCK = 2048, UNPACKED_DEPTH
@@ -32,7 +31,7 @@ Strides = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The iteration space of a step and how it is cut."""
+    """The iteration space of a step, and its blocks."""
 
     outer: tuple[int, ...]
     rows: int
@@ -47,7 +46,7 @@ class Space:
 
     @property
     def column_blocks(self) -> int:
-        """At least one: a reduction of empty rows writes results all the same."""
+        """At least one, since a reduction of empty rows writes results."""
         return max(1, -(-self.columns // self.column_block))
 
     @property
@@ -75,9 +74,8 @@ def coalesce(shape: Sequence[int], strides: Sequence[Strides]) -> tuple[tuple[in
 def split_axes(
     shape: Sequence[int], strides: Sequence[Strides], inner: int
 ) -> tuple[tuple[int, ...], list[Strides]]:
-    """Pad with axes of size 1 in front to at least `inner` axes, and refuse more than the runner
-    walks.
-    """
+    """Prepend axes of size 1 up to `inner` axes. Raises ValueError for more axes than the runner
+    walks."""
     missing = max(0, inner - len(shape))
     if len(shape) > OUTER_DIMENSIONS + inner:
         raise ValueError(f"{len(shape)} axes that do not merge: at most {OUTER_DIMENSIONS + inner}")
@@ -85,9 +83,8 @@ def split_axes(
 
 
 def cut_elements(outer: tuple[int, ...], rows: int, columns: int, whole_rows: bool = False) -> Space:
-    """Cut into blocks of about `TILE_ELEMENTS`; small blocks of several outer indices make one
-    tile.
-    """
+    """Cut into blocks of about `TILE_ELEMENTS`; small blocks of several outer indices form a
+    tile."""
     column_block = columns if whole_rows else min(columns, TILE_ELEMENTS)
     row_block = min(rows, max(1, TILE_ELEMENTS // max(1, column_block)))
     per_tile = max(1, TILE_ELEMENTS // max(1, row_block * column_block))
@@ -95,23 +92,22 @@ def cut_elements(outer: tuple[int, ...], rows: int, columns: int, whole_rows: bo
 
 
 def matmul_ns(batch: int, rows: int, columns: int, depth: int) -> float:
-    """Estimate one worker's time for a product: arithmetic, or reading the right side where there
-    are few rows.
-    """
+    """Estimate one worker's time for a product: arithmetic, or with few rows reading the right
+    side."""
     arithmetic = 2.0 * rows * columns * depth / FLOPS_PER_NS
     return batch * max(arithmetic, 4.0 * depth * columns / MEMORY_BYTES_PER_NS)
 
 
 def cut_streamed(outer: tuple[int, ...], rows: int, columns: int, depth: int) -> Space:
-    """Cut a product of few rows with a stored weight into the columns that its kernels take together."""
+    """Cut a product of few rows with a stored weight into the columns that the kernels take
+    together."""
     block_ns = max(1.0, matmul_ns(1, rows, min(columns, FEW_COLUMNS), depth))
     return Space(outer, rows, columns, rows, FEW_COLUMNS, max(1, round(TILE_NS / block_ns)))
 
 
 def cut_matmul(outer: tuple[int, ...], rows: int, columns: int, depth: int, packed: bool) -> Space:
-    """Cut into blocks of rows by groups of panels, of a few microseconds each where the product is
-    large enough.
-    """
+    """Cut into blocks of rows by groups of panels, of a few microseconds each if the product is
+    large."""
     batch = prod(outer)
     row_block = min(rows, PACKED_ROW_BLOCK if packed else UNPACKED_ROW_BLOCK)
     row_blocks = -(-rows // row_block)

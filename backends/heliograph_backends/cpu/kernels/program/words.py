@@ -1,14 +1,14 @@
-"""The words in which a program is encoded: shared by the builder, which is plain Python, and the
-native runner.
+"""The words of an encoded program, shared by the builder, which is plain Python, and the native
+runner.
 
 A program is one array of int64 words: a header, then steps. A step is
 
-    header | space | operands ... | what its kind needs
+    header | space | operands ... | words of its kind
 
 Every step walks one space of six outer dimensions, rows and columns, cut into blocks of ROW_BLOCK
 by COLUMN_BLOCK; BLOCKS_PER_TILE consecutive blocks are one tile, the unit that a worker claims. All
-of it follows from shapes alone. An operand names a slot of the table of base addresses that is
-bound at run time, so one program runs on any memory.
+of this depends only on shapes. An operand names a slot in a table of base addresses that is bound
+at run time, so a program runs on any memory.
 
 All offsets, strides and sizes below are counted in bytes, all positions in words.
 """
@@ -40,9 +40,9 @@ ROW_BLOCK: Final = 8
 COLUMN_BLOCK: Final = 9
 ROW_BLOCKS: Final = 10
 COLUMN_BLOCKS: Final = 11
-STREAMS: Final = 12  # whether results are written past the caches
-# Which steps run at the same time: bit 0, whether this one need not wait for the one before it; above,
-# how many shared steps are open while its set runs, counted from the program's first.
+STREAMS: Final = 12  # 1: results are written past the caches
+# Concurrency: bit 0 is set if the step need not wait for the one before it; the bits above are the
+# number of shared steps that are open while its set runs, counted from the program's first.
 TOGETHER: Final = 13
 OUTER_SIZES: Final = 14
 STEP_HEADER_WORDS: Final = OUTER_SIZES + OUTER_DIMENSIONS
@@ -62,7 +62,7 @@ PRODUCT: Final = RIGHT + OPERAND_WORDS
 DEPTH: Final = PRODUCT + OPERAND_WORDS
 DEPTH_BLOCK: Final = DEPTH + 1
 PACK_LEFT: Final = DEPTH + 2
-PACK_RIGHT: Final = DEPTH + 3  # 0: it is packed; 1: float32; else how it is stored, see `stored_types`
+PACK_RIGHT: Final = DEPTH + 3  # 0: packed; 1: float32; else a `Stored`, see `stored_types`
 RIGHT_BLOCK: Final = DEPTH + 4  # values of k in one row stride of the right side
 HAS_EPILOGUE: Final = DEPTH + 5
 EPILOGUE: Final = DEPTH + 6
@@ -75,43 +75,43 @@ BIAS: Final = WEIGHT + OPERAND_WORDS
 TARGET: Final = BIAS + OPERAND_WORDS
 PARAMETER: Final = TARGET + OPERAND_WORDS
 
-# Softmax, whose weight is the mask and whose bias are sinks, after the parameter: strides from a row to the
-# word of its head's slope, then these.
+# Softmax (the weight is the mask, the bias the sinks), after the parameter: strides from a row to
+# the word of its head's slope, then these words.
 SLOPES_OF: Final = PARAMETER + 1
 MASKED_AS: Final = SLOPES_OF + OPERAND_WORDS  # 0: float32; else `elements.HALF` or `BRAIN`
-ROW_SLOPES: Final = MASKED_AS + 1  # how many; 0: all are 1
+ROW_SLOPES: Final = MASKED_AS + 1  # the number of slopes; 0: all are 1
 ROW_SLOPES_AT: Final = MASKED_AS + 2
 
-# Rotary embedding, after the parameter of a row kernel whose weight are positions (int32, those of a row in
-# one or several places) and whose bias are factors. For each pair of a head: two float64, the angle for a
-# step of one position before factors, and what it is multiplied with after them, and where its position is.
+# Rotary embedding, after the parameter of a row kernel whose weight is the positions (int32; a row
+# has one or several) and whose bias is the factors. For each pair of a head: two float64, the angle
+# of one position before factors and the scale after them, and the place of its position.
 WIDTH: Final = PARAMETER + 1  # elements of a head
-START: Final = PARAMETER + 2  # first element of a head that turns
-ADJACENT: Final = PARAMETER + 3  # whether a pair are neighbours, rather than one of each half
-SIZE: Final = PARAMETER + 4  # length of what was 1 long, float64
+START: Final = PARAMETER + 2  # first rotated element of a head
+ADJACENT: Final = PARAMETER + 3  # 1: a pair is adjacent elements; 0: one of each half
+SIZE: Final = PARAMETER + 4  # factor of a pair's length, float64
 TURNED_AS: Final = PARAMETER + 5  # 0: float32; else `elements.HALF` or `BRAIN`
 PAIRS: Final = PARAMETER + 6
 ROTATIONS: Final = PARAMETER + 7
 PAIR_WORDS: Final = 3
 
-# Rows that are moved, and converted on the way: two operands, which rows (int32 or int64; absent where all
-# are moved in order), then these words. A column is one element; strides along it are those of what lies
-# side by side, an element or a block.
+# Moves with conversion: two operands, the indices (int32 or int64; absent if all rows are moved in
+# order), then these words. A column is one element; its stride is that of a unit, an element or a
+# block.
 MOVED_FROM: Final = STEP_HEADER_WORDS
 MOVED_TO: Final = MOVED_FROM + OPERAND_WORDS
 WHICH: Final = MOVED_TO + OPERAND_WORDS
 CONVERSION: Final = WHICH + OPERAND_WORDS  # see `elements`
-FROM_ELEMENTS: Final = CONVERSION + 1  # in one column stride of what is read
-TO_ELEMENTS: Final = CONVERSION + 2  # and of what is written
+FROM_ELEMENTS: Final = CONVERSION + 1  # elements of a unit that is read
+TO_ELEMENTS: Final = CONVERSION + 2  # elements of a unit that is written
 FROM_BYTES: Final = CONVERSION + 3
 TO_BYTES: Final = CONVERSION + 4
-WHICH_BYTES: Final = CONVERSION + 5  # of one index
-CHOICES: Final = CONVERSION + 6  # rows that an index may name
+WHICH_BYTES: Final = CONVERSION + 5  # bytes of an index
+CHOICES: Final = CONVERSION + 6  # indices must be smaller
 WHICH_COUNT: Final = CONVERSION + 7  # of a scatter: the rows that each block of columns writes
 MOVE_WORDS: Final = CONVERSION + 8
 
-# Attention: operands (SLOT -1 where absent), then these words. HEADS has strides alone, from a row of
-# queries to the word of its head's slope.
+# Attention: operands (SLOT -1 where absent), then these words. HEADS only has strides, from a row
+# of queries to the word of its head's slope.
 QUERIES: Final = STEP_HEADER_WORDS
 KEYS: Final = QUERIES + OPERAND_WORDS
 VALUES: Final = KEYS + OPERAND_WORDS
@@ -121,7 +121,7 @@ SINKS: Final = MASK + OPERAND_WORDS
 HEADS: Final = SINKS + OPERAND_WORDS
 KEY_COUNT: Final = HEADS + OPERAND_WORDS
 KEY_WIDTH: Final = KEY_COUNT + 1
-KEY_FORM: Final = KEY_COUNT + 2  # 1: float32; else how they are stored, see `stored_types`
+KEY_FORM: Final = KEY_COUNT + 2  # 1: float32; else a `Stored`, see `stored_types`
 VALUE_FORM: Final = KEY_COUNT + 3
 VALUE_ELEMENTS: Final = KEY_COUNT + 4  # of a block of values
 VALUE_BYTES: Final = KEY_COUNT + 5
@@ -129,28 +129,28 @@ MASK_CONVERSION: Final = KEY_COUNT + 6  # to float32, see `elements`
 SCORE_SCALE: Final = KEY_COUNT + 7  # float32, as the next
 SCORE_CAP: Final = KEY_COUNT + 8  # 0: none
 SLOPE_COUNT: Final = KEY_COUNT + 9  # 0: all slopes are 1
-STATES_AT: Final = KEY_COUNT + 10  # where in what is packed, as the next
+STATES_AT: Final = KEY_COUNT + 10  # offset in the packing area, as the next four
 BIASES_AT: Final = KEY_COUNT + 11
 SCORES_AT: Final = KEY_COUNT + 12
 PANELS_AT: Final = KEY_COUNT + 13
 WIDE_VALUES_AT: Final = KEY_COUNT + 14
 SLOPES: Final = KEY_COUNT + 15
-# Keys whose scores are held at once.
+# Keys whose scores are held at the same time.
 KEY_BLOCK: Final = 128
-# Of each row while keys are seen: the largest score, what the sums are scaled with (both float32), and the
-# sum of powers (float64).
+# The state of each row during the pass over the keys: the largest score, the factor of the sums
+# (both float32), and the sum of powers (float64).
 LARGEST_SCORE: Final = 0
 RESCALED: Final = 4
 TOTAL: Final = 8
 STATE_BYTES: Final = 16
 
-# Products with experts: four operands, then these words. The outer axis of weights are experts, that of rows
-# and of the result tokens; rows of ids are tokens.
+# Products with experts: four operands, then these words. The outer axis of weights is experts, that
+# of rows and result is tokens; rows of ids are tokens.
 EXPERT_WEIGHTS: Final = STEP_HEADER_WORDS
 EXPERT_ROWS: Final = EXPERT_WEIGHTS + OPERAND_WORDS
 EXPERT_IDS: Final = EXPERT_ROWS + OPERAND_WORDS
 EXPERT_RESULT: Final = EXPERT_IDS + OPERAND_WORDS
-EXPERT_FORM: Final = EXPERT_RESULT + OPERAND_WORDS  # how weights are stored, see `stored_types`
+EXPERT_FORM: Final = EXPERT_RESULT + OPERAND_WORDS  # a `Stored`, see `stored_types`
 EXPERT_BLOCK: Final = EXPERT_FORM + 1  # values of k in a block
 EXPERT_BLOCK_BYTES: Final = EXPERT_FORM + 2
 EXPERT_COUNT: Final = EXPERT_FORM + 3
@@ -159,17 +159,17 @@ EXPERT_TOKENS: Final = EXPERT_FORM + 5
 EXPERT_USED: Final = EXPERT_FORM + 6  # ids of a token
 EXPERT_OWN: Final = EXPERT_FORM + 7  # rows of a token, which its ids use in turn
 EXPERT_ID_BYTES: Final = EXPERT_FORM + 8
-EXPERT_BY_ID: Final = EXPERT_FORM + 9  # whether blocks belong to ids, not to experts
+EXPERT_BY_ID: Final = EXPERT_FORM + 9  # 1: blocks belong to ids, 0: to experts
 EXPERT_ROWS_AT_ONCE: Final = EXPERT_FORM + 10
-EXPERT_PRODUCT_AT: Final = EXPERT_FORM + 11  # in the scratch, as the next
+EXPERT_PRODUCT_AT: Final = EXPERT_FORM + 11  # offset in the scratch, as the next two
 EXPERT_LEFT_AT: Final = EXPERT_FORM + 12
 EXPERT_PANELS_AT: Final = EXPERT_FORM + 13
-# Values of k for which a weight is unpacked at once.
+# Values of k that are unpacked at once.
 UNPACKED_DEPTH: Final = 1024
 
-# Elementwise body: at STEP_HEADER_WORDS of an elementwise step, at EPILOGUE of a matrix product.
-# After it come the operands (one ACCESS word behind each), the constants (one word each) and the
-# instructions.
+# Elementwise body: at STEP_HEADER_WORDS of an elementwise step, at EPILOGUE of a matrix product. It
+# is followed by the operands (each with an ACCESS word after it), the constants (one word each) and
+# the instructions.
 OPERANDS: Final = 0
 REGISTERS: Final = 1
 CONSTANTS: Final = 2
@@ -180,13 +180,13 @@ ACCESS: Final = OPERAND_WORDS
 BODY_OPERAND_WORDS: Final = OPERAND_WORDS + 1
 READ: Final = 1
 WRITTEN: Final = 2
-# An operand that is f16 or bf16 is staged: from these bits on are the conversions to float32 and from it, as
+# Operands of f16 and bf16 are staged: at these bits are the conversions to and from float32, as
 # kinds of `heavy_block`, see `elements`.
 WIDENING: Final = 2
 ROUNDING: Final = 12
 
-# Rows of at least this many columns are chunks by themselves: staging them to make longer chunks would
-# cost more than it saves.
+# Rows of at least this many columns are chunks by themselves: staging several in a longer chunk
+# would cost more than it saves.
 WIDE_ROW: Final = 96
 
 # Instruction: values are numbered operands first, then registers, then constants.
@@ -196,13 +196,13 @@ FIRST: Final = 2
 SECOND: Final = 3
 IMMEDIATES: Final = 4  # two float32, the first in the low half
 INSTRUCTION_WORDS: Final = 5
-# Added to the operation: its result is written past the caches; its first source is fetched ahead.
+# Added to the operation: write the result past the caches; prefetch the first source.
 STREAMED: Final = 256
 FETCHED: Final = 512
 
-# Each worker's scratch, in bytes: the block's outer indices, the address of `heavy_block`, which tile of the
-# step the worker probably runs next, the addresses of the values in this chunk, those of the operands in this
-# block, buffers, packed matrices.
+# Each worker's scratch, in bytes: the block's outer indices, the address of `heavy_block`, the tile
+# that the worker probably runs next, the addresses of the values in this chunk, those of the
+# operands in this block, buffers, packed matrices.
 INDEX_AT: Final = 0
 HEAVY_AT: Final = 48
 NEXT_AT: Final = 64
@@ -212,51 +212,52 @@ BASES_AT: Final = TABLE_AT + MAXIMUM_VALUES * WORD_BYTES
 BUFFERS_AT: Final = BASES_AT + MAXIMUM_VALUES * WORD_BYTES
 BUFFER_AREA_BYTES: Final = 128 * 1024
 MAXIMUM_PAIRS: Final = BUFFER_AREA_BYTES // 16
-# Elements of a row that is staged as float32 behind the angles, or behind a row of results.
+# The place of a row that is staged as float32, after the angles or a row of results, and its most
+# elements.
 STAGED_AT: Final = BUFFERS_AT + BUFFER_AREA_BYTES // 2
 MAXIMUM_NARROW: Final = BUFFER_AREA_BYTES // 8
 PACK_AT: Final = BUFFERS_AT + BUFFER_AREA_BYTES
 STRIP_GAP_BYTES: Final = 64
 
-# The control block; what different workers write lies on different cache lines.
+# The control block; words that different workers write are on different cache lines.
 ABORT: Final = 0
 STATUS: Final = 8
 FAILED_STEP: Final = 9
 HEAVY: Final = 11  # the address of `heavy_block`
-FAILED_INDEX: Final = 10  # of a step that names rows: the index that is outside
-MAILS: Final = 16  # the address of a table of the helpers' mails, and of one of all workers' scratch
-SCRATCHES: Final = 17
-WORKERS: Final = 18  # that take part in the run
-PROCESSOR: Final = 19  # where the leader was when the run began
-PROGRESS: Final = 32  # number of shared steps opened so far
+FAILED_INDEX: Final = 10  # the index that is out of range
+MAILS: Final = 16  # the address of the table of the helpers' mails
+SCRATCHES: Final = 17  # the address of the table of all workers' scratch
+WORKERS: Final = 18  # the number of workers in the run
+PROCESSOR: Final = 19  # the leader's processor at the start of the run
+PROGRESS: Final = 32  # the number of shared steps opened so far
 COUNTERS: Final = 40
 CLAIMED: Final = 0
 DONE: Final = 8
 COUNTER_WORDS: Final = 16
 FINISHED: Final = 1 << 62  # value of PROGRESS after the last step
 
-# A helper's mail: what it is to do, and how it is.
+# A helper's mail: its state and its program.
 MAIL_STATE: Final = 0
-MAIL_BEFORE: Final = 1  # how it was when a program was posted
+MAIL_BEFORE: Final = 1  # the state before a program was posted
 MAIL_CODE: Final = 2
 MAIL_SLOTS: Final = 3
 MAIL_CONTROL: Final = 4
 MAIL_SCRATCH: Final = 5
-MAIL_PROCESSOR: Final = 8  # where it was when it last looked; see `placement`
+MAIL_PROCESSOR: Final = 8  # the helper's processor when it last looked; see `workers`
 MAIL_WORDS: Final = 16
 
 
 class Mail(IntEnum):
-    """How a helper is."""
+    """The state of a helper."""
 
-    PARKED = 0  # its thread sleeps, or is on its way
+    PARKED = 0  # its thread sleeps or is waking up
     WAITING = 1  # it looks for a program
-    POSTED = 2  # there is one, which it has not seen yet
-    TAKEN = 3  # it is inside that program
+    POSTED = 2  # a program is posted, but not seen yet
+    TAKEN = 3  # it runs the program
 
 
 class Kind(IntEnum):
-    """What a step computes."""
+    """The kind of a step."""
 
     ELEMENTWISE = 0
     MATMUL = 1
@@ -275,8 +276,9 @@ class Kind(IntEnum):
     EXPERTS = 14
 
 
-#: A conversion of `elements` plus this, in place of a kind: `heavy_block` converts rows for other kernels.
-#: Behind it the positions of the words that describe these; the step is that along rows of what is narrow.
+#: This plus a conversion of `elements`, in place of a kind: `heavy_block` converts rows for other
+#: kernels. Below are the positions of the words that describe the rows; the step is that of the
+#: narrow elements.
 CONVERTED: Final = 256
 CONVERTED_TO: Final = 0
 CONVERTED_FROM: Final = 1
@@ -289,12 +291,12 @@ CONVERTED_WORDS: Final = 8
 
 
 class Status(IntEnum):
-    """How a run ended."""
+    """The status of a run."""
 
     OK = 0
     ABORTED = 1
-    INVALID = 2  # a step of an unknown kind; the builder makes none
-    OUTSIDE = 3  # an index names a row that there is not
+    INVALID = 2  # a step of an unknown kind, which the builder never makes
+    OUTSIDE = 3  # an index out of range
 
 
 class Operation(IntEnum):
@@ -309,7 +311,7 @@ class Operation(IntEnum):
     SUB = 2
     MUL = 3
     DIV = 4
-    MAXIMUM = 5  # NaN where either is, as numpy
+    MAXIMUM = 5  # NaN if either is, as in NumPy
     MINIMUM = 6
     NEG = 7
     ABS = 8
@@ -328,17 +330,17 @@ class Operation(IntEnum):
     SILU = 21  # x / (1 + exp(-x))
     SCALE_BIAS = 22  # x * p + q
     CLAMP = 23  # minimum(maximum(x, p), q)
-    SGN = 24  # -1, 0 or 1; NaN stays
-    STEP = 25  # 1 above 0, else 0
+    SGN = 24  # -1, 0, 1 or NaN
+    STEP = 25  # 1 if x > 0, else 0
     FLOOR = 26
     CEIL = 27
     ROUND = 28  # halves to even
     TRUNC = 29
     HARDSIGMOID = 30  # clamp(x + 3, 0, 6) / 6
     HARDSWISH = 31  # x * hardsigmoid(x)
-    LEAKY_RELU = 32  # x above 0, else x * p
+    LEAKY_RELU = 32  # x if x > 0, else x * p
     EXPM1 = 33
-    ELU = 34  # x above 0, else expm1(x)
+    ELU = 34  # x if x > 0, else expm1(x)
     SOFTPLUS = 35  # maximum(x, 0) + log1p(exp(-abs(x)))
 
 
@@ -353,7 +355,7 @@ BINARY: Final = frozenset(
     }
 )
 IMMEDIATE_COUNTS: Final = {Operation.SCALE_BIAS: 2, Operation.CLAMP: 2, Operation.LEAKY_RELU: 1}
-# These are polynomials; the others take a few instructions an element.
+# Polynomials; the other operations take a few instructions per element.
 TRANSCENDENTAL: Final = frozenset(
     {
         Operation.EXP,

@@ -1,1 +1,1 @@
-"""Kernels along rows: attention, softmax, norms, rope, moves. Imports `matmul` and everything below it."""
+"""Kernels along rows: attention, softmax, norms, rope, moves."""

@@ -1,13 +1,13 @@
-"""Attention in one step: for some rows of queries, the keys and values block by block.
+"""Attention in one step: for some rows of queries, over keys and values block by block.
 
-Theory of operation. A row's scores never exist all at once: the largest score so far, the sum of the powers
-and the sums of values are kept, and scaled down whenever a larger score is found (Milakov, Gimelshein,
-"Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022). Keys come in blocks
-of KEY_BLOCK, whatever the rows are. With few rows keys and values stream through registers as they are
-stored; with more, a block of them becomes float32 panels in the cache and the kernels of the matrix product
-run. The numbers are the same, see `attention_lanes`.
+Theory of operation. A row's scores never exist all at once. The kernel keeps the largest score so
+far, the sum of the powers and the sums of values, and scales them down when it finds a larger score
+(Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al.,
+"FlashAttention", 2022). Blocks have KEY_BLOCK keys, whatever the rows are. With few rows, stored
+keys and values stream through registers; with more, a block of them becomes float32 panels in the
+cache for the kernels of the matrix product. The numbers are the same, see `attention_lanes`.
 
-Blocks of keys that the mask hides from all rows of a block are not read.
+Blocks of keys that the mask hides from all rows are not read.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ from heliograph_backends.cpu.kernels.vector.space import locate, operand_address
 
 F16_F32 = int(Conversion.F16_F32)
 BF16 = int(Stored.BF16)
-# -inf as a mask holds it; alone, and as many as fill a word.
+# The patterns of -inf in a mask: one, and as many as fill a word.
 HIDING_HALF, HIDING_SINGLE = -0x0400, -0x00800000
 HIDING_HALVES, HIDING_SINGLES = -0x03FF03FF03FF0400, -0x007FFFFF00800000
 INFINITY, ONE, ZERO = np.float32(np.inf), np.float32(1), np.float32(0)
@@ -88,7 +88,7 @@ SCORE_ROW_BYTES = 4 * KEY_BLOCK
 
 @jit
 def is_hidden(conversion: int, mask: int, count: int) -> bool:
-    """Tell whether a row of a mask is -inf everywhere."""
+    """True if a row of a mask is -inf everywhere."""
     half = conversion == F16_F32
     size, hiding = (2, HIDING_HALVES) if half else (4, HIDING_SINGLES)
     end = mask + size * count
@@ -105,7 +105,7 @@ def is_hidden(conversion: int, mask: int, count: int) -> bool:
 
 @jit
 def all_hidden(step: int, mask: int, mask_row: int, rows: int, count: int) -> bool:
-    """Tell whether a mask hides a block of keys from all rows."""
+    """True if a mask hides a block of keys from all rows."""
     for _ in range(rows):
         if not is_hidden(word(step, MASK_CONVERSION), mask, count):
             return False
@@ -127,7 +127,7 @@ def slope_of(step: int, scratch: int, row: int) -> Any:
 
 @jit
 def open_rows(step: int, slots: int, scratch: int, row: int, rows: int, states: int) -> None:
-    """Prepare the states of rows: nothing was seen, or a sink."""
+    """Initialise the states of rows: empty, or with a sink."""
     has_sinks = word(step + 8 * SINKS, SLOT) >= 0
     sink = first_row(step + 8 * SINKS, slots, scratch, row)
     for _ in range(rows):
@@ -144,7 +144,7 @@ def open_rows(step: int, slots: int, scratch: int, row: int, rows: int, states: 
 def multiply_keys(
     step: int, keys: int, count: int, queries: int, query_row: int, rows: int, scores: int, panels: int
 ) -> None:
-    """Leave the products of rows of queries with a block of keys."""
+    """Write the products of rows of queries with a block of keys to `scores`."""
     form, depth = word(step, KEY_FORM), word(step, KEY_WIDTH)
     key_row = word(step + 8 * KEYS, ROW_STRIDE)
     panel_bytes = (depth + 15) // 16 * 16 * PANEL_ROW_BYTES
@@ -221,7 +221,7 @@ def add_block(
 
 @jit
 def scale_rows(step: int, target: int, target_row: int, rows: int, area: int) -> None:
-    """Scale the sums of values down where a larger score was found."""
+    """Scale the sums of values down in rows with a new largest score."""
     states = area + word(step, STATES_AT)
     for _ in range(rows):
         factor = load_f32(states + RESCALED)
@@ -233,7 +233,7 @@ def scale_rows(step: int, target: int, target_row: int, rows: int, area: int) ->
 
 @jit
 def finish_rows(step: int, target: int, target_row: int, rows: int, seen: bool, area: int) -> None:
-    """Divide the sums of values by the sums of powers; rows that saw nothing are zeros."""
+    """Divide the sums of values by the sums of powers; rows without visible keys are zeros."""
     states, columns = area + word(step, STATES_AT), word(step, COLUMNS)
     for _ in range(rows):
         total = load_double(states + TOTAL)

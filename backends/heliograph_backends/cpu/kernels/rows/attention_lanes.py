@@ -1,10 +1,11 @@
 """The vector code of attention: scores to powers, and sums of values.
 
-Every number has one order of operations, whatever the rows beside it. A score is a product as in
-`matmul_kernel`, times the scale (with a cap: cap * tanh(score * (scale / cap))), plus slope * mask. A power
-is exp(score - largest), where largest is that of the keys up to the present block; powers of a block are
-added lane by lane in float32 and the lanes in float64, and the sum of the blocks is kept in float64. A sum
-of values is one chain of fused multiply-adds over keys, scaled down where a block raises the largest score.
+The order of operations of a number does not depend on other rows. A score is a product as in
+`inner_loop`, times the scale (with a cap: cap * tanh(score * (scale / cap))), plus slope * mask. A
+power is exp(score - largest), where largest is that of the keys up to the current block. Powers of
+a block are added lane by lane in float32, the lanes in float64, and the blocks in float64. A sum of
+values is one chain of fused multiply-adds over keys, scaled down when a block raises the largest
+score.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     tail_mask,
 )
 
-#: Forms of values that are read sixteen at a time, and the bytes of one.
+#: Forms of values that are read sixteen at a time, with the bytes of a value.
 PLAIN_FORMS = {FLOAT32: 4, int(Stored.F16): 2, int(Stored.BF16): 2}
-# Vectors of sums that one pass over the keys keeps in registers, for one row and for several.
+# Vectors of sums in registers in one pass over the keys, for one row and for several.
 WIDE_PASS, NARROW_PASS = 8, 4
-# Rows of values are often far from each other, where the machine does not foresee the next one.
+# The distance of the prefetch: rows of values are often too far apart for the hardware prefetcher.
 KEYS_AHEAD = 8
 
 
@@ -55,7 +56,7 @@ def _field(builder: Any, state: Any, offset: int, kind: ir.Type) -> Any:
 
 
 def _larger(builder: Any, first: Any, second: Any) -> Any:
-    """The larger, lane by lane; a NaN in `first` does not count."""
+    """Return the larger, lane by lane; a NaN in `first` does not count."""
     return builder.select(builder.fcmp_ordered(">", first, second), first, second)
 
 
@@ -64,7 +65,7 @@ def _first_lane(builder: Any, lanes: Lanes) -> Any:
 
 
 def _scores(builder: Any, scores: Any, count: Any, finish: Callable[[Lanes, Any, Any], Lanes]) -> Any:
-    """Write the final scores of a row, and return the largest that is a number."""
+    """Write the final scores of a row, and return the largest that is not NaN."""
     lowest = Lanes.constant(builder, NEGATIVE_INFINITY).value
     cell = local(builder, F32_VECTOR)
     builder.store(lowest, cell)
@@ -108,7 +109,8 @@ def _weigh(
 
 
 def _raise_powers(builder: Any, scores: Any, count: Any, largest: Any, state: Any) -> None:
-    """Scores to powers, and the state to what it is with them; where all is hidden nothing is subtracted."""
+    """Turn scores into powers and update the state; if all keys are hidden, nothing is
+    subtracted."""
     at, rescaled = _field(builder, state, LARGEST_SCORE, F32), _field(builder, state, RESCALED, F32)
     before, total = builder.load(at), _field(builder, state, TOTAL, F64)
     new = _larger(builder, largest, before)
@@ -135,7 +137,7 @@ def _raise_powers(builder: Any, scores: Any, count: Any, largest: Any, state: An
 def weigh_row(
     builder: Any, scores: Any, count: Any, biases: Any, slope: Any, scale: Any, cap: Any, state: Any
 ) -> None:
-    """Turn a row of products into powers, and bring its state up to date; `biases` is 0 without a mask."""
+    """Turn a row of products into powers and update its state; `biases` is 0 without a mask."""
     kinds = (I64, I64, I64, F32, F32, F32, I64)
     function = subroutine(builder, "weigh_row", kinds, _weigh)
     builder.call(function, [scores, count, biases, slope, scale, cap, state])
@@ -143,7 +145,7 @@ def weigh_row(
 
 @emitted(types.void, types.int64, types.int64, types.float32)
 def scale_row(builder: Any, row: Any, count: Any, factor: Any) -> None:
-    """Multiply a row of float32, whole vectors of it, with a number; negative zeros become zeros."""
+    """Multiply a row of float32, of whole vectors, by a number; negative zeros become zeros."""
     lanes = Lanes.broadcast(builder, factor)
     with loop(builder, integer(0), count, LANES) as index:
         place = element(builder, row, index)
@@ -151,7 +153,7 @@ def scale_row(builder: Any, row: Any, count: Any, factor: Any) -> None:
 
 
 def _load(builder: Any, form: int, address: Any) -> Lanes:
-    """Sixteen values as float32."""
+    """Return sixteen values as float32."""
     if form == FLOAT32:
         return Lanes.load(builder, address)
     shorts = builder.load(pointer(builder, address, SHORTS), align=2)
@@ -161,7 +163,7 @@ def _load(builder: Any, form: int, address: Any) -> Lanes:
 def _add_values(form: int, most: int, width: int) -> Callable[..., None]:
     """Continue the sums of up to `most` rows, `width` vectors of each at a time.
 
-    Rows and vectors that are not there repeat the last ones, with the same sums.
+    Missing rows and vectors repeat the last ones, with the same sums.
     """
 
     def body(
@@ -218,7 +220,7 @@ def _least(builder: Any, first: Any, second: Any) -> Any:
 
 
 def _open_sums(builder: Any, cells: Any, places: Any, first: Any) -> None:
-    """Zeros with the first keys, else what the target holds."""
+    """Initialise the sums with zeros for the first keys, else with the target's elements."""
     pairs = [pair for some in zip(cells, places, strict=True) for pair in zip(*some, strict=True)]
     for cell, _ in pairs:
         builder.store(Lanes.constant(builder, 0.0).value, cell)
@@ -289,7 +291,7 @@ def _pack_values(form: int) -> Callable[..., None]:
 def pack_values(
     builder: Any, form: Any, target: Any, source: Any, step: Any, keys: Any, columns: Any
 ) -> None:
-    """Pack a panel of one or two vectors of each row of values, whose rows are `step` bytes apart."""
+    """Pack a panel of one or two vectors of each row of values; rows are `step` bytes apart."""
     done = builder.append_basic_block("pack.done")
     switch = builder.switch(form, done)
     for each in PLAIN_FORMS:

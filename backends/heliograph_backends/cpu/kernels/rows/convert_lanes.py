@@ -1,8 +1,8 @@
-"""Rows of float32, f16 and bf16 into one another, and rows of any elements as they are.
+"""Conversion of rows between float32, f16 and bf16, and copies of rows of any elements.
 
-Floats are rounded once, to the nearest, halves to even; NaN stays NaN. Sixteen elements at a time, which are
-put together from their places and taken apart again where rows do not lie side by side; what is left of a
-row goes one at a time through the first of sixteen lanes, with the same bits.
+Floats are rounded once, to the nearest, halves to even; NaN stays NaN. Sixteen elements are
+converted at a time, gathered and scattered if rows are strided. The rest of a row goes one element
+at a time through the first of sixteen lanes, with the same bits.
 """
 
 from __future__ import annotations
@@ -46,11 +46,13 @@ def to_half(builder: Any, lanes: Lanes) -> Any:
 
 
 def half_bits_by_hand(builder: Any, lanes: Lanes) -> Any:
-    """The same without an instruction for it, as LLVM would call a function that may not be there.
+    """Return sixteen f16 as shorts without an instruction for it; LLVM would call a function that
+    may be missing.
 
-    Small numbers: adding 2**-1 to them rounds to f16's smallest step, 2**-24, and leaves their digits in
-    the lowest bits of the sum. Others: 13 digits go, and adding just under half of their last place and the
-    digit before them rounds halves to even; a carry goes into the exponent, where it belongs.
+    Small numbers: adding 2**-1 rounds to f16's smallest step, 2**-24, and leaves their digits in
+    the lowest bits of the sum. Others: 13 digits are cut off; adding just under half of the last
+    kept place and that place's digit first rounds halves to even. A carry correctly goes into the
+    exponent.
     """
     bits = lanes.bits()
     size = builder.and_(bits, _constant(0x7FFFFFFF))
@@ -61,7 +63,7 @@ def half_bits_by_hand(builder: Any, lanes: Lanes) -> Any:
     normal = builder.lshr(moved, _constant(13))
     is_small = builder.icmp_unsigned("<", size, _constant(113 << 23))
     found = builder.select(is_small, denormal, normal)
-    # From 65520 on what is nearest is infinity.
+    # From 65520 on the nearest is infinity.
     found = builder.select(builder.icmp_unsigned(">=", size, _constant(0x477FF000)), _constant(0x7C00), found)
     is_nan = builder.icmp_unsigned(">", size, _constant(0x7F800000))
     digits = builder.or_(builder.lshr(size, _constant(13)), _constant(0x7E00))
@@ -76,14 +78,14 @@ def to_bfloat(builder: Any, lanes: Lanes) -> Any:
     upper = builder.lshr(bits, _constant(16))
     odd = builder.and_(upper, _constant(1))
     rounded = builder.lshr(builder.add(builder.add(bits, odd), _constant(0x7FFF)), _constant(16))
-    # Rounding could carry a NaN into infinity; a set quiet bit cannot be lost with the lower half.
+    # Rounding could turn a NaN into infinity; the quiet bit keeps it a NaN without the lower half.
     is_nan = builder.fcmp_unordered("uno", lanes.value, lanes.value)
     quiet = builder.or_(upper, _constant(0x40))
     return builder.trunc(builder.select(is_nan, quiet, rounded), SHORTS)
 
 
 class _Element(NamedTuple):
-    """How an element lies in memory, and what it is in lanes."""
+    """An element in memory, and its conversions from and to lanes."""
 
     kind: ir.Type
     bytes: int
@@ -94,7 +96,7 @@ class _Element(NamedTuple):
 _F32 = _Element(F32, 4, Lanes, lambda builder, lanes: lanes.value)
 _F16 = _Element(I16, 2, from_half, to_half)
 _BF16 = _Element(I16, 2, from_bfloat, to_bfloat)
-#: What the conversions of floats read and write; others move bytes.
+#: The elements that conversions of floats read and write; other conversions move bytes.
 _FLOATS: dict[Conversion, tuple[_Element, _Element]] = {
     Conversion.F32_F16: (_F32, _F16),
     Conversion.F32_BF16: (_F32, _BF16),
@@ -106,7 +108,7 @@ _FLOATS: dict[Conversion, tuple[_Element, _Element]] = {
 
 
 def _bytes(conversion: Conversion) -> tuple[_Element, _Element]:
-    """Elements that are moved: their lanes are what was read."""
+    """Return the elements of a move, whose lanes are the unchanged values."""
     size = int(conversion.name.removeprefix("BYTES_"))
     kept = _Element(ir.IntType(8 * size), size, lambda builder, value: value, lambda builder, value: value)
     return kept, kept
@@ -186,7 +188,8 @@ def convert_plain(
     target_row: Any,
     source_row: Any,
 ) -> None:
-    """Convert rows of elements that are no blocks; steps along rows and from one to the next in bytes."""
+    """Convert rows of elements that are not blocks; steps within rows and between them are in
+    bytes."""
     done = builder.append_basic_block("convert.done")
     switch = builder.switch(conversion, done)
     arguments = [target, target_step, source, source_step, count, rows, target_row, source_row]

@@ -1,8 +1,8 @@
-"""Rows that are moved and converted on the way: all of them, those that indices name, or to where they say.
+"""Moves of rows with conversion: copies, gathers and scatters.
 
-Indices are data of a run. The leader checks all of a step's before any tile of it runs, and ends the run at
-one that is outside; whoever moves a row looks once more, so that memory which somebody else changes
-meanwhile harms nobody.
+Indices are data of a run. The leader checks all indices of a step before any tile of it runs, and
+ends the run at one out of range. Each move checks its index again, so a concurrent change of the
+memory does no harm.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def index_at(step: int, address: int) -> int:
 
 @jit
 def has_outside(kind: int, step: int, slots: int, control: int, scratch: int) -> bool:
-    """Tell whether an index of a step names no row, and leave the first that does in the control block."""
+    """True if an index of a step is out of range; the first one is stored in the control block."""
     choices, stride = word(step, CHOICES), word(step + 8 * WHICH, ROW_STRIDE)
     for block in range(word(step, BLOCKS)):
         row, rows, column, _ = locate(step, block, scratch)
@@ -75,7 +75,7 @@ def move_rows(
     source_row: int,
     scratch: int,
 ) -> None:
-    """Convert rows; of blocks one."""
+    """Convert rows; for blocks, a single row."""
     conversion = word(step, CONVERSION)
     if conversion >= PACK:
         pack_row(conversion - PACK, word(step, TO_BYTES), target, source, columns)

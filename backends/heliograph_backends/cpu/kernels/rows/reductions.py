@@ -1,18 +1,18 @@
 """Kernels along the last axis: normalisation, soft_max, reductions.
 
-Sums are taken in float64 (soft_max: see there), in 32 partial sums (element i goes to sum i mod 32)
-which one fixed tree adds up: their bits depend on the row alone. Passes over a row, which stays in
-cache between them:
+Sums are computed in float64 (soft_max: see there), in 32 partial sums (element i goes to sum i mod
+32) that a fixed tree adds up, so their bits depend only on the row. Passes over a row, which stays
+in cache between them:
 
     layer_norm   sum; sum of squared deviations; ((x - mean) * rstd in float64) rounded, then
                  * weight, then + bias
     rms_norm     sum of squares; (x * rrms in float64) rounded, then * weight
     l2_norm      sum of squares; x / max(sqrt(sum), eps) in float64, rounded
     soft_max     see soft_max.py
-    sum, mean    one; the float64 result is rounded
+    sum, mean    one pass; the float64 result is rounded
 
-A NaN in a row makes its soft_max and max NaN; so does a row that is -inf everywhere, as exp(x -
-max) / sum has it.
+A NaN in a row makes its soft_max and max NaN. The soft_max of a row that is -inf everywhere is also
+NaN, as in exp(x - max) / sum.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _sqrt(builder: Any, value: Any) -> Any:
 
 
 def _scale_row(builder: Any, row: Row, center: Any, factor: Any) -> None:
-    """Write ((x - center) * factor) rounded, times weight and plus bias where there are any."""
+    """Write ((x - center) * factor) rounded, times the weight and plus the bias if given."""
     center, factor = splat(builder, center, F64_VECTOR), splat(builder, factor, F64_VECTOR)
     zero = integer(0)
     for with_weight in (True, False):
@@ -148,7 +148,7 @@ def _l2_norm(builder: Any, row: Row) -> None:
 
 
 class _Maximum:
-    """32 partial maxima, NaN where a NaN was seen."""
+    """32 partial maxima; NaN after a NaN."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
@@ -243,9 +243,8 @@ def apply_row(
 
 @jit
 def first_row(operand: int, slots: int, scratch: int, row: int) -> int:
-    """Return the address of an operand's row, 0 for an operand that is absent (its row stride is 0
-    too).
-    """
+    """Return the address of an operand's row; 0 for an absent operand, whose row stride is also
+    0."""
     if word(operand, SLOT) < 0:
         return 0
     address: int = operand_address(operand, slots, scratch, row, 0)
@@ -276,7 +275,7 @@ def rows_block(kind: int, step: int, block: int, slots: int, scratch: int) -> No
     streams, source_row = word(step, STREAMS), word(step + 8 * SOURCE, ROW_STRIDE)
     masked, slope = word(step, MASKED_AS) if kind == SOFT_MAX else 0, ONE
     for number in range(row, row + rows):
-        # A row that begins between two cache lines is written as usual.
+        # A row that does not start at a cache line is written through the caches.
         staging = scratch + BUFFERS_AT if streams and target & 63 == 0 else 0
         ahead, mask = source + source_row, weight
         if kind == SOFT_MAX:

@@ -1,8 +1,9 @@
-"""Rotary position embedding of rows of heads: the angles of a token once, then all its heads.
+"""Rotary position embedding of rows of heads: the angles of a token are computed once for all its
+heads.
 
-Angles are computed in float64, as is the length `size`; cosines and sines times size are rounded to
-float32, and so is each operator of a * cosine - b * sine and a * sine + b * cosine. Rows of f16 and bf16
-are turned in the scratch, and rounded once.
+Angles and the length `size` are computed in float64. Cosines and sines times size are rounded to
+float32, and so is each operation of a * cosine - b * sine and a * sine + b * cosine. Rows of f16
+and bf16 are rotated in the scratch, and rounded once.
 """
 
 from __future__ import annotations
@@ -51,14 +52,13 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
 )
 from heliograph_backends.cpu.kernels.vector.space import convert_rows, copy_row, locate
 
-# Heads of f16 or bf16 that are staged together have about so many elements, for which the first-level cache
-# has room.
+# Elements of the f16 or bf16 heads that are staged together; they fit into the first-level cache.
 STAGED_ELEMENTS = 4096
 
 
 @jit
 def prepare_angles(step: int, positions: int, factors: int, table: int) -> None:
-    """Leave the cosines of a token's pairs at `table`, and the sines behind them."""
+    """Write the cosines of a token's pairs to `table`, followed by the sines."""
     pairs, size = word(step, PAIRS), double_of_bits(word(step, SIZE))
     rotation = step + 8 * ROTATIONS
     for pair in range(pairs):
@@ -76,14 +76,14 @@ def _turned(a: Lanes, b: Lanes, cosine: Lanes, sine: Lanes) -> tuple[Lanes, Lane
 
 
 def _shuffled(first: Lanes, second: Lanes, order: Sequence[int]) -> Lanes:
-    """Return lanes of both, of which the second's follow the first's in number."""
+    """Return lanes of both; the second's are numbered after the first's."""
     mask = ir.Constant(I32_VECTOR, list(order))
     return Lanes(first.builder, first.builder.shuffle_vector(first.value, second.value, mask))
 
 
 @emitted(types.void, *[types.int64] * 4)
 def turn_halves(builder: Any, target: Any, source: Any, table: Any, pairs: Any) -> None:
-    """Turn pairs of one element of each half; they may be turned in place."""
+    """Rotate pairs of one element of each half, possibly in place."""
     with loop(builder, integer(0), pairs, LANES) as index:
         mask = tail_mask(builder, builder.sub(pairs, index))
         behind = builder.add(index, pairs)
@@ -97,7 +97,7 @@ def turn_halves(builder: Any, target: Any, source: Any, table: Any, pairs: Any) 
 
 @emitted(types.void, *[types.int64] * 4)
 def turn_neighbours(builder: Any, target: Any, source: Any, table: Any, pairs: Any) -> None:
-    """Turn pairs of neighbours; they may be turned in place."""
+    """Rotate pairs of adjacent elements, possibly in place."""
     order = range(2 * LANES)
     mixed = [LANES * (lane % 2) + lane // 2 for lane in order]
     with loop(builder, integer(0), pairs, LANES) as index:
@@ -124,7 +124,7 @@ def turn_neighbours(builder: Any, target: Any, source: Any, table: Any, pairs: A
 
 @jit
 def turn_head(step: int, target: int, source: int, table: int) -> None:
-    """Turn the pairs of one head, and copy what belongs to no pair."""
+    """Rotate the pairs of one head, and copy the other elements."""
     pairs, start, width = word(step, PAIRS), word(step, START), word(step, WIDTH)
     if target != source:
         end = start + 2 * pairs

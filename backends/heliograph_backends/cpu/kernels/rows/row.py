@@ -1,4 +1,4 @@
-"""What row kernels are made of: loops over a row, loads and stores in it, sums."""
+"""Parts of row kernels: loops over a row, loads and stores, sums."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tree(builder: Any, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
 
 
 def each_vector(builder: Any, count: Any, act: Callable[[Any, Any, int], None]) -> None:
-    """Call `act(index, mask, part)` for each sixteen elements; `mask` is None where all are there."""
+    """Call `act(index, mask, part)` for each sixteen elements; `mask` is None for whole vectors."""
     whole = builder.and_(count, integer(-LANES * PARTS))
     with loop(builder, integer(0), whole, LANES * PARTS) as index:
         for part in range(PARTS):
@@ -42,7 +42,7 @@ def each_vector(builder: Any, count: Any, act: Callable[[Any, Any, int], None]) 
     with loop(builder, whole, middle, LANES) as index:
         act(index, None, 0)
     with builder.if_then(builder.icmp_signed("<", middle, count)):
-        # With the loop above the rest is the second half of 32 elements or the first.
+        # After the loop above, the rest is the second half of 32 elements, else the first.
         mask = tail_mask(builder, builder.sub(count, middle))
         odd = builder.icmp_signed(">", middle, whole)
         with builder.if_else(odd) as (second, first):
@@ -53,13 +53,13 @@ def each_vector(builder: Any, count: Any, act: Callable[[Any, Any, int], None]) 
 
 
 def load(builder: Any, base: Any, index: Any, mask: Any, other: float = 0.0) -> Lanes:
-    """Load the elements from `index`; those that the mask leaves out are `other`."""
+    """Load the elements from `index`; those outside of the mask are `other`."""
     place = element(builder, base, index)
     return Lanes.load(builder, place) if mask is None else Lanes.load_masked(builder, place, mask, other)
 
 
 def store(builder: Any, lanes: Lanes, base: Any, index: Any, mask: Any) -> None:
-    """Store the elements from `index` that the mask leaves."""
+    """Store the elements from `index` that are in the mask."""
     place = element(builder, base, index)
     if mask is None:
         lanes.store(place)
@@ -68,7 +68,8 @@ def store(builder: Any, lanes: Lanes, base: Any, index: Any, mask: Any) -> None:
 
 
 class Row(NamedTuple):
-    """One row of a step: addresses, 0 for what is absent; the number of elements; the parameter."""
+    """One row of a step: addresses, 0 for absent operands; the number of elements; the
+    parameter."""
 
     target: Any
     source: Any
@@ -76,16 +77,16 @@ class Row(NamedTuple):
     bias: Any
     count: Any
     parameter: Any
-    #: What soft_max multiplies its mask, the weight, with; the bias points at a sink there.
+    #: The factor of soft_max's mask, which is the weight; its bias points at a sink.
     slope: Any
-    #: Where results lie until they are final, or 0 where the target is not written past the caches.
+    #: The place of intermediate results, or 0 if the target is written through the caches.
     staging: Any
-    #: The source's next row, which is fetched while this one is computed.
+    #: The source's next row, which is prefetched during this one.
     ahead: Any
 
 
 def finish(builder: Any, lanes: Lanes, row: Row, index: Any, mask: Any) -> None:
-    """Store a result for good."""
+    """Store a final result."""
     place = element(builder, row.target, index)
     if mask is not None:
         lanes.store_masked(place, mask)
@@ -98,7 +99,7 @@ def finish(builder: Any, lanes: Lanes, row: Row, index: Any, mask: Any) -> None:
 
 
 def fetch_ahead(builder: Any, row: Row, index: Any) -> None:
-    """Fetch the same place of the next row while this one keeps the core busy rather than the memory."""
+    """Prefetch the same place of the next row while this one keeps the core busy."""
     prefetch(builder, element(builder, row.ahead, index), 2)
 
 

@@ -1,12 +1,12 @@
-"""soft_max of one row: passes over what the first of them brought into the cache.
+"""soft_max of one row, in three passes; the first brings the row into the cache.
 
-    largest   the maximum of t = x * scale + slope * mask and a sink, where NaNs do not count: their
-              exponential is NaN, hence the sum, hence the row
-    sum       e = exp(t - largest), kept; four vectors are added in float32, and their sums in float64, and
-              last the sink's
+    largest   the maximum of t = x * scale + slope * mask and a sink; NaNs do not count, since
+              their exponential makes the sum and the row NaN
+    sum       e = exp(t - largest), kept; four vectors are added in float32, their sums in float64,
+              and last the sink's
     result    e * (1 / sum)
 
-The second pass computes t again, which costs less than to keep it. Where the target is written past
+The second pass computes t again, which costs less than keeping it. If the target is written past
 the caches, e is kept in the scratch.
 """
 
@@ -44,7 +44,7 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     tail_mask,
 )
 
-# Vectors of exponentials that are added in float32 before their sum goes on in float64.
+# Vectors of exponentials that are added in float32 before their sum is added in float64.
 GROUP = 4
 NEGATIVE_INFINITY = float("-inf")
 
@@ -72,7 +72,8 @@ def _score_maximum(builder: Any, row: Row, score: Callable[[Any, Any], Lanes]) -
 def _exponentials(
     builder: Any, row: Row, score: Callable[[Any, Any], Lanes], largest: Lanes, staging: Any
 ) -> Any:
-    """Stage e**(score - largest), and return the sum in float64 of the float32 sums of GROUP vectors each."""
+    """Store e**(score - largest); return the sum in float64 of the float32 sums of GROUP vectors
+    each."""
     group, zero = LANES * GROUP, Lanes.constant(builder, 0.0)
     total, rest = (local(builder, kind) for kind in (F64_VECTOR, F32_VECTOR))
     builder.store(ir.Constant(F64_VECTOR, [0.0] * LANES), total)
@@ -102,9 +103,10 @@ def _exponentials(
 
 
 def _sunk(builder: Any, row: Row, largest: Any) -> tuple[Any, Any]:
-    """Return the sink, or anything where there is none, and the larger one of it and the largest score."""
+    """Return the sink, or any number if there is none, and the larger of it and the largest
+    score."""
     has_sink = builder.icmp_signed("!=", row.bias, integer(0))
-    # What is read in a sink's place does not matter.
+    # Without a sink, any number is read.
     sink = builder.load(pointer(builder, builder.select(has_sink, row.bias, row.source), F32))
     above = builder.and_(has_sink, builder.fcmp_ordered(">", sink, largest))
     return builder.select(has_sink, sink, ir.Constant(F32, 0.0)), builder.select(above, sink, largest)
@@ -118,7 +120,7 @@ def _power(builder: Any, sink: Any, largest: Any) -> Any:
 
 
 def _with_sink(builder: Any, row: Row, total: Any, sink: Any, largest: Any) -> Any:
-    """Return the sum with that of the sink."""
+    """Return the sum with the sink's power."""
     power = builder.call(subroutine(builder, "power_of_sink", (F32, F32), _power, F64), [sink, largest])
     has_sink = builder.icmp_signed("!=", row.bias, integer(0))
     return builder.select(has_sink, builder.fadd(total, power), total)

@@ -1,7 +1,9 @@
-"""Rows of blocks to rows of float32 and back, bit for bit as `heliograph_proto.quantization.blocks` has them.
+"""Conversion between rows of blocks and float32, bit for bit as
+`heliograph_proto.quantization.blocks`.
 
-To float32: the kernels of matrix products turn one block of each of 32 rows into panels. Here the 32 rows
-are consecutive blocks of one row, and the panel is transposed. To blocks: one block after the other.
+To float32: the kernels of matrix products unpack one block of each of 32 rows into panels. Here the
+32 rows are consecutive blocks of one row, and the panel is transposed. To blocks: one block after
+the other.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
 
 
 def _spread(builder: Any, target: Any, panel: Any, block_size: Any, blocks: Any) -> None:
-    """Transpose sixteen blocks at a time; what is behind the last one is not written."""
+    """Transpose sixteen blocks at a time; nothing is written after the last one."""
     for half in range(PANEL_COLUMNS // LANES):
         rest = builder.sub(blocks, integer(half * LANES))
         with loop(builder, integer(0), block_size, LANES) as k:
@@ -90,14 +92,15 @@ def pack_q8_0(target: int, source: int) -> None:
         scaled = load_f32(source + 4 * place) * factor
         size = abs(scaled)
         whole = np.floor(size)
-        # Halves away from zero; size + 0.5 itself could round up what is just below a half.
+        # Round halves away from zero; size + 0.5 could round up a number just below a half.
         rounded = whole + (ONE if size - whole >= HALF else ZERO)
         store_byte(target + 2 + place, int(rounded if scaled >= ZERO else -rounded))
 
 
 @jit
 def pack_quanta(target: int, source: int, factor: Any, offset: Any, start: Any, bits: int) -> None:
-    """Write 32 quanta (x - start) * factor + offset, cut off to whole ones: nibbles behind fifth bits."""
+    """Write 32 quanta (x - start) * factor + offset, truncated: fifth bits, if any, then
+    nibbles."""
     most = np.float32((1 << bits) - 1)
     nibbles = target if bits == 4 else target + 4
     fifth = 0
@@ -113,7 +116,8 @@ def pack_quanta(target: int, source: int, factor: Any, offset: Any, start: Any, 
 
 @jit
 def pack_signed(target: int, source: int, bits: int) -> None:
-    """Round 32 float32 to a block of q4_0 or q5_0, whose scale is that of the element of the largest size."""
+    """Round 32 float32 to a block of q4_0 or q5_0, scaled by the element of the largest
+    magnitude."""
     found = load_f32(source)
     for place in range(1, BLOCK_ELEMENTS):
         value = load_f32(source + 4 * place)
@@ -144,7 +148,7 @@ def pack_unsigned(target: int, source: int, bits: int) -> None:
 
 @jit
 def pack_row(kind: int, block_bytes: int, target: int, source: int, count: int) -> None:
-    """Round `count` float32, whole blocks of them, to blocks."""
+    """Round `count` float32, a multiple of 32, to blocks."""
     for _ in range(count // BLOCK_ELEMENTS):
         if kind == Q8_0:
             pack_q8_0(target, source)

@@ -1,4 +1,1 @@
-"""Runs programs: the compiled entries and their cache, the runner, its workers, bound memory.
-
-Imports all kernels.
-"""
+"""Runs programs: the compiled entries and their cache, the runner, its workers, bound memory."""

@@ -1,5 +1,7 @@
-"""Blocks of steps that share the kernels of matrix products, in one function that is compiled once and called
-by its address: half of all code is behind it. Other kernels convert rows by it.
+"""Blocks of the steps that use the kernels of matrix products.
+
+All are in one function that is compiled once and called by its address: it contains half of all
+code. Other kernels call it to convert rows.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ MATMUL, ATTENTION, EXPERTS = int(Kind.MATMUL), int(Kind.ATTENTION), int(Kind.EXP
 
 @jit_inline
 def convert_staged(conversion: int, rows: int) -> None:
-    """Convert the rows that words describe."""
+    """Convert the rows described by words."""
     widens, step = conversion >= F16_F32, word(rows, CONVERTED_STEP)
     convert_plain(
         conversion,
@@ -47,10 +49,10 @@ def convert_staged(conversion: int, rows: int) -> None:
 
 @ByAddress
 def heavy_block(kind: int, step: int, block: int, slots: int, scratch: int) -> None:
-    """Run one block of a product with a matrix or with experts, of attention, or of rows that move.
+    """Run one block of a product with a matrix or with experts, of attention, or of a move.
 
-    For rows that are converted between float32, which lie side by side, and f16 or bf16 the first of the
-    other arguments is the address of words that describe them.
+    With CONVERTED + a conversion as the kind, convert rows between contiguous float32 and f16 or
+    bf16; `step` is then the address of the words that describe them.
     """
     if kind >= CONVERTED:
         convert_staged(kind - CONVERTED, step)

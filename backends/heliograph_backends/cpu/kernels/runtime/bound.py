@@ -17,14 +17,16 @@ from heliograph_backends.cpu.kernels.runtime.memory import Scratch, aligned_word
 if TYPE_CHECKING:
     from heliograph_backends.cpu.kernels.runtime.workers import WorkerPool
 
-# Waking a helper costs it some 30 us until it is there.
+# The time that a helper takes to wake up.
 WAKE_NS = 30_000.0
 _STATUSES = tuple(Status)
 
 
 class BoundProgram:
-    """A program with its addresses, control block and scratch. One run at a time; `abort` from any
-    thread. Programs that share scratch do not run at the same time.
+    """A program with its addresses, control block and scratch.
+
+    Only one run at a time; `abort` may be called from any thread. Programs that share scratch must
+    not run at the same time.
     """
 
     def __init__(
@@ -44,24 +46,24 @@ class BoundProgram:
         self._control_at = int(self._control.ctypes.data)
         self._scratch = Scratch() if scratch is None else scratch
         self._scratch.require(program.scratch_bytes)
-        # Of the leader's block, once there is one for as many workers.
+        # The address of the leader's block, and the number of workers with a block.
         self._scratch_at = 0
         self._reserved = 0
-        # Whether the shared steps take longer than it takes to wake a helper.
+        # True if the shared steps take longer than waking a helper.
         self._worth_sharing = program.shared_steps > 0 and program.shared_cost_ns > WAKE_NS
         self.rebind(slots)
 
     def rebind(self, slots: Sequence[int] | NDArray[np.int64]) -> None:
-        """Give other base addresses; not during a run."""
+        """Set other base addresses; not during a run."""
         if len(slots) < self.program.slots:
             raise ValueError(f"{len(slots)} slots for a program of {self.program.slots}")
         self._slots[: self.program.slots] = slots[: self.program.slots]
 
     def run(self, workers: WorkerPool | None = None, threads: int = 0) -> Status:
-        """Run all steps and return how that ended; helpers are woken when the shared steps are
-        worth it. `threads` is the most workers that take part, the calling one among them; 0: all.
+        """Run all steps and return the status. Helpers are woken if the shared steps are worth it.
 
-        The pool is the same for all runs. Raises ValueError for another.
+        `threads` is the most workers that take part, with the calling one; 0: all. All runs must
+        use the same pool; raises ValueError for another one.
         """
         if workers is not None and self._pool not in (None, workers):
             raise ValueError("a program runs on one pool of workers; bind it anew for another")
@@ -71,19 +73,23 @@ class BoundProgram:
             helpers = min(helpers, threads - 1)
         if workers is None or not self._worth_sharing:
             helpers = 0
-        self._reserve(helpers + 1)
+        if helpers >= self._reserved:
+            self._reserve(helpers + 1)
         if workers is not None and helpers:
             self._control[words.MAILS] = workers.mails_at
             if self._entries.open_program(self._control_at, self.program.shared_steps, helpers):
                 workers.wake(helpers, int(self._control[words.PROCESSOR]))
-        return _STATUSES[self._run(helpers)]
+        status = self._entries.run_program(
+            self._code_at, self._slots_at, self._control_at, self._scratch_at, helpers
+        )
+        return _STATUSES[status]
 
     def abort(self) -> None:
-        """End the run in progress, or else the next, with ABORTED; holds until `clear_abort`."""
+        """End the current run, or else the next ones, with ABORTED, until `clear_abort`."""
         self._control[words.ABORT] = 1
 
     def clear_abort(self) -> None:
-        """Let runs proceed again."""
+        """Allow runs again."""
         self._control[words.ABORT] = 0
 
     @property
@@ -97,17 +103,10 @@ class BoundProgram:
         return int(self._control[words.FAILED_INDEX])
 
     def _reserve(self, workers: int) -> None:
-        """Have scratch for so many workers."""
-        if workers > self._reserved:
-            self._scratch.reserve(workers)
-            self._scratch_at = self._scratch.addresses[0]
-            # The scratch makes its table anew when it grows; we keep the one that we name.
-            self._table = self._scratch.table
-            self._control[words.SCRATCHES] = int(self._table.ctypes.data)
-            self._reserved = workers
-
-    def _run(self, helpers: int) -> int:
-        status: int = self._entries.run_program(
-            self._code_at, self._slots_at, self._control_at, self._scratch_at, helpers
-        )
-        return status
+        """Reserve scratch for this many workers."""
+        self._scratch.reserve(workers)
+        self._scratch_at = self._scratch.addresses[0]
+        # The scratch replaces its table when it grows, so keep the one whose address is in use.
+        self._table = self._scratch.table
+        self._control[words.SCRATCHES] = int(self._table.ctypes.data)
+        self._reserved = workers

@@ -1,8 +1,9 @@
-"""Compiling the entries, or loading them from numba's cache.
+"""Compiles the entries, or loads them from numba's cache.
 
-Half of the code is behind functions that are called by their address (see `lanes.ByAddress`), so another
-process can compile it into the cache meanwhile, where there is a processor for it: numba compiles one thing
-at a time in one process. What comes of it is taken from the cache; if nothing does, it is compiled here.
+Half of the code is in functions that are called by their address (see `lanes.ByAddress`). numba
+compiles one function at a time in a process, so a second process compiles these into the cache at
+the same time, if there is a processor for it. This process then loads them from the cache, or
+compiles them if that failed.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ from heliograph_backends.host_memory.buffers import machine_memory_bytes
 
 logger = logging.getLogger(__name__)
 
-#: Is told of each function of ours that was compiled: how many are done, how many there are, its name.
+#: Called for each of our functions that was compiled, with the number done, the number of all, its
+#: name.
 Progress: TypeAlias = Callable[[int, int, str], None]
 
-#: How long the other process is waited for when this one is done. Both take about as long.
+#: The most seconds to wait for the other process when this one is done. Both take about as long.
 WAIT_SECONDS = 120.0
-#: Another process that compiles takes 400 MB: a small machine had better not.
+#: The least memory of the machine for a second process, which takes 400 MB.
 LEAST_MEMORY_BYTES = 2 * 2**30
 _APART = "from heliograph_backends.cpu.kernels import compiling; compiling.compile_apart()"
 
 
 def compile_entries(folder: Path | None, progress: Progress | None) -> tuple[Any, int]:
-    """Compile or load the entries; their module, and how many functions were compiled. `folder`: of numba's
-    cache, None for no cache.
+    """Compile or load the entries; return their module and the number of compiled functions.
+
+    `folder` is that of numba's cache, None for no cache.
     """
     with _kernels_in(folder) as (runner, names):
         seen = Seen(names, progress)
@@ -48,8 +51,10 @@ def compile_entries(folder: Path | None, progress: Progress | None) -> tuple[Any
 
 
 def compile_apart() -> None:
-    """Compile what is called by its address into the folder that the command line names, and print the name
-    of each function that was compiled: what the process does that `meanwhile` starts.
+    """Compile the functions called by their address into the folder in `sys.argv` and print the
+    name of each.
+
+    This is the work of the process that `meanwhile` starts.
     """
     with _kernels_in(Path(sys.argv[1])) as (runner, names):
         seen = Seen(names, lambda _done, _all, name: print(name, flush=True))
@@ -60,8 +65,10 @@ def compile_apart() -> None:
 
 @contextmanager
 def _kernels_in(folder: Path | None) -> Iterator[tuple[Any, Set[str]]]:
-    """The module of the entries, and the names of all functions of ours, imported with numba's cache folder
-    set while their decorators look at it; it stays set until the end.
+    """Import the module of the entries, and yield it with the names of all our functions.
+
+    numba's cache folder is set during the import, when decorators read it, and until the end of the
+    block.
     """
     config: Any = importlib.import_module("numba.core.config")
     before = config.CACHE_DIR
@@ -75,7 +82,7 @@ def _kernels_in(folder: Path | None) -> Iterator[tuple[Any, Set[str]]]:
 
 
 class Seen:
-    """The functions of ours that were compiled, here or there; numba's own do not count."""
+    """Our functions that were compiled, in either process; numba's own do not count."""
 
     def __init__(self, ours: Set[str], progress: Progress | None) -> None:
         self.names: set[str] = set()
@@ -92,13 +99,13 @@ class Seen:
 
 
 def _listening(seen: Seen) -> Any:
-    """Has numba tell what it compiles."""
+    """Install a listener for the functions that numba compiles."""
     event: Any = importlib.import_module("numba.core.event")
     listener: Any = event.Listener
 
     class Watch(listener):  # type: ignore[misc]
         def on_start(self, found: Any) -> None:
-            """Nothing is known yet."""
+            """Do nothing; required by numba."""
 
         def on_end(self, found: Any) -> None:
             seen.add(found.data["dispatcher"].py_func.__name__)
@@ -107,28 +114,29 @@ def _listening(seen: Seen) -> Any:
 
 
 def why_not_apart(folder: Path | None, names: Set[str]) -> str:
-    """Why no other process compiles anything; empty if it does. `names`: of what it would compile."""
+    """Return the reason for not using a second process, or an empty text. `names`: its
+    functions."""
     if folder is None:
         return "nothing is kept on disk"
     if all(any(folder.rglob(f"*.{name}-*.nbi")) for name in names):
-        return "it lies in the cache"
+        return "the cache has it"
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if processors < 2:
-        return "there is one processor"
+        return "there is only one processor"
     if machine_memory_bytes() < LEAST_MEMORY_BYTES:
-        return f"there are less than {LEAST_MEMORY_BYTES:,} bytes of memory"
+        return f"the machine has less than {LEAST_MEMORY_BYTES:,} bytes of memory"
     if not sys.executable or getattr(sys, "frozen", False):
-        return "the program is no Python that takes commands"
+        return "the program is not a Python interpreter that takes commands"
     return ""
 
 
 @contextmanager
 def meanwhile(folder: Path | None, runner: Any, seen: Seen) -> Iterator[None]:
-    """Has another process compile what is called by its address; waits for it at the end."""
+    """Compile the functions called by their address in another process; wait for it at the end."""
     why_not = why_not_apart(folder, {function.name for function in runner.BY_ADDRESS})
     process = None if why_not else _started(str(folder))
     if process is None:
-        logger.debug("this process makes the kernels alone: %s", why_not or "another cannot be started")
+        logger.debug("this process compiles the kernels alone: %s", why_not or "another cannot be started")
         yield
         return
     reader = threading.Thread(target=_read, args=(process, seen), name="heliograph-compiling", daemon=True)
@@ -143,7 +151,7 @@ def meanwhile(folder: Path | None, runner: Any, seen: Seen) -> Iterator[None]:
 
 
 def _started(folder: str) -> subprocess.Popen[str] | None:
-    """With the packages where this process has them."""
+    """Start the process, with this process's import path."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         return subprocess.Popen(
@@ -155,7 +163,7 @@ def _started(folder: str) -> subprocess.Popen[str] | None:
             text=True,
         )
     except OSError as error:
-        logger.debug("a process that compiles kernels: %s", error)
+        logger.debug("starting a process that compiles kernels failed: %s", error)
         return None
 
 
@@ -170,7 +178,7 @@ def _wait(process: subprocess.Popen[str]) -> None:
     try:
         status = process.wait(WAIT_SECONDS)
     except subprocess.TimeoutExpired:
-        logger.warning("the other process compiled for %.0f seconds too long; it was ended", WAIT_SECONDS)
+        logger.warning("the process that compiles kernels took over %.0f seconds; it was ended", WAIT_SECONDS)
         return
     if status:
-        logger.debug("the other process that compiled kernels ended with status %s", status)
+        logger.debug("the process that compiles kernels ended with status %s", status)

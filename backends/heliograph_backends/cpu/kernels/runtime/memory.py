@@ -9,44 +9,45 @@ from numpy.typing import NDArray
 
 from heliograph_backends.cpu.kernels.program.words import CACHE_LINE_BYTES, PANEL_COLUMNS
 
-# A transposed panel is written in whole groups of sixteen rows, so the last one may spill.
+# Transposed panels are written in whole groups of sixteen rows, which may extend past the last
+# panel.
 _SPILL_BYTES = 16 * PANEL_COLUMNS * 4
 
 
 def aligned_bytes(size: int) -> NDArray[np.uint8]:
-    """Return `size` bytes that start on a cache line."""
+    """Return `size` bytes that start at a cache line."""
     raw = np.empty(size + CACHE_LINE_BYTES, dtype=np.uint8)
     start = -raw.ctypes.data % CACHE_LINE_BYTES
     return raw[start : start + size]
 
 
 def aligned_words(count: int) -> NDArray[np.int64]:
-    """Return `count` int64 zeros that start on a cache line."""
+    """Return `count` int64 zeros that start at a cache line."""
     words = aligned_bytes(8 * count).view(np.int64)
     words.fill(0)
     return words
 
 
 class Scratch:
-    """Working memory for programs that run one after the other: a block for each worker."""
+    """Working memory of programs that run one after the other: a block for each worker."""
 
     def __init__(self) -> None:
         self._size = 0
         self._blocks: list[NDArray[np.uint8]] = []
         self.addresses: list[int] = []
-        """Of each worker's block, leader first."""
+        """The address of each worker's block, leader first."""
         self.table = aligned_words(0)
-        """The same as words; a new array when there are more."""
+        """The addresses as words; replaced when there are more."""
 
     def require(self, size: int) -> None:
-        """Make blocks at least `size` bytes; before the first run."""
+        """Require blocks of at least `size` bytes; before the first run."""
         if size > self._size:
             self._size = size
             self._blocks.clear()
             self.addresses.clear()
 
     def reserve(self, workers: int) -> None:
-        """Have at least `workers` blocks."""
+        """Allocate up to `workers` blocks."""
         while len(self._blocks) < workers:
             self._blocks.append(aligned_bytes(self._size))
             self.addresses.append(int(self._blocks[-1].ctypes.data))
@@ -62,8 +63,7 @@ def packed_bytes(depth: int, columns: int) -> int:
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeight:
     """A float32 matrix [depth, columns] as panels `[columns/32][depth][32]`, for all plans and
-    shapes.
-    """
+    shapes."""
 
     depth: int
     columns: int
@@ -81,8 +81,8 @@ class PackedWeight:
 
 
 def pack_weight(matrix: NDArray[np.float32]) -> PackedWeight:
-    """Pack a float32 matrix [depth, columns] of any strides. Needs numba; ValueError for anything
-    else.
+    """Pack a float32 matrix [depth, columns] of any strides. Needs numba. Raises ValueError for
+    other arrays.
     """
     from heliograph_backends.cpu.kernels.runtime.native import entries
 

@@ -1,14 +1,14 @@
-"""The compiled entries, with the disk cache in a folder that is ours alone.
+"""The compiled entries, with a disk cache in a private folder.
 
-numba's cache files are pickles: whoever can write them runs code in this process. So the folder
-must belong to this user and be writable by nobody else; otherwise nothing is cached, and
-`cache_state` says why. A folder that root or this user filled and that this user cannot write to is
-read all the same: so an image of a container brings its kernels. The name of the inner folder is a
-digest of the package's sources, because numba looks only at the file of the function it loads, not
-at those that it calls.
+numba's cache files are pickles, so write access to them means code execution in this process. The
+folder must therefore belong to this user and not be writable by others; otherwise nothing is
+cached, and `cache_state` has the reason. A folder that root or this user filled and that this user
+cannot write to is also read, so that container images can contain kernels. The name of the inner
+folder is a digest of the package's sources, because numba checks only the file of the function that
+it loads, not of its callees.
 
-The machine's instruction set is part of numba's own key, so one home folder may serve several kinds
-of machine.
+The machine's instruction set is part of numba's own key, so one home folder can serve several kinds
+of machines.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ENVIRONMENT_VARIABLE = "HELIOGRAPH_KERNEL_CACHE"
 
 
 class Refusal(Enum):
-    """Why a folder is not used."""
+    """The reason why a folder is not used."""
 
     NOT_CREATED = "the folder cannot be created"
     NOT_A_DIRECTORY = "it is not a directory"
@@ -48,25 +48,24 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CacheState:
-    """Where compiled kernels are kept, or why they are not."""
+    """The folder of compiled kernels, or the reason why there is none."""
 
     folder: Path | None
     refusal: Refusal | None = None
-    #: How many functions were compiled, and not loaded from there.
+    #: The number of functions that were compiled instead of loaded.
     compiled: int = 0
-    #: Whether it can only be read: what is compiled all the same is not kept.
+    #: True if the folder can only be read; then newly compiled functions are not kept.
     read_only: bool = False
 
 
 def available() -> bool:
-    """Tell whether numba can be imported; imports nothing."""
+    """True if numba can be imported; imports nothing."""
     return importlib.util.find_spec("numba") is not None
 
 
 def default_folder() -> Path:
     """Return the folder of the environment variable, else `heliograph/kernels` in the user's cache
-    folder.
-    """
+    folder."""
     chosen = os.environ.get(ENVIRONMENT_VARIABLE)
     if chosen:
         return Path(chosen)
@@ -84,7 +83,7 @@ def source_digest() -> str:
 
 
 def check_folder(folder: Path) -> Refusal | None:
-    """Say why `folder` cannot hold pickles, or None when it can."""
+    """Return the reason why `folder` cannot hold pickles, or None."""
     try:
         status = os.lstat(folder)
     except OSError:
@@ -99,7 +98,8 @@ def check_folder(folder: Path) -> Refusal | None:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Tell whether this user can read a folder of its own or root's, and nobody but root can write to it."""
+    """True if the folder belongs to this user or root, this user can read it, and only root can
+    write to it."""
     try:
         status = os.lstat(folder)
     except OSError:
@@ -112,7 +112,7 @@ def is_sealed(folder: Path) -> bool:
 
 
 def parents_are_safe(folder: Path) -> bool:
-    """Tell whether nobody else can rename or replace a folder on the way to `folder`."""
+    """True if no other user can rename or replace a parent of `folder`."""
     if not hasattr(os, "getuid"):
         return True
     for parent in folder.resolve().parents:
@@ -124,8 +124,8 @@ def parents_are_safe(folder: Path) -> bool:
 
 
 def open_cache(folder: Path) -> CacheState:
-    """Create `folder` with mode 0700 where it is missing, check it, and make the inner one for
-    these sources; or take one that others filled before, and only they can write to.
+    """Create `folder` with mode 0700 if it is missing, check it, and create the inner one for these
+    sources; or use a read-only one that was filled before.
     """
     if is_sealed(folder) and is_sealed(folder / source_digest()) and parents_are_safe(folder):
         return CacheState(folder / source_digest(), read_only=True)
@@ -165,15 +165,16 @@ class _Native:
             return self.runner
 
 
-#: Where a copy of what can only be read may lie: the system's folder of temporary files, else memory, which a
-#: container has also where no folder can be written to.
+#: Places for a copy of a read-only cache: the system's folder of temporary files, else memory,
+#: which exists also in containers without a writable folder.
 SCRATCH = (None, "/dev/shm")
 
 
 @contextmanager
 def _writable(cache: CacheState) -> Iterator[Path | None]:
-    """A folder that numba can use, which writes to it even to find out whether it could. Of a cache that
-    can only be read this is a copy of this user's alone, as long as this lasts; None where there is no room.
+    """Yield a folder that numba can use; numba writes to it even to check whether it can.
+
+    For a read-only cache this is a private, temporary copy; None if no copy is possible.
     """
     if not cache.read_only or cache.folder is None:
         yield cache.folder
@@ -200,7 +201,7 @@ def _copied(folder: Path, stack: ExitStack) -> Path | None:
 
 
 def _announce(cache: CacheState) -> None:
-    """Say it when loading will take long, and why the kernels are not kept."""
+    """Log that loading will take long, and why the kernels are not kept."""
     if cache.refusal is not None:
         logger.warning("CPU kernels are not kept on disk: %s", cache.refusal.value)
     if cache.folder is None or not any(cache.folder.rglob("*.nbi")):
@@ -214,21 +215,21 @@ _native = _Native()
 
 
 def warmup(folder: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> CacheState:
-    """Compile all kernels or load them from the cache; the first call decides on the folder.
+    """Compile all kernels or load them from the cache; the first call determines the folder.
 
-    Raises ImportError where numba is missing.
+    Raises ImportError if numba is missing.
     """
     _native.load(None if folder is None else Path(folder), progress)
     return _native.cache
 
 
 def find_cache(folder: str | os.PathLike[str] | None = None) -> CacheState:
-    """Return where kernels would be kept, or why nowhere; compiles nothing."""
+    """Return the cache that would be used, or the reason for none; compiles nothing."""
     return open_cache(Path(folder) if folder else default_folder())
 
 
 def cache_state() -> CacheState:
-    """Return where the kernels were kept; no folder and no refusal before `warmup`."""
+    """Return the cache in use; without folder and refusal before `warmup`."""
     return _native.cache
 
 

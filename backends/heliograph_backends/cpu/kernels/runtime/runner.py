@@ -1,20 +1,20 @@
 """The native runner: a whole program without Python between its steps, on any number of workers.
 
-Theory of operation. Worker 0, the thread that called, leads. It runs the steps that have one tile
-by itself; before a set of steps that need not wait for each other it publishes how many shared steps
-are open (PROGRESS), then claims tiles of them like everybody else, with an atomic addition to each
-step's own counter, and waits before the next set until as many tiles are done as there are. Helpers
-look at PROGRESS alone and never run ahead: a helper that comes late finds steps closed or their tiles
-claimed, and does nothing. So tiny steps cost no traffic between cores, and a step's tiles see
-everything that earlier sets wrote.
+Theory of operation. Worker 0, the calling thread, leads. It runs single-tile steps by itself.
+Before a set of steps that need not wait for each other, it publishes the number of open shared
+steps (PROGRESS). Then all workers claim tiles of them with an atomic addition to each step's own
+counter, and the leader waits before the next set until all tiles are done. Helpers only look at
+PROGRESS and never run ahead: a late helper finds steps closed or their tiles claimed, and does
+nothing. So tiny steps cause no traffic between cores, and a step's tiles see all writes of earlier
+sets.
 
-A program reaches its helpers by mail, without Python: the leader posts it at the start of the run, and
-takes it back at the end from those who have not seen it. It waits for those who are inside, so nobody
-touches a program, or its memory, when its run is over. A helper that has nothing to do looks for more for
-about a hundred microseconds before its thread sleeps: waking that takes as long as a small product.
+A program reaches its helpers by mail, without Python: the leader posts it at the start of the run,
+takes it back at the end from the helpers that have not seen it, and waits for those that run it. So
+no helper touches a program or its memory after its run. An idle helper looks for more work for
+about a hundred microseconds before its thread sleeps: waking it takes as long as a small product.
 
-Tiles are fixed by shapes, and each element is computed by one worker in one order: bits do not
-depend on who claims what.
+Tiles depend only on shapes, and each element is computed by one worker in a fixed order, so bits do
+not depend on the assignment of tiles.
 """
 
 from __future__ import annotations
@@ -90,16 +90,16 @@ EXPERTS = int(Kind.EXPERTS)
 LAST_KIND = int(max(Kind))
 PARKED, WAITING, POSTED, TAKEN = (int(each) for each in Mail)
 SPINS_BEFORE_YIELD = 4096
-# A worker claims this part of its even share of what is left, and one tile in the end.
+# A worker claims 1/SHARES of its even share of the remaining tiles, and at least one tile.
 SHARES = 2
-# Looks for more work: those with a pause between them, and all.
+# The number of looks for more work: those with a pause after them, and all.
 SPINS_BEFORE_GIVING_WAY = 1024
 LOOKS = 1280
 
 
 @jit_inline
 def run_tile(step: int, tile: int, following: int, slots: int, control: int, scratch: int) -> None:
-    """Run the blocks of one tile; this worker probably runs the tile `following` after it."""
+    """Run the blocks of one tile; `following` is this worker's probable next tile."""
     set_word(scratch + NEXT_AT, 0, following)
     kind, per_tile = word(step, KIND), word(step, BLOCKS_PER_TILE)
     for block in range(tile * per_tile, min((tile + 1) * per_tile, word(step, BLOCKS))):
@@ -117,9 +117,8 @@ def run_tile(step: int, tile: int, following: int, slots: int, control: int, scr
 
 @jit
 def wait_for(base: int, index: int, value: int) -> int:
-    """Wait until a word is at least `value` and return it: spin first, then give the core away
-    between looks.
-    """
+    """Wait until a word is at least `value` and return it: first spin, then yield the core between
+    looks."""
     spins = 0
     seen: int = atomic_load(base, index)
     while seen < value:
@@ -134,9 +133,8 @@ def wait_for(base: int, index: int, value: int) -> int:
 
 @jit_inline
 def claim_tiles(step: int, slots: int, control: int, scratch: int) -> None:
-    """Claim and run tiles of a shared step until none is left. After an abort tiles are claimed but
-    not run.
-    """
+    """Claim and run tiles of a shared step until none is left. After an abort, tiles are claimed
+    but not run."""
     tiles, shares = word(step, TILES), SHARES * word(control, WORKERS)
     counter = control + 8 * (COUNTERS + word(step, COUNTER) * COUNTER_WORDS)
     claimed = atomic_load(counter, CLAIMED)
@@ -155,7 +153,7 @@ def claim_tiles(step: int, slots: int, control: int, scratch: int) -> None:
 
 @jit_inline
 def end_set(step: int, behind: int, control: int) -> None:
-    """Wait until all tiles of the shared steps from one up to another are done."""
+    """Wait until all tiles of the shared steps from `step` to `behind` are done."""
     while step < behind:
         counter = word(step, COUNTER)
         if counter >= 0:
@@ -174,7 +172,7 @@ def run_alone(step: int, slots: int, control: int, scratch: int) -> None:
 
 @jit_inline
 def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int:
-    """Run all steps, set after set; return the status."""
+    """Run all steps, set by set, and return the status."""
     step = code + 8 * PROGRAM_HEADER_WORDS
     first, opened = step, 0
     for number in range(word(code, STEP_COUNT)):
@@ -186,7 +184,7 @@ def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int
         if begins:
             end_set(first, step, control)
             first = step
-        # Steps that name rows are sets by themselves, so nobody has begun with them yet.
+        # Steps with indices are sets by themselves, so no worker has started them yet.
         if kind in (GATHER, SCATTER) and has_outside(kind, step, slots, control, scratch):
             atomic_store(control, FAILED_STEP, number)
             return OUTSIDE
@@ -206,7 +204,7 @@ def lead(code: int, slots: int, control: int, scratch: int, helped: bool) -> int
         step += 8 * word(step, STEP_WORDS)
     if helped:
         end_set(first, step, control)
-        # Tiles that helpers claimed after that were not run.
+        # Tiles that helpers claimed after an abort were not run.
         if atomic_load(control, ABORT) != 0:
             atomic_store(control, FAILED_STEP, word(code, STEP_COUNT) - 1)
             return ABORTED
@@ -243,7 +241,7 @@ def post(code: int, slots: int, control: int, helpers: int) -> None:
 
 @jit
 def take_back(control: int, helpers: int) -> None:
-    """Take a program back from its helpers, and wait for those who are inside."""
+    """Take a program back from its helpers, and wait for those that run it."""
     for helper in range(helpers):
         mail = word(word(control, MAILS), helper)
         if not atomic_replace(mail, MAIL_STATE, POSTED, word(mail, MAIL_BEFORE)):
@@ -258,8 +256,8 @@ def take_back(control: int, helpers: int) -> None:
 
 @jit_entry
 def run_program(code: int, slots: int, control: int, scratch: int, helpers: int) -> int:
-    """Lead a run of an encoded program with so many helpers, and return its status; all but `helpers` are
-    addresses.
+    """Lead a run of an encoded program with `helpers` helpers and return its status; the other
+    arguments are addresses.
     """
     set_word(control, WORKERS, helpers + 1)
     set_word(scratch + HEAVY_AT, 0, word(control, HEAVY))
@@ -273,7 +271,7 @@ def run_program(code: int, slots: int, control: int, scratch: int, helpers: int)
 
 @jit_entry
 def serve(mail: int) -> None:
-    """Help with what is posted to a mail, until nothing was for a while; then the helper is parked."""
+    """Help with programs posted to a mail; park the helper after a while without one."""
     looks = 0
     while True:
         if processor() != word(mail, MAIL_PROCESSOR):
@@ -297,8 +295,10 @@ def serve(mail: int) -> None:
 
 @jit_entry
 def open_program(control: int, shared_steps: int, helpers: int) -> int:
-    """Make a program ready for helpers, and return how many of them are parked or where the leader is; nobody
-    is inside. Posting it publishes all that was written before.
+    """Prepare a program for helpers; return the number of them that are parked or on the leader's
+    processor.
+
+    No helper may run the program now. Posting it publishes all writes before that.
     """
     for index in range(COUNTERS, COUNTERS + shared_steps * COUNTER_WORDS):
         set_word(control, index, 0)
@@ -326,7 +326,7 @@ def pack_matrix(
     pack_panels(target, panel_bytes, source, row_step, column_step, depth, columns)
 
 
-#: What is called by its address, and the functions that Python calls.
+#: The functions that are called by their address, and those that Python calls.
 BY_ADDRESS = (heavy_block,)
 ENTRIES = {
     run_program: (types.int64,) * 5,

@@ -1,20 +1,18 @@
 """Helper threads that join a run.
 
-A helper that has nothing to do looks into its mail for a while, in native code; then its thread is parked
-on a lock of its own, used as a binary semaphore: waking it is a release, which costs a microsecond, and
-some thirty until it is there. A run wakes those that are parked and posts the program to all. The thread
-that calls `BoundProgram.run` is worker 0. A helper that is on its way when the run ends finds nothing.
+An idle helper looks into its mail for a while, in native code. Then its thread is parked on a lock
+of its own, used as a binary semaphore: waking it is a release, which costs a microsecond, and takes
+some thirty until it runs. A run wakes the parked helpers and posts the program to all. The thread
+that calls `BoundProgram.run` is worker 0. A helper that wakes up after the end of the run finds
+nothing.
 
-One that is on the leader's processor when a run begins is sent elsewhere, see `placement`: the leader takes
-that processor from what it allows the helper, wakes it, and gives it back. So nothing is pinned while it
-runs, and the system may move it on.
-
-Which helpers are to go to another processor, and to which. Pure.
-
-A helper that wakes on the leader's processor waits until the leader gives way, and nothing of the run is
-shared. Linux wakes it there, with others idle: it leaves a thread where it slept unless it finds an idle
-processor, and among few that share a cache it does not look for one while they have been busy for half of
-the time (`SIS_UTIL` in its kernel/sched/fair.c); the leader may have woken on that processor meanwhile.
+A helper on the leader's processor would wait until the leader yields, and the run would not be
+shared. Linux wakes a thread there even with idle processors: it leaves a thread where it slept
+unless it finds an idle processor, and it does not look for one among few that share a cache while
+these have been busy for half of the time (`SIS_UTIL` in its kernel/sched/fair.c). The leader may
+have woken on that processor in the meantime. So at the start of a run the leader moves such a
+helper: it removes its own processor from those allowed for the helper, wakes it, and restores them.
+Helpers are not pinned during a run, and the system may move them.
 """
 
 from __future__ import annotations
@@ -33,14 +31,12 @@ from heliograph_backends.cpu.kernels.program.words import Mail
 from heliograph_backends.cpu.kernels.runtime import native
 from heliograph_backends.cpu.kernels.runtime.memory import aligned_words
 
-#: Of a thread that has not said where it is, and where the system does not tell.
+#: The processor of a thread that has not reported it yet, or on a system without this information.
 UNKNOWN: Final = -1
 
 
 def colliding(leader: int, helpers: Sequence[int]) -> list[int]:
-    """Return the helpers, by their place in the list of their processors, that are where the leader or a
-    helper before them is.
-    """
+    """Return the indices of the helpers on the processor of the leader or of an earlier helper."""
     used, found = {leader}, []
     for number, processor in enumerate(helpers):
         if processor in used and processor != UNKNOWN:
@@ -50,9 +46,8 @@ def colliding(leader: int, helpers: Sequence[int]) -> list[int]:
 
 
 def choices(allowed: AbstractSet[int], leader: int, helpers: Sequence[int]) -> set[int]:
-    """Return the processors to which a helper should go that may use those of `allowed`: where no worker is.
-    Where there is none it stays.
-    """
+    """Return the allowed processors without a worker, for a helper that should move; if empty, it
+    stays."""
     return set(allowed) - {leader, *helpers}
 
 
@@ -77,13 +72,13 @@ class _Helper:
 
     @property
     def processor(self) -> int:
-        """Where it was when it last looked for a program, or UNKNOWN."""
+        """Its processor when it last looked for a program, or UNKNOWN."""
         return int(self._mail[words.MAIL_PROCESSOR])
 
     @contextmanager
     def elsewhere(self, processors: AbstractSet[int]) -> Iterator[None]:
-        """In the block it can only be on these processors: if it sleeps it wakes there, else it moves at
-        once. Behind it the system places it as before.
+        """Restrict the thread to these processors inside the block. A sleeping thread wakes there,
+        a running one moves at once. After the block the system places it as before.
         """
         before = self.allowed
         moved = bool(processors) and self._allow(processors)
@@ -92,7 +87,7 @@ class _Helper:
             self._allow(before)
 
     def _allow(self, processors: AbstractSet[int]) -> bool:
-        """Tell whether the system did as it was told; it may be forbidden."""
+        """Set the allowed processors; False if the system refuses."""
         try:
             os.sched_setaffinity(self._native_id, processors)
         except OSError:
@@ -101,19 +96,19 @@ class _Helper:
 
     @property
     def allowed(self) -> set[int]:
-        """The processors on which it may run; none where the system does not tell."""
+        """The processors on which it may run; empty if unknown."""
         try:
             return os.sched_getaffinity(self._native_id)
         except (AttributeError, OSError):
             return set()
 
     def wake_if_parked(self) -> None:
-        """Wake the thread where it sleeps, or is on its way."""
+        """Wake the thread if it sleeps or is about to."""
         if self.parked:
             self.wake()
 
     def wake(self) -> None:
-        """Wake the thread; one that was woken already and did not look yet will look once."""
+        """Wake the thread; repeated calls before it looks count once."""
         try:
             self._wake.release()
         except RuntimeError:
@@ -133,9 +128,7 @@ class _Helper:
 
 
 class WorkerPool:
-    """`threads` workers for programs: the caller and `threads - 1` helpers. Used by one thread at a
-    time.
-    """
+    """`threads` workers: the caller and `threads - 1` helpers. Used by one thread at a time."""
 
     def __init__(self, threads: int) -> None:
         self._helpers: list[_Helper] = []
@@ -148,18 +141,19 @@ class WorkerPool:
 
     @property
     def parked(self) -> int:
-        """Number of helper threads that sleep, or are on their way."""
+        """Number of helper threads that sleep or are about to."""
         return sum(helper.parked for helper in self._helpers)
 
     @property
     def processors(self) -> list[int]:
-        """Where each helper thread was when it last looked for a program; negative where that is unknown."""
+        """Each helper's processor when it last looked for a program; negative if unknown."""
         return [helper.processor for helper in self._helpers]
 
     def resize(self, threads: int) -> None:
-        """Have as many workers from now on; not during a run. What was bound before runs on them too.
+        """Change the number of workers, also for programs that are already bound; not during a run.
 
-        Raises ValueError, and RuntimeError where the system gives no more threads; those that it gave stay.
+        Raises ValueError, or RuntimeError if the system refuses more threads; those already started
+        stay.
         """
         if threads < 1:
             raise ValueError(f"{threads} threads: a pool has at least the calling one")
@@ -174,8 +168,8 @@ class WorkerPool:
             self.mails_at = int(self._table.ctypes.data)
 
     def wake(self, helpers: int, processor: int = UNKNOWN) -> None:
-        """Wake those of the first `helpers` that are parked, for a run that begins, and send those elsewhere
-        that would wait for each other or for the calling thread, which is on `processor`.
+        """Wake the parked ones of the first `helpers` for a new run. Move helpers that share a
+        processor with each other or with the calling thread, which is on `processor`.
         """
         chosen = self._helpers[:helpers]
         places = [helper.processor for helper in chosen]

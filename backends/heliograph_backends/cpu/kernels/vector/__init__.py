@@ -1,1 +1,1 @@
-"""Vector code: sixteen float32 lanes, atomics, elementary functions, loads and stores. Imports `program`."""
+"""Vector code: sixteen float32 lanes, atomics, elementary functions, loads and stores."""

@@ -62,7 +62,7 @@ def store_double(builder: Any, address: Any, value: Any) -> None:
 
 @emitted(types.int64, types.int64)
 def load_bits(builder: Any, address: Any) -> Any:
-    """Return eight bytes from any address as int64."""
+    """Return the eight bytes at any address as int64."""
     return builder.load(pointer(builder, address, I64), align=1)
 
 
@@ -94,66 +94,65 @@ def float_of_bits(builder: Any, bits: Any) -> Any:
 def call_block(
     builder: Any, address: Any, kind: Any, step: Any, block: Any, slots: Any, scratch: Any
 ) -> None:
-    """Call `heavy_block`, which is at this address."""
+    """Call `heavy_block` at this address."""
     call_address(builder, address, kind, step, block, slots, scratch)
 
 
 @emitted(types.int64, types.int64, types.int64)
 def atomic_load(builder: Any, base: Any, index: Any) -> Any:
-    """Read a word; what its writer did before is visible (acquire)."""
+    """Read a word; earlier writes of its writer are visible (acquire)."""
     return builder.load_atomic(_word(builder, base, index), "acquire", 8)
 
 
 @emitted(types.void, types.int64, types.int64, types.int64)
 def atomic_store(builder: Any, base: Any, index: Any, value: Any) -> None:
-    """Write a word in the one order that all workers see (sequentially consistent)."""
+    """Write a word (sequentially consistent)."""
     builder.store_atomic(value, _word(builder, base, index), "seq_cst", 8)
 
 
 @emitted(types.int64, types.int64, types.int64, types.int64)
 def atomic_add(builder: Any, base: Any, index: Any, amount: Any) -> Any:
-    """Add to a word and return what it was (sequentially consistent)."""
+    """Add to a word and return its old value (sequentially consistent)."""
     return builder.atomic_rmw("add", _word(builder, base, index), amount, "seq_cst")
 
 
 @emitted(types.int64, types.int64, types.int64, types.int64)
 def atomic_exchange(builder: Any, base: Any, index: Any, value: Any) -> Any:
-    """Write a word and return what it was (sequentially consistent)."""
+    """Write a word and return its old value (sequentially consistent)."""
     return builder.atomic_rmw("xchg", _word(builder, base, index), value, "seq_cst")
 
 
 @emitted(types.boolean, types.int64, types.int64, types.int64, types.int64)
 def atomic_replace(builder: Any, base: Any, index: Any, old: Any, new: Any) -> Any:
-    """Write a word if it is `old`, and tell whether it was (sequentially consistent)."""
+    """Write a word if it is `old`; return true if it was (sequentially consistent)."""
     found = builder.cmpxchg(_word(builder, base, index), old, new, "seq_cst", "seq_cst")
     return builder.extract_value(found, 1)
 
 
 @emitted(types.void)
 def finish_streaming(builder: Any) -> None:
-    """Make what this thread wrote past the caches visible before what it writes next."""
+    """Make this thread's writes past the caches visible before its next writes."""
     if builder.module.triple.startswith("x86_64"):
         builder.call(intrinsic_function(builder, "llvm.x86.sse.sfence", ir.VoidType()), [])
 
 
 @emitted(types.void)
 def pause(builder: Any) -> None:
-    """Tell the core that it spins, where it has an instruction for that."""
+    """Execute the core's instruction for spinning, if it has one."""
     if builder.module.triple.startswith("x86_64"):
         builder.call(intrinsic_function(builder, "llvm.x86.sse2.pause", ir.VoidType()), [])
 
 
 @emitted(types.void)
 def yield_core(builder: Any) -> None:
-    """Let another thread have the core. The libc symbol is resolved when code is loaded, so cached
-    code stays valid.
-    """
+    """Yield the core. The libc symbol is resolved when code is loaded, so cached code stays
+    valid."""
     builder.call(intrinsic_function(builder, "sched_yield", I32), [])
 
 
 @emitted(types.int64)
 def processor(builder: Any) -> Any:
-    """Return the number of the processor that runs this thread; negative where the system does not tell."""
+    """Return the number of the processor that runs this thread; negative if unknown."""
     if "linux" not in builder.module.triple:
         return ir.Constant(I64, -1)
     return builder.sext(builder.call(intrinsic_function(builder, "sched_getcpu", I32), []), I64)

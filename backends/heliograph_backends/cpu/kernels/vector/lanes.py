@@ -1,16 +1,15 @@
 """Sixteen float32 lanes: a small language in which the kernels' vector code is written.
 
-Theory of operation. Numba's scalar code leaves it to LLVM whether a loop becomes vector code,
-refuses where it cannot prove that output and input do not overlap (in-place nodes are common here),
-and has no vector type. So the inner loops are emitted as LLVM vector IR: a Python function runs
-once, at compile time, over `Lanes` objects whose operators append instructions to the function
-being built. The IR is portable: `<16 x float>` is one register on AVX-512, two on AVX2, four on
-NEON, with the same bits, because every operator here is an IEEE operation on each lane and no
-fast-math flag is set. Only `fma` fuses; a multiplication followed by an addition is never
-contracted.
+Theory of operation. numba has no vector type and leaves the vectorization of scalar loops to LLVM,
+which refuses it unless it can prove that output and input do not overlap; in-place nodes are common
+here. So the inner loops are emitted as LLVM vector IR: a Python function runs once, at compile
+time, over `Lanes` objects whose operators append instructions to the function being built. The IR
+is portable: `<16 x float>` is one register on AVX-512, two on AVX2, four on NEON, with the same
+bits, because every operator is an IEEE operation on each lane and no fast-math flag is set. Only
+`fma` fuses; a multiplication followed by an addition is never contracted.
 
 `emitted` turns such a Python function into a numba intrinsic with a fixed signature, `subroutine`
-into a function of the module that is not inlined, so that each is optimised once.
+into a function of the module that is not inlined and so is optimised once.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ I32_VECTOR = ir.VectorType(I32, LANES)
 MASK = ir.VectorType(ir.IntType(1), LANES)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-# Untyped on purpose: how much of numba is typed differs between its versions.
+# Untyped on purpose: the typed parts of numba differ between its versions.
 _njit: Any = njit
 _cfunc: Any = cfunc
 _get_or_insert: Any = cgutils.get_or_insert_function
 _alloca_once: Any = cgutils.alloca_once
 
 
-#: Names of the functions that are compiled by themselves, as far as their modules were imported.
+#: Names of the separately compiled functions in the modules imported so far.
 compiled_names: set[str] = set()
 
 
@@ -54,15 +53,15 @@ def jit(function: Function) -> Function:
 
 
 def jit_inline(function: Function) -> Function:
-    """Like `jit`, but part of its callers, as if it stood there. For what calls much and does little: numba
-    optimises all the code that a function calls again with each function around it.
+    """Like `jit`, but inlined into its callers. For functions that mostly call others: numba
+    optimises all called code again for each function around it.
     """
     compiled: Function = _njit(nogil=True, error_model="numpy", inline="always")(function)
     return compiled
 
 
 def use_disk_cache(enabled: bool) -> None:
-    """Choose whether functions that `jit_entry` makes from now on are kept on disk."""
+    """Set whether functions made by `jit_entry` from now on are kept on disk."""
     global _disk_cache
     _disk_cache = enabled
 
@@ -71,15 +70,15 @@ _disk_cache = False
 
 
 def jit_entry(function: Function) -> Function:
-    """Like `jit`, for the functions that Python calls: these are what the disk cache holds."""
+    """Like `jit`, for functions that Python calls; the disk cache holds these."""
     compiled: Function = _njit(nogil=True, error_model="numpy", cache=_disk_cache)(function)
     compiled_names.add(function.__name__)
     return compiled
 
 
 class ByAddress:
-    """A function of int64 that compiled code calls by its address: it is compiled once and by itself, where
-    a `jit` function is optimised again with each function around it.
+    """A function of int64 that compiled code calls by its address. It is compiled once and by
+    itself, while a `jit` function is optimised again with each function around it.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
@@ -88,19 +87,19 @@ class ByAddress:
         self._compiled: Any = None
 
     def compile(self) -> None:
-        """Compile it, or load it from the disk cache."""
+        """Compile the function, or load it from the disk cache."""
         if self._compiled is None:
             signature = types.void(*[types.int64] * self._arguments)
             self._compiled = _cfunc(signature, error_model="numpy", cache=_disk_cache)(self._function)
 
     @property
     def name(self) -> str:
-        """Of the function."""
+        """The name of the function."""
         return self._function.__name__
 
     @property
     def address(self) -> int:
-        """Where its code is, once it was compiled."""
+        """The address of its code, after `compile`."""
         return int(self._compiled.address)
 
 
@@ -122,8 +121,7 @@ def emitted(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Call
         def definition(_typing_context: Any, *_arguments: Any) -> Any:
             return signature, code
 
-        # numba asks for the parameters by name; the first, the builder, stands for its typing
-        # context.
+        # numba looks up the parameters by name; the builder takes the place of its typing context.
         definition.__dict__["__signature__"] = inspect.signature(emit)
         definition.__name__, definition.__doc__ = emit.__name__, emit.__doc__
         made: Callable[..., Any] = intrinsic(definition)
@@ -163,7 +161,7 @@ def intrinsic_function(builder: ir.IRBuilder, name: str, result: ir.Type, *argum
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """Return what numba compiles for, in LLVM's names."""
+    """Return the CPU features that numba compiles for, by their names in LLVM."""
     features = getattr(config, "CPU_FEATURES", None)
     if features is None:
         features = binding.get_host_cpu_features().flatten()
@@ -171,17 +169,17 @@ def cpu_features() -> frozenset[str]:
 
 
 def has_feature(name: str) -> bool:
-    """Tell whether numba compiles for a machine with this instruction set."""
+    """True if numba compiles for a machine with this instruction set."""
     return name in cpu_features()
 
 
 def local(builder: ir.IRBuilder, kind: ir.Type) -> ir.Value:
-    """Return a variable of the function that is being built."""
+    """Return a new variable of the function being built."""
     return _alloca_once(builder, kind)
 
 
 def workspace(builder: ir.IRBuilder, size: int) -> ir.Value:
-    """Return the address of `size` bytes of the function that is built, a multiple of 64, not cleared."""
+    """Return the address of `size` uninitialised bytes on the stack, a multiple of 64."""
     with builder.goto_entry_block():
         area = builder.alloca(ir.ArrayType(ir.IntType(8), size))
         area.align = 64
@@ -212,8 +210,8 @@ def element(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, kind: ir.Typ
 
 
 def prefetch(builder: ir.IRBuilder, address: ir.Value, locality: int = 3) -> None:
-    """Ask for the cache line at `address` for reading: 3 into all caches, 2 into the second level; harmless
-    outside of any memory.
+    """Prefetch the cache line at `address`: locality 3 into all caches, 2 into the second level.
+    Harmless for invalid addresses.
     """
     byte = ir.IntType(8).as_pointer()
     function = intrinsic_function(builder, "llvm.prefetch.p0", ir.VoidType(), byte, I32, I32, I32)
@@ -222,7 +220,7 @@ def prefetch(builder: ir.IRBuilder, address: ir.Value, locality: int = 3) -> Non
 
 
 def tail_mask(builder: ir.IRBuilder, count: ir.Value) -> ir.Value:
-    """Return the mask of the lanes below `count` (int64, taken as at most 16)."""
+    """Return the mask of the lanes below `count` (int64, at most 16 counts)."""
     wide = builder.select(builder.icmp_signed("<", count, integer(LANES)), count, integer(LANES))
     limit = splat(builder, builder.trunc(wide, I32), I32_VECTOR)
     return builder.icmp_signed("<", ir.Constant(I32_VECTOR, list(range(LANES))), limit)
@@ -259,7 +257,7 @@ class Lanes:
 
     @staticmethod
     def load_masked(builder: ir.IRBuilder, address: ir.Value, mask: ir.Value, other: float = 0.0) -> Lanes:
-        """Load the lanes of `mask`; the rest are `other`, and their memory is not touched."""
+        """Load the lanes of `mask`; the rest are `other`, and their memory is not accessed."""
         kind = F32_VECTOR.as_pointer()
         load = intrinsic_function(
             builder, "llvm.masked.load.v16f32.p0", F32_VECTOR, kind, I32, MASK, F32_VECTOR
@@ -339,11 +337,11 @@ class Lanes:
         return self.call("llvm.fabs")
 
     def maximum(self, other: Lanes | float) -> Lanes:
-        """Return the larger; NaN where either is NaN, as numpy.maximum."""
+        """Return the larger; NaN where either is NaN, as in numpy.maximum."""
         return self.call("llvm.maximum", other)
 
     def minimum(self, other: Lanes | float) -> Lanes:
-        """Return the smaller; NaN where either is NaN, as numpy.minimum."""
+        """Return the smaller; NaN where either is NaN, as in numpy.minimum."""
         return self.call("llvm.minimum", other)
 
     def copysign(self, sign: Lanes) -> Lanes:
@@ -393,7 +391,7 @@ def lookup(builder: ir.IRBuilder, index: ir.Value, table: Sequence[float]) -> La
 
 
 def _lookup_in_halves(builder: ir.IRBuilder, index: ir.Value, table: Sequence[float]) -> Lanes:
-    """AVX2's permutation of eight lanes, twice."""
+    """Look up by AVX2's permutation of eight lanes, twice."""
     half, places = ir.VectorType(F32, 8), ir.VectorType(I32, 8)
     function = intrinsic_function(builder, "llvm.x86.avx2.permps", half, half, places)
     found = []

@@ -1,6 +1,4 @@
-"""From a block's number to its place, from a place to an operand's address, and copies between
-strided blocks.
-"""
+"""Places of blocks, addresses of operands, and copies between strided blocks."""
 
 from __future__ import annotations
 
@@ -53,9 +51,8 @@ FIRST_WIDENING = CONVERTED + int(Conversion.F16_F32)
 
 @jit
 def locate(step: int, block: int, scratch: int) -> tuple[int, int, int, int]:
-    """Return (first row, rows, first column, columns) of a block and leave its outer indices in
-    scratch.
-    """
+    """Return (first row, rows, first column, columns) of a block and put its outer indices into
+    scratch."""
     column_blocks, row_blocks = word(step, COLUMN_BLOCKS), word(step, ROW_BLOCKS)
     column = block % column_blocks * word(step, COLUMN_BLOCK)
     rest = block // column_blocks
@@ -75,7 +72,7 @@ def locate(step: int, block: int, scratch: int) -> tuple[int, int, int, int]:
 
 @jit
 def next_block(step: int, block: int, scratch: int) -> int:
-    """Return the block that this worker probably runs after this one; it may be behind the step's last."""
+    """Return the block that this worker probably runs next; it may be after the step's last one."""
     following, per_tile = block + 1, word(step, BLOCKS_PER_TILE)
     if following % per_tile == 0:
         following = word(scratch + NEXT_AT, 0) * per_tile
@@ -177,22 +174,22 @@ def _convert_rows(
     repeats = builder.and_(builder.icmp_signed("==", column, zero), builder.icmp_signed(">", columns, one))
     with builder.if_else(builder.and_(widens, repeats)) as (spread, each):
         with spread:
-            # All rows' elements become float32 at once, at the end of the buffer, where no row is written
-            # before it was read.
+            # Convert the elements of all rows at once, to the end of the buffer, where each is read
+            # before it is overwritten.
             ones = element(builder, buffer, builder.mul(rows, builder.sub(columns, one)))
             convert(ones, place, row, rows, one, zero, zero)
             with loop(builder, zero, rows, 1) as index:
                 value = builder.load(pointer(builder, element(builder, ones, index), F32))
                 _fill(builder, element(builder, buffer, builder.mul(index, columns)), value, columns)
         with each:
-            # Rows that lie one behind the other are one row.
+            # Adjacent rows are converted as one row.
             joined = builder.icmp_signed("==", row, builder.mul(columns, column))
             lines = builder.select(joined, one, rows)
             length = builder.select(joined, builder.mul(rows, columns), columns)
             staged_row = builder.mul(columns, integer(4))
-            ways = [(buffer, place), (place, buffer)], [(staged_row, row), (row, staged_row)]
+            pairs = [(buffer, place), (place, buffer)], [(staged_row, row), (row, staged_row)]
             (target, source), (target_row, source_row) = (
-                [builder.select(widens, *pair) for pair in zip(*both, strict=True)] for both in ways
+                [builder.select(widens, *pair) for pair in zip(*both, strict=True)] for both in pairs
             )
             convert(target, source, column, length, lines, target_row, source_row)
 
@@ -209,8 +206,9 @@ def convert_rows(
     rows: Any,
     columns: Any,
 ) -> None:
-    """Stage rows of f16 or bf16 that lie with these strides as float32, or write them from there; a function
-    by itself, which makes no kernel larger that may call it.
+    """Convert rows of f16 or bf16 with these strides to float32 in a buffer, or back.
+
+    It is a separate function, which does not enlarge its callers.
     """
     function = subroutine(builder, "convert_rows", (I64,) * 8, _convert_rows)
     builder.call(function, [heavy, kind, buffer, place, row, column, rows, columns])

@@ -1,15 +1,15 @@
-"""exp, log, erf, tanh and what is made of them, on sixteen float32 lanes.
+"""exp, log, erf, tanh and functions of them, on sixteen float32 lanes.
 
-Polynomials after range reduction, without branches: both sides of a choice are computed and selected,
-as vector code must. Largest error measured against float64 over four million float32 patterns of all
-magnitudes (erf: one million) and four million points where the function bends, in units of the last
-place: exp 0.86, expm1 1.5, log 0.83, erf 0.80, tanh 1.34, sigmoid 2.4, softplus 3.3. NaN stays NaN;
-infinities, zeros of either sign and denormals come out right. Instructions that only some machines
-have change no bits.
+Polynomials after range reduction, without branches: both sides of a choice are computed and one is
+selected. The largest error was measured against float64 over four million float32 patterns of all
+magnitudes (erf: one million) and four million points where the function bends. In units of the last
+place it is: exp 0.86, expm1 1.5, log 0.83, erf 0.80, tanh 1.34, sigmoid 2.4, softplus 3.3. NaN
+stays NaN; results for infinities, zeros of either sign and denormals are correct. Instructions that
+only some machines have do not change bits.
 
-log and tanh follow Moshier's Cephes (logf, tanhf), as does the range reduction of exp, whose polynomial
-is our own fit of degree 6. erf looks the coefficients of one of eight polynomials up in a register, so
-that each can be short.
+log and tanh follow Moshier's Cephes (logf, tanhf), as does the range reduction of exp, whose
+polynomial is our own fit of degree 6. erf looks up the coefficients of one of eight short
+polynomials in a register.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from heliograph_backends.cpu.kernels.vector.lanes import I32_VECTOR, LANES, Lane
 
 LOG2_E = 1.44269504088896341
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440054690583e-4
-# Adding and taking away 1.5 * 2**23 rounds to an integer, and leaves that integer in the low bits
-# of the sum.
+# Adding and subtracting 1.5 * 2**23 rounds to an integer; the sum has that integer in its low bits.
 ROUND = 12582912.0
 EXP_COEFFICIENTS = (1.3819510e-3, 8.3686905e-3, 4.1668281e-2, 1.6666521e-1, 4.9999994e-1, 1.0, 1.0)
 EXPM1_COEFFICIENTS = (2.0086463e-4, 1.401103e-3, 8.3328523e-3, 4.1664954e-2, 1.6666669e-1, 5.0000006e-1)
 ERF_END = 3.9999
-# For each half below 4: a point whose erf is close to a float32, that value (of the first: nothing,
-# see `erf`), and the coefficients of the powers 1 to 7 of the distance to the point. Fitted to the
-# least largest relative error, each coefficient rounded before the higher ones were fitted.
+# For each half below 4: a point whose erf is close to a float32, that value (unused for the first, see
+# `erf`), and the coefficients of the powers 1 to 7 of the distance to the point. Fitted for the smallest
+# largest relative error, each coefficient rounded before the higher ones were fitted.
 # fmt: off
 ERF_TABLE = (
     (0, 0.750109434, 1.24931443, 1.74818432,
@@ -64,7 +63,7 @@ def _power_of_two(exponent: ir.Value, like: Lanes) -> Lanes:
 
 
 def polynomial(x: Lanes, *coefficients: float | Lanes) -> Lanes:
-    """Evaluate by Horner's rule, highest power first, one fma a step."""
+    """Evaluate by Horner's rule, highest power first, with one fma per step."""
     result = x.lift(coefficients[0])
     for coefficient in coefficients[1:]:
         result = result.fma(x, coefficient)
@@ -88,8 +87,8 @@ def exp(x: Lanes) -> Lanes:
 
 
 def exp_falling(x: Lanes) -> Lanes:
-    """e**x for x <= 89; without an instruction for it 2**n is applied as two factors, so that denormals
-    and overflow come out right.
+    """Return e**x for x <= 89. Without an instruction for it, 2**n is applied as two factors, so
+    that denormals and overflow are correct.
     """
     x = x.where("<", -104.0, -104.0, x)
     fraction, shifted = _split(x)
@@ -102,26 +101,28 @@ def exp_falling(x: Lanes) -> Lanes:
 
 
 def _exp_bounded(x: Lanes) -> Lanes:
-    """e**x for -87 <= x <= 88, with the bits of `exp`."""
+    """Return e**x for -87 <= x <= 88, with the bits of `exp`."""
     fraction, shifted = _split(x)
     return fraction * _power_of_two(_exponent(shifted), x)
 
 
 def expm1(x: Lanes) -> Lanes:
-    """e**x - 1: x + x**2 * p(x) for |x| up to 1/2, where the difference would lose digits; the sum makes 0 of
-    -0.
+    """Return e**x - 1; for |x| up to 1/2, where the difference would lose digits, x + x**2 * p(x).
+
+    The sum turns -0 into 0, so the sign is copied.
     """
     near = polynomial(x, *EXPM1_COEFFICIENTS).fma(x * x, x)
     return x.abs().where(">", 0.5, exp(x) - 1.0, near).copysign(x)
 
 
 def log(x: Lanes) -> Lanes:
-    """ln x = e * ln 2 + ln m with m in [sqrt(1/2), sqrt(2)); denormals are scaled up first."""
+    """Return ln x = e * ln 2 + ln m with m in [sqrt(1/2), sqrt(2)); denormals are scaled up
+    first."""
     builder = x.builder
     smallest = 1.1754943508222875e-38
     normal = x.where("<", smallest, x * 8388608.0, x)
     correction = x.where("<", smallest, -23.0, 0.0)
-    # Taking away the pattern of sqrt(1/2) before the shift puts the cut between two binades there.
+    # Subtracting the pattern of sqrt(1/2) before the shift moves the cut between two binades there.
     offset = builder.sub(normal.bits(), _integers(0x3F3504F3))
     exponent = builder.ashr(offset, _integers(23))
     m = Lanes.from_bits(builder, builder.sub(normal.bits(), builder.shl(exponent, _integers(23))))
@@ -154,24 +155,27 @@ def log(x: Lanes) -> Lanes:
 
 
 def erf(x: Lanes) -> Lanes:
-    """The error function: below 4 a polynomial around a point near the middle of each half, above it 1."""
+    """Return erf x: below 4 a polynomial around a point near the middle of each half, above it
+    1."""
     t = x.abs()
     t = t.where(">", ERF_END, ERF_END, t)
-    # The three bits of t + 8 below its leading one are the number of the half. What rounds up to the next
-    # half is near enough to it.
+    # The three bits of t + 8 below its leading one are the number of the half. A t that rounds up
+    # to the next half is close enough to it.
     shifted = t + 8.0
     half = x.builder.lshr(shifted.bits(), _integers(20 - 1))
     center, value, *slopes = (lookup(x.builder, half, row) for row in ERF_TABLE)
-    # Around 0 the polynomial is that of erf(t) - t, so that small results are as exact as large ones.
+    # Around 0 the polynomial is that of erf(t) - t, so that small results are as accurate as large
+    # ones.
     value = shifted.where("<", 8.5, t, value)
     d = t - center
     return polynomial(d, *reversed(slopes), value).copysign(x)
 
 
 def tanh(x: Lanes) -> Lanes:
-    """x + x**3 * p(x**2) below 0.625, and 1 - 2 / (exp(2 * |x|) + 1) above, as Cephes (tanhf)."""
+    """Return x + x**3 * p(x**2) below 0.625, and 1 - 2 / (exp(2 * |x|) + 1) above, as Cephes
+    (tanhf)."""
     t, s = x.abs(), x * x
-    # From 10 on, the quotient is too small to matter.
+    # From 10 on, the quotient is negligible.
     double = t.where(">", 10.0, 20.0, t + t)
     far = 1.0 - 2.0 / (_exp_bounded(double) + 1.0)
     low = polynomial(
@@ -183,7 +187,7 @@ def tanh(x: Lanes) -> Lanes:
         -3.33332819422e-1,
     )
     near = (low * s).fma(x, x)
-    # A NaN takes the near side, where it stays one; the sum above makes 0 of -0.
+    # NaN takes the near side, where it stays NaN; the sum above turns -0 into 0.
     return t.where(">", 0.625, far, near).copysign(x)
 
 
@@ -196,8 +200,10 @@ def silu(x: Lanes) -> Lanes:
 
 
 def softplus(x: Lanes) -> Lanes:
-    """log(1 + e**x) = max(x, 0) + log1p(e), e = exp(-|x|), and log1p(e) = log(u) * e / (u - 1), u = 1 + e
-    rounded (Goldberg, "What every computer scientist should know about floating-point arithmetic", 1991).
+    """Return log(1 + e**x) = max(x, 0) + log1p(e) with e = exp(-|x|).
+
+    log1p(e) = log(u) * e / (u - 1), where u is 1 + e rounded (Goldberg, "What every computer
+    scientist should know about floating-point arithmetic", 1991).
     """
     e = exp(-x.abs())
     u = e + 1.0
