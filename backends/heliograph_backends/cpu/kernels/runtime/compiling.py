@@ -31,7 +31,7 @@ Progress: TypeAlias = Callable[[int, int, str], None]
 WAIT_SECONDS = 120.0
 #: The least memory of the machine for a second process, which takes 400 MB.
 LEAST_MEMORY_BYTES = 2 * 2**30
-_APART = "from heliograph_backends.cpu.kernels import compiling; compiling.compile_apart()"
+_APART = "from heliograph_backends.cpu.kernels.runtime import compiling; compiling.compile_apart()"
 
 
 def compile_entries(folder: Path | None, progress: Progress | None) -> tuple[Any, int]:
