@@ -31,7 +31,7 @@ def large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_process_compiles_what_is_not_in_the_cache(tmp_path: Path) -> None:
     assert why_not_apart(tmp_path, NAMES) == ""
     (tmp_path / "heavy.heavy_block-17.py311.nbi").touch()
-    assert why_not_apart(tmp_path, NAMES) == "it lies in the cache"
+    assert why_not_apart(tmp_path, NAMES) == "the cache has it"
     assert why_not_apart(None, NAMES) == "nothing is kept on disk"
 
 
@@ -40,13 +40,19 @@ def test_a_small_machine_compiles_by_itself(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(compiling, "machine_memory_bytes", lambda: LEAST_MEMORY_BYTES - 1)
     assert "bytes of memory" in why_not_apart(tmp_path, NAMES)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {1}, raising=False)
-    assert why_not_apart(tmp_path, NAMES) == "there is one processor"
+    assert why_not_apart(tmp_path, NAMES) == "there is only one processor"
 
 
 @pytest.mark.usefixtures("large_machine")
 def test_a_program_that_is_no_python_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert "no Python" in why_not_apart(tmp_path, NAMES)
+    assert "not a Python" in why_not_apart(tmp_path, NAMES)
+
+
+def test_the_other_process_finds_its_module() -> None:
+    names: dict[str, object] = {}
+    exec(compiling._APART.partition(";")[0], names)
+    assert names["compiling"] is compiling
 
 
 @pytest.mark.usefixtures("large_machine")
