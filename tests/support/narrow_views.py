@@ -101,7 +101,7 @@ class Devices:
             with loaded(device, made) as it:
                 assert isinstance(it.plan, CpuPlan)
                 assert len(it.plan._native) == len(it.plan._steps) > 0, "a node is not on the kernels' path"
-                assert not shared or any(step._bound._worth_sharing for step in it.plan._native)
+                assert not shared or any(step.bound._worth_sharing for step in it.plan._native)
                 outputs.append([array for array in it.run() if array is not None])
         for others in outputs[1:]:
             assert all(map(same_bits, outputs[0], others)), "bits depend on the number of threads"

@@ -79,7 +79,7 @@ class BoundProgram:
             self._control[words.MAILS] = workers.mails_at
             if self._entries.open_program(self._control_at, self.program.shared_steps, helpers):
                 workers.wake(helpers, int(self._control[words.PROCESSOR]))
-        status = self._entries.run_program(
+        status: int = self._entries.run_program(
             self._code_at, self._slots_at, self._control_at, self._scratch_at, helpers
         )
         return _STATUSES[status]
