@@ -1,4 +1,4 @@
-"""`heliograph doctor`: what it measures of a transport to a server, and what it makes of it."""
+"""`heliograph doctor`: its measurements of a connection to a server, and its findings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def only(found: TransportMeasurements) -> Finding:
 
 def test_where_all_is_well_nothing_is_found() -> None:
     assert find(WELL) == find(FAR) == ()
-    assert said(()) == ["nothing to change: the transport is as good as it can be"]
+    assert said(()) == ["nothing to change: the connection is as good as it can be"]
 
 
 def test_a_long_way_is_a_hint_to_send_runs_ahead() -> None:
@@ -138,7 +138,7 @@ def test_a_rate_is_that_of_a_usual_network_or_none(rate: float, network: str) ->
 
 def test_a_network_s_rate_is_named() -> None:
     found = only(replace(FAR, transports=(transport(TransportKind.GRPC, 110e6),)))
-    assert found.seen == "the transport gives 110 MB/s: that is a 1 Gbit/s network"
+    assert found.seen == "the connection gives 110 MB/s: that is a 1 Gbit/s network"
     assert "9.09 s" in found.cost and "quantized" in found.advice
 
 
@@ -148,7 +148,7 @@ def test_a_network_is_known_behind_a_long_way() -> None:
     far = replace(
         FAR, empty=RoundTrip(0.1, 0.1, 5), transports=(PathMeasurement(TransportKind.GRPC, way, way),)
     )
-    assert only(far).seen == "the transport gives 9.03 MB/s: that is a 100 Mbit/s network"
+    assert only(far).seen == "the connection gives 9.03 MB/s: that is a 100 Mbit/s network"
 
 
 def test_a_rate_that_no_network_has_asks_what_is_in_between() -> None:
@@ -228,7 +228,7 @@ def test_a_transport_that_could_not_be_measured_is_told_and_no_mapped_tensor_is_
 def test_an_older_server_tells_nothing_and_that_is_told() -> None:
     found = only(replace(FAR, server=SideFacts("heliograph/0.0.9", {}), missing_features=("statistics",)))
     assert found.name == "versions" and "heliograph/0.0.9" in found.seen
-    assert "tells nothing" in found.seen and "does not know statistics" in found.seen
+    assert "does not report" in found.seen and "does not support statistics" in found.seen
 
 
 def test_rich_is_suggested_where_it_is_missing() -> None:
@@ -397,7 +397,7 @@ def test_every_transport_is_measured_both_ways(url: str, measured: dict[str, Any
 def test_people_see_tables_and_findings(daemon: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--server", f"{daemon.unix}#cpu0"]) == 0
     printed = capsys.readouterr().out
-    assert "does not know" not in printed and "(head)" not in printed
+    assert "does not support" not in printed and "(head)" not in printed
     for words in (
         "round trip",
         "shared memory",
@@ -463,8 +463,8 @@ def test_an_older_server_is_measured_and_what_it_does_not_tell_is_said(
             assert session.server_facts() == {}
         assert main(["doctor", url]) == 0
     printed = capsys.readouterr().out
-    assert "it tells nothing of its event loop" in printed
-    assert "does not know shared-memory" in printed
+    assert "it does not report its event loop" in printed
+    assert "does not support shared-memory" in printed
 
 
 @pytest.mark.parametrize(
@@ -473,7 +473,7 @@ def test_an_older_server_is_measured_and_what_it_does_not_tell_is_said(
         (["grpc://127.0.0.1:1"], "nobody answers"),
         (["unix:///no/such/socket"], "there is no such file"),
         (["ftp://x"], "unknown scheme"),
-        (["local:", "--server", "local:"], "say one of them"),
+        (["local:", "--server", "local:"], "give one of them"),
         (["local:", "--timeout", "-1"], "timeout"),
         (["local:", "--timeout", "nan"], "timeout"),
         (["local:#gpu7"], "gpu7"),

@@ -120,7 +120,7 @@ def test_a_dry_run_says_what_each_device_would_give(graph: str, capsys: pytest.C
     told = capsys.readouterr().out
     assert "memory on cpu0" in told and "memory on fake0" in told
     assert main([*arguments, "--split", "*=cpu0:1,cpu1:1"]) == 1
-    assert "--dry-run knows nothing of --split" in capsys.readouterr().err
+    assert "--dry-run does not support --split" in capsys.readouterr().err
 
 
 def test_a_run_becomes_a_trace(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

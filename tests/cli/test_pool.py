@@ -16,7 +16,7 @@ import heliograph as hg
 from heliograph.cli import doctor, main
 from heliograph.cli.doctor.findings import Finding, Level, find_in_pool
 from heliograph.cli.doctor.measurements import MemberSeen, PoolSeen, TransportMeasurements
-from heliograph.cli.doctor.tables import MOST_WAYS, link_rows, more_links
+from heliograph.cli.doctor.tables import MOST_LINKS, link_rows, more_links
 from heliograph_proto.devices import Link
 
 SECONDS = 30.0
@@ -54,8 +54,8 @@ def only(pool: PoolSeen) -> Finding:
 
 
 def with_link(*changed: Link) -> PoolSeen:
-    ways = {(one.a, one.b): one for one in (*POOL.ways, *changed)}
-    return replace(POOL, ways=tuple(ways.values()))
+    links = {(one.a, one.b): one for one in (*POOL.links, *changed)}
+    return replace(POOL, links=tuple(links.values()))
 
 
 # Findings, of frozen measurements
@@ -143,7 +143,7 @@ def test_of_many_ways_those_are_shown_with_which_something_is_the_matter() -> No
         tuple(map(member, names)), (*(one for one in ways if (one.a, one.b) != ("m14", "m15")), cut)
     )
     _, *rows = link_rows(pool)
-    assert len(rows) == MOST_WAYS and more_links(pool) == "and 80 more; --json has all"
+    assert len(rows) == MOST_LINKS and more_links(pool) == "and 80 more; --json has all"
     (bad,) = [row[-1] for row in rows if row[-1] != "direct"]
     assert bad == "direct to m15, relayed by the head to m14"
 
@@ -182,7 +182,7 @@ def test_doctor_tells_of_members_ways_and_what_is_missing(
     printed = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in printed.splitlines()]
     assert "the head of a pool" in lines[0]
-    assert any(one.startswith(f"m0 ready {pool.members[0].url} {RUNS} fake0 straight,") for one in lines)
+    assert any(one.startswith(f"m0 ready {pool.members[0].url} {RUNS} fake0 direct,") for one in lines)
     assert any(one.startswith(f"m2 lost {pool.members[2].url}") for one in lines)
     assert any(one.startswith("(head) m1") and one.endswith("direct") for one in lines)
     assert any(one.startswith("m0 m1") and one.endswith("direct") for one in lines)
@@ -200,7 +200,7 @@ def test_doctor_tells_programs_the_same(pool: Seen, capsys: pytest.CaptureFixtur
         "m2": ("lost", None),
         "never": ("joining", None),
     }
-    ways = {(one["a"], one["b"]): one for one in found["ways"]}
+    ways = {(one["a"], one["b"]): one for one in found["links"]}
     assert set(ways) == {("", "m0"), ("", "m1"), ("m0", "m1"), ("m1", "m0")}
     assert all(one["reachable"] and one["round_trip_measured"] for one in ways.values())
     assert ways["m0", "m1"]["bytes_per_second"] > 0 and not found["in_process"]
@@ -212,7 +212,7 @@ def test_doctor_of_several_urls_measures_the_pool_that_they_make(
 ) -> None:
     assert main(["doctor", *(one.url for one in pool.members[:2])]) == 0
     printed = capsys.readouterr().out
-    assert "a pool in this process" in printed.splitlines()[0] and "shared memory: no need" in printed
+    assert "a pool in this process" in printed.splitlines()[0] and "shared memory: not needed" in printed
     for one in pool.members[:2]:
         assert any(line.split()[:3] == [one.url[7:], "ready", one.url] for line in printed.splitlines())
 

@@ -160,7 +160,7 @@ def top() -> Top:
 def test_a_daemon_that_goes_is_waited_for_and_a_restart_is_said(top: Top) -> None:
     assert top.heed(FOUND, FOUND) is FOUND and not top.note
     assert top.heed(hg.UnavailableError("connection refused"), FOUND) is FOUND
-    assert "asking again" in top.note and "refused" in top.note
+    assert "retrying" in top.note and "refused" in top.note
     other = replace(FOUND, incarnation=b"two")
     assert top.heed(other, FOUND) is other and "restarted" in top.note
 
@@ -258,7 +258,7 @@ def test_a_daemon_that_is_restarted_is_found_again() -> None:
             assert screen.shows("cpu0")
             process.kill()
             process.wait(SECONDS)
-            assert screen.shows("asking again")
+            assert screen.shows("retrying")
             again = subprocess.Popen([*SERVE, "--listen", url], stdout=subprocess.DEVNULL)
             try:
                 assert screen.shows("restarted")

@@ -1,8 +1,9 @@
 """The command line: `heliograph serve`, `devices`, `run`, `explain`, `compare`, `embed`, ...
 
-Each command is a module with `add_arguments` and `run`, loaded when it is chosen: one of this package, or
-one that an entry point of the group `heliograph.commands` names, as the server's are. Errors are one line
-and advice on stderr and exit status 1, Ctrl-C is 130, a closed pipe is quiet.
+Each command is a module with `add_arguments` and `run`, loaded on demand: a module of this package,
+or one named by an entry point of the group `heliograph.commands`, as the server's are. An error
+prints one line and advice to stderr and exits with status 1; Ctrl-C exits with 130; a closed pipe
+prints nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,30 +24,30 @@ from heliograph_proto.errors import ConfigurationError, HeliographError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-#: Our commands by what they are for, in the order of the help.
+#: The built-in commands in groups, in the order of the help.
 GROUPS = {
     "use devices": {
         "run": "run a graph from a file",
         "explain": "show where the nodes of a graph would run, and why",
-        "trace": "write a run of a graph as a trace, for Perfetto or Chrome",
-        "compare": "compare what two devices compute of a graph",
+        "trace": "write a trace of a run, for Perfetto or Chrome",
+        "compare": "compare the results of a graph on two devices",
         "embed": "embed texts with a sentence-transformers model",
     },
-    "look at a daemon": {
+    "inspect a daemon": {
         "devices": "list the devices of a daemon",
-        "health": "ask a daemon whether it lives and takes sessions (exit status 0, 1; 2: no answer)",
-        "doctor": "measure the transport to a daemon, and say what to change",
+        "health": "check the health of a daemon",
+        "doctor": "measure the connection to a daemon, and advise what to change",
         "ops": "print the op table",
-        "conformance": "check what a device computes against the op table",
+        "conformance": "check the results of a device against the op table",
     },
     "operate daemons": {
         "serve": "run a daemon that owns this host's devices",
-        "pool": "daemons on the nodes of a cluster: up, status, down",
-        "top": "show what a daemon does: devices, sessions, tenants, members",
+        "pool": "start, show and stop daemons on the nodes of a cluster",
+        "top": "show the load of a daemon: devices, sessions, tenants, members",
         "sessions": "list the sessions of a daemon, or end one",
-        "drain": "have a daemon end its work, and then stop",
-        "log-level": "set from which level on a daemon logs",
-        "token": "make, list and take back the tokens that a daemon asks for",
+        "drain": "end the work of a daemon, then stop it",
+        "log-level": "set the log level of a daemon",
+        "token": "create, list and revoke the tokens of a daemon",
         "cache": "list, remove or check the weights that daemons keep on disk",
         "warmup": "compile the CPU kernels before a daemon needs them",
     },
@@ -55,7 +56,7 @@ COMMANDS = {name: help for group in GROUPS.values() for name, help in group.item
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line; the process's exit status."""
+    """Run a command line and return the exit status of the process."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         parsed, module = parse(given)
@@ -73,24 +74,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Nobody reads any more; what Python still holds for stdout must not fail at exit.
+        # The reader is gone; the flush of stdout at exit must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
 
 def parse(given: Sequence[str]) -> tuple[argparse.Namespace, Any]:
-    """The arguments, and the module of the command. Loads no other command."""
+    """Return the arguments and the module of the command. Loads no other command."""
     name = next((word for word in given if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(
         prog="heliograph",
-        description="Compute graphs on other machines' devices.",
+        description="Run compute graphs on the devices of other machines.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=None if name else _listed(),
     )
     parser.add_argument("--version", action="version", version=f"heliograph {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     if not given:
-        parser.error(f"a command is needed:\n{_listed()}each has --help; `heliograph serve` starts a daemon")
+        parser.error(f"no command was given:\n{_listed()}each has --help; `heliograph serve` starts a daemon")
     if name is None:
         parser.parse_args(given)
         raise AssertionError
@@ -98,10 +99,10 @@ def parse(given: Sequence[str]) -> tuple[argparse.Namespace, Any]:
     command = commands.add_parser(
         name,
         description=f"{help[0].upper()}{help[1:]}.",
-        # What is nearly an option of the daemon is a mistake.
+        # An abbreviated option of the daemon is a mistake.
         allow_abbrev=name != "serve",
     )
-    command.add_argument("-v", "--verbose", action="count", default=0, help="say more; twice: tracebacks")
+    command.add_argument("-v", "--verbose", action="count", default=0, help="print more; -vv: tracebacks")
     module.add_arguments(command)
     parsed, unknown = parser.parse_known_args(given)
     if unknown and hasattr(module, "unknown"):
@@ -112,10 +113,10 @@ def parse(given: Sequence[str]) -> tuple[argparse.Namespace, Any]:
 
 
 def _module(name: str, parser: argparse.ArgumentParser) -> tuple[Any, str]:
-    """The module of a command, and what it is for; ends the process if there is no such command."""
+    """Return the module and the help of a command. Exits if there is no such command."""
     if name in COMMANDS:
         return load(name), COMMANDS[name]
-    found = {one.name: one for one in _plugins()}
+    found = _plugins()
     if name in found:
         return found[name].load(), _origin(found[name])
     known = (*COMMANDS, *found)
@@ -125,7 +126,7 @@ def _module(name: str, parser: argparse.ArgumentParser) -> tuple[Any, str]:
 
 
 def load(name: str) -> Any:
-    """The module of one of our commands. Raises ConfigurationError when an extra is missing."""
+    """Import the module of a built-in command. Raises ConfigurationError if an extra is missing."""
     own = f"heliograph.cli.{name.replace('-', '_')}"
     try:
         if find_spec(own):
@@ -139,24 +140,24 @@ def load(name: str) -> Any:
 
 
 def _entry_points() -> Sequence[EntryPoint]:
-    # Looking through what is installed takes a while, and most commands are here.
+    # The search of the installed packages is slow, and most commands do not need it.
     from importlib.metadata import entry_points
 
     return tuple(entry_points(group="heliograph.commands"))
 
 
-def _plugins() -> Iterator[EntryPoint]:
-    """Commands of others."""
-    return (one for one in _entry_points() if one.name not in COMMANDS)
+def _plugins() -> dict[str, EntryPoint]:
+    """The commands of other packages."""
+    return {one.name: one for one in _entry_points() if one.name not in COMMANDS}
 
 
 def _origin(plugin: EntryPoint) -> str:
-    return f"a command of {plugin.dist.name}" if plugin.dist else f"a command of {plugin.module}"
+    return f"a command of {plugin.dist.name if plugin.dist else plugin.module}"
 
 
 def _listed() -> str:
-    """All commands in groups, a line each."""
-    groups = {**GROUPS, "of other packages": {one.name: _origin(one) for one in _plugins()}}
+    """The commands in groups, a line each."""
+    groups = {**GROUPS, "other packages": {name: _origin(one) for name, one in _plugins().items()}}
     return "\n".join(
         f"{title}:\n" + "".join(f"  {name:12} {help}\n" for name, help in group.items())
         for title, group in groups.items()
@@ -165,7 +166,7 @@ def _listed() -> str:
 
 
 def missing_extra(error: ModuleNotFoundError, command: str) -> ConfigurationError:
-    """What to install for a command."""
+    """The error for a command that needs an extra."""
     extra = "models" if command == "embed" else "server"
     return ConfigurationError(
         f"the package {error.name!r} is not installed", advice=f"pip install 'heliograph[{extra}]'"
@@ -173,7 +174,7 @@ def missing_extra(error: ModuleNotFoundError, command: str) -> ConfigurationErro
 
 
 def complain(error: HeliographError, verbose: int) -> int:
-    """Prints an error for people; the exit status."""
+    """Print an error and return the exit status."""
     if verbose > 1:
         logging.getLogger("heliograph").error("the traceback", exc_info=error)
     print(f"error: {error}", file=sys.stderr)

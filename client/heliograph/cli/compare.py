@@ -1,4 +1,4 @@
-"""`heliograph compare`: one graph on two devices, node by node."""
+"""`heliograph compare`: compare the results of a graph on two devices, node by node."""
 
 from __future__ import annotations
 
@@ -10,40 +10,41 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import heliograph as hg
-from heliograph.cli.common.graph_files import add_graph_arguments, parse_inputs, read_inputs
+from heliograph.cli.common.arguments import add_json_argument
+from heliograph.cli.common.graph_files import add_graph_arguments, read_inputs
 from heliograph.cli.common.progress import progress_bar
 from heliograph.cli.common.tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: How many rows are shown unless all are asked for.
+#: The number of rows that are shown without -v.
 _WORST = 10
 _EPILOG = (
-    "Each node is computed by itself on both devices, from the operands that the first one computed; with "
-    "--nodes the whole graph runs, and the nodes of these names are compared. Inputs that are not given are "
-    "random. Exit status 1: a node differs by more than the tolerance of its op, or failed. With -v every "
-    "node is shown."
+    "Computes each node by itself on both devices, from the operands that the first one computed; with "
+    "--nodes, runs the whole graph and compares the nodes with matching names. Inputs that are not given are "
+    "random. With -v, prints every node. Exit status: 1 if a node failed, or differs by more than the "
+    "tolerance of its op."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--a, --b, --nodes, --seed, --tolerance, --json, and those of a graph's file."""
+    """Add the arguments of a graph file, --a, --b, --nodes, --seed, --tolerance, --json."""
     parser.epilog = _EPILOG
     add_graph_arguments(parser)
-    for side, what in (("a", "the reference"), ("b", "what is compared with it")):
-        parser.add_argument(f"--{side}", metavar="URL#DEVICE", required=True, help=what)
+    parser.add_argument("--a", metavar="URL#DEVICE", required=True, help="device to use as the reference")
+    parser.add_argument("--b", metavar="URL#DEVICE", required=True, help="device to compare with it")
     parser.add_argument(
         "--nodes",
         metavar="PATTERN",
         action="append",
-        help="names as in fnmatch, such as 'layer3/*'; may be given again",
+        help="compare nodes with matching names (as in fnmatch), such as 'layer3/*'; repeatable",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of inputs that are not given (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of inputs that are not given (default: 0)")
     parser.add_argument(
-        "--tolerance", metavar="NMSE", type=_tolerance, help="of every node (default: each op's own)"
+        "--tolerance", metavar="NMSE", type=_tolerance, help="tolerance of every node (default: each op's)"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    add_json_argument(parser)
 
 
 def _tolerance(text: str) -> float:
@@ -54,10 +55,10 @@ def _tolerance(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compares, and prints; the exit status."""
+    """Compare, print, and return the exit status."""
     graph = hg.load(arguments.graph, weights=arguments.weights)
     frozen = graph._freeze()
-    inputs = read_inputs(frozen, parse_inputs(arguments.input))
+    inputs = read_inputs(frozen, arguments.input)
     with (
         hg.connect(arguments.a) as a,
         hg.connect(arguments.b) as b,
@@ -82,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(found: hg.Comparison, *, everything: bool) -> None:
-    """Prints a table, worst first or whole, and what it comes to."""
+    """Print a table, the worst rows first or all of them, and the counts of verdicts."""
     header = ["node", "name", "type", "verdict", "NMSE", "tolerance", "largest", "NaN", "inf", "note"]
     rows = found.rows if everything else found.worst(_WORST)
     print_table(header, [_cells(row) for row in rows])
@@ -137,11 +138,8 @@ def _row_as_json(row: hg.ComparedNode) -> dict[str, Any]:
 def node_progress(
     total: int, console: Console | None = None
 ) -> Iterator[Callable[[hg.ComparedNode], None] | None]:
-    """What hg.compare(on_node=...) takes: shows on stderr how far it is.
-
-    Gives None where nobody would see it.
-    """
-
+    """Give a callback for hg.compare(on_node=...) that shows the progress on stderr; None without a
+    terminal."""
     columns = ("{task.description}", "BarColumn", "MofNCompleteColumn", "{task.fields[node]}")
     with progress_bar("comparing", total, console, *columns, transient=False, node="") as update:
         if update is None:

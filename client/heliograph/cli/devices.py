@@ -1,4 +1,4 @@
-"""`heliograph devices`: what a daemon computes on, and what it could not start."""
+"""`heliograph devices`: list the devices of a daemon, and the backends that could not start."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from dataclasses import asdict
 from typing import Any
 
 import heliograph as hg
-from heliograph.cli.common.arguments import add_server_argument
+from heliograph.cli.common.arguments import add_json_argument, add_server_argument
 from heliograph.cli.common.tables import print_table
-from heliograph_proto.devices import BackendInfo, BufferTypeInfo, MemberInfo
 from heliograph_proto.types import size_text
 
-#: Bounds the waiting for each answer.
+#: The timeout of each call.
 SECONDS = 10.0
-#: The largest buffer of a device that has no limit of its own.
+#: The largest buffer of a device without a limit.
 NO_LIMIT = 2**63 - 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--server, --json."""
+    """Add --server, --json."""
     add_server_argument(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object with everything, for programs")
+    add_json_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the devices of a server; with -v also their buffer types and features, and all backends."""
+    """Print the devices of a server; with -v, also their buffer types and features, and all
+    backends."""
     with hg.connect(arguments.server) as session:
         devices = list(_described(session))
-        backends = [describe_backend(one) for one in session.backends(timeout=SECONDS)]
-        members = [describe_member(one) for one in session.members(timeout=SECONDS)]
+        backends = [asdict(one) for one in session.backends(timeout=SECONDS)]
+        members = [
+            asdict(one) | {"state": one.state.name.lower()} for one in session.members(timeout=SECONDS)
+        ]
         server = session.info.server
     if arguments.json:
         found = {"server": server, "devices": devices, "backends": backends, "members": members}
@@ -47,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _described(session: hg.Session) -> Iterator[dict[str, Any]]:
-    """Without those of members that are lost, also meanwhile."""
+    """The devices, without those of members that are lost or get lost meanwhile."""
     for device in session.devices:
         with suppress(hg.MemberLostError):
             if not device.lost:
@@ -55,7 +57,7 @@ def _described(session: hg.Session) -> Iterator[dict[str, Any]]:
 
 
 def print_tables(tables: Sequence[Sequence[Sequence[str]]]) -> None:
-    """Prints tables, each with its header first, with lines between them."""
+    """Print tables, each with its header first, separated by empty lines."""
     for number, (header, *rows) in enumerate(tables):
         if number:
             print()
@@ -66,7 +68,7 @@ def print_tables(tables: Sequence[Sequence[Sequence[str]]]) -> None:
 
 
 def describe(device: hg.Device) -> dict[str, Any]:
-    """A device as JSON has it; memory in bytes."""
+    """The JSON of a device; memory in bytes."""
     memory = device.memory(timeout=SECONDS)
     can = device.capabilities
     return {
@@ -82,31 +84,17 @@ def describe(device: hg.Device) -> dict[str, Any]:
             "buffer_from_host": can.buffer_from_host,
             "events": can.events,
         },
-        "buffer_types": [_describe_buffer_type(one) for one in device.buffer_types],
+        "buffer_types": [asdict(one) | {"role": one.role.name.lower()} for one in device.buffer_types],
         "features": dict(sorted(device.features.items())),
         "missing": dict(sorted(device.missing.items())),
     }
-
-
-def _describe_buffer_type(found: BufferTypeInfo) -> dict[str, Any]:
-    return asdict(found) | {"role": found.role.name.lower()}
-
-
-def describe_backend(found: BackendInfo) -> dict[str, Any]:
-    """A backend as JSON has it; "why" is empty unless it could not start."""
-    return asdict(found)
-
-
-def describe_member(found: MemberInfo) -> dict[str, Any]:
-    """A daemon of the server's pool as JSON has it; "why" is empty unless it is missing."""
-    return asdict(found) | {"state": found.state.name.lower()}
 
 
 # For people
 
 
 def device_table(devices: Sequence[dict[str, Any]]) -> list[Sequence[str]]:
-    """A line for each device."""
+    """A header, and a row for each device."""
     header = ["name", "type", "backend", "free", "total", "threads/id", "description"]
     return [header, *map(_device_row, devices)]
 
@@ -121,7 +109,8 @@ def _device_row(one: dict[str, Any]) -> Sequence[str]:
 
 
 def pool_table(devices: Sequence[dict[str, Any]], members: Sequence[dict[str, Any]]) -> list[Sequence[str]]:
-    """A line for each device of the head of a pool and of its members, and for each member without."""
+    """A header, and a row for each device of a pool's head and members, and for each member without
+    any."""
     header = ["member", "state", *device_table(())[0]]
     return [[*header[:-1], "description, or why it is missing"], *_pool_rows(devices, members)]
 
@@ -129,22 +118,23 @@ def pool_table(devices: Sequence[dict[str, Any]], members: Sequence[dict[str, An
 def _pool_rows(
     devices: Sequence[dict[str, Any]], members: Sequence[dict[str, Any]]
 ) -> Iterator[Sequence[str]]:
-    """The head's own first. What a member is stands in its first line alone."""
-    theirs = {name for member in members for name in member["devices"]}
-    groups = [("(head)", "-", [one for one in devices if one["name"] not in theirs], "")]
+    """The head's rows first. Name and state of a member are in its first row only."""
+    remote = {name for member in members for name in member["devices"]}
+    groups = [("(head)", "-", [one for one in devices if one["name"] not in remote], "")]
     for member in members:
         found = [one for one in devices if one["name"] in member["devices"]]
         groups.append((member["name"], member["state"], found, member["why"] or "it has no device"))
     for name, state, found, why in groups:
-        rows = [_device_row(_as_there(one)) for one in found]
+        rows = [_device_row(_as_on_member(one)) for one in found]
         if not rows and name != "(head)":
             rows = [[*(["-"] * 6), why]]
         for number, row in enumerate(rows):
             yield [*(("", "") if number else (name, state)), *row]
 
 
-def _as_there(one: dict[str, Any]) -> dict[str, Any]:
-    """A member's device by the backend that it has there, and without the address that all of them have."""
+def _as_on_member(one: dict[str, Any]) -> dict[str, Any]:
+    """A member's device with its backend there, and without the address that its description ends
+    with."""
     features = one["features"]
     backend = features.get("member backend", one["backend"])
     where = f", at {features.get('member', '')}"
@@ -152,14 +142,14 @@ def _as_there(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def member_table(members: Sequence[dict[str, Any]]) -> list[Sequence[str]]:
-    """A line for each daemon of the server's pool."""
+    """A header, and a row for each member of the server's pool."""
     header = ["member", "address", "state", "runs", "to do"]
     names = ("name", "address", "state", "server", "advice")
     return [header, *([one[name] or "-" for name in names] for one in members)]
 
 
 def buffer_type_table(devices: Sequence[dict[str, Any]]) -> list[Sequence[str]]:
-    """A line for each kind of memory of each device."""
+    """A header, and a row for each buffer type of each device."""
     header = ["device", "buffer type", "role", "alignment", "largest", "host memory", "read in place by"]
     return [header, *(_buffer_type_row(one, kind) for one in devices for kind in one["buffer_types"])]
 
@@ -173,12 +163,12 @@ def _buffer_type_row(one: dict[str, Any], kind: dict[str, Any]) -> Sequence[str]
         str(kind["alignment_bytes"]),
         "no limit" if largest >= NO_LIMIT else size_text(largest),
         "yes" if kind["is_host"] else "no",
-        ", ".join(kind["readable_by"]) or "nobody",
+        ", ".join(kind["readable_by"]) or "none",
     ]
 
 
 def feature_table(devices: Sequence[dict[str, Any]]) -> list[Sequence[str]]:
-    """A line for each named fact of each device, and for each part that it lacks."""
+    """A header, and a row for each feature of each device, and for each missing one."""
     return [["device", "feature", "value"], *(row for one in devices for row in _feature_rows(one))]
 
 
@@ -188,7 +178,7 @@ def _feature_rows(one: dict[str, Any]) -> Iterator[Sequence[str]]:
 
 
 def backend_table(backends: Sequence[dict[str, Any]], *, everything: bool) -> list[Sequence[str]]:
-    """A line for each backend that could not start, or for all of them."""
+    """A header, and a row for each backend that could not start, or for all of them."""
     shown = [one for one in backends if everything or one["why"]]
     return [["backend", "from", "state"], *([one["name"], one["origin"], _state(one)] for one in shown)]
 

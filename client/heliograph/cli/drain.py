@@ -1,4 +1,4 @@
-"""`heliograph drain`: a daemon takes no new sessions, ends its work, and stops or stays."""
+"""`heliograph drain`: end the work of a daemon, then stop it or keep it drained."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from heliograph_proto.errors import InvalidArgumentError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--server, --seconds, --stay, --wait, --undo."""
+    """Add --server, --seconds, --stay, --wait, --undo."""
     parser.epilog = (
-        "New sessions are refused from now on, and health says NOT_SERVING. Running work may end; then, or "
-        "when its time is over, all sessions are ended and the daemon stops."
+        "The daemon refuses new sessions, and its health is NOT_SERVING. When running work has ended, or its "
+        "time is over, the daemon ends all sessions and stops."
     )
     add_server_argument(parser)
     add = parser.add_argument
@@ -22,17 +22,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds",
         type=float,
         metavar="N",
-        help="how long running work may go on (as the daemon's drain_seconds says)",
+        help="time limit for running work (default: the daemon's drain_seconds)",
     )
-    add("--stay", action="store_true", help="do not stop it: it waits, drained, for --undo")
-    add("--wait", action="store_true", help="return when the drain is over")
-    add("--undo", action="store_true", help="take new sessions again, unless it is stopping already")
+    add("--stay", action="store_true", help="keep the drained daemon running, until --undo")
+    add("--wait", action="store_true", help="wait for the end of the drain")
+    add("--undo", action="store_true", help="take new sessions again, unless the daemon is stopping already")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """1 if somebody undid the drain that is waited for. Raises DrainingError, InvalidArgumentError."""
+    """Drain a daemon. Returns 1 if the drain that it waits for is undone.
+
+    Raises DrainingError, InvalidArgumentError.
+    """
     if arguments.undo and (arguments.stay or arguments.wait or arguments.seconds is not None):
-        raise InvalidArgumentError("--undo begins no drain", advice="leave the other options out")
+        raise InvalidArgumentError("--undo starts no drain", advice="omit the other options")
     with admin.connect(arguments.server) as daemon:
         if arguments.undo:
             daemon.undo_drain()
@@ -45,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     if state is DrainState.SERVING:
         print("the drain was undone")
         return 1
-    print("drained, and waiting for --undo" if state is DrainState.DRAINED else "drained and stopped")
+    print("drained, waiting for --undo" if state is DrainState.DRAINED else "drained and stopped")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`heliograph embed`: sentence embeddings, one JSON object a line."""
+"""`heliograph embed`: embed texts with a sentence-transformers model; one JSON object a line."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ import heliograph as hg
 from heliograph.cli.common.arguments import add_server_argument
 from heliograph.models.minilm import Embedder
 
-#: How many texts are embedded, and written, at once.
+#: The number of texts that are embedded and written at a time.
 BATCH = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--server, --model, the file."""
+    """Add --server, --model, FILE."""
     add_server_argument(parser)
-    parser.add_argument("--model", metavar="DIR", type=Path, required=True, help="the model's folder")
+    parser.add_argument("--model", metavar="DIR", type=Path, required=True, help="folder of the model")
     parser.add_argument(
         "file",
         metavar="FILE",
         nargs="?",
         default="-",
-        help="one text a line, or a JSON array of strings if it ends in .json; - is standard input",
+        help="file with one text a line, or .json file with an array of strings (default: standard input)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Embeds the texts of a file."""
+    """Embed the texts of a file."""
     texts = read_texts(arguments.file)
-    # The first texts are read before anything is opened, so that a missing file is said at once.
+    # The first texts are read before connecting, so that a missing file is an error at once.
     batch = list(islice(texts, BATCH))
     with hg.connect(arguments.server) as session:
         embedder = Embedder(session, arguments.model)
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_texts(file: str) -> Iterator[str]:
-    """The texts of a file, one after another. Raises InvalidArgumentError."""
+    """Yield the texts of a file. Raises InvalidArgumentError."""
     try:
         if file.endswith(".json"):
             yield from parse_texts(file, Path(file).read_text(encoding="utf-8"))
@@ -62,19 +62,19 @@ def read_texts(file: str) -> Iterator[str]:
 
 
 def parse_texts(file: str, content: str) -> list[str]:
-    """A JSON array of strings. Raises InvalidArgumentError."""
+    """Parse a JSON array of strings. Raises InvalidArgumentError."""
     advice = 'write ["one text", "another"], or one text a line in a file of another name'
     try:
         found = json.loads(content)
     except ValueError as error:
         raise hg.InvalidArgumentError(f"{file} is not JSON: {error}", advice=advice) from None
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise hg.InvalidArgumentError(f"{file} is no JSON array of strings", advice=advice)
+        raise hg.InvalidArgumentError(f"{file} is not a JSON array of strings", advice=advice)
     return found
 
 
 def write(texts: Sequence[str], embeddings: Any) -> None:
-    """One JSON object a line; the numbers are those of f32, in their shortest form."""
+    """Print one JSON object a line; numbers are f32 in their shortest form."""
     for text, embedding in zip(texts, embeddings, strict=True):
         numbers = [float(str(number)) for number in embedding]
         print(json.dumps({"text": text, "embedding": numbers}, ensure_ascii=False))

@@ -1,7 +1,7 @@
-"""`heliograph health`: whether a daemon lives and takes sessions, by grpc.health.v1.
+"""`heliograph health`: check a daemon by grpc.health.v1.
 
-As a process it is answered by `heliograph._bootstrap` before anything else is loaded; this is for callers of
-`main`.
+In a process, `heliograph._bootstrap` runs it before anything else is loaded; this module is for
+callers of `main`.
 """
 
 from __future__ import annotations

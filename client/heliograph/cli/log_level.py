@@ -1,4 +1,4 @@
-"""`heliograph log-level`: from which level on a daemon logs, while it runs."""
+"""`heliograph log-level`: set the log level of a running daemon."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from heliograph_proto.sessions import LEVELS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--server, and the level."""
+    """Add --server, LEVEL."""
     add_server_argument(parser)
-    parser.add_argument("level", choices=LEVELS, metavar="LEVEL", help=", ".join(LEVELS))
+    parser.add_argument("level", choices=LEVELS, metavar="LEVEL", help=f"one of {', '.join(LEVELS)}")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Sets it, and says what it was."""
+    """Set the level, and print the previous one."""
     with admin.connect(arguments.server) as daemon:
         previous = daemon.set_log_level(arguments.level)
     print(f"the level is {arguments.level} now; it was {previous}")

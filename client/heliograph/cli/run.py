@@ -1,4 +1,4 @@
-"""`heliograph run`: a graph from a file, on a server, with arrays from files."""
+"""`heliograph run`: run a graph from a file on a server, with arrays from files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import numpy as np
 import heliograph as hg
 from heliograph import raw
 from heliograph.cli.common import npy
-from heliograph.cli.common.arguments import add_server_argument
-from heliograph.cli.common.graph_files import add_graph_arguments, parse_inputs, read_inputs, require_inputs
+from heliograph.cli.common.arguments import add_json_argument
+from heliograph.cli.common.graph_files import add_graph_arguments, put_inputs, read_inputs, require_inputs
 from heliograph.cli.common.placement import add_placing_arguments, placing
 from heliograph.cli.common.tables import print_table
-from heliograph.cli.common.taps import observed
+from heliograph_proto.quantization import blocks
 from heliograph_proto.types import TensorType, size_text
 
 Array = np.ndarray[Any, Any]
@@ -28,49 +28,51 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of it."""
+    """The results of `heliograph run`."""
 
     device: str
     compile_seconds: float
-    #: Of each run, until it is computed; inputs are over there before, and outputs stay there.
+    #: The time of each run until it is computed; inputs are uploaded before, and outputs stay
+    #: there.
     run_seconds: list[float]
-    #: The file of each output, by name; empty where none was wanted.
+    #: The file of each output, by name; empty without a folder.
     files: dict[str, str]
-    #: What was observed of the last run.
+    #: The observed nodes of the last run.
     taps: list[dict[str, Any]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--server, where it runs, --output, --repeat, --tap, --json, and those of a graph's file."""
+    """Add the arguments of a graph file and of a placement, --output, --repeat, --tap, --dry-run,
+    --json."""
     add_graph_arguments(parser)
-    add_server_argument(parser)
     add_placing_arguments(parser)
     parser.add_argument(
-        "--output", metavar="DIR", type=Path, help="a folder, made if need be, for OUTPUT.npy (default: none)"
+        "--output", metavar="DIR", type=Path, help="write outputs to DIR/OUTPUT.npy (default: do not)"
     )
-    parser.add_argument("--repeat", metavar="N", type=_positive, default=1, help="run so often (default: 1)")
+    parser.add_argument(
+        "--repeat", metavar="N", type=_positive, default=1, help="number of runs (default: 1)"
+    )
     parser.add_argument(
         "--tap",
         metavar="PATTERN",
         action="append",
         default=[],
-        help="print nodes whose names match, as in fnmatch, as the last run computes them; again for more",
+        help="print nodes with matching names (as in fnmatch) of the last run as they are computed; "
+        "repeatable",
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the memory that it would take, and send no weights"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    parser.add_argument("--dry-run", action="store_true", help="print the memory needed; send no weights")
+    add_json_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs a graph. Raises InvalidModelError, InvalidInputError, the run's errors."""
+    """Run a graph. Raises InvalidModelError, InvalidInputError, the run's errors."""
     graph = hg.load(arguments.graph, weights=arguments.weights)
-    frozen, given = graph._freeze(), parse_inputs(arguments.input)
-    # Everything that can be wrong here is said before anything is sent.
-    inputs = read_inputs(frozen, given)
+    frozen = graph._freeze()
+    # All local errors come before anything is sent.
+    inputs = read_inputs(frozen, arguments.input)
     if arguments.dry_run:
         return dry_run(graph, arguments)
-    require_inputs(frozen, given)
+    require_inputs(frozen, inputs)
     outputs = {one.name: frozen.type_of(one.value) for one in frozen.outputs}
     with hg.connect(arguments.server) as session:
         ran = measure(session, graph, inputs, arguments)
@@ -84,13 +86,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def dry_run(graph: hg.Graph, arguments: argparse.Namespace) -> int:
-    """Prints what a plan of the graph would take of devices' memory."""
+    """Print the memory that a plan of the graph would need on each device."""
     where = placing(arguments)
     for name, option in (("split", "--split"), ("buffer_types", "--buffer-type")):
         if where.pop(name):
-            raise hg.InvalidArgumentError(
-                f"--dry-run knows nothing of {option}", advice="leave one of them out"
-            )
+            raise hg.InvalidArgumentError(f"--dry-run does not support {option}", advice="omit one of them")
     with hg.connect(arguments.server) as session:
         found = session.estimate(graph, timeout=arguments.timeout, **where)
     if arguments.json:
@@ -104,7 +104,7 @@ def dry_run(graph: hg.Graph, arguments: argparse.Namespace) -> int:
             "beside the weights": one.extra_bytes,
             "total": one.total_bytes,
         }
-        rows = [[what, f"{size:,}", size_text(size)] for what, size in memory.items()]
+        rows = [[name, f"{size:,}", size_text(size)] for name, size in memory.items()]
         print_table([f"memory on {one.name}", "bytes", ""], rows)
     return 0
 
@@ -112,15 +112,12 @@ def dry_run(graph: hg.Graph, arguments: argparse.Namespace) -> int:
 def measure(
     session: hg.Session, graph: hg.Graph, inputs: Mapping[str, Array], arguments: argparse.Namespace
 ) -> Ran:
-    """Compiles, runs as often as asked, and writes the outputs of the last run."""
+    """Compile, run --repeat times, and write the outputs of the last run."""
     timeout = arguments.timeout
     start = time.perf_counter()
     plan = session.compile(graph, timeout=timeout, **placing(arguments))
     compiled = time.perf_counter() - start
-    tensors = {
-        name: raw.put(session, inputs[name], type_, plan.device, timeout)
-        for name, type_ in plan.inputs.items()
-    }
+    tensors = put_inputs(session, plan, inputs, timeout)
     session.synchronize(timeout)
     seconds: list[float] = []
     results: dict[str, Any] = {}
@@ -128,19 +125,40 @@ def measure(
     for left in reversed(range(arguments.repeat)):
         results.clear()
         is_observed = arguments.tap and not left
-        # To observe them the plan is compiled once more, which is no part of the run.
+        # Observing compiles the plan once more, which does not count as part of the run.
         run = plan.submit(tensors, fetch=False, timeout=timeout, taps=arguments.tap) if is_observed else None
         start = time.perf_counter()
         if run is not None:
-            taps = observed(run, timeout, quiet=arguments.json)
+            taps = _observed(run, timeout, quiet=arguments.json)
         results.update(run.result() if run else plan.run(tensors, fetch=False, timeout=timeout))
         seconds.append(time.perf_counter() - start)
     files = {} if arguments.output is None else _write(arguments.output, results, timeout)
     return Ran(plan.device, compiled, seconds, files, taps)
 
 
+def _observed(run: hg.RunFuture, timeout: float, *, quiet: bool) -> list[dict[str, Any]]:
+    """Collect name, type, shape and figures of each observed node of a run, and print each as it
+    comes unless `quiet`. Raises the run's error."""
+    rows = []
+    for node, array in raw.taps(run, timeout):
+        found = _figures(array, node.type)
+        rows.append({"name": node.name, "type": node.dtype.name, "shape": node.shape, **found})
+        if not quiet:
+            figures = (f"{name} {value:.6g}" for name, value in found.items())
+            print("  ".join([node.name, str(node.type), *figures]), flush=True)
+    return rows
+
+
+def _figures(array: Array, type_: TensorType) -> dict[str, float]:
+    """Minimum, mean and maximum of raw elements; nothing without elements, or for blocks."""
+    if type_.dtype.kind == "quantized" or not array.size:
+        return {}
+    floats = (blocks.from_bits(array) if type_.dtype.name == "bf16" else array).astype(np.float64)
+    return {"min": float(floats.min()), "mean": float(floats.mean()), "max": float(floats.max())}
+
+
 def _write(folder: Path, results: Mapping[str, hg.Tensor], timeout: float) -> dict[str, str]:
-    """Writes each output to a file of the folder, one in memory at a time."""
+    """Write each output to a file in the folder, with one in memory at a time."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -154,7 +172,7 @@ def _write(folder: Path, results: Mapping[str, hg.Tensor], timeout: float) -> di
 
 
 def summary(ran: Ran) -> str:
-    """The times, in words."""
+    """The times as a text."""
     compiled = f"{ran.device}: compiled in {_time(ran.compile_seconds)}"
     times = ran.run_seconds
     if len(times) == 1:

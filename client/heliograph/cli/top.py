@@ -1,4 +1,4 @@
-"""`heliograph top`: what a daemon does, live in a terminal, or once as plain text or JSON."""
+"""`heliograph top`: the load of a daemon, live in a terminal, or once as plain text or JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph import admin
 from heliograph.admin import Admin
-from heliograph.cli.common.arguments import add_server_argument
+from heliograph.cli.common.arguments import add_json_argument, add_server_argument
 from heliograph.cli.common.status_view import Line, frame
 from heliograph_proto.errors import (
     CancelledError,
@@ -34,32 +34,37 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-#: How soon after a daemon went it is tried again.
-AGAIN_SECONDS = 1.0
-#: How often the keyboard is looked at.
+#: The pause before a lost daemon is tried again.
+RETRY_SECONDS = 1.0
+#: How often the keyboard is polled.
 KEY_SECONDS = 0.1
-#: How wide plain text is, where there is no terminal that would say.
+#: The width of plain text without a terminal.
 PLAIN_WIDTH = 160
+_NO_ANSWER = "the daemon does not answer"
 STYLES = {"title": "bold", "header": "bold cyan", "warning": "bold red", "": ""}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--server, --interval, --once, --json."""
-    parser.epilog = "q or Ctrl-C ends it. A daemon that is restarted is found again."
+    """Add --server, --interval, --once, --json."""
+    parser.epilog = "Press q or Ctrl-C to quit. A restarted daemon is found again."
     add_server_argument(parser)
-    add = parser.add_argument
-    add("--interval", type=float, default=1.0, metavar="SECONDS", help="between two looks (%(default)g)")
-    add("--once", action="store_true", help="one look, as plain text; so without a terminal, too")
-    add("--json", action="store_true", help="one look, as one JSON object with everything, for programs")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="refresh interval (default: 1)"
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="print once as plain text; the default without a terminal"
+    )
+    add_json_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Shows it until q or Ctrl-C, or once. Raises what asking a daemon raises."""
+    """Show the view until q or Ctrl-C, or print it once. Raises the errors of calls to a daemon."""
     if not 0.1 <= arguments.interval <= 3600:
-        raise InvalidArgumentError(f"--interval {arguments.interval:g}", advice="0.1 to 3600")
+        raise InvalidArgumentError(f"--interval is {arguments.interval:g}", advice="give 0.1 to 3600")
     live = sys.stdout.isatty() and not arguments.once and not arguments.json
     with admin.connect(arguments.server) as daemon:
-        # Also before the first look of many: a wrong address is an error, not something to wait for.
+        # The live view starts with one too, so that a wrong address is an error and no reason to
+        # wait.
         first = daemon.snapshot()
         if live and has_rich():
             Top(daemon, arguments.interval).show(first)
@@ -69,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def as_json(found: Snapshot) -> str:
-    """Everything, as one JSON object; times in seconds, memory in bytes."""
+    """The snapshot as one JSON object; times in seconds, memory in bytes."""
     return json.dumps(asdict(found), indent=2, default=_plain)
 
 
@@ -78,13 +83,13 @@ def _plain(value: Any) -> str:
 
 
 def as_text(found: Snapshot, where: str) -> str:
-    """Plain lines."""
+    """The snapshot as plain lines."""
     width = shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns if sys.stdout.isatty() else PLAIN_WIDTH
     return "\n".join(text for text, _ in frame(found, where, width))
 
 
 def has_rich() -> bool:
-    """Whether the package is there."""
+    """True if rich is installed."""
     try:
         import rich.live  # noqa: F401
     except ImportError:
@@ -92,26 +97,27 @@ def has_rich() -> bool:
     return True
 
 
-class Look:
-    """Looks at a daemon from a thread of its own, again and again, also when it was restarted."""
+class Watcher:
+    """Takes snapshots of a daemon on a thread of its own, and tries again when the daemon is
+    gone."""
 
     def __init__(self, daemon: Admin, interval: float) -> None:
         self._daemon = daemon
         self._interval = interval
         self._over = threading.Event()
-        #: Snapshots, and why there is none.
+        #: Snapshots, and errors when there is none.
         self.found: SimpleQueue[Snapshot | HeliographError] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="heliograph-top", daemon=True)
 
-    def __enter__(self) -> Look:
+    def __enter__(self) -> Watcher:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        # Ends what it waits for.
+        # Ends the call that the thread waits for.
         self._daemon.close()
-        self._thread.join(2 * AGAIN_SECONDS)
+        self._thread.join(2 * RETRY_SECONDS)
 
     def _run(self) -> None:
         while not self._over.is_set():
@@ -123,7 +129,7 @@ class Look:
             except ValueError:
                 # The channel was closed meanwhile.
                 return
-            self._over.wait(AGAIN_SECONDS)
+            self._over.wait(RETRY_SECONDS)
 
 
 class Top:
@@ -136,44 +142,46 @@ class Top:
         self._note = ""
 
     def show(self, first: Snapshot) -> None:
-        """Until q or Ctrl-C. Raises the errors that no waiting heals."""
+        """Show snapshots until q or Ctrl-C. Raises the errors that a retry does not solve."""
         from rich.live import Live
 
         with (
             Live(screen=True, auto_refresh=False) as live,
             _keys() as pressed,
-            Look(self._daemon, self._interval) as look,
+            Watcher(self._daemon, self._interval) as watcher,
         ):
             snapshot = self.heed(first, first)
             self._draw(live, snapshot)
             while b"q" not in pressed():
                 try:
-                    found = look.found.get(timeout=KEY_SECONDS)
+                    found = watcher.found.get(timeout=KEY_SECONDS)
                 except Empty:
                     continue
                 snapshot = self.heed(found, snapshot)
                 self._draw(live, snapshot)
 
     def heed(self, found: Snapshot | HeliographError, last: Snapshot) -> Snapshot:
-        """What is to be shown now: what was found, or what was seen last with a note. Raises the errors that
-        no waiting heals."""
+        """Return the snapshot to show: the new one, or the last one with a note on the error.
+
+        Raises the errors that a retry does not solve.
+        """
         if isinstance(found, HeliographError):
             hopeless = isinstance(found, UnauthenticatedError | ProtocolError)
             if hopeless or not isinstance(found, ConnectionError | CancelledError):
                 raise found
-            self._note = f"the daemon does not answer; asking again. {found.message}"
+            self._note = f"{_NO_ANSWER}; retrying. {found.message}"
             return last
         is_other = self._incarnation not in (b"", found.incarnation)
         self._incarnation = found.incarnation
         if is_other:
-            self._note = "the daemon was restarted: its sessions are others"
-        elif self._note.startswith("the daemon does not answer"):
+            self._note = "the daemon was restarted: its sessions are new"
+        elif self._note.startswith(_NO_ANSWER):
             self._note = ""
         return found
 
     @property
     def note(self) -> str:
-        """What is wrong now; empty if nothing is."""
+        """The current problem; empty if there is none."""
         return self._note
 
     def _draw(self, live: Live, snapshot: Snapshot) -> None:
@@ -193,7 +201,8 @@ def _rich(lines: tuple[Line, ...]) -> Text:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[], bytes]]:
-    """What asks for the keys that were pressed, without waiting; as far as there are keys."""
+    """Give a function that returns the keys pressed so far, without waiting; none without a
+    terminal."""
     if not sys.stdin.isatty() or sys.platform == "win32":
         yield lambda: b""
         return

@@ -1,4 +1,4 @@
-"""`heliograph trace`: one run of a graph as a trace, for ui.perfetto.dev or chrome://tracing."""
+"""`heliograph trace`: write a trace of a run, for ui.perfetto.dev or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -6,46 +6,44 @@ import argparse
 from pathlib import Path
 
 import heliograph as hg
-from heliograph import raw
-from heliograph.cli.common.arguments import add_server_argument
-from heliograph.cli.common.graph_files import add_graph_arguments, parse_inputs, read_inputs, require_inputs
+from heliograph.cli.common.graph_files import add_graph_arguments, put_inputs, read_inputs, require_inputs
 from heliograph.cli.common.placement import add_placing_arguments, placing
 
 _EPILOG = (
-    "Runs the graph, and writes what its last run did, device by device. Example: heliograph trace "
+    "Runs the graph and writes a track for each device of the last run. Example: heliograph trace "
     "model.hgraph --input x=@random --device cpu0 --device cpu1 --pin 'layer0/*=cpu1' --output run.json"
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--server, --output, --repeat, where it runs, and those of a graph's file."""
+    """Add the arguments of a graph file and of a placement, --output, --repeat."""
     parser.epilog = _EPILOG
     add_graph_arguments(parser)
-    add_server_argument(parser)
     add_placing_arguments(parser)
     parser.add_argument(
-        "--output", metavar="FILE", type=Path, default=Path("trace.json"), help="default: %(default)s"
+        "--output",
+        metavar="FILE",
+        type=Path,
+        default=Path("trace.json"),
+        help="file to write (default: %(default)s)",
     )
     parser.add_argument(
-        "--repeat", metavar="N", type=int, default=3, help="run so often; the last is shown (default: 3)"
+        "--repeat", metavar="N", type=int, default=3, help="number of runs; the last is traced (default: 3)"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Writes the trace. Raises InvalidModelError, InvalidInputError, the run's errors."""
+    """Write the trace. Raises InvalidModelError, InvalidInputError, the run's errors."""
     if arguments.repeat < 1:
-        raise hg.InvalidArgumentError(f"--repeat {arguments.repeat}", advice="1 or more")
+        raise hg.InvalidArgumentError(f"--repeat {arguments.repeat}", advice="give 1 or more")
     graph = hg.load(arguments.graph, weights=arguments.weights)
-    frozen, given = graph._freeze(), parse_inputs(arguments.input)
-    inputs = read_inputs(frozen, given)
-    require_inputs(frozen, given)
+    frozen = graph._freeze()
+    inputs = read_inputs(frozen, arguments.input)
+    require_inputs(frozen, inputs)
     timeout = arguments.timeout
     with hg.connect(arguments.server) as session:
         plan = session.compile(graph, timeout=timeout, **placing(arguments))
-        tensors = {
-            name: raw.put(session, inputs[name], type_, plan.device, timeout)
-            for name, type_ in plan.inputs.items()
-        }
+        tensors = put_inputs(session, plan, inputs, timeout)
         for _ in range(arguments.repeat):
             plan.run(tensors, fetch=False, timeout=timeout)
         found = plan.explain(timeout)

@@ -301,10 +301,10 @@ def test_sessions_are_listed_and_ended_on_the_command_line(
 def test_a_drain_on_the_command_line_says_how_it_goes(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drain", "--stay", "--wait", "--seconds", "60", "--server", url]) == 0
     said = capsys.readouterr().out
-    assert "the daemon will stay" in said and "drained, and waiting for --undo" in said
+    assert "the daemon will stay" in said and "drained, waiting for --undo" in said
     assert main(["drain", "--undo", "--server", url]) == 0
     assert main(["drain", "--undo", "--wait", "--server", url]) == 1
-    assert "--undo begins no drain" in capsys.readouterr().err
+    assert "--undo starts no drain" in capsys.readouterr().err
 
 
 def test_a_drain_that_stops_the_daemon_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:

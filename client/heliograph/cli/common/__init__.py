@@ -1,1 +1,2 @@
-"""What commands share: arguments, graph files, tables and progress bars. May import the public API."""
+"""Code that commands share: arguments, graph files, tables and progress bars. May import the public
+API."""

@@ -1,4 +1,4 @@
-"""What `heliograph run`, `compare` and `explain` share: the graph's file and its inputs."""
+"""The graph file and the inputs of `heliograph run`, `trace`, `compare` and `explain`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import heliograph as hg
+from heliograph import raw
 from heliograph.cli.common import npy
 from heliograph.comparison.inputs import check_names, index_bounds, seeded
 from heliograph_proto import graph as contract
@@ -16,40 +17,40 @@ from heliograph_proto.graph import Leaf, LeafKind
 
 Array = np.ndarray[Any, Any]
 
-#: How long compiling, a run, or a transfer may take unless told otherwise.
+#: The default timeout of compiling, a run, or a transfer.
 TIMEOUT_SECONDS = 600.0
 _FORMS = "NAME=FILE.npy, NAME=@random, NAME=@random:SEED or NAME=@zeros"
 
 
 def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
-    """GRAPHFILE, --weights, --input, --timeout."""
+    """Add GRAPHFILE, --weights, --timeout, --input."""
     add_file_arguments(parser)
     parser.add_argument(
         "--input",
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help=f"{_FORMS}; bf16 is f32 in files, and quantized types are uint8 rows of blocks",
+        help=f"{_FORMS}; repeatable. In files, bf16 is f32, and quantized types are uint8 rows of blocks",
     )
 
 
 def add_file_arguments(parser: argparse.ArgumentParser) -> None:
-    """GRAPHFILE, --weights, --timeout."""
-    parser.add_argument("graph", metavar="GRAPHFILE", help="a file that hg.save wrote, such as model.hgraph")
+    """Add GRAPHFILE, --weights, --timeout."""
+    parser.add_argument("graph", metavar="GRAPHFILE", help="file written by hg.save, such as model.hgraph")
     parser.add_argument(
-        "--weights", metavar="FILE", help="where the weights are (default: beside it, FILE.safetensors)"
+        "--weights", metavar="FILE", help="file of weights (default: GRAPHFILE with suffix .safetensors)"
     )
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
         type=float,
         default=TIMEOUT_SECONDS,
-        help="for compiling, and for each run or transfer (default: %(default)g)",
+        help="timeout for compiling, and for each run and transfer (default: %(default)g)",
     )
 
 
-def parse_inputs(given: Sequence[str]) -> dict[str, str]:
-    """What was given for each name. Raises InvalidInputError."""
+def read_inputs(graph: contract.Graph, given: Sequence[str]) -> dict[str, Array]:
+    """Read the elements of the given inputs, each "NAME=VALUE". Raises InvalidInputError."""
     found: dict[str, str] = {}
     for one in given:
         name, equals, value = one.partition("=")
@@ -58,17 +59,12 @@ def parse_inputs(given: Sequence[str]) -> dict[str, str]:
         if name in found:
             raise hg.InvalidInputError(f"input {name!r} is given twice")
         found[name] = value
-    return found
-
-
-def read_inputs(graph: contract.Graph, given: Mapping[str, str]) -> dict[str, Array]:
-    """The elements of the inputs that were given. Raises InvalidInputError."""
-    check_names(graph.inputs, given, "input")
+    check_names(graph.inputs, found, "input")
     bounds = index_bounds(graph)
     return {
-        leaf.name: _elements(leaf, given[leaf.name], bounds.get(value))
+        leaf.name: _elements(leaf, found[leaf.name], bounds.get(value))
         for value, leaf in enumerate(graph.leaves)
-        if leaf.kind is LeafKind.INPUT and leaf.name in given
+        if leaf.kind is LeafKind.INPUT and leaf.name in found
     }
 
 
@@ -84,23 +80,29 @@ def _elements(leaf: Leaf, value: str, bound: int | None) -> Array:
 
 
 def require_inputs(graph: contract.Graph, given: Collection[str]) -> None:
-    """Raises InvalidInputError, which lists inputs and outputs, when one is missing."""
+    """Raise InvalidInputError, which lists inputs, variables and outputs, if an input is
+    missing."""
     missing = [leaf for leaf in graph.inputs if leaf.name not in given]
     if not missing:
         return
     names = ", ".join(repr(leaf.name) for leaf in missing)
+    groups = (
+        ("input", [(leaf.name, leaf.type) for leaf in graph.inputs]),
+        ("variable", [(leaf.name, leaf.type) for leaf in graph.variables]),
+        ("output", [(one.name, graph.type_of(one.value)) for one in graph.outputs]),
+    )
+    lines = [f"  {kind:8} {name}: {type_}" for kind, rows in groups for name, type_ in rows]
     raise hg.InvalidInputError(
-        f"inputs are missing: {names}\n{describe(graph)}",
+        "\n".join([f"inputs are missing: {names}", *lines]),
         advice=" ".join(f"--input {leaf.name}=FILE.npy" for leaf in missing) + f"; values: {_FORMS}",
     )
 
 
-def describe(graph: contract.Graph) -> str:
-    """The graph's inputs, variables and outputs with their types, a line each."""
-    outputs = [(one.name, graph.type_of(one.value)) for one in graph.outputs]
-    groups = (
-        ("input", [(leaf.name, leaf.type) for leaf in graph.inputs]),
-        ("variable", [(leaf.name, leaf.type) for leaf in graph.variables]),
-        ("output", outputs),
-    )
-    return "\n".join(f"  {kind:8} {name}: {type_}" for kind, rows in groups for name, type_ in rows)
+def put_inputs(
+    session: hg.Session, plan: hg.Plan, inputs: Mapping[str, Array], timeout: float
+) -> dict[str, hg.Tensor]:
+    """Upload the inputs of a plan to its device."""
+    return {
+        name: raw.put(session, inputs[name], type_, plan.device, timeout)
+        for name, type_ in plan.inputs.items()
+    }

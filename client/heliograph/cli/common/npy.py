@@ -1,7 +1,7 @@
-"""Tensors in .npy files: what a run is given, and what it returned.
+"""Inputs and outputs of a run in .npy files.
 
-NumPy has no bf16 and no blocks. In a file a bf16 tensor is f32, whose numbers it has exactly; rows of
-blocks are rows of bytes, uint8 [.., row_bytes].
+NumPy has neither bf16 nor quantized blocks. In a file, a bf16 tensor is f32, which holds it
+exactly; rows of blocks are rows of bytes, uint8 [.., row_bytes].
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from heliograph_proto.types import TensorType
 
 Array = np.ndarray[Any, Any]
 
-#: The longest name of a file that is made of a tensor's name, without its suffix.
+#: The longest file name that is made from a tensor's name, without its suffix.
 _LONGEST = 120
 
 
 def read(path: str, leaf: Leaf) -> Array:
-    """The elements of a leaf from a file, in the storage of its type. Raises InvalidInputError."""
+    """Read the elements of a leaf from a file, in the storage of its type. Raises
+    InvalidInputError."""
     what = f"{leaf.kind.value} {leaf.name!r} is {leaf.type}"
     advice = "write one with numpy.save(path, array)"
     if not Path(path).is_file():
-        raise InvalidInputError(f"{what}: {path} is no file", advice=advice)
+        raise InvalidInputError(f"{what}: {path} is not a file", advice=advice)
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise InvalidInputError(f"{what}: {path} is no .npy file: {error}", advice=advice) from None
+        raise InvalidInputError(f"{what}: {path} is not a .npy file: {error}", advice=advice) from None
     if not isinstance(found, np.ndarray):
         found.close()
         raise InvalidInputError(f"{what}: {path} is an archive of arrays", advice=advice)
@@ -48,21 +49,22 @@ def _as_bits(array: Array, what: str) -> Array:
     bits: Array = blocks.to_bits(array)
     if not np.array_equal(blocks.from_bits(bits), array, equal_nan=True):
         raise InvalidInputError(
-            f"{what}: the f32 numbers in the file have more digits than that",
+            f"{what}: the f32 numbers in the file have more digits than bf16",
             advice="round them: save heliograph_proto.quantization.blocks.to_bits(array), the bits in uint16",
         )
     return bits
 
 
 def write(path: Path, raw: Array, type_: TensorType) -> None:
-    """Writes raw elements to a file, which is replaced whole. Raises InvalidArgumentError."""
+    """Write raw elements to a file, replacing it atomically. Raises InvalidArgumentError."""
     array = blocks.from_bits(raw) if type_.dtype.name == "bf16" else raw
     with replacing(path) as part, part.open("wb") as file:
         np.save(file, array, allow_pickle=False)
 
 
 def file_names(names: Collection[str]) -> dict[str, str]:
-    """A file's name for each tensor's: letters, digits and "_.-" alone, no two alike, never a path."""
+    """Map the name of each tensor to a unique file name of letters, digits and "_.-", never a
+    path."""
     found: dict[str, str] = {}
     taken: set[str] = set()
     for name in names:

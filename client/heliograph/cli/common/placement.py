@@ -1,4 +1,4 @@
-"""What `heliograph explain`, `run` and `trace` share: on which devices a graph is to run, and how."""
+"""The server and the placement of `heliograph explain`, `run` and `trace`."""
 
 from __future__ import annotations
 
@@ -7,46 +7,47 @@ from collections.abc import Sequence
 from typing import Any
 
 import heliograph as hg
+from heliograph.cli.common.arguments import add_server_argument
 
-_SPLIT = "PATTERN=DEVICE:PART,..."
-_FORMS = {"pin": "PATTERN=DEVICE", "memory": "DEVICE=SIZE", "split": _SPLIT, "buffer-type": "DEVICE=NAME"}
+_OPTIONS = {
+    "device": ("NAME", "device to use, by priority; repeatable (default: the server's first)"),
+    "pin": ("PATTERN=DEVICE", "run nodes with matching names (as in fnmatch) there; repeatable"),
+    "memory": ("DEVICE=SIZE", "limit the memory used there, such as 512MiB; repeatable"),
+    "split": ("PATTERN=DEVICE:PART,...", "split rows of matching weights over devices, joined on the first"),
+    "buffer-type": ("DEVICE=NAME", "buffer type for weights there; repeatable"),
+}
 
 
 def add_placing_arguments(parser: argparse.ArgumentParser) -> None:
-    """--device, --pin, --memory, --split, --buffer-type, --pipeline."""
-    for name, metavar, help in (
-        ("device", "NAME", "a device to use; again for more, by priority (default: the server's first)"),
-        ("pin", "PATTERN=DEVICE", "nodes whose names match, as in fnmatch, run there; may be given again"),
-        ("memory", "DEVICE=SIZE", "the most that it may take there, such as 512MiB; may be given again"),
-        ("split", _SPLIT, "rows of weights whose names match lie over devices, joined on the first"),
-        ("buffer-type", "DEVICE=NAME", "the buffer type in which it has weights; may be given again"),
-    ):
+    """Add --server, --device, --pin, --memory, --split, --buffer-type, --pipeline."""
+    add_server_argument(parser)
+    for name, (metavar, help) in _OPTIONS.items():
         parser.add_argument(f"--{name}", metavar=metavar, action="append", default=[], help=help)
     parser.add_argument(
-        "--pipeline", metavar="N", type=int, default=1, help="runs that may be under way at once (default: 1)"
+        "--pipeline", metavar="N", type=int, default=1, help="maximum number of runs in flight (default: 1)"
     )
 
 
 def placing(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Options of `session.compile`. Raises InvalidArgumentError."""
+    """Return the options of `session.compile`. Raises InvalidArgumentError."""
     return {
         "devices": arguments.device or None,
-        "pins": pairs("pin", arguments.pin),
-        "memory": pairs("memory", arguments.memory),
-        "split": {name: split_type(found) for name, found in pairs("split", arguments.split).items()},
-        "buffer_types": pairs("buffer-type", arguments.buffer_type),
+        "pins": _pairs("pin", arguments.pin),
+        "memory": _pairs("memory", arguments.memory),
+        "split": {name: _split(found) for name, found in _pairs("split", arguments.split).items()},
+        "buffer_types": _pairs("buffer-type", arguments.buffer_type),
         "pipeline": arguments.pipeline,
     }
 
 
-def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    """What is behind the last "=" by what is before it. Raises InvalidArgumentError."""
+def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    """Map the text before the last "=" to the text after it. Raises InvalidArgumentError."""
     found: dict[str, str] = {}
     for one in given:
         key, _, value = one.rpartition("=")
         if not key or not value:
             raise hg.InvalidArgumentError(
-                f"--{option} {one!r:.80}", advice=f"write --{option} {_FORMS[option]}"
+                f"--{option} {one!r:.80}", advice=f"write --{option} {_OPTIONS[option][0]}"
             )
         if key in found:
             raise hg.InvalidArgumentError(f"--{option} has {key!r:.80} twice", advice="give it once")
@@ -54,8 +55,9 @@ def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def split_type(given: str) -> hg.SplitBufferType:
-    """Devices and their parts of rows, such as "cpu0:0.6,cpu1:0.4". Raises InvalidArgumentError."""
+def _split(given: str) -> hg.SplitBufferType:
+    """Parse devices and their parts of rows, as in "cpu0:0.6,cpu1:0.4". Raises
+    InvalidArgumentError."""
     fractions: dict[str, float] = {}
     for one in given.split(","):
         device, _, part = one.rpartition(":")
@@ -64,5 +66,7 @@ def split_type(given: str) -> hg.SplitBufferType:
         try:
             fractions[device] = float(part)
         except ValueError:
-            raise hg.InvalidArgumentError(f"--split {one!r:.80}", advice=f"write --split {_SPLIT}") from None
+            raise hg.InvalidArgumentError(
+                f"--split {one!r:.80}", advice=f"write --split {_OPTIONS['split'][0]}"
+            ) from None
     return hg.SplitBufferType(next(iter(fractions)), fractions)

@@ -1,4 +1,4 @@
-"""A progress bar on stderr, where rich is installed."""
+"""A progress bar on stderr, if rich is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: What it is about, how far it is, how many of all, and for how long it has run.
+#: Columns of a bar with a count.
 COUNTED = ("{task.description}", "BarColumn", "MofNCompleteColumn", "TimeElapsedColumn")
 
 
@@ -24,10 +24,10 @@ def progress_bar(
     transient: bool = True,
     **fields: Any,
 ) -> Iterator[Callable[..., None] | None]:
-    """A bar of these columns: columns of rich by name, or texts.
+    """Show a progress bar with the given columns: names of rich's columns, or texts.
 
-    Gives what changes it, as `rich.progress.Progress.update` does; None without rich, or when stderr is no
-    terminal.
+    Gives a function that updates it, with the arguments of `rich.progress.Progress.update`; None
+    without rich or a terminal.
     """
     if console is None and not sys.stderr.isatty():
         yield None

@@ -1,4 +1,5 @@
-"""What `heliograph top` and `sessions` show, as lines of text for a screen of some size. Pure."""
+"""The output of `heliograph top` and `sessions` as lines of text for a screen of a given size.
+Pure."""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ from heliograph_proto.sessions import DeviceStatus, DrainState, SessionStatus, S
 from heliograph_proto.types import size_text
 
 Style: TypeAlias = Literal["title", "header", "warning", ""]
-#: A line and how it is to look.
+#: A line and its style.
 Line: TypeAlias = tuple[str, Style]
 Row: TypeAlias = Sequence[str]
 
-#: Cells of a bar.
+#: The cells of a bar.
 BAR = 10
 GAP = 2
-#: Lines that sessions have at least, if there are so many, however low the screen.
+#: The least lines for sessions, however low the screen.
 LEAST_SESSIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: on a narrow screen those of the highest rank go first; 0 stays."""
+    """A column. On a narrow screen, columns of the highest rank are dropped first; 0 stays."""
 
     title: str
     rank: int = 0
@@ -72,8 +73,11 @@ MEMBERS = (Column("member"), Column("state"), Column("address", 2), Column("devi
 def frame(
     found: Snapshot, where: str, width: int, height: int | None = None, note: str = ""
 ) -> tuple[Line, ...]:
-    """A snapshot of the daemon at `where`, in lines of at most `width` characters, at most `height` lines if
-    there is room for the least; `note`: what is wrong now, if something is."""
+    """Show a snapshot of the daemon at `where` in lines of at most `width` characters.
+
+    There are at most `height` lines, if that is enough for the least. `note`: the current problem,
+    if any.
+    """
     shown: list[Line] = [(title(found, where), "title")]
     if note:
         shown.append((plain(note), "warning"))
@@ -88,7 +92,7 @@ def frame(
 
 
 def title(found: Snapshot, where: str) -> str:
-    """One line on the whole daemon."""
+    """A line about the whole daemon."""
     count = len(found.sessions)
     parts = (
         f"{plain(found.server)} at {plain(where)}",
@@ -115,7 +119,7 @@ def _warnings(found: Snapshot) -> Iterator[str]:
 
 
 def _sessions(sessions: Sequence[SessionStatus], width: int, room: int | None) -> list[Line]:
-    """The busiest first, as many as there is room for."""
+    """The busiest sessions, as many as there is room for."""
     busiest = sorted(sessions, key=lambda one: (-one.commands_per_second, one.number))
     shown = busiest if room is None or len(busiest) <= room else busiest[: room - 1]
     lines = _table(SESSIONS, map(_session_row, shown), width)
@@ -128,7 +132,7 @@ def _sessions(sessions: Sequence[SessionStatus], width: int, room: int | None) -
 
 
 def _table(columns: Sequence[Column], rows: Iterator[Row], width: int) -> list[Line]:
-    """An empty line, a header and rows; nothing without rows."""
+    """An empty line, a header and the rows; nothing without rows."""
     cells = [[column.title for column in columns], *(list(map(plain, row)) for row in rows)]
     if len(cells) == 1:
         return []
@@ -138,8 +142,8 @@ def _table(columns: Sequence[Column], rows: Iterator[Row], width: int) -> list[L
 
 
 def _fitting(columns: Sequence[Column], cells: Sequence[Row], width: int) -> list[int]:
-    """The places of the columns that are shown."""
-    # What no row has says nothing.
+    """The indices of the columns that are shown."""
+    # Empty columns are dropped.
     kept = [place for place in range(len(columns)) if any(row[place] for row in cells[1:])]
     sizes = [max(len(row[place]) for row in cells) for place in range(len(columns))]
     while sum(sizes[place] + GAP for place in kept) - GAP > width:
@@ -155,7 +159,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def session_rows(sessions: Sequence[SessionStatus]) -> list[Row]:
-    """A header, and a row for each session with everything."""
+    """A header, and a row with all columns for each session."""
     return [[column.title for column in SESSIONS], *map(_session_row, sessions)]
 
 
@@ -184,14 +188,14 @@ def _session_row(one: SessionStatus) -> Row:
 
 
 def _named(tenants: Sequence[TenantUsage]) -> Sequence[TenantUsage]:
-    """Nothing where the daemon knows no tenants and has no quota: that says what the sessions say."""
+    """The tenants with a name or a quota: others tell no more than the sessions do."""
     return [one for one in tenants if one.tenant or one.quota.sessions or one.quota.device_memory_bytes]
 
 
 def _tenant_row(one: TenantUsage) -> Row:
     quota = one.quota
     return [
-        one.tenant or "(everybody)",
+        one.tenant or "(all)",
         _of(str(one.sessions), quota.sessions and str(quota.sessions)),
         _of(str(one.plans), quota.plans and str(quota.plans)),
         _of(str(one.runs_in_flight), quota.runs_in_flight and str(quota.runs_in_flight)),
@@ -220,6 +224,6 @@ def _member_row(one: MemberInfo) -> Row:
 
 
 def bar(share: float) -> str:
-    """A share of 0 to 1 as a bar."""
+    """A share from 0 to 1 as a bar."""
     full = round(min(1.0, max(0.0, share)) * BAR)
     return "█" * full + "░" * (BAR - full)

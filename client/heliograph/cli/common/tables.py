@@ -1,4 +1,4 @@
-"""Tables: by rich on a terminal, else plain columns that other programs can read."""
+"""Tables: by rich on a terminal, otherwise plain columns that other programs can read."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from heliograph.explain.tables import align
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints rows under a header."""
+    """Print rows under a header."""
     if not sys.stdout.isatty() or not _print_rich(header, rows):
         print("\n".join(align([header, *rows])))
 
 
 def _print_rich(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Whether rich is there and printed them."""
+    """True if rich is installed and printed the rows."""
     try:
         from rich.console import Console
         from rich.markup import escape

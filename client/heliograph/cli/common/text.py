@@ -1,25 +1,25 @@
-"""Numbers and foreign text in words, for people."""
+"""Texts for people: times, rates, and untrusted text."""
 
 from __future__ import annotations
 
 import math
 
-#: The most that a number from a clock or from another program is taken to be.
+#: The limit of plausible numbers from a clock or from another program.
 MOST = 1e18
 
 
 def usable(number: float | None) -> bool:
-    """Whether something can be said of a number: it is finite and above 0."""
+    """True if a number is finite, positive and plausible."""
     return number is not None and math.isfinite(number) and 0 < number < MOST
 
 
 def plain(text: str) -> str:
-    """What a server said, in one line of printable characters."""
+    """The text of a server as one line of printable characters."""
     return "".join(one if one.isprintable() else "?" for one in str(text))[:300]
 
 
 def time_text(seconds: float) -> str:
-    """A time in a fitting unit."""
+    """A time in a suitable unit."""
     if not usable(seconds):
         return "unknown"
     for unit, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms")):
@@ -40,7 +40,7 @@ def age_text(seconds: float) -> str:
 
 
 def rate_text(number: float) -> str:
-    """Bytes in a decimal unit, as networks have them."""
+    """Bytes in a decimal unit, as is usual for networks."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if number >= unit:
             return f"{number / unit:.3g} {name}"

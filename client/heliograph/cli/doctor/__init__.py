@@ -1,4 +1,4 @@
-"""`heliograph doctor`: how well the transport to a server works, and what to change."""
+"""`heliograph doctor`: measure the connection to a server, and advise what to change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enum import Enum
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from heliograph.cli.common.arguments import add_server_argument
+from heliograph.cli.common.arguments import add_json_argument, add_server_argument
 from heliograph.cli.common.progress import progress_bar
 from heliograph.cli.doctor.findings import Finding, by_weight, find, find_in_pool
 from heliograph.cli.doctor.measurements import Direction, TransportMeasurements
@@ -23,23 +23,23 @@ from heliograph_proto.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Bounds each wait.
+#: The default timeout of each wait.
 TIMEOUT_SECONDS = 10.0
 _EPILOG = (
-    "Takes about five seconds and sends what fits into a second each way of each transport: over gRPC, "
-    "over shared memory where both are on one host, and through a mapped tensor. Of the head of a pool, and "
-    "of several URLs, also the members and the ways between them. Exit status 0: it could be measured, "
-    "whatever was found; 1: the server could not be reached."
+    "Takes about five seconds, and at most a second in each direction of each transport: gRPC, shared memory "
+    "if both are on one host, and a mapped tensor. For the head of a pool, or several URLs, measures the "
+    "members and the links between them too. Exit status: 0 measured, whatever was found; 1 the server could "
+    "not be reached."
 )
-#: The steps that are shown: at most so many.
+#: The most steps that the progress bar shows.
 STEPS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """URL ..., --server, --timeout, --json."""
+    """Add URL ..., --server, --timeout, --json."""
     parser.epilog = _EPILOG
     parser.add_argument(
-        "url", metavar="URL", nargs="*", help="the same as --server URL; several: the pool that they make"
+        "url", metavar="URL", nargs="*", help="same as --server URL; several URLs form a pool"
     )
     add_server_argument(parser)
     parser.add_argument(
@@ -47,17 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=float,
         default=TIMEOUT_SECONDS,
-        help="for connecting, and for each answer and transfer (default: %(default)g)",
+        help="timeout for connecting and for each answer and transfer (default: %(default)g)",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON object with measurements and findings, for programs"
-    )
+    add_json_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures and prints. Raises ConnectionError, InvalidArgumentError."""
+    """Measure and print. Raises ConnectionError, InvalidArgumentError."""
     if arguments.url and arguments.server:
-        raise InvalidArgumentError("URL and --server name a server each", advice="say one of them")
+        raise InvalidArgumentError("URL and --server both name a server", advice="give one of them")
     with step_progress() as tell:
         urls = arguments.url[0] if len(arguments.url) == 1 else arguments.url
         found = measure(urls or arguments.server, arguments.timeout, tell)
@@ -73,7 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def as_json(found: TransportMeasurements, findings: Sequence[Finding]) -> dict[str, Any]:
-    """Everything; numbers that are not finite are null. Rates have bytes_per_second beside them."""
+    """The measurements and findings; numbers that are not finite are null. Rates include
+    bytes_per_second."""
     measured = _plain(asdict(found))
     for transport, shown in zip(found.transports, measured["transports"], strict=True):
         for way in ("up", "down"):
@@ -85,7 +84,7 @@ def as_json(found: TransportMeasurements, findings: Sequence[Finding]) -> dict[s
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold."""
+    """The value in types of JSON."""
     match value:
         case dict():
             return {str(key): _plain(one) for key, one in value.items()}
@@ -100,8 +99,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def step_progress(console: Console | None = None) -> Iterator[Callable[[str], None]]:
-    """Shows on stderr what is being measured, where somebody sees it."""
-
+    """Show on stderr what is being measured, if it is a terminal."""
     columns = ("{task.description}", "BarColumn", "TimeElapsedColumn")
     with progress_bar("measuring", STEPS, console, *columns) as update:
         if update is None:

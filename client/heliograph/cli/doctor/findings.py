@@ -1,4 +1,8 @@
-"""What `heliograph doctor` makes of its measurements. Pure: measurements in, findings in words out."""
+"""Findings of `heliograph doctor`, made from its measurements. Pure: measurements in, texts out.
+
+`_HINTS` and `_WARNINGS` have the cost and the advice of each finding; the functions decide which
+apply.
+"""
 
 from __future__ import annotations
 
@@ -18,48 +22,50 @@ from heliograph.cli.doctor.measurements import (
 from heliograph_proto.addresses import parse_address
 from heliograph_proto.errors import InvalidArgumentError
 
-#: A round trip from which on one cannot wait for each answer, and one that a host's own sockets do not need.
+#: A round trip above which clients must not wait for each answer; and the limit for sockets of one
+#: host.
 SLOW_ROUND_TRIP = 5e-3
 SLOW_ON_ONE_HOST = 2e-3
-#: How much later than the median a tenth of the answers may come, and from when on that matters.
+#: How much later than the median the slowest tenth of the answers may be, and above which time that
+#: matters.
 JITTER_TIMES = 4.0
 JITTER_SECONDS = 5e-3
-#: What connecting may take, in seconds, beside round trips.
+#: How long connecting may take, in seconds, in addition to round trips.
 SLOW_CONNECTING = 1.0
-#: Line rates of usual networks, in bits a second, the slowest first, and which part of it is seen: TCP gets
-#: nearly all through, and short transfers may be a little faster where a rate is an average.
+#: Line rates of common networks, in bits a second, slowest first; and the part of them that is
+#: measured. TCP reaches nearly all of it, and short transfers may exceed it where a rate is an
+#: average.
 NETWORKS = {"10 Mbit/s": 1e7, "100 Mbit/s": 1e8, "1 Gbit/s": 1e9, "2.5 Gbit/s": 2.5e9, "10 Gbit/s": 1e10}
 NETWORK_PART = (0.75, 1.05)
-#: What gRPC reaches on any processor, in bytes a second: below it on one host something is wrong; above it
-#: the processors are the limit, and no network.
+#: The rate that gRPC reaches on any processor, in bytes a second: a lower rate on one host is a
+#: problem; at a higher one the processors are the limit, not the network.
 FAST_GRPC = 150e6
-#: Below this, uploading a model of a gigabyte takes minutes.
+#: Below this rate, uploading a model of a gigabyte takes minutes.
 SLOW_TRANSPORT = 10e6
-#: The smallest chunk whose message costs little beside its bytes.
+#: The smallest chunk for which the cost of a message is small beside its bytes.
 SMALL_CHUNK = 256 * 2**10
-#: So often may each side copy a byte.
+#: How often each side may copy a byte.
 MOST_COPIES = 1.25
-#: What is free of a device that is almost full.
+#: The free part of a device that is almost full.
 LITTLE_FREE = 0.05
-#: What keeps glibc from giving the memory of messages back to the system at once.
+#: Keeps glibc from returning the memory of messages to the system at once.
 MALLOC_ADVICE = "MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=1073741824"
-NOT_TOLD = "not told"
-#: How many names a sentence has.
+#: The most names in a sentence.
 _NAMES = 4
 
 
 class Level(Enum):
-    """How much it matters."""
+    """The weight of a finding."""
 
-    #: Something is slow that need not be, or is about to fail.
+    #: Something is slow without need, or is about to fail.
     WARNING = "warning"
-    #: It works as it can; something else would be faster.
+    #: It works as it can; another setup is faster.
     HINT = "hint"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was seen, what it costs, and what to do."""
+    """An observation, its cost, and what to do about it."""
 
     #: A name for programs.
     name: str
@@ -69,18 +75,150 @@ class Finding:
     advice: str
 
 
+_WAITING = "a client that waits for each answer gets {runs:.3g} runs a second"
+_REFERENCE = "it computes with NumPy alone, which is several times slower"
+_SLOW_TENSORS = "tensors above some hundred kilobytes take long, or fail"
+_GIGABYTE = "a gigabyte takes {gigabyte}"
+_RELAYED = "values from {member} go through the head, over two links instead of one"
+_TRIMMED = "the memory of messages goes back to the system each time: up to {part} of the processor time"
+_UNUSED = "features that only one side supports are not used"
+_BUSY = "check what else uses the processor, on both sides"
+
+#: Cost and advice of the findings that are hints, and of those that are warnings unless a function
+#: decides otherwise. The part of a key before ":" is the finding's name.
+_HINTS = {
+    "round_trip": (
+        _WAITING,
+        "send loops, whose steps need no answers (`plan.loop`), or submit runs ahead of their answers "
+        "(`plan.submit`); keep values on the server with fetch=False; put more into one graph",
+    ),
+    "round_trip:local": (
+        _WAITING,
+        f"{_BUSY}; behind a tunnel, send loops (`plan.loop`), or submit runs ahead (`plan.submit`)",
+    ),
+    "jitter": ("short runs wait behind other work", f"{_BUSY}, and what else uses the network"),
+    "connecting": (
+        "every session starts with that delay",
+        "check that the host's name resolves fast (a numeric address does) and that the server was not just "
+        "starting; keep sessions open",
+    ),
+    "uvloop": (
+        "none was measured with one client; many clients were not measured",
+        "on the server: pip install 'heliograph[server]'",
+    ),
+    "kernels:asked": (_REFERENCE, "start it without reference=1"),
+    "blas": (
+        "matrix products without a native kernel may be slow",
+        "install NumPy from PyPI or conda-forge, which include a BLAS",
+    ),
+    "network": (
+        _GIGABYTE,
+        "use a faster network, or send less: weights once (they are kept by content; `serve --cache`, "
+        "`serve --models`), f16, bf16 or quantized types, values that stay on the server",
+    ),
+    "slow_transport": (
+        _GIGABYTE,
+        "look for Wi-Fi, a VPN, a proxy or other traffic between the two, and for busy processors",
+    ),
+    "slow_transport:local": (_GIGABYTE, f"{_BUSY}; a tunnel is as fast as its network"),
+    "allocator:client": (
+        _TRIMMED.format(part="a third") + " of downloads",
+        f"call hg.tune_allocator() in it, or start it with {MALLOC_ADVICE} in its environment",
+    ),
+    "allocator:server": (
+        _TRIMMED.format(part="half") + " of uploads",
+        f"upgrade it (newer ones tune it), or start it with {MALLOC_ADVICE} in its environment",
+    ),
+    "chunks": (
+        "each message costs both sides a tenth of a millisecond, whatever its size",
+        "set chunk_bytes in [limits] of the server's configuration to 1 MiB: 1048576",
+    ),
+    "copies": ("one copy suffices", "write contiguous tensors; upgrade the older side"),
+    "versions": (_UNUSED, "upgrade the older side; this client is {client}"),
+    "versions:alike": ("none was seen", "upgrade the older side; this client is {client}"),
+    "rich": ("long uploads show no bars, and tables are plain", "pip install 'heliograph[cli]'"),
+    "slow_link:round_trip": (
+        "every value from one to the other takes at least half of that, and every run takes one to start",
+        "keep consecutive splits on one of them (devices=, pins=), and more runs in flight (pipeline=)",
+    ),
+    "member_version": (_UNUSED, "upgrade the older ones"),
+    "through_head": (
+        "its weights go through the head, which forwards them; values of runs do not",
+        "open {port} at {member} to this client, or list it by an address that client and head reach",
+    ),
+}
+_WARNINGS = {
+    "kernels": (_REFERENCE, "where its daemon runs: pip install 'heliograph[server]', which includes numba"),
+    "memory": (
+        "requests that do not fit are refused with OutOfMemoryError",
+        "free tensors and plans, end unused sessions, or give it more with --device NAME:memory=SIZE",
+    ),
+    "shared_memory": (
+        "tensors go through sockets, which is several times slower",
+        "run both as one user, with shared_memory = true in the server's configuration; a tunnel to another "
+        "host needs no change",
+    ),
+    "broken_transport": (
+        _SLOW_TENSORS,
+        "check the network and its load; --timeout SECONDS gives each transfer more time",
+    ),
+    "broken_transport:quota": (
+        _SLOW_TENSORS,
+        "the transport is not at fault: raise the quota, or use the token of a tenant with a larger one",
+    ),
+    "pool": (
+        "only the head's own devices are available",
+        "check what its source lists: the name that dns: resolves, or the names in static: or ray:",
+    ),
+    "member": (
+        "its devices cannot be used; plans that need them fail, or are placed elsewhere",
+        "{advice}; {port} there must be open to the head, which retries by itself",
+    ),
+    "unreachable": (
+        _RELAYED,
+        "open {port} at {member} to {readers}, or list it by an address that they reach too; then restart "
+        "{member}: links are looked for as members join",
+    ),
+    "unreachable:old": (_RELAYED, "upgrade the older daemon of these"),
+    "slow_link:bandwidth": (
+        "a value of a megabyte takes {megabyte}",
+        "look for Wi-Fi, a VPN or other traffic there, and for busy processors; keep consecutive splits on "
+        "one of them (devices=, pins=)",
+    ),
+}
+
+
+def _finding(key: str, seen: str, level: Level | None = None, **facts: object) -> Finding:
+    """A row of the tables with its facts filled in."""
+    usual = Level.WARNING if key in _WARNINGS else Level.HINT
+    cost, advice = (_HINTS | _WARNINGS)[key]
+    name = key.partition(":")[0]
+    return Finding(name, level or usual, seen, cost.format(**facts), advice.format(**facts))
+
+
 def find(found: TransportMeasurements) -> tuple[Finding, ...]:
-    """All findings, those first that matter most; none if all is well."""
+    """All findings on the connection and the devices, most important first; none if all is well."""
     parts = (
         _round_trip, _jitter, _connecting, _event_loop, _kernels, _shared, _broken, _transport, _allocator,
-        _chunks, _copies, _memory, _age, _blas, _progress,
+        _chunks, _copies, _memory, _versions, _blas, _rich,
     )  # fmt: skip
-    findings = [one for part in parts for one in part(found)]
-    return by_weight(findings)
+    return by_weight(one for part in parts for one in part(found))
+
+
+def find_in_pool(found: TransportMeasurements) -> tuple[Finding, ...]:
+    """All findings on the server's pool; none without a pool, or if all is well."""
+    pool = found.pool
+    if pool is None:
+        return ()
+    head = found.server.program
+    parts = (
+        _empty(pool), _missing(pool), _apart(pool, head), _slow(pool), _others(pool, head), _unreached(pool),
+    )  # fmt: skip
+    return tuple(one for part in parts for one in part)
 
 
 def by_weight(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Those first that matter most."""
+    """The findings, warnings first."""
     return tuple(sorted(findings, key=lambda one: one.level is not Level.WARNING))
 
 
@@ -91,112 +229,59 @@ def _round_trip(found: TransportMeasurements) -> Iterator[Finding]:
     seconds = found.run.median_seconds
     if not usable(seconds):
         return
+    seen, runs = f"a run's round trip takes {time_text(seconds)}", max(1 / seconds, 0.01)
+    is_slow = seconds > SLOW_ROUND_TRIP
     if found.local_address and seconds > SLOW_ON_ONE_HOST and not found.in_process:
-        yield Finding(
-            "round_trip",
-            Level.WARNING if seconds > SLOW_ROUND_TRIP else Level.HINT,
-            f"a run's round trip takes {time_text(seconds)}, on this host",
-            _serial(seconds),
-            "look what else uses the processor (`top`), on both sides; if the address is a tunnel's, send "
-            "loops (`plan.loop`), or runs ahead of their answers (`plan.submit`)",
-        )
-    elif seconds > SLOW_ROUND_TRIP:
-        yield Finding(
-            "round_trip",
-            Level.HINT,
-            f"a run's round trip takes {time_text(seconds)}",
-            _serial(seconds),
-            "send loops, whose steps need no answers (`plan.loop`), or runs ahead of their answers "
-            "(`plan.submit`); keep values over there with fetch=False; put more into one graph",
-        )
+        level = Level.WARNING if is_slow else Level.HINT
+        yield _finding("round_trip:local", f"{seen}, on this host", level, runs=runs)
+    elif is_slow:
+        yield _finding("round_trip", seen, runs=runs)
 
 
 def _connecting(found: TransportMeasurements) -> Iterator[Finding]:
-    """A session takes a handful of round trips; in this process, the start of devices."""
+    """A session takes a handful of round trips; in this process, also the start of devices."""
     seconds, trip = found.connect_seconds, found.empty.median_seconds
     usual = 20 * trip if usable(trip) else 0.0
     if usable(seconds) and seconds > SLOW_CONNECTING + usual and not found.in_process:
-        yield Finding(
-            "connecting",
-            Level.HINT,
-            f"connecting took {time_text(seconds)}",
-            "every session begins with that",
-            "look whether the host's name resolves fast (a numeric address does), and whether the server was "
-            "just starting; keep sessions open",
-        )
-
-
-def _serial(seconds: float) -> str:
-    return f"who waits for each answer gets {max(1 / seconds, 0.01):.3g} runs a second"
+        yield _finding("connecting", f"connecting took {time_text(seconds)}")
 
 
 def _jitter(found: TransportMeasurements) -> Iterator[Finding]:
     median, p90 = found.run.median_seconds, found.run.p90_seconds
     if usable(median) and usable(p90) and p90 > max(JITTER_TIMES * median, JITTER_SECONDS):
-        yield Finding(
+        yield _finding(
             "jitter",
-            Level.HINT,
             f"a tenth of the runs takes {time_text(p90)} or more, half of them {time_text(median)} or less",
-            "short runs wait behind something else",
-            "look what else uses the processor or the network, on both sides",
         )
 
 
 def _event_loop(found: TransportMeasurements) -> Iterator[Finding]:
     if found.server.facts.get("event_loop") == "asyncio":
-        yield Finding(
-            "uvloop",
-            Level.HINT,
-            "uvloop is not installed on the server",
-            "one client's runs took as long without it where that was measured; many clients were not",
-            "on the server: pip install 'heliograph[server]'",
-        )
+        yield _finding("uvloop", "uvloop is not installed on the server")
 
 
-# What computes
+# Devices
 
 
 def _kernels(found: TransportMeasurements) -> Iterator[Finding]:
     for device in found.devices:
-        why = device.missing.get("native_kernels", "")
-        if not why:
-            continue
-        asked = "asked for" in why
-        yield Finding(
-            "kernels",
-            Level.HINT if asked else Level.WARNING,
-            f"{plain(device.name)} computes without native kernels: {plain(why)}",
-            "it computes with NumPy alone, which is several times slower",
-            "start it without reference=1"
-            if asked
-            else "where its daemon runs: pip install 'heliograph[server]', which has numba",
-        )
+        if why := device.missing.get("native_kernels", ""):
+            key = "kernels:asked" if "asked for" in why else "kernels"
+            yield _finding(key, f"{plain(device.name)} computes without native kernels: {plain(why)}")
 
 
 def _blas(found: TransportMeasurements) -> Iterator[Finding]:
     for device in found.devices:
         if device.type == "cpu" and device.features and not device.features.get("blas"):
-            yield Finding(
-                "blas",
-                Level.HINT,
-                f"{plain(device.name)} names no BLAS",
-                "matrix products without a native kernel may be slow",
-                "install NumPy from PyPI or conda-forge, which bring one",
-            )
+            yield _finding("blas", f"{plain(device.name)} reports no BLAS")
 
 
 def _memory(found: TransportMeasurements) -> Iterator[Finding]:
     for device in found.devices:
         free, total = device.free_bytes, device.total_bytes
         if usable(total) and free < LITTLE_FREE * total:
-            yield Finding(
-                "memory",
-                Level.WARNING,
-                f"{plain(device.name)} has {rate_text(max(0, free))} free of {rate_text(total)}",
-                "what does not fit is refused with OutOfMemoryError",
-                "free tensors and plans, end sessions that nobody uses, or give it more with "
-                "--device NAME:memory=SIZE",
-            )
+            sizes = f"{rate_text(max(0, free))} free of {rate_text(total)}"
+            yield _finding("memory", f"{plain(device.name)} has {sizes}")
 
 
 # Transports
@@ -209,68 +294,40 @@ def _shared(found: TransportMeasurements) -> Iterator[Finding]:
     told = found.server.facts.get("shared_memory", "on")
     if told != "on":
         why = f"{why} ({told})"
-    yield Finding(
-        "shared_memory",
-        Level.WARNING,
-        f"client and server seem to be on one host, but shared memory is off: {plain(why)}",
-        "tensors go through sockets, which is several times slower",
-        "run both as one user, with shared_memory = true in the server's configuration; nothing need be "
-        "done where a tunnel leads to another host",
-    )
+    seen = f"client and server seem to be on one host, but shared memory is off: {plain(why)}"
+    yield _finding("shared_memory", seen)
 
 
 def _broken(found: TransportMeasurements) -> Iterator[Finding]:
     for transport in found.transports:
         if transport.why_not and transport.kind is not TransportKind.MAPPED:
-            yield Finding(
-                "broken_transport",
-                Level.WARNING,
-                f"{transport.kind.value} could not be measured: {plain(transport.why_not)}",
-                "tensors above some hundred kilobytes take long, or fail",
-                _mend(transport.why_not),
-            )
-
-
-def _mend(why_not: str) -> str:
-    if "quota" in why_not:
-        return (
-            "the transport is not to blame: raise the quota, or show the token of a tenant that may have more"
-        )
-    return "look at the network, and what else uses it; --timeout SECONDS gives each transfer more time"
+            key = "broken_transport:quota" if "quota" in transport.why_not else "broken_transport"
+            yield _finding(key, f"{transport.kind.value} could not be measured: {plain(transport.why_not)}")
 
 
 def _transport(found: TransportMeasurements) -> Iterator[Finding]:
     transport = found.transport(TransportKind.GRPC)
-    best = max(_rate(transport.up), _rate(transport.down)) if transport is not None else 0.0
+    best = transport.best if transport is not None else 0.0
     if transport is None or not usable(best):
         return
-    cost = _gigabyte(best)
-    name = network_of(
-        max(_without_round_trip(found, transport.up), _without_round_trip(found, transport.down))
-    )
+    rate, gigabyte = f"{rate_text(best)}/s", time_text(1e9 / best)
+    trip = found.empty.median_seconds
+    name = network_of(max(_without_trip(transport.up, trip), _without_trip(transport.down, trip)))
     if found.local_address:
         # Where shared memory is in use, gRPC carries commands alone.
         if best < FAST_GRPC and not found.shared_memory:
-            seen = f"gRPC gives {rate_text(best)}/s on this host"
-            advice = "look what else uses the processor, on both sides; a tunnel gives what its network does"
-            yield Finding("slow_transport", Level.HINT, seen, cost, advice)
+            yield _finding("slow_transport:local", f"gRPC gives {rate} on this host", gigabyte=gigabyte)
     elif name:
-        seen = f"the transport gives {rate_text(best)}/s: that is a {name} network"
-        advice = (
-            "a faster network helps, and so does sending less: weights once (they are kept by content; "
-            "`serve --cache`, `serve --models`), f16, bf16 or quantized types, values that stay over there"
-        )
-        yield Finding("network", Level.HINT, seen, cost, advice)
+        seen = f"the connection gives {rate}: that is a {name} network"
+        yield _finding("network", seen, gigabyte=gigabyte)
     elif best < FAST_GRPC:
-        seen = f"the transport gives {rate_text(best)}/s, which is no usual network's full rate"
-        advice = "look for Wi-Fi, a VPN, a proxy or other traffic between the two, and for busy processors"
-        yield Finding(
-            "slow_transport", Level.WARNING if best < SLOW_TRANSPORT else Level.HINT, seen, cost, advice
-        )
+        seen = f"the connection gives {rate}, which is no common network's full rate"
+        level = Level.WARNING if best < SLOW_TRANSPORT else Level.HINT
+        yield _finding("slow_transport", seen, level, gigabyte=gigabyte)
 
 
 def network_of(bytes_per_second: float) -> str:
-    """The usual network whose full rate this is; empty if it is none's."""
+    """The common network with this full rate; empty if there is none."""
     least, most = NETWORK_PART
     for name, bits in NETWORKS.items():
         if least * bits / 8 <= bytes_per_second <= most * bits / 8:
@@ -278,49 +335,28 @@ def network_of(bytes_per_second: float) -> str:
     return ""
 
 
-def _gigabyte(bytes_per_second: float) -> str:
-    return f"a gigabyte takes {time_text(1e9 / bytes_per_second)}"
-
-
-def _rate(direction: Direction | None) -> float:
-    return direction.rate.bytes_per_second if direction is not None else 0.0
-
-
-def _without_round_trip(found: TransportMeasurements, direction: Direction | None) -> float:
-    """The rate at which bytes came, once the first one did."""
+def _without_trip(direction: Direction | None, trip: float) -> float:
+    """The rate from the arrival of the first byte on; `trip` is the round trip in seconds."""
     if direction is None:
         return 0.0
-    rate, trip = direction.rate, found.empty.median_seconds
+    rate = direction.rate
     seconds = rate.seconds - trip if usable(trip) and trip < rate.seconds / 2 else rate.seconds
     return replace(rate, seconds=seconds).bytes_per_second
 
 
 def _allocator(found: TransportMeasurements) -> Iterator[Finding]:
-    """Where the network is not the limit, for gRPC alone: other transports take no memory for messages."""
+    """Findings for gRPC at rates above a network's limit: other transports allocate no messages."""
     transport = found.transport(TransportKind.GRPC)
-    if (
-        transport is None
-        or found.shared_memory
-        or max(_rate(transport.up), _rate(transport.down)) < FAST_GRPC
-    ):
+    if transport is None or found.shared_memory or transport.best < FAST_GRPC:
         return
-    sides = (
-        ("client", found.client, "a third of the processor time of downloads", "hg.tune_allocator() in it"),
-        ("server", found.server, "half of the processor time of uploads", "upgrade it: newer ones do so"),
-    )
-    for who, side, cost, advice in sides:
+    for name, side in (("client", found.client), ("server", found.server)):
         if is_untuned(side.facts):
-            yield Finding(
-                "allocator",
-                Level.HINT,
-                f"the {who}'s memory is made by {plain(side.facts['allocator'])} with its defaults",
-                f"messages' memory goes back to the system each time: that may be {cost}",
-                f"{advice}, or {MALLOC_ADVICE} in the environment it starts with",
-            )
+            allocator = plain(side.facts["allocator"])
+            yield _finding(f"allocator:{name}", f"the {name} uses {allocator}'s allocator with its defaults")
 
 
 def is_untuned(facts: Mapping[str, str]) -> bool:
-    """Whether a process uses glibc's allocator, with nothing that keeps large memory."""
+    """True if a process uses glibc's allocator without a setting that keeps large blocks."""
     settings = facts.get("allocator_settings", "")
     tuned = "MMAP_THRESHOLD" in settings or "mmap_threshold" in settings or "MMAP_MAX" in settings
     return facts.get("allocator", "").startswith("glibc") and not tuned
@@ -328,85 +364,52 @@ def is_untuned(facts: Mapping[str, str]) -> bool:
 
 def _chunks(found: TransportMeasurements) -> Iterator[Finding]:
     if found.transport(TransportKind.GRPC) is not None and 0 < found.chunk_bytes < SMALL_CHUNK:
-        yield Finding(
-            "chunks",
-            Level.HINT,
-            f"a message of a transfer has at most {found.chunk_bytes:,} bytes",
-            "each costs both sides a tenth of a millisecond, whatever its size",
-            "set chunk_bytes in [limits] of the server's configuration to 1 MiB: 1048576",
-        )
+        yield _finding("chunks", f"a message of a transfer has at most {found.chunk_bytes:,} bytes")
 
 
 def _copies(found: TransportMeasurements) -> Iterator[Finding]:
+    # In this process the caller's array is copied before it is written, as it may change.
+    if found.in_process:
+        return
     for transport in found.transports:
-        # In this process the caller's array is copied before it is written, as it may change.
-        for way, direction in (
-            (("up", transport.up), ("down", transport.down)) if not found.in_process else ()
-        ):
-            if direction is None:
-                continue
-            for side in ("client", "server"):
+        for way, direction in (("up", transport.up), ("down", transport.down)):
+            for side in ("client", "server") if direction is not None else ():
                 times = getattr(direction.copies, side)
                 if usable(times) and times > MOST_COPIES:
-                    yield Finding(
-                        "copies",
-                        Level.HINT,
-                        f"by {transport.kind.value}, {way}, the {side} copies each byte {times:.3g} times",
-                        "once would do",
-                        "write tensors that are contiguous; upgrade the older side",
+                    kind = transport.kind.value
+                    yield _finding(
+                        "copies", f"by {kind}, {way}, the {side} copies each byte {times:.3g} times"
                     )
 
 
 # Versions
 
 
-def _age(found: TransportMeasurements) -> Iterator[Finding]:
-    untold = [] if found.server.facts else ["it tells nothing of its event loop, allocator and versions"]
-    lacks = [f"it does not know {', '.join(found.missing_features)}"] if found.missing_features else []
-    version = _version(found.server) != _version(found.client)
-    if not (untold or lacks or version):
+def _versions(found: TransportMeasurements) -> Iterator[Finding]:
+    lacks = [] if found.server.facts else ["it does not report its event loop, allocator and versions"]
+    if found.missing_features:
+        lacks.append(f"it does not support {', '.join(found.missing_features)}")
+    if not lacks and _version(found.server) == _version(found.client):
         return
-    seen = "; ".join([f"the server is {plain(found.server.program) or 'unnamed'}", *untold, *lacks])
-    cost = "what only one side knows is not used" if untold or lacks else "nothing that was seen"
-    advice = f"upgrade the older side; this is {found.client.program}"
-    yield Finding("versions", Level.HINT, seen, cost, advice)
+    seen = "; ".join([f"the server is {plain(found.server.program) or 'unnamed'}", *lacks])
+    yield _finding("versions" if lacks else "versions:alike", seen, client=found.client.program)
 
 
 def _version(side: SideFacts) -> str:
     return side.program.rpartition("/")[2]
 
 
-def _progress(found: TransportMeasurements) -> Iterator[Finding]:
+def _rich(found: TransportMeasurements) -> Iterator[Finding]:
     if found.client.facts and "rich" not in found.client.facts:
-        yield Finding(
-            "rich",
-            Level.HINT,
-            "rich is not installed here",
-            "long uploads show no bars, and tables are plain",
-            "pip install 'heliograph[cli]'",
-        )
+        yield _finding("rich", "rich is not installed here")
 
 
 # The pool
 
 
-def find_in_pool(found: TransportMeasurements) -> tuple[Finding, ...]:
-    """All findings about the server's pool; none where it has none, or all is well."""
-    if found.pool is None:
-        return ()
-    parts = (_empty(found.pool), _missing(found.pool), _apart(found), _slow(found.pool), _others(found))
-    return tuple(one for part in (*parts, _unreached(found.pool)) for one in part)
-
-
 def _empty(pool: PoolSeen) -> Iterator[Finding]:
     if not pool.members:
-        yield Finding(
-            "pool",
-            Level.WARNING,
-            "the pool has no member, and none is expected",
-            "there are the head's own devices alone",
-            "look at what its source lists: the name that dns: resolves, or what static: and ray: name",
-        )
+        yield _finding("pool", "the pool has no member, and none is expected")
 
 
 def _missing(pool: PoolSeen) -> Iterator[Finding]:
@@ -415,105 +418,69 @@ def _missing(pool: PoolSeen) -> Iterator[Finding]:
             continue
         state = "is lost" if one.state == "lost" else "has not joined"
         where = "" if one.address in one.why else f" at {plain(one.address)}"
-        yield Finding(
+        yield _finding(
             "member",
-            Level.WARNING,
             f"member {plain(one.name)}{where} {state}: {plain(one.why)}",
-            "its devices cannot be used; plans that need them fail, or are placed elsewhere",
-            _how_to_bring(one),
+            advice=plain(one.advice) or "check that the daemon runs there, or start it (`heliograph serve`)",
+            port=_port(one.address),
         )
 
 
-def _how_to_bring(one: MemberSeen) -> str:
-    advice = plain(one.advice) or "look whether the daemon runs there, and start it (`heliograph serve`)"
-    return f"{advice}; the head needs {_port(one.address)} there to be open, and tries again by itself"
-
-
-def _apart(found: TransportMeasurements) -> Iterator[Finding]:
-    """Members that cannot fetch values from others: one finding for each of those others."""
-    pool = found.pool
-    assert pool is not None
-    programs = {one.name: one.server for one in pool.members}
-    addresses = {one.name: one.address for one in pool.members}
-    cut = [way for way in pool.links if way.reachable is False]
-    for b in dict.fromkeys(way.b for way in cut):
-        links = [way for way in cut if way.b == b]
-        readers = _names(way.a for way in links)
-        is_old = any(_is_other(found, programs.get(name, "")) for name in (b, *(way.a for way in links)))
-        open_ = f"open {_port(addresses.get(b, ''))} at {plain(b)} to {readers}, or list it by an address "
-        yield Finding(
-            "unreachable",
-            Level.WARNING,
-            f"{readers} cannot fetch values from {plain(b)}: {plain(links[0].why)}",
-            f"what they need of {plain(b)} goes through the head, over two ways instead of one",
-            "upgrade the older daemon of these"
-            if is_old
-            else f"{open_}that they reach too; then restart {plain(b)}: ways are looked for as members join",
+def _apart(pool: PoolSeen, head: str) -> Iterator[Finding]:
+    """Members that cannot fetch values from another: one finding for each of the others."""
+    members = {one.name: one for one in pool.members}
+    cut = [link for link in pool.links if link.reachable is False]
+    for b in dict.fromkeys(link.b for link in cut):
+        links = [link for link in cut if link.b == b]
+        names = [link.a for link in links]
+        is_old = any(_is_other(members.get(name), head) for name in (b, *names))
+        yield _finding(
+            "unreachable:old" if is_old else "unreachable",
+            f"{_names(names)} cannot fetch values from {plain(b)}: {plain(links[0].why)}",
+            member=plain(b),
+            readers=_names(names),
+            port=_port(members[b].address if b in members else ""),
         )
 
 
 def _slow(pool: PoolSeen) -> Iterator[Finding]:
-    """Each pair once."""
-    for way in (one for one in pool.links if one.a < one.b):
-        trip, speed = way.round_trip_seconds, way.bytes_per_second
-        ends = f"between {plain(way.a or 'the head')} and {plain(way.b)}"
-        if way.round_trip_measured and usable(trip) and trip > SLOW_ROUND_TRIP:
-            yield Finding(
-                "slow_link",
-                Level.HINT,
-                f"a round trip {ends} takes {time_text(trip)}",
-                "every value from one to the other takes at least half of that, and every run one to start",
-                "keep splits that follow each other on one of them (devices=, pins=), and have more runs "
-                "under way (pipeline=)",
-            )
-        if way.bandwidth_measured and usable(speed) and speed < SLOW_TRANSPORT:
-            yield Finding(
-                "slow_link",
-                Level.WARNING,
-                f"{ends} there are {rate_text(speed)}/s",
-                f"a value of a megabyte takes {time_text(1e6 / speed)}",
-                "look for Wi-Fi, a VPN or other traffic there, and for busy processors; keep splits that "
-                "follow each other on one of them (devices=, pins=)",
-            )
+    """Findings on slow links, each pair of daemons once."""
+    for link in (one for one in pool.links if one.a < one.b):
+        trip, speed = link.round_trip_seconds, link.bytes_per_second
+        ends = f"between {plain(link.a or 'the head')} and {plain(link.b)}"
+        if link.round_trip_measured and usable(trip) and trip > SLOW_ROUND_TRIP:
+            yield _finding("slow_link:round_trip", f"a round trip {ends} takes {time_text(trip)}")
+        if link.bandwidth_measured and usable(speed) and speed < SLOW_TRANSPORT:
+            seen = f"the link {ends} gives {rate_text(speed)}/s"
+            yield _finding("slow_link:bandwidth", seen, megabyte=time_text(1e6 / speed))
 
 
-def _others(found: TransportMeasurements) -> Iterator[Finding]:
-    assert found.pool is not None
+def _others(pool: PoolSeen, head: str) -> Iterator[Finding]:
     others: dict[str, list[str]] = {}
-    for one in found.pool.members:
-        if _is_other(found, one.server):
+    for one in pool.members:
+        if _is_other(one, head):
             others.setdefault(one.server, []).append(one.name)
     for program, names in others.items():
         verb = "runs" if len(names) == 1 else "run"
-        yield Finding(
-            "member_version",
-            Level.HINT,
-            f"{_names(names)} {verb} {plain(program)}, the head {plain(found.server.program)}",
-            "what only one side knows is not used",
-            "upgrade the older ones",
-        )
+        seen = f"{_names(names)} {verb} {plain(program)}, the head {plain(head)}"
+        yield _finding("member_version", seen)
 
 
-def _is_other(found: TransportMeasurements, program: str) -> bool:
-    return bool(program) and program != found.server.program
+def _is_other(member: MemberSeen | None, head: str) -> bool:
+    """True if a member runs another program or version than the head, as far as that is known."""
+    return member is not None and member.server not in ("", head)
 
 
 def _unreached(pool: PoolSeen) -> Iterator[Finding]:
     for one in pool.members:
         if one.reached is False:
-            name, address = plain(one.name), plain(one.address)
-            yield Finding(
-                "through_head",
-                Level.HINT,
-                f"this client does not reach {name} at {address}: {plain(one.why_not_reached)}",
-                "weights for it go through the head, which passes them on; values of runs do not",
-                f"open {_port(one.address)} at {name} to this client, or list it by an address that both "
-                "it and the head reach",
-            )
+            name, why = plain(one.name), plain(one.why_not_reached)
+            seen = f"this client does not reach {name} at {plain(one.address)}: {why}"
+            yield _finding("through_head", seen, member=name, port=_port(one.address))
 
 
 def _port(address: str) -> str:
-    """What to open of a daemon's address."""
+    """The port of a daemon's address, as a text."""
     try:
         found = parse_address(address)
     except InvalidArgumentError:
@@ -528,11 +495,8 @@ def _names(names: Iterable[str]) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-# Words
-
-
 def said(findings: Iterable[Finding]) -> list[str]:
-    """Findings as lines."""
+    """The findings as lines of text."""
     lines: list[str] = []
     for number, one in enumerate(findings, 1):
         lines += [
@@ -540,4 +504,4 @@ def said(findings: Iterable[Finding]) -> list[str]:
             f"   costs: {one.cost}",
             f"   to do: {one.advice}",
         ]
-    return lines or ["nothing to change: the transport is as good as it can be"]
+    return lines or ["nothing to change: the connection is as good as it can be"]

@@ -1,4 +1,4 @@
-"""The measurements of `heliograph doctor`: frozen numbers, from which findings are made."""
+"""The measurements of `heliograph doctor`: frozen values, from which findings are made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from heliograph_proto.devices import Link
 
 @dataclass(frozen=True, slots=True)
 class RoundTrip:
-    """Times from a question to its answer, in seconds."""
+    """Times from a request to its answer, in seconds."""
 
     median_seconds: float
     p90_seconds: float
@@ -21,7 +21,7 @@ class RoundTrip:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Transfers of one size, one after another: the median of their times, round trip included."""
+    """Consecutive transfers of one size: the median of their times, round trip included."""
 
     size_bytes: int
     seconds: float
@@ -29,13 +29,13 @@ class Rate:
 
     @property
     def bytes_per_second(self) -> float:
-        """0 where the numbers make no sense."""
+        """The rate; 0 if the numbers make no sense."""
         return self.size_bytes / self.seconds if usable(self.size_bytes) and usable(self.seconds) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """How often each byte was copied by the code of each side; None: nothing was carried."""
+    """The copies of each byte by the code of each side; None: nothing was carried."""
 
     client: float | None = None
     server: float | None = None
@@ -43,14 +43,14 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """One way of a transport."""
+    """One direction of a transport."""
 
     rate: Rate
     copies: Copies = Copies()
 
 
 class TransportKind(Enum):
-    """By which transport bytes go."""
+    """A transport of bytes."""
 
     GRPC = "gRPC"
     SHARED = "shared memory"
@@ -60,13 +60,18 @@ class TransportKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PathMeasurement:
-    """A transport, to the server (up) and back (down); None where it could not be measured."""
+    """A transport to the server (up) and back (down); None if it could not be measured."""
 
     kind: TransportKind
     up: Direction | None = None
     down: Direction | None = None
-    #: Why there is no such transport, or why it could not be measured, in words.
+    #: Why there is no such transport, or why it could not be measured.
     why_not: str = ""
+
+    @property
+    def best(self) -> float:
+        """The rate of the faster direction, in bytes a second; 0 if none was measured."""
+        return max((one.rate.bytes_per_second for one in (self.up, self.down) if one), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ class DeviceSeen:
     backend: str
     description: str
     free_bytes: int = 0
-    #: 0: it does not tell.
+    #: 0: not reported.
     total_bytes: int = 0
     features: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -86,61 +91,61 @@ class DeviceSeen:
 
 @dataclass(frozen=True, slots=True)
 class SideFacts:
-    """What one side is."""
+    """The client's or the server's description of itself."""
 
     #: Program and version.
     program: str
-    #: Named facts (ListDevicesResponse.facts); empty where they are not told.
+    #: Named facts (ListDevicesResponse.facts); empty if they are not reported.
     facts: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSeen:
-    """A member of the server's pool: what the head tells of it, and whether this client reaches it."""
+    """A member of the server's pool, as the head reports it and as this client reaches it."""
 
     name: str
-    #: Where the head reaches it.
+    #: The address at which the head reaches it.
     address: str
     #: "joining", "ready" or "lost".
     state: str
-    #: Unless it is ready: why not, and what to do, in words.
+    #: Why it is not ready, and what to do.
     why: str = ""
     advice: str = ""
     devices: tuple[str, ...] = ()
-    #: Program and version; empty where that is not known.
+    #: Program and version; empty if unknown.
     server: str = ""
-    #: Whether this client reaches it, so that weights go straight to it; None: nobody tried.
+    #: True if this client reaches it, so that weights go straight to it; None: not tried.
     reached: bool | None = None
     why_not_reached: str = ""
-    #: Of an empty command from this client; 0: not measured.
+    #: The round trip of an empty command from this client; 0: not measured.
     round_trip_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSeen:
-    """What is behind the head of a pool."""
+    """The members and links of a pool."""
 
     members: tuple[MemberSeen, ...]
-    #: From the head to its members, and between these.
+    #: From the head to its members, and between members.
     links: tuple[Link, ...] = ()
-    #: Whether the head is this process.
+    #: True if the head is this process.
     in_process: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TransportMeasurements:
-    """All of them."""
+    """All measurements of a connection."""
 
     url: str
-    #: Whether the server is this process.
+    #: True if the server is this process.
     in_process: bool
-    #: Whether the address is one of this host; another one's may stand behind it, through a tunnel.
+    #: True if the address is one of this host; a tunnel may lead from it to another host.
     local_address: bool
     client: SideFacts
     server: SideFacts
-    #: From nothing to a session.
+    #: The time to open a session.
     connect_seconds: float
-    #: Of an empty command, and of a run of a plan with one op, 64 bytes in and out.
+    #: The round trips of an empty command, and of a run of a plan with one op, 64 bytes in and out.
     empty: RoundTrip
     run: RoundTrip
     transports: tuple[PathMeasurement, ...]
@@ -150,13 +155,13 @@ class TransportMeasurements:
     #: Why tensors do not go through shared memory; empty if they do.
     why_not_shared: str
     version: int
-    #: Optional features that both sides speak, and those of this client that the server does not.
+    #: Optional features that both sides support, and those of this client that the server does not.
     features: tuple[str, ...]
     missing_features: tuple[str, ...]
     devices: tuple[DeviceSeen, ...]
-    #: None: the server is no head of a pool.
+    #: None: the server is not the head of a pool.
     pool: PoolSeen | None = None
 
     def transport(self, kind: TransportKind) -> PathMeasurement | None:
-        """A transport that was measured, at least one way."""
+        """The transport of this kind, if at least one direction was measured."""
         return next((one for one in self.transports if one.kind is kind and (one.up or one.down)), None)

@@ -1,7 +1,8 @@
-"""How `heliograph doctor` measures: round trips, and transfers that grow until they take long enough.
+"""The measuring of `heliograph doctor`: round trips, and transfers that grow until they take long
+enough.
 
-Everything is bounded: round trips by time, each transfer by what the rate so far promises of the time that
-is left, and whatever does not end by the timeout.
+All of it is bounded: round trips by time, each transfer by the time that is left at the rate so
+far, and every wait by the timeout.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ from heliograph_proto.addresses import Address
 from heliograph_proto.devices import MemberInfo, MemberState
 from heliograph_proto.sessions import Traffic
 
-#: Features that every server of this version has, whatever its devices are.
-EVERYBODYS = tuple(one for one in FEATURES if one != DIRECT_WEIGHTS)
-#: How long round trips of one kind are measured, and how many at most.
+#: Features of every server of this version, whatever its devices are.
+COMMON_FEATURES = tuple(one for one in FEATURES if one != DIRECT_WEIGHTS)
+#: How long round trips of one kind are measured, and the most that are made.
 ROUND_TRIP_SECONDS = 0.3
 ROUND_TRIPS = 200
-#: The first transfer by memory, which is never slow.
+#: The first transfer through memory, which is never slow.
 FIRST_BY_MEMORY = 2**20
-#: Transfers take at most this part of what is free of a device.
+#: Transfers take at most one part in this many of a device's free memory.
 MEMORY_PART = 8
-#: How long this client may take to reach a member, and how many it tries at the same time.
+#: The timeout for reaching a member, and how many are tried at the same time.
 REACH_SECONDS = 3.0
 AT_ONCE = 8
 
@@ -54,16 +55,19 @@ Tell = Callable[[str], None]
 
 
 def measure(url: Servers, timeout: float, tell: Tell) -> TransportMeasurements:
-    """Measures the connection to a server, or to a pool of several in this process, and what is behind a head of
-    a pool; `tell` hears what is measured next. Raises ConnectionError, and whatever a session that does
-    nothing unusual may raise."""
+    """Measure the connection to a server, or to a pool of several in this process, and the members
+    behind the head of a pool. `tell` is called with the name of each step. Raises ConnectionError,
+    and the other errors of a session."""
     address = address_of(url)
     began = time.perf_counter()
     tell("connecting")
     with hg.connect(url, timeout=timeout, progress=None) as session:
         connected = time.perf_counter() - began
         facts = session.server_facts(timeout)
-        device = session.device(address.device) if address.device else _first(session)
+        if address.device:
+            device = session.device(address.device)
+        else:
+            device = next((one for one in session.devices if not one.lost), session.devices[0])
         seen = tuple(_all_seen(session, timeout))
         if session.info.is_head:
             tell("the pool")
@@ -71,8 +75,8 @@ def measure(url: Servers, timeout: float, tell: Tell) -> TransportMeasurements:
         tell("round trips")
         empty = round_trips(lambda: session.synchronize(timeout))
         run = round_trips(_run(session, device, timeout))
-        transport = _Measuring(device, empty.median_seconds, timeout, tell)
-        transports = tuple(_transports(session, address, transport))
+        measuring = _Measuring(device, empty.median_seconds, timeout, tell)
+        transports = tuple(_transports(session, address, measuring))
         return TransportMeasurements(
             url=session.address,
             in_process=address.scheme == "local",
@@ -88,44 +92,36 @@ def measure(url: Servers, timeout: float, tell: Tell) -> TransportMeasurements:
             why_not_shared=session.why_not_shared,
             version=session.info.version,
             features=session.info.features,
-            missing_features=tuple(one for one in EVERYBODYS if one not in session.info.features),
+            missing_features=tuple(one for one in COMMON_FEATURES if one not in session.info.features),
             devices=seen,
             pool=pool,
         )
 
 
-def _first(session: hg.Session) -> hg.Device:
-    """Of those that are there."""
-    return next((one for one in session.devices if not one.lost), session.devices[0])
-
-
 def _all_seen(session: hg.Session, timeout: float) -> Iterator[DeviceSeen]:
-    """Without those of members that are lost, also meanwhile."""
-    for one in session.devices:
+    """The devices, without those of members that are lost or get lost meanwhile."""
+    for device in session.devices:
         with suppress(hg.MemberLostError):
-            if not one.lost:
-                yield _seen(one, timeout)
-
-
-def _seen(device: hg.Device, timeout: float) -> DeviceSeen:
-    memory = device.memory(timeout=timeout)
-    return DeviceSeen(
-        device.name,
-        device.type.name.lower(),
-        device.backend,
-        device.description,
-        memory.free_bytes,
-        memory.total_bytes,
-        dict(device.features),
-        dict(device.missing),
-    )
+            if device.lost:
+                continue
+            memory = device.memory(timeout=timeout)
+            yield DeviceSeen(
+                device.name,
+                device.type.name.lower(),
+                device.backend,
+                device.description,
+                memory.free_bytes,
+                memory.total_bytes,
+                dict(device.features),
+                dict(device.missing),
+            )
 
 
 # Round trips
 
 
 def _run(session: hg.Session, device: hg.Device, timeout: float) -> Callable[[], object]:
-    """One run of a plan of one op, with 64 bytes in and out."""
+    """A function that runs a plan of one op, with 64 bytes in and out."""
     graph = hg.Graph()
     graph.output("y", graph.input("x", (16,), "f32") + 1.0)
     plan, x = session.compile(graph, device.name, timeout=timeout), np.ones(16, np.float32)
@@ -133,7 +129,8 @@ def _run(session: hg.Session, device: hg.Device, timeout: float) -> Callable[[],
 
 
 def round_trips(step: Callable[[], object]) -> RoundTrip:
-    """The times of a step, which runs once before: two at least, and no more than fit into the time."""
+    """Measure a step, after one run that is not counted: at least twice, and as often as fits into
+    the time."""
     step()
     times: list[float] = []
     while len(times) < 2 or (len(times) < ROUND_TRIPS and sum(times) < ROUND_TRIP_SECONDS):
@@ -149,7 +146,7 @@ def round_trips(step: Callable[[], object]) -> RoundTrip:
 
 @dataclass(frozen=True, slots=True)
 class _Measuring:
-    """What all transports are measured with."""
+    """The parameters that all transports are measured with."""
 
     device: hg.Device
     round_trip_seconds: float
@@ -162,9 +159,8 @@ class _Measuring:
 
 
 def _transports(session: hg.Session, address: Address, how: _Measuring) -> Iterator[PathMeasurement]:
-    """Every transport that there is."""
     if address.members:
-        # There is a transport to each; who names one alone sees it.
+        # Each member has its own transports, which a doctor of that member's URL measures.
         return
     if address.scheme == "local":
         yield _measured(TransportKind.LOCAL, session, how)
@@ -184,20 +180,20 @@ def _transports(session: hg.Session, address: Address, how: _Measuring) -> Itera
 
 
 def _measured(kind: TransportKind, session: hg.Session, how: _Measuring) -> PathMeasurement:
-    """A transport by which tensors are set and got."""
-    links: list[Direction] = []
+    """Measure a transport by setting and getting tensors."""
+    up = down = None
     with _refusals(kind) as refused:
         how.tell(f"{kind.value}, up")
-        links.append(_up(kind, session, how))
+        up = _up(kind, session, how)
         how.tell(f"{kind.value}, down")
-        links.append(_down(kind, session, how))
-    up, down = [*links, None, None][:2]
+        down = _down(kind, session, how)
     return PathMeasurement(kind, up, down, refused[0].why_not if refused else "")
 
 
 @contextmanager
 def _refusals(kind: TransportKind) -> Iterator[list[PathMeasurement]]:
-    """Notes why a transport could not be measured; a connection that is gone ends everything."""
+    """Record why a transport could not be measured; a lost connection ends the whole
+    measurement."""
     refused: list[PathMeasurement] = []
     try:
         yield refused
@@ -228,7 +224,7 @@ def _down(kind: TransportKind, session: hg.Session, how: _Measuring) -> Directio
 
     def transfer(size_bytes: int) -> float:
         tensor = session.empty(size_bytes, "u8", how.device.name)
-        # Else its pages might not be there, and reading them would cost nothing.
+        # Otherwise its pages might not be there, and reading them would cost nothing.
         tensor.memset(1)
         session.synchronize(timeout)
         begun = time.perf_counter()
@@ -241,7 +237,7 @@ def _down(kind: TransportKind, session: hg.Session, how: _Measuring) -> Directio
 
 
 def _mapped(session: hg.Session, how: _Measuring) -> PathMeasurement:
-    """A tensor whose memory both have: the caller copies, nobody else."""
+    """Measure a tensor in memory that both sides map: only the caller copies."""
     how.tell(TransportKind.MAPPED.value)
     size_bytes = most_bytes(how.device, how.timeout)
     tensor = session.empty(size_bytes, "u8", how.device.name, buffer_type="shared")
@@ -262,7 +258,8 @@ def _mapped(session: hg.Session, how: _Measuring) -> PathMeasurement:
 
 
 def most_bytes(device: hg.Device, timeout: float) -> int:
-    """The largest transfer to a device: a small part of what is free there, and of what a buffer may be."""
+    """The largest transfer to a device: a small part of its free memory, and no more than a buffer
+    may have."""
     memory = device.memory(timeout=timeout)
     free = memory.free_bytes // MEMORY_PART if memory.total_bytes else LARGEST_BYTES
     kinds = device.buffer_types
@@ -273,7 +270,8 @@ def most_bytes(device: hg.Device, timeout: float) -> int:
 def _counted(
     session: hg.Session, timeout: float
 ) -> Iterator[Callable[[Callable[[Traffic], tuple[int, int]]], Copies]]:
-    """What both sides copy meanwhile: a function that tells, from how to read (copied, carried) bytes."""
+    """Count what both sides copy meanwhile. Gives a function that returns the copies, from a
+    function that reads (copied, carried) bytes."""
     before = _traffic(session, timeout)
 
     def count(read: Callable[[Traffic], tuple[int, int]]) -> Copies:
@@ -283,7 +281,7 @@ def _counted(
 
 
 def _traffic(session: hg.Session, timeout: float) -> tuple[Traffic, Traffic]:
-    """Of the client, and of the server."""
+    """The traffic of the client, and of the server."""
     return session.statistics().traffic, session.server_traffic(timeout)
 
 
@@ -296,9 +294,9 @@ def _times(read: Callable[[Traffic], tuple[int, int]], before: Traffic, after: T
 
 
 def see_pool(session: hg.Session, is_here: bool, timeout: float) -> PoolSeen | None:
-    """What the head of a pool has behind it; None for other servers. `is_here`: the head is this process.
+    """Return the members and links of a pool, or None for a server that is not the head of one.
 
-    Raises what asking a server may.
+    `is_here`: the head is this process. Raises the errors of a call to a server.
     """
     if not session.info.is_head:
         return None
@@ -332,10 +330,13 @@ def _member_seen(session: hg.Session, member: MemberInfo, is_here: bool, timeout
 
 
 def _reached(session: hg.Session, address: str, timeout: float) -> tuple[bool, str, float]:
-    """Whether this client finds the member itself where the head does; if not, why; and the time of an empty
-    command. Raises what connecting does."""
+    """Check whether this client finds the same member at the head's address of it.
+
+    Returns whether it does; if not, why; and the round trip of an empty command. Raises the errors
+    of connecting.
+    """
     with hg.connect(address, timeout=timeout, progress=None, shared_memory=False) as member:
-        # Such as one on this host, where the head says 127.0.0.1.
+        # Another daemon answers if the head's address is 127.0.0.1, for example.
         if session.info.daemons and member.info.incarnation not in session.info.daemons:
             return False, "another daemon answers there", 0.0
         member.synchronize(timeout)

@@ -1,4 +1,4 @@
-"""What `heliograph doctor` prints for people: measurements as tables, and findings as lines."""
+"""The output of `heliograph doctor` for people: measurements as tables, and findings as lines."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from heliograph.cli.common.tables import print_table
 from heliograph.cli.common.text import MOST, plain, rate_text, time_text
-from heliograph.cli.doctor.findings import NOT_TOLD, Finding, said
+from heliograph.cli.doctor.findings import Finding, said
 from heliograph.cli.doctor.measurements import (
     Direction,
     MemberSeen,
     PathMeasurement,
     PoolSeen,
-    RoundTrip,
     TransportKind,
     TransportMeasurements,
 )
@@ -33,32 +32,36 @@ FACTS = {
     "allocator_settings": "its settings",
     "system": "system",
 }
-#: Those that one side alone has; and those that are no package which may be missing.
+#: Facts of one side alone; and facts that are not packages, which may be missing.
 OF_SERVER, OF_CLIENT = ("event_loop", "processors"), ("rich",)
 NO_PACKAGES = ("python", *OF_SERVER, "allocator", "system")
+NOT_TOLD = "not reported"
 NO_COMPRESSION = "none: tensors hardly compress, and it would cost the processor, which is the limit"
-#: The most ways that are shown; those first with which something is the matter.
-MOST_WAYS = 40
-_HEAD = "(head)"
+#: The most links that are shown; those with a problem come first.
+MOST_LINKS = 40
 
 
 def show(found: TransportMeasurements, findings: Sequence[Finding]) -> None:
-    """Prints tables of what was measured, and the findings."""
+    """Print the measurements as tables, and the findings."""
     program, connected = plain(found.server.program), time_text(found.connect_seconds)
     print(f"{found.url}: {program}, {_where(found)}; connected in {connected}\n")
     trips = {"empty command": found.empty, "run of one op, 64 bytes": found.run}
-    header = ["round trip", "median", "90th percentile", "samples"]
-    print_table(header, [_trip(*one) for one in trips.items()])
+    print_table(
+        ["round trip", "median", "90th percentile", "samples"],
+        [
+            [name, time_text(one.median_seconds), time_text(one.p90_seconds), str(one.samples)]
+            for name, one in trips.items()
+        ],
+    )
     print()
     if found.pool is not None:
         _show_pool(found.pool)
     if found.transports:
         header = ["transport", "up", "down", "largest", "copies up", "copies down", "note"]
         print_table(header, [_transport(one) for one in found.transports])
-        print("copies: of each byte, by the code of client, server; beside them gRPC and the kernel copy")
-    if any(one.kind is TransportKind.GRPC for one in found.transports):
-        print(f"gRPC carries {size_text(found.chunk_bytes)} a message")
-    if found.transports:
+        print("copies: of each byte, by the code of client, server; gRPC and the kernel copy too")
+        if any(one.kind is TransportKind.GRPC for one in found.transports):
+            print(f"gRPC carries {size_text(found.chunk_bytes)} a message")
         print()
     sides = ["this process"] if found.in_process else ["client", "server"]
     rows = [_fact(found, *one) for one in FACTS.items() if not (found.in_process and one[0] in OF_SERVER)]
@@ -77,7 +80,6 @@ def _where(found: TransportMeasurements) -> str:
 
 
 def _show_pool(pool: PoolSeen) -> None:
-    """Members, and the ways between them."""
     for header, *rows in (member_rows(pool), link_rows(pool)):
         if rows:
             print_table(header, rows)
@@ -86,24 +88,19 @@ def _show_pool(pool: PoolSeen) -> None:
         print(f"{more}\n")
 
 
-def _trip(name: str, one: RoundTrip) -> list[str]:
-    return [name, time_text(one.median_seconds), time_text(one.p90_seconds), str(one.samples)]
-
-
 def _transport(one: PathMeasurement) -> list[str]:
-    links = (one.up, one.down)
-    rates = ["-" if way is None else f"{rate_text(way.rate.bytes_per_second)}/s" for way in links]
-    sizes = [way.rate.size_bytes for way in links if way is not None]
+    directions = (one.up, one.down)
+    rates = ["-" if way is None else f"{rate_text(way.rate.bytes_per_second)}/s" for way in directions]
+    sizes = [way.rate.size_bytes for way in directions if way is not None]
     largest = rate_text(max(sizes)) if sizes else "-"
-    note = "copied by the caller alone" if one.kind is TransportKind.MAPPED and sizes else plain(one.why_not)
-    return [one.kind.value, *rates, largest, *map(_copies, links), note]
+    note = "only the caller copies" if one.kind is TransportKind.MAPPED and sizes else plain(one.why_not)
+    return [one.kind.value, *rates, largest, *map(_copies, directions), note]
 
 
 def _copies(way: Direction | None) -> str:
     if way is None:
         return "-"
-    sides = (way.copies.client, way.copies.server)
-    return ", ".join(map(_times, sides))
+    return ", ".join(map(_times, (way.copies.client, way.copies.server)))
 
 
 def _times(copies: float | None) -> str:
@@ -139,8 +136,8 @@ def _devices(found: TransportMeasurements) -> Iterator[list[str]]:
 
 def _agreed(found: TransportMeasurements) -> Iterator[str]:
     features = ", ".join(map(plain, found.features)) or "no features"
-    yield f"contract: version {found.version}; both speak {features}"
-    off = "no need, it is this process" if found.in_process else f"off: {plain(found.why_not_shared)}"
+    yield f"contract: version {found.version}; both sides support {features}"
+    off = "not needed in this process" if found.in_process else f"off: {plain(found.why_not_shared)}"
     yield f"shared memory: {'on' if found.shared_memory else off}"
     yield f"compression: {NO_COMPRESSION}"
 
@@ -149,7 +146,7 @@ def _agreed(found: TransportMeasurements) -> Iterator[str]:
 
 
 def member_rows(pool: PoolSeen) -> list[Sequence[str]]:
-    """A header, and a line for each member."""
+    """A header, and a row for each member."""
     header = ["member", "state", "address", "runs", "devices", "weights from here"]
     return [header, *map(_member, pool.members)]
 
@@ -161,28 +158,30 @@ def _member(one: MemberSeen) -> Sequence[str]:
 
 
 def _from_here(one: MemberSeen) -> str:
-    match one.reached:
-        case True:
-            return f"straight, {time_text(one.round_trip_seconds)}"
-        case False:
-            return f"through the head: {one.why_not_reached}"
-    return "-" if one.state != "ready" else "straight"
+    if one.reached is None:
+        return "-" if one.state != "ready" else "direct"
+    if one.reached:
+        return f"direct, {time_text(one.round_trip_seconds)}"
+    return f"through the head: {one.why_not_reached}"
 
 
 def link_rows(pool: PoolSeen) -> list[Sequence[str]]:
-    """A header, and a line for each two that a way is between."""
-    header = ["way between", "and", "round trip", "bandwidth", "values"]
-    return [header, *(_way(*pair) for pair in _shown(_pairs(pool)))]
+    """A header, and a row for each pair of linked daemons."""
+    pairs = _pairs(pool)
+    chosen = sorted(pairs, key=_is_well)[:MOST_LINKS]
+    header = ["link between", "and", "round trip", "bandwidth", "values"]
+    return [header, *(_link(*pair) for pair in pairs if pair in chosen)]
 
 
 def more_links(pool: PoolSeen) -> str:
-    """What is said of the ways that are not shown; empty if all are."""
-    left = len(_pairs(pool)) - MOST_WAYS
+    """A note on the links that are not shown; empty if all are."""
+    left = len(_pairs(pool)) - MOST_LINKS
     return f"and {left} more; --json has all" if left > 0 else ""
 
 
 def _pairs(pool: PoolSeen) -> list[tuple[Link, Link | None]]:
-    """Each way with the one back; the head fetches and brings, so that it has one alone."""
+    """Each link with the one back. The head's links have none, as the head both fetches and
+    sends."""
     back = {(one.b, one.a): one for one in pool.links}
     found: dict[frozenset[str], tuple[Link, Link | None]] = {}
     for one in pool.links:
@@ -190,19 +189,14 @@ def _pairs(pool: PoolSeen) -> list[tuple[Link, Link | None]]:
     return list(found.values())
 
 
-def _shown(pairs: list[tuple[Link, Link | None]]) -> Iterator[tuple[Link, Link | None]]:
-    chosen = sorted(pairs, key=_is_well)[:MOST_WAYS]
-    return (one for one in pairs if one in chosen)
-
-
 def _is_well(pair: tuple[Link, Link | None]) -> bool:
     return all(one is None or one.reachable is True for one in pair)
 
 
-def _way(one: Link, back: Link | None) -> Sequence[str]:
+def _link(one: Link, back: Link | None) -> Sequence[str]:
     trip, speed = time_text(one.round_trip_seconds), f"{rate_text(one.bytes_per_second)}/s"
     cells = [
-        one.a or _HEAD,
+        one.a or "(head)",
         one.b,
         trip if one.round_trip_measured else f"{trip} (assumed)",
         speed if one.bandwidth_measured else f"{speed} (assumed)",
@@ -213,9 +207,9 @@ def _way(one: Link, back: Link | None) -> Sequence[str]:
 
 def _values(one: Link, back: Link | None) -> str:
     links = (one,) if back is None else (one, back)
-    cut = [way for way in links if way.reachable is False]
+    cut = [link for link in links if link.reachable is False]
     if not cut:
-        return "direct" if all(way.reachable for way in links) else "not looked for yet"
+        return "direct" if all(link.reachable for link in links) else "not probed yet"
     if len(cut) == len(links):
         return "relayed by the head"
     return f"direct to {cut[0].b}, relayed by the head to {cut[0].a}"
